@@ -1,0 +1,20 @@
+# NMOE_CUDA_ARCH names the one architecture the CUDA kernels are compiled for.
+set(NMOE_CUDA_SUPPORTED 90a 100a)
+if(NMOE_CUDA_ARCH STREQUAL "")
+  set(NMOE_CUDA OFF)
+  return()
+endif()
+if(NOT NMOE_CUDA_ARCH IN_LIST NMOE_CUDA_SUPPORTED)
+  message(FATAL_ERROR
+    "NMOE_CUDA_ARCH=${NMOE_CUDA_ARCH} is not supported. Supported: 90a (Hopper, preset 'hopper'), "
+    "100a (Blackwell, preset 'blackwell'), or empty for CPU only (preset 'cpu').")
+endif()
+set(CMAKE_CUDA_ARCHITECTURES ${NMOE_CUDA_ARCH})
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
+  message(FATAL_ERROR "CUDA ${CMAKE_CUDA_COMPILER_VERSION} found; nmoe needs the CUDA 13.0 toolkit or newer.")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+find_package(CUDAToolkit 13.0 REQUIRED)
+set(NMOE_CUDA ON)

@@ -1,0 +1,296 @@
+#!/usr/bin/env bash
+# Installs what the CPU preset needs to build, on Debian 12 or Ubuntu 24.04 (x86-64) or newer.
+#
+#   scripts/setup.sh          compiler, build tools, libraries, DuckDB
+#   scripts/setup.sh --test   the same, and what tests, benches and the linters need
+#   scripts/setup.sh --cuda   only looks for a usable CUDA toolkit; installs nothing
+#
+# Run it as yourself: it asks sudo for the packages alone, so that third_party/ stays yours.
+# A second run finds everything in place and returns at once.
+#
+# DuckDB is in neither distribution, so its library and header come out of two npm packages, into
+# third_party/duckdb/{include,lib}. NMOE_DEPS_DIR names another folder than third_party/.
+
+set -euo pipefail
+
+# Debian 12's oneDNN was built with OpenCL, and its CMake package insists on finding that as well.
+readonly build_packages=(
+  g++ cmake ninja-build pkgconf ccache git
+  libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
+  libsqlite3-dev libpcre2-dev libssl-dev
+  libdnnl-dev ocl-icd-opencl-dev
+)
+readonly test_packages=(libgtest-dev libbenchmark-dev clang-format clang-tidy)
+# npm reaches its registry over TLS; a minimal image has no certificates to check it with.
+readonly npm_packages=(npm nodejs ca-certificates)
+
+# The library and the header must be of one DuckDB version. The npm client checks what it downloads
+# against what the registry says; the sums here also hold the registry to what was tried.
+readonly duckdb_library_spec='@duckdb/node-bindings-linux-x64@1.4.4-r.4'
+readonly duckdb_library_tarball='duckdb-node-bindings-linux-x64-1.4.4-r.4.tgz'
+readonly duckdb_library_sha256='732fac4dc6b8f198870b9c4bb6ddf13544466daca00ad28ba2f1d80de5d7aa4b'
+readonly duckdb_header_spec='duckdb@1.4.4'
+readonly duckdb_header_tarball='duckdb-1.4.4.tgz'
+readonly duckdb_header_sha256='5bb967dcbcd517670ba5f169f238fb9d6787e53752c60ebe24386169d76941ed'
+readonly duckdb_header_member='package/src/duckdb/src/include/duckdb.h'
+
+readonly min_nvcc=13.0
+
+repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+duckdb_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}/duckdb
+temp_dir=''
+trap 'if [[ -n $temp_dir ]]; then rm -rf "$temp_dir"; fi' EXIT
+
+say() { printf 'setup: %s\n' "$*"; }
+
+# die MESSAGE REMEDY
+die() {
+  printf 'setup: error: %s\n' "$1" >&2
+  printf 'setup: remedy: %s\n' "$2" >&2
+  exit 1
+}
+
+have() { command -v "$1" > /dev/null 2>&1; }
+
+# ---- packages ----------------------------------------------------------------------------------
+
+# Prints those of its arguments that dpkg does not have fully installed, one a line.
+missing_packages() {
+  local installed name
+  # It exits 1 if it does not know one of them, which is just what is asked here. The status's
+  # second letter is the state; the name comes without ":amd64".
+  installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "$@" 2> /dev/null || true)
+  for name in "$@"; do
+    grep -q "^.i. *${name//+/[+]}\$" <<< "$installed" || printf '%s\n' "$name"
+  done
+}
+
+as_root() {
+  if ((EUID == 0)); then "$@"; else sudo "$@"; fi
+}
+
+# apt_get COMMAND... : apt-get without questions, waiting for another apt that holds the lock.
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -qq -o DPkg::Lock::Timeout=300 "$@"
+}
+
+install_packages() {
+  if ! have dpkg-query || ! have apt-get; then
+    die "this system has no apt; the build needs (Debian's names): $*" \
+      "use Debian 12 or Ubuntu 24.04 (a container will do), or install the counterparts yourself"
+  fi
+
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  if ((${#missing[@]} == 0)); then
+    say "packages: all $# present"
+    return
+  fi
+
+  ((EUID == 0)) || have sudo ||
+    die "not root, and there is no sudo; missing packages: ${missing[*]}" \
+      "as root: apt-get install --no-install-recommends ${missing[*]}"
+  say "packages: installing ${missing[*]}"
+  apt_get update ||
+    die "apt-get update failed" "check the network and /etc/apt, then run this again"
+  apt_get install --no-install-recommends "${missing[@]}" ||
+    die "apt-get could not install: ${missing[*]}" \
+      "Debian 12 or Ubuntu 24.04 (with universe) is the oldest that has them all; see apt's message"
+}
+
+# ---- DuckDB ------------------------------------------------------------------------------------
+
+# What the stamp beside the finished folder must say: it changes with every pin.
+duckdb_pins() {
+  printf '%s %s\n' "$duckdb_library_sha256" "$duckdb_library_spec" \
+    "$duckdb_header_sha256" "$duckdb_header_spec"
+}
+
+duckdb_is_ready() {
+  [[ -s $duckdb_dir/lib/libduckdb.so && -s $duckdb_dir/include/duckdb.h ]] &&
+    [[ -f $duckdb_dir/PINS && $(< "$duckdb_dir/PINS") == "$(duckdb_pins)" ]]
+}
+
+# fetch_npm SPEC TARBALL SHA256: puts TARBALL into $temp_dir.
+fetch_npm() {
+  local spec=$1 tarball=$2 sha256=$3 found
+  # npm's own waits between retries add up to a minute before it admits that there is no network.
+  local options=(--ignore-scripts --loglevel=error
+    --fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=4000)
+  # From $temp_dir, so that no .npmrc or package.json of the caller's folder has a say.
+  if ! (cd "$temp_dir" && npm pack "${options[@]}" "$spec") > "$temp_dir/npm.log" 2>&1; then
+    cat "$temp_dir/npm.log" >&2
+    die "npm could not fetch $spec" \
+      "check the network (and npm's registry and proxy settings), then run this again"
+  fi
+  [[ -f $temp_dir/$tarball ]] ||
+    die "npm fetched $spec, but wrote no $tarball" "update npm (this one is $(npm --version))"
+  found=$(sha256sum "$temp_dir/$tarball")
+  [[ ${found%% *} == "$sha256" ]] ||
+    die "$tarball has sha256 ${found%% *}, expected $sha256" \
+      "run 'npm cache clean --force' and try again; if it stays so, do not use what was served"
+}
+
+install_duckdb() {
+  if duckdb_is_ready; then
+    say "DuckDB: present in $duckdb_dir"
+    return
+  fi
+  say "DuckDB: fetching $duckdb_library_spec and $duckdb_header_spec (33 MB)"
+
+  # Beside its final place, so that the last step is a rename and no half-made folder can be seen.
+  local parent=${duckdb_dir%/*}
+  mkdir -p "$parent" || die "cannot create $parent" "name a writable folder in NMOE_DEPS_DIR"
+  temp_dir=$(mktemp -d "$parent/.duckdb.XXXXXX") ||
+    die "cannot write to $parent" "name a writable folder in NMOE_DEPS_DIR"
+
+  fetch_npm "$duckdb_library_spec" "$duckdb_library_tarball" "$duckdb_library_sha256"
+  fetch_npm "$duckdb_header_spec" "$duckdb_header_tarball" "$duckdb_header_sha256"
+
+  local new=$temp_dir/duckdb
+  mkdir -p "$new/include" "$new/lib"
+  chmod 755 "$new"
+  # npm's tarballs are dated 1985: with --touch a later pin's files are newer than what was built.
+  local untar=(tar -xz --touch --no-same-owner --transform='s,.*/,,')
+  "${untar[@]}" -C "$new/lib" package/libduckdb.so < "$temp_dir/$duckdb_library_tarball"
+  "${untar[@]}" -C "$new/include" "$duckdb_header_member" < "$temp_dir/$duckdb_header_tarball"
+  "${untar[@]}" -C "$new" package/LICENSE < "$temp_dir/$duckdb_header_tarball"
+  strip --strip-unneeded "$new/lib/libduckdb.so"  # a sixth smaller, and nothing links to the rest
+  duckdb_pins > "$new/PINS"
+
+  # A folder of other pins is moved away first: rename does not replace a folder that has files.
+  [[ ! -e $duckdb_dir ]] || mv -T "$duckdb_dir" "$temp_dir/old"
+  mv -T "$new" "$duckdb_dir" ||
+    die "cannot move DuckDB to $duckdb_dir" "is another setup.sh running? run this again"
+  rm -rf "$temp_dir"
+  temp_dir=''
+  say "DuckDB: installed in $duckdb_dir ($(du -sh "$duckdb_dir" | cut -f1))"
+}
+
+# ---- CUDA --------------------------------------------------------------------------------------
+
+# find_header NAME DIR... : the first DIR/NAME that exists.
+find_header() {
+  local name=$1 dir
+  shift
+  for dir in "$@"; do
+    if [[ -f $dir/$name ]]; then
+      printf '%s\n' "$dir/$name"
+      return
+    fi
+  done
+  return 1
+}
+
+# header_version FILE MACRO... : the macros' values joined with dots.
+header_version() {
+  local file=$1 macro value version=''
+  shift
+  for macro in "$@"; do
+    value=$(awk -v m="$macro" '$1 == "#define" && $2 == m { print $3; exit }' "$file")
+    version+=${version:+.}${value:-?}
+  done
+  printf '%s\n' "$version"
+}
+
+check_cuda() {
+  local nvcc='' candidate version toolkit failed=0
+  for candidate in "${CUDACXX:-}" "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" \
+    "${CUDA_PATH:+$CUDA_PATH/bin/nvcc}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc; do
+    if [[ -n $candidate && -x $candidate ]]; then
+      nvcc=$candidate
+      break
+    fi
+  done
+  [[ -n $nvcc ]] ||
+    die "no nvcc in CUDACXX, CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda" \
+      "install NVIDIA's CUDA toolkit $min_nvcc or newer, or set CUDACXX to its nvcc"
+
+  version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  if printf '%s\n' "$min_nvcc" "${version:-0}" | sort -VC; then
+    say "nvcc: $version ($nvcc)"
+  else
+    say "nvcc: ${version:-unknown version} ($nvcc) is too old"
+    say "  remedy: install CUDA toolkit $min_nvcc or newer beside it, and set CUDACXX to its nvcc"
+    failed=1
+  fi
+
+  # The toolkit is the folder above nvcc's bin/, once links such as /usr/bin/nvcc are followed.
+  toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  local machine
+  machine=$(uname -m)
+  local dirs=(
+    ${CUDNN_HOME:+"$CUDNN_HOME/include"} ${NCCL_HOME:+"$NCCL_HOME/include"}
+    "$toolkit/include" "$toolkit/targets/$machine-linux/include"
+    /usr/include "/usr/include/$machine-linux-gnu"
+  )
+  local compiler_dirs dir
+  IFS=: read -ra compiler_dirs <<< "${CPATH:-}:${CPLUS_INCLUDE_PATH:-}"
+  for dir in "${compiler_dirs[@]}"; do
+    [[ -z $dir ]] || dirs+=("$dir")
+  done
+
+  # check_header LABEL HEADER REMEDY VERSION_HEADER MACRO...
+  check_header() {
+    local label=$1 header=$2 remedy=$3 version_header=$4 path versions
+    shift 4
+    if path=$(find_header "$header" "${dirs[@]}"); then
+      versions=$(dirname "$path")/$version_header
+      [[ -f $versions ]] || versions=$path
+      say "$label: $(header_version "$versions" "$@") ($path)"
+    else
+      say "$label: $header not found in: ${dirs[*]}"
+      say "  remedy: $remedy"
+      failed=1
+    fi
+  }
+  check_header cublasLt cublasLt.h \
+    "install the toolkit's cuBLAS development files (libcublas-dev of its version)" \
+    cublas_api.h CUBLAS_VER_MAJOR CUBLAS_VER_MINOR CUBLAS_VER_PATCH
+  check_header cuDNN cudnn.h \
+    "install cuDNN 9 for this CUDA version, or set CUDNN_HOME to the folder above its include/" \
+    cudnn_version.h CUDNN_MAJOR CUDNN_MINOR CUDNN_PATCHLEVEL
+  check_header NCCL nccl.h \
+    "install libnccl-dev for this CUDA version, or set NCCL_HOME to the folder above its include/" \
+    nccl.h NCCL_MAJOR NCCL_MINOR NCCL_PATCH
+
+  ((failed == 0)) ||
+    die "the CUDA toolkit is not complete" "see the remedies above; the CPU preset needs none of it"
+  say "CUDA toolkit: complete"
+}
+
+# ---- main --------------------------------------------------------------------------------------
+
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+main() {
+  local packages=("${build_packages[@]}")
+  case "$*" in
+    '') ;;
+    --test) packages+=("${test_packages[@]}") ;;
+    --cuda)
+      check_cuda
+      return
+      ;;
+    -h | --help)
+      usage
+      return
+      ;;
+    *)
+      usage >&2
+      exit 2
+      ;;
+  esac
+
+  [[ $(uname -sm) == 'Linux x86_64' ]] ||
+    die "this is $(uname -sm); only Linux on x86-64 is supported" "use such a machine"
+
+  # npm only carries DuckDB here, so it is not asked for once DuckDB is there.
+  if ! duckdb_is_ready && ! have npm; then
+    packages+=("${npm_packages[@]}")
+  fi
+  install_packages "${packages[@]}"
+  install_duckdb
+}
+
+main "$@"

@@ -1,0 +1,216 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+std::string remedy_for(int error, const fs::path& path) {
+  switch (error) {
+    case ENOENT:
+      return "check the path for a typing error, or create what is missing";
+    case EACCES:
+    case EPERM:
+      return fmt::format("change the permissions of '{}' or of its folder, or choose another path",
+                         path.string());
+    case EROFS:
+      return "that file system is mounted read-only: choose another path";
+    case ENOSPC:
+      return "free space on that file system, or choose a path on another one";
+    case EDQUOT:
+      return "your quota on that file system is used up: free space, or choose another path";
+    case EFBIG:
+      return "raise the file size limit (ulimit -f), or choose a file system that allows it";
+    case EISDIR:
+      return "name a file, not a folder";
+    case ENOTDIR:
+    case EEXIST:
+      return "a part of the path is a file where a folder is needed: move it, or choose another "
+             "path";
+    case EMFILE:
+    case ENFILE:
+      return "too many files are open: raise the limit (ulimit -n)";
+    case EIO:
+      return "the storage device reports a fault: see the system log (dmesg)";
+    default:
+      return "check the path and the file system it is on";
+  }
+}
+
+Error io_error(std::string_view action, const fs::path& path, int error) {
+  return runtime_error(fmt::format("cannot {} '{}': {}", action, path.string(),
+                                   std::generic_category().message(error)),
+                       remedy_for(error, path));
+}
+
+// Closes a descriptor at the end of a scope; for reading, where close has nothing to report.
+class Descriptor {
+ public:
+  Descriptor(std::string_view action, const fs::path& path, int flags)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC)) {
+    if (fd_ < 0) throw io_error(action, path, errno);
+  }
+  ~Descriptor() { ::close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+void sync_descriptor(const Descriptor& descriptor, const fs::path& path) {
+  // Some file systems cannot sync a folder and say so with EINVAL; there is nothing to do about it.
+  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) throw io_error("sync", path, errno);
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& path) {
+  const Descriptor file("read", path, O_RDONLY);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw io_error("read", path, errno);
+  // The size is a hint only: files in /proc report 0.
+  std::string content;
+  size_t used = 0;
+  content.resize(static_cast<size_t>(std::max<off_t>(status.st_size, 0)) + 1);
+  for (;;) {
+    if (used == content.size()) content.resize(2 * content.size());
+    const ssize_t count = ::read(file.get(), content.data() + used, content.size() - used);
+    if (count == 0) break;
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      throw io_error("read", path, errno);
+    }
+    used += static_cast<size_t>(count);
+  }
+  content.resize(used);
+  return content;
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  static std::atomic<unsigned> serial{0};  // two threads may write the same path
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path temporary =
+      parent / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), serial++);
+  FileWriter writer(temporary);
+  writer.write(content.data(), content.size());
+  writer.close();
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary.c_str());
+    throw io_error("replace", path, error);
+  }
+  sync_directory(parent);
+}
+
+void sync_file(const fs::path& path) { sync_descriptor(Descriptor("sync", path, O_RDONLY), path); }
+
+void sync_directory(const fs::path& path) {
+  sync_descriptor(Descriptor("sync", path, O_RDONLY | O_DIRECTORY), path);
+}
+
+void make_directories(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw io_error("create folder", path, error.value());
+}
+
+FileWriter::FileWriter(fs::path path)
+    : path_(std::move(path)),
+      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+  if (fd_ < 0) throw io_error("write", path_, errno);
+  // A device or pipe must not reach the destructor, which would remove it.
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(fd_);
+    throw runtime_error(fmt::format("cannot write '{}': not a regular file", path_.string()),
+                        "name a new file, or one that may be replaced");
+  }
+}
+
+FileWriter::~FileWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(path_.c_str());
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+  const uint64_t end = size_;
+  size_ += bytes;
+  write_at(end, data, bytes);
+}
+
+void FileWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
+  NMOE_CHECK(fd_ >= 0, "'{}' is closed", path_.string());
+  NMOE_CHECK(offset + bytes <= size_, "'{}' has {} bytes; {} more written at {}", path_.string(),
+             size_, bytes, offset);
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t count = ::pwrite(fd_, next, bytes, static_cast<off_t>(offset));
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      throw io_error("write", path_, errno);
+    }
+    next += count;
+    offset += static_cast<uint64_t>(count);
+    bytes -= static_cast<size_t>(count);
+  }
+}
+
+void FileWriter::close() {
+  NMOE_CHECK(fd_ >= 0, "'{}' is closed", path_.string());
+  if (::fsync(fd_) != 0) throw io_error("sync", path_, errno);
+  // The descriptor is gone whatever close says, so a failure removes the file here.
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    const int error = errno;
+    ::unlink(path_.c_str());
+    throw io_error("close", path_, error);
+  }
+}
+
+MappedFile::MappedFile(const fs::path& path) : path_(path) {
+  const Descriptor file("read", path, O_RDONLY);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw io_error("read", path, errno);
+  if (S_ISDIR(status.st_mode)) throw io_error("read", path, EISDIR);
+  size_ = static_cast<size_t>(status.st_size);
+  if (size_ == 0) return;  // mmap refuses an empty range
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) throw io_error("map", path, errno);
+  data_ = static_cast<const std::byte*>(data);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+void MappedFile::drop(size_t begin, size_t end) const {
+  NMOE_CHECK(begin <= end && end <= size_, "bytes [{}, {}) of '{}', which has {}", begin, end,
+             path_.string(), size_);
+  // Rounded down to pages at both ends: a reader going forward is done with what lies before
+  // `begin`, and still wants what lies after `end`.
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = begin / page * page;
+  const size_t last = end == size_ ? end : end / page * page;
+  if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,72 @@
+// File system helpers that either do the whole thing or leave nothing behind. Every failure is an
+// Error naming the path, the system's reason and a remedy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace nmoe {
+
+namespace fs = std::filesystem;
+
+// The whole file. Error (runtime) when it is missing or cannot be read.
+std::string read_file(const fs::path& path);
+
+// Writes under a temporary name beside `path`, syncs, renames: readers see the old file or the new
+// one.
+void write_file_atomically(const fs::path& path, std::string_view content);
+
+void sync_file(const fs::path& path);       // fsync
+void sync_directory(const fs::path& path);  // makes renames inside durable
+
+void make_directories(const fs::path& path);
+
+// A regular file being written in order, unbuffered: the caller's blocks are the system calls.
+// Removed by the destructor unless closed.
+class FileWriter {
+ public:
+  explicit FileWriter(fs::path path);  // creates or truncates
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  void write(const void* data, size_t bytes);  // appends
+  void write_at(uint64_t offset, const void* data,
+                size_t bytes);  // overwrites what was written before
+  uint64_t size() const { return size_; }
+  const fs::path& path() const { return path_; }
+  void close();  // fsync and close; the file stays
+
+ private:
+  fs::path path_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
+
+// A read-only memory map of a whole file, valid for the object's life.
+class MappedFile {
+ public:
+  explicit MappedFile(const fs::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+  MappedFile(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  // Takes bytes [begin, end) out of the process's resident size, for who reads a large file once
+  // from end to end. They stay readable: touching them again brings them back from the system's
+  // page cache.
+  void drop(size_t begin, size_t end) const;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace nmoe

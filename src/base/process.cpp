@@ -1,0 +1,37 @@
+#include "base/process.h"
+
+#include <malloc.h>
+
+#include <charconv>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+// The value of a "Key:   123 kB" line.
+int64_t read_kib_line(const char* path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t digit = line.find_first_of("0123456789");
+    if (digit == std::string::npos) break;
+    int64_t kib = 0;
+    std::from_chars(line.data() + digit, line.data() + line.size(), kib);
+    return kib * 1024;
+  }
+  throw runtime_error(fmt::format("{} has no line {}", path, key), "run on Linux with /proc mounted");
+}
+
+}  // namespace
+
+int64_t resident_bytes() { return read_kib_line("/proc/self/status", "VmRSS:"); }
+int64_t peak_resident_bytes() { return read_kib_line("/proc/self/status", "VmHWM:"); }
+int64_t available_memory_bytes() { return read_kib_line("/proc/meminfo", "MemAvailable:"); }
+
+void release_free_memory() { malloc_trim(0); }
+
+}  // namespace nmoe

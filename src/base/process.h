@@ -1,0 +1,15 @@
+// What the operating system says of this process and its machine.
+#pragma once
+
+#include <cstdint>
+
+namespace nmoe {
+
+int64_t resident_bytes();          // memory in use now
+int64_t peak_resident_bytes();     // most memory ever in use
+int64_t available_memory_bytes();  // what the machine can still give without swapping
+
+// Hands memory that was freed but kept for reuse back to the system, so that resident_bytes() means use.
+void release_free_memory();
+
+}  // namespace nmoe

@@ -1,0 +1,68 @@
+#include "base/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/text.h"
+
+namespace nmoe {
+namespace {
+
+constexpr int kBarWidth = 24;  // characters
+constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
+
+}  // namespace
+
+ProgressLine::ProgressLine(std::string_view label, std::string_view unit, int64_t total, int64_t start)
+    : label_(label), unit_(unit), total_(total), start_(start), terminal_(isatty(STDERR_FILENO) == 1) {}
+
+std::string ProgressLine::render(int64_t done, std::string_view detail) const {
+  const double elapsed = std::chrono::duration<double>(Clock::now() - begin_).count();
+  std::string eta = "?";
+  if (done > start_) {
+    const double each = elapsed / static_cast<double>(done - start_);
+    eta = human_seconds(each * static_cast<double>(total_ - done));
+  }
+  std::string bar;
+  if (terminal_) {
+    const int64_t filled = total_ > 0 ? kBarWidth * std::clamp<int64_t>(done, 0, total_) / total_ : kBarWidth;
+    bar = fmt::format(" [{:<{}}]", std::string(static_cast<size_t>(filled), '='), kBarWidth);
+  }
+  return fmt::format("{}{} {} {}/{}  {}  ETA {}", label_, bar, unit_, done, total_, detail, eta);
+}
+
+void ProgressLine::erase() {
+  if (terminal_ && drawn_) fmt::print(stderr, "\r\033[K");
+}
+
+void ProgressLine::update(int64_t done, std::string_view detail, bool milestone) {
+  if (terminal_) {
+    const auto now = Clock::now();
+    if (now - last_draw_ < kRedrawInterval && done < total_) return;
+    last_draw_ = now;
+    erase();
+    fmt::print(stderr, "{}", render(done, detail));
+    drawn_ = true;
+  } else if (milestone) {
+    fmt::print(stderr, "{}\n", render(done, detail));
+  }
+  std::fflush(stderr);
+}
+
+void ProgressLine::message(std::string_view text) {
+  erase();
+  fmt::print(stderr, "{}\n", text);
+  std::fflush(stderr);
+  drawn_ = false;
+  last_draw_ = {};
+}
+
+void ProgressLine::finish() {
+  if (terminal_ && drawn_) fmt::print(stderr, "\n");
+  drawn_ = false;
+}
+
+}  // namespace nmoe

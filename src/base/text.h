@@ -1,0 +1,30 @@
+// Small text helpers for messages and reports.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace nmoe {
+
+// The candidate that fewest typing slips (a character added, left out or replaced, two neighbours
+// swapped) turn into `word`; the first of equals. "" when it takes more than a slip in three
+// characters.
+std::string nearest(std::string_view word, std::span<const std::string> candidates);
+
+// "a", "b", "c" -> "a, b or c".
+std::string join_or(std::span<const std::string> words);
+
+std::string human_bytes(int64_t bytes);  // 512 -> "512 B", 1536 -> "1.50 KiB", up to TiB
+std::string human_count(double count);   // 999 -> "999", 1234567 -> "1.23 M"; k, M, G, T
+// "12.3ms", "3.2s", "1m15s", "2h03m", "1d04h"; "-" for what is not finite.
+std::string human_seconds(double s);
+
+// "1.5 GiB", "512MiB", "2GB", "1073741824" -> bytes; the unit's case does not matter.
+std::optional<int64_t> try_parse_bytes(std::string_view text);
+// The same. Error (usage) when `text` is no size; `what` names the place.
+int64_t parse_bytes(std::string_view text, std::string_view what);
+
+}  // namespace nmoe

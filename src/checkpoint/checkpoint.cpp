@@ -1,0 +1,211 @@
+#include "checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <ctime>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kStepPrefix = "step_";
+constexpr size_t kStepDigits = 8;  // at least: a later step makes the name longer
+constexpr std::string_view kTemporaryPrefix = ".tmp-";
+
+std::string step_name(int64_t step) {
+  return fmt::format("{}{:0{}}", kStepPrefix, step, kStepDigits);
+}
+
+// .tmp-<what>-<pid>: the process number tells who may still be at work in it.
+fs::path temporary_path(const fs::path& dir, std::string_view what) {
+  return dir / fmt::format("{}{}-{}", kTemporaryPrefix, what, ::getpid());
+}
+
+// All the digits of `text` as a number, or nothing.
+template <class T>
+std::optional<T> parse_number(std::string_view text) {
+  T number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) {
+    throw runtime_error(fmt::format("cannot remove '{}': {}", path.string(), error.message()),
+                        "remove it by hand, or correct the permissions of the folder it is in");
+  }
+}
+
+// What is in `dir`; nothing when there is no such folder.
+std::vector<fs::path> entries_of(const fs::path& dir) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    entries.push_back(it->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw runtime_error(fmt::format("cannot list '{}': {}", dir.string(), error.message()),
+                        "name a folder that this user may read");
+  }
+  return entries;
+}
+
+void rename_path(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error) {
+    throw runtime_error(
+        fmt::format("cannot rename '{}' to '{}': {}", from.string(), to.string(), error.message()),
+        "check the permissions of the folder they are in");
+  }
+}
+
+// Removes a half-written folder when writing fails.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(fs::path path) : path_(std::move(path)) {
+    remove_tree(path_);  // left by a killed process that had this process's number
+    make_directories(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;  // the failure that led here is the one to report
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+void remove_checkpoint(const fs::path& checkpoint) {
+  const fs::path doomed =
+      temporary_path(checkpoint.parent_path(), "removed-" + checkpoint.filename().string());
+  remove_tree(doomed);
+  rename_path(checkpoint, doomed);
+  remove_tree(doomed);
+}
+
+// Gives the finished folder its name. A checkpoint of the same step changes places with it at one
+// stroke where the file system can do that, so that there is always one of the two, and ends up
+// under the temporary name.
+void publish(const fs::path& temporary, const fs::path& checkpoint) {
+  if (::rename(temporary.c_str(), checkpoint.c_str()) == 0) return;
+  if (errno == ENOTEMPTY || errno == EEXIST) {
+    if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, checkpoint.c_str(), RENAME_EXCHANGE) ==
+        0) {
+      return;
+    }
+    remove_checkpoint(checkpoint);
+  }
+  rename_path(temporary, checkpoint);
+}
+
+std::vector<ManifestTensor> manifest_tensors(std::span<const NamedTensor> tensors,
+                                             std::vector<std::string> hashes) {
+  std::vector<ManifestTensor> entries;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [name, tensor] = tensors[i];
+    entries.push_back({name, tensor.dtype(), tensor.shape(), std::move(hashes[i])});
+  }
+  return entries;
+}
+
+ManifestFile write_text(const fs::path& path, std::string_view text) {
+  FileWriter file(path);
+  file.write(text.data(), text.size());
+  file.close();
+  return {path.filename().string(), text.size(), sha256_hex(text)};
+}
+
+bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno == EPERM; }
+
+// Whether `name` is of a temporary folder nobody is at work in. This process is not, when it asks.
+bool is_stale_temporary(std::string_view name) {
+  if (!name.starts_with(kTemporaryPrefix)) return false;
+  const auto pid = parse_number<pid_t>(name.substr(name.rfind('-') + 1));
+  return pid && (*pid == ::getpid() || !is_alive(*pid));
+}
+
+}  // namespace
+
+fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
+  const std::string name = step_name(state.info.step);
+  make_directories(dir);
+  const TemporaryFolder temporary(temporary_path(dir, name));
+
+  Manifest manifest;
+  manifest.info = state.info;
+  manifest.info.created_at = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  const auto write_tensors = [&](std::string_view file, std::span<const NamedTensor> tensors) {
+    const fs::path path = temporary.path() / file;
+    std::vector<std::string> hashes = write_safetensors(path, tensors);
+    manifest.files.push_back({std::string(file), fs::file_size(path), ""});
+    return manifest_tensors(tensors, std::move(hashes));
+  };
+  manifest.model = write_tensors("model.safetensors", state.model);
+  manifest.optimizer = write_tensors("optimizer.safetensors", state.optimizer);
+  manifest.weights_sha256 = combined_sha256(manifest.model);
+  manifest.files.push_back(write_text(temporary.path() / "config.toml", state.config_toml));
+  manifest.files.push_back(write_text(temporary.path() / "tokenizer.json", state.tokenizer_json));
+  write_text(temporary.path() / "manifest.json", print_manifest(manifest));
+  sync_directory(temporary.path());
+
+  publish(temporary.path(), dir / name);
+  sync_directory(dir);
+  return dir / name;
+}
+
+std::optional<int64_t> checkpoint_step(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  const auto step = parse_number<int64_t>(std::string_view(name).substr(kStepPrefix.size()));
+  // Only the canonical spelling: "step_40" or "step_-0000001" is somebody else's.
+  return step && *step >= 0 && name == step_name(*step) ? step : std::nullopt;
+}
+
+std::vector<fs::path> list_checkpoints(const fs::path& dir) {
+  std::vector<fs::path> found = entries_of(dir);
+  std::erase_if(found, [](const fs::path& path) { return !checkpoint_step(path); });
+  std::ranges::sort(found, {}, checkpoint_step);
+  return found;
+}
+
+std::optional<fs::path> latest_checkpoint(const fs::path& dir) {
+  const std::vector<fs::path> found = list_checkpoints(dir);
+  return found.empty() ? std::nullopt : std::optional(found.back());
+}
+
+void prune_checkpoints(const fs::path& dir, int64_t keep_last) {
+  const std::vector<fs::path> found = list_checkpoints(dir);
+  const auto keep = static_cast<size_t>(std::max<int64_t>(keep_last, 0));
+  if (keep > 0 && found.size() > keep) {
+    for (const fs::path& path : std::span(found).first(found.size() - keep))
+      remove_checkpoint(path);
+  }
+  for (const fs::path& path : entries_of(dir)) {
+    if (is_stale_temporary(path.filename().string())) remove_tree(path);
+  }
+}
+
+void remove_checkpoints_after(const fs::path& dir, int64_t step) {
+  for (const fs::path& path : list_checkpoints(dir)) {
+    if (*checkpoint_step(path) > step) remove_checkpoint(path);
+  }
+}
+
+}  // namespace nmoe

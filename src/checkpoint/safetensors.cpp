@@ -1,0 +1,215 @@
+#include "checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace nmoe {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+
+constexpr size_t kLengthBytes = sizeof(uint64_t);
+constexpr size_t kAlignment = 8;
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
+constexpr size_t kBlock = 1 << 20;                 // hashed while it is still in the cache
+constexpr const char* kMetadataKey = "__metadata__";
+
+std::string header_of(std::span<const NamedTensor> tensors) {
+  OrderedJson header = OrderedJson::object();
+  uint64_t offset = 0;
+  for (const NamedTensor& item : tensors) {
+    const Tensor& tensor = item.tensor;
+    const uint64_t end = offset + static_cast<uint64_t>(tensor.num_bytes());
+    header[item.name] = {{"dtype", dtype_name(tensor.dtype())},
+                         {"shape", tensor.shape().dims()},
+                         {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
+  return text;
+}
+
+Error damaged(const fs::path& path, const std::string& what) {
+  return runtime_error(fmt::format("'{}': {}", path.string(), what),
+                       "the file is damaged or no safetensors file: write or fetch it again");
+}
+
+Json parse_header(const MappedFile& file) {
+  const auto bytes = file.bytes();
+  if (bytes.size() < kLengthBytes) {
+    throw damaged(file.path(), fmt::format("{} bytes are too few for a header", bytes.size()));
+  }
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), kLengthBytes);
+  if (length > kMaxHeaderBytes || length > bytes.size() - kLengthBytes) {
+    throw damaged(file.path(),
+                  fmt::format("a header of {} bytes in a file of {}", length, bytes.size()));
+  }
+  const auto* text = reinterpret_cast<const char*>(bytes.data() + kLengthBytes);
+  Json header;
+  try {
+    header = Json::parse(text, text + length);
+  } catch (const Json::parse_error& error) {
+    throw damaged(file.path(),
+                  fmt::format("the header is no JSON from its byte {} on", error.byte));
+  }
+  if (!header.is_object()) throw damaged(file.path(), "the header is no JSON object");
+  return header;
+}
+
+// A list of `count` (or any number, when negative) integers >= 0, or nothing.
+std::optional<std::vector<int64_t>> natural_numbers(const Json& object, const char* key) {
+  const auto list = object.find(key);
+  if (list == object.end() || !list->is_array()) return std::nullopt;
+  std::vector<int64_t> numbers;
+  for (const Json& item : *list) {
+    // Unsigned is how the parser marks an integer >= 0; above int64's range it would turn negative.
+    if (!item.is_number_unsigned() || item.get<uint64_t>() > INT64_MAX) return std::nullopt;
+    numbers.push_back(item.get<int64_t>());
+  }
+  return numbers;
+}
+
+// Offsets in the result still count from the first tensor byte.
+SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name,
+                                   const Json& object) {
+  const auto fail = [&](const std::string& what) {
+    return damaged(path, fmt::format("tensor '{}': {}", name, what));
+  };
+  if (!object.is_object()) throw fail("its header entry is no JSON object");
+
+  const auto dtype_text = object.find("dtype");
+  if (dtype_text == object.end() || !dtype_text->is_string()) throw fail("no dtype");
+  const auto dtype = dtype_from_name(dtype_text->get_ref<const std::string&>());
+  if (!dtype) {
+    throw fail(
+        fmt::format("unknown dtype {} (known: F64, F32, BF16, I32, U8)", dtype_text->dump()));
+  }
+
+  const auto dims = natural_numbers(object, "shape");
+  if (!dims) throw fail("its shape is no list of sizes");
+  if (dims->size() > Shape::kMaxRank) {
+    throw fail(fmt::format("{} dimensions, more than {}", dims->size(), Shape::kMaxRank));
+  }
+  int64_t bytes = static_cast<int64_t>(dtype_bytes(*dtype));
+  for (const int64_t dim : *dims) {
+    if (__builtin_mul_overflow(bytes, dim, &bytes)) throw fail("its shape is absurdly large");
+  }
+
+  const auto offsets = natural_numbers(object, "data_offsets");
+  if (!offsets || offsets->size() != 2) throw fail("data_offsets is no pair of offsets");
+  const auto [begin, end] = std::array{(*offsets)[0], (*offsets)[1]};
+  const Shape shape{std::span<const int64_t>(*dims)};
+  if (begin > end || end - begin != bytes) {
+    throw fail(fmt::format("offsets [{}, {}) for {} {}, which takes {} bytes", begin, end,
+                           dtype_name(*dtype), shape, bytes));
+  }
+  return {name, *dtype, shape, static_cast<size_t>(begin), static_cast<size_t>(end)};
+}
+
+}  // namespace
+
+std::vector<std::string> write_safetensors(const fs::path& path,
+                                           std::span<const NamedTensor> tensors) {
+  std::set<std::string_view> names;
+  for (const NamedTensor& item : tensors) {
+    NMOE_CHECK(item.name != kMetadataKey && names.insert(item.name).second, "tensor name '{}'",
+               item.name);
+    NMOE_CHECK(item.tensor.raw() != nullptr || item.tensor.num_bytes() == 0,
+               "tensor '{}' has no data", item.name);
+  }
+
+  FileWriter file(path);
+  const std::string header = header_of(tensors);
+  const uint64_t header_bytes = header.size();
+  file.write(&header_bytes, kLengthBytes);
+  file.write(header.data(), header.size());
+
+  std::vector<std::string> hashes;
+  hashes.reserve(tensors.size());
+  for (const NamedTensor& item : tensors) {
+    const auto* data = static_cast<const std::byte*>(item.tensor.raw());
+    const auto bytes = static_cast<size_t>(item.tensor.num_bytes());
+    Sha256 hash;
+    for (size_t begin = 0; begin < bytes; begin += kBlock) {
+      const size_t count = std::min(kBlock, bytes - begin);
+      hash.update(data + begin, count);
+      file.write(data + begin, count);
+    }
+    hashes.push_back(hash.finish());
+  }
+  file.close();
+  return hashes;
+}
+
+SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
+  const Json header = parse_header(file_);
+  for (const auto& [name, object] : header.items()) {
+    if (name != kMetadataKey) entries_.push_back(parse_entry(path, name, object));
+  }
+  std::ranges::sort(entries_, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
+
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file_.bytes().data(), kLengthBytes);
+  const size_t first = kLengthBytes + header_bytes;
+  size_t expected = 0;  // where the next tensor has to begin
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    if (entry.begin != expected) {
+      throw damaged(path,
+                    fmt::format("tensor '{}' begins at offset {}, but the one before it ends at {}",
+                                entry.name, entry.begin, expected));
+    }
+    expected = entry.end;
+    if (entry.end > file_.bytes().size() - first) {
+      throw damaged(path,
+                    fmt::format("tensor '{}' ends at byte {} of a file of {}: the file was cut off",
+                                entry.name, first + entry.end, file_.bytes().size()));
+    }
+    entry.begin += first;
+    entry.end += first;
+    index_.emplace(entry.name, i);
+  }
+  if (first + expected != file_.bytes().size()) {
+    throw damaged(path, fmt::format("{} bytes after the last tensor",
+                                    file_.bytes().size() - first - expected));
+  }
+}
+
+const SafetensorsFile::Entry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &entries_[found->second];
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(const Entry& entry) const {
+  return file_.bytes().subspan(entry.begin, entry.end - entry.begin);
+}
+
+std::string SafetensorsFile::sha256(const Entry& entry, void* destination) const {
+  auto* copy = static_cast<std::byte*>(destination);
+  Sha256 hash;
+  for (size_t begin = entry.begin; begin < entry.end; begin += kBlock) {
+    const size_t count = std::min(kBlock, entry.end - begin);
+    const std::byte* block = file_.bytes().data() + begin;
+    if (copy != nullptr) {
+      block = static_cast<const std::byte*>(std::memcpy(copy, block, count));
+      copy += count;
+    }
+    hash.update(block, count);
+    file_.drop(begin, begin + count);
+  }
+  return hash.finish();
+}
+
+}  // namespace nmoe

@@ -1,0 +1,59 @@
+// Safetensors files (https://huggingface.co/docs/safetensors), read and written.
+//
+//   u64 N | N bytes of JSON | tensor bytes            all little-endian, tensors row-major
+//
+// The JSON maps each tensor's name to its "dtype", "shape" and "data_offsets" [begin, end), counted
+// from the first tensor byte. The tensors cover what follows the JSON without gap or overlap. The
+// key "__metadata__" is for comments; it is read past.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/files.h"
+#include "tensor/named_tensor.h"
+
+namespace nmoe {
+
+// Writes `tensors` in the order given, straight from their memory, and syncs the file. Tensor bytes
+// begin at a multiple of 8. Returns the SHA-256 of each tensor's bytes, in the same order. Leaves
+// no file behind on an Error (runtime). Names must differ (checked).
+std::vector<std::string> write_safetensors(const fs::path& path,
+                                           std::span<const NamedTensor> tensors);
+
+// A safetensors file, mapped for reading. Const members may be called from several threads.
+class SafetensorsFile {
+ public:
+  struct Entry {
+    std::string name;
+    DType dtype;
+    Shape shape;
+    size_t begin;  // in bytes from the start of the file
+    size_t end;
+  };
+
+  // Maps the file and checks its header whole, so that every entry lies inside the file and has the
+  // bytes its shape and dtype ask for. Error (runtime) naming file and tensor otherwise.
+  explicit SafetensorsFile(const fs::path& path);
+
+  const fs::path& path() const { return file_.path(); }
+  const std::vector<Entry>& entries() const { return entries_; }  // in file order
+  const Entry* find(std::string_view name) const;                 // nullptr when there is none
+  std::span<const std::byte> bytes(const Entry& entry) const;
+
+  // The SHA-256 of the entry's bytes. With `destination` (bytes(entry).size() bytes), copies them
+  // there and hashes the copy. Either way the pages read leave the resident size again.
+  std::string sha256(const Entry& entry, void* destination = nullptr) const;
+
+ private:
+  MappedFile file_;
+  std::vector<Entry> entries_;
+  std::map<std::string, size_t, std::less<>> index_;  // name -> position in entries_
+};
+
+}  // namespace nmoe

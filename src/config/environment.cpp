@@ -1,0 +1,64 @@
+#include "config/environment.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kPrefix = "NMOE_";
+
+bool is_expandable(std::string_view variable) {
+  constexpr std::string_view kCharacters =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
+  return variable.starts_with(kPrefix) && variable.size() > kPrefix.size() &&
+         variable.find_first_not_of(kCharacters) == std::string_view::npos;
+}
+
+// What stands between "${" and "}".
+std::string expand_one(std::string_view expression, std::string_view place) {
+  const size_t separator = expression.find(":-");
+  const std::string variable(expression.substr(0, separator));
+  if (!is_expandable(variable)) {
+    throw usage_error(fmt::format("{}: ${{{}}} is not expanded: its name does not start with {}",
+                                  place, expression, kPrefix),
+                      "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
+  }
+  const char* value = std::getenv(variable.c_str());
+  if (separator != std::string_view::npos) {
+    if (value == nullptr || *value == '\0') return std::string(expression.substr(separator + 2));
+  } else if (value == nullptr) {
+    throw usage_error(fmt::format("{}: the environment variable {} is not set", place, variable),
+                      fmt::format("set it, or give a default: ${{{}:-default}}", variable));
+  }
+  // Else the printed configuration, which has the value in its place, would not read back.
+  if (std::string_view(value).find("${") != std::string_view::npos) {
+    throw usage_error(
+        fmt::format("{}: the value of {} contains \"${{\" itself: {}", place, variable, value),
+        fmt::format("set {} to a value to be taken as it is", variable));
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string expand_environment(std::string_view text, std::string_view place) {
+  std::string result;
+  while (true) {
+    const size_t begin = text.find("${");
+    result += text.substr(0, begin);
+    if (begin == std::string_view::npos) return result;
+    const size_t end = text.find('}', begin);
+    if (end == std::string_view::npos) {
+      throw usage_error(fmt::format("{}: \"{}\" has no closing brace", place, text.substr(begin)),
+                        "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
+    }
+    result += expand_one(text.substr(begin + 2, end - begin - 2), place);
+    text.remove_prefix(end + 1);
+  }
+}
+
+}  // namespace nmoe

@@ -1,0 +1,52 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "config/schema.h"
+
+namespace nmoe {
+namespace {
+
+// A longer value pushes its own comment to the right, not those of the whole section.
+constexpr size_t kMaxValueWidth = 24;
+
+// name = value  # meaning, in three columns.
+std::string print_section(std::span<const Field> fields) {
+  size_t name_width = 0, value_width = 0;
+  for (const Field& field : fields) {
+    name_width = std::max(name_width, field.name().size());
+    value_width = std::max(value_width, std::min(to_toml(field.get()).size(), kMaxValueWidth));
+  }
+  std::string text = fmt::format("\n[{}]\n", fields.front().section());
+  for (const Field& field : fields) {
+    text += fmt::format("{:<{}} = {:<{}}  # {}", field.name(), name_width, to_toml(field.get()),
+                        value_width, field.meaning);
+    if (!field.names.empty()) text += fmt::format("; {}", field.allowed);
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string print_config(const Config& config) {
+  Config copy = config;
+  std::vector<Field> fields = describe(copy);
+  std::erase_if(fields, [](const Field& field) { return !field.used(); });
+
+  std::string text = "# The resolved configuration: every key that has an effect.\n";
+  for (auto begin = fields.begin(); begin != fields.end();) {
+    const auto end = std::find_if(begin, fields.end(), [&](const Field& field) {
+      return field.section() != begin->section();
+    });
+    text += print_section({begin, end});
+    begin = end;
+  }
+  return text;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,411 @@
+#include "config/schema.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace nmoe {
+namespace {
+
+constexpr int64_t kNoMax = std::numeric_limits<int64_t>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Limits: which values of its member's type a key takes, and that as the end of "must be ...".
+
+struct Flags {
+  bool contains(bool) const { return true; }
+  std::string describe() const { return "true or false"; }
+};
+constexpr Flags kFlag;
+
+// Both ends included.
+struct Integers {
+  int64_t min;
+  int64_t max = kNoMax;
+
+  bool contains(int64_t x) const { return min <= x && x <= max; }
+  std::string describe() const {
+    if (max == kNoMax) return fmt::format("an integer of at least {}", min);
+    return fmt::format("an integer from {} to {}", min, max);
+  }
+};
+
+// Finite numbers.
+struct Reals {
+  double min;
+  double below = kInfinity;  // excluded
+  bool min_excluded = false;
+
+  bool contains(double x) const {
+    return std::isfinite(x) && x < below && (min_excluded ? x > min : x >= min);
+  }
+  std::string describe() const {
+    std::string text =
+        fmt::format("a finite number {} {}", min_excluded ? "above" : "of at least", min);
+    if (below < kInfinity) text += fmt::format(" and below {}", below);
+    return text;
+  }
+};
+
+// Sizes of tensor dimensions: a product of three still fits 64 bits.
+constexpr int64_t kMaxSize = 1 << 20;
+constexpr Integers kSize = {1, kMaxSize};
+constexpr Integers kSizeOrNone = {0, kMaxSize};
+// Steps and tokens: a sum of several still fits 64 bits.
+constexpr Integers kSpan = {0, 1'000'000'000'000'000};
+
+constexpr Reals kNonNegative = {.min = 0.0};
+constexpr Reals kPositive = {.min = 0.0, .min_excluded = true};
+constexpr Reals kBelowOne = {.min = 0.0, .below = 1.0};
+
+struct Zero {
+  bool contains(double x) const { return x == 0.0; }
+  std::string describe() const { return "0"; }
+};
+constexpr Zero kZero;
+
+struct Texts {
+  const char* allowed;
+  bool (*accepts)(const std::string&);
+
+  bool contains(const std::string& text) const { return accepts(text); }
+  std::string describe() const { return allowed; }
+};
+constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }};
+constexpr Texts kSomeText = {"a string that is not empty",
+                             [](const std::string& text) { return !text.empty(); }};
+// A run's name becomes a file's.
+constexpr Texts kFileName = {
+    "a string of letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'",
+    [](const std::string& text) {
+      constexpr std::string_view kCharacters =
+          "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
+      return !text.empty() && text[0] != '.' && text[0] != '-' &&
+             text.find_first_not_of(kCharacters) == std::string::npos;
+    }};
+constexpr Texts kBytesOrNone = {
+    "a size such as \"8 GiB\" or \"512MiB\", or empty",
+    [](const std::string& text) { return text.empty() || try_parse_bytes(text).value_or(0) > 0; }};
+
+// What enumerators are called in TOML.
+template <class Enum>
+struct Named {
+  Enum value;
+  std::string_view name;
+};
+constexpr Named<std::string_view> kDevices[] = {{"cpu", "cpu"}, {"cuda", "cuda"}};
+constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
+                                              {Activation::kReluSquared, "relu_squared"}};
+constexpr Named<AttentionKind> kAttentionKinds[] = {{AttentionKind::kMla, "mla"},
+                                                    {AttentionKind::kGqa, "gqa"}};
+constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
+                                              {RopeLayout::kHalfSplit, "half_split"}};
+constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
+                                                    {ScoreFunction::kSoftmax, "softmax"}};
+constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"},
+                                                {OptimizerKind::kMuon, "muon"}};
+constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"},
+                                                  {ScheduleUnit::kTokens, "tokens"}};
+constexpr Named<DecayShape> kDecayShapes[] = {
+    {DecayShape::kCosine, "cosine"}, {DecayShape::kLinear, "linear"}, {DecayShape::kSqrt, "sqrt"}};
+
+// A TOML integer serves where a double is wanted; nothing else converts.
+template <class T>
+std::optional<T> as(const Value& value) {
+  if constexpr (std::is_same_v<T, double>) {
+    if (const int64_t* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
+  }
+  if (const T* typed = std::get_if<T>(&value)) return *typed;
+  return std::nullopt;
+}
+
+// Collects the fields of a Config, section by section.
+class FieldList {
+ public:
+  void section(std::string_view name) {
+    section_ = name;
+    lacks_.clear();
+  }
+  // The section's keys from here on need this.
+  void following_need(bool met, std::string_view what) { lacks_ = met ? "" : what; }
+
+  // A key for a member of type bool, int64_t, double or std::string. References that key() returns
+  // are good until its next call.
+  template <class T, class Limits>
+  Field& key(std::string_view name, T& member, Limits limits, std::string_view meaning) {
+    Field& field = add(name, meaning);
+    field.allowed = limits.describe();
+    field.is_text = std::is_same_v<T, std::string>;
+    field.get = [&member] { return Value(member); };
+    field.set = [&member, limits](const Value& value) {
+      const std::optional<T> typed = as<T>(value);
+      if (!typed || !limits.contains(*typed)) return false;
+      member = *typed;
+      return true;
+    };
+    return field;
+  }
+
+  // A key for a member with a few named values.
+  template <class T, class Enum, size_t N>
+  Field& key(std::string_view name, T& member, const Named<Enum> (&table)[N],
+             std::string_view meaning) {
+    Field& field = add(name, meaning);
+    std::vector<std::string> quoted_names;
+    for (const Named<Enum>& entry : table) {
+      field.names.emplace_back(entry.name);
+      quoted_names.push_back(to_toml(field.names.back()));
+    }
+    field.allowed = join_or(quoted_names);
+    field.is_text = true;
+    const std::span<const Named<Enum>> entries = table;
+    field.get = [&member, entries, key = field.key] {
+      const auto entry = std::ranges::find(entries, member, &Named<Enum>::value);
+      NMOE_CHECK(entry != entries.end(), "{} has a value without a name", key);
+      return Value(std::string(entry->name));
+    };
+    field.set = [&member, entries](const Value& value) {
+      const std::string* text = std::get_if<std::string>(&value);
+      if (text == nullptr) return false;
+      const auto entry = std::ranges::find(entries, *text, &Named<Enum>::name);
+      if (entry == entries.end()) return false;
+      member = entry->value;
+      return true;
+    };
+    return field;
+  }
+
+  std::vector<Field> take() { return std::move(fields_); }
+
+ private:
+  Field& add(std::string_view name, std::string_view meaning) {
+    Field& field = fields_.emplace_back();
+    field.key = fmt::format("{}.{}", section_, name);
+    field.meaning = meaning;
+    field.lacks = lacks_;
+    return field;
+  }
+
+  std::vector<Field> fields_;
+  std::string section_;
+  std::string lacks_;
+};
+
+void describe_run(FieldList& f, RunConfig& run) {
+  f.section("run");
+  f.key("name", run.name, kFileName, "what the run is called").not_in_fingerprint();
+  f.key("experiment", run.experiment, kSomeText, "runs are grouped by it").not_in_fingerprint();
+  f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live")
+      .not_in_fingerprint();
+  f.key("device", run.device, kDevices, "where the arithmetic is done").not_in_fingerprint();
+  f.key("threads", run.threads, Integers{0, 4096}, "CPU threads; 0: one per available CPU")
+      .not_in_fingerprint();
+  f.key("seed", run.seed, Integers{0}, "initialisation and data order");
+}
+
+void describe_attention(FieldList& f, ModelConfig& model) {
+  f.section("model.rope");
+  f.key("theta", model.rope.theta, kPositive, "base of the rotation wavelengths");
+  f.key("layout", model.rope.layout, kRopeLayouts, "how rotated pairs lie in a head");
+
+  YarnConfig& yarn = model.yarn;
+  f.section("model.yarn");
+  f.key("factor", yarn.factor, Reals{.min = 1.0}, "context extension; 1: plain RoPE");
+  f.following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
+  f.key("original_max_positions", yarn.original_max_positions, kSize, "context before extension");
+  f.key("beta_fast", yarn.beta_fast, kPositive,
+        "rotations in that context above which a pair is kept");
+  f.key("beta_slow", yarn.beta_slow, kPositive, "rotations below which a pair is slowed by factor");
+  f.key("mscale", yarn.mscale, kNonNegative, "magnitude correction of cos and sin");
+  f.key("mscale_all_dim", yarn.mscale_all_dim, kNonNegative,
+        "magnitude correction of the softmax scale");
+
+  MlaConfig& mla = model.mla;
+  f.section("model.mla");
+  f.following_need(model.attention == AttentionKind::kMla, "model.attention = \"mla\"");
+  f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone,
+        "width of latent queries; 0: projected directly");
+  f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "width of latent keys and values");
+  f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize,
+        "part of a query or key head without RoPE");
+  f.key("qk_rope_head_dim", mla.qk_rope_head_dim, kSize,
+        "part with RoPE, whose key all heads share");
+  f.key("v_head_dim", mla.v_head_dim, kSize, "width of a value head");
+
+  GqaConfig& gqa = model.gqa;
+  f.section("model.gqa");
+  f.following_need(model.attention == AttentionKind::kGqa, "model.attention = \"gqa\"");
+  f.key("num_kv_heads", gqa.num_kv_heads, kSize, "key and value heads; divides num_heads");
+  f.key("head_dim", gqa.head_dim, kSize, "width of a query, key or value head");
+  f.key("qk_norm", gqa.qk_norm, kFlag, "RMSNorm over each query and key head before RoPE");
+}
+
+void describe_moe(FieldList& f, MoeConfig& moe) {
+  f.section("model.moe");
+  f.key("num_experts", moe.num_experts, kSizeOrNone, "routed experts; 0: every layer is dense");
+  f.following_need(moe.num_experts > 0, "model.moe.num_experts > 0");
+  f.key("top_k", moe.top_k, kSize, "routed experts of a token");
+  f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert");
+  f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
+        "experts of the same width for every token");
+  f.key("score", moe.score, kScoreFunctions, "of the router's logits");
+  f.key("num_groups", moe.num_groups, kSize, "groups of experts; 1: no group limit");
+  f.key("top_groups", moe.top_groups, kSize, "groups that a token's experts come from")
+      .needs(moe.num_groups > 1, "model.moe.num_groups > 1");
+  f.key("normalise_weights", moe.normalise_weights, kFlag, "divide a token's weights by their sum");
+  f.key("routed_scale", moe.routed_scale, kPositive, "factor of the weights");
+  f.key("bias_rate", moe.bias_rate, kNonNegative, "step of the selection bias; 0: no bias");
+  f.key("balance_loss", moe.balance_loss, kNonNegative,
+        "coefficient of the sequence-wise balance loss");
+  f.key("z_loss", moe.z_loss, kNonNegative, "coefficient of the router z-loss");
+}
+
+void describe_model(FieldList& f, ModelConfig& model) {
+  const bool has_experts = model.moe.num_experts > 0;
+  f.section("model");
+  f.key("vocab_size", model.vocab_size, kSizeOrNone, "tokens; 0: as many as the tokenizer has");
+  f.key("dim", model.dim, kSize, "width of the residual stream");
+  f.key("num_layers", model.num_layers, kSize, "attention and MLP blocks");
+  f.key("num_heads", model.num_heads, kSize, "query heads");
+  f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone,
+        "so many first layers have a dense MLP")
+      .needs(has_experts, "model.moe.num_experts > 0");
+  f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs")
+      .needs(!has_experts || model.num_dense_layers > 0, "model.num_dense_layers > 0");
+  f.key("activation", model.activation, kActivations, "of dense MLPs and experts");
+  f.key("attention", model.attention, kAttentionKinds, "multi-head latent or grouped-query");
+  f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global");
+  f.key("attn_global_every", model.attn_global_every, kSize,
+        "every n-th layer is global, and the last")
+      .needs(model.window > 0, "model.window > 0");
+  f.key("norm_eps", model.norm_eps, kPositive, "added to the mean square in RMSNorm");
+  f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
+  describe_attention(f, model);
+  describe_moe(f, model.moe);
+
+  InitConfig& init = model.init;
+  f.section("model.init");
+  f.key("std", init.std, kNonNegative, "of matrices and experts");
+  f.key("embedding_std", init.embedding_std, kNonNegative, "of the embedding table");
+  f.key("router_std", init.router_std, kNonNegative, "of router weights")
+      .needs(has_experts, "model.moe.num_experts > 0");
+  f.key("truncation", init.truncation, kPositive, "normals end at so many standard deviations");
+  f.key("depth_scaled_outputs", init.depth_scaled_outputs, kFlag,
+        "output projections: std / sqrt(2 num_layers)");
+}
+
+void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) {
+  const bool has_experts = model.moe.num_experts > 0;
+  const auto group = [&f](std::string_view section, GroupConfig& config, bool has_weights,
+                          auto decay_limits, std::string_view decay_meaning) -> Field& {
+    f.section(section);
+    f.following_need(has_weights, "model.moe.num_experts > 0");
+    f.key("optimizer", config.optimizer, kOptimizers, "of this parameter group");
+    f.key("lr", config.lr, kNonNegative, "peak learning rate");
+    return f.key("weight_decay", config.weight_decay, decay_limits, decay_meaning);
+  };
+
+  f.section("optim");
+  f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: none");
+
+  group("optim.matrices", optim.matrices, true, kNonNegative,
+        "of attention, dense MLPs and shared experts");
+  group("optim.experts", optim.experts, has_experts, kNonNegative, "of routed experts");
+  group("optim.router", optim.router, has_experts, kZero, "router weights never decay");
+  group("optim.rest", optim.rest, true, kNonNegative,
+        "of the head; embedding and norms never decay")
+      .needs(!model.tied_head, "model.tied_head = false");
+
+  f.section("optim.adamw");
+  f.key("beta1", optim.adamw.beta1, kBelowOne, "decay of the first moment");
+  f.key("beta2", optim.adamw.beta2, kBelowOne, "decay of the second moment");
+  f.key("eps", optim.adamw.eps, kPositive, "added to the root of the second moment");
+
+  f.section("optim.muon");
+  f.following_need(optim.matrices.optimizer == OptimizerKind::kMuon ||
+                       (has_experts && optim.experts.optimizer == OptimizerKind::kMuon),
+                   "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
+  f.key("momentum", optim.muon.momentum, kBelowOne, "Nesterov momentum");
+  f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz steps");
+
+  ScheduleConfig& schedule = optim.schedule;
+  const bool decays = schedule.decay > 0;
+  f.section("optim.schedule");
+  f.key("unit", schedule.unit, kScheduleUnits, "of warmup, hold and decay")
+      .needs(schedule.warmup > 0 || decays, "optim.schedule.warmup or optim.schedule.decay > 0");
+  f.key("warmup", schedule.warmup, kSpan, "linear from 0 to the peak");
+  f.key("hold", schedule.hold, kSpan, "at the peak, between warmup and decay")
+      .needs(decays, "optim.schedule.decay > 0");
+  f.key("decay", schedule.decay, kSpan, "from peak to floor; 0: the peak is held for ever");
+  f.following_need(decays, "optim.schedule.decay > 0");
+  f.key("shape", schedule.shape, kDecayShapes, "of the decay, sqrt being 1 - sqrt(progress)");
+  f.key("floor", schedule.floor, kNonNegative, "absolute rate below which no group decays");
+}
+
+void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) {
+  f.section("train");
+  f.key("steps", train.steps, Integers{1, kSpan.max}, "where to stop").not_in_fingerprint();
+  f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step");
+  // In the fingerprint because it fixes the order in which gradients are summed, and so their bits.
+  f.key("microbatch_seqs", train.microbatch_seqs, kSize,
+        "sequences of a forward and backward pass");
+  f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")
+      .not_in_fingerprint();
+  f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines")
+      .not_in_fingerprint();
+  f.key("valid_every", train.valid_every, kSpan, "steps between validations; 0: only at the end")
+      .not_in_fingerprint();
+  f.key("valid_seqs", train.valid_seqs, kSpan,
+        "sequences of a periodic validation; 0: the whole split")
+      .needs(train.valid_every > 0, "train.valid_every > 0")
+      .not_in_fingerprint();
+  f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop when a router has collapsed")
+      .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
+      .not_in_fingerprint();
+}
+
+}  // namespace
+
+std::string_view Field::section() const { return std::string_view(key).substr(0, key.rfind('.')); }
+
+std::string_view Field::name() const { return std::string_view(key).substr(key.rfind('.') + 1); }
+
+Field& Field::needs(bool met, std::string_view what) {
+  if (!met && lacks.empty()) lacks = what;
+  return *this;
+}
+
+Field& Field::not_in_fingerprint() {
+  defines_run = false;
+  return *this;
+}
+
+std::vector<Field> describe(Config& config) {
+  FieldList f;
+  describe_run(f, config.run);
+  describe_model(f, config.model);
+
+  f.section("data");
+  f.key("path", config.data.path, kAnyText, "folder that `n prep` wrote").not_in_fingerprint();
+  f.key("seq_len", config.data.seq_len, kSize, "tokens of a sequence");
+
+  describe_optim(f, config.optim, config.model);
+  describe_train(f, config.train, config.model);
+
+  f.section("checkpoint");
+  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: only at the end")
+      .not_in_fingerprint();
+  f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all")
+      .not_in_fingerprint();
+  return f.take();
+}
+
+}  // namespace nmoe

@@ -1,0 +1,45 @@
+// Every key of the configuration, described once: name, meaning, limits, whether it defines the run
+// and when it has an effect. Reading, overriding, printing, fingerprinting and comparing walk this
+// one description.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+#include "config/value.h"
+
+namespace nmoe {
+
+// One key of one described Config, which must outlive it: `get` and `set` refer to that Config's
+// member.
+struct Field {
+  std::string key;                 // "model.moe.top_k"
+  std::string meaning;             // a phrase, shown as the key's comment
+  std::string allowed;             // the values it takes, as the end of "must be ..."
+  std::vector<std::string> names;  // the values of an enumeration; empty for other keys
+  bool is_text = false;            // whether its values are TOML strings
+  std::function<Value()> get;
+  std::function<bool(const Value&)> set;  // false, and nothing changed, if the value is not allowed
+  bool defines_run = true;                // part of the fingerprint
+  // What the key lacks to have an effect under the Config's values when it was described, such as
+  // `model.attention = "gqa"`. Empty: it has an effect.
+  std::string lacks;
+
+  bool used() const { return lacks.empty(); }
+  std::string_view section() const;  // "model.moe"
+  std::string_view name() const;     // "top_k"
+
+  // For the description itself.
+  Field& needs(bool met, std::string_view what);
+  Field& not_in_fingerprint();
+};
+
+// All keys, in the order in which they are printed; a section's keys are neighbours. The list and
+// its order are the same for every Config; only `lacks` depends on the values, those at the time of
+// the call.
+std::vector<Field> describe(Config& config);
+
+}  // namespace nmoe

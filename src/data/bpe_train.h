@@ -1,0 +1,49 @@
+// Learning a BPE tokenizer from text.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/bpe.h"
+
+namespace nmoe {
+
+struct BpeTrainOptions {
+  std::vector<std::string> inputs;  // files, folders, globs: data/inputs.h
+  int64_t vocab_size = 8192;        // ids in all: 256 bytes, the merges, the end of sequence
+  int threads = 0;                  // 0: one per available CPU
+};
+
+struct BpeTrainReport {
+  int64_t bytes = 0;
+  int64_t words = 0;
+  int64_t distinct_words = 0;
+  double count_seconds = 0;
+  double merge_seconds = 0;
+};
+
+struct TrainedBpe {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  BpeTrainReport report;
+};
+
+// Counts the words of all inputs, then merges (train_bpe_model). The same inputs give the same
+// tokenizer for any number of threads. Error (usage) on a vocabulary below 257, on inputs that name
+// nothing, and on text too small for the vocabulary.
+TrainedBpe train_bpe(const BpeTrainOptions& options);
+
+// A word and how often it occurs.
+using WordCount = std::pair<std::string, int64_t>;
+
+// The merges that byte-pair encoding finds in `words` (each word once). Repeatedly the most frequent
+// neighbouring pair is merged, of equals the one with the lowest (left, right) ids, until there are
+// `vocab_size` ids or no pair occurs twice. Ids: bytes by value, then merges in order, then the end
+// of sequence. A merge whose bytes are already a token's adds no id.
+BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size);
+
+}  // namespace nmoe

@@ -1,0 +1,73 @@
+#include "data/inputs.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <set>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/files.h"
+
+namespace nmoe {
+namespace {
+
+void sort_by_name(std::vector<fs::path>& paths) {
+  std::ranges::sort(paths, {}, [](const fs::path& path) { return path.string(); });
+}
+
+std::vector<fs::path> matches_of(const std::string& pattern) {
+  ::glob_t found{};
+  std::vector<fs::path> paths;
+  if (::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  ::globfree(&found);
+  sort_by_name(paths);
+  return paths;
+}
+
+std::vector<fs::path> text_files_below(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    if (it->is_regular_file() && it->path().extension() == ".txt") files.push_back(it->path());
+  }
+  if (error) {
+    throw runtime_error(fmt::format("cannot list '{}': {}", folder.string(), error.message()),
+                        "check the permissions of the folder and of those below it");
+  }
+  sort_by_name(files);
+  return files;
+}
+
+}  // namespace
+
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments,
+                                    const std::string& what) {
+  std::vector<fs::path> files;
+  std::set<fs::path> seen;
+  for (const std::string& argument : arguments) {
+    bool named_any = false;
+    // A path that exists is meant as it is, whatever characters it has.
+    std::error_code error;
+    const auto paths =
+        fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
+    for (const fs::path& path : paths) {
+      const auto found =
+          fs::is_directory(path) ? text_files_below(path) : std::vector<fs::path>{path};
+      named_any |= !found.empty();
+      for (const fs::path& file : found) {
+        if (seen.insert(fs::canonical(file)).second) files.push_back(file);
+      }
+    }
+    if (!named_any) {
+      throw usage_error(fmt::format("{}: '{}' names no text file", what, argument),
+                        "name files, folders that hold .txt files, or a glob such as 'books/*.txt'");
+    }
+  }
+  return files;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,49 @@
+// manifest.json: what a folder of shards holds. Written last, so a folder with a manifest is complete.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace nmoe {
+
+inline constexpr int64_t kManifestSchemaVersion = 1;
+
+struct ShardEntry {
+  std::string path;        // the .npy, relative to the manifest
+  std::string index_path;  // the .idx, relative to the manifest
+  int64_t num_tokens = 0;
+  int64_t num_documents = 0;
+  std::string checksum;  // SHA-256 of the .npy, hex
+};
+
+struct Manifest {
+  int64_t schema_version = kManifestSchemaVersion;
+  std::string dataset;
+  std::string version = "v1";
+  std::string tokenizer;       // Tokenizer::name()
+  std::string tokenizer_hash;  // Tokenizer::hash()
+  int64_t vocab_size = 0;
+  int32_t eos_token_id = 0;
+  std::string dtype;       // "uint16" or "uint32"
+  std::string created_at;  // UTC, ISO 8601
+  int64_t total_tokens = 0;
+  int64_t total_documents = 0;
+  int64_t total_bytes = 0;  // of the documents' text
+  int64_t num_shards = 0;
+  std::vector<ShardEntry> shards;
+};
+
+// A file of a dataset that is not what it has to be.
+Error damaged_file(const std::filesystem::path& file, const std::string& what);
+
+std::filesystem::path manifest_path(const std::filesystem::path& split_dir);
+
+// Error (runtime) when it is missing, is no JSON, lacks a field, or contradicts itself.
+Manifest read_manifest(const std::filesystem::path& split_dir);
+void write_manifest(const std::filesystem::path& split_dir, const Manifest& manifest);
+
+}  // namespace nmoe

@@ -1,0 +1,365 @@
+#include "data/shard.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cstring>
+#include <ctime>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace nmoe {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards are little-endian, as in memory");
+
+constexpr int64_t kMaxUint16Vocab = 1 << 16;
+constexpr std::string_view kNpyMagic("\x93NUMPY\x01\x00", 8);
+constexpr size_t kNpyPreamble = kNpyMagic.size() + sizeof(uint16_t);  // magic, length of the rest
+
+constexpr std::string_view kIndexMagic("NMOEIDX\0", 8);
+constexpr uint64_t kIndexVersion = 1;
+struct IndexHeader {
+  std::array<char, 8> magic{};
+  uint64_t version = kIndexVersion;
+  uint64_t num_documents = 0;
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(IndexHeader) == 32 && sizeof(DocumentSpan) == 16);
+
+constexpr std::string_view kTemporary = ".tmp";
+
+std::string_view descr_of(TokenType type) { return type == TokenType::kUint16 ? "<u2" : "<u4"; }
+
+// What stands between `before` and the next `after`, or nothing.
+std::string_view between(std::string_view text, std::string_view before, std::string_view after) {
+  const size_t begin = text.find(before);
+  if (begin == std::string_view::npos) return {};
+  text.remove_prefix(begin + before.size());
+  return text.substr(0, text.find(after));
+}
+
+struct NpyHeader {
+  TokenType type = TokenType::kUint16;
+  int64_t num_tokens = 0;
+  size_t data_offset = 0;
+};
+
+NpyHeader parse_npy_header(std::span<const std::byte> bytes, const fs::path& path) {
+  const std::string_view file(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (file.size() < kNpyPreamble || !file.starts_with(kNpyMagic)) {
+    throw damaged_file(path, "it does not begin as a .npy file of version 1.0");
+  }
+  uint16_t length = 0;
+  std::memcpy(&length, file.data() + kNpyMagic.size(), sizeof(length));
+  const std::string_view dict = file.substr(kNpyPreamble, length);
+
+  NpyHeader header;
+  header.data_offset = kNpyPreamble + length;
+  const std::string_view descr = between(dict, "'descr': '", "'");
+  const std::string_view shape = between(dict, "'shape': (", ",)");
+  if (descr == descr_of(TokenType::kUint32)) {
+    header.type = TokenType::kUint32;
+  } else if (descr != descr_of(TokenType::kUint16)) {
+    throw damaged_file(path, fmt::format("its data type is '{}'; token ids are <u2 or <u4", descr));
+  }
+  const auto [end, error] =
+      std::from_chars(shape.data(), shape.data() + shape.size(), header.num_tokens);
+  const bool one_dimension = error == std::errc() && end == shape.data() + shape.size();
+  if (dict.size() != length || !one_dimension || header.num_tokens < 0 ||
+      header.data_offset % sizeof(uint32_t) != 0) {
+    throw damaged_file(path, fmt::format("its header is damaged: {}", dict.substr(0, 80)));
+  }
+  return header;
+}
+
+// The largest of the ids copied.
+template <class T>
+uint32_t copy_ids(const std::byte* from, std::span<int32_t> out) {
+  const T* ids = reinterpret_cast<const T*>(from);
+  T largest = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    largest = std::max(largest, ids[i]);
+    out[i] = static_cast<int32_t>(ids[i]);
+  }
+  return largest;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::array<char, 32> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
+
+fs::path temporary(fs::path path) { return path += kTemporary; }
+
+// "...-shard-000123.npy" or ".idx".
+bool is_shard_file(std::string_view name) {
+  constexpr std::string_view kStem = "-shard-";
+  constexpr size_t kDigits = 6;
+  if (!name.ends_with(".npy") && !name.ends_with(".idx")) return false;
+  name.remove_suffix(4);
+  if (name.size() < kStem.size() + kDigits) return false;
+  const std::string_view digits = name.substr(name.size() - kDigits);
+  name.remove_suffix(kDigits);
+  return name.ends_with(kStem) && digits.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Runs `step`, which changes the folder; what the file system reports comes as an Error.
+template <class Step>
+void change_folder(const fs::path& dir, Step&& step) {
+  try {
+    step();
+  } catch (const fs::filesystem_error& error) {
+    throw runtime_error(error.what(),
+                        fmt::format("check the permissions of '{}'", dir.string()));
+  }
+}
+
+// Shards and indexes in `dir`: the finished ones, or with `suffix` those an interrupted writer left.
+void remove_shard_files(const fs::path& dir, std::string_view suffix) {
+  change_folder(dir, [&] {
+    std::vector<fs::path> paths;
+    for (const auto& entry : fs::directory_iterator(dir)) {
+      std::string name = entry.path().filename().string();
+      if (!name.ends_with(suffix)) continue;
+      name.resize(name.size() - suffix.size());
+      if (is_shard_file(name)) paths.push_back(entry.path());
+    }
+    for (const fs::path& path : paths) fs::remove(path);
+  });
+}
+
+}  // namespace
+
+TokenType token_type_for(int64_t vocab_size) {
+  return vocab_size <= kMaxUint16Vocab ? TokenType::kUint16 : TokenType::kUint32;
+}
+size_t bytes_per_token(TokenType type) { return type == TokenType::kUint16 ? 2 : 4; }
+std::string token_type_name(TokenType type) {
+  return type == TokenType::kUint16 ? "uint16" : "uint32";
+}
+
+uint64_t index_bytes(int64_t num_documents) {
+  return sizeof(IndexHeader) + static_cast<uint64_t>(num_documents) * sizeof(DocumentSpan);
+}
+
+std::string npy_header(TokenType type, int64_t num_tokens) {
+  const std::string dict = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}",
+                                       descr_of(type), num_tokens);
+  constexpr auto kLength = static_cast<uint16_t>(kNpyHeaderBytes - kNpyPreamble);
+  std::string header(kNpyMagic);
+  header.append(reinterpret_cast<const char*>(&kLength), sizeof(kLength));
+  header += dict;
+  header.resize(kNpyHeaderBytes - 1, ' ');
+  header += '\n';
+  return header;
+}
+
+// ---- writing ------------------------------------------------------------------------------------
+
+struct SplitWriter::OpenShard {
+  OpenShard(const fs::path& tokens_path, const fs::path& index_path)
+      : tokens(tokens_path), index(index_path) {
+    const std::array<char, kNpyHeaderBytes> placeholder{};
+    tokens.write(placeholder.data(), placeholder.size());
+    index.write(placeholder.data(), sizeof(IndexHeader));
+  }
+
+  FileWriter tokens;
+  FileWriter index;
+  std::vector<std::byte> token_buffer;
+  std::vector<DocumentSpan> index_buffer;
+  ShardEntry entry;
+
+  template <class T>
+  void append(std::span<const int32_t> ids) {
+    const size_t begin = token_buffer.size();
+    token_buffer.resize(begin + ids.size() * sizeof(T));
+    T* out = reinterpret_cast<T*>(token_buffer.data() + begin);
+    for (size_t i = 0; i < ids.size(); ++i) out[i] = static_cast<T>(ids[i]);
+  }
+
+  void flush() {
+    tokens.write(token_buffer.data(), token_buffer.size());
+    token_buffer.clear();
+    index.write(index_buffer.data(), index_buffer.size() * sizeof(DocumentSpan));
+    index_buffer.clear();
+  }
+};
+
+SplitWriter::SplitWriter(fs::path dir, SplitOptions options)
+    : dir_(std::move(dir)),
+      options_(std::move(options)),
+      type_(token_type_for(options_.vocab_size)) {
+  manifest_.dataset = options_.dataset;
+  manifest_.tokenizer = options_.tokenizer;
+  manifest_.tokenizer_hash = options_.tokenizer_hash;
+  manifest_.vocab_size = options_.vocab_size;
+  manifest_.eos_token_id = options_.eos_id;
+  manifest_.dtype = token_type_name(type_);
+  made_dir_ = !fs::exists(dir_);
+  make_directories(dir_);
+  remove_shard_files(dir_, kTemporary);
+}
+
+SplitWriter::~SplitWriter() {
+  if (!committed_) discard();
+}
+
+void SplitWriter::discard() noexcept {
+  shard_.reset();
+  std::error_code ignored;  // there is nothing to be done about files that cannot be removed
+  for (const ShardEntry& entry : manifest_.shards) {
+    for (const std::string& name : {entry.path, entry.index_path}) {
+      fs::remove(dir_ / name, ignored);
+      fs::remove(temporary(dir_ / name), ignored);
+    }
+  }
+  if (made_dir_) fs::remove(dir_, ignored);  // if it is empty
+}
+
+void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_bytes,
+                               const fs::path& source) {
+  constexpr size_t kBlockBytes = 1 << 20;
+  const auto length = static_cast<int64_t>(tokens.size()) + 1;
+  if (length > options_.tokens_per_shard) {
+    throw usage_error(fmt::format("a document of '{}' has {} tokens; a shard holds {}",
+                                  source.string(), length, options_.tokens_per_shard),
+                      "raise --tokens-per-shard, or cut the text into documents with --split-on");
+  }
+  for (const int32_t id : tokens) {
+    NMOE_CHECK(id >= 0 && id < options_.vocab_size, "id {} of {}", id, options_.vocab_size);
+  }
+  if (shard_ && shard_->entry.num_tokens + length > options_.tokens_per_shard) close_shard();
+  if (!shard_) {
+    const std::string stem = fmt::format("{}-{}-shard-{:06d}", options_.dataset, manifest_.version,
+                                         manifest_.shards.size());
+    shard_ = std::make_unique<OpenShard>(temporary(dir_ / (stem + ".npy")),
+                                         temporary(dir_ / (stem + ".idx")));
+    shard_->entry.path = stem + ".npy";
+    shard_->entry.index_path = stem + ".idx";
+  }
+
+  const std::array<int32_t, 1> eos = {options_.eos_id};
+  for (const std::span<const int32_t> ids : {tokens, std::span<const int32_t>(eos)}) {
+    if (type_ == TokenType::kUint16) {
+      shard_->append<uint16_t>(ids);
+    } else {
+      shard_->append<uint32_t>(ids);
+    }
+  }
+  ShardEntry& entry = shard_->entry;
+  const auto begin = static_cast<uint64_t>(entry.num_tokens);
+  shard_->index_buffer.push_back({begin, begin + static_cast<uint64_t>(length)});
+  entry.num_tokens += length;
+  entry.num_documents += 1;
+  manifest_.total_tokens += length;
+  manifest_.total_documents += 1;
+  manifest_.total_bytes += source_bytes;
+  if (shard_->token_buffer.size() >= kBlockBytes) shard_->flush();
+}
+
+void SplitWriter::close_shard() {
+  OpenShard& shard = *shard_;
+  shard.flush();
+  const std::string header = npy_header(type_, shard.entry.num_tokens);
+  shard.tokens.write_at(0, header.data(), header.size());
+  IndexHeader index_header;
+  std::ranges::copy(kIndexMagic, index_header.magic.begin());
+  index_header.num_documents = static_cast<uint64_t>(shard.entry.num_documents);
+  shard.index.write_at(0, &index_header, sizeof(index_header));
+  // From here on the files are no longer their writers' to remove, but discard()'s.
+  manifest_.shards.push_back(shard.entry);
+  shard.tokens.close();
+  shard.index.close();
+  manifest_.shards.back().checksum = sha256_of_file(shard.tokens.path());
+  shard_.reset();
+}
+
+void SplitWriter::close() {
+  if (shard_) close_shard();
+  manifest_.num_shards = static_cast<int64_t>(manifest_.shards.size());
+}
+
+Manifest SplitWriter::commit() {
+  NMOE_CHECK(!shard_, "commit before close");
+  NMOE_CHECK(!fs::exists(manifest_path(dir_)), "a dataset is already in '{}'", dir_.string());
+  change_folder(dir_, [&] {
+    for (const ShardEntry& entry : manifest_.shards) {
+      for (const std::string& name : {entry.path, entry.index_path}) {
+        fs::rename(temporary(dir_ / name), dir_ / name);
+      }
+    }
+  });
+  sync_directory(dir_);
+  manifest_.created_at = utc_now();
+  write_manifest(dir_, manifest_);
+  committed_ = true;
+  return manifest_;
+}
+
+void remove_split(const fs::path& dir) {
+  if (!fs::is_directory(dir)) return;
+  change_folder(dir, [&] { fs::remove(manifest_path(dir)); });
+  remove_shard_files(dir, "");
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+ShardReader::ShardReader(const fs::path& path) : file_(path) {
+  const NpyHeader header = parse_npy_header(file_.bytes(), path);
+  const auto num_tokens = static_cast<uint64_t>(header.num_tokens);
+  const uint64_t data_bytes = file_.bytes().size() - header.data_offset;
+  if (data_bytes / bytes_per_token(header.type) != num_tokens ||
+      data_bytes % bytes_per_token(header.type) != 0) {
+    throw damaged_file(path, fmt::format("{} bytes of tokens; its header announces {} of {} bytes",
+                                     data_bytes, num_tokens, bytes_per_token(header.type)));
+  }
+  type_ = header.type;
+  num_tokens_ = header.num_tokens;
+  tokens_ = file_.bytes().data() + header.data_offset;
+}
+
+void ShardReader::read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const {
+  NMOE_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= num_tokens_,
+             "{} tokens at {} of {}", out.size(), first, num_tokens_);
+  const std::byte* from = tokens_ + static_cast<size_t>(first) * bytes_per_token(type_);
+  const uint32_t largest = type_ == TokenType::kUint16 ? copy_ids<uint16_t>(from, out)
+                                                       : copy_ids<uint32_t>(from, out);
+  if (!out.empty() && largest >= vocab_size) {
+    const auto bad = std::ranges::find_if(
+        out, [&](int32_t id) { return static_cast<uint32_t>(id) >= vocab_size; });
+    throw damaged_file(path(), fmt::format("id {} at position {} of a vocabulary of {}",
+                                           static_cast<uint32_t>(*bad),
+                                           first + (bad - out.begin()), vocab_size));
+  }
+}
+
+std::vector<DocumentSpan> read_index(const fs::path& path) {
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  IndexHeader header;
+  if (bytes.size() < sizeof(header)) throw damaged_file(path, "it is too short for an index");
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (!std::ranges::equal(header.magic, kIndexMagic) || header.version != kIndexVersion) {
+    throw damaged_file(path, fmt::format("it is no document index of version {}", kIndexVersion));
+  }
+  const size_t body = bytes.size() - sizeof(header);
+  if (body / sizeof(DocumentSpan) != header.num_documents || body % sizeof(DocumentSpan) != 0) {
+    throw damaged_file(path, fmt::format("{} bytes of entries; its header announces {} documents", body,
+                                     header.num_documents));
+  }
+  std::vector<DocumentSpan> documents(header.num_documents);
+  std::memcpy(documents.data(), bytes.data() + sizeof(header), body);
+  return documents;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,118 @@
+// Shards: files of token ids.
+//
+// {dataset}-{version}-shard-{i:06d}.npy: numpy.save's format 1.0, one dimension, little-endian uint16
+// when every id fits, else uint32. Documents follow each other, each ended by one end-of-sequence
+// id; none is split over two shards.
+//
+// The .idx of the same stem, little-endian u64: magic "NMOEIDX\0", 1, number of documents, 0; then
+// for each document its first position and the one past its end-of-sequence id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "data/manifest.h"
+
+namespace nmoe {
+
+enum class TokenType { kUint16, kUint32 };
+
+TokenType token_type_for(int64_t vocab_size);  // kUint16 up to 65,536 ids
+size_t bytes_per_token(TokenType type);
+std::string token_type_name(TokenType type);  // "uint16", "uint32"
+
+// The bytes before the tokens, as numpy.save writes them: always 128.
+inline constexpr size_t kNpyHeaderBytes = 128;
+std::string npy_header(TokenType type, int64_t num_tokens);
+
+struct SplitOptions {
+  std::string dataset;
+  std::string tokenizer;
+  std::string tokenizer_hash;
+  int64_t vocab_size = 0;
+  int32_t eos_id = 0;
+  int64_t tokens_per_shard = 500'000'000;
+};
+
+// Writes the shards of one split into a folder, under temporary names until commit(). Destroyed
+// before that, it removes what it wrote, and the folder if it made it.
+class SplitWriter {
+ public:
+  SplitWriter(fs::path dir, SplitOptions options);
+  ~SplitWriter();
+  SplitWriter(const SplitWriter&) = delete;
+  SplitWriter& operator=(const SplitWriter&) = delete;
+
+  // One document without its end-of-sequence id, the size of its text, and the file it is from.
+  // Error (usage) when it is longer than a shard.
+  void add_document(std::span<const int32_t> tokens, int64_t source_bytes, const fs::path& source);
+
+  // What has been added so far.
+  int64_t num_tokens() const { return manifest_.total_tokens; }
+  int64_t num_documents() const { return manifest_.total_documents; }
+
+  // Closes the last shard and syncs it. Everything that may fail for want of space is done now.
+  void close();
+
+  // After close(): gives the files their names and writes the manifest. The folder must not hold
+  // another dataset (remove_split).
+  Manifest commit();
+
+ private:
+  struct OpenShard;
+  void close_shard();
+  void discard() noexcept;
+
+  fs::path dir_;
+  bool made_dir_ = false;
+  SplitOptions options_;
+  TokenType type_;
+  Manifest manifest_;
+  std::unique_ptr<OpenShard> shard_;
+  bool committed_ = false;
+};
+
+// Removes the dataset in `dir`, if there is one: its manifest first, then shards and indexes. Other
+// files stay.
+void remove_split(const fs::path& dir);
+
+// A shard mapped for reading. Thread-safe.
+class ShardReader {
+ public:
+  // Checks the header and that the file holds what it announces. Error (runtime) otherwise.
+  explicit ShardReader(const fs::path& path);
+
+  int64_t num_tokens() const { return num_tokens_; }
+  TokenType type() const { return type_; }
+  const fs::path& path() const { return file_.path(); }
+  int64_t file_bytes() const { return static_cast<int64_t>(file_.bytes().size()); }
+
+  // Tokens [first, first + out.size()), which must be in range. Error (runtime) naming shard and
+  // position on an id of `vocab_size` or more.
+  void read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const;
+
+ private:
+  MappedFile file_;
+  TokenType type_ = TokenType::kUint16;
+  int64_t num_tokens_ = 0;
+  const std::byte* tokens_ = nullptr;
+};
+
+// A document's place in its shard: [begin, end), end-of-sequence id included.
+struct DocumentSpan {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+uint64_t index_bytes(int64_t num_documents);
+
+// Error (runtime) when the file is missing, has another header or another length than it announces.
+std::vector<DocumentSpan> read_index(const fs::path& path);
+
+}  // namespace nmoe

@@ -1,0 +1,55 @@
+#include "data/tokenizer.h"
+
+#include <array>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace nmoe {
+namespace {
+
+constexpr int32_t kNumBytes = 256;
+
+constexpr std::array<char, kNumBytes> kBytes = [] {
+  std::array<char, kNumBytes> bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i);
+  return bytes;
+}();
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::string_view name() const override { return "bytes"; }
+
+  void encode(std::string_view text, std::vector<int32_t>& out) const override {
+    const size_t begin = out.size();
+    out.resize(begin + text.size());
+    int32_t* ids = out.data() + begin;
+    for (size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);
+  }
+
+  std::string_view token_bytes(int32_t id) const override {
+    NMOE_CHECK(id >= 0 && id < vocab_size(), "id {} of {}", id, vocab_size());
+    if (id == kNumBytes) return {};
+    return {&kBytes[static_cast<size_t>(id)], 1};
+  }
+
+  int64_t vocab_size() const override { return kNumBytes + 1; }
+  int32_t eos_id() const override { return kNumBytes; }
+  std::string hash() const override { return sha256_hex("nmoe bytes 1"); }
+  std::string json() const override { return "{\"type\": \"bytes\"}\n"; }
+};
+
+}  // namespace
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::string text;
+  for (const int32_t id : ids) text += token_bytes(id);
+  return text;
+}
+
+std::shared_ptr<const Tokenizer> byte_tokenizer() {
+  static const auto tokenizer = std::make_shared<const ByteTokenizer>();
+  return tokenizer;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,36 @@
+// One transformer layer, pre-norm: x + attention(norm(x)), then + feed-forward(norm(.)).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "model/attention.h"
+#include "model/moe.h"
+#include "model/norm.h"
+
+namespace nmoe {
+
+class Block {
+ public:
+  Block(const ModelConfig& config, ParameterSet& parameters, int64_t layer_idx);
+
+  // x [T, D] stays alive for backward. Returns the block's output, [T, D] on the activation stack.
+  Tensor forward(const Pass& pass, Tensor x);
+  // dx [T, D]: on entry the gradient of the output, on return that of the input.
+  void backward(const Pass& pass, Tensor dx);
+
+  Moe* moe() const { return moe_; }  // null in a dense layer
+
+ private:
+  std::string name_;  // "layers.3."
+  Norm attention_norm_;
+  std::unique_ptr<Attention> attention_;
+  Norm mlp_norm_;
+  std::unique_ptr<FeedForward> mlp_;
+  Moe* moe_ = nullptr;
+};
+
+// The window of a layer: 0 (global) every attn_global_every-th layer and in the last one, else config.window.
+int64_t layer_window(const ModelConfig& config, int64_t layer_idx);
+
+}  // namespace nmoe

@@ -1,0 +1,22 @@
+// What a model costs: parameters and floating-point operations, counted from its shapes.
+#pragma once
+
+#include <cstdint>
+
+#include "config/config.h"
+#include "model/parameters.h"
+
+namespace nmoe {
+
+struct ModelCost {
+  int64_t parameters = 0;         // trained parameters
+  int64_t active_parameters = 0;  // those a token uses: routed experts count top_k / num_experts
+  // Training FLOPs of one token, forward and backward: 6 per active matrix parameter (the embedding look-up is
+  // none, the head is one), plus attention over the causal (and windowed) positions a query really sees:
+  // 6 * heads * (Dqk + Dv) * mean positions per layer.
+  double flops_per_token = 0.0;
+};
+
+ModelCost model_cost(const ModelConfig& config, const ParameterSet& parameters, int64_t seq_len);
+
+}  // namespace nmoe

@@ -1,0 +1,44 @@
+// Grouped-query attention (arXiv 2305.13245) with RoPE and optional RMSNorm of queries and keys per head.
+//
+// T tokens, D model width, H query heads, G key/value heads, C head size.
+#pragma once
+
+#include <optional>
+
+#include "model/attention.h"
+#include "model/norm.h"
+
+namespace nmoe {
+
+class GroupedQueryAttention final : public Attention {
+ public:
+  GroupedQueryAttention(const ModelConfig& config, ParameterSet& parameters, const std::string& name, int64_t window);
+
+  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+
+ private:
+  struct Saved {
+    Tensor x;       // [T, D]
+    Tensor q;       // [T, H, C], normed and rotated
+    Tensor k;       // [T, G, C], normed and rotated
+    Tensor v;       // [T, G, C]
+    Tensor out;     // [T, H, C]
+    Tensor lse;     // [B, H, S]
+  };
+  AttentionShape shape(const Pass& pass) const;
+  RopeArgs rope_args(const Pass& pass, Tensor x) const;
+
+  const ModelConfig& config_;
+  std::string name_;
+  int64_t window_;
+  Parameter& wq_;  // [H * C, D]
+  Parameter& wk_;  // [G * C, D]
+  Parameter& wv_;  // [G * C, D]
+  Parameter& wo_;  // [D, H * C]
+  std::optional<Norm> q_norm_;
+  std::optional<Norm> k_norm_;
+  Saved saved_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,54 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are expanded from one
+// small latent vector per token; a separate key part shared by all heads carries the position.
+//
+// T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size,
+// Rq and Rkv latent widths.
+#pragma once
+
+#include <optional>
+
+#include "model/attention.h"
+#include "model/norm.h"
+
+namespace nmoe {
+
+class LatentAttention final : public Attention {
+ public:
+  LatentAttention(const ModelConfig& config, ParameterSet& parameters, const std::string& name, int64_t window);
+
+  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+
+ private:
+  // Queries through a latent of their own (q_lora_rank > 0).
+  struct LowRankQuery {
+    Parameter& down;  // [Rq, D]
+    Norm norm;
+  };
+  struct Saved {
+    Tensor x;          // [T, D]
+    Tensor q_latent;   // [T, Rq], normed; undefined without a query latent
+    Tensor kv_latent;  // [T, Rkv], normed
+    Tensor q;          // [T, H, N + P], rotated
+    Tensor k;          // [T, H, N + P], rotated
+    Tensor v;          // [T, H, U]
+    Tensor out;        // [T, H, U]
+    Tensor lse;        // [B, H, S]
+  };
+  AttentionShape shape(const Pass& pass) const;
+  RopeArgs rope_args(const Pass& pass, Tensor x, int64_t offset) const;
+
+  const ModelConfig& config_;
+  std::string name_;
+  int64_t window_;
+  std::optional<LowRankQuery> q_low_rank_;
+  Parameter& wq_;       // [H * (N + P), D or Rq]
+  Parameter& wkv_down_; // [Rkv, D]
+  Norm kv_norm_;
+  Parameter& wk_rope_;  // [P, D]
+  Parameter& wkv_up_;   // [H * (N + U), Rkv]
+  Parameter& wo_;       // [D, H * U]
+  Saved saved_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,157 @@
+#include "model/model.h"
+
+#include "model/rope_table.h"
+
+namespace nmoe {
+namespace {
+
+std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, ParameterSet& parameters) {
+  std::vector<std::unique_ptr<Block>> blocks;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    blocks.push_back(std::make_unique<Block>(config, parameters, layer));
+  }
+  return blocks;
+}
+
+void upload_reals(Backend& ops, Tensor destination, const std::vector<double>& values) {
+  if (ops.compute_dtype() == DType::kF64) {
+    ops.upload(destination, values.data());
+  } else {
+    const std::vector<float> narrow(values.begin(), values.end());
+    ops.upload(destination, narrow.data());
+  }
+}
+
+}  // namespace
+
+Model::Model(const ModelConfig& config, Backend& ops, int64_t max_positions)
+    : config_(config),
+      ops_(ops),
+      max_positions_(max_positions),
+      embedding_(parameters_.add({.name = "embedding",
+                                  .shape = {config.vocab_size, config.dim},
+                                  .group = ParameterGroup::kRest,
+                                  .decay = false,
+                                  .init_std = config.init.embedding_std})),
+      blocks_(make_blocks(config_, parameters_)),
+      final_norm_(parameters_, "final_norm", config.dim, config.norm_eps),
+      head_(config.tied_head ? embedding_
+                             : parameters_.add({.name = "head",
+                                                .shape = {config.vocab_size, config.dim},
+                                                .group = ParameterGroup::kRest,
+                                                .init_std = config.init.std})) {
+  for (const auto& block : blocks_) {
+    if (block->moe() != nullptr) moe_layers_.push_back(block->moe());
+  }
+}
+
+void Model::allocate(Arena& values, Arena& grads, Arena& state) {
+  parameters_.allocate(ops_, values, grads);
+  for (Moe* moe : moe_layers_) moe->allocate_stats(state);
+  const int64_t dim = rope_dim(config_);
+  const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
+  rope_ = {.cos = state.allocate(ops_.compute_dtype(), {max_positions_, dim / 2}),
+           .sin = state.allocate(ops_.compute_dtype(), {max_positions_, dim / 2})};
+  upload_reals(ops_, rope_.cos, angles.cos);
+  upload_reals(ops_, rope_.sin, angles.sin);
+}
+
+Pass Model::make_pass(const Batch& batch, Arena& activations) const {
+  NMOE_CHECK(batch.seq_len <= max_positions_, "sequences of {} positions, tables of {}", batch.seq_len, max_positions_);
+  return {.ops = ops_,
+          .activations = activations,
+          .batch = batch,
+          .rope = rope_,
+          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .num_targets = batch.num_tokens()},
+          .inspect = {}};
+}
+
+void Model::begin_step() {
+  parameters_.zero_grads(ops_);
+  for (const Moe* moe : moe_layers_) {
+    ops_.fill(moe->stats().counts, 0.0);
+    ops_.fill(moe->stats().aux_loss, 0.0);
+    ops_.fill(moe->stats().entropy, 0.0);
+  }
+}
+
+void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
+                             const Inspector& inspect) {
+  const ArenaScope scope(activations);
+  Pass pass = make_pass(batch, activations);
+  pass.scale = scale;
+  pass.inspect = inspect;
+  const Shape stream({batch.num_tokens(), config_.dim});
+
+  const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
+  Tensor x = pass.push(stream);
+  ops_.embedding_forward(batch.tokens, embedding_.value, x);
+  pass.look("", "embedding_out", x);
+  std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
+  for (const auto& block : blocks_) {
+    marks.push_back(activations.mark());
+    x = block->forward(pass, x);
+  }
+  marks.push_back(activations.mark());
+  const Tensor normed = pass.push(stream);
+  final_norm_.forward(pass, x, normed);
+  pass.look("", "final_norm_out", normed);
+
+  ops_.head_loss({.x = normed,
+                  .w = head_.value,
+                  .targets = batch.targets,
+                  .grad_scale = 1.0 / static_cast<double>(scale.num_targets),
+                  .losses = losses,
+                  .dx = dx,
+                  .dw = head_.grad});
+  pass.look("", "losses", losses);
+  final_norm_.backward(pass, dx, dx);
+  for (size_t layer = blocks_.size(); layer-- > 0;) {
+    activations.rewind(marks[layer + 1]);
+    blocks_[layer]->backward(pass, dx);
+  }
+  ops_.embedding_backward(batch.tokens, dx, embedding_.grad);
+}
+
+Tensor Model::hidden_states(const Pass& pass) {
+  const Shape stream({pass.batch.num_tokens(), config_.dim});
+  const Tensor x = pass.push(stream);
+  ops_.embedding_forward(pass.batch.tokens, embedding_.value, x);
+  for (const auto& block : blocks_) {
+    const ArenaScope scope(pass.activations);
+    ops_.copy(block->forward(pass, x), x);
+  }
+  const Tensor normed = pass.push(stream);
+  final_norm_.forward(pass, x, normed);
+  return normed;
+}
+
+void Model::forward(const Batch& batch, Arena& activations, Tensor losses) {
+  const ArenaScope scope(activations);
+  const Tensor normed = hidden_states(make_pass(batch, activations));
+  ops_.head_loss({.x = normed,
+                  .w = head_.value,
+                  .targets = batch.targets,
+                  .grad_scale = 0.0,
+                  .losses = losses,
+                  .dx = {},
+                  .dw = {}});
+}
+
+void Model::last_logits(const Batch& batch, Arena& activations, Tensor logits) {
+  const ArenaScope scope(activations);
+  const Tensor normed = hidden_states(make_pass(batch, activations));
+  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
+    const int64_t last = (seq + 1) * batch.seq_len - 1;
+    ops_.linear_forward(normed.rows(last, last + 1), head_.value, logits.rows(seq, seq + 1));
+  }
+}
+
+void Model::update_router_bias() {
+  if (config_.moe.bias_rate == 0.0) return;
+  for (const Moe* moe : moe_layers_) {
+    ops_.router_bias_update(moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate);
+  }
+}
+
+}  // namespace nmoe

@@ -1,0 +1,65 @@
+// The whole language model: embedding, blocks, final norm, head with its loss.
+//
+// T tokens of a microbatch, D model width, V vocabulary.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "model/block.h"
+#include "model/parameters.h"
+#include "model/pass.h"
+
+namespace nmoe {
+
+class Model {
+ public:
+  using Inspector = std::function<void(std::string_view name, Tensor value)>;
+
+  // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
+  Model(const ModelConfig& config, Backend& ops, int64_t max_positions);
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
+  void allocate(Arena& values, Arena& grads, Arena& state);
+  void initialise(uint64_t seed) { parameters_.initialise(ops_, seed, config_.init.truncation); }
+
+  // Zeroes gradients and router statistics.
+  void begin_step();
+  // Gradients += those of (sum of token losses) / scale.num_targets + auxiliary losses. losses [T] =, in nats.
+  void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
+                        const Inspector& inspect = {});
+  // Token losses only. Router statistics grow here too.
+  void forward(const Batch& batch, Arena& activations, Tensor losses);
+  // Next-token logits of the last position of each sequence. logits [B, V] =
+  void last_logits(const Batch& batch, Arena& activations, Tensor logits);
+  // Moves every router's selection bias by its integer load error of this step.
+  void update_router_bias();
+
+  const ModelConfig& config() const { return config_; }
+  ParameterSet& parameters() { return parameters_; }
+  const ParameterSet& parameters() const { return parameters_; }
+  const std::vector<Moe*>& moe_layers() const { return moe_layers_; }  // in layer order
+
+ private:
+  Pass make_pass(const Batch& batch, Arena& activations) const;
+  // Embedding and blocks without keeping anything for backward: [T, D], normed.
+  Tensor hidden_states(const Pass& pass);
+
+  ModelConfig config_;
+  Backend& ops_;
+  int64_t max_positions_;
+  ParameterSet parameters_;
+  Parameter& embedding_;  // [V, D]
+  std::vector<std::unique_ptr<Block>> blocks_;
+  Norm final_norm_;
+  Parameter& head_;  // [V, D]; the embedding itself when tied
+  std::vector<Moe*> moe_layers_;
+  RopeTable rope_;
+};
+
+}  // namespace nmoe

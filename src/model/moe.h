@@ -1,0 +1,58 @@
+// Mixture of experts (DeepSeekMoE, arXiv 2401.06066; router of DeepSeek-V3, arXiv 2412.19437): a token passes its
+// top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is computed.
+//
+// T tokens, D model width, E routed experts, K top_k, R = T*K routed rows, F expert width, W pre-activation width.
+#pragma once
+
+#include <optional>
+
+#include "model/mlp.h"
+
+namespace nmoe {
+
+// What one layer's router did in a step, summed over microbatches. Zeroed by Model::begin_step.
+struct RouterStats {
+  Tensor counts;    // [E] i32 rows an expert got
+  Tensor aux_loss;  // [2] f64 balance loss, z-loss
+  Tensor entropy;   // [1] f64 sum over tokens, nats
+};
+
+class Moe final : public FeedForward {
+ public:
+  Moe(const ModelConfig& config, ParameterSet& parameters, const std::string& name);
+
+  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+
+  void allocate_stats(Arena& arena);
+  const RouterStats& stats() const { return stats_; }
+  const Parameter& router_bias() const { return router_bias_; }
+
+ private:
+  struct Saved {
+    Tensor x;           // [T, D]
+    Tensor logits;      // [T, E]
+    Tensor scores;      // [T, E]
+    Tensor top_idx;     // [T, K] i32
+    Tensor weights;     // [T, K]
+    MoePlan plan;
+    Tensor rows;        // [R, D] x dispatched
+    Tensor row_weight;  // [R] weights dispatched
+    Tensor pre;         // [R, W]
+    Tensor hidden;      // [R, F], times row_weight
+  };
+  RouterRule rule() const;
+  RouterLoss loss(const Pass& pass) const;
+
+  const ModelConfig& config_;
+  std::string name_;
+  Parameter& w_router_;     // [E, D]
+  Parameter& router_bias_;  // [E], selection only
+  Parameter& w_in_;         // [E, W, D]
+  Parameter& w_out_;        // [E, D, F]
+  std::optional<Mlp> shared_;
+  RouterStats stats_;
+  Saved saved_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,68 @@
+#include "model/parameters.h"
+
+#include <vector>
+
+#include "base/rng.h"
+
+namespace nmoe {
+namespace {
+
+template <class Real>
+void upload_truncated_normal(Backend& ops, const Parameter& parameter, uint64_t seed, double truncation) {
+  const Philox random(seed, parameter.name);
+  std::vector<Real> values(static_cast<size_t>(parameter.shape.num_elements()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<Real>(parameter.init_std * random.truncated_normal(i, truncation));
+  }
+  ops.upload(parameter.value, values.data());
+}
+
+}  // namespace
+
+Parameter& ParameterSet::add(Parameter parameter) {
+  for (const Parameter& other : parameters_) {
+    NMOE_CHECK(other.name != parameter.name, "two parameters named {}", parameter.name);
+  }
+  return parameters_.emplace_back(std::move(parameter));
+}
+
+void ParameterSet::allocate(Backend& ops, Arena& values, Arena& grads) {
+  for (Parameter& parameter : parameters_) {
+    parameter.value = values.allocate(ops.compute_dtype(), parameter.shape);
+    if (parameter.group != ParameterGroup::kBuffer) {
+      parameter.grad = grads.allocate(ops.compute_dtype(), parameter.shape);
+    }
+  }
+}
+
+void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
+  for (const Parameter& parameter : parameters_) {
+    switch (parameter.init) {
+      case InitKind::kZeros: ops.fill(parameter.value, 0.0); break;
+      case InitKind::kOnes: ops.fill(parameter.value, 1.0); break;
+      case InitKind::kTruncatedNormal:
+        if (ops.compute_dtype() == DType::kF64) {
+          upload_truncated_normal<double>(ops, parameter, seed, truncation);
+        } else {
+          upload_truncated_normal<float>(ops, parameter, seed, truncation);
+        }
+        break;
+    }
+  }
+}
+
+void ParameterSet::zero_grads(Backend& ops) {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.grad.defined()) ops.fill(parameter.grad, 0.0);
+  }
+}
+
+int64_t ParameterSet::num_trained() const {
+  int64_t count = 0;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.group != ParameterGroup::kBuffer) count += parameter.shape.num_elements();
+  }
+  return count;
+}
+
+}  // namespace nmoe

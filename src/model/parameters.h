@@ -1,0 +1,56 @@
+// The model's named weights: where they live, which optimizer group they belong to, how they start.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "config/config.h"
+#include "ops/backend.h"
+#include "tensor/arena.h"
+
+namespace nmoe {
+
+// Which [optim.*] section trains a parameter.
+enum class ParameterGroup {
+  kMatrices,  // 2-D weights of attention, dense MLPs and shared experts
+  kExperts,   // routed experts, [E, out, in]
+  kRouter,    // router weights
+  kRest,      // embedding, head, norms
+  kBuffer,    // state without a gradient: the router's selection bias
+};
+
+enum class InitKind { kZeros, kOnes, kTruncatedNormal };
+
+struct Parameter {
+  std::string name;  // "layers.3.attn.out"
+  Shape shape;
+  ParameterGroup group = ParameterGroup::kMatrices;
+  bool decay = true;  // whether weight decay applies
+  InitKind init = InitKind::kTruncatedNormal;
+  double init_std = 0.0;
+
+  Tensor value;
+  Tensor grad;  // undefined for buffers
+};
+
+// All parameters in definition order. References stay valid for the set's life.
+class ParameterSet {
+ public:
+  Parameter& add(Parameter parameter);
+
+  // Gives every parameter its storage, in the backend's compute dtype.
+  void allocate(Backend& ops, Arena& values, Arena& grads);
+  // Fills the values. Each is drawn from its own stream, keyed by seed and name: adding a layer changes no other.
+  void initialise(Backend& ops, uint64_t seed, double truncation);
+  void zero_grads(Backend& ops);
+
+  std::deque<Parameter>& all() { return parameters_; }
+  const std::deque<Parameter>& all() const { return parameters_; }
+  int64_t num_trained() const;  // elements of everything but buffers
+
+ private:
+  std::deque<Parameter> parameters_;
+};
+
+}  // namespace nmoe

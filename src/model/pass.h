@@ -1,0 +1,56 @@
+// What every module needs while a microbatch goes through the model.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "ops/backend.h"
+#include "tensor/arena.h"
+
+namespace nmoe {
+
+// One microbatch on the device: B sequences of S tokens, T = B*S.
+struct Batch {
+  int64_t num_seqs = 0;
+  int64_t seq_len = 0;
+  Tensor tokens;     // [T] i32
+  Tensor targets;    // [T] i32; negative: no loss
+  Tensor positions;  // [T] i32
+
+  int64_t num_tokens() const { return num_seqs * seq_len; }
+};
+
+// What a whole optimizer step is divided by, so that microbatches add up to means over the step.
+struct StepScale {
+  int64_t num_seqs = 1;
+  int64_t num_tokens = 1;   // router z-loss
+  int64_t num_targets = 1;  // cross-entropy
+};
+
+// cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2]
+struct RopeTable {
+  Tensor cos;
+  Tensor sin;
+};
+
+// Activations are a stack: forward pushes what backward needs, backward pops it again.
+//
+// `inspect`, when set, is called with the name and value of every intermediate in execution order. It is how
+// a non-finite loss is traced to the first tensor that went bad, at no cost to a normal step.
+struct Pass {
+  Backend& ops;
+  Arena& activations;
+  const Batch& batch;
+  const RopeTable& rope;
+  StepScale scale;
+  std::function<void(std::string_view name, Tensor value)> inspect;
+
+  Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }
+  Tensor push_i32(Shape shape) const { return activations.allocate(DType::kI32, shape); }
+  void look(const std::string& prefix, std::string_view name, Tensor value) const {
+    if (inspect) inspect(prefix + std::string(name), value);
+  }
+};
+
+}  // namespace nmoe

@@ -1,0 +1,24 @@
+// Rotary angles with YaRN's frequency interpolation.
+#pragma once
+
+#include <vector>
+
+#include "config/config.h"
+
+namespace nmoe {
+
+struct RopeAngles {
+  std::vector<double> cos;  // [num_positions, rope_dim / 2]
+  std::vector<double> sin;
+};
+
+// Angle of pair i at position p: p * f_i, f_i = theta^(-2i / rope_dim), YaRN-corrected (arXiv 2309.00071, section
+// 3.2): pairs that turn more than beta_fast times within the original context keep f_i, those that turn less than
+// beta_slow times get f_i / factor, a linear ramp between. cos and sin are multiplied by
+// m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, as DeepSeek-V2 does.
+RopeAngles rope_angles(const RopeConfig& rope, const YarnConfig& yarn, int64_t rope_dim, int64_t num_positions);
+
+// The factor of 1 / sqrt(head size) in attention: m(mscale_all_dim)^2, or 1 without it.
+double yarn_softmax_scale(const YarnConfig& yarn);
+
+}  // namespace nmoe

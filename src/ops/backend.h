@@ -1,0 +1,240 @@
+// Backend: the one device seam. Each method is a whole operation; each device implements all of them, so that an
+// operation missing on a device does not compile. Only ops/factory.cpp names the implementations.
+//
+// Letters used in shapes
+//   B sequences   S positions of a sequence   T = B*S tokens of a microbatch   D model width   V vocabulary
+//   H query heads   G key/value heads   Dk query/key head size   Dv value head size
+//   E routed experts   K experts a token goes to (top_k)   R = T*K routed rows   F hidden width of an MLP
+//
+// Conventions
+// * `real` is the backend's compute dtype: F32 for training, F64 for proofs. Tensors are real, row-major and
+//   dense unless a comment says otherwise; i32 and f64 are named where they occur.
+// * A forward writes its outputs (=). A backward writes activation gradients (=) and adds weight gradients (+=),
+//   unless the method says otherwise or has an `accumulate` flag.
+// * Results are the same bits for any number of threads: reductions over tokens have one order fixed by shapes.
+// * Methods neither allocate (scratch comes from scratch()) nor synchronise with the host; results stay in
+//   tensors until download().
+// * In a counting run (counting() is true) tensors have no data: methods only claim their scratch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tensor/arena.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+enum class Activation { kSwiGlu, kReluSquared };
+enum class ScoreFunction { kSigmoid, kSoftmax };
+// How the two halves of a rotated pair are laid out in a head.
+enum class RopeLayout {
+  kInterleaved,  // (x0, x1), (x2, x3), ...: DeepSeek
+  kHalfSplit,    // (x0, xR/2), (x1, xR/2+1), ...: Llama, Qwen
+};
+
+// Rotates `rope_dim` values of every head, starting `rope_offset` into it. In place.
+struct RopeArgs {
+  Tensor x;          // [T, H, head_size]
+  Tensor positions;  // [T] i32, < dim(0) of the tables
+  Tensor cos;        // [max positions, rope_dim / 2], YaRN's magnitude factor already applied
+  Tensor sin;        // same
+  int64_t rope_offset = 0;
+  RopeLayout layout = RopeLayout::kInterleaved;
+};
+
+// Causal softmax attention over B sequences of S positions; query head h reads key/value head h / (H / G).
+// Position i sees positions j with i - window < j <= i, or all j <= i when window is 0. O(S) memory.
+struct AttentionShape {
+  int64_t num_seqs = 0;  // B
+  int64_t seq_len = 0;   // S
+  double scale = 1.0;    // factor of q.k before the softmax
+  int64_t window = 0;    // 0: full causal
+};
+struct AttentionForward {
+  AttentionShape shape;
+  Tensor q;    // [T, H, Dk]
+  Tensor k;    // [T, G, Dk]
+  Tensor v;    // [T, G, Dv]
+  Tensor out;  // = [T, H, Dv]
+  Tensor lse;  // = [B, H, S] natural log of the sum of exp(scale * q.k), kept for backward
+};
+struct AttentionBackward {
+  AttentionShape shape;
+  Tensor q, k, v, out, lse;  // as in forward
+  Tensor dout;               // [T, H, Dv]
+  Tensor dq;                 // = [T, H, Dk]
+  Tensor dk;                 // = [T, G, Dk]
+  Tensor dv;                 // = [T, G, Dv]
+};
+
+// Scores, selection and gate weights of a MoE router (DeepSeek-V3, arXiv 2412.19437, equations 12 to 16).
+//   s = sigmoid(logits) or softmax(logits)
+//   selection: the top_k of s + bias; with num_groups > 1 only inside the top_groups best groups of consecutive
+//     experts, a group's rank being the sum of its two best s + bias (sigmoid; DeepSeek-V3) or its best
+//     (softmax; DeepSeek-V2). Ties go to the lower index.
+//   weights: s of the selected (never the bias), divided by their sum when `normalise`, times `scale`.
+struct RouterRule {
+  ScoreFunction score = ScoreFunction::kSigmoid;
+  int64_t top_k = 1;
+  int64_t num_groups = 1;
+  int64_t top_groups = 1;
+  bool normalise = true;
+  double scale = 1.0;
+};
+// Auxiliary losses. Coefficients are already divided by the number of sequences or tokens of the whole step, so
+// that summing over microbatches gives the mean.
+//   balance, per sequence: balance * sum_i f_i P_i, f_i = E/(K S) * (times i was selected), a constant to the
+//     gradient; P_i = mean over positions of s_i / sum_j s_j (arXiv 2412.19437, equations 17 to 20)
+//   z, per token: z * logsumexp(logits)^2 (ST-MoE, arXiv 2202.08906, equation 5)
+struct RouterLoss {
+  double balance = 0.0;
+  double z = 0.0;
+  int64_t seq_len = 0;  // S, to cut T into sequences
+};
+struct RouterForward {
+  RouterRule rule;
+  RouterLoss loss;
+  Tensor logits;    // [T, E]
+  Tensor bias;      // [E]
+  Tensor scores;    // = [T, E]
+  Tensor top_idx;   // = [T, K] i32, by falling s + bias
+  Tensor weights;   // = [T, K]
+  Tensor aux_loss;  // += [2] f64: balance, z
+  Tensor entropy;   // += [1] f64: sum over tokens of the entropy (nats) of s / sum s; undefined: not computed
+};
+struct RouterBackward {
+  RouterRule rule;
+  RouterLoss loss;
+  Tensor logits, scores, top_idx, weights;  // as in forward
+  Tensor dweights;                          // [T, K]
+  Tensor dlogits;                           // = [T, E], auxiliary losses' gradients included
+};
+
+// Where each (token, choice) copy goes: rows sorted by (expert, token, choice). Shared by dispatch, combine and
+// both backwards. Pure integers: the same selection always lands on the same rows.
+struct MoePlan {
+  Tensor offsets;       // [E + 1] i32: expert e owns rows [offsets[e], offsets[e + 1])
+  Tensor row_of;        // [T, K] i32: the row of a copy
+  Tensor token_of_row;  // [R] i32: the inverse
+};
+
+// The language-model head fused with softmax cross-entropy; logits exist only in chunks of rows.
+struct HeadLoss {
+  Tensor x;           // [T, D]
+  Tensor w;           // [V, D]
+  Tensor targets;     // [T] i32; negative: no loss at this position
+  double grad_scale;  // dloss/d(token loss): 1 / (number of target tokens in the whole step)
+  Tensor losses;      // = [T] token losses in nats, 0 where there is no target
+  Tensor dx;          // = [T, D]; undefined: loss only, no gradients
+  Tensor dw;          // += [V, D]; undefined with dx
+};
+
+// AdamW with decoupled decay (arXiv 1711.05101): m, v updated, then
+//   w -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)
+struct AdamWStep {
+  Tensor w;           // updated
+  Tensor grad;        // read only
+  Tensor m, v;        // updated
+  Tensor grad_scale;  // [1] f64: gradients are multiplied by it first (clipping)
+  double lr = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
+  int64_t step = 1;  // 1-based, for bias correction
+};
+
+// Muon, the Moonlight recipe (arXiv 2502.16982, section 2): for every matrix of a [batch, rows, cols] stack,
+//   m = momentum * m + g;  u = g + momentum * m (Nesterov);  o = NewtonSchulz5(u), quintic, `iterations` times;
+//   w -= lr * (0.2 * sqrt(max(rows, cols)) * o + weight_decay * w)
+struct MuonStep {
+  Tensor w;           // [rows, cols] or [batch, rows, cols], updated
+  Tensor grad;        // same
+  Tensor momentum;    // same, updated
+  Tensor grad_scale;  // [1] f64
+  double lr = 0.0, beta = 0.95, weight_decay = 0.0;
+  int iterations = 5;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  Backend() : scratch_("scratch") {}
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  virtual std::string description() const = 0;  // "CPU, 2 threads, AVX2, oneDNN 2.6.3"
+  virtual DType compute_dtype() const = 0;      // what `real` means
+  virtual double peak_flops() = 0;              // FLOP/s of the compute dtype; measured, where that is possible
+  virtual MemorySource& memory() = 0;
+  // Temporary storage of single operations. Reserve it once after a counting run.
+  Arena& scratch() { return scratch_; }
+  bool counting() const { return scratch_.counting(); }
+
+  // --- data movement
+  virtual void upload(Tensor destination, const void* host) = 0;
+  virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
+  virtual void fill(Tensor x, double value) = 0;         // any dtype
+  virtual void copy(Tensor source, Tensor destination) = 0;
+  virtual void add(Tensor x, Tensor y) = 0;              // y += x
+
+  // --- dense layers; weights are [out, in]
+  virtual void embedding_forward(Tensor ids, Tensor table, Tensor y) = 0;     // ids [T] i32, table [V, D], y [T, D]
+  virtual void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) = 0;  // dtable +=
+  // y = x w^T, or += with accumulate. x [T, in], w [out, in], y [T, out]
+  virtual void linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate = false) = 0;
+  virtual void linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate = false) = 0;  // dx = dy w
+  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) = 0;                         // dw += dy^T x
+  // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last dimension (arXiv 1910.07467, equation 4).
+  // x [N, D], gain [D], y [N, D], rstd [N]. In backward dx may be the storage of dy.
+  virtual void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) = 0;
+  virtual void rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
+                                 bool accumulate_dx = false) = 0;
+  // SwiGLU: pre = [N, 2F] (gate | up), h = silu(gate) * up. Squared ReLU: pre = [N, F], h = max(pre, 0)^2.
+  // With row_weight [N] defined, h is multiplied by it: the gate weight of a routed row.
+  virtual void activation_forward(Activation kind, Tensor pre, Tensor row_weight, Tensor h) = 0;
+  // dpre = ; drow_weight [N] = , undefined when row_weight is. dpre may be the storage of pre.
+  virtual void activation_backward(Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
+                                   Tensor drow_weight) = 0;
+
+  // --- attention
+  virtual void rope_forward(const RopeArgs& args) = 0;
+  virtual void rope_backward(const RopeArgs& args) = 0;  // x holds gradients; the inverse rotation
+  virtual void attention_forward(const AttentionForward& args) = 0;
+  virtual void attention_backward(const AttentionBackward& args) = 0;
+  // MLA: kv [T, H, nope + Dv] and the shared rotated key k_rope [T, rope] -> k [T, H, nope + rope], v [T, H, Dv]
+  virtual void mla_expand_forward(Tensor kv, Tensor k_rope, Tensor k, Tensor v) = 0;
+  virtual void mla_expand_backward(Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) = 0;
+
+  // --- mixture of experts
+  virtual void router_forward(const RouterForward& args) = 0;
+  virtual void router_backward(const RouterBackward& args) = 0;
+  // Fills the plan from top_idx [T, K] i32 and adds each expert's rows to counts [E] i32 (+=).
+  virtual void moe_plan(Tensor top_idx, const MoePlan& plan, Tensor counts) = 0;
+  virtual void moe_dispatch(Tensor x, const MoePlan& plan, Tensor rows) = 0;  // rows [R, D] = x [T, D] gathered
+  virtual void moe_combine(Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) = 0;  // y [T, D] sums K rows
+  virtual void moe_dispatch_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) = 0;  // [T, K] -> [R]
+  virtual void moe_combine_weights(Tensor row_weight, const MoePlan& plan, Tensor weights) = 0;   // [R] -> [T, K]
+  // Linear layers over ragged groups of rows. x [R, in], w [E, out, in], offsets [E + 1] i32, y [R, out].
+  // An expert without rows is legal and leaves its dw untouched.
+  virtual void grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) = 0;
+  virtual void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) = 0;   // dx =
+  virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) = 0;  // dw +=
+  // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), in integers.
+  virtual void router_bias_update(Tensor counts, Tensor bias, double rate) = 0;
+
+  // --- head and reductions
+  virtual void head_loss(const HeadLoss& args) = 0;
+  virtual void sum(Tensor x, Tensor out) = 0;             // out [1] f64 += sum of x
+  virtual void sum_of_squares(Tensor x, Tensor out) = 0;  // out [1] f64 += sum of x^2
+  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0.
+  virtual void clip_scale(Tensor sum_squares, double max_norm, Tensor scale) = 0;
+  virtual void count_non_finite(Tensor x, Tensor out) = 0;  // out [1] i32 += number of NaN and infinities
+
+  // --- optimizers
+  virtual void adamw_step(const AdamWStep& args) = 0;
+  virtual void muon_step(const MuonStep& args) = 0;
+
+ private:
+  Arena scratch_;
+};
+
+}  // namespace nmoe

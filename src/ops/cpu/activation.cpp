@@ -1,0 +1,112 @@
+#include "ops/cpu/activation.h"
+
+#include "ops/cpu/vector_math.h"
+
+namespace nmoe::cpu {
+namespace {
+
+template <class Real>
+Real sigmoid(Real x) {
+  return 1 / (1 + exp_approx(-x));
+}
+
+// max(x, 0) that lets a NaN through.
+template <class Real>
+Real relu(Real x) {
+  return x < 0 ? Real{0} : x;
+}
+
+template <class Real>
+void forward_row(Activation kind, const Real* pre, Real weight, Real* h, int64_t width) {
+  if (kind == Activation::kSwiGlu) {
+    const Real* up = pre + width;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) h[i] = pre[i] * sigmoid(pre[i]) * up[i] * weight;
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) h[i] = relu(pre[i]) * relu(pre[i]) * weight;
+  }
+}
+
+// Returns the gradient of the row's weight. Reads element i of pre before it writes element i of dpre: they may be
+// the same row.
+template <class Real>
+Real backward_row(Activation kind, const Real* pre, Real weight, const Real* dh, Real* dpre, int64_t width) {
+  Real dweight = 0;
+  if (kind == Activation::kSwiGlu) {
+    // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
+#pragma omp simd reduction(+ : dweight)
+    for (int64_t i = 0; i < width; ++i) {
+      const Real gate = pre[i], up = pre[width + i];
+      const Real s = sigmoid(gate);
+      const Real silu = gate * s;
+      const Real dproduct = dh[i] * weight;
+      dweight += dh[i] * silu * up;
+      dpre[i] = dproduct * up * (s + silu * (1 - s));
+      dpre[width + i] = dproduct * silu;
+    }
+  } else {
+#pragma omp simd reduction(+ : dweight)
+    for (int64_t i = 0; i < width; ++i) {
+      const Real positive = relu(pre[i]);
+      dweight += dh[i] * positive * positive;
+      dpre[i] = dh[i] * weight * 2 * positive;
+    }
+  }
+  return dweight;
+}
+
+void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
+  const int64_t parts = kind == Activation::kSwiGlu ? 2 : 1;
+  NMOE_CHECK(pre.dim(0) == h.dim(0) && pre.dim(1) == parts * h.dim(1) &&
+                 (!row_weight.defined() || row_weight.dim(0) == h.dim(0)),
+             "activation of {} with weights {} to {}", pre.shape(), row_weight.shape(), h.shape());
+}
+
+}  // namespace
+
+template <class Real>
+void activation_forward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
+  check_shapes(kind, pre, row_weight, h);
+  if (ctx.counting()) return;
+  const int64_t num_rows = h.dim(0), width = h.dim(1), pre_width = pre.dim(1);
+  const Real* inputs = pre.data<Real>();
+  const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
+  Real* outputs = h.data<Real>();
+  parallel_blocks(ctx, num_rows, task_rows(pre_width), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const Real weight = weights != nullptr ? weights[row] : Real{1};
+      forward_row(kind, inputs + row * pre_width, weight, outputs + row * width, width);
+    }
+  });
+}
+
+template <class Real>
+void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
+                         Tensor drow_weight) {
+  check_shapes(kind, pre, row_weight, dh);
+  NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}", row_weight.shape(),
+             drow_weight.shape());
+  if (ctx.counting()) return;
+  const int64_t num_rows = dh.dim(0), width = dh.dim(1), pre_width = pre.dim(1);
+  const Real* inputs = pre.data<Real>();
+  const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
+  const Real* dhs = dh.data<Real>();
+  Real* dpres = dpre.data<Real>();
+  Real* dweights = drow_weight.defined() ? drow_weight.data<Real>() : nullptr;
+  parallel_blocks(ctx, num_rows, task_rows(pre_width), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const Real weight = weights != nullptr ? weights[row] : Real{1};
+      const Real dweight = backward_row(kind, inputs + row * pre_width, weight, dhs + row * width,
+                                        dpres + row * pre_width, width);
+      if (dweights != nullptr) dweights[row] = dweight;
+    }
+  });
+}
+
+template void activation_forward<float>(Context&, Activation, Tensor, Tensor, Tensor);
+template void activation_forward<double>(Context&, Activation, Tensor, Tensor, Tensor);
+template void activation_backward<float>(Context&, Activation, Tensor, Tensor, Tensor, Tensor, Tensor);
+template void activation_backward<double>(Context&, Activation, Tensor, Tensor, Tensor, Tensor, Tensor);
+
+}  // namespace nmoe::cpu

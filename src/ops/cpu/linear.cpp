@@ -1,0 +1,162 @@
+#include "ops/cpu/linear.h"
+
+#include <algorithm>
+
+#include "ops/cpu/blas.h"
+
+namespace nmoe::cpu {
+namespace {
+
+// How an [rows, cols] output is cut into tiles, one gemm each. The cut depends on shapes alone.
+struct Tiling {
+  int64_t rows, cols;            // of the output
+  int64_t tile_rows, tile_cols;  // of a tile, less at the lower and right edges
+
+  int64_t tiles_across() const { return ceil_div(cols, tile_cols); }
+  int64_t num_tiles() const { return ceil_div(rows, tile_rows) * tiles_across(); }
+};
+
+struct Tile {
+  int64_t row, col, rows, cols;
+};
+
+Tile tile_at(const Tiling& tiling, int64_t index) {
+  const int64_t row = index / tiling.tiles_across() * tiling.tile_rows;
+  const int64_t col = index % tiling.tiles_across() * tiling.tile_cols;
+  return {row, col, std::min(tiling.tile_rows, tiling.rows - row),
+          std::min(tiling.tile_cols, tiling.cols - col)};
+}
+
+// Tiles large enough for gemm's efficiency, yet about kWantedTiles of them, so that many threads
+// balance.
+Tiling choose_tiling(int64_t rows, int64_t cols) {
+  constexpr int64_t kWantedTiles = 32;
+  constexpr int64_t kSmallest = 64;
+  Tiling tiling{rows, cols, 256, 512};
+  while (tiling.num_tiles() < kWantedTiles) {
+    const bool can_halve_rows = tiling.tile_rows > kSmallest && rows > kSmallest;
+    const bool can_halve_cols = tiling.tile_cols > kSmallest && cols > kSmallest;
+    if (!can_halve_rows && !can_halve_cols) break;
+    const bool halve_cols =
+        can_halve_cols && (!can_halve_rows || tiling.tile_cols > tiling.tile_rows);
+    (halve_cols ? tiling.tile_cols : tiling.tile_rows) /= 2;
+  }
+  return tiling;
+}
+
+}  // namespace
+
+template <class Real>
+void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate) {
+  const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
+  if (ctx.counting()) return;
+  const Tiling tiling = choose_tiling(num_tokens, out);
+  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
+    const Tile t = tile_at(tiling, task);
+    gemm<Real>(t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
+               {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
+               y.data<Real>() + t.row * out + t.col, out);
+  });
+}
+
+template <class Real>
+void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool accumulate) {
+  const int64_t num_tokens = dy.dim(0), out = w.dim(0), in = w.dim(1);
+  if (ctx.counting()) return;
+  const Tiling tiling = choose_tiling(num_tokens, in);
+  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
+    const Tile t = tile_at(tiling, task);
+    gemm<Real>(t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out},
+               {w.data<Real>() + t.col, in}, accumulate ? 1 : 0,
+               dx.data<Real>() + t.row * in + t.col, in);
+  });
+}
+
+template <class Real>
+void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw) {
+  const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
+  if (ctx.counting()) return;
+  const Tiling tiling = choose_tiling(out, in);
+  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
+    const Tile t = tile_at(tiling, task);
+    gemm<Real>(t.rows, t.cols, num_tokens, 1, {dy.data<Real>() + t.row, out, Transpose::kYes},
+               {x.data<Real>() + t.col, in}, 1, dw.data<Real>() + t.row * in + t.col, in);
+  });
+}
+
+namespace {
+
+// Calls fn(expert, begin, end) in parallel for blocks of the rows of every expert.
+template <class Fn>
+void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const Fn& fn) {
+  constexpr int64_t kRowBlock = 256;
+  const int64_t num_experts = offsets.dim(0) - 1;
+  ArenaScope scope(ctx.scratch);
+  Tensor first_block_of = scope.allocate(DType::kI32, {num_experts + 1});
+  if (ctx.counting()) return;
+  const int32_t* offset = offsets.data<int32_t>();
+  int32_t* first = first_block_of.data<int32_t>();
+  NMOE_CHECK(offset[0] == 0 && offset[num_experts] == num_rows, "offsets cover [{}, {}) of {} rows",
+             offset[0], offset[num_experts], num_rows);
+  first[0] = 0;
+  for (int64_t e = 0; e < num_experts; ++e) {
+    first[e + 1] = first[e] + static_cast<int32_t>(ceil_div(offset[e + 1] - offset[e], kRowBlock));
+  }
+  ctx.pool.parallel_for(first[num_experts], [&](int64_t task, int) {
+    const int64_t e = std::upper_bound(first, first + num_experts + 1, task) - first - 1;
+    const int64_t begin = offset[e] + (task - first[e]) * kRowBlock;
+    fn(e, begin, std::min<int64_t>(begin + kRowBlock, offset[e + 1]));
+  });
+}
+
+}  // namespace
+
+template <class Real>
+void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+  const int64_t out = w.dim(1), in = w.dim(2);
+  parallel_expert_rows(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
+    gemm<Real>(end - begin, out, in, 1, {x.data<Real>() + begin * in, in},
+               {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0,
+               y.data<Real>() + begin * out, out);
+  });
+}
+
+template <class Real>
+void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
+  const int64_t out = w.dim(1), in = w.dim(2);
+  parallel_expert_rows(ctx, offsets, dy.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
+    gemm<Real>(end - begin, in, out, 1, {dy.data<Real>() + begin * out, out},
+               {w.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
+  });
+}
+
+template <class Real>
+void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
+  const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
+  if (ctx.counting()) return;
+  const int32_t* offset = offsets.data<int32_t>();
+  const Tiling tiling{out, in, 128, 512};
+  ctx.pool.parallel_for(num_experts * tiling.num_tiles(), [&](int64_t task, int) {
+    const int64_t expert = task / tiling.num_tiles();
+    const Tile t = tile_at(tiling, task % tiling.num_tiles());
+    const int64_t begin = offset[expert], num_rows = offset[expert + 1] - begin;
+    if (num_rows == 0) return;
+    gemm<Real>(t.rows, t.cols, num_rows, 1,
+               {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes},
+               {x.data<Real>() + begin * in + t.col, in}, 1,
+               dw.data<Real>() + (expert * out + t.row) * in + t.col, in);
+  });
+}
+
+#define NMOE_INSTANTIATE(Real)                                                                 \
+  template void linear_forward<Real>(Context&, Tensor, Tensor, Tensor, bool);                  \
+  template void linear_backward_input<Real>(Context&, Tensor, Tensor, Tensor, bool);           \
+  template void linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor);                \
+  template void grouped_linear_forward<Real>(Context&, Tensor, Tensor, Tensor, Tensor);        \
+  template void grouped_linear_backward_input<Real>(Context&, Tensor, Tensor, Tensor, Tensor); \
+  template void grouped_linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor, Tensor);
+NMOE_INSTANTIATE(float)
+NMOE_INSTANTIATE(double)
+#undef NMOE_INSTANTIATE
+
+}  // namespace nmoe::cpu

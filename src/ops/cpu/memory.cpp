@@ -1,0 +1,27 @@
+#include "ops/cpu/memory.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/text.h"
+
+namespace nmoe::cpu {
+
+void* PageMemory::allocate(int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* block = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (block == MAP_FAILED) {
+    throw runtime_error(fmt::format("cannot allocate {}: {}", human_bytes(bytes), std::strerror(errno)),
+                        "lower train.microbatch_seqs or the model's size, or free memory");
+  }
+  return block;
+}
+
+void PageMemory::release(void* block, int64_t bytes) noexcept {
+  if (block != nullptr) munmap(block, static_cast<size_t>(bytes));
+}
+
+}  // namespace nmoe::cpu

@@ -1,0 +1,132 @@
+#include "ops/cpu/moe.h"
+
+#include <cstring>
+
+namespace nmoe::cpu {
+
+// A counting sort in three passes: every chunk of tokens counts its copies per expert, a prefix sum over (expert,
+// chunk) gives each chunk its first row in each expert, and the chunks place their copies.
+void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) {
+  constexpr int64_t kMinChunkTokens = 1024, kMaxChunks = 64;
+  const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = counts.dim(0);
+  NMOE_CHECK(plan.offsets.dim(0) == num_experts + 1 && plan.row_of.shape() == top_idx.shape() &&
+                 plan.token_of_row.dim(0) == num_tokens * top_k,
+             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}", top_idx.shape(), num_experts,
+             plan.offsets.shape(), plan.row_of.shape(), plan.token_of_row.shape());
+  const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
+  const int64_t num_chunks = ceil_div(num_tokens, chunk_tokens);
+  ArenaScope scratch(ctx.scratch);
+  const Tensor next_row = scratch.allocate(DType::kI32, {num_chunks, num_experts});
+  if (ctx.counting()) return;
+  const int32_t* experts = top_idx.data<int32_t>();
+  int32_t* next_rows = next_row.data<int32_t>();
+
+  parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
+    int32_t* chunk_counts = next_rows + begin / chunk_tokens * num_experts;
+    std::fill(chunk_counts, chunk_counts + num_experts, 0);
+    for (int64_t copy = begin * top_k; copy < end * top_k; ++copy) {
+      const int32_t expert = experts[copy];
+      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", copy / top_k, expert,
+                 num_experts);
+      ++chunk_counts[expert];
+    }
+  });
+
+  int32_t* offsets = plan.offsets.data<int32_t>();
+  int32_t* loads = counts.data<int32_t>();
+  int32_t row = 0;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    offsets[expert] = row;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      int32_t& slot = next_rows[chunk * num_experts + expert];
+      const int32_t chunk_count = slot;
+      slot = row;
+      row += chunk_count;
+    }
+    loads[expert] += row - offsets[expert];
+  }
+  offsets[num_experts] = row;
+
+  int32_t* row_of = plan.row_of.data<int32_t>();
+  int32_t* token_of_row = plan.token_of_row.data<int32_t>();
+  parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
+    int32_t* chunk_rows = next_rows + begin / chunk_tokens * num_experts;
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
+        const int32_t target = chunk_rows[experts[copy]]++;
+        row_of[copy] = target;
+        token_of_row[target] = static_cast<int32_t>(token);
+      }
+    }
+  });
+}
+
+// Goes by token, not by row: a token's values are then read from memory once and not top_k times.
+template <class Real>
+void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
+  const int64_t num_tokens = x.dim(0), width = x.dim(1), top_k = plan.row_of.dim(1);
+  if (ctx.counting()) return;
+  const Real* tokens = x.data<Real>();
+  const int32_t* row_of = plan.row_of.data<int32_t>();
+  Real* out = rows.data<Real>();
+  parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
+        std::memcpy(out + row_of[copy] * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
+      }
+    }
+  });
+}
+
+template <class Real>
+void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) {
+  const int64_t num_tokens = y.dim(0), width = y.dim(1), top_k = plan.row_of.dim(1);
+  if (ctx.counting()) return;
+  const Real* in = rows.data<Real>();
+  const int32_t* row_of = plan.row_of.data<int32_t>();
+  Real* tokens = y.data<Real>();
+  parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
+    for (int64_t token = begin; token < end; ++token) {
+      Real* target = tokens + token * width;
+      if (!accumulate) std::fill(target, target + width, Real{0});
+      for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
+        const Real* source = in + row_of[copy] * width;
+#pragma omp simd
+        for (int64_t i = 0; i < width; ++i) target[i] += source[i];
+      }
+    }
+  });
+}
+
+template <class Real>
+void moe_dispatch_weights(Context& ctx, Tensor weights, const MoePlan& plan, Tensor row_weight) {
+  if (ctx.counting()) return;
+  const Real* source = weights.data<Real>();
+  const int32_t* row_of = plan.row_of.data<int32_t>();
+  Real* target = row_weight.data<Real>();
+  parallel_blocks(ctx, weights.num_elements(), kTaskElements, [&](int64_t begin, int64_t end, int) {
+    for (int64_t copy = begin; copy < end; ++copy) target[row_of[copy]] = source[copy];
+  });
+}
+
+template <class Real>
+void moe_combine_weights(Context& ctx, Tensor row_weight, const MoePlan& plan, Tensor weights) {
+  if (ctx.counting()) return;
+  const Real* source = row_weight.data<Real>();
+  const int32_t* row_of = plan.row_of.data<int32_t>();
+  Real* target = weights.data<Real>();
+  parallel_blocks(ctx, weights.num_elements(), kTaskElements, [&](int64_t begin, int64_t end, int) {
+    for (int64_t copy = begin; copy < end; ++copy) target[copy] = source[row_of[copy]];
+  });
+}
+
+#define NMOE_INSTANTIATE(Real)                                                            \
+  template void moe_dispatch<Real>(Context&, Tensor, const MoePlan&, Tensor);             \
+  template void moe_combine<Real>(Context&, Tensor, const MoePlan&, Tensor, bool);        \
+  template void moe_dispatch_weights<Real>(Context&, Tensor, const MoePlan&, Tensor);     \
+  template void moe_combine_weights<Real>(Context&, Tensor, const MoePlan&, Tensor);
+NMOE_INSTANTIATE(float)
+NMOE_INSTANTIATE(double)
+#undef NMOE_INSTANTIATE
+
+}  // namespace nmoe::cpu

@@ -1,0 +1,122 @@
+#include "ops/cpu/tensor_ops.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+namespace nmoe::cpu {
+namespace {
+
+template <class T>
+void fill_with(Context& ctx, T* x, int64_t size, T value) {
+  parallel_blocks(ctx, size, kTaskElements,
+                  [&](int64_t begin, int64_t end, int) { std::fill(x + begin, x + end, value); });
+}
+
+// The nearest bfloat16, ties to even: the upper half of a float.
+uint16_t to_bfloat16(double value) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(value));
+  if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16);
+  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+
+// out[0] += sum over the elements of term(x[i]), a Partial. Every task has its own partial sum; they are added in
+// order, so that the result does not depend on the threads.
+template <class Partial, class Real, class Term>
+void reduce(Context& ctx, Tensor x, Tensor out, Term&& term) {
+  ArenaScope scratch(ctx.scratch);
+  const int64_t size = x.num_elements();
+  const int64_t num_tasks = ceil_div(size, kTaskElements);
+  const Tensor partial_sums = scratch.allocate(DTypeOf<Partial>::value, {num_tasks});
+  if (ctx.counting()) return;
+  const Real* values = x.data<Real>();
+  Partial* partials = partial_sums.data<Partial>();
+  parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
+    Partial total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = begin; i < end; ++i) total += term(values[i]);
+    partials[begin / kTaskElements] = total;
+  });
+  Partial total = 0;
+  for (int64_t task = 0; task < num_tasks; ++task) total += partials[task];
+  *out.data<Partial>() += total;
+}
+
+}  // namespace
+
+void fill(Context& ctx, Tensor x, double value) {
+  if (ctx.counting()) return;
+  const int64_t size = x.num_elements();
+  switch (x.dtype()) {
+    case DType::kF64: return fill_with(ctx, x.data<double>(), size, value);
+    case DType::kF32: return fill_with(ctx, x.data<float>(), size, static_cast<float>(value));
+    case DType::kBF16: return fill_with(ctx, static_cast<uint16_t*>(x.raw()), size, to_bfloat16(value));
+    case DType::kI32: return fill_with(ctx, x.data<int32_t>(), size, static_cast<int32_t>(value));
+    case DType::kU8: return fill_with(ctx, x.data<uint8_t>(), size, static_cast<uint8_t>(value));
+  }
+}
+
+void copy(Context& ctx, Tensor source, Tensor destination) {
+  NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
+             "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
+             destination.shape());
+  if (ctx.counting()) return;
+  const auto* from = static_cast<const std::byte*>(source.raw());
+  auto* to = static_cast<std::byte*>(destination.raw());
+  constexpr int64_t kTaskBytes = kTaskElements * 4;
+  parallel_blocks(ctx, source.num_bytes(), kTaskBytes, [&](int64_t begin, int64_t end, int) {
+    std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+  });
+}
+
+template <class Real>
+void add(Context& ctx, Tensor x, Tensor y) {
+  NMOE_CHECK(x.num_elements() == y.num_elements(), "add of {} to {}", x.shape(), y.shape());
+  if (ctx.counting()) return;
+  const Real* source = x.data<Real>();
+  Real* target = y.data<Real>();
+  parallel_blocks(ctx, x.num_elements(), kTaskElements, [&](int64_t begin, int64_t end, int) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) target[i] += source[i];
+  });
+}
+
+template <class Real>
+void sum(Context& ctx, Tensor x, Tensor out) {
+  reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value); });
+}
+
+template <class Real>
+void sum_of_squares(Context& ctx, Tensor x, Tensor out) {
+  reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value) * static_cast<double>(value); });
+}
+
+template <class Real>
+void count_non_finite(Context& ctx, Tensor x, Tensor out) {
+  using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
+  constexpr auto kExponent = std::bit_cast<Bits>(std::numeric_limits<Real>::infinity());
+  reduce<int32_t, Real>(ctx, x, out, [](Real value) -> int32_t {
+    return (std::bit_cast<Bits>(value) & kExponent) == kExponent ? 1 : 0;
+  });
+}
+
+template <class Real>
+void clip_scale(Context& ctx, Tensor sum_squares, double max_norm, Tensor scale) {
+  if (ctx.counting()) return;
+  const double ratio = max_norm / std::sqrt(*sum_squares.data<double>());
+  // Not std::min: a NaN norm must reach the scale and not pass for an unclipped one.
+  *scale.data<double>() = max_norm == 0 || ratio >= 1 ? 1.0 : ratio;
+}
+
+#define NMOE_INSTANTIATE(Real)                                     \
+  template void add<Real>(Context&, Tensor, Tensor);               \
+  template void sum<Real>(Context&, Tensor, Tensor);               \
+  template void sum_of_squares<Real>(Context&, Tensor, Tensor);    \
+  template void clip_scale<Real>(Context&, Tensor, double, Tensor); \
+  template void count_non_finite<Real>(Context&, Tensor, Tensor);
+NMOE_INSTANTIATE(float)
+NMOE_INSTANTIATE(double)
+#undef NMOE_INSTANTIATE
+
+}  // namespace nmoe::cpu

@@ -1,0 +1,22 @@
+// Plain loops over tensors: fill, add, reductions. Contracts: ops/backend.h.
+#pragma once
+
+#include "ops/backend.h"
+#include "ops/cpu/context.h"
+
+namespace nmoe::cpu {
+
+void fill(Context& ctx, Tensor x, double value);
+void copy(Context& ctx, Tensor source, Tensor destination);
+template <class Real>
+void add(Context& ctx, Tensor x, Tensor y);
+template <class Real>
+void sum(Context& ctx, Tensor x, Tensor out);
+template <class Real>
+void sum_of_squares(Context& ctx, Tensor x, Tensor out);
+template <class Real>
+void clip_scale(Context& ctx, Tensor sum_squares, double max_norm, Tensor scale);
+template <class Real>
+void count_non_finite(Context& ctx, Tensor x, Tensor out);
+
+}  // namespace nmoe::cpu

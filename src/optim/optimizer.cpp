@@ -1,0 +1,65 @@
+#include "optim/optimizer.h"
+
+namespace nmoe {
+
+Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena)
+    : config_(config), ops_(ops) {
+  for (Parameter& parameter : parameters.all()) {
+    if (parameter.group == ParameterGroup::kBuffer) continue;
+    Slot slot{.parameter = &parameter, .m = arena.allocate(ops.compute_dtype(), parameter.shape), .v = {}};
+    if (group(parameter.group).optimizer == OptimizerKind::kMuon) {
+      state_.push_back({"muon.momentum." + parameter.name, slot.m});
+    } else {
+      slot.v = arena.allocate(ops.compute_dtype(), parameter.shape);
+      state_.push_back({"adamw.m." + parameter.name, slot.m});
+      state_.push_back({"adamw.v." + parameter.name, slot.v});
+    }
+    slots_.push_back(slot);
+  }
+  for (const NamedTensor& state : state_) ops_.fill(state.tensor, 0.0);
+}
+
+const GroupConfig& Optimizer::group(ParameterGroup group) const {
+  switch (group) {
+    case ParameterGroup::kMatrices: return config_.matrices;
+    case ParameterGroup::kExperts: return config_.experts;
+    case ParameterGroup::kRouter: return config_.router;
+    case ParameterGroup::kRest:
+    case ParameterGroup::kBuffer: break;
+  }
+  NMOE_CHECK(group == ParameterGroup::kRest, "buffers are not trained");
+  return config_.rest;
+}
+
+void Optimizer::step(const Progress& progress, Tensor grad_scale) {
+  for (const Slot& slot : slots_) {
+    const Parameter& parameter = *slot.parameter;
+    const GroupConfig& settings = group(parameter.group);
+    const double lr = scheduled_rate(config_.schedule, settings.lr, progress);
+    const double weight_decay = parameter.decay ? settings.weight_decay : 0.0;
+    if (settings.optimizer == OptimizerKind::kMuon) {
+      ops_.muon_step({.w = parameter.value,
+                      .grad = parameter.grad,
+                      .momentum = slot.m,
+                      .grad_scale = grad_scale,
+                      .lr = lr,
+                      .beta = config_.muon.momentum,
+                      .weight_decay = weight_decay,
+                      .iterations = static_cast<int>(config_.muon.iterations)});
+    } else {
+      ops_.adamw_step({.w = parameter.value,
+                       .grad = parameter.grad,
+                       .m = slot.m,
+                       .v = slot.v,
+                       .grad_scale = grad_scale,
+                       .lr = lr,
+                       .beta1 = config_.adamw.beta1,
+                       .beta2 = config_.adamw.beta2,
+                       .eps = config_.adamw.eps,
+                       .weight_decay = weight_decay,
+                       .step = progress.steps});
+    }
+  }
+}
+
+}  // namespace nmoe

@@ -1,0 +1,34 @@
+#include "optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace nmoe {
+namespace {
+
+// 1 at u = 0, 0 at u = 1.
+double decay_curve(DecayShape shape, double u) {
+  switch (shape) {
+    case DecayShape::kCosine: return 0.5 * (1.0 + std::cos(std::numbers::pi * u));
+    case DecayShape::kLinear: return 1.0 - u;
+    case DecayShape::kSqrt: return 1.0 - std::sqrt(u);
+  }
+  return 0.0;
+}
+
+}  // namespace
+
+double scheduled_rate(const ScheduleConfig& schedule, double peak, const Progress& progress) {
+  const int64_t position = schedule.unit == ScheduleUnit::kSteps ? progress.steps : progress.tokens;
+  if (position < schedule.warmup) {
+    return peak * static_cast<double>(position) / static_cast<double>(schedule.warmup);
+  }
+  const int64_t into_decay = position - schedule.warmup - schedule.hold;
+  if (schedule.decay == 0 || into_decay <= 0) return peak;
+  const double u = std::min(1.0, static_cast<double>(into_decay) / static_cast<double>(schedule.decay));
+  const double floor = std::min(schedule.floor, peak);
+  return floor + (peak - floor) * decay_curve(schedule.shape, u);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,35 @@
+#include "tensor/arena.h"
+
+#include <algorithm>
+
+namespace nmoe {
+
+Arena::~Arena() {
+  if (source_ != nullptr) source_->release(block_, capacity_);
+}
+
+void Arena::reserve(MemorySource& source, int64_t capacity) {
+  NMOE_CHECK(counting() && used_ == 0, "arena '{}' is reserved once, while empty", name_);
+  block_ = static_cast<char*>(source.allocate(capacity));
+  source_ = &source;
+  capacity_ = capacity;
+  high_water_ = 0;
+}
+
+Tensor Arena::allocate(DType dtype, Shape shape) {
+  const Tensor unplaced(nullptr, dtype, shape);
+  const int64_t begin = used_;
+  const int64_t bytes = (unplaced.num_bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  NMOE_CHECK(counting() || begin + bytes <= capacity_, "arena '{}' of {} bytes: {} in use, {} more wanted for {}",
+             name_, capacity_, begin, bytes, shape);
+  used_ = begin + bytes;
+  high_water_ = std::max(high_water_, used_);
+  return counting() ? unplaced : Tensor(block_ + begin, dtype, shape);
+}
+
+void Arena::rewind(int64_t mark) {
+  NMOE_CHECK(mark <= used_, "arena '{}' rewound to {} while {} bytes are in use", name_, mark, used_);
+  used_ = mark;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,72 @@
+// Arena: the only owner of tensor storage. One allocation, bump-pointer, released by rewinding to a mark.
+//
+// A run is planned by executing the same step code against *counting* arenas, which hand out tensors without
+// data and record the highest use; then each arena is reserved once with that capacity. Nothing allocates
+// inside a step. Not thread-safe: one owner at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// Where an arena's one block comes from. Implemented by each device (ops/cpu: prefaulted anonymous pages).
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  virtual void* allocate(int64_t bytes) = 0;  // zeroed; Error (runtime) with a remedy when there is none
+  virtual void release(void* block, int64_t bytes) noexcept = 0;
+};
+
+class Arena {
+ public:
+  static constexpr int64_t kAlignment = 256;  // bytes; every tensor starts on one
+
+  explicit Arena(std::string name) : name_(std::move(name)) {}
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Leaves counting mode: takes `capacity` bytes from `source`, which must outlive the arena.
+  void reserve(MemorySource& source, int64_t capacity);
+  bool counting() const { return source_ == nullptr; }
+
+  // A tensor at the top of the arena. In counting mode it has no data. Contents are whatever was there before
+  // (zero at first use). Running over the capacity is a bug in the plan, hence a check.
+  Tensor allocate(DType dtype, Shape shape);
+
+  int64_t mark() const { return used_; }
+  void rewind(int64_t mark);  // frees everything allocated since `mark`
+
+  const std::string& name() const { return name_; }
+  int64_t used() const { return used_; }
+  int64_t high_water() const { return high_water_; }  // most bytes ever in use
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  std::string name_;
+  MemorySource* source_ = nullptr;
+  char* block_ = nullptr;
+  int64_t capacity_ = 0;
+  int64_t used_ = 0;
+  int64_t high_water_ = 0;
+};
+
+// Rewinds an arena when a scope ends.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.rewind(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+  Tensor allocate(DType dtype, Shape shape) { return arena_.allocate(dtype, shape); }
+
+ private:
+  Arena& arena_;
+  int64_t mark_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,54 @@
+#include "tensor/tensor.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace nmoe {
+
+Shape::Shape(std::initializer_list<int64_t> dims)
+    : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
+
+Shape::Shape(std::span<const int64_t> dims) : rank_(static_cast<int>(dims.size())) {
+  NMOE_CHECK(dims.size() <= kMaxRank, "{} dimensions, at most {} are supported", dims.size(), kMaxRank);
+  std::copy(dims.begin(), dims.end(), dims_.begin());
+  for (const int64_t dim : dims) NMOE_CHECK(dim >= 0, "negative dimension in {}", to_string());
+}
+
+int64_t Shape::operator[](int axis) const {
+  if (axis < 0) axis += rank_;
+  NMOE_CHECK(axis >= 0 && axis < rank_, "axis {} of shape {}", axis, to_string());
+  return dims_[static_cast<size_t>(axis)];
+}
+
+int64_t Shape::num_elements() const {
+  int64_t product = 1;
+  for (const int64_t dim : dims()) product *= dim;
+  return product;
+}
+
+std::string Shape::to_string() const { return fmt::format("[{}]", fmt::join(dims(), ", ")); }
+
+Tensor Tensor::reshape(Shape shape) const {
+  NMOE_CHECK(shape.num_elements() == num_elements(), "cannot view {} as {}", shape_, shape);
+  return {data_, dtype_, shape};
+}
+
+Tensor Tensor::rows(int64_t begin, int64_t end) const {
+  NMOE_CHECK(0 <= begin && begin <= end && end <= dim(0), "rows [{}, {}) of {}", begin, end, shape_);
+  std::array<int64_t, Shape::kMaxRank> dims{};
+  const auto source = shape_.dims();
+  std::copy(source.begin(), source.end(), dims.begin());
+  const int64_t row_bytes = dim(0) == 0 ? 0 : num_bytes() / dim(0);
+  dims[0] = end - begin;
+  char* base = static_cast<char*>(data_);
+  return {base == nullptr ? nullptr : base + begin * row_bytes, dtype_,
+          Shape(std::span<const int64_t>(dims.data(), source.size()))};
+}
+
+Tensor Tensor::operator[](int64_t index) const {
+  const Tensor row = rows(index, index + 1);
+  return {row.data_, dtype_, Shape(shape_.dims().subspan(1))};
+}
+
+}  // namespace nmoe

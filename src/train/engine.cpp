@@ -1,0 +1,191 @@
+#include "train/engine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/factory.h"
+
+namespace nmoe {
+
+Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
+    : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len) {
+  if (memory != nullptr) {
+    parameters_.reserve(ops.memory(), memory->parameters);
+    gradients_.reserve(ops.memory(), memory->gradients);
+    optimizer_state_.reserve(ops.memory(), memory->optimizer);
+    activations_.reserve(ops.memory(), memory->activations);
+    step_state_.reserve(ops.memory(), memory->step_state);
+    staging_.reserve(ops.memory(), memory->checkpoint_staging);
+    ops.scratch().reserve(ops.memory(), memory->scratch);
+  }
+  model_.allocate(parameters_, gradients_, step_state_);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_);
+
+  const int64_t num_seqs = config_.train.microbatch_seqs, seq_len = config_.data.seq_len, T = num_seqs * seq_len;
+  batch_ = {.num_seqs = num_seqs,
+            .seq_len = seq_len,
+            .tokens = step_state_.allocate(DType::kI32, {T}),
+            .targets = step_state_.allocate(DType::kI32, {T}),
+            .positions = step_state_.allocate(DType::kI32, {T})};
+  losses_ = step_state_.allocate(ops.compute_dtype(), {T});
+  loss_sum_ = step_state_.allocate(DType::kF64, {1});
+  square_sum_ = step_state_.allocate(DType::kF64, {1});
+  grad_scale_ = step_state_.allocate(DType::kF64, {1});
+  bad_count_ = step_state_.allocate(DType::kI32, {1});
+
+  std::vector<int32_t> positions(static_cast<size_t>(T));
+  for (size_t i = 0; i < positions.size(); ++i) {
+    positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % seq_len);
+  }
+  ops.upload(batch_.positions, positions.data());
+}
+
+void Engine::initialise() { model_.initialise(static_cast<uint64_t>(config_.run.seed)); }
+
+StepScale Engine::step_scale() const {
+  const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
+  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .num_targets = tokens};
+}
+
+Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+  const int64_t T = static_cast<int64_t>(inputs.size());
+  NMOE_CHECK(targets.size() == inputs.size() && T % config_.data.seq_len == 0 && T <= batch_.num_tokens(),
+             "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
+             batch_.num_tokens());
+  const Batch batch{.num_seqs = T / config_.data.seq_len,
+                    .seq_len = config_.data.seq_len,
+                    .tokens = batch_.tokens.rows(0, T),
+                    .targets = batch_.targets.rows(0, T),
+                    .positions = batch_.positions.rows(0, T)};
+  ops_.upload(batch.tokens, inputs.data());
+  ops_.upload(batch.targets, targets.data());
+  return batch;
+}
+
+void Engine::begin_step() {
+  model_.begin_step();
+  ops_.fill(loss_sum_, 0.0);
+}
+
+void Engine::accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+  const Batch batch = upload_batch(inputs, targets);
+  model_.forward_backward(batch, step_scale(), activations_, losses_);
+  ops_.sum(losses_, loss_sum_);
+}
+
+StepResult Engine::finish_step(const Progress& progress) {
+  ops_.fill(square_sum_, 0.0);
+  for (const Parameter& parameter : model_.parameters().all()) {
+    if (parameter.grad.defined()) ops_.sum_of_squares(parameter.grad, square_sum_);
+  }
+  ops_.clip_scale(square_sum_, config_.optim.clip_norm, grad_scale_);
+
+  double loss_sum = 0, square_sum = 0;
+  ops_.download(&loss_sum, loss_sum_);
+  ops_.download(&square_sum, square_sum_);
+  StepResult result{.loss = loss_sum / static_cast<double>(step_scale().num_targets),
+                    .grad_norm = std::sqrt(square_sum)};
+  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (result.finite) {
+    optimizer_->step(progress, grad_scale_);
+    model_.update_router_bias();
+  }
+  return result;
+}
+
+std::vector<RouterHealth> Engine::router_health() const {
+  std::vector<RouterHealth> result;
+  for (const Moe* moe : model_.moe_layers()) {
+    RouterHealth health;
+    health.counts.resize(static_cast<size_t>(config_.model.moe.num_experts));
+    double aux[2] = {0, 0};
+    ops_.download(health.counts.data(), moe->stats().counts);
+    ops_.download(aux, moe->stats().aux_loss);
+    ops_.download(&health.entropy, moe->stats().entropy);
+    std::vector<float> bias(health.counts.size());
+    ops_.download(bias.data(), moe->router_bias().value);
+    const auto [low, high] = std::minmax_element(bias.begin(), bias.end());
+    health.bias_range = static_cast<double>(*high) - static_cast<double>(*low);
+    health.balance_loss = aux[0];
+    health.z_loss = aux[1];
+    health.entropy /= static_cast<double>(step_scale().num_tokens);
+    result.push_back(std::move(health));
+  }
+  return result;
+}
+
+std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+  std::string first;
+  const auto look = [&](std::string_view name, Tensor value) {
+    if (!first.empty() || value.dtype() != ops_.compute_dtype()) return;
+    int32_t count = 0;
+    ops_.fill(bad_count_, 0.0);
+    ops_.count_non_finite(value, bad_count_);
+    ops_.download(&count, bad_count_);
+    if (count > 0) {
+      first = fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements());
+    }
+  };
+  for (const Parameter& parameter : model_.parameters().all()) look("weight " + parameter.name, parameter.value);
+  const Batch batch = upload_batch(inputs, targets);
+  model_.begin_step();
+  model_.forward_backward(batch, step_scale(), activations_, losses_, look);
+  for (const Parameter& parameter : model_.parameters().all()) {
+    if (parameter.grad.defined()) look("gradient of " + parameter.name, parameter.grad);
+  }
+  return first;
+}
+
+void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses) {
+  const Batch batch = upload_batch(inputs, targets);
+  const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
+  model_.forward(batch, activations_, batch_losses);
+  ops_.download(losses.data(), batch_losses);
+}
+
+StateTensors Engine::state() const {
+  StateTensors state;
+  for (const Parameter& parameter : model_.parameters().all()) {
+    state.model.push_back({parameter.name, parameter.value});
+  }
+  state.optimizer = optimizer_->state();
+  return state;
+}
+
+StateTensors Engine::stage() {
+  staging_.rewind(0);
+  StateTensors staged = state();
+  for (auto* group : {&staged.model, &staged.optimizer}) {
+    for (NamedTensor& entry : *group) {
+      const Tensor copy = staging_.allocate(entry.tensor.dtype(), entry.tensor.shape());
+      ops_.copy(entry.tensor, copy);
+      entry.tensor = copy;
+    }
+  }
+  return staged;
+}
+
+EngineMemory Engine::used() const {
+  return {.parameters = parameters_.high_water(),
+          .gradients = gradients_.high_water(),
+          .optimizer = optimizer_state_.high_water(),
+          .activations = activations_.high_water(),
+          .step_state = step_state_.high_water(),
+          .scratch = ops_.scratch().high_water(),
+          .checkpoint_staging = staging_.high_water()};
+}
+
+EngineMemory measure_memory(const Config& config, int num_threads) {
+  const auto ops = make_backend({.device = config.run.device, .num_threads = num_threads});
+  Engine engine(config, *ops, nullptr);
+  const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
+  std::vector<float> losses(ids.size());
+  engine.begin_step();
+  engine.accumulate(ids, ids);
+  engine.finish_step({.steps = 1, .tokens = 1});
+  engine.evaluate(ids, ids, losses);
+  engine.stage();
+  return engine.used();
+}
+
+}  // namespace nmoe

@@ -1,0 +1,114 @@
+// Engine: one rank's weights, gradients, optimizer state and buffers on a backend, and the parts of a step.
+//
+// The same code runs twice. Against counting arenas it measures what a step needs (measure_memory); then an
+// engine with exactly that storage is made, and nothing allocates again.
+//
+// T tokens of a microbatch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "model/model.h"
+#include "ops/backend.h"
+#include "optim/optimizer.h"
+#include "tensor/arena.h"
+#include "tensor/named_tensor.h"
+
+namespace nmoe {
+
+// Bytes of each arena.
+struct EngineMemory {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t activations = 0;
+  int64_t step_state = 0;          // batch, token losses, router statistics, rope tables
+  int64_t scratch = 0;             // temporary storage of single operations
+  int64_t checkpoint_staging = 0;  // the copy an asynchronous checkpoint writes from
+
+  int64_t total() const {
+    return parameters + gradients + optimizer + activations + step_state + scratch + checkpoint_staging;
+  }
+};
+
+// A router's behaviour over one step.
+struct RouterHealth {
+  std::vector<int32_t> counts;  // [E] rows
+  double balance_loss = 0.0;
+  double z_loss = 0.0;
+  double entropy = 0.0;     // mean over tokens, nats
+  double bias_range = 0.0;  // largest minus smallest selection bias
+};
+
+struct StepResult {
+  double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
+  double grad_norm = 0.0;  // of all gradients of the step, before clipping
+  bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
+};
+
+struct StateTensors {
+  std::vector<NamedTensor> model;
+  std::vector<NamedTensor> optimizer;
+};
+
+class Engine {
+ public:
+  // `memory` null: counting. config.model.vocab_size must be resolved; `config` is copied.
+  Engine(const Config& config, Backend& ops, const EngineMemory* memory);
+
+  void initialise();
+
+  // --- a step: begin, any number of accumulate, finish
+  void begin_step();
+  // Host arrays of num_seqs * seq_len ids. Every call of a step must have num_seqs = train.microbatch_seqs.
+  void accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets);
+  // Clips, updates weights and router biases. A step that is not finite changes nothing.
+  StepResult finish_step(const Progress& progress);
+  std::vector<RouterHealth> router_health() const;  // of the last step, in layer order
+
+  // Names the first parameter or intermediate that is not finite when this microbatch is run, "" if all are.
+  std::string find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets);
+
+  // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0.
+  void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses);
+
+  // The tensors a checkpoint holds, in place (to load into) ...
+  StateTensors state() const;
+  // ... or copied to staging, where they keep while training goes on. Call again only when the last is written.
+  StateTensors stage();
+
+  Model& model() { return model_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  EngineMemory used() const;  // most bytes ever in use
+
+ private:
+  Batch upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets);
+  StepScale step_scale() const;
+
+  Config config_;
+  Backend& ops_;
+  Arena parameters_{"parameters"};
+  Arena gradients_{"gradients"};
+  Arena optimizer_state_{"optimizer"};
+  Arena activations_{"activations"};
+  Arena step_state_{"step state"};
+  Arena staging_{"checkpoint staging"};
+  Model model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  Batch batch_;        // sized for train.microbatch_seqs
+  Tensor losses_;      // [T]
+  Tensor loss_sum_;    // [1] f64
+  Tensor square_sum_;  // [1] f64
+  Tensor grad_scale_;  // [1] f64
+  Tensor bad_count_;   // [1] i32
+};
+
+// Runs one whole step, a validation and a checkpoint's staging against counting arenas.
+EngineMemory measure_memory(const Config& config, int num_threads);
+
+}  // namespace nmoe

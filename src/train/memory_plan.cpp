@@ -1,0 +1,110 @@
+#include "train/memory_plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/files.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "ops/factory.h"
+#include "track/metrics.h"
+
+namespace nmoe {
+namespace {
+
+// One step of a model small enough not to matter, then one write to a throwaway metrics file: all that a run
+// loads on first use is loaded after it.
+void rehearse(const Config& config) {
+  Config tiny;
+  tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
+  tiny.model.mla = {.q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
+  tiny.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 64};
+  tiny.data.seq_len = 64;
+  tiny.train.batch_seqs = tiny.train.microbatch_seqs = 8;
+  tiny.optim = config.optim;
+
+  const int num_threads = static_cast<int>(config.run.threads);
+  const EngineMemory memory = measure_memory(tiny, num_threads);
+  const auto ops = make_backend({.device = config.run.device, .num_threads = num_threads});
+  Engine engine(tiny, *ops, &memory);
+  engine.initialise();
+  const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
+  engine.begin_step();
+  engine.accumulate(ids, ids);
+  engine.finish_step({.steps = 1, .tokens = 1});
+
+  const fs::path folder = fs::temp_directory_path() / fmt::format("nmoe-rehearsal-{}", getpid());
+  make_directories(folder);
+  {
+    MetricsWriter metrics(folder / "rank_0.duckdb");
+    metrics.add(1, "train/loss", 0.0);
+    metrics.flush();
+  }
+  fs::remove_all(folder);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
+  rehearse(config);
+  MemoryPlan plan;
+  plan.engine = measure_memory(config, static_cast<int>(config.run.threads));
+  {
+    const auto ops = make_backend({.device = config.run.device, .num_threads = 1});
+    const Model model(config.model, *ops, config.data.seq_len);
+    plan.cost = model_cost(config.model, model.parameters(), config.data.seq_len);
+  }
+  release_free_memory();
+  const EngineMemory& engine = plan.engine;
+  plan.lines = {
+      {"parameters", engine.parameters, "weights and router biases"},
+      {"gradients", engine.gradients, "one a weight"},
+      {"optimizer", engine.optimizer, "moments of AdamW and Muon"},
+      {"activations", engine.activations, "of one microbatch, train.microbatch_seqs x data.seq_len tokens"},
+      {"scratch", engine.scratch, "temporaries of single operations"},
+      {"step state", engine.step_state, "batch, token losses, router statistics, rope tables"},
+      {"checkpoint staging", engine.checkpoint_staging, "the copy a checkpoint is written from"},
+      {"data", mapped_bytes, "shards, mapped"},
+      {"process", resident_bytes(), "program, libraries, threads, databases"},
+  };
+  for (const MemoryLine& line : plan.lines) plan.total_bytes += line.bytes;
+  return plan;
+}
+
+std::string print_plan(const MemoryPlan& plan, const Config& config) {
+  std::string text;
+  for (const MemoryLine& line : plan.lines) {
+    text += fmt::format("  {:<19}{:>12}  {}\n", line.owner, human_bytes(line.bytes), line.meaning);
+  }
+  text += fmt::format("  {:<19}{:>12}\n", "total", human_bytes(plan.total_bytes));
+  const double parameters = static_cast<double>(plan.cost.parameters);
+  text += fmt::format("  {} parameters, {} active for a token; {}FLOP per token (training, {} positions)\n",
+                      human_count(parameters), human_count(static_cast<double>(plan.cost.active_parameters)),
+                      human_count(plan.cost.flops_per_token), config.data.seq_len);
+  return text;
+}
+
+void check_memory(const MemoryPlan& plan, const Config& config) {
+  const bool limited = !config.train.memory_limit.empty();
+  // What is resident already counts as available to the plan, which has a line for it.
+  const int64_t machine = available_memory_bytes() + resident_bytes();
+  const int64_t limit = limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
+  if (plan.total_bytes <= limit) return;
+
+  const bool activations_dominate = plan.engine.activations > plan.engine.parameters + plan.engine.optimizer;
+  const std::string remedy =
+      config.train.microbatch_seqs > 1 && activations_dominate
+          ? fmt::format("lower train.microbatch_seqs (now {}): activations take {}", config.train.microbatch_seqs,
+                        human_bytes(plan.engine.activations))
+          : fmt::format("make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
+                        "their optimizer take {}",
+                        human_bytes(plan.engine.parameters + plan.engine.gradients + plan.engine.optimizer));
+  throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(plan.total_bytes),
+                                limited && limit < machine ? "train.memory_limit" : "this machine's free memory",
+                                human_bytes(limit)),
+                    remedy);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,70 @@
+// What a run reports about itself: metrics for viewers, the run's row in experiments.db, the progress line.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/progress.h"
+#include "config/config.h"
+#include "train/engine.h"
+#include "train/validation.h"
+#include "track/metrics.h"
+#include "track/runs.h"
+
+namespace nmoe {
+
+// The wall time of training steps alone, since the last report and in all. Validation and checkpoints stop it.
+class StepClock {
+ public:
+  void start() { begin_ = Clock::now(); }
+  void stop() { total_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  double seconds() const { return total_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_{};
+  double total_ = 0.0;
+};
+
+struct StepReport {
+  Progress progress;
+  StepResult result;
+  double bits_per_byte = 0.0;
+  double seconds = 0.0;  // of the steps since the last report
+  int64_t steps = 0;     // how many those are
+};
+
+class Recorder {
+ public:
+  // Opens the stores under run.dir. `run_id` empty: a new run; otherwise that run goes on after `step`, and what it
+  // recorded beyond is deleted.
+  Recorder(const Config& config, const Optimizer& optimizer, const std::string& run_id, int64_t step,
+           const std::string& commit, double flops_per_token, double peak_flops);
+
+  const std::string& run_id() const { return run_id_; }
+
+  // The progress line, every step.
+  void show(const StepReport& report, bool milestone);
+  // Metrics of a step, at the logging cadence.
+  void record(const StepReport& report, std::span<const RouterHealth> routers);
+  void record_validation(int64_t step, const ValidationResult& result, double seconds);
+  void message(std::string_view text) { line_.message(text); }
+  // Ends the run's row. Call once; a recorder destroyed without it leaves the run marked as failed.
+  void finish(RunStatus status, const std::string& reason);
+
+ private:
+  double tokens_per_s(const StepReport& report) const;
+
+  const Config& config_;
+  const Optimizer& optimizer_;
+  double flops_per_token_;
+  double peak_flops_;
+  RunStore runs_;
+  std::string run_id_;
+  std::optional<MetricsWriter> metrics_;
+  ProgressLine line_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,85 @@
+#include "train/router_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace nmoe {
+namespace {
+
+struct Load {
+  double mean = 0;
+  double max = 0;
+  double cv_percent = 0;
+  int64_t active = 0;  // experts with at least one row
+};
+
+Load measure(const RouterHealth& layer) {
+  const double num_experts = static_cast<double>(layer.counts.size());
+  Load load;
+  load.mean = std::accumulate(layer.counts.begin(), layer.counts.end(), 0.0) / num_experts;
+  double variance = 0;
+  for (const int32_t count : layer.counts) {
+    load.max = std::max(load.max, static_cast<double>(count));
+    load.active += count > 0 ? 1 : 0;
+    variance += (count - load.mean) * (count - load.mean) / num_experts;
+  }
+  load.cv_percent = load.mean > 0 ? 100.0 * std::sqrt(variance) / load.mean : 0.0;
+  return load;
+}
+
+}  // namespace
+
+void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink) {
+  if (layers.empty()) return;
+  double sum_cv = 0, sum_cv_squared = 0, sum_entropy = 0, min_entropy = layers[0].entropy, dead = 0, active = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const RouterHealth& layer = layers[i];
+    const Load load = measure(layer);
+    const double num_experts = static_cast<double>(layer.counts.size());
+    const auto put = [&](std::string_view name, double value) {
+      sink(fmt::format("router/layer_{:02}/{}", i, name), value);
+    };
+    put("load_max_over_mean", load.mean > 0 ? load.max / load.mean : 0.0);
+    put("max_load", load.mean > 0 ? 100.0 * load.max / (load.mean * num_experts) : 0.0);
+    put("cv", load.cv_percent);
+    put("entropy", layer.entropy);
+    put("experts_active", static_cast<double>(load.active));
+    put("bias_range", layer.bias_range);
+    put("balance_loss", layer.balance_loss);
+    put("z_loss", layer.z_loss);
+    sum_cv += load.cv_percent;
+    sum_cv_squared += load.cv_percent * load.cv_percent;
+    sum_entropy += layer.entropy;
+    min_entropy = std::min(min_entropy, layer.entropy);
+    dead += num_experts - static_cast<double>(load.active);
+    active += static_cast<double>(load.active);
+  }
+  const double count = static_cast<double>(layers.size());
+  const double mean_cv = sum_cv / count;
+  sink("router_agg/mean_cv", mean_cv);
+  sink("router_agg/std_cv", std::sqrt(std::max(0.0, sum_cv_squared / count - mean_cv * mean_cv)));
+  sink("router_agg/mean_entropy", sum_entropy / count);
+  sink("router_agg/min_entropy", min_entropy);
+  sink("router_agg/dead_experts_count", dead);
+  sink("router_agg/experts_active_mean", active / count);
+}
+
+std::string find_collapse(std::span<const RouterHealth> layers, const MoeConfig& moe) {
+  const double experts = static_cast<double>(moe.num_experts), top_k = static_cast<double>(moe.top_k);
+  // With this few experts an even load can satisfy the rule.
+  if (moe.num_experts <= moe.top_k + 1) return "";
+  const double threshold = 97.0 * std::sqrt((experts - top_k) / top_k);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const Load load = measure(layers[i]);
+    if (load.active <= moe.top_k + 1 && load.cv_percent >= threshold) {
+      return fmt::format("the router of MoE layer {} has collapsed: {} of {} experts get every token (load cv {:.0f} %)", i,
+                         load.active, moe.num_experts, load.cv_percent);
+    }
+  }
+  return "";
+}
+
+}  // namespace nmoe

@@ -1,0 +1,276 @@
+#include "train/trainer.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "base/files.h"
+#include "base/process.h"
+#include "base/signals.h"
+#include "base/text.h"
+#include "checkpoint/async_writer.h"
+#include "checkpoint/reader.h"
+#include "config/load.h"
+#include "ops/factory.h"
+#include "train/memory_plan.h"
+#include "train/recorder.h"
+#include "train/router_report.h"
+#include "train/training_data.h"
+
+namespace nmoe {
+namespace {
+
+// A stop that is the run's own fault, with the status it leaves behind.
+class RunFailure : public Error {
+ public:
+  RunFailure(RunStatus status, const std::string& what, std::string remedy)
+      : Error(ErrorKind::kRuntime, what, std::move(remedy)), status_(status) {}
+  RunStatus status() const { return status_; }
+
+ private:
+  RunStatus status_;
+};
+
+class Trainer {
+ public:
+  Trainer(Config config, const TrainOptions& options, TrainingData data)
+      : config_(std::move(config)),
+        options_(options),
+        data_(std::move(data)),
+        plan_(plan_memory(config_, data_.mapped_bytes())),
+        loader_(data_.train, config_.data.seq_len, static_cast<uint64_t>(config_.run.seed), /*shuffle=*/true),
+        token_bytes_(token_byte_counts(*data_.tokenizer)) {
+    fmt::print(stderr, "{}", print_plan(plan_, config_));
+    check_memory(plan_, config_);
+    if (data_.valid) {
+      valid_loader_.emplace(*data_.valid, config_.data.seq_len, /*seed=*/0, /*shuffle=*/false);
+    }
+    ops_ = make_backend({.device = config_.run.device, .num_threads = static_cast<int>(config_.run.threads)});
+    fmt::print(stderr, "device: {}\n", ops_->description());
+    engine_ = std::make_unique<Engine>(config_, *ops_, &plan_.engine);
+    const size_t tokens = static_cast<size_t>(config_.train.microbatch_seqs * config_.data.seq_len);
+    inputs_.resize(tokens);
+    targets_.resize(tokens);
+  }
+
+  TrainSummary run();
+
+ private:
+  void start_or_resume();
+  void loop(const StopSignal& stop);
+  StepResult take_step();
+  void after_step(const StepResult& result);
+  void fail_non_finite(const StepResult& result);
+  void run_validation();
+  void save();
+  int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
+
+  Config config_;
+  TrainOptions options_;
+  TrainingData data_;
+  MemoryPlan plan_;
+  SequenceLoader loader_;
+  std::optional<SequenceLoader> valid_loader_;
+  std::vector<int32_t> token_bytes_;
+  std::unique_ptr<Backend> ops_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Recorder> recorder_;
+  std::unique_ptr<AsyncCheckpointWriter> writer_;
+  std::vector<int32_t> inputs_, targets_;  // one microbatch
+  Progress progress_;
+  int64_t next_sequence_ = 0;
+  int64_t saved_step_ = -1;
+  int64_t step_bytes_ = 0;  // of text in this step's targets
+  StepClock clock_;
+  double reported_seconds_ = 0.0;
+  int64_t reported_steps_ = 0;
+  TrainSummary summary_;
+};
+
+void Trainer::start_or_resume() {
+  const fs::path folder = checkpoint_dir(config_);
+  const auto latest = latest_checkpoint(folder);
+  std::string run_id;
+  if (!latest || !options_.resume) {
+    if (latest) {
+      throw usage_error(fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config_.run.name),
+                        "add --resume to go on with it, or choose another run.name");
+    }
+    engine_->initialise();
+  } else {
+    const CheckpointReader reader = CheckpointReader::open(*latest);
+    const CheckpointInfo& info = reader.info();
+    if (info.config_fingerprint != config_fingerprint(config_)) {
+      const Config saved = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+      throw usage_error(fmt::format("the configuration is not the one that {} was trained with:\n{}",
+                                    reader.path().string(), explain_difference(saved, config_)),
+                        "undo these changes, or choose another run.name to start afresh");
+    }
+    if (info.data_fingerprint != data_.fingerprint()) {
+      throw usage_error(fmt::format("the corpus in {} is not the one that {} was trained on", config_.data.path,
+                                    reader.path().string()),
+                        "point data.path at the original corpus, or choose another run.name to start afresh");
+    }
+    const StateTensors state = engine_->state();
+    reader.load_model(state.model);
+    reader.load_optimizer(state.optimizer);
+    progress_ = {.steps = info.step, .tokens = info.tokens};
+    next_sequence_ = info.next_sequence;
+    run_id = info.run_id;
+    saved_step_ = info.step;
+    summary_.checkpoint = reader.path();
+  }
+  reported_steps_ = progress_.steps;
+  recorder_ = std::make_unique<Recorder>(config_, engine_->optimizer(), run_id, progress_.steps, options_.commit,
+                                         plan_.cost.flops_per_token, ops_->peak_flops());
+  writer_ = std::make_unique<AsyncCheckpointWriter>(folder, config_.checkpoint.keep_last);
+  if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", summary_.checkpoint.string()));
+}
+
+StepResult Trainer::take_step() {
+  clock_.start();
+  engine_->begin_step();
+  step_bytes_ = 0;
+  const int64_t microbatch = config_.train.microbatch_seqs;
+  for (int64_t done = 0; done < config_.train.batch_seqs; done += microbatch) {
+    loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
+    for (const int32_t target : targets_) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
+    engine_->accumulate(inputs_, targets_);
+  }
+  const Progress next{.steps = progress_.steps + 1, .tokens = progress_.tokens + batch_tokens()};
+  const StepResult result = engine_->finish_step(next);
+  clock_.stop();
+  if (!result.finite) fail_non_finite(result);
+  progress_ = next;
+  next_sequence_ += config_.train.batch_seqs;
+  return result;
+}
+
+void Trainer::fail_non_finite(const StepResult& result) {
+  std::string culprit;
+  const int64_t microbatch = config_.train.microbatch_seqs;
+  for (int64_t done = 0; done < config_.train.batch_seqs && culprit.empty(); done += microbatch) {
+    loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
+    culprit = engine_->find_non_finite(inputs_, targets_);
+  }
+  throw RunFailure(RunStatus::kFailedNan,
+                   fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
+                               result.grad_norm, culprit.empty() ? "none within a microbatch (their sum overflowed)" : culprit),
+                   fmt::format("the weights after step {} are kept; lower the learning rates of [optim], lengthen "
+                               "optim.schedule.warmup or set optim.clip_norm",
+                               progress_.steps));
+}
+
+void Trainer::after_step(const StepResult& result) {
+  const int64_t step = progress_.steps;
+  const bool last = step == config_.train.steps;
+  const bool log = step == 1 || last || step % config_.train.log_every == 0;
+  const StepReport report{
+      .progress = progress_,
+      .result = result,
+      .bits_per_byte = result.loss * static_cast<double>(batch_tokens()) /
+                       (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step_bytes_, 1))),
+      .seconds = clock_.seconds() - reported_seconds_,
+      .steps = step - reported_steps_};
+  recorder_->show(report, log);
+  if (!log) return;
+  const std::vector<RouterHealth> routers = engine_->router_health();
+  recorder_->record(report, routers);
+  reported_seconds_ = clock_.seconds();
+  reported_steps_ = step;
+  const std::string collapse = find_collapse(routers, config_.model.moe);
+  if (!collapse.empty() && config_.train.stop_on_collapse) {
+    throw RunFailure(RunStatus::kFailedCollapse, fmt::format("step {}: {}", step, collapse),
+                     "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "
+                     "train.stop_on_collapse = false trains on regardless");
+  }
+}
+
+void Trainer::run_validation() {
+  if (!valid_loader_) return;
+  const auto begin = std::chrono::steady_clock::now();
+  const ValidationResult result =
+      validate(*engine_, *valid_loader_, token_bytes_, config_.train.valid_seqs, config_.train.microbatch_seqs);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  recorder_->record_validation(progress_.steps, result, seconds);
+  recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte", progress_.steps, result.loss,
+                                 result.bits_per_byte));
+  summary_.valid = result;
+}
+
+void Trainer::save() {
+  if (saved_step_ == progress_.steps) return;
+  writer_->wait();  // staging is free again after it
+  const StateTensors staged = engine_->stage();
+  writer_->submit({.info = {.step = progress_.steps,
+                            .tokens = progress_.tokens,
+                            .next_sequence = next_sequence_,
+                            .num_parameters = plan_.cost.parameters,
+                            .run_id = recorder_->run_id(),
+                            .config_fingerprint = config_fingerprint(config_),
+                            .data_fingerprint = data_.fingerprint(),
+                            .nmoe_version = options_.version,
+                            .nmoe_commit = options_.commit},
+                   .config_toml = print_config(config_),
+                   .tokenizer_json = data_.tokenizer->json(),
+                   .model = staged.model,
+                   .optimizer = staged.optimizer});
+  saved_step_ = progress_.steps;
+}
+
+void Trainer::loop(const StopSignal& stop) {
+  const auto due = [&](int64_t every) { return every > 0 && progress_.steps % every == 0; };
+  while (progress_.steps < config_.train.steps && !stop.requested()) {
+    const StepResult result = take_step();
+    ++summary_.steps_now;
+    after_step(result);
+    const bool last = progress_.steps == config_.train.steps;
+    if (due(config_.train.valid_every) && !last) run_validation();
+    if (due(config_.checkpoint.every) && !last) save();
+  }
+}
+
+TrainSummary Trainer::run() {
+  start_or_resume();
+  const StopSignal stop;
+  try {
+    loop(stop);
+  } catch (const RunFailure& failure) {
+    save();
+    writer_->wait();
+    recorder_->finish(failure.status(), failure.what());
+    throw;
+  } catch (const std::exception& error) {
+    recorder_->finish(RunStatus::kFailed, error.what());
+    throw;
+  }
+  summary_.interrupted = stop.requested();
+  try {
+    if (!summary_.interrupted) run_validation();
+    save();
+    writer_->wait();
+  } catch (const std::exception& error) {
+    recorder_->finish(RunStatus::kFailed, error.what());
+    throw;
+  }
+  summary_.steps = progress_.steps;
+  summary_.seconds = clock_.seconds();
+  if (summary_.steps_now > 0) {
+    summary_.tokens_per_s = static_cast<double>(summary_.steps_now * batch_tokens()) / summary_.seconds;
+  }
+  summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());
+  recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
+                    summary_.interrupted ? fmt::format("stopped by {}", stop.name()) : "");
+  return summary_;
+}
+
+}  // namespace
+
+fs::path checkpoint_dir(const Config& config) { return fs::path(config.run.dir) / "checkpoints" / config.run.name; }
+
+TrainSummary train(const Config& config, const TrainOptions& options) {
+  TrainingData data = open_training_data(config);
+  Config resolved = resolve_vocab_size(config, *data.tokenizer);
+  return Trainer(std::move(resolved), options, std::move(data)).run();
+}
+
+}  // namespace nmoe

@@ -1,0 +1,41 @@
+// The training loop: data, steps, validation, checkpoints, tracking.
+//
+// Everything a run writes lies under run.dir:
+//   experiments.db                              which runs exist and how they ended
+//   metrics/<run id>/rank_0.duckdb              what was measured
+//   checkpoints/<run.name>/step_00000100/       where it can go on from
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "train/validation.h"
+
+namespace nmoe {
+
+struct TrainOptions {
+  bool resume = false;      // go on from the latest checkpoint, if there is one
+  std::string version;      // of the program, recorded in checkpoints
+  std::string commit;
+};
+
+struct TrainSummary {
+  int64_t steps = 0;         // done in all
+  int64_t steps_now = 0;     // done by this call
+  double seconds = 0.0;      // of training steps in this call
+  double tokens_per_s = 0.0;
+  bool interrupted = false;  // by a signal; the checkpoint is where to go on
+  std::optional<ValidationResult> valid;  // at the end
+  std::filesystem::path checkpoint;
+};
+
+std::filesystem::path checkpoint_dir(const Config& config);
+
+// Trains until train.steps. Prints the plan first; progress goes to standard error.
+// Errors: whatever makes the run impossible (usage), and at run time a loss that is not finite (naming the first
+// tensor that went bad) or a collapsed router. The state before the failing step is saved first.
+TrainSummary train(const Config& config, const TrainOptions& options);
+
+}  // namespace nmoe

@@ -1,0 +1,108 @@
+#include "base/text.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+TEST(Nearest, FindsTypos) {
+  const std::vector<std::string> keys = {"num_experts", "top_k", "expert_dim", "num_groups"};
+  EXPECT_EQ(nearest("topk", keys), "top_k");             // left out
+  EXPECT_EQ(nearest("top__k", keys), "top_k");           // added
+  EXPECT_EQ(nearest("top-k", keys), "top_k");            // replaced
+  EXPECT_EQ(nearest("epxert_dim", keys), "expert_dim");  // swapped
+  EXPECT_EQ(nearest("num_group", keys), "num_groups");
+  EXPECT_EQ(nearest("top_k", keys), "top_k");
+}
+
+TEST(Nearest, ASwapIsOneSlip) {
+  // One slip in three characters is allowed; two (as plain edit distance counts a swap) are not.
+  EXPECT_EQ(nearest("dmi", std::vector<std::string>{"dim"}), "dim");
+  EXPECT_EQ(nearest("mid", std::vector<std::string>{"dim"}), "");
+}
+
+TEST(Nearest, SaysNothingWhenNothingIsNear) {
+  EXPECT_EQ(nearest("learning_rate", std::vector<std::string>{"lr", "weight_decay"}), "");
+  EXPECT_EQ(nearest("x", std::vector<std::string>{"y"}), "");
+  EXPECT_EQ(nearest("x", {}), "");
+  EXPECT_EQ(nearest("", std::vector<std::string>{"a"}), "");
+}
+
+TEST(Nearest, PrefersTheFirstOfEquals) {
+  EXPECT_EQ(nearest("beta", std::vector<std::string>{"beta1", "beta2"}), "beta1");
+}
+
+TEST(JoinOr, PutsOrBeforeTheLast) {
+  EXPECT_EQ(join_or({}), "");
+  EXPECT_EQ(join_or(std::vector<std::string>{"a"}), "a");
+  EXPECT_EQ(join_or(std::vector<std::string>{"a", "b"}), "a or b");
+  EXPECT_EQ(join_or(std::vector<std::string>{"a", "b", "c"}), "a, b or c");
+}
+
+TEST(Human, Bytes) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1536), "1.50 KiB");
+  EXPECT_EQ(human_bytes(-1536), "-1.50 KiB");
+  EXPECT_EQ(human_bytes((1 << 20) - 1), "1.00 MiB");  // never "1024.00 KiB"
+  EXPECT_EQ(human_bytes(int64_t{3} << 30), "3.00 GiB");
+  EXPECT_EQ(human_bytes(int64_t{5000} << 40), "5000.00 TiB");
+}
+
+TEST(Human, Count) {
+  EXPECT_EQ(human_count(0), "0");
+  EXPECT_EQ(human_count(999), "999");
+  EXPECT_EQ(human_count(0.5), "0.50");
+  EXPECT_EQ(human_count(1000), "1.00 k");
+  EXPECT_EQ(human_count(1234567), "1.23 M");
+  EXPECT_EQ(human_count(999999), "1.00 M");
+  EXPECT_EQ(human_count(6.71e11), "671.00 G");
+}
+
+TEST(Human, Seconds) {
+  EXPECT_EQ(human_seconds(0.01234), "12.3ms");
+  EXPECT_EQ(human_seconds(3.21), "3.2s");
+  EXPECT_EQ(human_seconds(59.97), "1m00s");  // never "60.0s"
+  EXPECT_EQ(human_seconds(75), "1m15s");
+  EXPECT_EQ(human_seconds(3599.7), "1h00m");
+  EXPECT_EQ(human_seconds(7384), "2h03m");
+  EXPECT_EQ(human_seconds(100000), "1d04h");
+  EXPECT_EQ(human_seconds(-75), "-1m15s");
+  EXPECT_EQ(human_seconds(std::numeric_limits<double>::infinity()), "-");
+  EXPECT_EQ(human_seconds(std::numeric_limits<double>::quiet_NaN()), "-");
+}
+
+TEST(ParseBytes, ReadsNumbersWithUnits) {
+  EXPECT_EQ(parse_bytes("1073741824", "x"), 1073741824);
+  EXPECT_EQ(parse_bytes("1.5 GiB", "x"), int64_t{3} << 29);
+  EXPECT_EQ(parse_bytes("512MiB", "x"), int64_t{512} << 20);
+  EXPECT_EQ(parse_bytes("2GB", "x"), 2'000'000'000);
+  EXPECT_EQ(parse_bytes("2 gib", "x"), int64_t{2} << 30);
+  EXPECT_EQ(parse_bytes("10 B", "x"), 10);
+  EXPECT_EQ(parse_bytes("0", "x"), 0);
+}
+
+TEST(ParseBytes, RefusesEverythingElse) {
+  for (const char* text :
+       {"", "GiB", "-1 GiB", "+1", "1e9", "8 Gib/s", "8  GiB", "8 GiB ", " 8 GiB", "8 XB", "inf",
+        "nan", "0x10", "9223372036854775808", "99999999 TiB"}) {
+    EXPECT_EQ(try_parse_bytes(text), std::nullopt) << text;
+  }
+  try {
+    parse_bytes("lots", "train.memory_limit");
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_STREQ(error.what(), "train.memory_limit: \"lots\" is not a number of bytes");
+    EXPECT_NE(error.remedy().find("8 GiB"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,91 @@
+#include "checkpoint/async_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "checkpoint/reader.h"
+#include "sample_state.h"
+
+namespace nmoe {
+namespace {
+
+class AsyncWriterTest : public TemporaryFolderTest {};
+
+TEST_F(AsyncWriterTest, WritesAndPrunes) {
+  SampleState one(1), two(2), three(3);
+  AsyncCheckpointWriter writer(dir_, 2);
+  writer.submit(one.state);
+  writer.wait();
+  EXPECT_EQ(verify_checkpoint(dir_ / "step_00000001"), std::nullopt);
+  writer.submit(two.state);
+  writer.submit(three.state);
+  writer.wait();
+  EXPECT_EQ(names(), (Names{"step_00000002", "step_00000003"}));
+  EXPECT_EQ(verify_checkpoint(dir_), std::nullopt);
+}
+
+TEST_F(AsyncWriterTest, TheDestructorWaits) {
+  const SampleState sample(1, 20'000);
+  { AsyncCheckpointWriter(dir_, 0).submit(sample.state); }
+  EXPECT_EQ(verify_checkpoint(dir_), std::nullopt);
+}
+
+TEST_F(AsyncWriterTest, AFailureSurfacesOnceAtTheNextCall) {
+  const SampleState sample(1);
+  write_file_atomically(dir_ / "taken", "");  // a file where the folder should be
+  AsyncCheckpointWriter writer(dir_ / "taken", 0);
+  writer.submit(sample.state);
+  EXPECT_TRUE(contains(error_of([&] { writer.submit(sample.state); }).what(), "taken"));
+  writer.wait();
+  writer.submit(sample.state);
+  EXPECT_TRUE(contains(error_of([&] { writer.wait(); }).what(), "taken"));
+  fs::remove(dir_ / "taken");
+  writer.submit(sample.state);
+  writer.wait();
+  EXPECT_EQ(verify_checkpoint(dir_ / "taken"), std::nullopt);
+}
+
+TEST_F(AsyncWriterTest, AFailureNobodyAskedForIsReported) {
+  write_file_atomically(dir_ / "taken", "");
+  const SampleState sample(1);
+  testing::internal::CaptureStderr();
+  { AsyncCheckpointWriter(dir_ / "taken", 0).submit(sample.state); }
+  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "taken"));
+}
+
+// Children that write as fast as they can are killed at moments spread over a write and its
+// pruning. What they leave must verify, and the next writer must clear their rubbish.
+TEST_F(AsyncWriterTest, KillAtAnyMomentLeavesALoadableCheckpoint) {
+  write_checkpoint(dir_, SampleState(0).state);
+  int64_t first_step = 1;
+  for (int kill_round = 0; kill_round < 12; ++kill_round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      AsyncCheckpointWriter writer(dir_, 2);
+      for (int64_t step = first_step;; ++step) {
+        const SampleState sample(step, 2'000);
+        // Every third step is written twice: replacing must be as safe as adding.
+        for (int64_t i = 0; i < (step % 3 == 0 ? 2 : 1); ++i) writer.submit(sample.state);
+        writer.wait();
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20'000 + 3'700 * kill_round));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+
+    EXPECT_EQ(verify_checkpoint(dir_), std::nullopt) << "after kill " << kill_round;
+    SampleState target(0, 2'000);
+    const CheckpointReader reader = CheckpointReader::open(dir_);
+    if (reader.info().step > 0) reader.load_model(target.state.model);
+    first_step = reader.info().step + 1;
+  }
+  EXPECT_GT(first_step, 2) << "no child got to write anything";
+  prune_checkpoints(dir_, 2);
+  EXPECT_LE(names().size(), 2u) << "temporary folders of the killed remain";
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,112 @@
+// A small checkpoint state that owns its tensors, and a folder to write it to.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "checkpoint/checkpoint.h"
+
+namespace nmoe {
+
+// Every tensor's bytes depend on its name and on the step.
+class SampleState {
+ public:
+  explicit SampleState(int64_t step, int64_t rows = 64) {
+    state.info = {.step = step,
+                  .tokens = step * 4096,
+                  .next_sequence = step * 16,
+                  .num_parameters = rows * 100,
+                  .config_fingerprint = "c0ffee",
+                  .data_fingerprint = "austen-v1",
+                  .nmoe_version = "0.1.0",
+                  .nmoe_commit = "abc123"};
+    state.config_toml = "[model]\ndim = 64\n";
+    state.tokenizer_json = "{\"type\": \"byte\"}";
+    add(state.model, "embedding", DType::kF32, {rows, 16});
+    add(state.model, "layers.0.experts.w1", DType::kF32, {4, rows, 8});
+    add(state.model, "layers.0.router.bias", DType::kF32, {4});
+    add(state.optimizer, "embedding.moment1", DType::kF32, {rows, 16});
+    add(state.optimizer, "embedding.moment2", DType::kBF16, {rows, 16});
+    add(state.optimizer, "layers.0.experts.w1.momentum", DType::kF32, {4, rows, 8});
+    add(state.optimizer, "unused", DType::kF32, {0, 8});
+  }
+
+  CheckpointState state;
+
+ private:
+  void add(std::vector<NamedTensor>& list, const std::string& name, DType dtype, Shape shape) {
+    Tensor tensor(nullptr, dtype, shape);
+    auto& bytes = storage_.emplace_back(static_cast<size_t>(tensor.num_bytes()));
+    uint64_t noise = std::hash<std::string>()(name) + static_cast<uint64_t>(state.info.step);
+    for (std::byte& byte : bytes) {
+      noise = noise * 6364136223846793005u + 1442695040888963407u;
+      byte = static_cast<std::byte>(noise >> 56);
+    }
+    list.push_back({name, Tensor(bytes.data(), dtype, shape)});
+  }
+
+  std::deque<std::vector<std::byte>> storage_;
+};
+
+using Names = std::vector<std::string>;
+
+// A fresh folder, removed at the end of the test.
+class TemporaryFolderTest : public testing::Test {
+ protected:
+  TemporaryFolderTest() {
+    std::string pattern = (fs::temp_directory_path() / "nmoe-checkpoint-XXXXXX").string();
+    dir_ = ::mkdtemp(pattern.data());
+  }
+  ~TemporaryFolderTest() override { fs::remove_all(dir_); }
+
+  // Names in `dir_`, sorted.
+  Names names() const {
+    Names found;
+    for (const auto& entry : fs::directory_iterator(dir_)) {
+      found.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(found);
+    return found;
+  }
+
+  fs::path dir_;
+};
+
+inline testing::AssertionResult contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "'" << part << "' is not in: " << text;
+}
+
+// The Error that `action` throws.
+inline Error error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return runtime_error("", "");
+}
+
+// Adds one to the byte at `offset`, counted from the end when negative.
+inline void alter_byte(const fs::path& path, int64_t offset) {
+  std::string content = read_file(path);
+  const auto at =
+      offset < 0 ? content.size() - static_cast<size_t>(-offset) : static_cast<size_t>(offset);
+  ++content.at(at);
+  write_file_atomically(path, content);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,68 @@
+// Configurations in which, taken together, every key has an effect.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "config/schema.h"
+
+namespace nmoe {
+
+inline Config dense_gqa_config() {
+  return parse_config(R"(
+    [model]
+    attention = "gqa"
+    window = 32
+    attn_global_every = 2
+    [optim.schedule]
+    warmup = 10)",
+                      "dense_gqa.toml");
+}
+
+inline Config mla_moe_config() {
+  return parse_config(R"(
+    [model.yarn]
+    factor = 2
+    [model.moe]
+    num_experts = 8
+    num_groups = 2
+    [optim.experts]
+    optimizer = "muon"
+    [optim.schedule]
+    decay = 100
+    [train]
+    valid_every = 5)",
+                      "mla_moe.toml");
+}
+
+inline std::vector<Config> all_kinds_of_configs() {
+  return {Config(), dense_gqa_config(), mla_moe_config()};
+}
+
+// The values of all keys, those without effect included.
+inline std::vector<std::string> values_of(Config config) {
+  std::vector<std::string> values;
+  for (const Field& field : describe(config)) {
+    values.push_back(field.key + " = " + to_toml(field.get()));
+  }
+  return values;
+}
+
+// Gives the key another value that it takes. False when it takes only the one it has.
+inline bool change(const Field& field) {
+  const Value old = field.get();
+  std::vector<Value> others;
+  if (const auto* flag = std::get_if<bool>(&old)) others = {!*flag};
+  if (const auto* integer = std::get_if<int64_t>(&old)) others = {*integer + 1, *integer - 1};
+  if (const auto* real = std::get_if<double>(&old)) others = {*real * 2.0 + 0.25, *real / 2.0};
+  if (field.is_text) others = {"8 GiB"};  // a file name cannot have the space, see below
+  others.insert(others.end(), field.names.begin(), field.names.end());
+  others.push_back("another");
+  for (const Value& other : others) {
+    if (other != old && field.set(other)) return true;
+  }
+  return false;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,58 @@
+#include "config/environment.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "expect_error.h"
+
+namespace nmoe {
+namespace {
+
+class Environment : public testing::Test {
+ protected:
+  void SetUp() override {
+    setenv("NMOE_TEST_SET", "/data", 1);
+    setenv("NMOE_TEST_EMPTY", "", 1);
+    setenv("NMOE_TEST_TRAP", "a${NMOE_TEST_SET}", 1);
+    unsetenv("NMOE_TEST_UNSET");
+  }
+  void TearDown() override {
+    for (const char* name : {"NMOE_TEST_SET", "NMOE_TEST_EMPTY", "NMOE_TEST_TRAP"}) unsetenv(name);
+  }
+};
+
+TEST_F(Environment, Expands) {
+  EXPECT_EQ(expand_environment("", "x"), "");
+  EXPECT_EQ(expand_environment("plain $NMOE_TEST_SET {} $", "x"), "plain $NMOE_TEST_SET {} $");
+  EXPECT_EQ(expand_environment("${NMOE_TEST_SET}", "x"), "/data");
+  EXPECT_EQ(expand_environment("a${NMOE_TEST_SET}/b${NMOE_TEST_SET:-c}d", "x"), "a/data/b/datad");
+  EXPECT_EQ(expand_environment("${NMOE_TEST_EMPTY}", "x"), "");
+}
+
+TEST_F(Environment, TakesTheDefaultForUnsetAndEmpty) {
+  EXPECT_EQ(expand_environment("${NMOE_TEST_UNSET:-a b:-c}", "x"), "a b:-c");
+  EXPECT_EQ(expand_environment("${NMOE_TEST_EMPTY:-d}", "x"), "d");
+  EXPECT_EQ(expand_environment("[${NMOE_TEST_UNSET:-}]", "x"), "[]");
+}
+
+TEST_F(Environment, RefusesTheRest) {
+  const std::string how = "write ${NMOE_NAME} or ${NMOE_NAME:-default}";
+  expect_usage_error([] { expand_environment("${HOME}/x", "q.toml:3: data.path"); },
+                     "q.toml:3: data.path: ${HOME} is not expanded: its name does not start with NMOE_",
+                     how);
+  for (const char* text : {"${}", "${NMOE_}", "${NMOE_A-b}", "${ NMOE_A}", "${nmoe_a:-b}"}) {
+    EXPECT_THROW(expand_environment(text, "x"), Error) << text;
+  }
+  expect_usage_error([] { expand_environment("a/${NMOE_TEST_SET", "x"); },
+                     "x: \"${NMOE_TEST_SET\" has no closing brace", how);
+  expect_usage_error([] { expand_environment("${NMOE_TEST_UNSET}", "x"); },
+                     "x: the environment variable NMOE_TEST_UNSET is not set",
+                     "set it, or give a default: ${NMOE_TEST_UNSET:-default}");
+  expect_usage_error([] { expand_environment("${NMOE_TEST_TRAP}", "x"); },
+                     "x: the value of NMOE_TEST_TRAP contains \"${\" itself: a${NMOE_TEST_SET}",
+                     "set NMOE_TEST_TRAP to a value to be taken as it is");
+}
+
+}  // namespace
+}  // namespace nmoe

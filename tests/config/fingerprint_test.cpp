@@ -1,0 +1,79 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/sha256.h"
+#include "config/load.h"
+#include "configs.h"
+
+namespace nmoe {
+namespace {
+
+// What may change between a run and its continuation.
+const std::set<std::string> kFree = {
+    "run.name",          "run.experiment",     "run.dir",
+    "run.device",        "run.threads",        "data.path",
+    "train.steps",       "train.memory_limit", "train.log_every",
+    "train.valid_every", "train.valid_seqs",   "train.stop_on_collapse",
+    "checkpoint.every",  "checkpoint.keep_last"};
+
+// Every key in every configuration: the fingerprint changes when a key that defines the run and has
+// an effect changes, and at nothing else.
+TEST(Fingerprint, FollowsWhatDefinesTheRun) {
+  for (const Config& base : all_kinds_of_configs()) {
+    const std::string fingerprint = config_fingerprint(base);
+    const size_t num_fields = values_of(base).size();
+    for (size_t i = 0; i < num_fields; ++i) {
+      Config config = base;
+      const Field field = describe(config)[i];
+      if (!change(field)) continue;
+      const bool defines_run = field.used() && !kFree.contains(field.key);
+      EXPECT_EQ(config_fingerprint(config) != fingerprint, defines_run) << field.key;
+      EXPECT_EQ(explain_difference(base, config).empty(), !defines_run) << field.key;
+    }
+  }
+}
+
+TEST(Fingerprint, IsTheHashOfItsCanonicalLines) {
+  for (Config config : all_kinds_of_configs()) {
+    std::set<std::string> lines;
+    for (const Field& field : describe(config)) {
+      if (field.used() && !kFree.contains(field.key)) {
+        lines.insert(field.key + "=" + to_toml(field.get()) + "\n");
+      }
+    }
+    std::string text;
+    for (const std::string& line : lines) text += line;
+    EXPECT_EQ(config_fingerprint(config), sha256_hex(text));
+  }
+}
+
+TEST(Fingerprint, DoesNotDependOnHowValuesAreWritten) {
+  const Config a = parse_config("[optim.matrices]\nlr = 1\n", "a.toml");
+  const Config b = parse_config("optim = {matrices = {lr = 1.0e0}}\n", "b.toml");
+  EXPECT_EQ(config_fingerprint(a), config_fingerprint(b));
+  EXPECT_EQ(explain_difference(a, b), "");
+}
+
+TEST(ExplainDifference, NamesKeysAndValues) {
+  const Config mla;
+  Config gqa;
+  gqa.model.attention = AttentionKind::kGqa;
+  gqa.optim.rest.lr = 0.5;
+  gqa.train.steps = 7;
+  EXPECT_EQ(explain_difference(mla, gqa),
+            "model.attention: \"mla\" != \"gqa\"\n"
+            "model.mla.q_lora_rank: 0 != unused\n"
+            "model.mla.kv_lora_rank: 64 != unused\n"
+            "model.mla.qk_nope_head_dim: 32 != unused\n"
+            "model.mla.qk_rope_head_dim: 16 != unused\n"
+            "model.mla.v_head_dim: 32 != unused\n"
+            "model.gqa.num_kv_heads: unused != 1\n"
+            "model.gqa.head_dim: unused != 64\n"
+            "model.gqa.qk_norm: unused != false\n"
+            "optim.rest.lr: 0.001 != 0.5\n");
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,133 @@
+#include "config/schema.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <type_traits>
+#include <utility>
+
+#include "configs.h"
+
+namespace nmoe {
+namespace {
+
+// Counts the members of a struct: with how many values of any type it can be initialised.
+struct Anything {
+  template <class T>
+  operator T() const;
+};
+template <class T, class... Values>
+constexpr size_t num_members() {
+  if constexpr (requires { T{Values{}..., Anything{}}; }) {
+    return num_members<T, Values..., Anything>();
+  } else {
+    return sizeof...(Values);
+  }
+}
+
+// A member that the description leaves out would be unknown in TOML, unprinted, and not in the
+// fingerprint.
+TEST(Schema, DescribesEveryMember) {
+  const std::map<std::string, size_t> expected = {
+      {"run", num_members<RunConfig>()},
+      {"model", num_members<ModelConfig>() - 6},  // less its structs
+      {"model.rope", num_members<RopeConfig>()},
+      {"model.yarn", num_members<YarnConfig>()},
+      {"model.mla", num_members<MlaConfig>()},
+      {"model.gqa", num_members<GqaConfig>()},
+      {"model.moe", num_members<MoeConfig>()},
+      {"model.init", num_members<InitConfig>()},
+      {"data", num_members<DataConfig>()},
+      {"optim", num_members<OptimConfig>() - 7},
+      {"optim.matrices", num_members<GroupConfig>()},
+      {"optim.experts", num_members<GroupConfig>()},
+      {"optim.router", num_members<GroupConfig>()},
+      {"optim.rest", num_members<GroupConfig>()},
+      {"optim.adamw", num_members<AdamWConfig>()},
+      {"optim.muon", num_members<MuonConfig>()},
+      {"optim.schedule", num_members<ScheduleConfig>()},
+      {"train", num_members<TrainConfig>()},
+      {"checkpoint", num_members<CheckpointConfig>()},
+  };
+  Config config;
+  std::map<std::string, size_t> described;
+  for (const Field& field : describe(config)) ++described[std::string(field.section())];
+  EXPECT_EQ(described, expected);
+  EXPECT_EQ(num_members<Config>(), 6u);
+}
+
+TEST(Schema, KeysDiffer) {
+  Config config;
+  std::set<std::string> keys;
+  for (const Field& field : describe(config)) {
+    EXPECT_TRUE(keys.insert(field.key).second) << field.key;
+    EXPECT_EQ(std::string(field.section()) + "." + std::string(field.name()), field.key);
+  }
+}
+
+// Every key has a member of its own: changing one leaves all others as they are.
+TEST(Schema, KeysReferToDifferentMembers) {
+  for (const Config& base : all_kinds_of_configs()) {
+    const std::vector<std::string> before = values_of(base);
+    for (size_t i = 0; i < before.size(); ++i) {
+      Config config = base;
+      const Field field = describe(config)[i];
+      if (!change(field)) {
+        EXPECT_EQ(field.key, "optim.router.weight_decay");  // may only be 0
+        continue;
+      }
+      const std::vector<std::string> after = values_of(config);
+      for (size_t j = 0; j < before.size(); ++j) {
+        EXPECT_EQ(before[j] == after[j], i != j) << before[j] << " after a change of " << field.key;
+      }
+    }
+  }
+}
+
+TEST(Schema, DefaultsAreWithinLimits) {
+  Config config;
+  for (const Field& field : describe(config)) EXPECT_TRUE(field.set(field.get())) << field.key;
+}
+
+TEST(Schema, EveryKeyHasAnEffectInSomeConfig) {
+  std::set<std::string> unused;
+  Config config;
+  for (const Field& field : describe(config)) unused.insert(field.key);
+  for (Config used_in : all_kinds_of_configs()) {
+    for (const Field& field : describe(used_in)) {
+      if (field.used()) unused.erase(field.key);
+    }
+  }
+  EXPECT_EQ(unused, std::set<std::string>());
+}
+
+TEST(Schema, SetRefusesWhatIsNotAllowedAndKeepsTheOldValue) {
+  Config config;
+  const std::vector<Field> fields = describe(config);
+  const std::vector<std::string> before = values_of(config);
+  for (const Field& field : fields) {
+    for (const Value& value :
+         {Value(-1.0), Value(int64_t{-1}), Value(std::numeric_limits<double>::quiet_NaN()),
+          Value(std::numeric_limits<double>::infinity())}) {
+      EXPECT_FALSE(field.set(value)) << field.key << " = " << to_toml(value);
+    }
+    const bool is_flag = std::holds_alternative<bool>(field.get());
+    if (!is_flag) EXPECT_FALSE(field.set(true)) << field.key;
+    if (!field.is_text) EXPECT_FALSE(field.set(std::string("1"))) << field.key;
+  }
+  EXPECT_EQ(values_of(config), before);
+}
+
+TEST(Value, ToToml) {
+  EXPECT_EQ(to_toml(true), "true");
+  EXPECT_EQ(to_toml(int64_t{-7}), "-7");
+  EXPECT_EQ(to_toml(1.0), "1.0");
+  EXPECT_EQ(to_toml(1e-5), "1e-05");
+  EXPECT_EQ(to_toml(0.1), "0.1");
+  EXPECT_EQ(to_toml(1e300), "1e+300");
+  EXPECT_EQ(to_toml(std::string("a\"b\\c\n\t\x01\x7f ü")), R"("a\"b\\c\n\t\u0001\u007f ü")");
+}
+
+}  // namespace
+}  // namespace nmoe

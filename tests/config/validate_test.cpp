@@ -1,0 +1,125 @@
+#include "config/validate.h"
+
+#include <gtest/gtest.h>
+
+#include "configs.h"
+
+namespace nmoe {
+namespace {
+
+std::string what_is_wrong(const Config& config) {
+  const std::optional<Issue> issue = find_issue(config);
+  return issue ? issue->what : "";
+}
+
+TEST(Validate, AcceptsGoodConfigs) {
+  for (const Config& config : all_kinds_of_configs()) EXPECT_EQ(what_is_wrong(config), "");
+}
+
+TEST(Validate, FindsOddRopeDimensions) {
+  Config mla;
+  mla.model.mla.qk_rope_head_dim = 15;
+  EXPECT_EQ(what_is_wrong(mla), "model.mla.qk_rope_head_dim = 15: RoPE rotates pairs");
+  mla.model.attention = AttentionKind::kGqa;  // MLA's dimensions no longer matter
+  EXPECT_EQ(what_is_wrong(mla), "");
+
+  Config gqa = dense_gqa_config();
+  gqa.model.gqa.head_dim = 63;
+  EXPECT_EQ(what_is_wrong(gqa), "model.gqa.head_dim = 63: RoPE rotates pairs");
+}
+
+TEST(Validate, FindsUnevenHeads) {
+  Config config = dense_gqa_config();
+  config.model.gqa.num_kv_heads = 3;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.gqa.num_kv_heads = 3 with model.num_heads = 4: key and value heads share the "
+            "query heads evenly");
+}
+
+TEST(Validate, FindsAWindowThatNoLayerHas) {
+  Config config = dense_gqa_config();
+  config.model.attn_global_every = 1;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.window = 32 with model.attn_global_every = 1 with model.num_layers = 4: every "
+            "layer is global, so the window has no effect");
+  config.model.attn_global_every = 2;
+  config.model.num_layers = 1;
+  EXPECT_NE(what_is_wrong(config), "");
+  config.model.num_layers = 2;
+  EXPECT_EQ(what_is_wrong(config), "");
+}
+
+TEST(Validate, FindsAYarnRampWithoutWidth) {
+  Config config = mla_moe_config();
+  config.model.yarn.beta_slow = 32.0;
+  EXPECT_EQ(find_issue(config)->keys,
+            (std::vector<std::string>{"model.yarn.beta_fast", "model.yarn.beta_slow"}));
+  config.model.yarn.factor = 1.0;
+  EXPECT_EQ(what_is_wrong(config), "");
+}
+
+TEST(Validate, FindsExpertsThatDoNotFit) {
+  const Config base = mla_moe_config();  // 8 experts in 2 groups, top_k 2, top_groups 1
+
+  Config config = base;
+  config.model.num_dense_layers = config.model.num_layers;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.num_dense_layers = 4 with model.num_layers = 4: no layer is left to the experts");
+
+  config = base;
+  config.model.moe.top_k = 9;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.moe.top_k = 9 with model.moe.num_experts = 8: a token cannot go to more experts "
+            "than there are");
+
+  config = base;
+  config.model.moe.top_k = 4;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.model.moe.top_k = 5;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.moe.top_k = 5 with model.moe.top_groups = 1 with model.moe.num_groups = 2 with "
+            "model.moe.num_experts = 8: the groups a token chooses have only 4 experts");
+
+  config = base;
+  config.model.moe.num_groups = 3;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.moe.num_groups = 3 with model.moe.num_experts = 8: all groups have the same "
+            "number of experts");
+
+  config = base;
+  config.model.moe.top_groups = 3;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.moe.top_groups = 3 with model.moe.num_groups = 2: a token cannot choose more "
+            "groups than there are");
+
+  config = base;
+  config.model.moe.num_groups = 8;
+  config.model.moe.top_groups = 4;
+  EXPECT_NE(what_is_wrong(config).find("a group ranks by its two best"), std::string::npos);
+  config.model.moe.score = ScoreFunction::kSoftmax;
+  EXPECT_EQ(what_is_wrong(config), "");
+}
+
+TEST(Validate, KeepsMuonToMatricesAndExperts) {
+  Config config = mla_moe_config();
+  config.optim.matrices.optimizer = OptimizerKind::kMuon;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.optim.router.optimizer = OptimizerKind::kMuon;
+  EXPECT_EQ(what_is_wrong(config), "optim.router.optimizer = \"muon\": the router is trained by AdamW");
+  config.optim.router.optimizer = OptimizerKind::kAdamW;
+  config.optim.rest.optimizer = OptimizerKind::kMuon;
+  EXPECT_EQ(what_is_wrong(config),
+            "optim.rest.optimizer = \"muon\": embedding, head and norms are trained by AdamW");
+}
+
+TEST(Validate, FindsUnequalMicrobatches) {
+  Config config;
+  config.train.batch_seqs = 12;
+  config.train.microbatch_seqs = 5;
+  EXPECT_EQ(what_is_wrong(config),
+            "train.microbatch_seqs = 5 with train.batch_seqs = 12: a batch is cut into equal "
+            "microbatches");
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,213 @@
+// The whole model against finite differences, and the invariants a training step relies on.
+#include "model/model.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "model/small_models.h"
+#include "support/gradient_check.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr int64_t kSeqs = 2, kLen = 5;
+
+// A model with storage of its own, in double precision.
+class TestModel {
+ public:
+  explicit TestModel(const ModelConfig& config, int num_threads = 2)
+      : ops_(cpu_backend(DType::kF64, num_threads)), model_(config, *ops_, kLen) {
+    for (Arena* arena : {&values_, &grads_, &state_, &activations_}) arena->reserve(ops_->memory(), 4 << 20);
+    model_.allocate(values_, grads_, state_);
+    model_.initialise(7);
+  }
+
+  Batch batch(int64_t first_seq = 0, int64_t num_seqs = kSeqs) {
+    const int64_t begin = first_seq * kLen, end = (first_seq + num_seqs) * kLen;
+    return {num_seqs, kLen, tokens_.rows(begin, end), targets_.rows(begin, end), positions_.rows(begin, end)};
+  }
+  StepScale scale() const { return {.num_seqs = kSeqs, .num_tokens = kSeqs * kLen, .num_targets = kSeqs * kLen}; }
+
+  // The scalar that forward_backward differentiates.
+  double loss() {
+    model_.begin_step();
+    model_.forward(batch(), activations_, losses_);
+    const std::vector<double> losses = values(losses_);
+    double total = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+    for (const Moe* moe : model_.moe_layers()) {
+      total += get(moe->stats().aux_loss, 0) + get(moe->stats().aux_loss, 1);
+    }
+    return total;
+  }
+  void backward() {
+    model_.begin_step();
+    model_.forward_backward(batch(), scale(), activations_, losses_);
+  }
+  void backward_by_sequence() {
+    model_.begin_step();
+    for (int64_t seq = 0; seq < kSeqs; ++seq) {
+      model_.forward_backward(batch(seq, 1), scale(), activations_, losses_.rows(0, kLen));
+    }
+  }
+  std::vector<std::vector<double>> grads() {
+    std::vector<std::vector<double>> result;
+    for (const Parameter& parameter : model_.parameters().all()) {
+      if (parameter.grad.defined()) result.push_back(values(parameter.grad));
+    }
+    return result;
+  }
+  Parameter& parameter(const std::string& name) {
+    for (Parameter& parameter : model_.parameters().all()) {
+      if (parameter.name == name) return parameter;
+    }
+    NMOE_CHECK(false, "no parameter {}", name);
+  }
+  Model& model() { return model_; }
+  Tensor losses() { return losses_; }
+  Tensor targets() { return targets_; }
+  Backend& ops() { return *ops_; }
+  Arena& activations() { return activations_; }
+  TensorPool& pool() { return pool_; }
+
+ private:
+  std::unique_ptr<Backend> ops_;
+  TensorPool pool_{DType::kF64, 3};
+  Arena values_{"values"}, grads_{"grads"}, state_{"state"}, activations_{"activations"};
+  Model model_;
+  Tensor tokens_ = pool_.random_ints({kSeqs * kLen}, 11);
+  Tensor targets_ = pool_.random_ints({kSeqs * kLen}, 11);
+  Tensor positions_ = pool_.ints({kSeqs * kLen}, {0, 1, 2, 3, 4, 0, 1, 2, 3, 4});
+  Tensor losses_ = pool_.zeros({kSeqs * kLen});
+};
+
+class EveryModel : public ::testing::TestWithParam<SmallModel> {};
+
+TEST_P(EveryModel, GradientsMatchFiniteDifferences) {
+  TestModel test(GetParam().config);
+  test.backward();
+  for (Parameter& parameter : test.model().parameters().all()) {
+    if (!parameter.grad.defined()) continue;
+    // forward() runs in loss(), which zeroes gradients: compare a copy.
+    const Tensor grad = test.pool().clone(parameter.grad);
+    const std::vector<double> numeric = numeric_gradient([&] { return test.loss(); }, parameter.value, 1e-5);
+    EXPECT_TRUE(near(grad, numeric, 1e-5)) << parameter.name;
+    test.backward();
+  }
+}
+
+TEST_P(EveryModel, MicrobatchesAddUpToTheWholeBatch) {
+  TestModel test(GetParam().config);
+  test.backward();
+  const auto whole = test.grads();
+  test.backward_by_sequence();
+  const auto parts = test.grads();
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(near(parts[i], whole[i], 1e-9)) << "gradient " << i;
+}
+
+TEST_P(EveryModel, SameBitsForAnyNumberOfThreads) {
+  TestModel one(GetParam().config, 1), three(GetParam().config, 3);
+  one.backward();
+  three.backward();
+  EXPECT_EQ(one.grads(), three.grads());
+  EXPECT_EQ(values(one.losses()), values(three.losses()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Small, EveryModel, ::testing::ValuesIn(small_models()),
+                         [](const auto& param_info) { return param_info.param.name; });
+
+TEST(Model, AllTokensToTheSameExpertsStillHasTrueGradients) {
+  ModelConfig config = base_model();
+  config.moe.top_k = 1;
+  TestModel test(config);
+  test.ops().fill(test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0);
+  test.backward();
+  const Tensor counts = test.model().moe_layers()[0]->stats().counts;
+  EXPECT_EQ(values(counts), (std::vector<double>{0, 0, 0, kSeqs * kLen, 0}));
+  Parameter& experts = test.parameter("layers.1.moe.experts_in");
+  const Tensor grad = test.pool().clone(experts.grad);
+  EXPECT_TRUE(near(grad, numeric_gradient([&] { return test.loss(); }, experts.value, 1e-5), 1e-5));
+  for (int64_t expert : {0, 1, 2, 4}) {
+    for (const double value : values(grad[expert])) EXPECT_EQ(value, 0.0);
+  }
+}
+
+TEST(Model, PositionsWithoutTargetCarryNoLoss) {
+  TestModel test(base_model());
+  for (int64_t i = 0; i < kSeqs * kLen; ++i) set(test.targets(), i, -1);
+  test.backward();
+  for (const double loss : values(test.losses())) EXPECT_EQ(loss, 0.0);
+  for (const auto& grad : test.grads()) {
+    for (const double value : grad) EXPECT_EQ(value, 0.0);
+  }
+}
+
+TEST(Model, LaterTokensDoNotChangeEarlierLosses) {
+  TestModel test(base_model());
+  test.loss();
+  const std::vector<double> before = values(test.losses());
+  set(test.batch().tokens, kLen - 1, 10 - get(test.batch().tokens, kLen - 1));
+  test.loss();
+  const std::vector<double> after = values(test.losses());
+  for (size_t i = 0; i + 1 < kLen; ++i) EXPECT_EQ(before[i], after[i]) << "position " << i;
+  EXPECT_NE(before[kLen - 1], after[kLen - 1]);
+  for (size_t i = kLen; i < before.size(); ++i) EXPECT_EQ(before[i], after[i]) << "the other sequence, " << i;
+}
+
+TEST(Model, LastLogitsGiveTheLastLoss) {
+  TestModel test(base_model());
+  test.loss();
+  const Tensor logits = test.pool().zeros({kSeqs, 11});
+  test.model().last_logits(test.batch(), test.activations(), logits);
+  for (int64_t seq = 0; seq < kSeqs; ++seq) {
+    double sum = 0;
+    for (int64_t id = 0; id < 11; ++id) sum += std::exp(get(logits[seq], id));
+    const int64_t last = (seq + 1) * kLen - 1;
+    const double target_logit = get(logits[seq], static_cast<int64_t>(get(test.targets(), last)));
+    EXPECT_NEAR(std::log(sum) - target_logit, get(test.losses(), last), 1e-12);
+  }
+}
+
+TEST(Model, InspectorSeesEveryLayerInOrder) {
+  TestModel test(base_model());
+  std::vector<std::string> names;
+  test.model().begin_step();
+  test.model().forward_backward(test.batch(), test.scale(), test.activations(), test.losses(),
+                                [&](std::string_view name, Tensor) { names.emplace_back(name); });
+  const auto position = [&](const std::string& name) {
+    return std::find(names.begin(), names.end(), name) - names.begin();
+  };
+  EXPECT_LT(position("embedding_out"), position("layers.0.attention.heads"));
+  EXPECT_LT(position("layers.0.mlp.hidden"), position("layers.1.moe.logits"));
+  EXPECT_LT(position("layers.1.moe.expert_hidden"), position("losses"));
+  EXPECT_LT(position("losses"), position("layers.1.attention_gradient"));
+  EXPECT_LT(position("layers.1.attention_gradient"), static_cast<std::ptrdiff_t>(names.size()));
+}
+
+TEST(Model, RouterBiasMovesAgainstTheLoad) {
+  ModelConfig config = base_model();
+  config.moe.bias_rate = 0.25;
+  TestModel test(config);
+  test.backward();
+  test.model().update_router_bias();
+  const Moe& moe = *test.model().moe_layers()[0];
+  const double mean = static_cast<double>(kSeqs * kLen * config.moe.top_k) / static_cast<double>(config.moe.num_experts);
+  for (int64_t expert = 0; expert < config.moe.num_experts; ++expert) {
+    const double error = mean - get(moe.stats().counts, expert);
+    const double expected = error > 0 ? 0.25 : (error < 0 ? -0.25 : 0.0);
+    EXPECT_EQ(get(moe.router_bias().value, expert), expected) << "expert " << expert;
+  }
+}
+
+TEST(Model, LastLayerIsAlwaysGlobal) {
+  ModelConfig config;
+  config.num_layers = 7;
+  config.window = 128;
+  config.attn_global_every = 3;
+  std::vector<int64_t> windows;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) windows.push_back(layer_window(config, layer));
+  EXPECT_EQ(windows, (std::vector<int64_t>{128, 128, 0, 128, 128, 0, 0}));
+}
+
+}  // namespace
+}  // namespace nmoe::test

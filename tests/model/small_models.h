@@ -1,0 +1,79 @@
+// Models small enough for finite differences, each with another selection of features.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace nmoe::test {
+
+struct SmallModel {
+  std::string name;
+  ModelConfig config;
+};
+
+// Big enough that no gate is close to a tie, small enough to differentiate numerically.
+inline ModelConfig base_model() {
+  ModelConfig config;
+  config.vocab_size = 11;
+  config.dim = 6;
+  config.num_layers = 2;
+  config.num_heads = 2;
+  config.num_dense_layers = 1;
+  config.dense_dim = 5;
+  config.mla = {.q_lora_rank = 0, .kv_lora_rank = 4, .qk_nope_head_dim = 3, .qk_rope_head_dim = 2, .v_head_dim = 5};
+  config.gqa = {.num_kv_heads = 1, .head_dim = 4, .qk_norm = true};
+  config.moe = {.num_experts = 5, .top_k = 2, .expert_dim = 3};
+  // Standard deviations of the order of 1: at 0.02 most gradients would drown in rounding.
+  config.init = {.std = 0.5, .embedding_std = 1.0, .router_std = 1.0, .truncation = 3.0, .depth_scaled_outputs = true};
+  return config;
+}
+
+inline std::vector<SmallModel> small_models() {
+  std::vector<SmallModel> models;
+  const auto add = [&](const std::string& name, auto&& change) {
+    models.push_back({name, base_model()});
+    change(models.back().config);
+  };
+  add("mla_moe", [](ModelConfig&) {});
+  add("mla_query_latent_yarn", [](ModelConfig& c) {
+    c.mla.q_lora_rank = 3;
+    c.yarn = {.factor = 4.0, .original_max_positions = 4, .mscale = 1.0, .mscale_all_dim = 0.7};
+  });
+  add("gqa_qk_norm_windows", [](ModelConfig& c) {
+    c.attention = AttentionKind::kGqa;
+    c.rope.layout = RopeLayout::kHalfSplit;
+    c.num_layers = 3;
+    c.window = 2;
+    c.attn_global_every = 2;
+  });
+  add("dense_relu2_tied", [](ModelConfig& c) {
+    c.attention = AttentionKind::kGqa;
+    c.gqa.qk_norm = false;
+    c.gqa.num_kv_heads = 2;
+    c.moe.num_experts = 0;
+    c.activation = Activation::kReluSquared;
+    c.tied_head = true;
+  });
+  add("softmax_no_shared_unnormalised", [](ModelConfig& c) {
+    c.moe.score = ScoreFunction::kSoftmax;
+    c.moe.num_shared_experts = 0;
+    c.moe.normalise_weights = false;
+    c.moe.routed_scale = 2.5;
+    c.moe.balance_loss = 0.3;
+    c.moe.z_loss = 0.05;
+  });
+  add("groups_and_balance_loss", [](ModelConfig& c) {
+    c.moe.num_experts = 6;
+    c.moe.num_groups = 3;
+    c.moe.top_groups = 2;
+    c.moe.balance_loss = 0.5;
+    c.moe.z_loss = 0.02;
+    c.num_dense_layers = 0;
+    c.activation = Activation::kReluSquared;
+  });
+  return models;
+}
+
+}  // namespace nmoe::test

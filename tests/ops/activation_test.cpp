@@ -1,0 +1,140 @@
+#include <cmath>
+#include <limits>
+
+#include "support/gradient_check.h"
+
+namespace nmoe::test {
+namespace {
+
+int64_t pre_width(Activation kind, int64_t width) { return kind == Activation::kSwiGlu ? 2 * width : width; }
+
+// One element of h, straight from the definition.
+double reference(Activation kind, Tensor pre, int64_t row, int64_t column, double weight) {
+  const int64_t width = pre.dim(1);
+  const double first = get(pre, row * width + column);
+  if (kind == Activation::kReluSquared) return std::pow(std::max(first, 0.0), 2) * weight;
+  return first / (1 + std::exp(-first)) * get(pre, row * width + width / 2 + column) * weight;
+}
+
+struct Case {
+  Activation kind;
+  bool weighted;
+};
+
+class ActivationTest : public ::testing::TestWithParam<Case> {
+ protected:
+  // All inputs and outputs of one forward and backward.
+  struct Run {
+    Run(DType real, int num_threads, int64_t num_rows, int64_t width, Case c) : pool(real) {
+      backend = cpu_backend(real, num_threads);
+      pre = pool.normal({num_rows, pre_width(c.kind, width)}, 2.0);
+      h = pool.zeros({num_rows, width});
+      dh = pool.normal({num_rows, width});
+      dpre = pool.zeros(pre.shape());
+      if (c.weighted) {
+        row_weight = pool.normal({num_rows}, 0.3, 1.0);
+        drow_weight = pool.zeros({num_rows});
+      }
+      backend->activation_forward(c.kind, pre, row_weight, h);
+      backend->activation_backward(c.kind, pre, row_weight, dh, dpre, drow_weight);
+    }
+    TensorPool pool;
+    std::unique_ptr<Backend> backend;
+    Tensor pre, row_weight, h, dh, dpre, drow_weight;
+  };
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ActivationTest,
+                         ::testing::Values(Case{Activation::kSwiGlu, false}, Case{Activation::kSwiGlu, true},
+                                           Case{Activation::kReluSquared, false},
+                                           Case{Activation::kReluSquared, true}));
+
+TEST_P(ActivationTest, ForwardMatchesTheDefinition) {
+  const Run run(DType::kF64, 2, 5, 19, GetParam());
+  std::vector<double> expected;
+  for (int64_t row = 0; row < 5; ++row) {
+    const double weight = GetParam().weighted ? get(run.row_weight, row) : 1.0;
+    for (int64_t i = 0; i < 19; ++i) expected.push_back(reference(GetParam().kind, run.pre, row, i, weight));
+  }
+  EXPECT_TRUE(near(run.h, expected, 1e-13));
+}
+
+TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
+  for (const Shape shape : {Shape{1, 1}, Shape{3, 7}, Shape{2, 16}}) {
+    const Run run(DType::kF64, 2, shape[0], shape[1], GetParam());
+    const auto loss = [&] {
+      run.backend->activation_forward(GetParam().kind, run.pre, run.row_weight, run.h);
+      return dot(run.h, run.dh);
+    };
+    EXPECT_TRUE(gradient_matches(loss, run.pre, run.dpre));
+    if (GetParam().weighted) {
+      EXPECT_TRUE(gradient_matches(loss, run.row_weight, run.drow_weight));
+    }
+  }
+}
+
+TEST_P(ActivationTest, BackwardMayOverwriteItsInput) {
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    const Run run(real, 2, 7, 37, GetParam());
+    run.backend->activation_backward(GetParam().kind, run.pre, run.row_weight, run.dh, run.pre, run.drow_weight);
+    EXPECT_TRUE(same_bits(run.pre, run.dpre));
+  }
+}
+
+TEST_P(ActivationTest, FloatAgreesWithDouble) {
+  const Run single(DType::kF32, 2, 33, 65, GetParam()), exact(DType::kF64, 2, 33, 65, GetParam());
+  EXPECT_TRUE(near(single.h, exact.h, 2e-6));
+  EXPECT_TRUE(near(single.dpre, exact.dpre, 2e-5));  // 1 - sigmoid cancels
+  if (GetParam().weighted) {
+    EXPECT_TRUE(near(single.drow_weight, exact.drow_weight, 2e-5));
+  }
+}
+
+TEST_P(ActivationTest, BitsDoNotDependOnThreads) {
+  const Run one(DType::kF32, 1, 700, 129, GetParam()), three(DType::kF32, 3, 700, 129, GetParam());
+  EXPECT_TRUE(same_bits(one.h, three.h));
+  EXPECT_TRUE(same_bits(one.dpre, three.dpre));
+  if (GetParam().weighted) {
+    EXPECT_TRUE(same_bits(one.drow_weight, three.drow_weight));
+  }
+}
+
+TEST_P(ActivationTest, AcceptsNoRows) { EXPECT_EQ(Run(DType::kF32, 2, 0, 8, GetParam()).h.num_elements(), 0); }
+
+TEST(Activation, SwiGluSaturatesWithoutNan) {
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    const auto backend = cpu_backend(real);
+    TensorPool pool(real);
+    const Tensor pre = pool.of({1, 8}, {80, -80, 1000, -1000, /* up */ 2, 2, 2, 2});
+    const Tensor h = pool.zeros({1, 4}), dh = pool.full({1, 4}, 1.0), dpre = pool.zeros({1, 8});
+    backend->activation_forward(Activation::kSwiGlu, pre, {}, h);
+    EXPECT_TRUE(near(h, {160, 0, 2000, 0}, 1e-6));
+    backend->activation_backward(Activation::kSwiGlu, pre, {}, dh, dpre, {});
+    EXPECT_TRUE(near(dpre, {2, 0, 2, 0, 80, 0, 1000, 0}, 1e-6));
+  }
+}
+
+TEST(Activation, LetsNanThrough) {
+  const auto backend = cpu_backend(DType::kF32);
+  TensorPool pool(DType::kF32);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Tensor h = pool.zeros({1, 1});
+  backend->activation_forward(Activation::kReluSquared, pool.of({1, 1}, {nan}), {}, h);
+  EXPECT_TRUE(std::isnan(get(h, 0)));
+  set(h, 0, 0);
+  backend->activation_forward(Activation::kSwiGlu, pool.of({1, 2}, {nan, 1}), {}, h);
+  EXPECT_TRUE(std::isnan(get(h, 0)));
+}
+
+TEST(Activation, RefusesShapesThatDisagree) {
+  const auto backend = cpu_backend(DType::kF32);
+  TensorPool pool(DType::kF32);
+  EXPECT_THROW(backend->activation_forward(Activation::kSwiGlu, pool.zeros({2, 4}), {}, pool.zeros({2, 4})),
+               CheckFailure);
+  EXPECT_THROW(backend->activation_forward(Activation::kReluSquared, pool.zeros({2, 4}), pool.zeros({3}),
+                                           pool.zeros({2, 4})),
+               CheckFailure);
+}
+
+}  // namespace
+}  // namespace nmoe::test

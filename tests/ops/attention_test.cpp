@@ -1,0 +1,244 @@
+// Attention against a plain softmax and finite differences; MLA's expansion likewise. Sequence
+// lengths cross the query and key blocks of ops/cpu/attention.cpp.
+#include <gtest/gtest.h>
+
+#include "support/gradient_check.h"
+
+namespace nmoe::test {
+namespace {
+
+struct Case {
+  std::string name;
+  int64_t B, S, H, G, Dk, Dv, window;
+};
+const Case kSmallCases[] = {
+    {"one position", 2, 1, 2, 1, 3, 2, 0},
+    {"one value a head", 1, 5, 1, 1, 1, 1, 0},
+    {"grouped heads", 2, 6, 4, 2, 3, 5, 0},
+    {"window of one", 1, 5, 2, 2, 3, 2, 1},
+    {"window of three", 2, 7, 2, 1, 2, 3, 3},
+    {"window of the whole sequence", 1, 6, 2, 2, 3, 3, 6},
+    {"beyond a query block", 1, 67, 2, 1, 2, 1, 0},
+    {"window across query blocks", 1, 130, 1, 1, 2, 1, 66},
+};
+const Case kLargeCases[] = {
+    {"many key blocks", 2, 600, 4, 2, 24, 16, 0},
+    {"window wider than a key block", 1, 700, 2, 2, 16, 16, 300},
+    {"narrow window", 2, 333, 3, 1, 8, 40, 3},
+    {"many sequences", 20, 67, 2, 2, 33, 32, 0},
+};
+
+struct Problem {
+  AttentionForward forward;
+  AttentionBackward backward;
+};
+Problem make_problem(TensorPool& pool, const Case& c) {
+  const int64_t tokens = c.B * c.S;
+  const AttentionShape shape{c.B, c.S, 1.0 / std::sqrt(static_cast<double>(c.Dk)), c.window};
+  const Tensor q = pool.normal({tokens, c.H, c.Dk}), k = pool.normal({tokens, c.G, c.Dk});
+  const Tensor v = pool.normal({tokens, c.G, c.Dv}), dout = pool.normal({tokens, c.H, c.Dv});
+  // Outputs start as NaN, so that reading one before writing it shows.
+  const Tensor out = pool.full(dout.shape(), NAN), lse = pool.full({c.B, c.H, c.S}, NAN);
+  return {{shape, q, k, v, out, lse},
+          {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
+           pool.full(v.shape(), NAN)}};
+}
+
+// The definition, one query at a time.
+void reference(const Case& c, const AttentionForward& a, std::vector<double>& out,
+               std::vector<double>& lse) {
+  out.assign(static_cast<size_t>(a.out.num_elements()), 0.0);
+  lse.clear();
+  for (int64_t b = 0; b < c.B; ++b) {
+    for (int64_t h = 0; h < c.H; ++h) {
+      const int64_t g = h / (c.H / c.G);
+      for (int64_t i = 0; i < c.S; ++i) {
+        const int64_t first = c.window == 0 ? 0 : std::max<int64_t>(0, i - c.window + 1);
+        std::vector<double> weights;
+        double sum = 0;
+        for (int64_t j = first; j <= i; ++j) {
+          double score = 0;
+          for (int64_t d = 0; d < c.Dk; ++d) {
+            score += get(a.q, ((b * c.S + i) * c.H + h) * c.Dk + d) *
+                     get(a.k, ((b * c.S + j) * c.G + g) * c.Dk + d);
+          }
+          weights.push_back(std::exp(a.shape.scale * score));
+          sum += weights.back();
+        }
+        for (int64_t j = first; j <= i; ++j) {
+          for (int64_t d = 0; d < c.Dv; ++d) {
+            out[static_cast<size_t>(((b * c.S + i) * c.H + h) * c.Dv + d)] +=
+                weights[static_cast<size_t>(j - first)] / sum *
+                get(a.v, ((b * c.S + j) * c.G + g) * c.Dv + d);
+          }
+        }
+        lse.push_back(std::log(sum));
+      }
+    }
+  }
+}
+
+TEST(Attention, ForwardIsTheDefinition) {
+  for (const auto& cases :
+       {std::span<const Case>(kSmallCases), std::span<const Case>(kLargeCases)}) {
+    for (const Case& c : cases) {
+      SCOPED_TRACE(c.name);
+      TensorPool pool;
+      const Problem problem = make_problem(pool, c);
+      const auto backend = cpu_backend();
+      backend->attention_forward(problem.forward);
+      std::vector<double> out, lse;
+      reference(c, problem.forward, out, lse);
+      EXPECT_TRUE(near(problem.forward.out, out, 1e-9));
+      EXPECT_TRUE(near(problem.forward.lse, lse, 1e-9));
+    }
+  }
+}
+
+TEST(Attention, BackwardMatchesFiniteDifferences) {
+  for (const Case& c : kSmallCases) {
+    SCOPED_TRACE(c.name);
+    TensorPool pool;
+    const auto [forward, backward] = make_problem(pool, c);
+    const auto backend = cpu_backend();
+    backend->attention_forward(forward);
+    backend->attention_backward(backward);
+    AttentionForward perturbed = forward;
+    perturbed.out = pool.zeros(forward.out.shape());
+    perturbed.lse = pool.zeros(forward.lse.shape());
+    const auto loss = [&] {
+      backend->attention_forward(perturbed);
+      return dot(perturbed.out, backward.dout);
+    };
+    EXPECT_TRUE(gradient_matches(loss, backward.q, backward.dq)) << "dq";
+    EXPECT_TRUE(gradient_matches(loss, backward.k, backward.dk)) << "dk";
+    EXPECT_TRUE(gradient_matches(loss, backward.v, backward.dv)) << "dv";
+  }
+}
+
+// Element by element would take too long here: the slope along a random direction.
+TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
+  for (const Case& c : kLargeCases) {
+    SCOPED_TRACE(c.name);
+    TensorPool pool;
+    const auto [forward, backward] = make_problem(pool, c);
+    const auto backend = cpu_backend();
+    backend->attention_forward(forward);
+    backend->attention_backward(backward);
+    const auto check = [&](Tensor AttentionForward::*input, Tensor gradient) {
+      const Tensor direction = pool.normal(gradient.shape());
+      AttentionForward moved = forward;
+      moved.out = pool.zeros(forward.out.shape());
+      moved.lse = pool.zeros(forward.lse.shape());
+      moved.*input = pool.clone(forward.*input);
+      const auto loss_at = [&](double step) {
+        for (int64_t i = 0; i < direction.num_elements(); ++i) {
+          set(moved.*input, i, get(forward.*input, i) + step * get(direction, i));
+        }
+        backend->attention_forward(moved);
+        return dot(moved.out, backward.dout);
+      };
+      constexpr double kStep = 1e-3;
+      const double slope =
+          (8 * (loss_at(kStep) - loss_at(-kStep)) - (loss_at(2 * kStep) - loss_at(-2 * kStep))) /
+          (12 * kStep);
+      EXPECT_LE(std::abs(slope - dot(gradient, direction)),
+                1e-6 * std::sqrt(dot(gradient, gradient)) + 1e-8);
+    };
+    check(&AttentionForward::q, backward.dq);
+    check(&AttentionForward::k, backward.dk);
+    check(&AttentionForward::v, backward.dv);
+  }
+}
+
+// Float: exp is good to 2 ulp and sums run over some hundreds of terms of either sign; small
+// elements are measured against a thousandth of the largest.
+TEST(Attention, FloatAgreesWithDouble) {
+  for (const Case& c : kLargeCases) {
+    SCOPED_TRACE(c.name);
+    TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
+    const Problem single_problem = make_problem(single_pool, c),
+                  double_problem = make_problem(double_pool, c);
+    const auto run = [](DType real, const Problem& problem) {
+      const auto backend = cpu_backend(real);
+      backend->attention_forward(problem.forward);
+      backend->attention_backward(problem.backward);
+    };
+    run(DType::kF32, single_problem);
+    run(DType::kF64, double_problem);
+    constexpr double kTolerance = 2e-3;
+    EXPECT_TRUE(near(single_problem.forward.out, double_problem.forward.out, kTolerance));
+    EXPECT_TRUE(near(single_problem.forward.lse, double_problem.forward.lse, kTolerance));
+    EXPECT_TRUE(near(single_problem.backward.dq, double_problem.backward.dq, kTolerance));
+    EXPECT_TRUE(near(single_problem.backward.dk, double_problem.backward.dk, kTolerance));
+    EXPECT_TRUE(near(single_problem.backward.dv, double_problem.backward.dv, kTolerance));
+  }
+}
+
+TEST(Attention, SameBitsForAnyNumberOfThreads) {
+  for (const Case& c : kLargeCases) {
+    SCOPED_TRACE(c.name);
+    TensorPool first_pool(DType::kF32);
+    const Problem first = make_problem(first_pool, c);
+    for (const int threads : {1, 2, 3}) {
+      TensorPool pool(DType::kF32);
+      const Problem problem = threads == 1 ? first : make_problem(pool, c);
+      const auto backend = cpu_backend(DType::kF32, threads);
+      backend->attention_forward(problem.forward);
+      backend->attention_backward(problem.backward);
+      EXPECT_TRUE(same_bits(problem.forward.out, first.forward.out)) << threads;
+      EXPECT_TRUE(same_bits(problem.forward.lse, first.forward.lse)) << threads;
+      EXPECT_TRUE(same_bits(problem.backward.dq, first.backward.dq)) << threads;
+      EXPECT_TRUE(same_bits(problem.backward.dk, first.backward.dk)) << threads;
+      EXPECT_TRUE(same_bits(problem.backward.dv, first.backward.dv)) << threads;
+    }
+  }
+}
+
+// Scores of +-1e4 overflow e^x by far; the softmax is then a choice of the best key.
+TEST(Attention, HugeScoresStayFinite) {
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    TensorPool pool(real);
+    const auto [forward, backward] = make_problem(pool, {"", 1, 300, 1, 1, 4, 2, 0});
+    for (int64_t i = 0; i < forward.q.num_elements(); ++i)
+      set(forward.q, i, 1e4 * get(forward.q, i));
+    const auto backend = cpu_backend(real);
+    backend->attention_forward(forward);
+    backend->attention_backward(backward);
+    for (const Tensor& x : {forward.out, forward.lse, backward.dq, backward.dk, backward.dv}) {
+      for (const double value : values(x)) ASSERT_TRUE(std::isfinite(value));
+    }
+  }
+}
+
+TEST(MlaExpand, PutsEveryPartInItsPlace) {
+  TensorPool pool;
+  // One token, two heads, nope 2, value 1, rope 2.
+  const Tensor kv = pool.of({1, 2, 3}, {1, 2, 3, 4, 5, 6}), k_rope = pool.of({1, 2}, {7, 8});
+  const Tensor k = pool.zeros({1, 2, 4}), v = pool.zeros({1, 2, 1});
+  cpu_backend()->mla_expand_forward(kv, k_rope, k, v);
+  EXPECT_EQ(values(k), (std::vector<double>{1, 2, 7, 8, 4, 5, 7, 8}));
+  EXPECT_EQ(values(v), (std::vector<double>{3, 6}));
+}
+
+TEST(MlaExpand, BackwardMatchesFiniteDifferences) {
+  TensorPool pool;
+  constexpr int64_t kTokens = 35, kHeads = 3, kNope = 2, kRope = 4, kValue = 3;
+  const Tensor kv = pool.normal({kTokens, kHeads, kNope + kValue}),
+               k_rope = pool.normal({kTokens, kRope});
+  const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}),
+               v = pool.zeros({kTokens, kHeads, kValue});
+  const Tensor dk = pool.normal(k.shape()), dv = pool.normal(v.shape());
+  const Tensor dkv = pool.full(kv.shape(), NAN), dk_rope = pool.full(k_rope.shape(), NAN);
+  const auto backend = cpu_backend();
+  backend->mla_expand_backward(dk, dv, dkv, dk_rope);
+  const auto loss = [&] {
+    backend->mla_expand_forward(kv, k_rope, k, v);
+    return dot(k, dk) + dot(v, dv);
+  };
+  EXPECT_TRUE(gradient_matches(loss, kv, dkv));
+  EXPECT_TRUE(gradient_matches(loss, k_rope, dk_rope));
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,143 @@
+// Fused head and cross-entropy against the definition and finite differences. Token counts cross
+// the chunks of ops/cpu/head_loss.cpp; vocabularies are multiples of nothing.
+#include <gtest/gtest.h>
+
+#include "support/gradient_check.h"
+
+namespace nmoe::test {
+namespace {
+
+// Some targets are negative: no loss there.
+HeadLoss make_head_loss(TensorPool& pool, int64_t tokens, int64_t dim, int64_t vocab) {
+  const Tensor x = pool.normal({tokens, dim}), w = pool.normal({vocab, dim});
+  const Tensor targets = pool.random_ints({tokens}, vocab);
+  for (int64_t t = 2; t < tokens; t += 5) set(targets, t, -1);
+  return {x,
+          w,
+          targets,
+          0.25,
+          pool.full({tokens}, NAN),
+          pool.full({tokens, dim}, NAN),
+          pool.zeros({vocab, dim})};
+}
+
+std::vector<double> reference_losses(const HeadLoss& a) {
+  const int64_t tokens = a.x.dim(0), dim = a.x.dim(1), vocab = a.w.dim(0);
+  std::vector<double> losses;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const auto target = static_cast<int64_t>(get(a.targets, t));
+    double sum = 0, target_logit = 0;
+    for (int64_t v = 0; v < vocab; ++v) {
+      double logit = 0;
+      for (int64_t d = 0; d < dim; ++d) logit += get(a.x, t * dim + d) * get(a.w, v * dim + d);
+      sum += std::exp(logit);
+      if (v == target) target_logit = logit;
+    }
+    losses.push_back(target < 0 ? 0.0 : std::log(sum) - target_logit);
+  }
+  return losses;
+}
+
+TEST(HeadLoss, LossIsTheDefinition) {
+  for (const auto& [tokens, dim, vocab] :
+       {std::tuple{1, 3, 2}, {7, 5, 37}, {600, 3, 67}, {3, 2, 1031}}) {
+    TensorPool pool;
+    const HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
+    cpu_backend()->head_loss(args);
+    EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10))
+        << tokens << " tokens, vocabulary " << vocab;
+  }
+}
+
+TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
+  for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 3, 11}, {300, 1, 5}}) {
+    SCOPED_TRACE(fmt::format("{} tokens of {}, vocabulary {}", tokens, dim, vocab));
+    TensorPool pool;
+    const HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
+    const auto backend = cpu_backend();
+    backend->head_loss(args);
+    HeadLoss loss_only = args;
+    loss_only.losses = pool.zeros(args.losses.shape());
+    loss_only.dx = loss_only.dw = Tensor();
+    const auto loss = [&] {
+      backend->head_loss(loss_only);
+      double sum = 0;
+      for (const double value : values(loss_only.losses)) sum += value;
+      return args.grad_scale * sum;
+    };
+    loss();
+    EXPECT_TRUE(same_bits(args.losses, loss_only.losses));
+    EXPECT_TRUE(gradient_matches(loss, args.x, args.dx));
+    EXPECT_TRUE(gradient_matches(loss, args.w, args.dw));
+  }
+}
+
+TEST(HeadLoss, WeightGradientAccumulatesAndIgnoredTokensHaveNone) {
+  TensorPool pool;
+  const HeadLoss args = make_head_loss(pool, 9, 4, 13);
+  const auto backend = cpu_backend();
+  backend->head_loss(args);
+  for (int64_t d = 0; d < 4; ++d) EXPECT_EQ(get(args.dx, 2 * 4 + d), 0.0);
+  std::vector<double> twice = values(args.dw);
+  for (double& value : twice) value *= 2;
+  backend->head_loss(args);
+  EXPECT_TRUE(near(args.dw, twice, 1e-12));
+}
+
+TEST(HeadLoss, NoTargetsAtAll) {
+  TensorPool pool(DType::kF32);
+  HeadLoss args = make_head_loss(pool, 4, 3, 7);
+  args.targets = pool.ints({4}, {-1, -1, -5, -1});
+  cpu_backend(DType::kF32)->head_loss(args);
+  EXPECT_EQ(values(args.losses), std::vector<double>(4, 0.0));
+  EXPECT_EQ(values(args.dx), std::vector<double>(12, 0.0));
+  EXPECT_EQ(values(args.dw), std::vector<double>(21, 0.0));
+}
+
+// Logits of some 1e4 overflow e^x by far.
+TEST(HeadLoss, HugeLogitsStayFinite) {
+  TensorPool pool(DType::kF32);
+  const HeadLoss args = make_head_loss(pool, 40, 8, 100);
+  for (int64_t i = 0; i < args.x.num_elements(); ++i) set(args.x, i, 1e4 * get(args.x, i));
+  cpu_backend(DType::kF32)->head_loss(args);
+  for (const Tensor& x : {args.losses, args.dx, args.dw}) {
+    for (const double value : values(x)) ASSERT_TRUE(std::isfinite(value));
+  }
+}
+
+// Float: exp is good to 2 ulp; sums run over the vocabulary (dx), the tokens (dw) and the width
+// (logits), hundreds of terms of either sign, and small elements are measured against a thousandth
+// of the largest.
+TEST(HeadLoss, FloatAgreesWithDouble) {
+  TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
+  const HeadLoss single_args = make_head_loss(single_pool, 300, 24, 515);
+  const HeadLoss double_args = make_head_loss(double_pool, 300, 24, 515);
+  cpu_backend(DType::kF32)->head_loss(single_args);
+  cpu_backend(DType::kF64)->head_loss(double_args);
+  EXPECT_TRUE(near(single_args.losses, double_args.losses, 1e-4));
+  EXPECT_TRUE(near(single_args.dx, double_args.dx, 2e-3));
+  EXPECT_TRUE(near(single_args.dw, double_args.dw, 2e-3));
+}
+
+TEST(HeadLoss, SameBitsForAnyNumberOfThreads) {
+  TensorPool first_pool(DType::kF32);
+  const HeadLoss first = make_head_loss(first_pool, 600, 33, 1030);
+  for (const int threads : {1, 2, 3}) {
+    TensorPool pool(DType::kF32);
+    const HeadLoss args = threads == 1 ? first : make_head_loss(pool, 600, 33, 1030);
+    cpu_backend(DType::kF32, threads)->head_loss(args);
+    EXPECT_TRUE(same_bits(args.losses, first.losses)) << threads;
+    EXPECT_TRUE(same_bits(args.dx, first.dx)) << threads;
+    EXPECT_TRUE(same_bits(args.dw, first.dw)) << threads;
+  }
+}
+
+TEST(HeadLoss, TargetBeyondTheVocabularyIsABug) {
+  TensorPool pool;
+  HeadLoss args = make_head_loss(pool, 1, 2, 3);
+  args.targets = pool.ints({1}, {3});
+  EXPECT_THROW(cpu_backend()->head_loss(args), CheckFailure);
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,254 @@
+// Dense and grouped products against plain loops and finite differences. Shapes are odd, empty, and
+// larger than the tiles that ops/cpu/linear.cpp cuts.
+#include <gtest/gtest.h>
+
+#include "support/gradient_check.h"
+
+namespace nmoe::test {
+namespace {
+
+// A sum of `depth` products of values of order one has a rounding error of about sqrt(depth) * 6e-8
+// in float; near() measures small elements against a thousandth of the largest, which leaves this
+// for depths of some hundreds.
+constexpr double kFloatTolerance = 2e-3;
+constexpr double kDoubleTolerance = 1e-10;
+
+// x w^T, row by row.
+std::vector<double> product_reference(Tensor x, Tensor w) {
+  const int64_t rows = x.dim(0), in = x.dim(1), out = w.dim(0);
+  std::vector<double> y;
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t o = 0; o < out; ++o) {
+      double sum = 0;
+      for (int64_t i = 0; i < in; ++i) sum += get(x, t * in + i) * get(w, o * in + i);
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+struct LinearShape {
+  int64_t tokens, in, out;
+};
+constexpr LinearShape kLinearShapes[] = {
+    {1, 1, 1}, {3, 5, 7}, {0, 4, 3}, {1, 70, 300}, {67, 1, 130}, {300, 70, 515}, {2100, 17, 9},
+};
+
+TEST(Linear, ForwardIsTheProductAndCanAccumulate) {
+  for (const auto& [tokens, in, out] : kLinearShapes) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
+    for (const DType real : {DType::kF32, DType::kF64}) {
+      TensorPool pool(real);
+      const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
+                   y = pool.full({tokens, out}, NAN);
+      const auto backend = cpu_backend(real);
+      const double tolerance = real == DType::kF32 ? kFloatTolerance : kDoubleTolerance;
+      backend->linear_forward(x, w, y);
+      std::vector<double> expected = product_reference(x, w);
+      EXPECT_TRUE(near(y, expected, tolerance));
+      backend->linear_forward(x, w, y, true);
+      for (double& value : expected) value *= 2;
+      EXPECT_TRUE(near(y, expected, tolerance));
+    }
+  }
+}
+
+TEST(Linear, BackwardMatchesFiniteDifferences) {
+  TensorPool pool;
+  const Tensor x = pool.normal({5, 3}), w = pool.normal({4, 3}), y = pool.zeros({5, 4}),
+               dy = pool.normal({5, 4});
+  const Tensor dx = pool.full({5, 3}, NAN), dw = pool.zeros({4, 3});
+  const auto backend = cpu_backend();
+  backend->linear_backward_input(dy, w, dx);
+  backend->linear_backward_weight(x, dy, dw);
+  const auto loss = [&] {
+    backend->linear_forward(x, w, y);
+    return dot(y, dy);
+  };
+  EXPECT_TRUE(gradient_matches(loss, x, dx));
+  EXPECT_TRUE(gradient_matches(loss, w, dw));
+}
+
+// dx = dy w and dw = dy^T x are adjoint to y = x w^T: <dy, x w^T> = <dx, x> = <dw, w>. Checked with
+// one nonzero dy at a time in the corners of large outputs, and with a dense one.
+TEST(Linear, BackwardIsTheAdjointOfForward) {
+  for (const auto& [tokens, in, out] : kLinearShapes) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
+    TensorPool pool;
+    const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
+                 dy = pool.normal({tokens, out});
+    const Tensor y = pool.zeros({tokens, out}), dx = pool.zeros({tokens, in}),
+                 dw = pool.zeros({out, in});
+    const auto backend = cpu_backend();
+    backend->linear_forward(x, w, y);
+    backend->linear_backward_input(dy, w, dx);
+    backend->linear_backward_weight(x, dy, dw);
+    const double expected = dot(y, dy), tolerance = 1e-9 * static_cast<double>(tokens * out + 1);
+    EXPECT_LE(std::abs(dot(dx, x) - expected), tolerance);
+    EXPECT_LE(std::abs(dot(dw, w) - expected), tolerance);
+  }
+}
+
+TEST(Linear, GradientsAccumulateWhereTheContractSaysSo) {
+  TensorPool pool;
+  const Tensor x = pool.normal({300, 6}), w = pool.normal({5, 6}), dy = pool.normal({300, 5});
+  const Tensor dx = pool.full({300, 6}, NAN), dw = pool.zeros({5, 6});
+  const auto backend = cpu_backend();
+  backend->linear_backward_input(dy, w, dx);
+  backend->linear_backward_weight(x, dy, dw);
+  std::vector<double> twice_dx = values(dx), twice_dw = values(dw);
+  for (double& value : twice_dx) value *= 2;
+  for (double& value : twice_dw) value *= 2;
+  backend->linear_backward_input(dy, w, dx, true);
+  backend->linear_backward_weight(x, dy, dw);
+  EXPECT_TRUE(near(dx, twice_dx, kDoubleTolerance));
+  EXPECT_TRUE(near(dw, twice_dw, kDoubleTolerance));
+}
+
+TEST(Linear, FloatAgreesWithDouble) {
+  for (const auto& [tokens, in, out] : kLinearShapes) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
+    std::vector<Tensor> results;
+    TensorPool pools[] = {TensorPool(DType::kF32), TensorPool(DType::kF64)};
+    for (TensorPool& pool : pools) {
+      const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
+                   dy = pool.normal({tokens, out});
+      const Tensor dx = pool.zeros({tokens, in}), dw = pool.normal({out, in});
+      const auto backend = cpu_backend(pool.real());
+      backend->linear_backward_input(dy, w, dx);
+      backend->linear_backward_weight(x, dy, dw);
+      results.insert(results.end(), {dx, dw});
+    }
+    EXPECT_TRUE(near(results[0], results[2], kFloatTolerance)) << "dx";
+    EXPECT_TRUE(near(results[1], results[3], kFloatTolerance)) << "dw";
+  }
+}
+
+TEST(Linear, SameBitsForAnyNumberOfThreads) {
+  for (const auto& [tokens, in, out] : kLinearShapes) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
+    TensorPool pool(DType::kF32);
+    const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
+                 dy = pool.normal({tokens, out});
+    std::vector<Tensor> first;
+    for (const int threads : {1, 2, 3}) {
+      const auto backend = cpu_backend(DType::kF32, threads);
+      const std::vector<Tensor> results = {pool.zeros({tokens, out}), pool.zeros({tokens, in}),
+                                           pool.zeros({out, in})};
+      backend->linear_forward(x, w, results[0]);
+      backend->linear_backward_input(dy, w, results[1]);
+      backend->linear_backward_weight(x, dy, results[2]);
+      if (first.empty()) first = results;
+      for (size_t i = 0; i < results.size(); ++i)
+        EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
+    }
+  }
+}
+
+// --- grouped
+
+struct GroupedCase {
+  std::string name;
+  std::vector<double> offsets;
+  int64_t in, out;
+
+  int64_t num_experts() const { return static_cast<int64_t>(offsets.size()) - 1; }
+  int64_t num_rows() const { return static_cast<int64_t>(offsets.back()); }
+};
+const GroupedCase kSmallGroups[] = {
+    {"ragged with empty experts", {0, 0, 3, 3, 7, 8, 8}, 3, 5},
+    {"all rows on one expert", {0, 0, 0, 9, 9}, 4, 2},
+    {"no rows at all", {0, 0, 0}, 4, 2},
+    {"one expert", {0, 5}, 1, 3},
+};
+// Larger than row blocks and tiles.
+const GroupedCase kLargeGroups[] = {
+    {"ragged", {0, 1, 301, 301, 900}, 33, 130},
+    {"all rows on one expert", {0, 0, 1100, 1100}, 70, 515},
+};
+
+TEST(GroupedLinear, BackwardMatchesFiniteDifferences) {
+  for (const GroupedCase& c : kSmallGroups) {
+    SCOPED_TRACE(c.name);
+    TensorPool pool;
+    const Tensor offsets = pool.ints({c.num_experts() + 1}, c.offsets);
+    const Tensor x = pool.normal({c.num_rows(), c.in}),
+                 w = pool.normal({c.num_experts(), c.out, c.in});
+    const Tensor y = pool.full({c.num_rows(), c.out}, NAN), dy = pool.normal(y.shape());
+    const Tensor dx = pool.full(x.shape(), NAN), dw = pool.zeros(w.shape());
+    const auto backend = cpu_backend();
+    backend->grouped_linear_backward_input(dy, w, offsets, dx);
+    backend->grouped_linear_backward_weight(x, dy, offsets, dw);
+    const auto loss = [&] {
+      backend->grouped_linear_forward(x, w, offsets, y);
+      return dot(y, dy);
+    };
+    EXPECT_TRUE(gradient_matches(loss, x, dx));
+    EXPECT_TRUE(gradient_matches(loss, w, dw));
+  }
+}
+
+TEST(GroupedLinear, EachExpertIsALinearLayerOverItsRows) {
+  for (const GroupedCase& c : kLargeGroups) {
+    SCOPED_TRACE(c.name);
+    TensorPool pool(DType::kF32);
+    const Tensor offsets = pool.ints({c.num_experts() + 1}, c.offsets);
+    const Tensor x = pool.normal({c.num_rows(), c.in}),
+                 w = pool.normal({c.num_experts(), c.out, c.in});
+    const Tensor dy = pool.normal({c.num_rows(), c.out}), dw_before = pool.normal(w.shape());
+    const Tensor y = pool.zeros(dy.shape()), dx = pool.zeros(x.shape()), dw = pool.clone(dw_before);
+    const auto backend = cpu_backend(DType::kF32);
+    backend->grouped_linear_forward(x, w, offsets, y);
+    backend->grouped_linear_backward_input(dy, w, offsets, dx);
+    backend->grouped_linear_backward_weight(x, dy, offsets, dw);
+    for (int64_t e = 0; e < c.num_experts(); ++e) {
+      const auto begin = static_cast<int64_t>(get(offsets, e)),
+                 end = static_cast<int64_t>(get(offsets, e + 1));
+      const Tensor one_y = pool.zeros({end - begin, c.out}),
+                   one_dx = pool.zeros({end - begin, c.in});
+      const Tensor one_dw = pool.clone(dw_before[e]);
+      backend->linear_forward(x.rows(begin, end), w[e], one_y);
+      backend->linear_backward_input(dy.rows(begin, end), w[e], one_dx);
+      backend->linear_backward_weight(x.rows(begin, end), dy.rows(begin, end), one_dw);
+      EXPECT_TRUE(near(y.rows(begin, end), one_y, kFloatTolerance)) << "expert " << e;
+      EXPECT_TRUE(near(dx.rows(begin, end), one_dx, kFloatTolerance)) << "expert " << e;
+      EXPECT_TRUE(near(dw[e], one_dw, kFloatTolerance)) << "expert " << e;
+      if (begin == end) {
+        EXPECT_TRUE(same_bits(dw[e], dw_before[e])) << "empty expert " << e;
+      }
+    }
+  }
+}
+
+TEST(GroupedLinear, SameBitsForAnyNumberOfThreads) {
+  for (const GroupedCase& c : kLargeGroups) {
+    SCOPED_TRACE(c.name);
+    TensorPool pool(DType::kF32);
+    const Tensor offsets = pool.ints({c.num_experts() + 1}, c.offsets);
+    const Tensor x = pool.normal({c.num_rows(), c.in}),
+                 w = pool.normal({c.num_experts(), c.out, c.in});
+    const Tensor dy = pool.normal({c.num_rows(), c.out});
+    std::vector<Tensor> first;
+    for (const int threads : {1, 2, 3}) {
+      const auto backend = cpu_backend(DType::kF32, threads);
+      const std::vector<Tensor> results = {pool.zeros(dy.shape()), pool.zeros(x.shape()),
+                                           pool.zeros(w.shape())};
+      backend->grouped_linear_forward(x, w, offsets, results[0]);
+      backend->grouped_linear_backward_input(dy, w, offsets, results[1]);
+      backend->grouped_linear_backward_weight(x, dy, offsets, results[2]);
+      if (first.empty()) first = results;
+      for (size_t i = 0; i < results.size(); ++i)
+        EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
+    }
+  }
+}
+
+TEST(GroupedLinear, OffsetsThatDoNotCoverTheRowsAreABug) {
+  TensorPool pool;
+  const auto backend = cpu_backend();
+  const Tensor x = pool.normal({4, 2}), w = pool.normal({1, 3, 2}), y = pool.zeros({4, 3});
+  EXPECT_THROW(backend->grouped_linear_forward(x, w, pool.ints({2}, {0, 3}), y), CheckFailure);
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,149 @@
+#include <cmath>
+#include <limits>
+
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kLarge = 100'003;  // several tasks and an odd rest
+
+TEST(Fill, SetsEveryElementOfAnyType) {
+  const auto backend = cpu_backend();
+  TensorPool pool;
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kI32}) {
+    const Tensor x = pool.zeros(dtype, {kLarge});
+    backend->fill(x, -3);
+    EXPECT_TRUE(near(x, std::vector<double>(kLarge, -3.0), 0)) << dtype_name(dtype);
+  }
+  const Tensor bytes = pool.zeros(DType::kU8, {5});
+  backend->fill(bytes, 200);
+  for (const uint8_t byte : bytes.span<uint8_t>()) EXPECT_EQ(byte, 200);
+}
+
+TEST(Fill, RoundsBfloat16ToNearestEven) {
+  const auto backend = cpu_backend();
+  TensorPool pool;
+  const Tensor x = pool.zeros(DType::kBF16, {3});
+  const auto filled_with = [&](double value) {
+    backend->fill(x, value);
+    const auto* bits = static_cast<const uint16_t*>(x.raw());
+    EXPECT_EQ(bits[0], bits[2]);
+    return bits[2];
+  };
+  EXPECT_EQ(filled_with(1.0), 0x3F80);
+  EXPECT_EQ(filled_with(-2.0), 0xC000);
+  EXPECT_EQ(filled_with(1.0 + 0x1p-8), 0x3F80);             // halfway, down to even
+  EXPECT_EQ(filled_with(1.0 + 0x1p-7 + 0x1p-8), 0x3F82);    // halfway, up to even
+  EXPECT_EQ(filled_with(1.0 + 0x1p-8 + 0x1p-20), 0x3F81);   // past halfway
+  EXPECT_EQ(filled_with(kInfinity), 0x7F80);
+}
+
+TEST(Copy, MovesTheBytesOfAnyType) {
+  const auto backend = cpu_backend();
+  TensorPool pool(DType::kF32);
+  const Tensor x = pool.normal({kLarge}), y = pool.zeros({kLarge});
+  backend->copy(x, y);
+  EXPECT_TRUE(same_bits(x, y));
+  const Tensor ids = pool.random_ints({17}, 1000), copied = pool.zeros(DType::kI32, {17});
+  backend->copy(ids, copied);
+  EXPECT_TRUE(same_bits(ids, copied));
+  EXPECT_THROW(backend->copy(x, ids), CheckFailure);
+}
+
+TEST(Add, AddsElementByElement) {
+  const auto backend = cpu_backend(DType::kF32);
+  TensorPool pool(DType::kF32);
+  const Tensor x = pool.normal({kLarge}), y = pool.normal({kLarge});
+  std::vector<double> expected;
+  for (int64_t i = 0; i < kLarge; ++i) expected.push_back(x.data<float>()[i] + y.data<float>()[i]);
+  backend->add(x, y);
+  EXPECT_TRUE(near(y, expected, 0));
+}
+
+TEST(Sums, AreExactToDoubleAndAdd) {
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    const auto backend = cpu_backend(real);
+    TensorPool pool(real);
+    const Tensor x = pool.normal({kLarge}, 1.0, 0.1);
+    long double sum = 5, squares = 7;
+    for (const double value : values(x)) {
+      sum += value;
+      squares += static_cast<long double>(value) * value;
+    }
+    const Tensor sum_out = pool.zeros(DType::kF64, {1}), squares_out = pool.zeros(DType::kF64, {1});
+    set(sum_out, 0, 5);
+    set(squares_out, 0, 7);
+    backend->sum(x, sum_out);
+    backend->sum_of_squares(x, squares_out);
+    EXPECT_TRUE(near(sum_out, {static_cast<double>(sum)}, 1e-12));
+    EXPECT_TRUE(near(squares_out, {static_cast<double>(squares)}, 1e-12));
+  }
+}
+
+TEST(Sums, BitsDoNotDependOnThreads) {
+  TensorPool pool(DType::kF32);
+  const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}), three = pool.zeros(DType::kF64, {1});
+  cpu_backend(DType::kF32, 1)->sum_of_squares(x, one);
+  cpu_backend(DType::kF32, 3)->sum_of_squares(x, three);
+  EXPECT_TRUE(same_bits(one, three));
+}
+
+TEST(Sums, OfNothingIsZero) {
+  TensorPool pool(DType::kF32);
+  const Tensor out = pool.zeros(DType::kF64, {1});
+  cpu_backend(DType::kF32)->sum(pool.zeros({0, 3}), out);
+  EXPECT_EQ(get(out, 0), 0);
+}
+
+TEST(Sums, CountingRunClaimsTheScratchOfARealOne) {
+  TensorPool pool(DType::kF32);
+  const Tensor x = pool.zeros({kLarge}), out = pool.zeros(DType::kF64, {1});
+  const auto backend = cpu_backend(DType::kF32);
+  backend->sum(x, out);
+  cpu::CpuBackend counting(2, DType::kF32);
+  counting.sum(without_data(x), without_data(out));
+  EXPECT_GT(counting.scratch().high_water(), 0);
+  EXPECT_EQ(counting.scratch().high_water(), backend->scratch().high_water());
+}
+
+TEST(ClipScale, ShrinksToTheMaximumNorm) {
+  const auto backend = cpu_backend();
+  TensorPool pool;
+  const auto scale = [&](double sum_squares, double max_norm) {
+    const Tensor out = pool.zeros({1});
+    backend->clip_scale(pool.of({1}, {sum_squares}), max_norm, out);
+    return get(out, 0);
+  };
+  EXPECT_DOUBLE_EQ(scale(16, 1), 0.25);
+  EXPECT_EQ(scale(0.25, 1), 1);
+  EXPECT_EQ(scale(16, 0), 1);  // clipping is off
+  EXPECT_EQ(scale(0, 1), 1);
+  EXPECT_EQ(scale(kInfinity, 1), 0);
+  EXPECT_TRUE(std::isnan(scale(kNan, 1)));
+}
+
+TEST(CountNonFinite, FindsNanAndInfinitiesAlone) {
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    const auto backend = cpu_backend(real);
+    TensorPool pool(real);
+    const Tensor x = pool.normal({kLarge}), out = pool.zeros(DType::kI32, {1});
+    set(x, 1, 3e38);
+    set(x, 2, 1e-42);
+    set(x, 3, 0);
+    backend->count_non_finite(x, out);
+    EXPECT_EQ(get(out, 0), 0);
+    set(x, 0, kNan);
+    set(x, 50'000, kInfinity);
+    set(x, kLarge - 1, -kInfinity);
+    backend->count_non_finite(x, out);
+    EXPECT_EQ(get(out, 0), 3);
+    backend->count_non_finite(x, out);
+    EXPECT_EQ(get(out, 0), 6);
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,78 @@
+#include "optim/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "model/small_models.h"
+#include "model/model.h"
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+class OptimizerTest : public ::testing::Test {
+ protected:
+  OptimizerTest() : ops_(cpu_backend(DType::kF64)), model_(base_model(), *ops_, 4) {
+    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_}) arena->reserve(ops_->memory(), 1 << 20);
+    model_.allocate(values_, grads_, state_);
+    model_.initialise(1);
+    config_.matrices = {.optimizer = OptimizerKind::kMuon, .lr = 0.02, .weight_decay = 0.1};
+    config_.experts = {.optimizer = OptimizerKind::kMuon, .lr = 0.01, .weight_decay = 0.1};
+    config_.router = {.optimizer = OptimizerKind::kAdamW, .lr = 0.003, .weight_decay = 0.0};
+    config_.rest = {.optimizer = OptimizerKind::kAdamW, .lr = 0.004, .weight_decay = 0.1};
+    set(grad_scale_, 0, 1.0);
+  }
+
+  std::map<std::string, std::vector<double>> weights() {
+    std::map<std::string, std::vector<double>> result;
+    for (const Parameter& parameter : model_.parameters().all()) result[parameter.name] = values(parameter.value);
+    return result;
+  }
+
+  std::unique_ptr<Backend> ops_;
+  Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"};
+  Model model_;
+  OptimConfig config_;
+  TensorPool pool_;
+  Tensor grad_scale_ = pool_.zeros(DType::kF64, {1});
+};
+
+// With zero gradients nothing moves but what decays, and that by exactly lr * weight_decay * w.
+TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
+  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_);
+  const auto before = weights();
+  model_.parameters().zero_grads(*ops_);
+  optimizer.step({.steps = 1, .tokens = 1}, grad_scale_);
+  for (const auto& [name, after] : weights()) {
+    double rate = 0;
+    if (name == "head") rate = config_.rest.lr;
+    if (name.find("attention.") != std::string::npos || name.find("mlp.") != std::string::npos ||
+        name.find("shared.") != std::string::npos) {
+      rate = config_.matrices.lr;
+    }
+    if (name.find("experts_") != std::string::npos) rate = config_.experts.lr;
+    if (name.find("kv_norm") != std::string::npos) rate = 0;
+    std::vector<double> expected = before.at(name);
+    for (double& value : expected) value -= rate * 0.1 * value;
+    EXPECT_TRUE(near(after, expected, 1e-12)) << name;
+  }
+}
+
+TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
+  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_);
+  std::map<std::string, int64_t> elements;
+  for (const NamedTensor& state : optimizer.state()) {
+    EXPECT_TRUE(elements.emplace(state.name, state.tensor.num_elements()).second) << state.name;
+  }
+  for (const Parameter& parameter : model_.parameters().all()) {
+    const bool muon = parameter.group == ParameterGroup::kMatrices || parameter.group == ParameterGroup::kExperts;
+    const bool trained = parameter.group != ParameterGroup::kBuffer;
+    EXPECT_EQ(elements.count("muon.momentum." + parameter.name), muon ? 1U : 0U) << parameter.name;
+    EXPECT_EQ(elements.count("adamw.m." + parameter.name), trained && !muon ? 1U : 0U) << parameter.name;
+    EXPECT_EQ(elements.count("adamw.v." + parameter.name), trained && !muon ? 1U : 0U) << parameter.name;
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
