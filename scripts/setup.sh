@@ -20,7 +20,8 @@ readonly build_packages=(
   libsqlite3-dev libpcre2-dev libssl-dev
   libdnnl-dev ocl-icd-opencl-dev
 )
-readonly test_packages=(libgtest-dev libbenchmark-dev clang-format clang-tidy)
+# libomp-dev: clang-tidy does not see g++'s omp.h.
+readonly test_packages=(libgtest-dev libbenchmark-dev clang-format clang-tidy libomp-dev)
 # npm reaches its registry over TLS; a minimal image has no certificates to check it with.
 readonly npm_packages=(npm nodejs ca-certificates)
 

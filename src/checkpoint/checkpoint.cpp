@@ -148,7 +148,7 @@ fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
   make_directories(dir);
   const TemporaryFolder temporary(temporary_path(dir, name));
 
-  Manifest manifest;
+  CheckpointManifest manifest;
   manifest.info = state.info;
   manifest.info.created_at = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   const auto write_tensors = [&](std::string_view file, std::span<const NamedTensor> tensors) {

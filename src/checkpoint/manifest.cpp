@@ -47,7 +47,7 @@ std::vector<ManifestTensor> tensors_from_json(const Json& list) {
 
 }  // namespace
 
-std::string print_manifest(const Manifest& manifest) {
+std::string print_manifest(const CheckpointManifest& manifest) {
   const CheckpointInfo& info = manifest.info;
   Json files = Json::array();
   for (const ManifestFile& file : manifest.files) {
@@ -60,6 +60,7 @@ std::string print_manifest(const Manifest& manifest) {
                {"tokens", info.tokens},
                {"next_sequence", info.next_sequence},
                {"num_parameters", info.num_parameters},
+               {"run_id", info.run_id},
                {"config_fingerprint", info.config_fingerprint},
                {"data_fingerprint", info.data_fingerprint},
                {"nmoe_version", info.nmoe_version},
@@ -73,7 +74,7 @@ std::string print_manifest(const Manifest& manifest) {
   return json.dump(1) + "\n";
 }
 
-Manifest parse_manifest(std::string_view text, const fs::path& path) {
+CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()),
@@ -89,12 +90,13 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) {
   if (json.value(kOwnHashKey, Json()) != own_hash(json)) {
     throw runtime_error(fmt::format("'{}' was altered: its hash differs", path.string()), "");
   }
-  Manifest manifest;
+  CheckpointManifest manifest;
   CheckpointInfo& info = manifest.info;
   json.at("step").get_to(info.step);
   json.at("tokens").get_to(info.tokens);
   json.at("next_sequence").get_to(info.next_sequence);
   json.at("num_parameters").get_to(info.num_parameters);
+  json.at("run_id").get_to(info.run_id);
   json.at("config_fingerprint").get_to(info.config_fingerprint);
   json.at("data_fingerprint").get_to(info.data_fingerprint);
   json.at("nmoe_version").get_to(info.nmoe_version);

@@ -20,6 +20,7 @@ struct CheckpointInfo {
   int64_t next_sequence =
       0;  // data cursor: the first sequence of the global order not yet trained on
   int64_t num_parameters = 0;
+  std::string run_id;              // whose metrics go with it
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration
   std::string data_fingerprint;    // names the corpus and its tokenizer
   std::string nmoe_version;
@@ -40,7 +41,7 @@ struct ManifestTensor {
   std::string sha256;  // of the tensor's bytes
 };
 
-struct Manifest {
+struct CheckpointManifest {
   CheckpointInfo info;
   std::string weights_sha256;  // combined_sha256(model)
   std::vector<ManifestFile> files;
@@ -49,11 +50,11 @@ struct Manifest {
 };
 
 // JSON, ending in a hash of the rest, so that an altered manifest is found out too.
-std::string print_manifest(const Manifest& manifest);
+std::string print_manifest(const CheckpointManifest& manifest);
 
 // Error (runtime) when `text` is no manifest of a format version known here or was altered; `path`
 // is for the message.
-Manifest parse_manifest(std::string_view text, const fs::path& path);
+CheckpointManifest parse_manifest(std::string_view text, const fs::path& path);
 
 // One SHA-256 over all the tensors: that of the lines "name dtype shape sha256\n" in byte order of
 // the names, say "embedding F32 [512, 64] 9f86...". It depends on names, dtypes, shapes and bytes,

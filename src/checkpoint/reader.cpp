@@ -21,7 +21,7 @@ Error fault(const fs::path& path, const std::string& what) {
 }
 
 // The path of `name` in the checkpoint once it is known to have its recorded size.
-fs::path sized_file(const fs::path& checkpoint, const Manifest& manifest, std::string_view name) {
+fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
   const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
   NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
   const fs::path path = checkpoint / name;
@@ -34,7 +34,7 @@ fs::path sized_file(const fs::path& checkpoint, const Manifest& manifest, std::s
   return path;
 }
 
-std::string read_text(const fs::path& checkpoint, const Manifest& manifest, std::string_view name) {
+std::string read_text(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
   const fs::path path = sized_file(checkpoint, manifest, name);
   std::string text = read_file(path);
   if (sha256_hex(text) != std::ranges::find(manifest.files, name, &ManifestFile::name)->sha256) {
@@ -44,7 +44,7 @@ std::string read_text(const fs::path& checkpoint, const Manifest& manifest, std:
 }
 
 // Opens a tensor file and holds its header against the manifest.
-SafetensorsFile open_tensors(const fs::path& checkpoint, const Manifest& manifest,
+SafetensorsFile open_tensors(const fs::path& checkpoint, const CheckpointManifest& manifest,
                              std::string_view name, std::span<const ManifestTensor> tensors) {
   SafetensorsFile file(sized_file(checkpoint, manifest, name));
   for (const ManifestTensor& tensor : tensors) {

@@ -51,7 +51,7 @@ class CheckpointReader {
                 std::span<const NamedTensor> destinations) const;
 
   fs::path path_;
-  Manifest manifest_;
+  CheckpointManifest manifest_;
   std::string config_toml_;
   std::string tokenizer_json_;
   SafetensorsFile model_file_;

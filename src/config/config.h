@@ -1,5 +1,6 @@
-// The whole of a run's configuration as plain structs. config/schema.cpp describes every key once (name, meaning,
-// limits, whether it defines the run); reading, printing and fingerprinting all follow that description.
+// The whole of a run's configuration as plain structs. config/schema.cpp describes every key once
+// (name, meaning, limits, whether it defines the run, when it has an effect); reading, printing and
+// fingerprinting all follow that description.
 //
 // TOML sections are the struct names below; [model.moe] is Config::model.moe, and so on.
 #pragma once
@@ -17,12 +18,12 @@ enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
 
 struct RunConfig {
-  std::string name = "run";           // letters, digits, '.', '_' and '-'
-  std::string experiment = "default"; // runs are grouped by it
-  std::string dir = "runs";           // experiments.db, metrics/ and checkpoints/ live under it
-  std::string device = "cpu";         // "cpu" or "cuda"
-  int64_t threads = 0;                // CPU threads; 0: one per available CPU
-  int64_t seed = 1;                   // initialisation and data order
+  std::string name = "run";            // letters, digits, '.', '_' and '-'
+  std::string experiment = "default";  // runs are grouped by it
+  std::string dir = "runs";            // experiments.db, metrics/ and checkpoints/ live under it
+  std::string device = "cpu";          // "cpu" or "cuda"
+  int64_t threads = 0;                 // CPU threads; 0: one per available CPU
+  int64_t seed = 1;                    // initialisation and data order
 };
 
 struct RopeConfig {
@@ -30,7 +31,8 @@ struct RopeConfig {
   RopeLayout layout = RopeLayout::kInterleaved;
 };
 
-// YaRN (arXiv 2309.00071): context extension by a factor over original_max_positions. factor 1 is plain RoPE.
+// YaRN (arXiv 2309.00071): context extension by a factor over original_max_positions. factor 1 is
+// plain RoPE.
 struct YarnConfig {
   double factor = 1.0;
   int64_t original_max_positions = 4096;
@@ -57,21 +59,22 @@ struct GqaConfig {
 struct MoeConfig {
   int64_t num_experts = 0;  // routed experts; 0: every layer is dense
   int64_t top_k = 2;
-  int64_t expert_dim = 128;       // hidden width of one routed expert
-  int64_t num_shared_experts = 1; // their width together: num_shared_experts * expert_dim
+  int64_t expert_dim = 128;        // hidden width of one routed expert
+  int64_t num_shared_experts = 1;  // their width together: num_shared_experts * expert_dim
   ScoreFunction score = ScoreFunction::kSigmoid;
   int64_t num_groups = 1;
   int64_t top_groups = 1;
   bool normalise_weights = true;
   double routed_scale = 1.0;
-  double bias_rate = 0.001;     // step of the selection bias; 0: no bias
-  double balance_loss = 0.0;    // sequence-wise balance loss coefficient
-  double z_loss = 0.0;          // router z-loss coefficient
+  double bias_rate = 0.001;   // step of the selection bias; 0: no bias
+  double balance_loss = 0.0;  // sequence-wise balance loss coefficient
+  double z_loss = 0.0;        // router z-loss coefficient
 };
 
-// Truncated normal (at init.truncation standard deviations) with these standard deviations; norms start at 1.
+// Truncated normal (at init.truncation standard deviations) with these standard deviations; norms
+// start at 1.
 struct InitConfig {
-  double std = 0.02;                 // matrices and experts
+  double std = 0.02;  // matrices and experts
   double embedding_std = 0.02;
   double router_std = 0.02;
   double truncation = 3.0;
@@ -83,14 +86,14 @@ struct ModelConfig {
   int64_t dim = 256;
   int64_t num_layers = 4;
   int64_t num_heads = 4;
-  int64_t num_dense_layers = 1;   // the first n layers have a dense MLP
-  int64_t dense_dim = 1024;       // hidden width of dense MLPs
+  int64_t num_dense_layers = 1;  // the first n layers have a dense MLP
+  int64_t dense_dim = 1024;      // hidden width of dense MLPs
   Activation activation = Activation::kSwiGlu;
   AttentionKind attention = AttentionKind::kMla;
   int64_t window = 0;             // sliding window of local layers; 0: all layers are global
-  int64_t attn_global_every = 1;  // every n-th layer is global (n, 2n, ... counted from 1) and the last always
+  int64_t attn_global_every = 1;  // layers n, 2n, ... from 1 are global, the last always
   double norm_eps = 1e-6;
-  bool tied_head = false;         // the head shares the embedding table
+  bool tied_head = false;  // the head shares the embedding table
   RopeConfig rope;
   YarnConfig yarn;
   MlaConfig mla;
@@ -100,8 +103,8 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-  std::string path;          // folder written by `n prep`, with train/ and valid/
-  int64_t seq_len = 256;     // S
+  std::string path;       // folder written by `n prep`, with train/ and valid/
+  int64_t seq_len = 256;  // S
 };
 
 // Peak rate and optimizer of one parameter group.
@@ -124,30 +127,30 @@ struct ScheduleConfig {
   ScheduleUnit unit = ScheduleUnit::kSteps;
   int64_t warmup = 0;
   int64_t hold = 0;
-  int64_t decay = 0;             // after warmup + hold + decay the rate stays at the floor; 0: hold for ever
+  int64_t decay = 0;  // after warmup + hold + decay the rate stays at the floor; 0: hold for ever
   DecayShape shape = DecayShape::kCosine;
-  double floor = 0.0;            // absolute rate that no group decays below (a group whose peak is lower keeps its peak)
+  double floor = 0.0;  // absolute rate that no group decays below; a lower peak is kept
 };
 struct OptimConfig {
-  double clip_norm = 1.0;   // global gradient norm; 0: no clipping
-  GroupConfig matrices;     // 2-D weights of attention, dense MLPs and shared experts
-  GroupConfig experts;      // routed experts, [E, out, in]
+  double clip_norm = 1.0;  // global gradient norm; 0: no clipping
+  GroupConfig matrices;    // 2-D weights of attention, dense MLPs and shared experts
+  GroupConfig experts;     // routed experts, [E, out, in]
   GroupConfig router{.weight_decay = 0.0};  // router weights; never decay
-  GroupConfig rest;         // embedding, head, norms; no decay on embedding and norms
+  GroupConfig rest;  // embedding, head, norms; no decay on embedding and norms
   AdamWConfig adamw;
   MuonConfig muon;
   ScheduleConfig schedule;
 };
 
 struct TrainConfig {
-  int64_t steps = 100;             // where to stop; not part of the fingerprint
-  int64_t batch_seqs = 16;         // sequences of an optimizer step
-  int64_t microbatch_seqs = 16;    // sequences of a forward/backward; divides batch_seqs
-  std::string memory_limit;        // "8 GiB"; empty: what the machine has
-  int64_t log_every = 10;          // steps
-  int64_t valid_every = 0;         // steps between validations; 0: only at the end
-  int64_t valid_seqs = 64;         // sequences of one periodic validation; 0: the whole split
-  bool stop_on_collapse = true;    // stop when a router has collapsed
+  int64_t steps = 100;           // where to stop; not part of the fingerprint
+  int64_t batch_seqs = 16;       // sequences of an optimizer step
+  int64_t microbatch_seqs = 16;  // sequences of a forward/backward; divides batch_seqs
+  std::string memory_limit;      // "8 GiB"; empty: what the machine has
+  int64_t log_every = 10;        // steps
+  int64_t valid_every = 0;       // steps between validations; 0: only at the end
+  int64_t valid_seqs = 64;       // sequences of one periodic validation; 0: the whole split
+  bool stop_on_collapse = true;  // stop when a router has collapsed
 };
 
 struct CheckpointConfig {

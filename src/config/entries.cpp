@@ -86,7 +86,7 @@ std::optional<Entry> read_value(std::string_view text) {
   try {
     const toml::table document = toml::parse(fmt::format("value = {}", text));
     // More than the one key: the text went on after its value.
-    if (document.size() != 1) return std::nullopt;
+    if (document.size() != 1 || document["value"].is_table()) return std::nullopt;
     return entry_of(*document.get("value"));
   } catch (const toml::parse_error&) {
     return std::nullopt;

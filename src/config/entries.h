@@ -22,7 +22,8 @@ struct Entry {
 // with file and line when the text is not TOML or has a key twice.
 std::vector<Entry> read_entries(std::string_view toml, std::string_view name);
 
-// One TOML value, as written on a command line; nothing when the text is not exactly that.
+// One TOML value other than a table, without key and place; nothing when the text is not exactly
+// that.
 std::optional<Entry> read_value(std::string_view text);
 
 }  // namespace nmoe

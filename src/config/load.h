@@ -10,22 +10,31 @@
 
 namespace nmoe {
 
-// Reads `path`, expands ${NMOE_NAME:-default} in strings (any other ${...} is an error), applies overrides of the
-// form "section.key=value" in order (the value is TOML; a bare word is taken as a string), validates. Errors
-// (usage) name file, line, key and, for an unknown key, the nearest known one. A key that would have no effect
-// under the rest of the configuration (say model.mla.* with attention = "gqa") is an error too.
+// Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text
+// needs no quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and
+// validates. Errors (usage) name file and line or the override, the key and, for an unknown key,
+// the nearest known one. A key that has no effect under the rest of the configuration, say
+// model.mla.* with attention = "gqa", is an error even when it is set to its default.
 Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides = {});
 
 // The same from TOML text; `name` stands for the file in messages.
-Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides = {});
+Config parse_config(std::string_view toml, std::string_view name,
+                    std::span<const std::string> overrides = {});
 
-// The resolved configuration as TOML, each key with its meaning as a comment. parse_config(print_config(c)) == c.
+// The resolved configuration as TOML: every key that has an effect, with its meaning as a comment.
+// For a `c` that was loaded, parse_config(print_config(c)) equals it.
 std::string print_config(const Config& config);
 
-// SHA-256 over what defines the run's arithmetic: not names, paths, cadences, device, threads or train.steps.
+// The same keys as one flat JSON object, {"model.dim": 160, ...}: what a run's row in experiments.db holds.
+std::string config_json(const Config& config);
+
+// SHA-256 over the keys that define the run's arithmetic and have an effect: not names, paths,
+// cadences, device, threads or train.steps. What is hashed: the sorted lines "section.key=value\n",
+// with values as print_config writes them.
 std::string config_fingerprint(const Config& config);
 
-// The keys whose values make two fingerprints differ, as "key: a != b" lines.
+// The keys that make two fingerprints differ, as lines "section.key: a != b"; "unused" stands for
+// the value of a key without effect. Empty when the fingerprints are equal.
 std::string explain_difference(const Config& a, const Config& b);
 
 }  // namespace nmoe

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "config/load.h"
@@ -47,6 +50,16 @@ std::string print_config(const Config& config) {
     begin = end;
   }
   return text;
+}
+
+std::string config_json(const Config& config) {
+  Config copy = config;
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const Field& field : describe(copy)) {
+    if (!field.used()) continue;
+    std::visit([&](const auto& value) { json[field.key] = value; }, field.get());
+  }
+  return json.dump();
 }
 
 }  // namespace nmoe

@@ -22,9 +22,11 @@ class Rules {
   void require(bool holds, std::vector<std::string> keys, std::string_view reason,
                std::string remedy) {
     if (holds || broken_) return;
+    // "a = 1: reason" or "a = 1 with b = 2, c = 3: reason"
     std::string what;
-    for (const std::string& key : keys) {
-      what += fmt::format("{}{} = {}", what.empty() ? "" : " with ", key, value_of(key));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (i > 0) what += i == 1 ? " with " : ", ";
+      what += fmt::format("{} = {}", keys[i], value_of(keys[i]));
     }
     broken_ = Issue{std::move(keys), fmt::format("{}: {}", what, reason), std::move(remedy)};
   }

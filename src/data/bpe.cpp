@@ -188,9 +188,9 @@ std::array<int32_t, 256> BpeTokenizer::find_byte_ids(const BpeModel& model) {
   std::unordered_set<std::string_view> seen;
   for (size_t id = 0; id < model.tokens.size(); ++id) {
     const std::string& token = model.tokens[id];
-    NMOE_CHECK(token.empty() == (static_cast<int32_t>(id) == model.eos_id) &&
-                   seen.insert(token).second,
-               "token {} is empty or occurs twice", id);
+    NMOE_CHECK(
+        token.empty() == (static_cast<int32_t>(id) == model.eos_id) && seen.insert(token).second,
+        "token {} is empty or occurs twice", id);
     if (token.size() == 1) ids[static_cast<unsigned char>(token[0])] = static_cast<int32_t>(id);
   }
   NMOE_CHECK(std::ranges::count(ids, kNone) == 0, "a byte has no token");
@@ -206,7 +206,8 @@ std::string BpeTokenizer::hash_of(const BpeModel& model) {
   Sha256 hash;
   const auto add_number = [&](uint64_t number) {
     std::array<unsigned char, 8> bytes;  // little-endian
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(number >> 8 * i);
+    for (size_t i = 0; i < bytes.size(); ++i)
+      bytes[i] = static_cast<unsigned char>(number >> 8 * i);
     hash.update(bytes.data(), bytes.size());
   };
   const auto add_text = [&](std::string_view text) {

@@ -1,7 +1,7 @@
 // Byte-level byte-pair encoding (Sennrich et al., arXiv 1508.07909; on bytes as in GPT-2).
 //
-// Encoding a word: start from its bytes; while some neighbouring pair has a merge, apply the merge of
-// lowest rank at its leftmost place.
+// Encoding a word: start from its bytes; while some neighbouring pair has a merge, apply the merge
+// of lowest rank at its leftmost place.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kNumBytes = 256;
 constexpr int64_t kMinVocab = kNumBytes + 1;  // bytes and the end of sequence
 constexpr int64_t kMaxVocab = 1 << 24;
-constexpr int64_t kMinPairCount = 2;          // a pair that occurs once says nothing about text
+constexpr int64_t kMinPairCount = 2;  // a pair that occurs once says nothing about text
 
 struct StringHash {
   using is_transparent = void;
@@ -41,8 +41,8 @@ void count_words(const WordSplitter& splitter, std::string_view text, WordCounts
   }
 }
 
-// Cuts `text` after line ends into blocks that threads can share. A cut may part a line end from the
-// space that follows it, which changes a few counts, but the cuts depend on the text alone.
+// Cuts `text` after line ends into blocks that threads can share. A cut may part a line end from
+// the space that follows it, which changes a few counts, but the cuts depend on the text alone.
 void add_blocks(std::string_view text, std::vector<std::string_view>& blocks) {
   constexpr size_t kBlockBytes = 1 << 20;
   while (text.size() > kBlockBytes) {
@@ -104,8 +104,8 @@ class Merger {
     int64_t count;
   };
   struct PairInfo {
-    int64_t count = 0;             // occurrences, weighted by their words' counts
-    std::vector<uint32_t> words;   // where it occurs, or once did
+    int64_t count = 0;            // occurrences, weighted by their words' counts
+    std::vector<uint32_t> words;  // where it occurs, or once did
   };
   // A pair's count at some time, the most frequent first, then the lowest ids.
   struct Candidate {
@@ -123,17 +123,15 @@ class Merger {
     grown_.insert(pair);
   }
 
-  void lose(const Pair& pair, uint32_t word_idx) {
-    pairs_[pair].count -= words_[word_idx].count;
-  }
+  void lose(const Pair& pair, uint32_t word_idx) { pairs_[pair].count -= words_[word_idx].count; }
 
   void push_grown() {
     for (const Pair& pair : grown_) candidates_.push({pairs_[pair].count, pair});
     grown_.clear();
   }
 
-  // Every pair has a candidate of at least its count: one is pushed whenever the count may have grown,
-  // and one found too high here is pushed again as it is.
+  // Every pair has a candidate of at least its count: one is pushed whenever the count may have
+  // grown, and one found too high here is pushed again as it is.
   std::optional<Pair> most_frequent() {
     while (!candidates_.empty()) {
       const Candidate top = candidates_.top();
@@ -234,9 +232,9 @@ BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size
 
 TrainedBpe train_bpe(const BpeTrainOptions& options) {
   if (options.vocab_size < kMinVocab || options.vocab_size > kMaxVocab) {
-    throw usage_error(fmt::format("a vocabulary of {} ids", options.vocab_size),
-                      fmt::format("choose {} (bytes and {} alone) to {}", kMinVocab, kEosText,
-                                  kMaxVocab));
+    throw usage_error(
+        fmt::format("a vocabulary of {} ids", options.vocab_size),
+        fmt::format("choose {} (bytes and {} alone) to {}", kMinVocab, kEosText, kMaxVocab));
   }
   BpeTrainReport report;
   auto start = std::chrono::steady_clock::now();

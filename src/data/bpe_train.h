@@ -14,9 +14,9 @@
 namespace nmoe {
 
 struct BpeTrainOptions {
-  std::vector<std::string> inputs;  // files, folders, globs: data/inputs.h
-  int64_t vocab_size = 8192;        // ids in all: 256 bytes, the merges, the end of sequence
-  int threads = 0;                  // 0: one per available CPU
+  std::vector<std::string> inputs = {};  // files, folders, globs: data/inputs.h
+  int64_t vocab_size = 8192;             // ids in all: 256 bytes, the merges, the end of sequence
+  int threads = 0;                       // 0: one per available CPU
 };
 
 struct BpeTrainReport {
@@ -40,10 +40,10 @@ TrainedBpe train_bpe(const BpeTrainOptions& options);
 // A word and how often it occurs.
 using WordCount = std::pair<std::string, int64_t>;
 
-// The merges that byte-pair encoding finds in `words` (each word once). Repeatedly the most frequent
-// neighbouring pair is merged, of equals the one with the lowest (left, right) ids, until there are
-// `vocab_size` ids or no pair occurs twice. Ids: bytes by value, then merges in order, then the end
-// of sequence. A merge whose bytes are already a token's adds no id.
+// The merges that byte-pair encoding finds in `words` (each word once). Repeatedly the most
+// frequent neighbouring pair is merged, of equals the one with the lowest (left, right) ids, until
+// there are `vocab_size` ids or no pair occurs twice. Ids: bytes by value, then merges in order,
+// then the end of sequence. A merge whose bytes are already a token's adds no id.
 BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size);
 
 }  // namespace nmoe

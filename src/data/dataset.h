@@ -12,8 +12,8 @@
 
 namespace nmoe {
 
-// The folder's tokens as one long sequence, in shard order. Memory-maps the shards; safe to use from
-// several threads at once.
+// The folder's tokens as one long sequence, in shard order. Memory-maps the shards; safe to use
+// from several threads at once.
 class TokenDataset {
  public:
   // Opens the folder that holds manifest.json, and checks each shard's header, data type and size
@@ -26,7 +26,7 @@ class TokenDataset {
   int64_t vocab_size() const { return manifest_.vocab_size; }
   int32_t eos_id() const { return manifest_.eos_token_id; }
   const std::string& tokenizer_hash() const { return manifest_.tokenizer_hash; }
-  const Manifest& manifest() const { return manifest_; }
+  const DatasetManifest& manifest() const { return manifest_; }
   const std::filesystem::path& dir() const { return dir_; }
 
   // Size of the mapped files: what reading all of it can add to the process's resident size.
@@ -36,13 +36,13 @@ class TokenDataset {
   // shard and position, on an id of vocab_size() or more.
   void read(int64_t first_token, std::span<int32_t> out) const;
 
-  // Reads everything: checksums, ids, and that each index's documents follow each other and end with
-  // the end-of-sequence id. Error (runtime) on the first shard that fails.
+  // Reads everything: checksums, ids, and that each index's documents follow each other and end
+  // with the end-of-sequence id. Error (runtime) on the first shard that fails.
   void verify() const;
 
  private:
   std::filesystem::path dir_;
-  Manifest manifest_;
+  DatasetManifest manifest_;
   std::vector<ShardReader> shards_;
   std::vector<int64_t> shard_begin_;  // first token of each shard, and num_tokens() at the end
 };

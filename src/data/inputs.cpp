@@ -63,8 +63,9 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments,
       }
     }
     if (!named_any) {
-      throw usage_error(fmt::format("{}: '{}' names no text file", what, argument),
-                        "name files, folders that hold .txt files, or a glob such as 'books/*.txt'");
+      throw usage_error(
+          fmt::format("{}: '{}' names no text file", what, argument),
+          "name files, folders that hold .txt files, or a glob such as 'books/*.txt'");
     }
   }
   return files;

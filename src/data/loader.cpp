@@ -9,17 +9,13 @@ namespace nmoe {
 
 SequenceLoader::SequenceLoader(const TokenDataset& dataset, int64_t seq_len, uint64_t seed,
                                bool shuffle)
-    : dataset_(dataset),
-      seq_len_(seq_len),
-      seed_(seed),
-      shuffle_(shuffle) {
+    : dataset_(dataset), seq_len_(seq_len), seed_(seed), shuffle_(shuffle) {
   NMOE_CHECK(seq_len > 0, "sequences of {} tokens", seq_len);
   num_windows_ = (dataset.num_tokens() - 1) / seq_len;
   if (num_windows_ < 1) {
-    throw runtime_error(
-        fmt::format("'{}' has {} tokens; one sequence and its look-ahead need {}",
-                    dataset.dir().string(), dataset.num_tokens(), seq_len + 1),
-        "lower data.seq_len, or prepare more text");
+    throw runtime_error(fmt::format("'{}' has {} tokens; one sequence and its look-ahead need {}",
+                                    dataset.dir().string(), dataset.num_tokens(), seq_len + 1),
+                        "lower data.seq_len, or prepare more text");
   }
 }
 

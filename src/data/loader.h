@@ -1,8 +1,8 @@
 // Training sequences from a dataset.
 //
-// The dataset is cut into windows of S = seq_len tokens: window w has inputs [w S, w S + S) and targets
-// one token further, so its last target is the next window's first input. Windows cross documents.
-// A tail shorter than a window is left out.
+// The dataset is cut into windows of S = seq_len tokens: window w has inputs [w S, w S + S) and
+// targets one token further, so its last target is the next window's first input. Windows cross
+// documents. A tail shorter than a window is left out.
 //
 // The stream of sequences has no end and no state: sequence g is position g mod W (of W windows) in
 // epoch g / W, and each epoch has its own permutation of the windows, keyed by seed and epoch. So

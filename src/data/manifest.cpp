@@ -24,7 +24,8 @@ class Fields {
   template <class T>
   void get(const char* key, T& value) const {
     const auto found = object_.find(key);
-    if (found == object_.end()) throw damaged_file(path_, fmt::format("{}{} is missing", place_, key));
+    if (found == object_.end())
+      throw damaged_file(path_, fmt::format("{}{} is missing", place_, key));
     constexpr bool kIsText = std::is_same_v<T, std::string>;
     if (kIsText ? !found->is_string() : !found->is_number_unsigned()) {
       throw damaged_file(path_, fmt::format("{}{} is {}, not a {}", place_, key, found->dump(),
@@ -47,7 +48,7 @@ class Fields {
   std::string place_;
 };
 
-void check_consistent(const Manifest& manifest, const fs::path& path) {
+void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
   const auto require = [&](bool holds, const std::string& what) {
     if (!holds) throw damaged_file(path, what);
   };
@@ -66,8 +67,9 @@ void check_consistent(const Manifest& manifest, const fs::path& path) {
   require(static_cast<int64_t>(manifest.shards.size()) == manifest.num_shards,
           fmt::format("num_shards is {}, but {} are listed", manifest.num_shards,
                       manifest.shards.size()));
-  require(num_tokens == manifest.total_tokens,
-          fmt::format("total_tokens is {}, but the shards have {}", manifest.total_tokens, num_tokens));
+  require(
+      num_tokens == manifest.total_tokens,
+      fmt::format("total_tokens is {}, but the shards have {}", manifest.total_tokens, num_tokens));
   require(num_documents == manifest.total_documents,
           fmt::format("total_documents is {}, but the shards have {}", manifest.total_documents,
                       num_documents));
@@ -82,7 +84,7 @@ Error damaged_file(const fs::path& file, const std::string& what) {
 
 fs::path manifest_path(const fs::path& split_dir) { return split_dir / "manifest.json"; }
 
-Manifest read_manifest(const fs::path& split_dir) {
+DatasetManifest read_manifest(const fs::path& split_dir) {
   const fs::path path = manifest_path(split_dir);
   if (!fs::exists(path)) {
     throw runtime_error(
@@ -91,7 +93,7 @@ Manifest read_manifest(const fs::path& split_dir) {
   }
   const json root = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   const Fields fields(root, path, "");
-  Manifest manifest;
+  DatasetManifest manifest;
   fields.get("schema_version", manifest.schema_version);
   if (manifest.schema_version != kManifestSchemaVersion) {
     throw damaged_file(path, fmt::format("schema_version is {}; this program reads {}",
@@ -122,7 +124,7 @@ Manifest read_manifest(const fs::path& split_dir) {
   return manifest;
 }
 
-void write_manifest(const fs::path& split_dir, const Manifest& manifest) {
+void write_manifest(const fs::path& split_dir, const DatasetManifest& manifest) {
   auto shards = ordered_json::array();
   for (const ShardEntry& shard : manifest.shards) {
     shards.push_back({{"path", shard.path},

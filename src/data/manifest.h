@@ -1,4 +1,5 @@
-// manifest.json: what a folder of shards holds. Written last, so a folder with a manifest is complete.
+// manifest.json: what a folder of shards holds. Written last, so a folder with a manifest is
+// complete.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct ShardEntry {
   std::string checksum;  // SHA-256 of the .npy, hex
 };
 
-struct Manifest {
+struct DatasetManifest {
   int64_t schema_version = kManifestSchemaVersion;
   std::string dataset;
   std::string version = "v1";
@@ -43,7 +44,7 @@ Error damaged_file(const std::filesystem::path& file, const std::string& what);
 std::filesystem::path manifest_path(const std::filesystem::path& split_dir);
 
 // Error (runtime) when it is missing, is no JSON, lacks a field, or contradicts itself.
-Manifest read_manifest(const std::filesystem::path& split_dir);
-void write_manifest(const std::filesystem::path& split_dir, const Manifest& manifest);
+DatasetManifest read_manifest(const std::filesystem::path& split_dir);
+void write_manifest(const std::filesystem::path& split_dir, const DatasetManifest& manifest);
 
 }  // namespace nmoe

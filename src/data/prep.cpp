@@ -233,7 +233,7 @@ class Preparation {
     }
   }
 
-  static SplitReport report_of(const Manifest& manifest) {
+  static SplitReport report_of(const DatasetManifest& manifest) {
     return {manifest.total_documents, manifest.total_tokens, manifest.total_bytes,
             manifest.num_shards};
   }

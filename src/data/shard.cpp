@@ -118,12 +118,12 @@ void change_folder(const fs::path& dir, Step&& step) {
   try {
     step();
   } catch (const fs::filesystem_error& error) {
-    throw runtime_error(error.what(),
-                        fmt::format("check the permissions of '{}'", dir.string()));
+    throw runtime_error(error.what(), fmt::format("check the permissions of '{}'", dir.string()));
   }
 }
 
-// Shards and indexes in `dir`: the finished ones, or with `suffix` those an interrupted writer left.
+// Shards and indexes in `dir`: the finished ones, or with `suffix` those an interrupted writer
+// left.
 void remove_shard_files(const fs::path& dir, std::string_view suffix) {
   change_folder(dir, [&] {
     std::vector<fs::path> paths;
@@ -152,8 +152,8 @@ uint64_t index_bytes(int64_t num_documents) {
 }
 
 std::string npy_header(TokenType type, int64_t num_tokens) {
-  const std::string dict = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}",
-                                       descr_of(type), num_tokens);
+  const std::string dict = fmt::format(
+      "{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}", descr_of(type), num_tokens);
   constexpr auto kLength = static_cast<uint16_t>(kNpyHeaderBytes - kNpyPreamble);
   std::string header(kNpyMagic);
   header.append(reinterpret_cast<const char*>(&kLength), sizeof(kLength));
@@ -166,6 +166,7 @@ std::string npy_header(TokenType type, int64_t num_tokens) {
 // ---- writing ------------------------------------------------------------------------------------
 
 struct SplitWriter::OpenShard {
+  static constexpr size_t kBufferBytes = 1 << 20;
   OpenShard(const fs::path& tokens_path, const fs::path& index_path)
       : tokens(tokens_path), index(index_path) {
     const std::array<char, kNpyHeaderBytes> placeholder{};
@@ -175,21 +176,26 @@ struct SplitWriter::OpenShard {
 
   FileWriter tokens;
   FileWriter index;
-  std::vector<std::byte> token_buffer;
+  std::vector<std::byte> token_buffer = std::vector<std::byte>(kBufferBytes);
+  size_t buffered = 0;
   std::vector<DocumentSpan> index_buffer;
   ShardEntry entry;
 
   template <class T>
   void append(std::span<const int32_t> ids) {
-    const size_t begin = token_buffer.size();
-    token_buffer.resize(begin + ids.size() * sizeof(T));
-    T* out = reinterpret_cast<T*>(token_buffer.data() + begin);
-    for (size_t i = 0; i < ids.size(); ++i) out[i] = static_cast<T>(ids[i]);
+    while (!ids.empty()) {
+      const size_t count = std::min(ids.size(), (token_buffer.size() - buffered) / sizeof(T));
+      T* out = reinterpret_cast<T*>(token_buffer.data() + buffered);
+      for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(ids[i]);
+      buffered += count * sizeof(T);
+      ids = ids.subspan(count);
+      if (buffered == token_buffer.size()) flush();
+    }
   }
 
   void flush() {
-    tokens.write(token_buffer.data(), token_buffer.size());
-    token_buffer.clear();
+    tokens.write(token_buffer.data(), buffered);
+    buffered = 0;
     index.write(index_buffer.data(), index_buffer.size() * sizeof(DocumentSpan));
     index_buffer.clear();
   }
@@ -228,7 +234,6 @@ void SplitWriter::discard() noexcept {
 
 void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_bytes,
                                const fs::path& source) {
-  constexpr size_t kBlockBytes = 1 << 20;
   const auto length = static_cast<int64_t>(tokens.size()) + 1;
   if (length > options_.tokens_per_shard) {
     throw usage_error(fmt::format("a document of '{}' has {} tokens; a shard holds {}",
@@ -264,7 +269,6 @@ void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_b
   manifest_.total_tokens += length;
   manifest_.total_documents += 1;
   manifest_.total_bytes += source_bytes;
-  if (shard_->token_buffer.size() >= kBlockBytes) shard_->flush();
 }
 
 void SplitWriter::close_shard() {
@@ -289,7 +293,7 @@ void SplitWriter::close() {
   manifest_.num_shards = static_cast<int64_t>(manifest_.shards.size());
 }
 
-Manifest SplitWriter::commit() {
+DatasetManifest SplitWriter::commit() {
   NMOE_CHECK(!shard_, "commit before close");
   NMOE_CHECK(!fs::exists(manifest_path(dir_)), "a dataset is already in '{}'", dir_.string());
   change_folder(dir_, [&] {
@@ -321,7 +325,7 @@ ShardReader::ShardReader(const fs::path& path) : file_(path) {
   if (data_bytes / bytes_per_token(header.type) != num_tokens ||
       data_bytes % bytes_per_token(header.type) != 0) {
     throw damaged_file(path, fmt::format("{} bytes of tokens; its header announces {} of {} bytes",
-                                     data_bytes, num_tokens, bytes_per_token(header.type)));
+                                         data_bytes, num_tokens, bytes_per_token(header.type)));
   }
   type_ = header.type;
   num_tokens_ = header.num_tokens;
@@ -332,14 +336,14 @@ void ShardReader::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
   NMOE_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= num_tokens_,
              "{} tokens at {} of {}", out.size(), first, num_tokens_);
   const std::byte* from = tokens_ + static_cast<size_t>(first) * bytes_per_token(type_);
-  const uint32_t largest = type_ == TokenType::kUint16 ? copy_ids<uint16_t>(from, out)
-                                                       : copy_ids<uint32_t>(from, out);
+  const uint32_t largest =
+      type_ == TokenType::kUint16 ? copy_ids<uint16_t>(from, out) : copy_ids<uint32_t>(from, out);
   if (!out.empty() && largest >= vocab_size) {
     const auto bad = std::ranges::find_if(
         out, [&](int32_t id) { return static_cast<uint32_t>(id) >= vocab_size; });
-    throw damaged_file(path(), fmt::format("id {} at position {} of a vocabulary of {}",
-                                           static_cast<uint32_t>(*bad),
-                                           first + (bad - out.begin()), vocab_size));
+    throw damaged_file(
+        path(), fmt::format("id {} at position {} of a vocabulary of {}",
+                            static_cast<uint32_t>(*bad), first + (bad - out.begin()), vocab_size));
   }
 }
 
@@ -354,8 +358,8 @@ std::vector<DocumentSpan> read_index(const fs::path& path) {
   }
   const size_t body = bytes.size() - sizeof(header);
   if (body / sizeof(DocumentSpan) != header.num_documents || body % sizeof(DocumentSpan) != 0) {
-    throw damaged_file(path, fmt::format("{} bytes of entries; its header announces {} documents", body,
-                                     header.num_documents));
+    throw damaged_file(path, fmt::format("{} bytes of entries; its header announces {} documents",
+                                         body, header.num_documents));
   }
   std::vector<DocumentSpan> documents(header.num_documents);
   std::memcpy(documents.data(), bytes.data() + sizeof(header), body);

@@ -1,8 +1,8 @@
 // Shards: files of token ids.
 //
-// {dataset}-{version}-shard-{i:06d}.npy: numpy.save's format 1.0, one dimension, little-endian uint16
-// when every id fits, else uint32. Documents follow each other, each ended by one end-of-sequence
-// id; none is split over two shards.
+// {dataset}-{version}-shard-{i:06d}.npy: numpy.save's format 1.0, one dimension, little-endian
+// uint16 when every id fits, else uint32. Documents follow each other, each ended by one
+// end-of-sequence id; none is split over two shards.
 //
 // The .idx of the same stem, little-endian u64: magic "NMOEIDX\0", 1, number of documents, 0; then
 // for each document its first position and the one past its end-of-sequence id.
@@ -62,7 +62,7 @@ class SplitWriter {
 
   // After close(): gives the files their names and writes the manifest. The folder must not hold
   // another dataset (remove_split).
-  Manifest commit();
+  DatasetManifest commit();
 
  private:
   struct OpenShard;
@@ -73,7 +73,7 @@ class SplitWriter {
   bool made_dir_ = false;
   SplitOptions options_;
   TokenType type_;
-  Manifest manifest_;
+  DatasetManifest manifest_;
   std::unique_ptr<OpenShard> shard_;
   bool committed_ = false;
 };

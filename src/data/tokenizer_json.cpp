@@ -17,8 +17,9 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-// JSON holds characters, not bytes: GPT-2's byte-to-unicode table gives each byte a printable one. The
-// bytes that are printable in Latin-1 stand for themselves, the others for U+0100 and on, in order.
+// JSON holds characters, not bytes: GPT-2's byte-to-unicode table gives each byte a printable one.
+// The bytes that are printable in Latin-1 stand for themselves, the others for U+0100 and on, in
+// order.
 constexpr uint32_t kFirstSubstitute = 0x100;
 constexpr size_t kMaxCodePoint = 0x180;
 
@@ -81,9 +82,9 @@ ordered_json file_without_vocabulary() {
                                         {"add_prefix_space", true},
                                         {"trim_offsets", true},
                                         {"use_regex", true}};
-  const ordered_json end_of_text = {{"id", nullptr},      {"content", kEosText}, {"single_word", false},
-                                    {"lstrip", false},    {"rstrip", false},     {"normalized", false},
-                                    {"special", true}};
+  const ordered_json end_of_text = {
+      {"id", nullptr},   {"content", kEosText}, {"single_word", false}, {"lstrip", false},
+      {"rstrip", false}, {"normalized", false}, {"special", true}};
   const ordered_json model = {{"type", "BPE"},
                               {"dropout", nullptr},
                               {"unk_token", nullptr},
@@ -157,8 +158,9 @@ class Reader {
     for (const auto& [key, value] : vocab.items()) {
       if (!value.is_number_unsigned() || value.get<uint64_t>() >= vocab.size() ||
           seen[value.get<size_t>()]) {
-        throw unsupported(fmt::format("/model/vocab gives '{}' the id {}: not one of 0 to {}, each once",
-                                      key, value.dump(), vocab.size() - 1));
+        throw unsupported(
+            fmt::format("/model/vocab gives '{}' the id {}: not one of 0 to {}, each once", key,
+                        value.dump(), vocab.size() - 1));
       }
       const auto id = value.get<int32_t>();
       seen[static_cast<size_t>(id)] = true;
@@ -190,12 +192,13 @@ class Reader {
       const bool known = left_bytes && right_bytes && ids_.contains(*left_bytes) &&
                          ids_.contains(*right_bytes) && ids_.contains(*left_bytes + *right_bytes);
       if (!known) {
-        throw unsupported(fmt::format("/model/merges has {}, which /model/vocab cannot tell",
-                                      merge.dump()));
+        throw unsupported(
+            fmt::format("/model/merges has {}, which /model/vocab cannot tell", merge.dump()));
       }
       const BpeMerge ids{ids_.at(*left_bytes), ids_.at(*right_bytes),
                          ids_.at(*left_bytes + *right_bytes)};
-      const uint64_t pair = static_cast<uint64_t>(ids.left) << 32 | static_cast<uint32_t>(ids.right);
+      const uint64_t pair =
+          static_cast<uint64_t>(ids.left) << 32 | static_cast<uint32_t>(ids.right);
       if (!ranks.emplace(pair, ranks.size()).second) {
         throw unsupported(fmt::format("/model/merges has {} twice", merge.dump()));
       }

@@ -43,7 +43,8 @@ WordSplitter::WordSplitter(std::string_view pattern)
 WordSplitter::~WordSplitter() = default;
 
 struct WordCursor::Match {
-  explicit Match(const pcre2_code* code) : data(pcre2_match_data_create_from_pattern(code, nullptr)) {
+  explicit Match(const pcre2_code* code)
+      : data(pcre2_match_data_create_from_pattern(code, nullptr)) {
     NMOE_CHECK(data != nullptr, "pcre2_match_data_create_from_pattern");
   }
   ~Match() { pcre2_match_data_free(data); }
@@ -54,15 +55,13 @@ struct WordCursor::Match {
 };
 
 WordCursor::WordCursor(const WordSplitter& splitter, std::string_view text)
-    : splitter_(splitter),
-      text_(text),
-      match_(std::make_unique<Match>(splitter.compiled_->code)) {}
+    : splitter_(splitter), text_(text), match_(std::make_unique<Match>(splitter.compiled_->code)) {}
 WordCursor::~WordCursor() = default;
 
 void WordCursor::find_match() {
-  const int code = pcre2_match(splitter_.compiled_->code,
-                               reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
-                               position_, PCRE2_NOTEMPTY, match_->data, nullptr);
+  const int code =
+      pcre2_match(splitter_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()),
+                  text_.size(), position_, PCRE2_NOTEMPTY, match_->data, nullptr);
   if (code == PCRE2_ERROR_NOMATCH) {
     match_begin_ = match_end_ = text_.size();
     return;

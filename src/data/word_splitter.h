@@ -7,11 +7,11 @@
 
 namespace nmoe {
 
-// The split pattern of new tokenizers: GPT-4's (cl100k_base) as Llama 3 spells it, whose meaning PCRE2
-// and the Oniguruma of Hugging Face's tokenizers agree on. In order: English contractions; a word
-// with at most one non-letter before it (usually its space); up to three digits; punctuation with
-// its space and line ends; line ends with the space before them; space, less the last one, which
-// goes with the word that follows.
+// The split pattern of new tokenizers: GPT-4's (cl100k_base) as Llama 3 spells it, whose meaning
+// PCRE2 and the Oniguruma of Hugging Face's tokenizers agree on. In order: English contractions; a
+// word with at most one non-letter before it (usually its space); up to three digits; punctuation
+// with its space and line ends; line ends with the space before them; space, less the last one,
+// which goes with the word that follows.
 inline constexpr std::string_view kSplitPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -31,8 +31,8 @@ class WordSplitter {
   std::unique_ptr<const Compiled> compiled_;
 };
 
-// Walks over the words of one text. The words, one after the other, are the text: bytes that are not
-// valid UTF-8, or that the pattern does not cover, are words of one byte each.
+// Walks over the words of one text. The words, one after the other, are the text: bytes that are
+// not valid UTF-8, or that the pattern does not cover, are words of one byte each.
 class WordCursor {
  public:
   // Both must outlive the cursor.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -51,7 +52,7 @@ class Recorder {
   void record(const StepReport& report, std::span<const RouterHealth> routers);
   void record_validation(int64_t step, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
-  // Ends the run's row. Call once; a recorder destroyed without it leaves the run marked as failed.
+  // Ends the run's row. Call once; without it the run is listed as dead when the process is gone.
   void finish(RunStatus status, const std::string& reason);
 
  private:

@@ -32,7 +32,7 @@ TEST(Entries, ReadValueTakesExactlyOneValue) {
   EXPECT_EQ(read_value("1e-3")->value, Value(1e-3));
   EXPECT_EQ(read_value("'a b'")->value, Value(std::string("a b")));
   EXPECT_EQ(read_value("[1, 2]")->value, std::nullopt);
-  for (const char* text : {"", "word", "1 2", "1\nother = 2", ".5", "\"open"}) {
+  for (const char* text : {"", "word", "1 2", "1\nother = 2", ".5", "\"open", "{a = 1}", "{}"}) {
     EXPECT_FALSE(read_value(text).has_value()) << text;
   }
 }

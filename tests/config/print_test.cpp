@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "config/load.h"
@@ -24,8 +24,8 @@ TEST(Print, KeepsHardValues) {
   config.data.path = "C:\\\\x y#z";
   config.train.memory_limit = "1.5 GiB";
   config.run.seed = std::numeric_limits<int64_t>::max();
-  config.optim.matrices.lr = 0.1 + 0.2;     // needs all 17 digits
-  config.optim.adamw.eps = 5e-324;          // the least double
+  config.optim.matrices.lr = 0.1 + 0.2;  // needs all 17 digits
+  config.optim.adamw.eps = 5e-324;       // the least double
   config.optim.rest.lr = 123456789012345680.0;
   const Config again = parse_config(print_config(config), "printed.toml");
   EXPECT_EQ(values_of(again), values_of(config));

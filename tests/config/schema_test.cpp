@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 #include <set>
 #include <type_traits>
@@ -112,9 +113,12 @@ TEST(Schema, SetRefusesWhatIsNotAllowedAndKeepsTheOldValue) {
           Value(std::numeric_limits<double>::infinity())}) {
       EXPECT_FALSE(field.set(value)) << field.key << " = " << to_toml(value);
     }
-    const bool is_flag = std::holds_alternative<bool>(field.get());
-    if (!is_flag) EXPECT_FALSE(field.set(true)) << field.key;
-    if (!field.is_text) EXPECT_FALSE(field.set(std::string("1"))) << field.key;
+    if (!std::holds_alternative<bool>(field.get())) {
+      EXPECT_FALSE(field.set(true)) << field.key;
+    }
+    if (!field.is_text) {
+      EXPECT_FALSE(field.set(std::string("1"))) << field.key;
+    }
   }
   EXPECT_EQ(values_of(config), before);
 }

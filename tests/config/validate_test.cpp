@@ -40,7 +40,7 @@ TEST(Validate, FindsAWindowThatNoLayerHas) {
   Config config = dense_gqa_config();
   config.model.attn_global_every = 1;
   EXPECT_EQ(what_is_wrong(config),
-            "model.window = 32 with model.attn_global_every = 1 with model.num_layers = 4: every "
+            "model.window = 32 with model.attn_global_every = 1, model.num_layers = 4: every "
             "layer is global, so the window has no effect");
   config.model.attn_global_every = 2;
   config.model.num_layers = 1;
@@ -63,8 +63,9 @@ TEST(Validate, FindsExpertsThatDoNotFit) {
 
   Config config = base;
   config.model.num_dense_layers = config.model.num_layers;
-  EXPECT_EQ(what_is_wrong(config),
-            "model.num_dense_layers = 4 with model.num_layers = 4: no layer is left to the experts");
+  EXPECT_EQ(
+      what_is_wrong(config),
+      "model.num_dense_layers = 4 with model.num_layers = 4: no layer is left to the experts");
 
   config = base;
   config.model.moe.top_k = 9;
@@ -77,7 +78,7 @@ TEST(Validate, FindsExpertsThatDoNotFit) {
   EXPECT_EQ(what_is_wrong(config), "");
   config.model.moe.top_k = 5;
   EXPECT_EQ(what_is_wrong(config),
-            "model.moe.top_k = 5 with model.moe.top_groups = 1 with model.moe.num_groups = 2 with "
+            "model.moe.top_k = 5 with model.moe.top_groups = 1, model.moe.num_groups = 2, "
             "model.moe.num_experts = 8: the groups a token chooses have only 4 experts");
 
   config = base;
@@ -105,7 +106,8 @@ TEST(Validate, KeepsMuonToMatricesAndExperts) {
   config.optim.matrices.optimizer = OptimizerKind::kMuon;
   EXPECT_EQ(what_is_wrong(config), "");
   config.optim.router.optimizer = OptimizerKind::kMuon;
-  EXPECT_EQ(what_is_wrong(config), "optim.router.optimizer = \"muon\": the router is trained by AdamW");
+  EXPECT_EQ(what_is_wrong(config),
+            "optim.router.optimizer = \"muon\": the router is trained by AdamW");
   config.optim.router.optimizer = OptimizerKind::kAdamW;
   config.optim.rest.optimizer = OptimizerKind::kMuon;
   EXPECT_EQ(what_is_wrong(config),

@@ -6,11 +6,12 @@ namespace nmoe::test {
 namespace {
 
 // A few steps over one parameter tensor, with new gradients every step.
-struct Run {
+struct AdamWRun {
   static constexpr int kSteps = 6;
-  static constexpr double kLr = 1e-2, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1, kGradScale = 0.25;
+  static constexpr double kLr = 1e-2, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1,
+                          kGradScale = 0.25;
 
-  Run(DType real, int num_threads, int64_t size) : pool(real) {
+  AdamWRun(DType real, int num_threads, int64_t size) : pool(real) {
     const auto backend = cpu_backend(real, num_threads);
     w = pool.normal({size});
     initial = pool.clone(w);
@@ -38,26 +39,28 @@ struct Run {
   std::vector<Tensor> gradients;
 };
 
-// Algorithm 2 of arXiv 1711.05101, element by element, its moments as explicit weighted sums of all gradients.
-double reference_weight(const Run& run, int64_t i) {
+// Algorithm 2 of arXiv 1711.05101, element by element, its moments as explicit weighted sums of all
+// gradients.
+double reference_weight(const AdamWRun& run, int64_t i) {
   double w = get(run.initial, i);
-  for (int step = 1; step <= Run::kSteps; ++step) {
+  for (int step = 1; step <= AdamWRun::kSteps; ++step) {
     double m = 0, v = 0;
     for (int past = 1; past <= step; ++past) {
-      const double g = Run::kGradScale * get(run.gradients[static_cast<size_t>(past - 1)], i);
-      m += (1 - Run::kBeta1) * std::pow(Run::kBeta1, step - past) * g;
-      v += (1 - Run::kBeta2) * std::pow(Run::kBeta2, step - past) * g * g;
+      const double g = AdamWRun::kGradScale * get(run.gradients[static_cast<size_t>(past - 1)], i);
+      m += (1 - AdamWRun::kBeta1) * std::pow(AdamWRun::kBeta1, step - past) * g;
+      v += (1 - AdamWRun::kBeta2) * std::pow(AdamWRun::kBeta2, step - past) * g * g;
     }
-    const double m_hat = m / (1 - std::pow(Run::kBeta1, step));
-    const double v_hat = v / (1 - std::pow(Run::kBeta2, step));
-    w -= Run::kLr * (m_hat / (std::sqrt(v_hat) + Run::kEps) + Run::kDecay * w);
+    const double m_hat = m / (1 - std::pow(AdamWRun::kBeta1, step));
+    const double v_hat = v / (1 - std::pow(AdamWRun::kBeta2, step));
+    w -= AdamWRun::kLr * (m_hat / (std::sqrt(v_hat) + AdamWRun::kEps) + AdamWRun::kDecay * w);
   }
   return w;
 }
 
 TEST(AdamW, MatchesTheDefinitionOverSeveralSteps) {
-  for (const auto& [real, tolerance] : {std::pair{DType::kF64, 1e-12}, std::pair{DType::kF32, 1e-5}}) {
-    const Run run(real, 2, 1013);
+  for (const auto& [real, tolerance] :
+       {std::pair{DType::kF64, 1e-12}, std::pair{DType::kF32, 1e-5}}) {
+    const AdamWRun run(real, 2, 1013);
     std::vector<double> expected;
     for (int64_t i = 0; i < 1013; ++i) expected.push_back(reference_weight(run, i));
     EXPECT_TRUE(near(run.w, expected, tolerance)) << dtype_name(real);
@@ -65,7 +68,7 @@ TEST(AdamW, MatchesTheDefinitionOverSeveralSteps) {
 }
 
 TEST(AdamW, BitsDoNotDependOnThreads) {
-  const Run one(DType::kF32, 1, 100'003), three(DType::kF32, 3, 100'003);
+  const AdamWRun one(DType::kF32, 1, 100'003), three(DType::kF32, 3, 100'003);
   EXPECT_TRUE(same_bits(one.w, three.w));
   EXPECT_TRUE(same_bits(one.m, three.m));
   EXPECT_TRUE(same_bits(one.v, three.v));
@@ -74,8 +77,15 @@ TEST(AdamW, BitsDoNotDependOnThreads) {
 TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
   const auto backend = cpu_backend();
   TensorPool pool;
-  const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}), v = pool.zeros({4});
-  backend->adamw_step({.w = w, .grad = grad, .m = m, .v = v, .grad_scale = pool.full({1}, 1.0), .lr = 0.5, .eps = 1e-12});
+  const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}),
+               v = pool.zeros({4});
+  backend->adamw_step({.w = w,
+                       .grad = grad,
+                       .m = m,
+                       .v = v,
+                       .grad_scale = pool.full({1}, 1.0),
+                       .lr = 0.5,
+                       .eps = 1e-12});
   EXPECT_TRUE(near(w, {-0.5, 0.5, -0.5, 0}, 1e-9));
   EXPECT_TRUE(near(grad, {3, -0.01, 1e3, 0}, 0));
 }
@@ -83,9 +93,15 @@ TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
 TEST(AdamW, DecaysWithoutGradient) {
   const auto backend = cpu_backend();
   TensorPool pool;
-  const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}), v = pool.zeros({2});
-  backend->adamw_step(
-      {.w = w, .grad = zero, .m = m, .v = v, .grad_scale = pool.full({1}, 1.0), .lr = 0.1, .weight_decay = 0.5});
+  const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}),
+               v = pool.zeros({2});
+  backend->adamw_step({.w = w,
+                       .grad = zero,
+                       .m = m,
+                       .v = v,
+                       .grad_scale = pool.full({1}, 1.0),
+                       .lr = 0.1,
+                       .weight_decay = 0.5});
   EXPECT_TRUE(near(w, {2 * 0.95, -4 * 0.95}, 1e-15));
 }
 
@@ -93,7 +109,8 @@ TEST(AdamW, RefusesStepZero) {
   const auto backend = cpu_backend();
   TensorPool pool;
   const Tensor x = pool.zeros({1});
-  EXPECT_THROW(backend->adamw_step({.w = x, .grad = x, .m = x, .v = x, .grad_scale = x, .step = 0}), CheckFailure);
+  EXPECT_THROW(backend->adamw_step({.w = x, .grad = x, .m = x, .v = x, .grad_scale = x, .step = 0}),
+               CheckFailure);
 }
 
 }  // namespace

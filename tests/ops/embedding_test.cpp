@@ -3,8 +3,9 @@
 namespace nmoe::test {
 namespace {
 
-struct Run {
-  Run(DType real, int num_threads, int64_t num_tokens, int64_t vocab_size, int64_t width) : pool(real) {
+struct EmbeddingRun {
+  EmbeddingRun(DType real, int num_threads, int64_t num_tokens, int64_t vocab_size, int64_t width)
+      : pool(real) {
     backend = cpu_backend(real, num_threads);
     ids = pool.random_ints({num_tokens}, vocab_size);
     table = pool.normal({vocab_size, width});
@@ -20,7 +21,7 @@ struct Run {
 };
 
 TEST(Embedding, CopiesTheRowOfEveryId) {
-  const Run run(DType::kF32, 2, 9, 4, 5);
+  const EmbeddingRun run(DType::kF32, 2, 9, 4, 5);
   for (int64_t token = 0; token < 9; ++token) {
     EXPECT_TRUE(same_bits(run.y[token], run.table[static_cast<int64_t>(get(run.ids, token))]));
   }
@@ -28,7 +29,7 @@ TEST(Embedding, CopiesTheRowOfEveryId) {
 
 TEST(Embedding, BackwardMatchesFiniteDifferences) {
   for (const int64_t width : {1, 67, 130}) {  // one, two and three blocks of columns
-    const Run run(DType::kF64, 2, 11, 3, width);
+    const EmbeddingRun run(DType::kF64, 2, 11, 3, width);
     const auto loss = [&] {
       run.backend->embedding_forward(run.ids, run.table, run.y);
       return dot(run.y, run.dy);
@@ -48,7 +49,7 @@ TEST(Embedding, BackwardAddsAndLeavesUnusedRows) {
 }
 
 TEST(Embedding, BitsDoNotDependOnThreads) {
-  const Run one(DType::kF32, 1, 3000, 7, 200), three(DType::kF32, 3, 3000, 7, 200);
+  const EmbeddingRun one(DType::kF32, 1, 3000, 7, 200), three(DType::kF32, 3, 3000, 7, 200);
   EXPECT_TRUE(same_bits(one.y, three.y));
   EXPECT_TRUE(same_bits(one.dtable, three.dtable));
 }

@@ -8,9 +8,9 @@
 namespace nmoe::test {
 namespace {
 
-struct Setup {
-  RouterRule rule;
-  RouterLoss loss;
+struct RouterCase {
+  RouterRule rule = {};
+  RouterLoss loss = {};
   int64_t num_tokens = 12;
   int64_t num_experts = 8;
   double logit_scale = 1.5;
@@ -18,17 +18,14 @@ struct Setup {
 };
 
 // Every tensor of a router, after a forward and a backward.
-struct Run {
-  Run(DType real, int num_threads, const Setup& setup)
-      : Run(real, num_threads, setup, [&](TensorPool& p) {
-          return p.normal({setup.num_tokens, setup.num_experts}, setup.logit_scale);
-        }) {}
-
-  template <class MakeLogits>
-  Run(DType real, int num_threads, const Setup& s, MakeLogits&& make_logits)
-      : setup(s), pool(real), backend(cpu_backend(real, num_threads)) {
-    const int64_t num_tokens = setup.num_tokens, num_experts = setup.num_experts, top_k = setup.rule.top_k;
-    logits = make_logits(pool);
+struct RouterRun {
+  // Without `logit_values`, the logits are random.
+  RouterRun(DType real, int num_threads, const RouterCase& c,
+            const std::vector<double>& logit_values = {})
+      : setup(c), pool(real), backend(cpu_backend(real, num_threads)) {
+    const int64_t num_tokens = c.num_tokens, num_experts = c.num_experts, top_k = c.rule.top_k;
+    logits = logit_values.empty() ? pool.normal({num_tokens, num_experts}, c.logit_scale)
+                                  : pool.of({num_tokens, num_experts}, logit_values);
     bias = pool.normal({num_experts}, setup.bias_scale);
     dweights = pool.normal({num_tokens, top_k});
     scores = pool.zeros({num_tokens, num_experts});
@@ -38,7 +35,8 @@ struct Run {
     aux_loss = pool.zeros(DType::kF64, {2});
     entropy = pool.zeros(DType::kF64, {1});
     forward();
-    backend->router_backward({setup.rule, setup.loss, logits, scores, top_idx, weights, dweights, dlogits});
+    backend->router_backward(
+        {setup.rule, setup.loss, logits, scores, top_idx, weights, dweights, dlogits});
   }
 
   void forward() const {
@@ -53,26 +51,31 @@ struct Run {
     return dot(weights, dweights) + get(aux_loss, 0) + get(aux_loss, 1);
   }
 
-  Setup setup;
+  RouterCase setup;
   TensorPool pool;
   std::unique_ptr<Backend> backend;
   Tensor logits, bias, dweights, scores, top_idx, weights, dlogits, aux_loss, entropy;
 };
 
 // Setups that between them use every branch of the rule and both losses.
-std::vector<Setup> setups() {
-  std::vector<Setup> result;
+std::vector<RouterCase> setups() {
+  std::vector<RouterCase> result;
   for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {
     for (const bool normalise : {false, true}) {
-      result.push_back({.rule = {.score = score, .top_k = 3, .normalise = normalise, .scale = 2.5}});
-      result.push_back({.rule = {.score = score, .top_k = 2, .normalise = normalise}, .loss = {.balance = 0.7, .seq_len = 4}});
-      result.push_back({.rule = {.score = score, .top_k = 2, .normalise = normalise}, .loss = {.z = 0.3}});
+      result.push_back(
+          {.rule = {.score = score, .top_k = 3, .normalise = normalise, .scale = 2.5}});
+      result.push_back({.rule = {.score = score, .top_k = 2, .normalise = normalise},
+                        .loss = {.balance = 0.7, .seq_len = 4}});
+      result.push_back(
+          {.rule = {.score = score, .top_k = 2, .normalise = normalise}, .loss = {.z = 0.3}});
     }
-    result.push_back({.rule = {.score = score, .top_k = 3, .num_groups = 4, .top_groups = 2, .scale = 1.5},
-                      .loss = {.balance = 0.4, .z = 0.1, .seq_len = 5},
-                      .num_tokens = 15,
-                      .num_experts = 12});
-    result.push_back({.rule = {.score = score, .top_k = 2, .num_groups = 5, .top_groups = 2}, .num_experts = 5});
+    result.push_back(
+        {.rule = {.score = score, .top_k = 3, .num_groups = 4, .top_groups = 2, .scale = 1.5},
+         .loss = {.balance = 0.4, .z = 0.1, .seq_len = 5},
+         .num_tokens = 15,
+         .num_experts = 12});
+    result.push_back(
+        {.rule = {.score = score, .top_k = 2, .num_groups = 5, .top_groups = 2}, .num_experts = 5});
     result.push_back({.rule = {.score = score, .top_k = 5},
                       .loss = {.balance = 0.4, .z = 0.1, .seq_len = 1},
                       .num_tokens = 1,
@@ -84,7 +87,7 @@ std::vector<Setup> setups() {
 
 class RouterTest : public ::testing::TestWithParam<size_t> {
  protected:
-  Setup setup_ = setups()[GetParam()];
+  RouterCase setup_ = setups()[GetParam()];
 };
 
 INSTANTIATE_TEST_SUITE_P(Setups, RouterTest, ::testing::Range(size_t{0}, setups().size()));
@@ -99,18 +102,21 @@ struct Reference {
 std::vector<size_t> sorted_by_falling(const std::vector<double>& ranks) {
   std::vector<size_t> order(ranks.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranks[a] > ranks[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return ranks[a] > ranks[b]; });
   return order;
 }
 
-Reference reference_route(const RouterRule& rule, const std::vector<double>& logits, const std::vector<double>& bias) {
+Reference reference_route(const RouterRule& rule, const std::vector<double>& logits,
+                          const std::vector<double>& bias) {
   Reference r;
   const size_t num_experts = logits.size();
   double exp_sum = 0;
   for (const double x : logits) exp_sum += std::exp(x);
   r.log_sum_exp = std::log(exp_sum);
   for (const double x : logits) {
-    r.scores.push_back(rule.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-x)) : std::exp(x) / exp_sum);
+    r.scores.push_back(rule.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-x))
+                                                             : std::exp(x) / exp_sum);
   }
   r.score_sum = std::accumulate(r.scores.begin(), r.scores.end(), 0.0);
   for (const double s : r.scores) r.entropy -= s / r.score_sum * std::log(s / r.score_sum);
@@ -130,7 +136,9 @@ Reference reference_route(const RouterRule& rule, const std::vector<double>& log
 
   double weight_sum = 0;
   for (const size_t expert : sorted_by_falling(ranks)) {
-    if (!chosen.contains(expert / group_size) || static_cast<int64_t>(r.top_idx.size()) == rule.top_k) continue;
+    if (!chosen.contains(expert / group_size) ||
+        static_cast<int64_t>(r.top_idx.size()) == rule.top_k)
+      continue;
     r.top_idx.push_back(static_cast<double>(expert));
     r.weights.push_back(r.scores[expert]);
     weight_sum += r.scores[expert];
@@ -140,7 +148,7 @@ Reference reference_route(const RouterRule& rule, const std::vector<double>& log
 }
 
 TEST_P(RouterTest, ForwardMatchesTheDefinition) {
-  const Run run(DType::kF64, 2, setup_);
+  const RouterRun run(DType::kF64, 2, setup_);
   const RouterRule& rule = setup_.rule;
   const auto num_experts = static_cast<size_t>(setup_.num_experts);
   std::vector<double> scores, top_idx, weights;
@@ -159,7 +167,8 @@ TEST_P(RouterTest, ForwardMatchesTheDefinition) {
     if (setup_.loss.balance != 0 && (token + 1) % setup_.loss.seq_len == 0) {
       const auto seq_len = static_cast<double>(setup_.loss.seq_len);
       for (size_t i = 0; i < num_experts; ++i) {
-        const double f = static_cast<double>(num_experts) / (static_cast<double>(rule.top_k) * seq_len) * selected[i];
+        const double f = static_cast<double>(num_experts) /
+                         (static_cast<double>(rule.top_k) * seq_len) * selected[i];
         balance += f * share[i] / seq_len;
         selected[i] = share[i] = 0;
       }
@@ -173,7 +182,7 @@ TEST_P(RouterTest, ForwardMatchesTheDefinition) {
 }
 
 TEST_P(RouterTest, BackwardMatchesFiniteDifferences) {
-  const Run run(DType::kF64, 2, setup_);
+  const RouterRun run(DType::kF64, 2, setup_);
   const std::vector<double> selection = values(run.top_idx);
   EXPECT_TRUE(gradient_matches([&] { return run.loss(); }, run.logits, run.dlogits));
   run.forward();
@@ -181,18 +190,21 @@ TEST_P(RouterTest, BackwardMatchesFiniteDifferences) {
 }
 
 TEST_P(RouterTest, FloatAgreesWithDouble) {
-  const Run single(DType::kF32, 2, setup_), exact(DType::kF64, 2, setup_);
+  const RouterRun single(DType::kF32, 2, setup_), exact(DType::kF64, 2, setup_);
   ASSERT_EQ(values(single.top_idx), values(exact.top_idx));
   EXPECT_TRUE(near(single.scores, exact.scores, 1e-6));
   EXPECT_TRUE(near(single.weights, exact.weights, 1e-6));
   EXPECT_TRUE(near(single.aux_loss, exact.aux_loss, 1e-6));
   EXPECT_TRUE(near(single.entropy, exact.entropy, 1e-6));
-  EXPECT_TRUE(near(single.dlogits, exact.dlogits, 1e-3));  // sums that cancel, to a thousandth of the largest
+  EXPECT_TRUE(near(single.dlogits, exact.dlogits,
+                   1e-3));  // sums that cancel, to a thousandth of the largest
 }
 
 TEST(Router, SelectsAmongManyExpertsLikeASort) {
-  const Setup setup{.rule = {.top_k = 8, .num_groups = 8, .top_groups = 4}, .num_tokens = 40, .num_experts = 1024};
-  const Run run(DType::kF64, 2, setup);
+  const RouterCase setup{.rule = {.top_k = 8, .num_groups = 8, .top_groups = 4},
+                         .num_tokens = 40,
+                         .num_experts = 1024};
+  const RouterRun run(DType::kF64, 2, setup);
   for (int64_t token = 0; token < setup.num_tokens; ++token) {
     const Reference r = reference_route(setup.rule, values(run.logits[token]), values(run.bias));
     ASSERT_EQ(values(run.top_idx[token]), r.top_idx) << "token " << token;
@@ -200,11 +212,11 @@ TEST(Router, SelectsAmongManyExpertsLikeASort) {
 }
 
 TEST(Router, BitsDoNotDependOnThreads) {
-  const Setup setup{.rule = {.top_k = 4},
-                    .loss = {.balance = 0.4, .z = 0.1, .seq_len = 100},
-                    .num_tokens = 700,
-                    .num_experts = 33};
-  const Run one(DType::kF32, 1, setup), three(DType::kF32, 3, setup);
+  const RouterCase setup{.rule = {.top_k = 4},
+                         .loss = {.balance = 0.4, .z = 0.1, .seq_len = 100},
+                         .num_tokens = 700,
+                         .num_experts = 33};
+  const RouterRun one(DType::kF32, 1, setup), three(DType::kF32, 3, setup);
   EXPECT_TRUE(same_bits(one.top_idx, three.top_idx));
   EXPECT_TRUE(same_bits(one.weights, three.weights));
   EXPECT_TRUE(same_bits(one.aux_loss, three.aux_loss));
@@ -214,24 +226,27 @@ TEST(Router, BitsDoNotDependOnThreads) {
 
 TEST(Router, GivesTiesToTheLowerIndex) {
   for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {
-    const Setup setup{.rule = {.score = score, .top_k = 3}, .num_tokens = 1, .num_experts = 6, .bias_scale = 0};
-    const Run equal(DType::kF32, 1, setup, [](TensorPool& pool) { return pool.zeros({1, 6}); });
+    const RouterCase setup{
+        .rule = {.score = score, .top_k = 3}, .num_tokens = 1, .num_experts = 6, .bias_scale = 0};
+    const RouterRun equal(DType::kF32, 1, setup, std::vector<double>(6, 0.0));
     EXPECT_EQ(values(equal.top_idx), (std::vector<double>{0, 1, 2}));
-    const Run pairs(DType::kF32, 1, setup, [](TensorPool& pool) { return pool.of({1, 6}, {0, 1, 0, 1, 2, 0}); });
+    const RouterRun pairs(DType::kF32, 1, setup, {0, 1, 0, 1, 2, 0});
     EXPECT_EQ(values(pairs.top_idx), (std::vector<double>{4, 1, 3}));
 
-    Setup grouped = setup;
+    RouterCase grouped = setup;
     grouped.rule = {.score = score, .top_k = 3, .num_groups = 3, .top_groups = 2};
-    const Run groups(DType::kF32, 1, grouped, [](TensorPool& pool) { return pool.of({1, 6}, {0, 1, 1, 1, 1, 1}); });
+    const RouterRun groups(DType::kF32, 1, grouped, {0, 1, 1, 1, 1, 1});
     // By two best: groups 1 and 2. By best alone: a tie of all three, which groups 0 and 1 win.
-    const auto expected = score == ScoreFunction::kSigmoid ? std::vector<double>{2, 3, 4} : std::vector<double>{1, 2, 3};
+    const auto expected = score == ScoreFunction::kSigmoid ? std::vector<double>{2, 3, 4}
+                                                           : std::vector<double>{1, 2, 3};
     EXPECT_EQ(values(groups.top_idx), expected);
   }
 }
 
 TEST(Router, BiasMovesTheSelectionAndNotTheWeights) {
-  const Setup setup{.rule = {.top_k = 1, .normalise = false}, .num_tokens = 1, .num_experts = 3};
-  const Run run(DType::kF64, 1, setup, [](TensorPool& pool) { return pool.of({1, 3}, {1, 0, -1}); });
+  const RouterCase setup{
+      .rule = {.top_k = 1, .normalise = false}, .num_tokens = 1, .num_experts = 3};
+  const RouterRun run(DType::kF64, 1, setup, {1, 0, -1});
   for (int64_t i = 0; i < 3; ++i) set(run.bias, i, i == 2 ? 0.9 : 0);
   run.forward();
   EXPECT_EQ(get(run.top_idx, 0), 2);
@@ -241,14 +256,12 @@ TEST(Router, BiasMovesTheSelectionAndNotTheWeights) {
 TEST(Router, StaysFiniteForHugeLogits) {
   for (const DType real : {DType::kF32, DType::kF64}) {
     for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {
-      const Setup setup{.rule = {.score = score, .top_k = 2},
-                        .loss = {.balance = 1, .z = 1e-3, .seq_len = 5},
-                        .num_tokens = 5,
-                        .num_experts = 4};
-      const Run run(real, 2, setup, [](TensorPool& pool) {
-        return pool.of({5, 4}, {80,  80,  80,  80,  -80, -80, -80, -80, 80,   -80,  80,
-                                -80, 1e4, 1e4, 0,   -1e4, -1e4, -1e4, -1e4, -1e4});
-      });
+      const RouterCase setup{.rule = {.score = score, .top_k = 2},
+                             .loss = {.balance = 1, .z = 1e-3, .seq_len = 5},
+                             .num_tokens = 5,
+                             .num_experts = 4};
+      const RouterRun run(real, 2, setup, {80, 80,  80,  80,  -80, -80,  -80,  -80,  80,   -80,
+                                           80, -80, 1e4, 1e4, 0,   -1e4, -1e4, -1e4, -1e4, -1e4});
       for (const Tensor x : {run.scores, run.weights, run.aux_loss, run.entropy, run.dlogits}) {
         for (const double value : values(x)) EXPECT_TRUE(std::isfinite(value)) << dtype_name(real);
       }
@@ -258,8 +271,9 @@ TEST(Router, StaysFiniteForHugeLogits) {
 
 // Even NaN must not send a token to an expert that does not exist.
 TEST(Router, SelectsValidExpertsForNanLogits) {
-  const Setup setup{.rule = {.top_k = 3, .num_groups = 2, .top_groups = 2}, .num_tokens = 2, .num_experts = 8};
-  const Run run(DType::kF32, 1, setup, [](TensorPool& pool) { return pool.full({2, 8}, std::nan("")); });
+  const RouterCase setup{
+      .rule = {.top_k = 3, .num_groups = 2, .top_groups = 2}, .num_tokens = 2, .num_experts = 8};
+  const RouterRun run(DType::kF32, 1, setup, std::vector<double>(16, std::nan("")));
   for (int64_t token = 0; token < 2; ++token) {
     const auto chosen = values(run.top_idx[token]);
     EXPECT_EQ(std::set<double>(chosen.begin(), chosen.end()).size(), 3U);
@@ -269,35 +283,40 @@ TEST(Router, SelectsValidExpertsForNanLogits) {
 
 TEST(Router, BalanceLossOfEvenLoadsIsItsCoefficient) {
   // Each of four tokens prefers an expert of its own: f_i = 1, and sum_i P_i = 1.
-  const Setup setup{.rule = {.top_k = 1}, .loss = {.balance = 0.25, .seq_len = 4}, .num_tokens = 4, .num_experts = 4,
-                    .bias_scale = 0};
-  const Run run(DType::kF64, 1, setup, [](TensorPool& pool) {
-    return pool.of({4, 4}, {3, 0, 0, 0, 0, 3, 0, 0, 0, 0, 3, 0, 0, 0, 0, 3});
-  });
+  const RouterCase setup{.rule = {.top_k = 1},
+                         .loss = {.balance = 0.25, .seq_len = 4},
+                         .num_tokens = 4,
+                         .num_experts = 4,
+                         .bias_scale = 0};
+  const RouterRun run(DType::kF64, 1, setup, {3, 0, 0, 0, 0, 3, 0, 0, 0, 0, 3, 0, 0, 0, 0, 3});
   EXPECT_TRUE(near(run.aux_loss, {0.25, 0}, 1e-14));
 }
 
 TEST(Router, EntropyOfEqualScoresIsTheLogarithmOfTheirNumber) {
-  const Setup setup{.rule = {.top_k = 1}, .num_tokens = 3, .num_experts = 16};
-  const Run run(DType::kF64, 1, setup, [](TensorPool& pool) { return pool.zeros({3, 16}); });
+  const RouterCase setup{.rule = {.top_k = 1}, .num_tokens = 3, .num_experts = 16};
+  const RouterRun run(DType::kF64, 1, setup, std::vector<double>(48, 0.0));
   EXPECT_NEAR(get(run.entropy, 0), 3 * std::log(16.0), 1e-13);
 }
 
 TEST(Router, BalanceNeedsWholeSequences) {
-  const Setup setup{.rule = {.top_k = 1}, .loss = {.balance = 0.25, .seq_len = 5}, .num_tokens = 12};
-  EXPECT_THROW(Run(DType::kF64, 1, setup), CheckFailure);
+  const RouterCase setup{
+      .rule = {.top_k = 1}, .loss = {.balance = 0.25, .seq_len = 5}, .num_tokens = 12};
+  EXPECT_THROW(RouterRun(DType::kF64, 1, setup), CheckFailure);
 }
 
 TEST(Router, CountingRunClaimsTheScratchOfARealOne) {
-  const Setup setup{.rule = {.top_k = 4}, .loss = {.balance = 0.4, .z = 0.1, .seq_len = 50}, .num_tokens = 500,
-                    .num_experts = 33};
-  const Run run(DType::kF32, 2, setup);
+  const RouterCase setup{.rule = {.top_k = 4},
+                         .loss = {.balance = 0.4, .z = 0.1, .seq_len = 50},
+                         .num_tokens = 500,
+                         .num_experts = 33};
+  const RouterRun run(DType::kF32, 2, setup);
   cpu::CpuBackend counting(2, DType::kF32);
   const Tensor logits = without_data(run.logits), top_idx = without_data(run.top_idx);
   const Tensor weights = without_data(run.weights);
-  counting.router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx, weights,
-                           without_data(run.aux_loss), without_data(run.entropy)});
-  counting.router_backward({setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
+  counting.router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx,
+                           weights, without_data(run.aux_loss), without_data(run.entropy)});
+  counting.router_backward(
+      {setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
   EXPECT_GT(counting.scratch().high_water(), 0);
   EXPECT_EQ(counting.scratch().high_water(), run.backend->scratch().high_water());
 }

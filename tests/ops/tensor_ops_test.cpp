@@ -35,9 +35,9 @@ TEST(Fill, RoundsBfloat16ToNearestEven) {
   };
   EXPECT_EQ(filled_with(1.0), 0x3F80);
   EXPECT_EQ(filled_with(-2.0), 0xC000);
-  EXPECT_EQ(filled_with(1.0 + 0x1p-8), 0x3F80);             // halfway, down to even
-  EXPECT_EQ(filled_with(1.0 + 0x1p-7 + 0x1p-8), 0x3F82);    // halfway, up to even
-  EXPECT_EQ(filled_with(1.0 + 0x1p-8 + 0x1p-20), 0x3F81);   // past halfway
+  EXPECT_EQ(filled_with(1.0 + 0x1p-8), 0x3F80);            // halfway, down to even
+  EXPECT_EQ(filled_with(1.0 + 0x1p-7 + 0x1p-8), 0x3F82);   // halfway, up to even
+  EXPECT_EQ(filled_with(1.0 + 0x1p-8 + 0x1p-20), 0x3F81);  // past halfway
   EXPECT_EQ(filled_with(kInfinity), 0x7F80);
 }
 
@@ -85,7 +85,8 @@ TEST(Sums, AreExactToDoubleAndAdd) {
 
 TEST(Sums, BitsDoNotDependOnThreads) {
   TensorPool pool(DType::kF32);
-  const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}), three = pool.zeros(DType::kF64, {1});
+  const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}),
+               three = pool.zeros(DType::kF64, {1});
   cpu_backend(DType::kF32, 1)->sum_of_squares(x, one);
   cpu_backend(DType::kF32, 3)->sum_of_squares(x, three);
   EXPECT_TRUE(same_bits(one, three));

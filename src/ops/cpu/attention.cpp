@@ -72,14 +72,6 @@ void for_each_tile(const Geometry& g, int64_t query_block, const Fn& fn) {
 }
 
 template <class Real>
-Real highest_of(const Real* x, int64_t begin, int64_t end) {
-  Real highest = -std::numeric_limits<Real>::infinity();
-#pragma omp simd reduction(max : highest)
-  for (int64_t j = begin; j < end; ++j) highest = std::max(highest, x[j]);
-  return highest;
-}
-
-template <class Real>
 Real dot(const Real* a, const Real* b, int64_t size) {
   Real sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -100,36 +92,51 @@ struct RunningSoftmax {
   Real sum = 0;
 };
 
+// Masks a row of scores and returns the columns left to compute: a little more than is seen, so
+// that loops run over whole vectors. Scores outside what is seen become -inf, whose exp is 0;
+// outside what is returned they become 0.
+template <class Real>
+Columns mask_row(Real* scores, Columns seen, int64_t cols) {
+  constexpr int64_t kVector = 16;
+  if (seen.begin >= seen.end) {
+    std::fill_n(scores, cols, Real{0});
+    return {0, 0};
+  }
+  const Columns padded{seen.begin / kVector * kVector,
+                       std::min(ceil_div(seen.end, kVector) * kVector, cols)};
+  constexpr Real kMasked = -std::numeric_limits<Real>::infinity();
+  std::fill(scores, scores + padded.begin, Real{0});
+  std::fill(scores + padded.begin, scores + seen.begin, kMasked);
+  std::fill(scores + seen.end, scores + padded.end, kMasked);
+  std::fill(scores + padded.end, scores + cols, Real{0});
+  return padded;
+}
+
 // Scores of a row become exp(score - highest), 0 where masked. Returns the factor that what was
 // summed before this tile has to be multiplied by.
 template <class Real>
 Real softmax_row(Real* scores, Columns seen, int64_t cols, RunningSoftmax<Real>& state) {
-  if (seen.begin >= seen.end) {
-    std::fill(scores, scores + cols, Real{0});
-    return 1;
-  }
-  const Real highest = std::max(state.highest, highest_of(scores, seen.begin, seen.end));
+  const auto [begin, end] = mask_row(scores, seen, cols);
+  if (begin == end) return 1;
+  const Real highest = std::max(state.highest, highest_of(scores + begin, end - begin));
   const Real correction = exp_approx(state.highest - highest);
   Real sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t j = seen.begin; j < seen.end; ++j) {
+  for (int64_t j = begin; j < end; ++j) {
     scores[j] = exp_approx(scores[j] - highest);
     sum += scores[j];
   }
-  std::fill(scores, scores + seen.begin, Real{0});
-  std::fill(scores + seen.end, scores + cols, Real{0});
   state.highest = highest;
   state.sum = state.sum * correction + sum;
   return correction;
 }
 
-// The probabilities and, with dp, the scores' gradient of a row: p = exp(score - lse), ds = p (dp -
-// delta) scale.
+// The probabilities p = exp(score - lse) of a row take the place of its scores, the scores'
+// gradient p (dp - delta) scale that of dp.
 template <class Real>
 void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, Real delta,
                   Real scale) {
-  const int64_t begin = std::min(seen.begin, cols), end = std::max(begin, seen.end);
-  std::fill(scores, scores + begin, Real{0});
+  const auto [begin, end] = mask_row(scores, seen, cols);
   std::fill(dp, dp + begin, Real{0});
 #pragma omp simd
   for (int64_t j = begin; j < end; ++j) {
@@ -137,7 +144,6 @@ void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, 
     scores[j] = p;
     dp[j] = p * (dp[j] - delta) * scale;
   }
-  std::fill(scores + end, scores + cols, Real{0});
   std::fill(dp + end, dp + cols, Real{0});
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "ops/cpu/blas.h"
 #include "ops/cpu/vector_math.h"
@@ -18,9 +17,7 @@ constexpr int64_t kTileCols = 512;
 template <class Real>
 Real cross_entropy_row(Real* logits, int64_t vocab, int32_t target, bool want_gradient,
                        Real grad_scale) {
-  Real highest = -std::numeric_limits<Real>::infinity();
-#pragma omp simd reduction(max : highest)
-  for (int64_t v = 0; v < vocab; ++v) highest = std::max(highest, logits[v]);
+  const Real highest = highest_of(logits, vocab);
   const Real target_logit = logits[target] - highest;
   Real sum = 0;
 #pragma omp simd reduction(+ : sum)

@@ -4,15 +4,17 @@
 
 namespace nmoe::cpu {
 
-// A counting sort in three passes: every chunk of tokens counts its copies per expert, a prefix sum over (expert,
-// chunk) gives each chunk its first row in each expert, and the chunks place their copies.
+// A counting sort in three passes: every chunk of tokens counts its copies per expert, a prefix sum
+// over (expert, chunk) gives each chunk its first row in each expert, and the chunks place their
+// copies.
 void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) {
   constexpr int64_t kMinChunkTokens = 1024, kMaxChunks = 64;
   const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = counts.dim(0);
   NMOE_CHECK(plan.offsets.dim(0) == num_experts + 1 && plan.row_of.shape() == top_idx.shape() &&
                  plan.token_of_row.dim(0) == num_tokens * top_k,
-             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}", top_idx.shape(), num_experts,
-             plan.offsets.shape(), plan.row_of.shape(), plan.token_of_row.shape());
+             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}",
+             top_idx.shape(), num_experts, plan.offsets.shape(), plan.row_of.shape(),
+             plan.token_of_row.shape());
   const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
   const int64_t num_chunks = ceil_div(num_tokens, chunk_tokens);
   ArenaScope scratch(ctx.scratch);
@@ -26,8 +28,8 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
     std::fill(chunk_counts, chunk_counts + num_experts, 0);
     for (int64_t copy = begin * top_k; copy < end * top_k; ++copy) {
       const int32_t expert = experts[copy];
-      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", copy / top_k, expert,
-                 num_experts);
+      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}",
+                 copy / top_k, expert, num_experts);
       ++chunk_counts[expert];
     }
   });
@@ -72,7 +74,8 @@ void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
   parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
-        std::memcpy(out + row_of[copy] * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
+        std::memcpy(out + row_of[copy] * width, tokens + token * width,
+                    static_cast<size_t>(width) * sizeof(Real));
       }
     }
   });
@@ -120,10 +123,10 @@ void moe_combine_weights(Context& ctx, Tensor row_weight, const MoePlan& plan, T
   });
 }
 
-#define NMOE_INSTANTIATE(Real)                                                            \
-  template void moe_dispatch<Real>(Context&, Tensor, const MoePlan&, Tensor);             \
-  template void moe_combine<Real>(Context&, Tensor, const MoePlan&, Tensor, bool);        \
-  template void moe_dispatch_weights<Real>(Context&, Tensor, const MoePlan&, Tensor);     \
+#define NMOE_INSTANTIATE(Real)                                                        \
+  template void moe_dispatch<Real>(Context&, Tensor, const MoePlan&, Tensor);         \
+  template void moe_combine<Real>(Context&, Tensor, const MoePlan&, Tensor, bool);    \
+  template void moe_dispatch_weights<Real>(Context&, Tensor, const MoePlan&, Tensor); \
   template void moe_combine_weights<Real>(Context&, Tensor, const MoePlan&, Tensor);
 NMOE_INSTANTIATE(float)
 NMOE_INSTANTIATE(double)

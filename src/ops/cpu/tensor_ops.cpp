@@ -21,8 +21,8 @@ uint16_t to_bfloat16(double value) {
   return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-// out[0] += sum over the elements of term(x[i]), a Partial. Every task has its own partial sum; they are added in
-// order, so that the result does not depend on the threads.
+// out[0] += sum over the elements of term(x[i]), a Partial. Every task has its own partial sum;
+// they are added in order, so that the result does not depend on the threads.
 template <class Partial, class Real, class Term>
 void reduce(Context& ctx, Tensor x, Tensor out, Term&& term) {
   ArenaScope scratch(ctx.scratch);
@@ -49,18 +49,24 @@ void fill(Context& ctx, Tensor x, double value) {
   if (ctx.counting()) return;
   const int64_t size = x.num_elements();
   switch (x.dtype()) {
-    case DType::kF64: return fill_with(ctx, x.data<double>(), size, value);
-    case DType::kF32: return fill_with(ctx, x.data<float>(), size, static_cast<float>(value));
-    case DType::kBF16: return fill_with(ctx, static_cast<uint16_t*>(x.raw()), size, to_bfloat16(value));
-    case DType::kI32: return fill_with(ctx, x.data<int32_t>(), size, static_cast<int32_t>(value));
-    case DType::kU8: return fill_with(ctx, x.data<uint8_t>(), size, static_cast<uint8_t>(value));
+    case DType::kF64:
+      return fill_with(ctx, x.data<double>(), size, value);
+    case DType::kF32:
+      return fill_with(ctx, x.data<float>(), size, static_cast<float>(value));
+    case DType::kBF16:
+      return fill_with(ctx, static_cast<uint16_t*>(x.raw()), size, to_bfloat16(value));
+    case DType::kI32:
+      return fill_with(ctx, x.data<int32_t>(), size, static_cast<int32_t>(value));
+    case DType::kU8:
+      return fill_with(ctx, x.data<uint8_t>(), size, static_cast<uint8_t>(value));
   }
 }
 
 void copy(Context& ctx, Tensor source, Tensor destination) {
-  NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
-             "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
-             destination.shape());
+  NMOE_CHECK(
+      source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
+      "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(),
+      dtype_name(destination.dtype()), destination.shape());
   if (ctx.counting()) return;
   const auto* from = static_cast<const std::byte*>(source.raw());
   auto* to = static_cast<std::byte*>(destination.raw());
@@ -89,7 +95,9 @@ void sum(Context& ctx, Tensor x, Tensor out) {
 
 template <class Real>
 void sum_of_squares(Context& ctx, Tensor x, Tensor out) {
-  reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value) * static_cast<double>(value); });
+  reduce<double, Real>(ctx, x, out, [](Real value) {
+    return static_cast<double>(value) * static_cast<double>(value);
+  });
 }
 
 template <class Real>
@@ -109,10 +117,10 @@ void clip_scale(Context& ctx, Tensor sum_squares, double max_norm, Tensor scale)
   *scale.data<double>() = max_norm == 0 || ratio >= 1 ? 1.0 : ratio;
 }
 
-#define NMOE_INSTANTIATE(Real)                                     \
-  template void add<Real>(Context&, Tensor, Tensor);               \
-  template void sum<Real>(Context&, Tensor, Tensor);               \
-  template void sum_of_squares<Real>(Context&, Tensor, Tensor);    \
+#define NMOE_INSTANTIATE(Real)                                      \
+  template void add<Real>(Context&, Tensor, Tensor);                \
+  template void sum<Real>(Context&, Tensor, Tensor);                \
+  template void sum_of_squares<Real>(Context&, Tensor, Tensor);     \
   template void clip_scale<Real>(Context&, Tensor, double, Tensor); \
   template void count_non_finite<Real>(Context&, Tensor, Tensor);
 NMOE_INSTANTIATE(float)

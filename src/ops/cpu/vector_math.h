@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 namespace nmoe::cpu {
@@ -43,6 +44,26 @@ inline Real exp_approx(Real x) {
   } else {
     return std::exp(x);
   }
+}
+
+// The largest of x[0] ... x[size - 1]; -inf when there is none. NaN is passed over.
+template <class Real>
+inline Real highest_of(const Real* x, int64_t size) {
+  // One maximum a vector lane: a single one would make every comparison wait for the one before.
+  constexpr int64_t kLanes = 16;
+  Real highest[kLanes];
+  for (Real& lane : highest) lane = -std::numeric_limits<Real>::infinity();
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      highest[lane] = x[i + lane] > highest[lane] ? x[i + lane] : highest[lane];
+    }
+  }
+  for (; i < size; ++i) highest[0] = x[i] > highest[0] ? x[i] : highest[0];
+  for (int64_t lane = 1; lane < kLanes; ++lane) {
+    highest[0] = highest[lane] > highest[0] ? highest[lane] : highest[0];
+  }
+  return highest[0];
 }
 
 }  // namespace nmoe::cpu

@@ -1,0 +1,69 @@
+// The program's commands. main.cpp turns arguments into these structs; each command is one function here and one
+// file beside it. Results go to standard output, progress and reports to standard error. Failures throw Error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/prep.h"
+
+namespace nmoe::cli {
+
+// A configuration file and what --set changes in it.
+struct ConfigArguments {
+  std::string file;
+  std::vector<std::string> overrides;  // "section.key=value"
+};
+
+struct TrainArguments {
+  ConfigArguments config;
+  bool resume = false;
+};
+void train_command(const TrainArguments& arguments);
+
+void plan_command(const ConfigArguments& arguments);
+void config_command(const ConfigArguments& arguments);
+
+void prep_command(PrepOptions options);
+
+struct TokenizerTrainArguments {
+  std::vector<std::string> inputs;
+  std::string out;
+  int64_t vocab_size = 8192;
+};
+void tokenizer_train_command(const TokenizerTrainArguments& arguments);
+// Reads text from standard input, prints ids; and the reverse.
+void tokenizer_encode_command(const std::string& tokenizer);
+void tokenizer_decode_command(const std::string& tokenizer);
+void tokenizer_info_command(const std::string& tokenizer);
+
+void checkpoint_info_command(const std::string& path);
+void checkpoint_verify_command(const std::string& path);
+
+struct GenerateArguments {
+  std::string checkpoint;
+  std::string prompt;
+  int64_t max_tokens = 200;
+  double temperature = 0.8;
+  double top_p = 0.95;
+  uint64_t seed = 1;
+  int threads = 0;
+};
+void generate_command(const GenerateArguments& arguments);
+
+struct RunsArguments {
+  std::string dir = "runs";
+  int64_t limit = 20;
+};
+void runs_command(const RunsArguments& arguments);
+
+struct BenchTrainArguments {
+  ConfigArguments config;
+  int64_t steps = 10;
+  int64_t warmup = 3;
+  bool json = false;
+};
+void bench_train_command(const BenchTrainArguments& arguments);
+
+}  // namespace nmoe::cli

@@ -1,0 +1,186 @@
+// The program `n`: arguments, then one command. Compiled for any x86-64, so that it can say what the rest needs.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "cli/commands.h"
+#include "ops/factory.h"
+
+namespace nmoe::cli {
+namespace {
+
+void add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
+  command->add_option("config", arguments.file, "configuration file (TOML)")->required()->type_name("FILE");
+  command->add_option("--set", arguments.overrides, "change one key: section.key=value (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->take_all()
+      ->allow_extra_args(false);
+}
+
+// Adds all commands to `app`. The one that is chosen is left in `run`.
+class CommandLine {
+ public:
+  CommandLine(CLI::App& app, std::function<void()>& run) : run_(run) {
+    add_training(app);
+    add_data(app);
+    add_checkpoints(app);
+    add_measurement(app);
+  }
+
+ private:
+  void add_training(CLI::App& app) {
+    CLI::App* train = app.add_subcommand("train", "train a model");
+    add_config_arguments(train, train_.config);
+    train->add_flag("--resume", train_.resume, "go on from the run's latest checkpoint, if it has one");
+    train->callback([this] { run_ = [this] { train_command(train_); }; });
+
+    CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
+    add_config_arguments(plan, config_);
+    plan->callback([this] { run_ = [this] { plan_command(config_); }; });
+
+    CLI::App* config = app.add_subcommand("config", "print a configuration with everything resolved");
+    add_config_arguments(config, config_);
+    config->callback([this] { run_ = [this] { config_command(config_); }; });
+
+    CLI::App* runs = app.add_subcommand("runs", "list runs: status, steps, loss, throughput");
+    runs->add_option("--dir", runs_.dir, "the runs' folder (run.dir)")->capture_default_str();
+    runs->add_option("-n,--limit", runs_.limit, "how many, newest first")->capture_default_str();
+    runs->callback([this] { run_ = [this] { runs_command(runs_); }; });
+  }
+
+  void add_data(CLI::App& app) {
+    CLI::App* prep = app.add_subcommand("prep", "turn text files into shards of tokens");
+    prep->add_option("inputs", prep_.inputs, "files, folders (all *.txt below) or globs")->required();
+    prep->add_option("--valid", prep_.valid_inputs, "files for the validation split");
+    prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
+    prep->add_option("--split-on", prep_.split_on, "a line that separates documents; without it a file is one");
+    prep->add_option("--tokenizer", prep_.tokenizer, "\"bytes\" or a tokenizer.json")->capture_default_str();
+    prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")->capture_default_str();
+    prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
+    prep->add_option("--threads", prep_.threads, "0: one per available CPU")->capture_default_str();
+    prep->add_option("-o,--out", prep_.out, "folder to write")->required();
+    prep->add_flag("--force", prep_.force, "replace a dataset that is there");
+    prep->callback([this] { run_ = [this] { prep_command(prep_); }; });
+
+    CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
+    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
+    train->add_option("inputs", tokenizer_train_.inputs, "files, folders (all *.txt below) or globs")->required();
+    train->add_option("--vocab-size", tokenizer_train_.vocab_size, "ids in all")->capture_default_str();
+    train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
+    train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
+    const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
+      CLI::App* use = tokenizer->add_subcommand(name, what);
+      use->add_option("tokenizer", tokenizer_, "\"bytes\" or a tokenizer.json")->required();
+      use->callback([this, command] { run_ = [this, command] { command(tokenizer_); }; });
+    };
+    add_use("encode", "print the ids of the text on standard input", tokenizer_encode_command);
+    add_use("decode", "print the text of the ids on standard input", tokenizer_decode_command);
+    add_use("info", "print kind, vocabulary and hash", tokenizer_info_command);
+  }
+
+  void add_checkpoints(CLI::App& app) {
+    CLI::App* checkpoint = app.add_subcommand("checkpoint", "inspect checkpoints")->require_subcommand(1);
+    const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
+      CLI::App* use = checkpoint->add_subcommand(name, what);
+      use->add_option("checkpoint", checkpoint_, "a checkpoint, or a folder of them: the latest")->required();
+      use->callback([this, command] { run_ = [this, command] { command(checkpoint_); }; });
+    };
+    add_use("info", "print step, tokens, fingerprints and the hash of all weights", checkpoint_info_command);
+    add_use("verify", "hash everything again and report the first bad tensor", checkpoint_verify_command);
+
+    CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
+    generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+    generate->add_option("--prompt", generate_.prompt, "text to go on from");
+    generate->add_option("--max-tokens", generate_.max_tokens)->check(CLI::NonNegativeNumber)->capture_default_str();
+    generate->add_option("--temperature", generate_.temperature, "0: always the likeliest token")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    generate->add_option("--top-p", generate_.top_p, "sample from the likeliest tokens of this much probability")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    generate->add_option("--seed", generate_.seed)->capture_default_str();
+    generate->add_option("--threads", generate_.threads, "0: one per available CPU")->capture_default_str();
+    generate->callback([this] { run_ = [this] { generate_command(generate_); }; });
+  }
+
+  void add_measurement(CLI::App& app) {
+    CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
+    CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
+    add_config_arguments(train, bench_train_.config);
+    train->add_option("--steps", bench_train_.steps, "steps to time")->check(CLI::PositiveNumber)->capture_default_str();
+    train->add_option("--warmup", bench_train_.warmup, "steps before")->check(CLI::NonNegativeNumber)->capture_default_str();
+    train->add_flag("--json", bench_train_.json, "print JSON");
+    train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
+  }
+
+  std::function<void()>& run_;
+  TrainArguments train_;
+  ConfigArguments config_;
+  RunsArguments runs_;
+  PrepOptions prep_;
+  TokenizerTrainArguments tokenizer_train_;
+  std::string tokenizer_;
+  std::string checkpoint_;
+  GenerateArguments generate_;
+  BenchTrainArguments bench_train_;
+};
+
+// "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.
+std::string missing_cpu_feature() {
+  const std::pair<const char*, bool> needed[] = {
+      {"AVX2", __builtin_cpu_supports("avx2") != 0},   {"FMA", __builtin_cpu_supports("fma") != 0},
+      {"BMI", __builtin_cpu_supports("bmi") != 0},     {"BMI2", __builtin_cpu_supports("bmi2") != 0},
+      {"POPCNT", __builtin_cpu_supports("popcnt") != 0}};
+  for (const auto& [name, present] : needed) {
+    if (!present) return name;
+  }
+  return "";
+}
+
+int run_program(int argc, char** argv) {
+  CLI::App app("Trains Mixture-of-Experts language models.", "n");
+  app.set_version_flag("--version", [] {
+    return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices());
+  });
+  app.require_subcommand(1);
+  std::function<void()> run;
+  const CommandLine command_line(app, run);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace nmoe::cli
+
+int main(int argc, char** argv) {
+  const std::string missing = nmoe::cli::missing_cpu_feature();
+  if (!missing.empty()) {
+    std::fprintf(stderr, "error: this processor has no %s\nremedy: run nmoe on an x86-64-v3 processor (2013 or later)\n",
+                 missing.c_str());
+    return 1;
+  }
+  try {
+    return nmoe::cli::run_program(argc, argv);
+  } catch (const nmoe::Error& error) {
+    fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+    return error.exit_code();
+  } catch (const nmoe::CheckFailure& failure) {
+    fmt::print(stderr, "internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
+               nmoe::version(), nmoe::commit());
+    return 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\nremedy: none is known; please report it\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "base/version.h"
+#include "cli/commands.h"
+#include "config/load.h"
+#include "train/memory_plan.h"
+#include "train/trainer.h"
+#include "train/training_data.h"
+
+namespace nmoe::cli {
+
+void train_command(const TrainArguments& arguments) {
+  const Config config = load_config(arguments.config.file, arguments.config.overrides);
+  const TrainSummary summary = train(config, {.resume = arguments.resume,
+                                              .version = std::string(version()),
+                                              .commit = std::string(commit())});
+  if (summary.steps_now > 0) {
+    fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);
+  } else {
+    fmt::print("nothing to do: {} steps are done\n", summary.steps);
+  }
+  if (summary.valid) {
+    fmt::print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n", summary.valid->loss,
+               summary.valid->bits_per_byte, summary.valid->tokens, summary.valid->bytes);
+  }
+  fmt::print("checkpoint {}\n", summary.checkpoint.string());
+  if (summary.interrupted) {
+    fmt::print("stopped after step {}; go on with: n train {} --resume\n", summary.steps, arguments.config.file);
+  }
+}
+
+void plan_command(const ConfigArguments& arguments) {
+  Config config = load_config(arguments.file, arguments.overrides);
+  int64_t mapped_bytes = 0;
+  if (!config.data.path.empty() && std::filesystem::exists(config.data.path)) {
+    const TrainingData data = open_training_data(config);
+    config = resolve_vocab_size(config, *data.tokenizer);
+    mapped_bytes = data.mapped_bytes();
+  }
+  if (config.model.vocab_size == 0) {
+    throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
+                      "prepare the corpus in data.path, or add --set model.vocab_size=N");
+  }
+  const MemoryPlan plan = plan_memory(config, mapped_bytes);
+  fmt::print("{}", print_plan(plan, config));
+  check_memory(plan, config);
+}
+
+void config_command(const ConfigArguments& arguments) {
+  const Config config = load_config(arguments.file, arguments.overrides);
+  fmt::print("{}\n# fingerprint {}\n", print_config(config), config_fingerprint(config));
+}
+
+}  // namespace nmoe::cli

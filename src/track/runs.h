@@ -1,0 +1,111 @@
+// experiments.db: which runs exist and how they are doing. SQLite, so several processes may have it
+// open.
+//
+//   experiments(id, name, project, description, created_at)
+//   runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, host,
+//   checkpoint_dir,
+//        started_at, updated_at, ended_at, status, reason, step, last_loss, tokens_per_s,
+//        results_json)
+//
+// Times are UTC in ISO 8601. process_start tells a run's process from a later one that got its
+// number.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/files.h"
+
+struct sqlite3;
+
+namespace nmoe {
+
+enum class RunStatus {
+  kRunning,
+  kCompleted,
+  kInterrupted,     // saved and left on a signal
+  kFailed,          // the reason says why
+  kFailedNan,       // the loss or a gradient was not finite
+  kFailedCollapse,  // a router collapsed
+  kDead,            // only listed, never stored: "running", but its process is gone
+};
+
+std::string_view run_status_name(RunStatus status);  // "running", ..., "failed_nan", "dead"
+
+// What is known of a run when it starts.
+struct RunInfo {
+  std::string name;
+  std::string experiment;  // created when new
+  std::string project{};
+  std::string config_json = "{}";  // any JSON
+  std::string git_hash{};
+  bool git_dirty = false;
+  std::string checkpoint_dir{};
+};
+
+struct RunRow {
+  std::string id;
+  std::string name;
+  std::string experiment;
+  RunStatus status = RunStatus::kRunning;
+  std::string reason;  // empty unless the run ended otherwise than completed
+  std::string host;
+  int64_t pid = 0;
+  std::string started_at;
+  std::string updated_at;
+  std::string ended_at;  // empty while running
+  int64_t step = 0;
+  std::optional<double>
+      last_loss;  // nothing before the first progress, or when it was not a number
+  std::optional<double> tokens_per_s;
+  std::string checkpoint_dir;
+};
+
+// Used from one thread at a time. Every call is one transaction, waits up to 5 s for other
+// processes' and throws an Error (runtime) naming the file when it fails.
+class RunStore {
+ public:
+  // Opens `path`, creating it and its folder when missing.
+  explicit RunStore(const fs::path& path);
+  ~RunStore();
+  RunStore(const RunStore&) = delete;
+  RunStore& operator=(const RunStore&) = delete;
+
+  // Records a new run of this process and returns its id: $NMOE_RUN, else run_<unix time>_<pid>.
+  // Error (usage) when $NMOE_RUN is taken or has characters other than letters, digits, '.', '_'
+  // and '-'.
+  std::string start(const RunInfo& info);
+
+  // Makes run `id` one of this process, running again. Error (usage) when there is no such run, or
+  // when it is still running in a living process of this host.
+  void resume(const std::string& id, const RunInfo& info);
+
+  void progress(const std::string& id, int64_t step, double loss, double tokens_per_s);
+
+  // Ends a run. `status` is neither kRunning nor kDead; `results_json` is any JSON.
+  void finish(const std::string& id, RunStatus status, const std::string& reason,
+              const std::string& results_json = "{}");
+
+  // The newest `limit` runs, newest first.
+  std::vector<RunRow> list(int64_t limit);
+
+ private:
+  class Statement;
+  class Transaction;
+
+  void open();
+  void check(int code) const;  // throws what a SQLite result code other than SQLITE_OK means
+  void execute(const std::string& sql) const;
+  int64_t query_integer(const char* sql) const;
+  bool has_run(const std::string& id);
+  std::string new_run_id();
+  int64_t experiment_id(const RunInfo& info);
+
+  const fs::path path_;
+  sqlite3* database_ = nullptr;
+};
+
+}  // namespace nmoe

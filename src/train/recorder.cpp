@@ -1,0 +1,94 @@
+#include "train/recorder.h"
+
+#include <fmt/format.h>
+
+#include "base/files.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "config/load.h"
+#include "train/router_report.h"
+#include "train/trainer.h"
+
+namespace nmoe {
+
+Recorder::Recorder(const Config& config, const Optimizer& optimizer, const std::string& run_id, int64_t step,
+                   const std::string& commit, double flops_per_token, double peak_flops)
+    : config_(config),
+      optimizer_(optimizer),
+      flops_per_token_(flops_per_token),
+      peak_flops_(peak_flops),
+      runs_(fs::path(config.run.dir) / "experiments.db"),
+      line_("train", "step", config.train.steps, step) {
+  const bool dirty = commit.ends_with('+');
+  const RunInfo info{.name = config.run.name,
+                     .experiment = config.run.experiment,
+                     .config_json = config_json(config),
+                     .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
+                     .git_dirty = dirty,
+                     .checkpoint_dir = checkpoint_dir(config).string()};
+  if (run_id.empty()) {
+    run_id_ = runs_.start(info);
+  } else {
+    runs_.resume(run_id, info);
+    run_id_ = run_id;
+  }
+  metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / "rank_0.duckdb");
+  metrics_->rewind(step);
+}
+
+double Recorder::tokens_per_s(const StepReport& report) const {
+  const int64_t step_tokens = config_.train.batch_seqs * config_.data.seq_len;
+  return static_cast<double>(report.steps * step_tokens) / report.seconds;
+}
+
+void Recorder::show(const StepReport& report, bool milestone) {
+  line_.update(report.progress.steps,
+               fmt::format("loss {:.4f}  {:.3f} bits/byte  {}tokens/s", report.result.loss, report.bits_per_byte,
+                           human_count(tokens_per_s(report))),
+               milestone);
+}
+
+void Recorder::record(const StepReport& report, std::span<const RouterHealth> routers) {
+  const int64_t step = report.progress.steps;
+  const auto put = [&](std::string_view tag, double value) { metrics_->add(step, std::string(tag), value); };
+  put("train/loss", report.result.loss);
+  put("train/bpb", report.bits_per_byte);
+  put("train/grad_norm", report.result.grad_norm);
+  put("train/tokens_seen", static_cast<double>(report.progress.tokens));
+
+  const auto put_rate = [&](std::string_view tag, ParameterGroup group) {
+    put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
+  };
+  put_rate("optimizer/lr", ParameterGroup::kMatrices);
+  put_rate("optimizer/lr_dense", ParameterGroup::kMatrices);
+  put_rate("optimizer/lr_rest", ParameterGroup::kRest);
+  if (!routers.empty()) {
+    put_rate("optimizer/lr_expert", ParameterGroup::kExperts);
+    put_rate("optimizer/lr_router", ParameterGroup::kRouter);
+  }
+
+  const double rate = tokens_per_s(report);
+  put("throughput/tokens_per_s", rate);
+  put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
+  put("efficiency/tflops", rate * flops_per_token_ / 1e12);
+  put("efficiency/mfu", rate * flops_per_token_ / peak_flops_);
+  put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
+  report_routers(routers, put);
+  runs_.progress(run_id_, step, report.result.loss, rate);
+}
+
+void Recorder::record_validation(int64_t step, const ValidationResult& result, double seconds) {
+  metrics_->add(step, "valid/loss", result.loss);
+  metrics_->add(step, "valid/bpb", result.bits_per_byte);
+  metrics_->add(step, "valid/tokens", static_cast<double>(result.tokens));
+  metrics_->add(step, "valid/bytes", static_cast<double>(result.bytes));
+  metrics_->add(step, "valid/seconds", seconds);
+}
+
+void Recorder::finish(RunStatus status, const std::string& reason) {
+  line_.finish();
+  metrics_->flush();
+  runs_.finish(run_id_, status, reason);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,289 @@
+#include "config/load.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "configs.h"
+#include "expect_error.h"
+
+namespace nmoe {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+void expect_error(const std::string& toml, const std::string& what, const std::string& remedy,
+                  const Overrides& overrides = {}) {
+  expect_usage_error([&] { parse_config(toml, "bad.toml", overrides); }, what, remedy);
+}
+
+TEST(Load, EmptyTextGivesTheDefaults) {
+  EXPECT_EQ(values_of(parse_config("", "empty.toml")), values_of(Config()));
+  EXPECT_EQ(values_of(parse_config("[model]\n[model.moe]\n", "x")), values_of(Config()));
+}
+
+TEST(Load, ReadsEveryKindOfValue) {
+  const Config config = parse_config(R"(
+    [run]
+    name = 'a-1.b_c'
+    device = "cuda"
+    [model]
+    dim = 1_024
+    activation = "relu_squared"
+    tied_head = true
+    norm_eps = 1e-5
+    moe = {num_experts = 4, score = "softmax", routed_scale = 2}
+    [model.rope]
+    layout = "half_split"
+    [optim]
+    schedule.decay = 7
+    schedule.shape = "sqrt"
+    schedule.unit = "tokens")",
+                                     "good.toml");
+  EXPECT_EQ(config.run.name, "a-1.b_c");
+  EXPECT_EQ(config.run.device, "cuda");
+  EXPECT_EQ(config.model.dim, 1024);
+  EXPECT_EQ(config.model.activation, Activation::kReluSquared);
+  EXPECT_TRUE(config.model.tied_head);
+  EXPECT_EQ(config.model.norm_eps, 1e-5);
+  EXPECT_EQ(config.model.moe.num_experts, 4);
+  EXPECT_EQ(config.model.moe.score, ScoreFunction::kSoftmax);
+  EXPECT_EQ(config.model.moe.routed_scale, 2.0);  // an integer where a float is wanted
+  EXPECT_EQ(config.model.rope.layout, RopeLayout::kHalfSplit);
+  EXPECT_EQ(config.optim.schedule.decay, 7);
+  EXPECT_EQ(config.optim.schedule.shape, DecayShape::kSqrt);
+  EXPECT_EQ(config.optim.schedule.unit, ScheduleUnit::kTokens);
+}
+
+TEST(Load, UnknownKeys) {
+  expect_error("[model.moe]\nnum_experts = 4\ntopk = 2\n", "bad.toml:3: unknown key model.moe.topk",
+               "did you mean model.moe.top_k?");
+  expect_error("[checkpoint]\nkept = 2\n", "bad.toml:2: unknown key checkpoint.kept",
+               "keys of [checkpoint]: every, keep_last");
+  expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k",
+               "did you mean model.moe.top_k?");
+  expect_error(
+      "[optim]\nlr = 2\n", "bad.toml:2: unknown key optim.lr",
+      "did you mean optim.matrices.lr, optim.experts.lr, optim.router.lr or optim.rest.lr?");
+  expect_error("[modle]\ndims = 2\n", "bad.toml:2: unknown key modle.dims",
+               "did you mean model.dim?");
+  expect_error("\n\"model.dim\" = 2\n", "bad.toml:2: unknown key \"model.dim\"",
+               "did you mean model.dim?");
+  expect_error("[model.dim]\nx = 2\n", "bad.toml:2: unknown key model.dim.x",
+               "did you mean model.dim?");
+}
+
+TEST(Load, UnknownSections) {
+  expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]",
+               "did you mean [optim.muon]?");
+  const std::string sections =
+      "sections: run, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.init, "
+      "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
+      "optim.muon, optim.schedule, train, checkpoint";
+  expect_error("[logging]\n", "bad.toml:1: unknown section [logging]", sections);
+  expect_error("[logging]\nlevel = 3\n", "bad.toml:2: unknown key logging.level", sections);
+  expect_error("model = 3\n", "bad.toml:1: model is a section, not a key",
+               "write [model] and its keys below");
+  expect_error("[[model]]\ndim = 3\n", "bad.toml:1: model is a section, not a key",
+               "write [model] and its keys below");
+}
+
+TEST(Load, WrongTypesAndValuesOutOfRange) {
+  const std::string dim_remedy = "correct model.dim (width of the residual stream)";
+  const std::string dim_range = ", but it must be an integer from 1 to 1048576";
+  expect_error("[model]\n\ndim = \"wide\"\n", "bad.toml:3: model.dim = \"wide\"" + dim_range,
+               dim_remedy);
+  expect_error("[model]\ndim = 0\n", "bad.toml:2: model.dim = 0" + dim_range, dim_remedy);
+  expect_error("[model]\ndim = 64.0\n", "bad.toml:2: model.dim = 64.0" + dim_range, dim_remedy);
+  expect_error("[model]\ndim = true\n", "bad.toml:2: model.dim = true" + dim_range, dim_remedy);
+  expect_error("[model]\ndim = [64]\n", "bad.toml:2: model.dim = [...]" + dim_range, dim_remedy);
+  expect_error("[model.dim]\n", "bad.toml:1: model.dim = {...}" + dim_range, dim_remedy);
+  expect_error("[model]\nattention = \"mha\"\n",
+               "bad.toml:2: model.attention = \"mha\", but it must be \"mla\" or \"gqa\"",
+               "correct model.attention (multi-head latent or grouped-query)");
+  expect_error(
+      "[optim.adamw]\nbeta2 = 1\n",
+      "bad.toml:2: optim.adamw.beta2 = 1, but it must be a finite number of at least 0 and "
+      "below 1",
+      "correct optim.adamw.beta2 (decay of the second moment)");
+  expect_error("[optim.rest]\nlr = nan\n",
+               "bad.toml:2: optim.rest.lr = nan, but it must be a finite number of at least 0",
+               "correct optim.rest.lr (peak learning rate)");
+  expect_error("[model.init]\ntruncation = 0.0\n",
+               "bad.toml:2: model.init.truncation = 0.0, but it must be a finite number above 0",
+               "correct model.init.truncation (normals end at so many standard deviations)");
+  expect_error("[model]\ntied_head = 1\n",
+               "bad.toml:2: model.tied_head = 1, but it must be true or false",
+               "correct model.tied_head (the head shares the embedding table)");
+  expect_error("[run]\nname = \"../x\"\n",
+               "bad.toml:2: run.name = \"../x\", but it must be a string of letters, digits, '.', "
+               "'_' and '-' that starts with neither '.' nor '-'",
+               "correct run.name (what the run is called)");
+  expect_error("[train]\nmemory_limit = \"much\"\n",
+               "bad.toml:2: train.memory_limit = \"much\", but it must be a size such as \"8 GiB\" "
+               "or \"512MiB\", or empty",
+               "correct train.memory_limit (\"8 GiB\"; empty: what the machine has)");
+  expect_error("[model.moe]\nnum_experts = 4\n[optim.router]\nweight_decay = 0.1\n",
+               "bad.toml:4: optim.router.weight_decay = 0.1, but it must be 0",
+               "correct optim.router.weight_decay (router weights never decay)");
+}
+
+TEST(Load, TheFirstErrorOfTheFileIsReported) {
+  expect_error("[train]\nzzz = 1\n[checkpoint]\naaa = 1\n", "bad.toml:2: unknown key train.zzz",
+               "keys of [train]: steps, batch_seqs, microbatch_seqs, memory_limit, log_every, "
+               "valid_every, valid_seqs, stop_on_collapse");
+}
+
+// Each text sets one key that nothing would read.
+TEST(Load, KeysWithoutEffect) {
+  struct Case {
+    const char* toml;
+    const char* key;
+    const char* lacks;
+  };
+  const char* has_experts = "model.moe.num_experts > 0";
+  for (const Case& c : {
+           Case{"[model.gqa]\nhead_dim = 64", "model.gqa.head_dim", "model.attention = \"gqa\""},
+           Case{"model.attention = \"gqa\"\nmodel.mla.q_lora_rank = 0", "model.mla.q_lora_rank",
+                "model.attention = \"mla\""},
+           Case{"[model.moe]\ntop_k = 2", "model.moe.top_k", has_experts},
+           Case{"[model]\nnum_dense_layers = 2", "model.num_dense_layers", has_experts},
+           Case{"[optim.experts]\nlr = 1", "optim.experts.lr", has_experts},
+           Case{"[train]\nstop_on_collapse = true", "train.stop_on_collapse", has_experts},
+           Case{"model.moe.num_experts = 4\nmodel.moe.top_groups = 1", "model.moe.top_groups",
+                "model.moe.num_groups > 1"},
+           Case{"\nmodel = {num_dense_layers = 0, dense_dim = 8, moe = {num_experts = 4}}",
+                "model.dense_dim", "model.num_dense_layers > 0"},
+           Case{"[model]\nattn_global_every = 2", "model.attn_global_every", "model.window > 0"},
+           Case{"[model.yarn]\nmscale = 1", "model.yarn.mscale", "model.yarn.factor > 1"},
+           Case{"[optim.muon]\nmomentum = 0.9", "optim.muon.momentum",
+                "optim.matrices.optimizer or optim.experts.optimizer = \"muon\""},
+           Case{"model.tied_head = true\noptim.rest.weight_decay = 0", "optim.rest.weight_decay",
+                "model.tied_head = false"},
+           Case{"[optim.schedule]\nfloor = 0", "optim.schedule.floor", "optim.schedule.decay > 0"},
+           Case{"[optim.schedule]\nhold = 5", "optim.schedule.hold", "optim.schedule.decay > 0"},
+           Case{"[optim.schedule]\nunit = \"steps\"", "optim.schedule.unit",
+                "optim.schedule.warmup or optim.schedule.decay > 0"},
+           Case{"[train]\nvalid_seqs = 8", "train.valid_seqs", "train.valid_every > 0"},
+       }) {
+    expect_error(c.toml,
+                 fmt::format("bad.toml:2: {} has no effect because it needs {}", c.key, c.lacks),
+                 fmt::format("remove it, or set {}", c.lacks));
+  }
+}
+
+TEST(Load, KeysThatDoNotGoTogether) {
+  const std::string what =
+      "train.microbatch_seqs = 6 with train.batch_seqs = 16: a batch is cut into equal "
+      "microbatches";
+  const std::string remedy = "let train.microbatch_seqs divide train.batch_seqs";
+  // The place is where the last of the two was set.
+  expect_error("[train]\nmicrobatch_seqs = 6\n", "bad.toml:2: " + what, remedy);
+  expect_error("[train]\nmicrobatch_seqs = 6\nbatch_seqs = 16\nsteps = 3\n", "bad.toml:3: " + what,
+               remedy);
+  expect_error("[train]\nmicrobatch_seqs = 6\n", "--set train.batch_seqs=16: " + what, remedy,
+               {"train.batch_seqs=16"});
+}
+
+TEST(Load, BrokenToml) {
+  const auto what_of = [](const std::string& toml) -> std::string {
+    try {
+      parse_config(toml, "bad.toml");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      return error.what();
+    }
+    return "";
+  };
+  // The words are toml++'s.
+  EXPECT_TRUE(what_of("[model]\ndim = \n").starts_with("bad.toml:2: "));
+  EXPECT_TRUE(what_of("[model\n").starts_with("bad.toml:1: "));
+  const std::string twice = what_of("[model]\ndim = 1\ndim = 2\n");
+  EXPECT_TRUE(twice.starts_with("bad.toml:3: ")) << twice;
+  EXPECT_NE(twice.find("dim"), std::string::npos) << twice;
+}
+
+TEST(Load, MissingFile) {
+  expect_usage_error([] { load_config("/nowhere/x.toml"); },
+                     "there is no configuration file /nowhere/x.toml", "check the path");
+}
+
+TEST(Load, ExpandsTheEnvironmentInStrings) {
+  setenv("NMOE_TEST_ROOT", "/corpora", 1);
+  const Config config = parse_config(
+      "[data]\npath = \"${NMOE_TEST_ROOT}/austen\"\n[run]\ndevice = \"${NMOE_TEST_DEVICE:-cpu}\"\n",
+      "x");
+  EXPECT_EQ(config.data.path, "/corpora/austen");
+  EXPECT_EQ(config.run.device, "cpu");
+  EXPECT_EQ(parse_config("", "x", Overrides{"data.path=${NMOE_TEST_ROOT}"}).data.path, "/corpora");
+  unsetenv("NMOE_TEST_ROOT");
+  expect_error("[data]\npath = \"${HOME}/data\"\n",
+               "bad.toml:2: data.path: ${HOME} is not expanded: its name does not start with NMOE_",
+               "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
+  // Only strings expand: a number stays one.
+  expect_error("[train]\nsteps = \"${NMOE_TEST_STEPS:-5}\"\n",
+               "bad.toml:2: train.steps = \"5\", but it must be an integer from 1 to "
+               "1000000000000000",
+               "correct train.steps (where to stop)");
+}
+
+TEST(Overrides, ReplaceTheFileInOrder) {
+  const Config config =
+      parse_config("[train]\nsteps = 1\n[model]\ndim = 8\n", "x",
+                   Overrides{"train.steps=2", " model.attention = gqa ", "train.steps=3",
+                             "optim.rest.lr=1", "model.tied_head=true", "model.gqa.head_dim=0x10"});
+  EXPECT_EQ(config.train.steps, 3);
+  EXPECT_EQ(config.model.dim, 8);
+  EXPECT_EQ(config.model.attention, AttentionKind::kGqa);
+  EXPECT_EQ(config.optim.rest.lr, 1.0);
+  EXPECT_TRUE(config.model.tied_head);
+  EXPECT_EQ(config.model.gqa.head_dim, 16);
+}
+
+TEST(Overrides, TextNeedsNoQuotes) {
+  const Config config =
+      parse_config("", "x",
+                   Overrides{"run.name=2024", "run.experiment='a = b'", "run.dir=\"q\\\"\"",
+                             "data.path=/a b/c=d", "train.memory_limit=8 GiB"});
+  EXPECT_EQ(config.run.name, "2024");
+  EXPECT_EQ(config.run.experiment, "a = b");
+  EXPECT_EQ(config.run.dir, "q\"");
+  EXPECT_EQ(config.data.path, "/a b/c=d");
+  EXPECT_EQ(config.train.memory_limit, "8 GiB");
+}
+
+TEST(Overrides, Errors) {
+  expect_error("", "--set model.moe.topk=2: unknown key model.moe.topk",
+               "did you mean model.moe.top_k?", {"model.moe.topk=2"});
+  expect_error("", "--set model.dim: there is no value", "write --set section.key=value",
+               {"model.dim"});
+  expect_error("",
+               "--set model.dim=wide: model.dim = \"wide\", but it must be an integer from 1 to "
+               "1048576",
+               "correct model.dim (width of the residual stream)", {"model.dim=wide"});
+  expect_error("", "--set model={dim=3}: model is a section, not a key",
+               "write [model] and its keys below", {"model={dim=3}"});
+  expect_error("",
+               "--set model.gqa.head_dim=8: model.gqa.head_dim has no effect because it needs "
+               "model.attention = \"gqa\"",
+               "remove it, or set model.attention = \"gqa\"", {"model.gqa.head_dim=8"});
+}
+
+TEST(Examples, Load) {
+  unsetenv("NMOE_DATA");
+  const std::filesystem::path examples =
+      std::filesystem::path(NMOE_SOURCE_DIR) / "configs" / "examples";
+  const Config dense = load_config(examples / "gqa_dense.toml");
+  EXPECT_EQ(dense.model.attention, AttentionKind::kGqa);
+  EXPECT_EQ(dense.model.moe.num_experts, 0);
+  const Config moe = load_config(examples / "mla_moe.toml");
+  EXPECT_EQ(moe.model.moe.num_groups, 4);
+  EXPECT_EQ(moe.data.path, "data");
+  for (const Config& config : {dense, moe}) {
+    EXPECT_EQ(values_of(parse_config(print_config(config), "printed")), values_of(config));
+  }
+}
+
+}  // namespace
+}  // namespace nmoe

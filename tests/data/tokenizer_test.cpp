@@ -1,0 +1,260 @@
+#include "data/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "data/bpe.h"
+#include "data/bpe_train.h"
+#include "data/test_data.h"
+#include "data/tokenizer_json.h"
+#include "data/word_splitter.h"
+
+namespace nmoe {
+namespace {
+
+constexpr const char* kSample =
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
+    "must "
+    "be in want of a wife.\nHowever little known the feelings or views of such a man may be on his "
+    "first entering a neighbourhood, this truth is so well fixed in the minds of the surrounding "
+    "families, that he is considered the rightful property of some one or other of their "
+    "daughters.\n";
+
+std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> ids;
+  tokenizer.encode(text, ids);
+  return ids;
+}
+
+std::map<std::string, int64_t> count_words(std::string_view text) {
+  const WordSplitter splitter(kSplitPattern);
+  WordCursor cursor(splitter, text);
+  std::map<std::string, int64_t> counts;
+  for (std::string_view word; cursor.next(word);) ++counts[std::string(word)];
+  return counts;
+}
+
+// A model with merges of letters, of a long run, and inside UTF-8 sequences.
+BpeModel sample_model() {
+  auto counts = count_words(kSample);
+  counts[" café"] = counts[" 😀😀"] = 50;
+  counts[std::string(64, 'a')] = 50;
+  counts["    "] = 50;
+  return train_bpe_model({counts.begin(), counts.end()}, 300);
+}
+
+// Byte-pair encoding from its definition: scan for the lowest-ranked pair, merge its leftmost
+// place.
+std::vector<int32_t> encode_word_by_scanning(const BpeModel& model, std::string_view word) {
+  std::vector<int32_t> ids;
+  for (const char byte : word) ids.push_back(static_cast<unsigned char>(byte));
+  for (;;) {
+    size_t best_rank = model.merges.size();
+    size_t best_place = 0;
+    for (size_t i = 0; i + 1 < ids.size(); ++i) {
+      for (size_t rank = 0; rank < best_rank; ++rank) {
+        if (model.merges[rank].left == ids[i] && model.merges[rank].right == ids[i + 1]) {
+          best_rank = rank;
+          best_place = i;
+        }
+      }
+    }
+    if (best_rank == model.merges.size()) return ids;
+    ids[best_place] = model.merges[best_rank].result;
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_place) + 1);
+  }
+}
+
+std::vector<std::string> adversarial_texts() {
+  std::string every_byte(256, '\0');
+  std::iota(every_byte.begin(), every_byte.end(), '\0');
+  return {"",
+          std::string(1, '\0'),
+          every_byte,
+          every_byte + every_byte,
+          "<|endoftext|>",
+          "The <|endoftext|> of it.",
+          "👩‍👩‍👧‍👦 😀😀 café naïve 東京 ﷽ Ω≈ç√∫",
+          "\xF0\x9F\x98",              // a cut emoji
+          "\xC0\x80\xED\xA0\x80\xFF",  // overlong, surrogate, never a byte of UTF-8
+          "a\xCC",
+          "\r\n\r\n \t\n\v\f",
+          std::string(5000, ' '),
+          std::string(5000, '\n'),
+          std::string(777, 'a') + std::string(778, 'b'),
+          "\xE2\x80\xA8\xC2\xA0\xE1\xA0\x8E",  // line separator, no-break space, vowel separator
+          random_bytes(10000, 1)};
+}
+
+TEST(Tokenizer, DecodesToTheSameBytes) {
+  for (const auto& tokenizer : {byte_tokenizer(), make_bpe_tokenizer(sample_model())}) {
+    for (const std::string& text : adversarial_texts()) {
+      const auto ids = encode(*tokenizer, text);
+      EXPECT_EQ(tokenizer->decode(ids), text) << tokenizer->name();
+      EXPECT_EQ(std::ranges::count(ids, tokenizer->eos_id()), 0) << tokenizer->name();
+      for (const int32_t id : ids) {
+        ASSERT_TRUE(id >= 0 && id < tokenizer->vocab_size()) << tokenizer->name();
+      }
+    }
+  }
+}
+
+TEST(Tokenizer, EncodeAppends) {
+  for (const auto& tokenizer : {byte_tokenizer(), make_bpe_tokenizer(sample_model())}) {
+    std::vector<int32_t> ids = {7};
+    tokenizer->encode("ab", ids);
+    tokenizer->encode("", ids);
+    EXPECT_EQ(ids.front(), 7);
+    EXPECT_EQ(tokenizer->decode(std::span(ids).subspan(1)), "ab");
+  }
+}
+
+TEST(ByteTokenizer, IdsAreByteValues) {
+  const auto tokenizer = byte_tokenizer();
+  EXPECT_EQ(tokenizer->vocab_size(), 257);
+  EXPECT_EQ(tokenizer->eos_id(), 256);
+  EXPECT_EQ(encode(*tokenizer, "A\xFF"), (std::vector<int32_t>{65, 255}));
+  EXPECT_EQ(tokenizer->token_bytes(65), "A");
+  EXPECT_EQ(tokenizer->token_bytes(256), "");
+  EXPECT_THROW(tokenizer->token_bytes(257), CheckFailure);
+}
+
+TEST(Bpe, EncodesAsTheDefinitionSays) {
+  const BpeModel model = sample_model();
+  const auto tokenizer = make_bpe_tokenizer(model);
+  std::vector<std::string> words = {std::string(200, 'a'), "aaaaa", "    "};
+  for (const auto& [word, count] : count_words(kSample)) words.push_back(word);
+  std::mt19937 random(3);  // words of the letters that most merges are about
+  for (int i = 0; i < 200; ++i) {
+    std::string& word = words.emplace_back();
+    for (int length = 0; length < 30; ++length) word += "etaoinshra"[random() % 10];
+  }
+  for (const std::string& word : words) {
+    EXPECT_EQ(encode(*tokenizer, word), encode_word_by_scanning(model, word)) << word;
+  }
+}
+
+TEST(Bpe, WordsSeenBeforeDoNotMatter) {
+  const auto used = make_bpe_tokenizer(sample_model());
+  std::string many_words;  // more than the tokenizer can keep
+  for (int i = 0; i < 200'000; ++i) {
+    many_words += ' ';
+    for (int rest = i; rest > 0; rest /= 26) many_words += static_cast<char>('a' + rest % 26);
+  }
+  encode(*used, many_words);
+  for (const auto& [word, count] :
+       count_words(std::string(kSample) + many_words.substr(0, 20000))) {
+    const auto fresh = encode_word_by_scanning(sample_model(), word);
+    ASSERT_EQ(encode(*used, word), fresh) << word;
+    ASSERT_EQ(encode(*used, word), fresh) << word;
+  }
+}
+
+TEST(Bpe, ThreadsShareATokenizer) {
+  const auto tokenizer = make_bpe_tokenizer(sample_model());
+  const auto expected = encode(*tokenizer, kSample);
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4, 0);
+  for (int& count : wrong) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) count += encode(*tokenizer, kSample) != expected;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(4, 0));
+}
+
+TEST(Bpe, OneLongWordTakesNoQuadraticTime) {
+  const auto tokenizer = make_bpe_tokenizer(sample_model());
+  const std::string text(1'000'000, 'a');
+  const auto start = std::chrono::steady_clock::now();
+  const auto ids = encode(*tokenizer, text);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LE(seconds.count(), 1.0);  // a quadratic merge takes minutes
+  EXPECT_LE(ids.size(), text.size() / 32);
+  EXPECT_EQ(tokenizer->decode(ids), text);
+}
+
+TEST(Bpe, HashTellsModelsApart) {
+  const BpeModel model = sample_model();
+  BpeModel reordered = model;
+  std::swap(reordered.merges[3], reordered.merges[4]);
+  EXPECT_EQ(make_bpe_tokenizer(model)->hash(), make_bpe_tokenizer(model)->hash());
+  EXPECT_NE(make_bpe_tokenizer(model)->hash(), make_bpe_tokenizer(reordered)->hash());
+  EXPECT_NE(make_bpe_tokenizer(model)->hash(), byte_tokenizer()->hash());
+  EXPECT_EQ(make_bpe_tokenizer(model)->hash().size(), 64U);
+}
+
+class TokenizerFileTest : public FolderTest {
+ protected:
+  // Loading `json` must fail, and say so about `place`.
+  void expect_unsupported(const std::string& json, const std::string& place) {
+    const std::string path = write("tokenizer.json", json);
+    expect_error(ErrorKind::kRuntime, place, [&] { load_tokenizer(path); });
+  }
+  // The sample's file with `from` replaced by `to`.
+  static std::string edited(const std::string& from, const std::string& to) {
+    std::string json = bpe_to_json(sample_model());
+    const size_t place = json.find(from);
+    EXPECT_NE(place, std::string::npos) << from;
+    return json.replace(place, from.size(), to);
+  }
+};
+
+TEST_F(TokenizerFileTest, ReadsBackWhatItWrote) {
+  for (const auto& tokenizer : {byte_tokenizer(), make_bpe_tokenizer(sample_model())}) {
+    const auto loaded = load_tokenizer(write("tokenizer.json", tokenizer->json()));
+    EXPECT_EQ(loaded->hash(), tokenizer->hash());
+    EXPECT_EQ(loaded->json(), tokenizer->json());
+    EXPECT_EQ(loaded->name(), tokenizer->name());
+    for (const std::string& text : adversarial_texts()) {
+      EXPECT_EQ(encode(*loaded, text), encode(*tokenizer, text));
+    }
+  }
+  EXPECT_EQ(load_tokenizer("bytes"), byte_tokenizer());
+}
+
+TEST_F(TokenizerFileTest, WritesGpt2sNamesOfBytes) {
+  const std::string json = bpe_to_json(sample_model());
+  for (const char* entry : {"\"Ā\": 0,", "\"Ċ\": 10,", "\"Ġ\": 32,", "\"!\": 33,", "\"ÿ\": 255,",
+                            "\"Ń\": 173,", "\"ġ\": 127,", "\"<|endoftext|>\": 299"}) {
+    EXPECT_NE(json.find(entry), std::string::npos) << entry;
+  }
+}
+
+TEST_F(TokenizerFileTest, ReadsMergesAsPairs) {
+  BpeModel model = train_bpe_model({{"ab", 2}}, 258);
+  std::string json = bpe_to_json(model);
+  json.replace(json.find("\"a b\""), 5, "[\"a\", \"b\"]");
+  EXPECT_EQ(bpe_from_json(json, "here").merges, model.merges);
+}
+
+TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
+  expect_unsupported("", "no JSON");
+  expect_unsupported("{\"type\": \"unigram\"}", "/added_tokens/0/id is missing");
+  expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}"),
+                     "/normalizer");
+  expect_unsupported(edited("\\\\p{N}{1,3}", "\\\\p{N}+"),
+                     "/pre_tokenizer/pretokenizers/0/pattern/Regex");
+  expect_unsupported(edited("\"use_regex\": false", "\"use_regex\": true"),
+                     "/pre_tokenizer/pretokenizers/1/use_regex");
+  expect_unsupported(edited("\"byte_fallback\": false", "\"byte_fallback\": true"),
+                     "/model/byte_fallback");
+  expect_unsupported(edited("\"dropout\": null,", ""), "/model/dropout is missing");
+  expect_unsupported(edited("\"<|endoftext|>\": 299", "\"<|endoftext|>\": 300"), "299");
+  expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "each once");
+  expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "no byte-level token");
+  expect_unsupported(edited("\"Ā\": 0", "\"xyz\": 0"), "no token for byte 0");
+  expect_unsupported(edited("\"merges\": [", "\"merges\": [\"z q\", "), "z q");
+  expect_error(ErrorKind::kRuntime, "missing.json",
+               [&] { load_tokenizer((dir_ / "missing.json").string()); });
+}
+
+}  // namespace
+}  // namespace nmoe
