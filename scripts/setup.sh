@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what the CPU preset needs to build, on Debian 12 or Ubuntu 24.04 (x86-64) or newer.
 #
-#   scripts/setup.sh          compiler, build tools, libraries, DuckDB
-#   scripts/setup.sh --test   the same, and what tests, benches and the linters need
-#   scripts/setup.sh --cuda   only looks for a usable CUDA toolkit; installs nothing
+#   scripts/setup.sh                compiler, build tools, libraries, DuckDB
+#   scripts/setup.sh --quickstart   the same, and what scripts/quickstart.sh runs beside the program
+#   scripts/setup.sh --test         build needs, and what tests, benches and the linters need
+#   scripts/setup.sh --cuda         only looks for a usable CUDA toolkit; installs nothing
 #
 # Run it as yourself: it asks sudo for the packages alone, so that third_party/ stays yours.
 # A second run finds everything in place and returns at once.
@@ -22,6 +23,7 @@ readonly build_packages=(
 )
 # libomp-dev: clang-tidy does not see g++'s omp.h.
 readonly test_packages=(libgtest-dev libbenchmark-dev clang-format clang-tidy libomp-dev)
+readonly quickstart_packages=(python3-minimal xz-utils)
 # npm reaches its registry over TLS; a minimal image has no certificates to check it with.
 readonly npm_packages=(npm nodejs ca-certificates)
 
@@ -268,6 +270,7 @@ main() {
   local packages=("${build_packages[@]}")
   case "$*" in
     '') ;;
+    --quickstart) packages+=("${quickstart_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --cuda)
       check_cuda

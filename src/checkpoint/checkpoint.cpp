@@ -202,10 +202,4 @@ void prune_checkpoints(const fs::path& dir, int64_t keep_last) {
   }
 }
 
-void remove_checkpoints_after(const fs::path& dir, int64_t step) {
-  for (const fs::path& path : list_checkpoints(dir)) {
-    if (*checkpoint_step(path) > step) remove_checkpoint(path);
-  }
-}
-
 }  // namespace nmoe

@@ -51,10 +51,6 @@ std::optional<fs::path> latest_checkpoint(const fs::path& dir);
 // under temporary names.
 void prune_checkpoints(const fs::path& dir, int64_t keep_last);
 
-// Removes the checkpoints of later steps than `step`: the future that a run resumed from `step` is
-// about to rewrite.
-void remove_checkpoints_after(const fs::path& dir, int64_t step);
-
 // The step in a checkpoint folder's name, or nothing when it is none.
 std::optional<int64_t> checkpoint_step(const fs::path& path);
 

@@ -20,21 +20,33 @@ Error fault(const fs::path& path, const std::string& what) {
   return runtime_error(fmt::format("'{}': {}", path.string(), what), "");
 }
 
-// The path of `name` in the checkpoint once it is known to have its recorded size.
-fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
-  const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
-  NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
-  const fs::path path = checkpoint / name;
+uint64_t size_of(const fs::path& path) {
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
   if (error) throw fault(path, error.message());
-  if (bytes != file->bytes) {
+  return bytes;
+}
+
+CheckpointManifest read_manifest(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "manifest.json";
+  size_of(path);  // a missing file is a fault of the checkpoint, not a mistyped path
+  return parse_manifest(read_file(path), path);
+}
+
+// The path of `name` in the checkpoint once it is known to have its recorded size.
+fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest,
+                    std::string_view name) {
+  const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
+  NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
+  const fs::path path = checkpoint / name;
+  if (const uint64_t bytes = size_of(path); bytes != file->bytes) {
     throw fault(path, fmt::format("{} bytes, written with {}", bytes, file->bytes));
   }
   return path;
 }
 
-std::string read_text(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
+std::string read_text(const fs::path& checkpoint, const CheckpointManifest& manifest,
+                      std::string_view name) {
   const fs::path path = sized_file(checkpoint, manifest, name);
   std::string text = read_file(path);
   if (sha256_hex(text) != std::ranges::find(manifest.files, name, &ManifestFile::name)->sha256) {
@@ -90,15 +102,18 @@ fs::path resolve(const fs::path& path) {
 
 // What a user is told about a damaged checkpoint: the cause, and what to use instead.
 Error refusal(const fs::path& checkpoint, const Error& cause) {
-  std::string remedy = cause.remedy().empty() ? "" : cause.remedy() + "; or ";
-  const fs::path dir = parent_of(checkpoint);
-  for (const fs::path& other : list_checkpoints(dir) | std::views::reverse) {
+  std::string remedy = cause.remedy();
+  if (!remedy.empty()) remedy += "; ";
+  for (const fs::path& other : list_checkpoints(parent_of(checkpoint)) | std::views::reverse) {
     if (other.filename() != checkpoint.filename() && !verify_checkpoint(other)) {
-      remedy += fmt::format("use '{}', the last good checkpoint in that folder", other.string());
+      remedy += fmt::format(
+          "the last good checkpoint in that folder is '{}': "
+          "use it, or move the bad one away to resume from it",
+          other.string());
       return runtime_error(cause.what(), remedy);
     }
   }
-  remedy += "restore it from a copy: there is no good checkpoint in that folder";
+  remedy += "that folder has no good checkpoint: restore one from a copy, or start anew";
   return runtime_error(cause.what(), remedy);
 }
 
@@ -106,7 +121,7 @@ Error refusal(const fs::path& checkpoint, const Error& cause) {
 
 CheckpointReader::CheckpointReader(fs::path checkpoint)
     : path_(std::move(checkpoint)),
-      manifest_(parse_manifest(read_file(path_ / "manifest.json"), path_ / "manifest.json")),
+      manifest_(read_manifest(path_)),
       config_toml_(read_text(path_, manifest_, "config.toml")),
       tokenizer_json_(read_text(path_, manifest_, "tokenizer.json")),
       model_file_(open_tensors(path_, manifest_, "model.safetensors", manifest_.model)),

@@ -68,7 +68,7 @@ Json parse_header(const MappedFile& file) {
   return header;
 }
 
-// A list of `count` (or any number, when negative) integers >= 0, or nothing.
+// The list of integers >= 0 under `key`, or nothing when it is anything else.
 std::optional<std::vector<int64_t>> natural_numbers(const Json& object, const char* key) {
   const auto list = object.find(key);
   if (list == object.end() || !list->is_array()) return std::nullopt;

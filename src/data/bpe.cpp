@@ -101,7 +101,14 @@ struct Scratch {
     int32_t rank;  // of the merge with the next piece, or kNone
   };
   // A merge to try: (rank, piece), lowest first. Stale if the piece has another rank by now.
-  using Candidate = std::pair<int32_t, int32_t>;
+  // Packed into one number, which compares faster than a pair.
+  using Candidate = uint64_t;
+  static Candidate candidate(int32_t rank, int32_t piece) {
+    return static_cast<uint64_t>(rank) << 32 | static_cast<uint32_t>(piece);
+  }
+  static std::pair<int32_t, int32_t> rank_and_piece(Candidate candidate) {
+    return {static_cast<int32_t>(candidate >> 32), static_cast<int32_t>(candidate)};
+  }
 
   WordCache cache;
   std::vector<Piece> pieces;
@@ -206,8 +213,10 @@ std::string BpeTokenizer::hash_of(const BpeModel& model) {
   Sha256 hash;
   const auto add_number = [&](uint64_t number) {
     std::array<unsigned char, 8> bytes;  // little-endian
-    for (size_t i = 0; i < bytes.size(); ++i)
-      bytes[i] = static_cast<unsigned char>(number >> 8 * i);
+    for (unsigned char& byte : bytes) {
+      byte = static_cast<unsigned char>(number);
+      number >>= 8;
+    }
     hash.update(bytes.data(), bytes.size());
   };
   const auto add_text = [&](std::string_view text) {
@@ -232,10 +241,13 @@ void BpeTokenizer::encode_word(std::string_view word, Scratch& scratch,
   auto& pieces = scratch.pieces;
   auto& candidates = scratch.candidates;
   const auto at = [&](int32_t i) -> Scratch::Piece& { return pieces[static_cast<size_t>(i)]; };
-  const auto set_rank = [&](int32_t i) {
-    const int32_t next = at(i).next;
-    at(i).rank = next == size ? kNone : merges_.rank(at(i).id, at(next).id);
-    return at(i).rank != kNone;
+  // Finds the merge of piece i with the next one, and appends it to the candidates if there is one.
+  const auto add_candidate = [&](int32_t i) {
+    Scratch::Piece& piece = at(i);
+    piece.rank = piece.next == size ? kNone : merges_.rank(piece.id, at(piece.next).id);
+    if (piece.rank == kNone) return false;
+    candidates.push_back(Scratch::candidate(piece.rank, i));
+    return true;
   };
 
   pieces.clear();
@@ -244,18 +256,11 @@ void BpeTokenizer::encode_word(std::string_view word, Scratch& scratch,
     const auto byte = static_cast<unsigned char>(word[static_cast<size_t>(i)]);
     pieces.push_back({byte_ids_[byte], i - 1, i + 1, kNone});
   }
-  for (int32_t i = 0; i < size; ++i) {
-    if (set_rank(i)) candidates.emplace_back(at(i).rank, i);
-  }
+  for (int32_t i = 0; i < size; ++i) add_candidate(i);
   std::ranges::make_heap(candidates, std::greater{});
-  const auto update = [&](int32_t i) {
-    if (!set_rank(i)) return;
-    candidates.emplace_back(at(i).rank, i);
-    std::ranges::push_heap(candidates, std::greater{});
-  };
 
   while (!candidates.empty()) {
-    const auto [rank, i] = candidates.front();
+    const auto [rank, i] = Scratch::rank_and_piece(candidates.front());
     std::ranges::pop_heap(candidates, std::greater{});
     candidates.pop_back();
     Scratch::Piece& left = at(i);
@@ -265,8 +270,10 @@ void BpeTokenizer::encode_word(std::string_view word, Scratch& scratch,
     left.next = right.next;
     right.rank = kNone;
     if (left.next != size) at(left.next).previous = i;
-    update(i);
-    if (left.previous >= 0) update(left.previous);
+    for (const int32_t changed : {i, left.previous}) {
+      if (changed >= 0 && add_candidate(changed))
+        std::ranges::push_heap(candidates, std::greater{});
+    }
   }
   for (int32_t i = 0; i != size; i = at(i).next) out.push_back(at(i).id);
 }

@@ -12,6 +12,7 @@ namespace nmoe {
 // word with at most one non-letter before it (usually its space); up to three digits; punctuation
 // with its space and line ends; line ends with the space before them; space, less the last one,
 // which goes with the word that follows.
+// NOTE: one character differs: PCRE2 takes U+180E for space (\s), Unicode no longer does.
 inline constexpr std::string_view kSplitPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";

@@ -6,15 +6,31 @@
 #include "ops/cpu/cpu_backend.h"
 
 namespace nmoe {
+namespace {
+
+// NMOE_CUDA_ARCH is the architecture of the compiled CUDA kernels, "" without any.
+constexpr std::string_view kCudaArch = NMOE_CUDA_ARCH;
+
+}  // namespace
 
 std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   if (options.device == "cpu") {
     return std::make_unique<cpu::CpuBackend>(options.num_threads, options.compute_dtype);
   }
-  throw usage_error(fmt::format("run.device = \"{}\": this program trains on the CPU only so far", options.device),
+  if (options.device == "cuda" && kCudaArch.empty()) {
+    throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
+                      "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"");
+  }
+  throw usage_error(fmt::format("run.device = \"{}\": this version trains on the CPU only", options.device),
                     "set run.device = \"cpu\"");
 }
 
-std::string_view compiled_devices() { return "cpu: x86-64-v3, fp32"; }
+std::string compiled_devices() {
+  std::string text = "cpu: x86-64-v3, fp32";
+  if (!kCudaArch.empty()) {
+    text += fmt::format("\ncuda: sm_{}, single kernels; training on it is not supported yet", kCudaArch);
+  }
+  return text;
+}
 
 }  // namespace nmoe

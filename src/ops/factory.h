@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "ops/backend.h"
@@ -18,6 +19,6 @@ struct BackendOptions {
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
 
 // One line a device: what this binary was built for. For `n --version`.
-std::string_view compiled_devices();
+std::string compiled_devices();
 
 }  // namespace nmoe

@@ -75,12 +75,6 @@ TEST_F(CheckpointTest, PruneRemovesWhatTheDeadLeft) {
   EXPECT_EQ(names(), (Names{of_the_living, "step_00000001"}));
 }
 
-TEST_F(CheckpointTest, RemovesTheFutureOfAResumedRun) {
-  for (const int64_t step : {10, 20, 30}) write_checkpoint(dir_, SampleState(step).state);
-  remove_checkpoints_after(dir_, 10);
-  EXPECT_EQ(names(), (Names{"step_00000010"}));
-}
-
 TEST_F(CheckpointTest, ReplacesACheckpointOfTheSameStep) {
   SampleState first(7);
   SampleState second(7);

@@ -32,13 +32,7 @@ class ReaderTest : public TemporaryFolderTest {
     EXPECT_TRUE(contains(verify_checkpoint(dir_).value_or("good"), what));
   }
 
-  const fs::path& last() {
-    last_ = dir_ / "step_00000030";
-    return last_;
-  }
-
- private:
-  fs::path last_;
+  fs::path last() const { return dir_ / "step_00000030"; }
 };
 
 TEST_F(ReaderTest, RoundTrip) {
@@ -51,6 +45,7 @@ TEST_F(ReaderTest, RoundTrip) {
     EXPECT_EQ(reader.info().tokens, sample.state.info.tokens);
     EXPECT_EQ(reader.info().next_sequence, sample.state.info.next_sequence);
     EXPECT_EQ(reader.info().num_parameters, sample.state.info.num_parameters);
+    EXPECT_EQ(reader.info().run_id, "run_1_2");
     EXPECT_EQ(reader.info().config_fingerprint, "c0ffee");
     EXPECT_EQ(reader.info().data_fingerprint, "austen-v1");
     EXPECT_EQ(reader.info().nmoe_version, "0.1.0");
@@ -66,12 +61,8 @@ TEST_F(ReaderTest, RoundTrip) {
   reader.load_optimizer(other.state.optimizer);
   const auto expect_equal = [](const std::vector<NamedTensor>& a,
                                const std::vector<NamedTensor>& b) {
-    for (size_t i = 0; i < a.size(); ++i) {
-      EXPECT_EQ(std::memcmp(a[i].tensor.raw(), b[i].tensor.raw(),
-                            static_cast<size_t>(a[i].tensor.num_bytes())),
-                0)
-          << a[i].name;
-    }
+    for (size_t i = 0; i < a.size(); ++i)
+      EXPECT_TRUE(bytes_of(a[i].tensor) == bytes_of(b[i].tensor)) << a[i].name;
   };
   expect_equal(sample.state.model, other.state.model);
   expect_equal(sample.state.optimizer, other.state.optimizer);
@@ -265,10 +256,7 @@ TEST_F(ReaderTest, WeightsHashIsThatOfTheDescription) {
       {"layers.0.router.bias", "[4]"}};
   for (const auto& [name, shape] : shapes) {
     const auto& tensor = std::ranges::find(sample.state.model, name, &NamedTensor::name)->tensor;
-    lines += name + " F32 " + shape + " " +
-             sha256_hex({static_cast<const char*>(tensor.raw()),
-                         static_cast<size_t>(tensor.num_bytes())}) +
-             "\n";
+    lines += name + " F32 " + shape + " " + sha256_hex(bytes_of(tensor)) + "\n";
   }
   EXPECT_EQ(CheckpointReader::open(a).weights_sha256(), sha256_hex(lines));
 

@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -28,6 +29,7 @@ class SampleState {
                   .tokens = step * 4096,
                   .next_sequence = step * 16,
                   .num_parameters = rows * 100,
+                  .run_id = "run_1_2",
                   .config_fingerprint = "c0ffee",
                   .data_fingerprint = "austen-v1",
                   .nmoe_version = "0.1.0",
@@ -59,6 +61,10 @@ class SampleState {
 
   std::deque<std::vector<std::byte>> storage_;
 };
+
+inline std::string_view bytes_of(const Tensor& tensor) {
+  return {static_cast<const char*>(tensor.raw()), static_cast<size_t>(tensor.num_bytes())};
+}
 
 using Names = std::vector<std::string>;
 

@@ -200,14 +200,19 @@ TEST_P(RouterTest, FloatAgreesWithDouble) {
                    1e-3));  // sums that cancel, to a thousandth of the largest
 }
 
-TEST(Router, SelectsAmongManyExpertsLikeASort) {
-  const RouterCase setup{.rule = {.top_k = 8, .num_groups = 8, .top_groups = 4},
-                         .num_tokens = 40,
-                         .num_experts = 1024};
-  const RouterRun run(DType::kF64, 2, setup);
-  for (int64_t token = 0; token < setup.num_tokens; ++token) {
-    const Reference r = reference_route(setup.rule, values(run.logits[token]), values(run.bias));
-    ASSERT_EQ(values(run.top_idx[token]), r.top_idx) << "token " << token;
+// Logits of few different values, so that ties abound.
+TEST(Router, SelectsAmongManyExpertsLikeAStableSort) {
+  for (const auto& [top_k, top_groups] : {std::pair{8, 4}, std::pair{8, 8}, std::pair{1024, 8}}) {
+    const RouterCase setup{.rule = {.top_k = top_k, .num_groups = 8, .top_groups = top_groups},
+                           .num_tokens = 20,
+                           .num_experts = 1024,
+                           .bias_scale = 0};
+    TensorPool pool;
+    const RouterRun run(DType::kF64, 2, setup, values(pool.random_ints({20, 1024}, 5)));
+    for (int64_t token = 0; token < setup.num_tokens; ++token) {
+      const Reference r = reference_route(setup.rule, values(run.logits[token]), values(run.bias));
+      ASSERT_EQ(values(run.top_idx[token]), r.top_idx) << "token " << token << ", top " << top_k;
+    }
   }
 }
 

@@ -29,6 +29,15 @@ void gemm_f32(int64_t m, int64_t n, int64_t k, float alpha, Operand<float> a, Op
              static_cast<int>(status));
 }
 
+// c = beta * c, without reading it when beta is 0.
+template <class Real>
+void scale(int64_t m, int64_t n, Real beta, Real* c, int64_t c_stride) {
+  for (int64_t i = 0; i < m; ++i) {
+    Real* row = c + i * c_stride;
+    for (int64_t j = 0; j < n; ++j) row[j] = beta == 0 ? 0 : beta * row[j];
+  }
+}
+
 // Blocks of op(b) are copied to a dense buffer of 32 KiB, so that the innermost loop runs along
 // rows of b and c whatever the transposes.
 void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, Operand<double> b,
@@ -38,10 +47,7 @@ void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, 
   const int64_t a_col = a.transpose == Transpose::kNo ? 1 : a.stride;
   const int64_t b_row = b.transpose == Transpose::kNo ? b.stride : 1;
   const int64_t b_col = b.transpose == Transpose::kNo ? 1 : b.stride;
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < n; ++j)
-      c[i * c_stride + j] = beta == 0.0 ? 0.0 : beta * c[i * c_stride + j];
-  }
+  scale(m, n, beta, c, c_stride);
   alignas(64) std::array<double, kBlock * kBlock> block;
   for (int64_t k0 = 0; k0 < k; k0 += kBlock) {
     const int64_t depth = std::min(kBlock, k - k0);
@@ -70,7 +76,9 @@ template <class Real>
 void gemm(int64_t m, int64_t n, int64_t k, Real alpha, Operand<Real> a, Operand<Real> b, Real beta,
           Real* c, int64_t c_stride) {
   if (m == 0 || n == 0) return;
-  if constexpr (std::is_same_v<Real, float>) {
+  if (k == 0) {  // oneDNN would leave c as it is
+    scale(m, n, beta, c, c_stride);
+  } else if constexpr (std::is_same_v<Real, float>) {
     gemm_f32(m, n, k, alpha, a, b, beta, c, c_stride);
   } else {
     gemm_f64(m, n, k, alpha, a, b, beta, c, c_stride);

@@ -81,6 +81,24 @@ void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
   });
 }
 
+// target = or += the sum of `count` rows, in order. Goes by columns, because the rows lie far apart
+// in memory: reading them side by side overlaps their misses.
+template <class Real>
+void sum_rows(const Real* rows, const int32_t* row_idx, int64_t count, Real* target, int64_t width,
+              bool accumulate) {
+  constexpr int64_t kColumns = 64;
+  for (int64_t begin = 0; begin < width; begin += kColumns) {
+    const int64_t size = std::min(kColumns, width - begin);
+    Real* out = target + begin;
+    if (!accumulate) std::fill_n(out, size, Real{0});
+    for (int64_t k = 0; k < count; ++k) {
+      const Real* source = rows + row_idx[k] * width + begin;
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) out[i] += source[i];
+    }
+  }
+}
+
 template <class Real>
 void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) {
   const int64_t num_tokens = y.dim(0), width = y.dim(1), top_k = plan.row_of.dim(1);
@@ -90,13 +108,7 @@ void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool 
   Real* tokens = y.data<Real>();
   parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
-      Real* target = tokens + token * width;
-      if (!accumulate) std::fill(target, target + width, Real{0});
-      for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
-        const Real* source = in + row_of[copy] * width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) target[i] += source[i];
-      }
+      sum_rows(in, row_of + token * top_k, top_k, tokens + token * width, width, accumulate);
     }
   });
 }

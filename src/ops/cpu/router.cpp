@@ -1,5 +1,6 @@
 #include "ops/cpu/router.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -13,32 +14,6 @@ namespace {
 constexpr double kTinySum = 1e-20;
 
 constexpr int64_t kTaskTokens = 64;
-
-// The largest values offered, in falling order, first come first among equals. Not a heap: few are
-// kept, and nearly every offer fails the first comparison.
-template <class Real>
-class TopList {
- public:
-  TopList(Real* values, int32_t* indices, int64_t capacity)
-      : values_(values), indices_(indices), capacity_(capacity) {}
-
-  void offer(Real value, int32_t index) {
-    if (size_ == capacity_ && !(value > values_[capacity_ - 1])) return;
-    int64_t slot = size_ < capacity_ ? size_++ : capacity_ - 1;
-    for (; slot > 0 && value > values_[slot - 1]; --slot) {
-      values_[slot] = values_[slot - 1];
-      indices_[slot] = indices_[slot - 1];
-    }
-    values_[slot] = value;
-    indices_[slot] = index;
-  }
-
- private:
-  Real* values_;
-  int32_t* indices_;
-  int64_t capacity_;
-  int64_t size_ = 0;
-};
 
 template <class Real>
 Real total(const Real* x, int64_t size) {
@@ -59,9 +34,7 @@ Real dot(const Real* a, const Real* b, int64_t size) {
 // y = softmax(x); returns logsumexp(x).
 template <class Real>
 Real softmax(const Real* x, Real* y, int64_t size) {
-  Real highest = x[0];
-#pragma omp simd reduction(max : highest)
-  for (int64_t i = 0; i < size; ++i) highest = std::max(highest, x[i]);
+  const Real highest = highest_of(x, size);
   Real sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < size; ++i) {
@@ -92,19 +65,48 @@ double entropy_of_scores(const Real* scores, int64_t num_experts) {
   return entropy;
 }
 
-// One thread's buffers for the selection of one token.
+// Selection works on ranks. Those that are not eligible are kOut; every other is made finite first,
+// NaN included, so that only eligible indices are ever chosen.
 template <class Real>
-struct SelectionBuffers {
-  Real* ranks;             // [E] s + bias
-  Real* top_values;        // [max(top_k, top_groups)]
-  int32_t* chosen_groups;  // [top_groups]
-};
+constexpr Real kOut = -std::numeric_limits<Real>::infinity();
 
-// A group's rank: the sum of its two best s + bias, or its best.
+template <class Real>
+Real eligible_rank(Real rank) {
+  constexpr Real kLowest = std::numeric_limits<Real>::lowest();
+  return rank > kLowest ? rank : kLowest;  // lets no NaN through
+}
+
+// The `count` largest ranks in falling order, the lower index of equals first. Each is the best of
+// those behind its predecessor in that order: passes without branches and without stores, which for
+// the few experts of a token beat a heap or a partial sort.
+template <class Real>
+void select_top(const Real* ranks, int32_t size, int64_t count, int32_t* chosen) {
+  Real last = std::numeric_limits<Real>::infinity();
+  int32_t last_index = -1;
+  for (int64_t k = 0; k < count; ++k) {
+    Real best = kOut<Real>;
+#pragma omp simd reduction(max : best)
+    for (int32_t i = 0; i < size; ++i) {
+      const bool behind = (ranks[i] < last) | ((ranks[i] == last) & (i > last_index));
+      const Real candidate = behind ? ranks[i] : kOut<Real>;
+      best = candidate > best ? candidate : best;
+    }
+    const int32_t after = best == last ? last_index : -1;
+    int32_t index = size;
+#pragma omp simd reduction(min : index)
+    for (int32_t i = 0; i < size; ++i) {
+      const int32_t candidate = (ranks[i] == best) & (i > after) ? i : size;
+      index = candidate < index ? candidate : index;
+    }
+    chosen[k] = last_index = index;
+    last = best;
+  }
+}
+
+// The sum of a group's two best s + bias, or its best.
 template <class Real>
 Real group_rank(const Real* ranks, int64_t group_size, ScoreFunction score) {
-  constexpr Real kLowest = -std::numeric_limits<Real>::infinity();
-  Real best = kLowest, second = kLowest;
+  Real best = kOut<Real>, second = kOut<Real>;
   for (int64_t i = 0; i < group_size; ++i) {
     second = std::max(second, std::min(best, ranks[i]));
     best = std::max(best, ranks[i]);
@@ -112,32 +114,36 @@ Real group_rank(const Real* ranks, int64_t group_size, ScoreFunction score) {
   return score == ScoreFunction::kSigmoid && group_size > 1 ? best + second : best;
 }
 
+// One thread's buffers for the selection of one token.
+template <class Real>
+struct SelectionBuffers {
+  Real* ranks;             // [E] s + bias
+  Real* group_ranks;       // [num_groups]
+  int32_t* chosen_groups;  // [top_groups]
+};
+
 template <class Real>
 void select_experts(const RouterRule& rule, const Real* scores, const Real* bias,
                     int64_t num_experts, const SelectionBuffers<Real>& buffers, int32_t* top_idx) {
   Real* ranks = buffers.ranks;
 #pragma omp simd
-  for (int64_t expert = 0; expert < num_experts; ++expert)
-    ranks[expert] = scores[expert] + bias[expert];
+  for (int64_t i = 0; i < num_experts; ++i) ranks[i] = eligible_rank(scores[i] + bias[i]);
 
-  const int64_t group_size = num_experts / rule.num_groups;
-  TopList<Real> top_groups(buffers.top_values, buffers.chosen_groups, rule.top_groups);
-  for (int64_t group = 0; group < rule.num_groups; ++group) {
-    const Real rank = rule.top_groups < rule.num_groups
-                          ? group_rank(ranks + group * group_size, group_size, rule.score)
-                          : Real{0};  // all are chosen
-    top_groups.offer(rank, static_cast<int32_t>(group));
-  }
-  // In rising order, so that the first come of equal experts is the one of the lowest index.
-  std::sort(buffers.chosen_groups, buffers.chosen_groups + rule.top_groups);
-
-  TopList<Real> top_experts(buffers.top_values, top_idx, rule.top_k);
-  for (int64_t i = 0; i < rule.top_groups; ++i) {
-    const int64_t first = buffers.chosen_groups[i] * group_size;
-    for (int64_t expert = first; expert < first + group_size; ++expert) {
-      top_experts.offer(ranks[expert], static_cast<int32_t>(expert));
+  if (rule.top_groups < rule.num_groups) {
+    const int64_t group_size = num_experts / rule.num_groups;
+    for (int64_t group = 0; group < rule.num_groups; ++group) {
+      buffers.group_ranks[group] =
+          eligible_rank(group_rank(ranks + group * group_size, group_size, rule.score));
+    }
+    select_top(buffers.group_ranks, static_cast<int32_t>(rule.num_groups), rule.top_groups,
+               buffers.chosen_groups);
+    int32_t* chosen_end = buffers.chosen_groups + rule.top_groups;
+    for (int32_t group = 0; group < rule.num_groups; ++group) {
+      if (std::find(buffers.chosen_groups, chosen_end, group) != chosen_end) continue;
+      std::fill_n(ranks + group * group_size, group_size, kOut<Real>);
     }
   }
+  select_top(ranks, static_cast<int32_t>(num_experts), rule.top_k, top_idx);
 }
 
 template <class Real>
@@ -214,8 +220,7 @@ void router_forward(Context& ctx, const RouterForward& args) {
   ArenaScope scratch(ctx.scratch);
   const Tensor thread_ranks = scratch.allocate(real, {ctx.num_threads(), num_experts});
   const Tensor thread_softmax = scratch.allocate(real, {ctx.num_threads(), num_experts});
-  const Tensor thread_values =
-      scratch.allocate(real, {ctx.num_threads(), std::max(top_k, rule.top_groups)});
+  const Tensor thread_group_ranks = scratch.allocate(real, {ctx.num_threads(), rule.num_groups});
   const Tensor thread_groups = scratch.allocate(DType::kI32, {ctx.num_threads(), rule.top_groups});
   const Tensor task_sums = scratch.allocate(DType::kF64, {num_tasks, 2});  // z and entropy
   const Tensor load_share = scratch.allocate(real, {num_seqs, num_experts});
@@ -229,9 +234,9 @@ void router_forward(Context& ctx, const RouterForward& args) {
   double* sums = task_sums.data<double>();
 
   parallel_blocks(ctx, num_tokens, kTaskTokens, [&](int64_t begin, int64_t end, int thread) {
-    const SelectionBuffers<Real> buffers{thread_ranks[thread].data<Real>(),
-                                         thread_values[thread].data<Real>(),
-                                         thread_groups[thread].data<int32_t>()};
+    const SelectionBuffers<Real> buffers{.ranks = thread_ranks[thread].data<Real>(),
+                                         .group_ranks = thread_group_ranks[thread].data<Real>(),
+                                         .chosen_groups = thread_groups[thread].data<int32_t>()};
     double z_sum = 0, entropy_sum = 0;
     for (int64_t token = begin; token < end; ++token) {
       const Real* x = logits + token * num_experts;

@@ -21,10 +21,25 @@ uint16_t to_bfloat16(double value) {
   return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-// out[0] += sum over the elements of term(x[i]), a Partial. Every task has its own partial sum;
-// they are added in order, so that the result does not depend on the threads.
+// The sum of term(x[i]), in independent lanes: a single one would wait for every addition.
 template <class Partial, class Real, class Term>
-void reduce(Context& ctx, Tensor x, Tensor out, Term&& term) {
+Partial sum_terms(const Real* x, int64_t size, Term term) {
+  constexpr int64_t kLanes = 32;
+  Partial lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(x[i + lane]);
+  }
+  for (; i < size; ++i) lanes[i % kLanes] += term(x[i]);
+  Partial total = 0;
+  for (const Partial lane : lanes) total += lane;
+  return total;
+}
+
+// out[0] += the sum of term(x[i]). Every task has its own partial sum; they are added in order, so
+// that the result does not depend on the threads.
+template <class Partial, class Real, class Term>
+void reduce(Context& ctx, Tensor x, Tensor out, Term term) {
   ArenaScope scratch(ctx.scratch);
   const int64_t size = x.num_elements();
   const int64_t num_tasks = ceil_div(size, kTaskElements);
@@ -33,10 +48,7 @@ void reduce(Context& ctx, Tensor x, Tensor out, Term&& term) {
   const Real* values = x.data<Real>();
   Partial* partials = partial_sums.data<Partial>();
   parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
-    Partial total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = begin; i < end; ++i) total += term(values[i]);
-    partials[begin / kTaskElements] = total;
+    partials[begin / kTaskElements] = sum_terms<Partial>(values + begin, end - begin, term);
   });
   Partial total = 0;
   for (int64_t task = 0; task < num_tasks; ++task) total += partials[task];

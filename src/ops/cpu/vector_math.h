@@ -1,6 +1,6 @@
 // Elementary functions that the compiler can put inside vector loops: no calls, no tables, and
-// branches only of the kind that becomes a select (under -fno-trapping-math, which nmoe_ops is
-// compiled with).
+// branches only of the kind that becomes a select (under -fno-trapping-math and -fopenmp, as
+// nmoe_ops is compiled).
 #pragma once
 
 #include <bit>
@@ -49,21 +49,11 @@ inline Real exp_approx(Real x) {
 // The largest of x[0] ... x[size - 1]; -inf when there is none. NaN is passed over.
 template <class Real>
 inline Real highest_of(const Real* x, int64_t size) {
-  // One maximum a vector lane: a single one would make every comparison wait for the one before.
-  constexpr int64_t kLanes = 16;
-  Real highest[kLanes];
-  for (Real& lane : highest) lane = -std::numeric_limits<Real>::infinity();
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      highest[lane] = x[i + lane] > highest[lane] ? x[i + lane] : highest[lane];
-    }
-  }
-  for (; i < size; ++i) highest[0] = x[i] > highest[0] ? x[i] : highest[0];
-  for (int64_t lane = 1; lane < kLanes; ++lane) {
-    highest[0] = highest[lane] > highest[0] ? highest[lane] : highest[0];
-  }
-  return highest[0];
+  Real highest = -std::numeric_limits<Real>::infinity();
+#pragma omp simd reduction(max : highest)
+  for (int64_t i = 0; i < size; ++i)
+    highest = x[i] > highest ? x[i] : highest;  // std::max stays scalar
+  return highest;
 }
 
 }  // namespace nmoe::cpu

@@ -1,0 +1,15 @@
+#include "ops/cuda/check.h"
+
+#include "base/error.h"
+
+namespace nmoe::cuda {
+
+void check_status(cudaError_t status, const char* call, const char* file, int line) {
+  if (status != cudaSuccess) check_failed(file, line, call, cudaGetErrorString(status));
+}
+
+void check_argument(bool holds, const char* condition, const char* file, int line) {
+  if (!holds) check_failed(file, line, condition, "argument out of range");
+}
+
+}  // namespace nmoe::cuda
