@@ -74,7 +74,8 @@ struct AttentionBackward {
 //   selection: the top_k of s + bias; with num_groups > 1 only inside the top_groups best groups of consecutive
 //     experts, a group's rank being the sum of its two best s + bias (sigmoid; DeepSeek-V3) or its best
 //     (softmax; DeepSeek-V2). Ties go to the lower index.
-//   weights: s of the selected (never the bias), divided by their sum when `normalise`, times `scale`.
+//   weights: s of the selected (never the bias), divided by their sum (plus 1e-20, for scores that all underflow)
+//     when `normalise`, times `scale`.
 struct RouterRule {
   ScoreFunction score = ScoreFunction::kSigmoid;
   int64_t top_k = 1;

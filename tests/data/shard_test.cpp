@@ -49,7 +49,8 @@ TEST_F(ShardTest, WidthFollowsTheVocabulary) {
 }
 
 TEST_F(ShardTest, RotatesWithoutSplittingDocuments) {
-  const DatasetManifest manifest = write_split(dir_, {{1, 2, 3}, {4, 5}, {6}, {7, 8, 9, 10}}, 257, 6);
+  const DatasetManifest manifest =
+      write_split(dir_, {{1, 2, 3}, {4, 5}, {6}, {7, 8, 9, 10}}, 257, 6);
   ASSERT_EQ(manifest.num_shards, 3);  // 4 tokens; 3 + 2; 5
   EXPECT_EQ(manifest.shards[0].num_tokens, 4);
   EXPECT_EQ(manifest.shards[1].num_tokens, 5);

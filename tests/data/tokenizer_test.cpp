@@ -160,8 +160,9 @@ TEST(Bpe, WordsSeenBeforeDoNotMatter) {
 TEST(Bpe, ThreadsShareATokenizer) {
   const auto tokenizer = make_bpe_tokenizer(sample_model());
   const auto expected = encode(*tokenizer, kSample);
-  std::vector<std::thread> threads;
   std::vector<int> wrong(4, 0);
+  std::vector<std::thread> threads;
+  threads.reserve(wrong.size());
   for (int& count : wrong) {
     threads.emplace_back([&] {
       for (int i = 0; i < 200; ++i) count += encode(*tokenizer, kSample) != expected;

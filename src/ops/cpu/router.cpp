@@ -13,7 +13,7 @@ namespace {
 // and not NaN. The value is DeepSeek-V3's; it is far below the rounding of any sum that matters.
 constexpr double kTinySum = 1e-20;
 
-constexpr int64_t kTaskTokens = 64;
+constexpr int64_t kTaskTokens = 64;  // tokens routed by one task
 
 template <class Real>
 Real total(const Real* x, int64_t size) {
@@ -248,7 +248,7 @@ void router_forward(Context& ctx, const RouterForward& args) {
         sigmoid(x, s, num_experts);
         if (z) log_sum = softmax(x, thread_softmax[thread].data<Real>(), num_experts);
       }
-      z_sum += static_cast<double>(log_sum) * static_cast<double>(log_sum);
+      if (z) z_sum += static_cast<double>(log_sum) * static_cast<double>(log_sum);
       if (entropy) entropy_sum += entropy_of_scores(s, num_experts);
       select_experts(rule, s, bias, num_experts, buffers, top_idx + token * top_k);
       gate_weights(rule, s, top_idx + token * top_k, weights + token * top_k);

@@ -1,0 +1,232 @@
+#include "train/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "support/errors.h"
+#include "support/tensors.h"
+#include "support/tiny_corpus.h"
+#include "train/tiny_engine.h"
+
+namespace nmoe {
+namespace {
+
+using namespace test;
+
+constexpr int64_t kVocab = 50;
+
+Config config_with(std::vector<std::string> overrides = {}) {
+  overrides.push_back(fmt::format("model.vocab_size={}", kVocab));
+  return tiny_config("/nowhere", overrides);
+}
+
+Tensor find(const std::vector<NamedTensor>& tensors, const std::string& name) {
+  for (const NamedTensor& entry : tensors) {
+    if (entry.name == name) return entry.tensor;
+  }
+  NMOE_CHECK(false, "no tensor {}", name);
+}
+
+// The bytes of everything a checkpoint would hold.
+std::map<std::string, std::string> snapshot(const StateTensors& state) {
+  std::map<std::string, std::string> bytes;
+  for (const auto* group : {&state.model, &state.optimizer}) {
+    for (const auto& [name, tensor] : *group) {
+      bytes[name].assign(static_cast<const char*>(tensor.raw()),
+                         static_cast<size_t>(tensor.num_bytes()));
+    }
+  }
+  return bytes;
+}
+
+// Names of tensors that differ between two snapshots.
+std::vector<std::string> differences(const std::map<std::string, std::string>& a,
+                                     const std::map<std::string, std::string>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : a) {
+    if (b.at(name) != bytes) names.push_back(name);
+  }
+  return names;
+}
+
+void expect_equal(const EngineMemory& used, const EngineMemory& planned) {
+  EXPECT_EQ(used.parameters, planned.parameters);
+  EXPECT_EQ(used.gradients, planned.gradients);
+  EXPECT_EQ(used.optimizer, planned.optimizer);
+  EXPECT_EQ(used.activations, planned.activations);
+  EXPECT_EQ(used.step_state, planned.step_state);
+  EXPECT_EQ(used.scratch, planned.scratch);
+  EXPECT_EQ(used.checkpoint_staging, planned.checkpoint_staging);
+}
+
+TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
+  const std::vector<std::vector<std::string>> variants = {
+      {},
+      {"train.microbatch_seqs=8"},
+      {"model.moe.top_k=6", "model.moe.score=softmax", "model.tied_head=true"},
+      {"model.attention=gqa", "model.window=4", "model.attn_global_every=2"},
+      {"model.activation=relu_squared", "optim.matrices.optimizer=adamw"},
+  };
+  for (auto overrides : variants) {
+    // A configuration of grouped-query attention has no use for the keys of the other kind.
+    std::string toml(kTinyToml);
+    if (!overrides.empty() && overrides[0] == "model.attention=gqa") {
+      const size_t begin = toml.find("[model.mla]");
+      toml.erase(begin, toml.find("[model.moe]") - begin);
+    }
+    overrides.push_back(fmt::format("model.vocab_size={}", kVocab));
+    const Config config = parse_config(toml, "tiny.toml", overrides);
+    SCOPED_TRACE(overrides[0]);
+
+    for (const int num_threads : {1, 2}) {
+      ReadyEngine ready(config, num_threads);
+      for (int64_t step = 1; step <= 2; ++step) {
+        ASSERT_TRUE(random_step(ready.engine, config, step).finite);
+        const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 99);
+        std::vector<float> losses(ids.size());
+        ready.engine.evaluate(ids, ids, losses);
+        ready.engine.stage();
+      }
+      expect_equal(ready.engine.used(), ready.memory);
+      EXPECT_GT(ready.memory.parameters, 0);
+      EXPECT_GT(ready.memory.activations, 0);
+      EXPECT_GT(ready.memory.scratch, 0);
+      EXPECT_EQ(ready.memory.total(), ready.engine.used().total());
+    }
+  }
+}
+
+// The same eight sequences in one, two and four microbatches. Only the order of sums over tokens
+// differs, so gradients agree to fp32 rounding of sums over 128 tokens.
+TEST(EngineTest, MicrobatchesAddUpToTheBatch) {
+  const Config whole = config_with({"train.microbatch_seqs=8"});
+  ReadyEngine expected(whole);
+  const StepResult expected_result = random_step(expected.engine, whole, 1);
+  // Near ln V before any training, but not there: the model is not silent.
+  EXPECT_NEAR(expected_result.loss, std::log(kVocab), 0.1);
+
+  for (const int64_t microbatch : {4, 2}) {
+    SCOPED_TRACE(microbatch);
+    const Config cut = config_with({fmt::format("train.microbatch_seqs={}", microbatch)});
+    ReadyEngine ready(cut);
+    const StepResult result = random_step(ready.engine, cut, 1);
+    EXPECT_LE(std::abs(result.loss - expected_result.loss), 1e-6 * expected_result.loss);
+    EXPECT_LE(std::abs(result.grad_norm - expected_result.grad_norm),
+              1e-5 * expected_result.grad_norm);
+    const auto& parameters = ready.engine.model().parameters().all();
+    auto other = expected.engine.model().parameters().all().begin();
+    for (const Parameter& parameter : parameters) {
+      ASSERT_EQ(parameter.name, other->name);
+      if (parameter.grad.defined()) {
+        EXPECT_TRUE(near(parameter.grad, other->grad, 2e-3)) << parameter.name;
+      }
+      ++other;
+    }
+    const auto health = ready.engine.router_health(),
+               expected_health = expected.engine.router_health();
+    ASSERT_EQ(health.size(), 1u);
+    EXPECT_EQ(health[0].counts, expected_health[0].counts);
+    EXPECT_LE(std::abs(health[0].entropy - expected_health[0].entropy), 1e-6);
+  }
+}
+
+TEST(EngineTest, TheGradientNormIsThatOfAllGradients) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  const StepResult result = random_step(ready.engine, config, 1);
+  double sum = 0;
+  for (const Parameter& parameter : ready.engine.model().parameters().all()) {
+    if (parameter.grad.defined()) sum += dot(parameter.grad, parameter.grad);
+  }
+  EXPECT_LE(std::abs(result.grad_norm - std::sqrt(sum)), 1e-6 * result.grad_norm);
+  EXPECT_GT(result.grad_norm, 0.0);
+}
+
+TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
+  const Config config = config_with();
+  for (const float poison :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    ReadyEngine ready(config);
+    ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
+    const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 7);
+    EXPECT_EQ(ready.engine.find_non_finite(ids, ids), "");
+
+    set(find(ready.engine.state().model, "final_norm"), 3, static_cast<double>(poison));
+    const auto before = snapshot(ready.engine.state());
+    const StepResult result = random_step(ready.engine, config, 2);
+    EXPECT_FALSE(result.finite);
+    EXPECT_EQ(differences(snapshot(ready.engine.state()), before), std::vector<std::string>{});
+    EXPECT_EQ(ready.engine.find_non_finite(ids, ids),
+              "weight final_norm (1 of 16 values are not finite)");
+  }
+}
+
+// Every weight is finite, and so are the layers before the one whose products overflow.
+TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  const Tensor gate = find(ready.engine.state().model, "layers.1.experts.in");
+  for (int64_t i = 0; i < gate.num_elements(); ++i) set(gate, i, 3e38);
+  EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
+  const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 7);
+  EXPECT_TRUE(contains(ready.engine.find_non_finite(ids, ids), "layers.1.experts"));
+}
+
+TEST(EngineTest, StagedTensorsKeepWhileTrainingGoesOn) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  random_step(ready.engine, config, 1);
+  const auto before = snapshot(ready.engine.state());
+  const StateTensors staged = ready.engine.stage();
+  EXPECT_EQ(differences(snapshot(staged), before), std::vector<std::string>{});
+  random_step(ready.engine, config, 2);
+  EXPECT_EQ(differences(snapshot(staged), before), std::vector<std::string>{});
+  // A step moves every weight and every moment, but may leave a balanced expert's bias.
+  const size_t moved = differences(snapshot(ready.engine.state()), before).size();
+  EXPECT_GE(moved, before.size() - 1);
+}
+
+TEST(EngineTest, RouterHealthCountsEveryTokensChoices) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  random_step(ready.engine, config, 1);
+  const auto layers = ready.engine.router_health();
+  ASSERT_EQ(layers.size(), 1u);  // the first layer is dense
+  const RouterHealth& health = layers[0];
+  const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
+  EXPECT_EQ(health.counts.size(), 6u);
+  EXPECT_EQ(std::accumulate(health.counts.begin(), health.counts.end(), 0), tokens * 2);
+  // Scores are nearly equal at the start: their entropy is nearly that of six equal ones.
+  EXPECT_LE(std::abs(health.entropy - std::log(6.0)), 1e-3);
+  // The first update moves each bias by the rate at most, up or down.
+  EXPECT_LE(std::abs(health.bias_range - 2 * config.model.moe.bias_rate), 1e-6);
+}
+
+TEST(EngineTest, EvaluatesAnyNumberOfSequencesAndSkipsWhatHasNoTarget) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  const int64_t S = config.data.seq_len;
+  const auto inputs = random_ids(3 * S, kVocab, 1);
+  auto targets = random_ids(3 * S, kVocab, 2);
+  targets[5] = -1;
+  std::vector<float> losses(inputs.size(), -1.0f), alone(static_cast<size_t>(S));
+  ready.engine.evaluate(inputs, targets, losses);
+  EXPECT_EQ(losses[5], 0.0f);
+  EXPECT_GT(losses[4], 0.0f);
+  for (size_t seq = 0; seq < 3; ++seq) {
+    const auto size = static_cast<size_t>(S), first = seq * size;
+    ready.engine.evaluate(std::span(inputs).subspan(first, size),
+                          std::span(targets).subspan(first, size), alone);
+    for (size_t i = 0; i < size; ++i) {
+      EXPECT_LE(std::abs(alone[i] - losses[first + i]), 1e-5f) << seq << ' ' << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe

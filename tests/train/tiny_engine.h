@@ -1,0 +1,51 @@
+// An engine that is ready for steps, and microbatches for it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/factory.h"
+#include "train/engine.h"
+
+namespace nmoe::test {
+
+struct ReadyEngine {
+  explicit ReadyEngine(const Config& config, int num_threads = 1)
+      : memory(measure_memory(config, num_threads)),
+        ops(make_backend({.device = "cpu", .num_threads = num_threads})),
+        engine(config, *ops, &memory) {
+    engine.initialise();
+  }
+
+  EngineMemory memory;  // as measured beforehand
+  std::unique_ptr<Backend> ops;
+  Engine engine;
+};
+
+// `count` ids below `vocab_size`.
+inline std::vector<int32_t> random_ids(int64_t count, int64_t vocab_size, uint64_t seed) {
+  const Philox rng(seed, "ids");
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<int32_t>(rng.bits(i) % static_cast<uint64_t>(vocab_size));
+  }
+  return ids;
+}
+
+// One step on random ids, the same for the same seed however it is cut into microbatches.
+inline StepResult random_step(Engine& engine, const Config& config, int64_t step) {
+  const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
+  const auto seed = static_cast<uint64_t>(2 * step);
+  const auto inputs = random_ids(tokens, config.model.vocab_size, seed);
+  const auto targets = random_ids(tokens, config.model.vocab_size, seed + 1);
+  const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
+  engine.begin_step();
+  for (size_t first = 0; first < inputs.size(); first += size) {
+    engine.accumulate(std::span(inputs).subspan(first, size),
+                      std::span(targets).subspan(first, size));
+  }
+  return engine.finish_step({.steps = step, .tokens = step * tokens});
+}
+
+}  // namespace nmoe::test
