@@ -71,6 +71,10 @@ class Descriptor {
   int fd_;
 };
 
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
 void sync_descriptor(const Descriptor& descriptor, const fs::path& path) {
   // Some file systems cannot sync a folder and say so with EINVAL; there is nothing to do about it.
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) throw io_error("sync", path, errno);
@@ -102,7 +106,7 @@ std::string read_file(const fs::path& path) {
 
 void write_file_atomically(const fs::path& path, std::string_view content) {
   static std::atomic<unsigned> serial{0};  // two threads may write the same path
-  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path parent = parent_of(path);
   const fs::path temporary =
       parent / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), serial++);
   FileWriter writer(temporary);
@@ -124,8 +128,15 @@ void sync_directory(const fs::path& path) {
 
 void make_directories(const fs::path& path) {
   std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw io_error("create folder", path, error.value());
+  if (fs::is_directory(path, error)) return;
+  const fs::path parent = parent_of(path);
+  if (parent != path) make_directories(parent);
+  if (::mkdir(path.c_str(), 0777) != 0) {
+    const int reason = errno;
+    if (fs::is_directory(path, error)) return;  // made by another process, or "path/" by "path"
+    throw io_error("create folder", path, reason == EEXIST ? ENOTDIR : reason);
+  }
+  sync_directory(parent);
 }
 
 FileWriter::FileWriter(fs::path path)

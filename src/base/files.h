@@ -16,13 +16,13 @@ namespace fs = std::filesystem;
 // The whole file. Error (runtime) when it is missing or cannot be read.
 std::string read_file(const fs::path& path);
 
-// Writes under a temporary name beside `path`, syncs, renames: readers see the old file or the new
-// one.
+// Writes under a temporary name beside `path`, syncs, renames: readers see the old file or the new.
 void write_file_atomically(const fs::path& path, std::string_view content);
 
 void sync_file(const fs::path& path);       // fsync
 void sync_directory(const fs::path& path);  // makes renames inside durable
 
+// Creates what is missing of `path`, durably.
 void make_directories(const fs::path& path);
 
 // A regular file being written in order, unbuffered: the caller's blocks are the system calls.
@@ -35,8 +35,8 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t bytes);  // appends
-  void write_at(uint64_t offset, const void* data,
-                size_t bytes);  // overwrites what was written before
+  // Overwrites what was written before.
+  void write_at(uint64_t offset, const void* data, size_t bytes);
   uint64_t size() const { return size_; }
   const fs::path& path() const { return path_; }
   void close();  // fsync and close; the file stays
@@ -57,9 +57,8 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  // Takes bytes [begin, end) out of the process's resident size, for who reads a large file once
-  // from end to end. They stay readable: touching them again brings them back from the system's
-  // page cache.
+  // Takes bytes [begin, end) out of the process's resident size, for reading a large file once from
+  // end to end. They stay readable: a touch brings them back from the system's page cache.
   void drop(size_t begin, size_t end) const;
   const fs::path& path() const { return path_; }
 

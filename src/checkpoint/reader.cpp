@@ -1,7 +1,6 @@
 #include "checkpoint/reader.h"
 
 #include <algorithm>
-#include <ranges>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -38,7 +37,7 @@ fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manife
                     std::string_view name) {
   const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
   NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
-  const fs::path path = checkpoint / name;
+  fs::path path = checkpoint / name;
   if (const uint64_t bytes = size_of(path); bytes != file->bytes) {
     throw fault(path, fmt::format("{} bytes, written with {}", bytes, file->bytes));
   }
@@ -104,7 +103,9 @@ fs::path resolve(const fs::path& path) {
 Error refusal(const fs::path& checkpoint, const Error& cause) {
   std::string remedy = cause.remedy();
   if (!remedy.empty()) remedy += "; ";
-  for (const fs::path& other : list_checkpoints(parent_of(checkpoint)) | std::views::reverse) {
+  std::vector<fs::path> others = list_checkpoints(parent_of(checkpoint));
+  std::ranges::reverse(others);
+  for (const fs::path& other : others) {
     if (other.filename() != checkpoint.filename() && !verify_checkpoint(other)) {
       remedy += fmt::format(
           "the last good checkpoint in that folder is '{}': "

@@ -36,8 +36,7 @@ class CheckpointReader {
   void load_model(std::span<const NamedTensor> destinations) const;
   void load_optimizer(std::span<const NamedTensor> destinations) const;
 
-  // One SHA-256 over all model weights (combined_sha256), from their bytes on the disk, each
-  // verified.
+  // One SHA-256 over all model weights (combined_sha256), verified against their bytes on the disk.
   std::string weights_sha256() const;
 
  private:

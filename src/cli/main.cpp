@@ -2,12 +2,18 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <limits>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "ops/factory.h"
@@ -21,6 +27,19 @@ void add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
       ->type_name("KEY=VALUE")
       ->take_all()
       ->allow_extra_args(false);
+}
+
+// A number from `min` to `max`. CLI11's own validators let NaN pass and name their limits with all digits.
+CLI::Validator number(double min, double max = std::numeric_limits<double>::infinity()) {
+  const bool open = max == std::numeric_limits<double>::infinity();
+  const std::string range = open ? fmt::format("of at least {}", min) : fmt::format("from {} to {}", min, max);
+  const auto fault = [=](const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool good = error == std::errc() && end == text.data() + text.size() && value >= min && value <= max;
+    return good ? std::string() : fmt::format("{} is not a number {}", text, range);
+  };
+  return {fault, /*description=*/"", "number"};
 }
 
 // Adds all commands to `app`. The one that is chosen is left in `run`.
@@ -50,7 +69,7 @@ class CommandLine {
 
     CLI::App* runs = app.add_subcommand("runs", "list runs: status, steps, loss, throughput");
     runs->add_option("--dir", runs_.dir, "the runs' folder (run.dir)")->capture_default_str();
-    runs->add_option("-n,--limit", runs_.limit, "how many, newest first")->capture_default_str();
+    runs->add_option("-n,--limit", runs_.limit, "how many, newest first")->check(number(0))->capture_default_str();
     runs->callback([this] { run_ = [this] { runs_command(runs_); }; });
   }
 
@@ -63,7 +82,7 @@ class CommandLine {
     prep->add_option("--tokenizer", prep_.tokenizer, "\"bytes\" or a tokenizer.json")->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
-    prep->add_option("--threads", prep_.threads, "0: one per available CPU")->capture_default_str();
+    prep->add_option("--threads", prep_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     prep->add_option("-o,--out", prep_.out, "folder to write")->required();
     prep->add_flag("--force", prep_.force, "replace a dataset that is there");
     prep->callback([this] { run_ = [this] { prep_command(prep_); }; });
@@ -97,15 +116,15 @@ class CommandLine {
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
     generate->add_option("--prompt", generate_.prompt, "text to go on from");
-    generate->add_option("--max-tokens", generate_.max_tokens)->check(CLI::NonNegativeNumber)->capture_default_str();
+    generate->add_option("--max-tokens", generate_.max_tokens)->check(number(0))->capture_default_str();
     generate->add_option("--temperature", generate_.temperature, "0: always the likeliest token")
-        ->check(CLI::NonNegativeNumber)
+        ->check(number(0))
         ->capture_default_str();
     generate->add_option("--top-p", generate_.top_p, "sample from the likeliest tokens of this much probability")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(number(0, 1))
         ->capture_default_str();
     generate->add_option("--seed", generate_.seed)->capture_default_str();
-    generate->add_option("--threads", generate_.threads, "0: one per available CPU")->capture_default_str();
+    generate->add_option("--threads", generate_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     generate->callback([this] { run_ = [this] { generate_command(generate_); }; });
   }
 
@@ -113,8 +132,8 @@ class CommandLine {
     CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
     CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
     add_config_arguments(train, bench_train_.config);
-    train->add_option("--steps", bench_train_.steps, "steps to time")->check(CLI::PositiveNumber)->capture_default_str();
-    train->add_option("--warmup", bench_train_.warmup, "steps before")->check(CLI::NonNegativeNumber)->capture_default_str();
+    train->add_option("--steps", bench_train_.steps, "steps to time")->check(number(1))->capture_default_str();
+    train->add_option("--warmup", bench_train_.warmup, "steps before")->check(number(0))->capture_default_str();
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
   }
@@ -143,6 +162,27 @@ std::string missing_cpu_feature() {
   return "";
 }
 
+// What is wrong with the arguments, as every other error is told.
+Error argument_error(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = &app;
+  std::string path = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += ' ' + command->get_name();
+  }
+  if (command->get_require_subcommand_min() == 0) {
+    return usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
+  }
+  const std::string remedy = fmt::format("{} --help lists the commands", path);
+  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+  if (unknown.empty()) return usage_error(fmt::format("{}: no command is given", path), remedy);
+  std::vector<std::string> names;
+  for (const CLI::App* known : command->get_subcommands(nullptr)) names.push_back(known->get_name());
+  const std::string typo = nearest(unknown.front(), names);
+  return usage_error(fmt::format("{}: there is no command \"{}\"", path, unknown.front()),
+                     typo.empty() ? remedy : fmt::format("did you mean {} {}?", path, typo));
+}
+
 int run_program(int argc, char** argv) {
   CLI::App app("Trains Mixture-of-Experts language models.", "n");
   app.set_version_flag("--version", [] {
@@ -154,7 +194,8 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    throw argument_error(app, error);
   }
   run();
   return 0;

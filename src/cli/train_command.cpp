@@ -27,7 +27,7 @@ void train_command(const TrainArguments& arguments) {
   }
   fmt::print("checkpoint {}\n", summary.checkpoint.string());
   if (summary.interrupted) {
-    fmt::print("stopped after step {}; go on with: n train {} --resume\n", summary.steps, arguments.config.file);
+    fmt::print("stopped after step {}; go on with the same command and --resume\n", summary.steps);
   }
 }
 

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -36,15 +37,16 @@ std::string config_fingerprint(const Config& config) {
 std::string explain_difference(const Config& a, const Config& b) {
   Config copy_a = a, copy_b = b;
   const std::vector<Field> fields_a = describe(copy_a), fields_b = describe(copy_b);
-  std::string lines;
+  std::vector<std::string> lines;
   for (size_t i = 0; i < fields_a.size(); ++i) {
     if (!fields_a[i].defines_run) continue;
     const std::string value_a = value_or_unused(fields_a[i]);
     const std::string value_b = value_or_unused(fields_b[i]);
-    if (value_a != value_b)
-      lines += fmt::format("{}: {} != {}\n", fields_a[i].key, value_a, value_b);
+    if (value_a != value_b) {
+      lines.push_back(fmt::format("{}: {} != {}", fields_a[i].key, value_a, value_b));
+    }
   }
-  return lines;
+  return fmt::format("{}", fmt::join(lines, "\n"));
 }
 
 }  // namespace nmoe

@@ -33,7 +33,7 @@ std::string config_json(const Config& config);
 // with values as print_config writes them.
 std::string config_fingerprint(const Config& config);
 
-// The keys that make two fingerprints differ, as lines "section.key: a != b"; "unused" stands for
+// The keys that make two fingerprints differ, "section.key: a != b", one a line; "unused" stands for
 // the value of a key without effect. Empty when the fingerprints are equal.
 std::string explain_difference(const Config& a, const Config& b);
 

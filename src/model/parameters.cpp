@@ -1,19 +1,29 @@
 #include "model/parameters.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/rng.h"
+#include "base/thread_pool.h"
 
 namespace nmoe {
 namespace {
 
+// Draws a thread makes at a time.
+constexpr int64_t kBlock = 1 << 14;
+
 template <class Real>
-void upload_truncated_normal(Backend& ops, const Parameter& parameter, uint64_t seed, double truncation) {
+void upload_truncated_normal(Backend& ops, ThreadPool& pool, const Parameter& parameter, uint64_t seed,
+                             double truncation) {
   const Philox random(seed, parameter.name);
-  std::vector<Real> values(static_cast<size_t>(parameter.shape.num_elements()));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<Real>(parameter.init_std * random.truncated_normal(i, truncation));
-  }
+  const int64_t count = parameter.shape.num_elements();
+  std::vector<Real> values(static_cast<size_t>(count));
+  pool.parallel_for((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
+    const auto end = static_cast<size_t>(std::min(count, (block + 1) * kBlock));
+    for (auto i = static_cast<size_t>(block * kBlock); i < end; ++i) {
+      values[i] = static_cast<Real>(parameter.init_std * random.truncated_normal(i, truncation));
+    }
+  });
   ops.upload(parameter.value, values.data());
 }
 
@@ -36,15 +46,16 @@ void ParameterSet::allocate(Backend& ops, Arena& values, Arena& grads) {
 }
 
 void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
+  ThreadPool pool;
   for (const Parameter& parameter : parameters_) {
     switch (parameter.init) {
       case InitKind::kZeros: ops.fill(parameter.value, 0.0); break;
       case InitKind::kOnes: ops.fill(parameter.value, 1.0); break;
       case InitKind::kTruncatedNormal:
         if (ops.compute_dtype() == DType::kF64) {
-          upload_truncated_normal<double>(ops, parameter, seed, truncation);
+          upload_truncated_normal<double>(ops, pool, parameter, seed, truncation);
         } else {
-          upload_truncated_normal<float>(ops, parameter, seed, truncation);
+          upload_truncated_normal<float>(ops, pool, parameter, seed, truncation);
         }
         break;
     }

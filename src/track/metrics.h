@@ -34,7 +34,7 @@ class MetricsWriter {
   // a write by the background thread that failed since; its values are still queued.
   void add(int64_t step, const std::string& tag, double value);
 
-  // Returns when everything queued is in the file. Error (runtime) when it cannot be; it stays
+  // Returns when everything queued is in the file. Error (runtime) if it cannot be; it stays
   // queued.
   void flush();
 

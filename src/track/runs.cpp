@@ -259,7 +259,7 @@ std::string RunStore::new_run_id() {
 
 std::string RunStore::start(const RunInfo& info) {
   Transaction transaction(*this);
-  const std::string id = new_run_id();
+  std::string id = new_run_id();
   const std::string now = utc_now();
   Statement(*this,
             "INSERT INTO runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, "

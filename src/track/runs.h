@@ -1,14 +1,11 @@
-// experiments.db: which runs exist and how they are doing. SQLite, so several processes may have it
-// open.
+// experiments.db: which runs exist and how they do. SQLite, so several processes may have it open.
 //
 //   experiments(id, name, project, description, created_at)
 //   runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, host,
-//   checkpoint_dir,
-//        started_at, updated_at, ended_at, status, reason, step, last_loss, tokens_per_s,
-//        results_json)
+//        checkpoint_dir, started_at, updated_at, ended_at, status, reason, step, last_loss,
+//        tokens_per_s, results_json)
 //
-// Times are UTC in ISO 8601. process_start tells a run's process from a later one that got its
-// number.
+// Times are UTC in ISO 8601. process_start tells a run's process from a later one of its number.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +55,7 @@ struct RunRow {
   std::string updated_at;
   std::string ended_at;  // empty while running
   int64_t step = 0;
-  std::optional<double>
-      last_loss;  // nothing before the first progress, or when it was not a number
+  std::optional<double> last_loss;  // nothing before the first progress, or when it was a NaN
   std::optional<double> tokens_per_s;
   std::string checkpoint_dir;
 };
@@ -75,8 +71,7 @@ class RunStore {
   RunStore& operator=(const RunStore&) = delete;
 
   // Records a new run of this process and returns its id: $NMOE_RUN, else run_<unix time>_<pid>.
-  // Error (usage) when $NMOE_RUN is taken or has characters other than letters, digits, '.', '_'
-  // and '-'.
+  // Error (usage) when $NMOE_RUN is taken or has other characters than letters, digits, "._-".
   std::string start(const RunInfo& info);
 
   // Makes run `id` one of this process, running again. Error (usage) when there is no such run, or

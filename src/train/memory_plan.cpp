@@ -93,16 +93,18 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const int64_t limit = limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
   if (plan.total_bytes <= limit) return;
 
+  const bool limit_binds = limited && limit < machine;
   const bool activations_dominate = plan.engine.activations > plan.engine.parameters + plan.engine.optimizer;
-  const std::string remedy =
+  std::string remedy =
       config.train.microbatch_seqs > 1 && activations_dominate
           ? fmt::format("lower train.microbatch_seqs (now {}): activations take {}", config.train.microbatch_seqs,
                         human_bytes(plan.engine.activations))
           : fmt::format("make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                         "their optimizer take {}",
                         human_bytes(plan.engine.parameters + plan.engine.gradients + plan.engine.optimizer));
+  if (limit_binds) remedy += "; or raise train.memory_limit";
   throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(plan.total_bytes),
-                                limited && limit < machine ? "train.memory_limit" : "this machine's free memory",
+                                limit_binds ? "train.memory_limit" : "this machine's free memory",
                                 human_bytes(limit)),
                     remedy);
 }

@@ -32,8 +32,13 @@ Recorder::Recorder(const Config& config, const Optimizer& optimizer, const std::
     runs_.resume(run_id, info);
     run_id_ = run_id;
   }
-  metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / "rank_0.duckdb");
-  metrics_->rewind(step);
+  try {
+    metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / "rank_0.duckdb");
+    metrics_->rewind(step);
+  } catch (const std::exception& error) {
+    runs_.finish(run_id_, RunStatus::kFailed, error.what());
+    throw;
+  }
 }
 
 double Recorder::tokens_per_s(const StepReport& report) const {
@@ -87,8 +92,8 @@ void Recorder::record_validation(int64_t step, const ValidationResult& result, d
 
 void Recorder::finish(RunStatus status, const std::string& reason) {
   line_.finish();
-  metrics_->flush();
   runs_.finish(run_id_, status, reason);
+  metrics_->flush();
 }
 
 }  // namespace nmoe

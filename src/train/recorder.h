@@ -52,7 +52,8 @@ class Recorder {
   void record(const StepReport& report, std::span<const RouterHealth> routers);
   void record_validation(int64_t step, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
-  // Ends the run's row. Call once; without it the run is listed as dead when the process is gone.
+  // Ends the run's row, then writes the last metrics. Without it the run is listed as dead when the process is
+  // gone. Throws what could not be written.
   void finish(RunStatus status, const std::string& reason);
 
  private:

@@ -62,6 +62,7 @@ class Trainer {
   void fail_non_finite(const StepResult& result);
   void run_validation();
   void save();
+  void record_failure(RunStatus status, const std::string& reason);
   int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
 
   Config config_;
@@ -101,7 +102,7 @@ void Trainer::start_or_resume() {
     const CheckpointInfo& info = reader.info();
     if (info.config_fingerprint != config_fingerprint(config_)) {
       const Config saved = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-      throw usage_error(fmt::format("the configuration is not the one that {} was trained with:\n{}",
+      throw usage_error(fmt::format("the configuration is not the one that {} was trained with (its values first):\n{}",
                                     reader.path().string(), explain_difference(saved, config_)),
                         "undo these changes, or choose another run.name to start afresh");
     }
@@ -229,27 +230,33 @@ void Trainer::loop(const StopSignal& stop) {
   }
 }
 
+// What cannot be recorded either, say on a full disk, must not hide the failure itself.
+void Trainer::record_failure(RunStatus status, const std::string& reason) {
+  try {
+    recorder_->finish(status, reason);
+  } catch (const std::exception& error) {
+    recorder_->message(fmt::format("the end of the run is not recorded: {}", error.what()));
+  }
+}
+
 TrainSummary Trainer::run() {
   start_or_resume();
   const StopSignal stop;
   try {
     loop(stop);
-  } catch (const RunFailure& failure) {
-    save();
-    writer_->wait();
-    recorder_->finish(failure.status(), failure.what());
-    throw;
-  } catch (const std::exception& error) {
-    recorder_->finish(RunStatus::kFailed, error.what());
-    throw;
-  }
-  summary_.interrupted = stop.requested();
-  try {
+    summary_.interrupted = stop.requested();
     if (!summary_.interrupted) run_validation();
     save();
     writer_->wait();
+    recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
+                      summary_.interrupted ? fmt::format("stopped by {}", stop.name()) : "");
+  } catch (const RunFailure& failure) {
+    record_failure(failure.status(), failure.what());
+    save();
+    writer_->wait();
+    throw;
   } catch (const std::exception& error) {
-    recorder_->finish(RunStatus::kFailed, error.what());
+    record_failure(RunStatus::kFailed, error.what());
     throw;
   }
   summary_.steps = progress_.steps;
@@ -258,8 +265,6 @@ TrainSummary Trainer::run() {
     summary_.tokens_per_s = static_cast<double>(summary_.steps_now * batch_tokens()) / summary_.seconds;
   }
   summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());
-  recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
-                    summary_.interrupted ? fmt::format("stopped by {}", stop.name()) : "");
   return summary_;
 }
 

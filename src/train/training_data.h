@@ -17,7 +17,7 @@ struct TrainingData {
   std::optional<TokenDataset> valid;  // a corpus may have no validation split
 
   int64_t mapped_bytes() const;
-  // SHA-256 over tokenizer and shard checksums: changes when any token changes.
+  // SHA-256 over the tokenizer and the training shards: changes when any token to train on changes.
   std::string fingerprint() const;
 };
 

@@ -256,7 +256,7 @@ TEST_F(ReaderTest, WeightsHashIsThatOfTheDescription) {
       {"layers.0.router.bias", "[4]"}};
   for (const auto& [name, shape] : shapes) {
     const auto& tensor = std::ranges::find(sample.state.model, name, &NamedTensor::name)->tensor;
-    lines += name + " F32 " + shape + " " + sha256_hex(bytes_of(tensor)) + "\n";
+    lines += fmt::format("{} F32 {} {}\n", name, shape, sha256_hex(bytes_of(tensor)));
   }
   EXPECT_EQ(CheckpointReader::open(a).weights_sha256(), sha256_hex(lines));
 

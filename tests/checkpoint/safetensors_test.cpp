@@ -110,7 +110,7 @@ TEST_F(SafetensorsTest, HeadersThatAreNoHeaders) {
 
 TEST_F(SafetensorsTest, EntriesThatMakeNoSense) {
   const auto of = [&](const std::string& entry) {
-    const std::string text = complaint("{\"bad\": " + entry + "}", "12345678");
+    std::string text = complaint("{\"bad\": " + entry + "}", "12345678");
     EXPECT_TRUE(contains(text, "tensor 'bad'"));
     return text;
   };

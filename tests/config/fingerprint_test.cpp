@@ -71,7 +71,7 @@ TEST(ExplainDifference, NamesKeysAndValues) {
             "model.gqa.num_kv_heads: unused != 1\n"
             "model.gqa.head_dim: unused != 64\n"
             "model.gqa.qk_norm: unused != false\n"
-            "optim.rest.lr: 0.001 != 0.5\n");
+            "optim.rest.lr: 0.001 != 0.5");
 }
 
 }  // namespace

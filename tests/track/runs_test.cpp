@@ -137,6 +137,7 @@ TEST_F(RunsTest, StatusNames) {
 TEST_F(RunsTest, ListsTheNewestFirst) {
   RunStore store(path_);
   std::vector<std::string> ids;
+  ids.reserve(5);
   for (int i = 0; i < 5; ++i) ids.push_back(store.start(kInfo));
   const auto rows = store.list(3);
   ASSERT_EQ(rows.size(), 3u);
@@ -228,6 +229,7 @@ TEST_F(RunsTest, ARunInALivingProcessIsNotResumed) {
 
 TEST_F(RunsTest, SeveralWritersAtOnce) {
   std::vector<std::thread> writers;
+  writers.reserve(4);
   for (int w = 0; w < 4; ++w) {
     writers.emplace_back([this] {
       RunStore store(path_);

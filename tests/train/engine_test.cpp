@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "support/errors.h"
+#include "support/gradient_check.h"
 #include "support/tensors.h"
 #include "support/tiny_corpus.h"
 #include "train/tiny_engine.h"
@@ -170,11 +171,10 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
 TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
   const Config config = config_with();
   ReadyEngine ready(config);
-  const Tensor gate = find(ready.engine.state().model, "layers.1.experts.in");
-  for (int64_t i = 0; i < gate.num_elements(); ++i) set(gate, i, 3e38);
+  ready.ops->fill(find(ready.engine.state().model, "layers.1.moe.experts_in"), 3e38);
   EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
   const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 7);
-  EXPECT_TRUE(contains(ready.engine.find_non_finite(ids, ids), "layers.1.experts"));
+  EXPECT_TRUE(contains(ready.engine.find_non_finite(ids, ids), "layers.1.moe.expert_hidden"));
 }
 
 TEST(EngineTest, StagedTensorsKeepWhileTrainingGoesOn) {

@@ -45,11 +45,37 @@ struct Problem {
 using Task = std::function<void(int64_t)>;
 using RunTasks = std::function<void(int64_t num_tasks, const Task& task)>;
 
-// c = alpha * op(a) op(b) + beta * c over tiles, [m, n]. With `symmetric` the product is known to
-// equal its transpose: only tiles on and below the diagonal are computed, the others mirrored.
+// to[j, i] = from[i, j] for i < rows, j < cols, in blocks small enough that the cache keeps both
+// sides' lines.
+template <class Real>
+void transpose(int64_t rows, int64_t cols, const Real* from, int64_t from_stride, Real* to,
+               int64_t to_stride) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
+    for (int64_t j0 = 0; j0 < cols; j0 += kBlock) {
+      for (int64_t i = i0; i < std::min(i0 + kBlock, rows); ++i) {
+        for (int64_t j = j0; j < std::min(j0 + kBlock, cols); ++j)
+          to[j * to_stride + i] = from[i * from_stride + j];
+      }
+    }
+  }
+}
+
+// The transpose of a dense [rows, cols], in tasks of some of its rows.
+template <class Real>
+void transpose(const RunTasks& run_tasks, int64_t rows, int64_t cols, const Real* from, Real* to) {
+  run_tasks(ceil_div(rows, kTile), [&](int64_t task) {
+    const int64_t row = task * kTile;
+    transpose(std::min(kTile, rows - row), cols, from + row * cols, cols, to + row, rows);
+  });
+}
+
+// c = alpha * a op(b) over tiles; a is [m, k], c [m, n], both dense. With `symmetric` the product
+// is known to equal its transpose: only tiles on and below the diagonal are computed, the others
+// mirrored.
 template <class Real>
 void tiled_gemm(const RunTasks& run_tasks, bool symmetric, int64_t m, int64_t n, int64_t k,
-                Real alpha, const Real* a, int64_t a_stride, Operand<Real> b, Real beta, Real* c) {
+                Real alpha, const Real* a, const Operand<Real>& b, Real* c) {
   const int64_t across = ceil_div(n, kTile);
   run_tasks(ceil_div(m, kTile) * across, [&](int64_t task) {
     const int64_t row = task / across * kTile, col = task % across * kTile;
@@ -57,12 +83,9 @@ void tiled_gemm(const RunTasks& run_tasks, bool symmetric, int64_t m, int64_t n,
     const int64_t rows = std::min(kTile, m - row), cols = std::min(kTile, n - col);
     Operand<Real> b_tile = b;
     b_tile.data += b.transpose == Transpose::kYes ? col * b.stride : col;
-    gemm<Real>(rows, cols, k, alpha, {a + row * a_stride, a_stride}, b_tile, beta,
-               c + row * n + col, n);
+    gemm<Real>(rows, cols, k, alpha, {a + row * k, k}, b_tile, 0, c + row * n + col, n);
     if (!symmetric || col == row) return;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < cols; ++j) c[(col + j) * n + row + i] = c[(row + i) * n + col + j];
-    }
+    transpose(rows, cols, c + row * n + col, n, c + col * n + row, n);
   });
 }
 
@@ -71,62 +94,62 @@ template <class Real>
 void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunTasks& run_tasks) {
   const int64_t size = p.rows * p.cols;
   const int64_t num_slices = ceil_div(size, kSlice);
-  // ws.next holds the Nesterov direction as it lies in w, ws.x the same with the short side first.
-  run_tasks(num_slices, [&](int64_t slice) {
-    const int64_t end = std::min((slice + 1) * kSlice, size);
+  const auto run_slices =
+      [&](const std::function<void(int64_t slice, int64_t begin, int64_t end)>& fn) {
+        run_tasks(num_slices, [&](int64_t slice) {
+          fn(slice, slice * kSlice, std::min((slice + 1) * kSlice, size));
+        });
+      };
+  Real* x = ws.x;
+  Real* next = ws.next;
+
+  // x becomes the Nesterov direction divided by its Frobenius norm, with the short side first.
+  run_slices([&](int64_t slice, int64_t begin, int64_t end) {
     Real sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = slice * kSlice; i < end; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       const Real g = p.grad_scale * p.grad[i];
       p.momentum[i] = p.beta * p.momentum[i] + g;
-      const Real u = g + p.beta * p.momentum[i];
-      ws.next[i] = u;
-      sum += u * u;
+      x[i] = g + p.beta * p.momentum[i];
+      sum += x[i] * x[i];
     }
     ws.partial[slice] = sum;
   });
   Real sum_squares = 0;
   for (int64_t slice = 0; slice < num_slices; ++slice) sum_squares += ws.partial[slice];
   const Real inverse_norm = 1 / (std::sqrt(sum_squares) + static_cast<Real>(kNormEpsilon));
-  run_tasks(p.small, [&](int64_t i) {
-    const int64_t row_stride = p.transposed() ? 1 : p.large,
-                  col_stride = p.transposed() ? p.small : 1;
-    for (int64_t j = 0; j < p.large; ++j) {
-      ws.x[i * p.large + j] = inverse_norm * ws.next[i * row_stride + j * col_stride];
-    }
+  run_slices([&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) x[i] *= inverse_norm;
   });
-
-  Real* x = ws.x;
-  Real* next = ws.next;
-  for (int iteration = 0; iteration < p.iterations; ++iteration) {
-    // gram = x x^T;  poly = b gram + c gram^2;  next = a x + poly x
-    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.large, 1, x, p.large,
-                     {x, p.large, Transpose::kYes}, 0, ws.gram);
-    run_tasks(p.small, [&](int64_t i) {
-      for (int64_t j = 0; j < p.small; ++j)
-        ws.poly[i * p.small + j] = static_cast<Real>(kB) * ws.gram[i * p.small + j];
-    });
-    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram,
-                     p.small, {ws.gram, p.small}, 1, ws.poly);
-    run_tasks(p.small, [&](int64_t i) {
-      for (int64_t j = 0; j < p.large; ++j)
-        next[i * p.large + j] = static_cast<Real>(kA) * x[i * p.large + j];
-    });
-    tiled_gemm<Real>(run_tasks, false, p.small, p.large, p.small, 1, ws.poly, p.small, {x, p.large},
-                     1, next);
+  if (p.transposed()) {
+    transpose(run_tasks, p.rows, p.cols, x, next);
     std::swap(x, next);
   }
 
-  const Real step =
-      p.lr * static_cast<Real>(0.2) * std::sqrt(static_cast<Real>(std::max(p.rows, p.cols)));
+  for (int iteration = 0; iteration < p.iterations; ++iteration) {
+    // gram = x x^T;  poly = a + b gram + c gram^2;  next = poly x
+    const Operand<Real> x_transposed{x, p.large, Transpose::kYes};
+    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.large, 1, x, x_transposed, ws.gram);
+    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram,
+                     {ws.gram, p.small}, ws.poly);
+    run_tasks(p.small, [&](int64_t i) {
+      Real* row = ws.poly + i * p.small;
+      for (int64_t j = 0; j < p.small; ++j)
+        row[j] += static_cast<Real>(kB) * ws.gram[i * p.small + j];
+      row[i] += static_cast<Real>(kA);
+    });
+    tiled_gemm<Real>(run_tasks, false, p.small, p.large, p.small, 1, ws.poly, {x, p.large}, next);
+    std::swap(x, next);
+  }
+
+  if (p.transposed()) {
+    transpose(run_tasks, p.small, p.large, x, next);
+    std::swap(x, next);
+  }
+  const Real step = p.lr * static_cast<Real>(0.2) * std::sqrt(static_cast<Real>(p.large));
   const Real keep = 1 - p.lr * p.weight_decay;
-  run_tasks(p.rows, [&](int64_t i) {
-    const int64_t row_stride = p.transposed() ? 1 : p.large,
-                  col_stride = p.transposed() ? p.large : 1;
-    for (int64_t j = 0; j < p.cols; ++j) {
-      Real& w = p.w[i * p.cols + j];
-      w = keep * w - step * x[i * row_stride + j * col_stride];
-    }
+  run_slices([&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) p.w[i] = keep * p.w[i] - step * x[i];
   });
 }
 

@@ -1,0 +1,113 @@
+#include "train/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/process.h"
+#include "support/errors.h"
+#include "support/tiny_corpus.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+
+constexpr int64_t kMiB = 1 << 20;
+
+Config config_with(std::vector<std::string> overrides = {}) {
+  overrides.emplace_back("model.vocab_size=50");
+  return test::tiny_config("/nowhere", overrides);
+}
+
+// As plan_memory would return it for a model of this size.
+MemoryPlan plan_of(int64_t weights, int64_t activations, int64_t process) {
+  MemoryPlan plan;
+  plan.engine = {.parameters = weights, .activations = activations};
+  plan.total_bytes = weights + activations + process;
+  return plan;
+}
+
+TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
+  const Config config = config_with();
+  const MemoryPlan plan = plan_memory(config, /*mapped_bytes=*/12345);
+  const EngineMemory engine = measure_memory(config, 1);
+  EXPECT_EQ(plan.engine.total(), engine.total());
+
+  std::map<std::string, int64_t> lines;
+  int64_t sum = 0;
+  for (const MemoryLine& line : plan.lines) {
+    lines[line.owner] = line.bytes;
+    sum += line.bytes;
+  }
+  EXPECT_EQ(plan.total_bytes, sum);
+  EXPECT_EQ(lines.size(), plan.lines.size());
+  EXPECT_EQ(lines["parameters"], engine.parameters);
+  EXPECT_EQ(lines["gradients"], engine.gradients);
+  EXPECT_EQ(lines["optimizer"], engine.optimizer);
+  EXPECT_EQ(lines["activations"], engine.activations);
+  EXPECT_EQ(lines["scratch"], engine.scratch);
+  EXPECT_EQ(lines["step state"], engine.step_state);
+  EXPECT_EQ(lines["checkpoint staging"], engine.checkpoint_staging);
+  EXPECT_EQ(lines["data"], 12345);
+  EXPECT_GT(lines["process"], kMiB);
+  EXPECT_LE(lines["process"], peak_resident_bytes());
+
+  const std::string table = print_plan(plan, config);
+  for (const MemoryLine& line : plan.lines) EXPECT_TRUE(contains(table, line.owner));
+  EXPECT_TRUE(contains(table, "parameters, "));
+  EXPECT_TRUE(contains(table, "FLOP per token"));
+}
+
+TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
+  // AdamW keeps two moments a weight. Router biases and rounding up to whole lines of memory are
+  // less than a hundredth.
+  const Config config = config_with({"optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw"});
+  const EngineMemory memory = measure_memory(config, 1);
+  EXPECT_NEAR(static_cast<double>(memory.optimizer), 2.0 * static_cast<double>(memory.gradients),
+              1e-2 * static_cast<double>(memory.optimizer));
+  EXPECT_NEAR(static_cast<double>(memory.checkpoint_staging),
+              3.0 * static_cast<double>(memory.parameters),
+              1e-2 * static_cast<double>(memory.checkpoint_staging));
+}
+
+TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
+  const Config config = config_with({"train.memory_limit=10 MiB"});
+  check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);
+  const Error error =
+      error_of([&] { check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB + 1), config); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), "the run needs 10.00 MiB, train.memory_limit is 10.00 MiB"));
+  check_memory(plan_of(4 * kMiB, 4 * kMiB, 3 * kMiB), config_with());
+}
+
+TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
+  const Config config = config_with({"train.memory_limit=1 MiB"});
+  const auto remedy_of = [](const MemoryPlan& plan, const Config& limited) {
+    return error_of([&] { check_memory(plan, limited); }).remedy();
+  };
+  EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 8 * kMiB, 0), config),
+                       "lower train.microbatch_seqs (now 4): activations take 8.00 MiB"));
+  EXPECT_TRUE(contains(remedy_of(plan_of(8 * kMiB, kMiB, 0), config),
+                       "make the model smaller (model.dim, model.num_layers, "
+                       "model.moe.num_experts): weights and their optimizer take 8.00 MiB"));
+  // There is no microbatch to halve.
+  const Config single = config_with({"train.memory_limit=1 MiB", "train.microbatch_seqs=1"});
+  EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 8 * kMiB, 0), single), "make the model smaller"));
+  // It may be the limit that is wrong.
+  EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 0, 50 * kMiB), config), "raise train.memory_limit"));
+}
+
+TEST(CheckMemoryTest, WithoutALimitTheMachineIsTheLimit) {
+  constexpr int64_t kTooMuch = int64_t{1} << 60;
+  for (const Config& config : {config_with(), config_with({"train.memory_limit=2000000 TiB"})}) {
+    const Error error = error_of([&] { check_memory(plan_of(kTooMuch, 0, 0), config); });
+    EXPECT_TRUE(contains(error.what(), "this machine's free memory is"));
+    EXPECT_FALSE(error.remedy().empty());
+    EXPECT_EQ(error.remedy().find("train.memory_limit"), std::string::npos) << error.remedy();
+  }
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,232 @@
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "checkpoint/reader.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+#include "support/tiny_corpus.h"
+#include "track/metrics_file.h"
+#include "track/runs.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+
+class TrainerTest : public test::TempDirTest {
+ protected:
+  TrainerTest() {
+    ::unsetenv("NMOE_RUN");
+    test::write_tiny_corpus(dir_ / "data");
+  }
+
+  // Trains the run `name`; `overrides` change kTinyToml.
+  TrainSummary run(const std::string& name, std::vector<std::string> overrides, bool resume = false) {
+    overrides.push_back("run.name=" + name);
+    return train(test::tiny_config(dir_, overrides),
+                 {.resume = resume, .version = "0.0.0", .commit = "abc"});
+  }
+  TrainSummary resume(const std::string& name, const std::vector<std::string>& overrides) {
+    return run(name, overrides, /*resume=*/true);
+  }
+
+  fs::path checkpoints(const std::string& name) const { return dir_ / "runs/checkpoints" / name; }
+
+  // The newest run of this name.
+  RunRow row(const std::string& name) const {
+    for (const RunRow& found : RunStore(dir_ / "runs/experiments.db").list(100)) {
+      if (found.name == name) return found;
+    }
+    ADD_FAILURE() << "no run " << name;
+    return {};
+  }
+
+  std::map<int64_t, double> series(const std::string& name, const std::string& tag) const {
+    const fs::path file = dir_ / "runs/metrics" / row(name).id / "rank_0.duckdb";
+    std::map<int64_t, double> points;
+    for (const MetricRow& point : read_series(file, tag)) {
+      EXPECT_TRUE(points.emplace(point.step, point.value).second) << tag << " twice at a step";
+    }
+    return points;
+  }
+};
+
+std::string weights_of(const fs::path& checkpoint) {
+  return CheckpointReader::open(checkpoint).weights_sha256();
+}
+
+void expect_same_state(const fs::path& a, const fs::path& b) {
+  const CheckpointReader first = CheckpointReader::open(a), second = CheckpointReader::open(b);
+  EXPECT_EQ(first.weights_sha256(), second.weights_sha256());
+  EXPECT_EQ(first.info().step, second.info().step);
+  EXPECT_EQ(first.info().tokens, second.info().tokens);
+  EXPECT_EQ(first.info().next_sequence, second.info().next_sequence);
+  ASSERT_EQ(first.optimizer().size(), second.optimizer().size());
+  for (size_t i = 0; i < first.optimizer().size(); ++i) {
+    EXPECT_EQ(first.optimizer()[i].name, second.optimizer()[i].name);
+    EXPECT_EQ(first.optimizer()[i].sha256, second.optimizer()[i].sha256)
+        << first.optimizer()[i].name;
+  }
+}
+
+TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
+  run("straight", {"train.steps=40"});
+  run("halves", {"train.steps=20"});
+  const std::string half_way = weights_of(checkpoints("halves"));
+  const std::string id = row("halves").id;
+  const TrainSummary summary = resume("halves", {"train.steps=40"});
+  EXPECT_EQ(summary.steps, 40);
+  EXPECT_EQ(summary.steps_now, 20);
+  EXPECT_EQ(summary.checkpoint, checkpoints("halves") / "step_00000040");
+  expect_same_state(checkpoints("straight"), checkpoints("halves"));
+  EXPECT_NE(weights_of(checkpoints("straight")), half_way);
+
+  // One run, with one history.
+  EXPECT_EQ(row("halves").id, id);
+  EXPECT_EQ(row("halves").status, RunStatus::kCompleted);
+  EXPECT_EQ(row("halves").step, 40);
+  for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "train/tokens_seen",
+                          "optimizer/lr", "router/layer_00/cv"}) {
+    EXPECT_EQ(series("halves", tag), series("straight", tag)) << tag;
+    EXPECT_EQ(series("halves", tag).size(), 40u) << tag;
+  }
+  // And it learned something: half a nat of what telling bytes from one another is worth.
+  const auto losses = series("straight", "train/loss");
+  EXPECT_LT(losses.at(40), losses.at(1) - 0.5);
+}
+
+TEST_F(TrainerTest, CadencesAndThreadsDoNotChangeTheWeights) {
+  run("one", {"train.steps=6", "run.threads=1"});
+  run("three", {"train.steps=6", "run.threads=3", "checkpoint.every=2", "train.log_every=4",
+                "train.valid_every=1", "train.valid_seqs=3"});
+  expect_same_state(checkpoints("one"), checkpoints("three"));
+}
+
+TEST_F(TrainerTest, KeepsTheLastCheckpoints) {
+  run("kept", {"train.steps=7", "checkpoint.every=2", "checkpoint.keep_last=2"});
+  const std::vector<fs::path> expected = {checkpoints("kept") / "step_00000006",
+                                          checkpoints("kept") / "step_00000007"};
+  EXPECT_EQ(list_checkpoints(checkpoints("kept")), expected);
+}
+
+// A run went on beyond its last checkpoint and was lost there: what it recorded is done again.
+TEST_F(TrainerTest, MetricsBeyondTheCheckpointAreRewound) {
+  run("straight", {"train.steps=12"});
+  run("lost", {"train.steps=15", "checkpoint.every=8"});
+  fs::remove_all(checkpoints("lost") / "step_00000015");
+  EXPECT_EQ(series("lost", "train/loss").size(), 15u);
+  resume("lost", {"train.steps=12"});
+  EXPECT_EQ(series("lost", "train/loss"), series("straight", "train/loss"));
+  EXPECT_EQ(series("lost", "valid/loss"), series("straight", "valid/loss"));
+  expect_same_state(checkpoints("lost"), checkpoints("straight"));
+}
+
+TEST_F(TrainerTest, ResumingWhatIsDoneDoesNothing) {
+  run("done", {"train.steps=3"});
+  const std::string weights = weights_of(checkpoints("done"));
+  const TrainSummary summary = resume("done", {"train.steps=3"});
+  EXPECT_EQ(summary.steps, 3);
+  EXPECT_EQ(summary.steps_now, 0);
+  EXPECT_TRUE(summary.valid.has_value());
+  EXPECT_EQ(weights_of(checkpoints("done")), weights);
+}
+
+TEST_F(TrainerTest, ResumeWithoutCheckpointsStarts) {
+  EXPECT_EQ(resume("fresh", {"train.steps=2"}).steps_now, 2);
+}
+
+TEST_F(TrainerTest, DoesNotOverwriteARunOfTheSameName) {
+  run("taken", {"train.steps=1"});
+  const Error error = error_of([&] { run("taken", {"train.steps=2"}); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), "already holds checkpoints of a run named \"taken\""));
+  EXPECT_TRUE(contains(error.remedy(), "--resume"));
+}
+
+TEST_F(TrainerTest, RefusesToResumeUnderAnotherConfiguration) {
+  run("set", {"train.steps=2"});
+  const std::string weights = weights_of(checkpoints("set"));
+  const Error error = error_of(
+      [&] { resume("set", {"train.steps=4", "optim.router.lr=0.5", "model.moe.top_k=3"}); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), (checkpoints("set") / "step_00000002").string()));
+  EXPECT_TRUE(contains(error.what(), "optim.router.lr: 0.01 != 0.5"));
+  EXPECT_TRUE(contains(error.what(), "model.moe.top_k: 2 != 3"));
+  EXPECT_EQ(std::string(error.what()).find("train.steps"), std::string::npos);
+  EXPECT_EQ(weights_of(checkpoints("set")), weights);
+}
+
+TEST_F(TrainerTest, RefusesToResumeOnAnotherCorpus) {
+  run("corpus", {"train.steps=2"});
+  test::write_tiny_corpus(dir_ / "other", /*seed=*/5);
+  const Error error = error_of(
+      [&] { resume("corpus", {"train.steps=4", "data.path=" + (dir_ / "other").string()}); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), (dir_ / "other").string()));
+  EXPECT_TRUE(contains(error.remedy(), "data.path"));
+}
+
+TEST_F(TrainerTest, ALossThatIsNotFiniteStopsTheRunWithItsLastGoodWeights) {
+  const std::vector<std::string> absurd = {"optim.rest.lr=1e30", "optim.schedule.warmup=0",
+                                           "train.steps=9"};
+  const Error error = error_of([&] { run("nan", absurd); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(contains(error.what(), "step 2: loss "));
+  EXPECT_TRUE(contains(error.what(), "first bad tensor: layers.0."));
+  EXPECT_TRUE(contains(error.remedy(), "the weights after step 1 are kept"));
+
+  const RunRow failed = row("nan");
+  EXPECT_EQ(failed.status, RunStatus::kFailedNan);
+  EXPECT_EQ(failed.reason, error.what());
+  EXPECT_EQ(failed.step, 1);
+  std::vector<std::string> one_step = absurd;
+  one_step.back() = "train.steps=1";
+  run("one", one_step);
+  expect_same_state(checkpoints("nan"), checkpoints("one"));
+}
+
+TEST_F(TrainerTest, ACollapsedRouterStopsTheRun) {
+  // All scores are equal, and nothing moves the choice from the first two experts.
+  const std::vector<std::string> level = {"model.init.router_std=0", "model.moe.bias_rate=0",
+                                          "train.steps=3", "optim.router.lr=0"};
+  const Error error = error_of([&] { run("collapse", level); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed"));
+  EXPECT_TRUE(contains(error.remedy(), "model.moe.bias_rate"));
+  EXPECT_EQ(row("collapse").status, RunStatus::kFailedCollapse);
+  EXPECT_EQ(row("collapse").reason, error.what());
+  EXPECT_EQ(CheckpointReader::open(checkpoints("collapse")).info().step, 1);
+
+  std::vector<std::string> regardless = level;
+  regardless.emplace_back("train.stop_on_collapse=false");
+  EXPECT_EQ(run("regardless", regardless).steps, 3);
+}
+
+TEST_F(TrainerTest, RefusesWhatDoesNotFitBeforeItStarts) {
+  const Error error = error_of([&] { run("big", {"train.memory_limit=1 MiB"}); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), "train.memory_limit is 1.00 MiB"));
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+}
+
+TEST_F(TrainerTest, ACheckpointSaysWhereItIsFrom) {
+  const TrainSummary summary = run("told", {"train.steps=3"});
+  const CheckpointReader reader = CheckpointReader::open(summary.checkpoint);
+  EXPECT_EQ(reader.info().step, 3);
+  EXPECT_EQ(reader.info().tokens, 3 * 8 * 16);
+  EXPECT_EQ(reader.info().next_sequence, 3 * 8);
+  EXPECT_EQ(reader.info().run_id, row("told").id);
+  EXPECT_EQ(reader.info().nmoe_version, "0.0.0");
+  EXPECT_EQ(reader.info().nmoe_commit, "abc");
+  EXPECT_EQ(reader.tokenizer_json(), byte_tokenizer()->json());
+  const Config config = parse_config(reader.config_toml(), "config.toml");
+  EXPECT_EQ(config.model.vocab_size, 257);
+  EXPECT_EQ(config_fingerprint(config), reader.info().config_fingerprint);
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,105 @@
+#include "train/validation.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/temp_dir.h"
+#include "support/tensors.h"
+#include "support/tiny_corpus.h"
+#include "train/tiny_engine.h"
+#include "train/training_data.h"
+
+namespace nmoe {
+namespace {
+
+// 24 bytes and the end of the document: six windows of four targets, the last target being the end.
+constexpr std::string_view kText = "abcaabbaacabaaaabbbcabca";
+
+// Whatever came before: half of what follows is "a", a quarter "b", and the other 255 ids share
+// the rest.
+double probability(int64_t id) {
+  if (id == 'a') return 0.5;
+  return id == 'b' ? 0.25 : 0.25 / 255.0;
+}
+
+class ValidationTest : public test::TempDirTest {
+ protected:
+  ValidationTest() {
+    test::write_corpus(dir_ / "data", std::string(kText), std::string(kText));
+    config_ = test::tiny_config(dir_, {"data.seq_len=4", "model.vocab_size=257"});
+    data_.emplace(open_training_data(config_));
+    loader_.emplace(*data_->valid, 4, 0, /*shuffle=*/false);
+    engine_.emplace(config_);
+    // A stream of ones, to which no layer adds, meets rows of log p / D in the head.
+    for (const auto& [name, tensor] : engine_->engine.state().model) {
+      const bool is_one = name == "embedding" || name == "final_norm";
+      engine_->ops->fill(tensor, is_one ? 1.0 : 0.0);
+      if (name != "head") continue;
+      for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+        test::set(tensor, i, std::log(probability(i / tensor.dim(1))) / 16.0);
+      }
+    }
+  }
+
+  ValidationResult run(const std::vector<int32_t>& token_bytes, int64_t max_seqs,
+                       int64_t microbatch) {
+    return validate(engine_->engine, *loader_, token_bytes, max_seqs, microbatch);
+  }
+
+  // -log of the probabilities of kText[1] ... kText[num_targets].
+  static double nats(int64_t num_targets) {
+    double sum = 0;
+    for (const char c : kText.substr(1, static_cast<size_t>(num_targets))) {
+      sum -= std::log(probability(c));
+    }
+    return sum;
+  }
+
+  Config config_;
+  std::optional<TrainingData> data_;
+  std::optional<SequenceLoader> loader_;
+  std::optional<test::ReadyEngine> engine_;
+};
+
+TEST_F(ValidationTest, BitsPerByteByHand) {
+  const auto token_bytes = token_byte_counts(*data_->tokenizer);
+  ASSERT_EQ(loader_->num_windows(), 6);
+  for (const int64_t microbatch : {1, 2, 4}) {  // six windows: with and without a rest
+    const ValidationResult all = run(token_bytes, 0, microbatch);
+    // The end of the document is no text: 23 of 24 targets count.
+    EXPECT_EQ(all.tokens, 23);
+    EXPECT_EQ(all.bytes, 23);
+    EXPECT_LE(std::abs(all.loss - nats(23) / 23), 1e-5);
+    EXPECT_LE(std::abs(all.bits_per_byte - nats(23) / 23 / std::log(2.0)), 1e-5);
+
+    const ValidationResult five = run(token_bytes, 5, microbatch);
+    EXPECT_EQ(five.tokens, 20);
+    EXPECT_LE(std::abs(five.loss - nats(20) / 20), 1e-5);
+  }
+  EXPECT_EQ(run(token_bytes, 100, 4).tokens, 23);
+}
+
+// Were a "b" three bytes of text, the same nats would be spread over more of them.
+TEST_F(ValidationTest, BytesAreThoseThatTokensStandFor) {
+  auto token_bytes = token_byte_counts(*data_->tokenizer);
+  token_bytes['b'] = 3;
+  const auto num_b = std::count(kText.begin() + 1, kText.end(), 'b');
+  const ValidationResult result = run(token_bytes, 0, 4);
+  EXPECT_EQ(result.tokens, 23);
+  EXPECT_EQ(result.bytes, 23 + 2 * num_b);
+  EXPECT_LE(std::abs(result.loss - nats(23) / 23), 1e-5);
+  EXPECT_LE(std::abs(result.bits_per_byte -
+                     nats(23) / std::log(2.0) / static_cast<double>(23 + 2 * num_b)),
+            1e-5);
+}
+
+TEST_F(ValidationTest, BytesOfTokens) {
+  const auto counts = token_byte_counts(*byte_tokenizer());
+  ASSERT_EQ(counts.size(), 257u);
+  EXPECT_EQ(std::count(counts.begin(), counts.begin() + 256, 1), 256);
+  EXPECT_EQ(counts[256], 0);  // the end of a document
+}
+
+}  // namespace
+}  // namespace nmoe
