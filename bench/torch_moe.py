@@ -208,9 +208,11 @@ class Moe(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, rate):
-        """Loss-free balancing (arXiv 2408.15664)."""
-        self.router_bias += rate * torch.sign(self.counts.sum() - self.counts * len(self.counts))
+        """Loss-free balancing (arXiv 2408.15664). Returns the rows each expert got since the last call, [E]."""
+        counts = self.counts.clone()
+        self.router_bias += rate * torch.sign(counts.sum() - counts * len(counts))
         self.counts.zero_()
+        return counts
 
 
 class Block(nn.Module):
@@ -295,7 +297,7 @@ def make_optimizer(model, config):
 
 
 def train_step(model, optimizer, config, ids):  # [batch_seqs, S + 1]
-    """One optimizer step. Returns when its forward and backward passes ended."""
+    """One optimizer step. Returns when its forward and backward passes ended, and each router's counts."""
     optimizer.zero_grad(set_to_none=True)
     for batch in ids.split(config.train.microbatch_seqs):
         loss = model(batch[:, :-1], batch[:, 1:]) * (len(batch) / len(ids))
@@ -304,13 +306,12 @@ def train_step(model, optimizer, config, ids):  # [batch_seqs, S + 1]
     if config.optim.clip_norm > 0:
         nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_norm)
     optimizer.step()
-    for moe in model.moe_layers():
-        moe.update_bias(config.model.moe.bias_rate)
-    return backward_done
+    counts = [moe.update_bias(config.model.moe.bias_rate) for moe in model.moe_layers()]
+    return backward_done, counts
 
 
-def openblas():
-    """Path and kernel set of the OpenBLAS in this process, e.g. ("/usr/lib/.../libopenblas.so.0", "SkylakeX")."""
+def describe_blas():
+    """Which OpenBLAS does this process's matrix products, and with which kernels."""
     with open("/proc/self/maps") as maps:
         paths = sorted({line.split()[-1] for line in maps if "libopenblas" in line})
     if not paths:
@@ -318,7 +319,14 @@ def openblas():
                       "apt-get install --no-install-recommends libopenblas0-openmp")
     library = ctypes.CDLL(paths[0])
     library.openblas_get_corename.restype = ctypes.c_char_p
-    return paths[0], library.openblas_get_corename().decode()
+    core = library.openblas_get_corename().decode()
+    vectors = "AVX-512" if core in ("SkylakeX", "Cooperlake", "SapphireRapids") else "AVX2"
+    return {"blas": paths[0], "blas_core": core, "blas_vectors": vectors}
+
+
+def worst_load(counts):
+    """Rows of the busiest expert over the mean, of the worst layer."""
+    return max((layer.max() / layer.float().mean()).item() for layer in counts)
 
 
 def time_training(arguments):
@@ -332,19 +340,16 @@ def time_training(arguments):
     for step in range(arguments.warmup + arguments.steps):
         ids = torch.randint(config.model.vocab_size, (config.train.batch_seqs, config.data.seq_len + 1))
         begin = time.perf_counter()
-        backward_done = train_step(model, optimizer, config, ids)
+        backward_done, counts = train_step(model, optimizer, config, ids)
         end = time.perf_counter()
         if step >= arguments.warmup:
             total.append(1e3 * (end - begin))
             forward_backward.append(1e3 * (backward_done - begin))
 
-    library, core = openblas()
     ms_per_step = statistics.median(total)
     tokens_per_step = config.train.batch_seqs * config.data.seq_len
     return {
         "torch": torch.__version__,
-        "blas": library,
-        "blas_core": core,
         "threads": torch.get_num_threads(),
         "steps": arguments.steps,
         "tokens_per_step": tokens_per_step,
@@ -352,7 +357,8 @@ def time_training(arguments):
         "ms_per_step": round(ms_per_step, 3),
         "ms_forward_backward": round(statistics.median(forward_backward), 3),
         "tokens_per_s": round(1e3 * tokens_per_step / ms_per_step, 1),
-    }
+        "load_max_over_mean": round(worst_load(counts), 3),
+    } | describe_blas()
 
 
 # ---- check --------------------------------------------------------------------------------------------------------

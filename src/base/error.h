@@ -46,9 +46,9 @@ class CheckFailure : public std::logic_error {
 }  // namespace nmoe
 
 // NMOE_CHECK(cond, "format", values...): always on, also in release builds. The message prints values.
-#define NMOE_CHECK(cond, ...)                                                                  \
-  do {                                                                                         \
-    if (!(cond)) [[unlikely]] {                                                                \
-      ::nmoe::check_failed(__FILE__, __LINE__, #cond, ::fmt::format(__VA_ARGS__));             \
-    }                                                                                          \
+#define NMOE_CHECK(cond, ...)                                                      \
+  do {                                                                             \
+    if (!(cond)) [[unlikely]] {                                                    \
+      ::nmoe::check_failed(__FILE__, __LINE__, #cond, ::fmt::format(__VA_ARGS__)); \
+    }                                                                              \
   } while (false)

@@ -23,8 +23,7 @@ std::string remedy_for(int error, const fs::path& path) {
       return "check the path for a typing error, or create what is missing";
     case EACCES:
     case EPERM:
-      return fmt::format("change the permissions of '{}' or of its folder, or choose another path",
-                         path.string());
+      return fmt::format("change the permissions of '{}' or of its folder, or choose another path", path.string());
     case EROFS:
       return "that file system is mounted read-only: choose another path";
     case ENOSPC:
@@ -50,16 +49,14 @@ std::string remedy_for(int error, const fs::path& path) {
 }
 
 Error io_error(std::string_view action, const fs::path& path, int error) {
-  return runtime_error(fmt::format("cannot {} '{}': {}", action, path.string(),
-                                   std::generic_category().message(error)),
+  return runtime_error(fmt::format("cannot {} '{}': {}", action, path.string(), std::generic_category().message(error)),
                        remedy_for(error, path));
 }
 
 // Closes a descriptor at the end of a scope; for reading, where close has nothing to report.
 class Descriptor {
  public:
-  Descriptor(std::string_view action, const fs::path& path, int flags)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC)) {
+  Descriptor(std::string_view action, const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC)) {
     if (fd_ < 0) throw io_error(action, path, errno);
   }
   ~Descriptor() { ::close(fd_); }
@@ -71,9 +68,7 @@ class Descriptor {
   int fd_;
 };
 
-fs::path parent_of(const fs::path& path) {
-  return path.has_parent_path() ? path.parent_path() : fs::path(".");
-}
+fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 void sync_descriptor(const Descriptor& descriptor, const fs::path& path) {
   // Some file systems cannot sync a folder and say so with EINVAL; there is nothing to do about it.
@@ -107,8 +102,7 @@ std::string read_file(const fs::path& path) {
 void write_file_atomically(const fs::path& path, std::string_view content) {
   static std::atomic<unsigned> serial{0};  // two threads may write the same path
   const fs::path parent = parent_of(path);
-  const fs::path temporary =
-      parent / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), serial++);
+  const fs::path temporary = parent / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), serial++);
   FileWriter writer(temporary);
   writer.write(content.data(), content.size());
   writer.close();
@@ -122,9 +116,7 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 
 void sync_file(const fs::path& path) { sync_descriptor(Descriptor("sync", path, O_RDONLY), path); }
 
-void sync_directory(const fs::path& path) {
-  sync_descriptor(Descriptor("sync", path, O_RDONLY | O_DIRECTORY), path);
-}
+void sync_directory(const fs::path& path) { sync_descriptor(Descriptor("sync", path, O_RDONLY | O_DIRECTORY), path); }
 
 void make_directories(const fs::path& path) {
   std::error_code error;
@@ -140,8 +132,7 @@ void make_directories(const fs::path& path) {
 }
 
 FileWriter::FileWriter(fs::path path)
-    : path_(std::move(path)),
-      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
   if (fd_ < 0) throw io_error("write", path_, errno);
   // A device or pipe must not reach the destructor, which would remove it.
   struct stat status {};
@@ -166,8 +157,7 @@ void FileWriter::write(const void* data, size_t bytes) {
 
 void FileWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
   NMOE_CHECK(fd_ >= 0, "'{}' is closed", path_.string());
-  NMOE_CHECK(offset + bytes <= size_, "'{}' has {} bytes; {} more written at {}", path_.string(),
-             size_, bytes, offset);
+  NMOE_CHECK(offset + bytes <= size_, "'{}' has {} bytes; {} more written at {}", path_.string(), size_, bytes, offset);
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t count = ::pwrite(fd_, next, bytes, static_cast<off_t>(offset));
@@ -209,13 +199,10 @@ MappedFile::~MappedFile() {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 void MappedFile::drop(size_t begin, size_t end) const {
-  NMOE_CHECK(begin <= end && end <= size_, "bytes [{}, {}) of '{}', which has {}", begin, end,
-             path_.string(), size_);
+  NMOE_CHECK(begin <= end && end <= size_, "bytes [{}, {}) of '{}', which has {}", begin, end, path_.string(), size_);
   // Rounded down to pages at both ends: a reader going forward is done with what lies before
   // `begin`, and still wants what lies after `end`.
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

@@ -21,9 +21,9 @@ class Philox {
   // The stream of a named thing (a parameter, a shuffle): stream = 64-bit FNV-1a of the name.
   Philox(uint64_t seed, std::string_view stream_name);
 
-  uint64_t bits(uint64_t index) const;             // 64 random bits
-  double uniform(uint64_t index) const;            // in (0, 1), never 0 or 1
-  double normal(uint64_t index) const;             // standard normal, by inverse transform
+  uint64_t bits(uint64_t index) const;   // 64 random bits
+  double uniform(uint64_t index) const;  // in (0, 1), never 0 or 1
+  double normal(uint64_t index) const;   // standard normal, by inverse transform
   // Standard normal conditioned on |z| <= limit (limit > 0), by inverse transform: one draw an index.
   double truncated_normal(uint64_t index, double limit) const;
 

@@ -47,8 +47,7 @@ std::string with_unit(double value, double step, std::span<const std::string_vie
 }
 
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
-  return std::ranges::equal(
-      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+  return std::ranges::equal(a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
 struct ByteUnit {
@@ -124,8 +123,8 @@ std::optional<int64_t> try_parse_bytes(std::string_view text) {
 
   std::string_view name(rest, static_cast<size_t>(end - rest));
   if (name.starts_with(' ')) name.remove_prefix(1);
-  const auto unit = std::ranges::find_if(
-      kByteUnits, [&](const ByteUnit& u) { return equal_ignoring_case(name, u.name); });
+  const auto unit =
+      std::ranges::find_if(kByteUnits, [&](const ByteUnit& u) { return equal_ignoring_case(name, u.name); });
   if (unit == kByteUnits.end()) return std::nullopt;
 
   const double bytes = std::round(number * unit->bytes);

@@ -22,9 +22,7 @@ constexpr std::string_view kStepPrefix = "step_";
 constexpr size_t kStepDigits = 8;  // at least: a later step makes the name longer
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
 
-std::string step_name(int64_t step) {
-  return fmt::format("{}{:0{}}", kStepPrefix, step, kStepDigits);
-}
+std::string step_name(int64_t step) { return fmt::format("{}{:0{}}", kStepPrefix, step, kStepDigits); }
 
 // .tmp-<what>-<pid>: the process number tells who may still be at work in it.
 fs::path temporary_path(const fs::path& dir, std::string_view what) {
@@ -67,9 +65,8 @@ void rename_path(const fs::path& from, const fs::path& to) {
   std::error_code error;
   fs::rename(from, to, error);
   if (error) {
-    throw runtime_error(
-        fmt::format("cannot rename '{}' to '{}': {}", from.string(), to.string(), error.message()),
-        "check the permissions of the folder they are in");
+    throw runtime_error(fmt::format("cannot rename '{}' to '{}': {}", from.string(), to.string(), error.message()),
+                        "check the permissions of the folder they are in");
   }
 }
 
@@ -93,8 +90,7 @@ class TemporaryFolder {
 };
 
 void remove_checkpoint(const fs::path& checkpoint) {
-  const fs::path doomed =
-      temporary_path(checkpoint.parent_path(), "removed-" + checkpoint.filename().string());
+  const fs::path doomed = temporary_path(checkpoint.parent_path(), "removed-" + checkpoint.filename().string());
   remove_tree(doomed);
   rename_path(checkpoint, doomed);
   remove_tree(doomed);
@@ -106,8 +102,7 @@ void remove_checkpoint(const fs::path& checkpoint) {
 void publish(const fs::path& temporary, const fs::path& checkpoint) {
   if (::rename(temporary.c_str(), checkpoint.c_str()) == 0) return;
   if (errno == ENOTEMPTY || errno == EEXIST) {
-    if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, checkpoint.c_str(), RENAME_EXCHANGE) ==
-        0) {
+    if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, checkpoint.c_str(), RENAME_EXCHANGE) == 0) {
       return;
     }
     remove_checkpoint(checkpoint);
@@ -115,8 +110,7 @@ void publish(const fs::path& temporary, const fs::path& checkpoint) {
   rename_path(temporary, checkpoint);
 }
 
-std::vector<ManifestTensor> manifest_tensors(std::span<const NamedTensor> tensors,
-                                             std::vector<std::string> hashes) {
+std::vector<ManifestTensor> manifest_tensors(std::span<const NamedTensor> tensors, std::vector<std::string> hashes) {
   std::vector<ManifestTensor> entries;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [name, tensor] = tensors[i];
@@ -194,8 +188,7 @@ void prune_checkpoints(const fs::path& dir, int64_t keep_last) {
   const std::vector<fs::path> found = list_checkpoints(dir);
   const auto keep = static_cast<size_t>(std::max<int64_t>(keep_last, 0));
   if (keep > 0 && found.size() > keep) {
-    for (const fs::path& path : std::span(found).first(found.size() - keep))
-      remove_checkpoint(path);
+    for (const fs::path& path : std::span(found).first(found.size() - keep)) remove_checkpoint(path);
   }
   for (const fs::path& path : entries_of(dir)) {
     if (is_stale_temporary(path.filename().string())) remove_tree(path);

@@ -38,8 +38,7 @@ std::vector<ManifestTensor> tensors_from_json(const Json& list) {
     const auto dims = item.at("shape").get<std::vector<int64_t>>();
     const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
     NMOE_CHECK(dtype.has_value(), "dtype {} in an intact manifest", item.at("dtype").dump());
-    tensors.push_back({item.at("name").get<std::string>(), *dtype,
-                       Shape{std::span<const int64_t>(dims)},
+    tensors.push_back({item.at("name").get<std::string>(), *dtype, Shape{std::span<const int64_t>(dims)},
                        item.at("sha256").get<std::string>()});
   }
   return tensors;
@@ -77,15 +76,14 @@ std::string print_manifest(const CheckpointManifest& manifest) {
 CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
-    throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()),
-                        "");
+    throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()), "");
   }
   // The version comes first: another one may differ in everything else.
   const Json version = json.value("format_version", Json());
   if (version != kFormatVersion) {
-    throw runtime_error(fmt::format("'{}' has format version {}; this nmoe reads {}", path.string(),
-                                    version.dump(), kFormatVersion),
-                        "use the nmoe that wrote it");
+    throw runtime_error(
+        fmt::format("'{}' has format version {}; this nmoe reads {}", path.string(), version.dump(), kFormatVersion),
+        "use the nmoe that wrote it");
   }
   if (json.value(kOwnHashKey, Json()) != own_hash(json)) {
     throw runtime_error(fmt::format("'{}' was altered: its hash differs", path.string()), "");
@@ -104,8 +102,8 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   json.at("created_at").get_to(info.created_at);
   json.at("weights_sha256").get_to(manifest.weights_sha256);
   for (const Json& file : json.at("files")) {
-    manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
-                              file.value("sha256", std::string())});
+    manifest.files.push_back(
+        {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
   }
   manifest.model = tensors_from_json(json.at("model"));
   manifest.optimizer = tensors_from_json(json.at("optimizer"));
@@ -118,8 +116,7 @@ std::string combined_sha256(std::span<const ManifestTensor> tensors) {
   std::ranges::sort(sorted, {}, &ManifestTensor::name);
   Sha256 hash;
   for (const ManifestTensor* tensor : sorted) {
-    hash.update(fmt::format("{} {} {} {}\n", tensor->name, dtype_name(tensor->dtype), tensor->shape,
-                            tensor->sha256));
+    hash.update(fmt::format("{} {} {} {}\n", tensor->name, dtype_name(tensor->dtype), tensor->shape, tensor->sha256));
   }
   return hash.finish();
 }

@@ -33,8 +33,7 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
 }
 
 // The path of `name` in the checkpoint once it is known to have its recorded size.
-fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest,
-                    std::string_view name) {
+fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
   const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
   NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
   fs::path path = checkpoint / name;
@@ -44,8 +43,7 @@ fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manife
   return path;
 }
 
-std::string read_text(const fs::path& checkpoint, const CheckpointManifest& manifest,
-                      std::string_view name) {
+std::string read_text(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
   const fs::path path = sized_file(checkpoint, manifest, name);
   std::string text = read_file(path);
   if (sha256_hex(text) != std::ranges::find(manifest.files, name, &ManifestFile::name)->sha256) {
@@ -55,19 +53,18 @@ std::string read_text(const fs::path& checkpoint, const CheckpointManifest& mani
 }
 
 // Opens a tensor file and holds its header against the manifest.
-SafetensorsFile open_tensors(const fs::path& checkpoint, const CheckpointManifest& manifest,
-                             std::string_view name, std::span<const ManifestTensor> tensors) {
+SafetensorsFile open_tensors(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name,
+                             std::span<const ManifestTensor> tensors) {
   SafetensorsFile file(sized_file(checkpoint, manifest, name));
   for (const ManifestTensor& tensor : tensors) {
     const SafetensorsFile::Entry* entry = file.find(tensor.name);
     if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != tensor.shape) {
-      throw fault(file.path(), fmt::format("tensor '{}' is not {} {} as in the manifest",
-                                           tensor.name, dtype_name(tensor.dtype), tensor.shape));
+      throw fault(file.path(), fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
+                                           dtype_name(tensor.dtype), tensor.shape));
     }
   }
   if (file.entries().size() != tensors.size()) {
-    throw fault(file.path(), fmt::format("{} tensors, {} in the manifest", file.entries().size(),
-                                         tensors.size()));
+    throw fault(file.path(), fmt::format("{} tensors, {} in the manifest", file.entries().size(), tensors.size()));
   }
   return file;
 }
@@ -79,9 +76,7 @@ void verify_tensor(const SafetensorsFile& file, const ManifestTensor& tensor, vo
   }
 }
 
-fs::path parent_of(const fs::path& path) {
-  return path.has_parent_path() ? path.parent_path() : fs::path(".");
-}
+fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 // The checkpoint that `path` means.
 fs::path resolve(const fs::path& path) {
@@ -126,8 +121,7 @@ CheckpointReader::CheckpointReader(fs::path checkpoint)
       config_toml_(read_text(path_, manifest_, "config.toml")),
       tokenizer_json_(read_text(path_, manifest_, "tokenizer.json")),
       model_file_(open_tensors(path_, manifest_, "model.safetensors", manifest_.model)),
-      optimizer_file_(
-          open_tensors(path_, manifest_, "optimizer.safetensors", manifest_.optimizer)) {}
+      optimizer_file_(open_tensors(path_, manifest_, "optimizer.safetensors", manifest_.optimizer)) {}
 
 CheckpointReader CheckpointReader::open(const fs::path& path) {
   const fs::path checkpoint = resolve(path);
@@ -141,27 +135,23 @@ CheckpointReader CheckpointReader::open(const fs::path& path) {
 void CheckpointReader::load(const std::string& name, const Tensor& destination) const {
   const auto in_model = std::ranges::find(manifest_.model, name, &ManifestTensor::name);
   const bool found = in_model != manifest_.model.end();
-  load_from(found ? model_file_ : optimizer_file_, found ? model() : optimizer(), name,
-            destination);
+  load_from(found ? model_file_ : optimizer_file_, found ? model() : optimizer(), name, destination);
 }
 
-void CheckpointReader::load_from(const SafetensorsFile& file,
-                                 std::span<const ManifestTensor> tensors, const std::string& name,
-                                 const Tensor& destination) const {
+void CheckpointReader::load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
+                                 const std::string& name, const Tensor& destination) const {
   const auto tensor = std::ranges::find(tensors, name, &ManifestTensor::name);
   if (tensor == tensors.end()) {
-    throw usage_error(fmt::format("checkpoint '{}' has no tensor '{}'", path_.string(), name),
-                      kOtherConfigRemedy);
+    throw usage_error(fmt::format("checkpoint '{}' has no tensor '{}'", path_.string(), name), kOtherConfigRemedy);
   }
   if (tensor->dtype != destination.dtype() || tensor->shape != destination.shape()) {
     throw usage_error(
-        fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}",
-                    path_.string(), name, dtype_name(tensor->dtype), tensor->shape,
-                    dtype_name(destination.dtype()), destination.shape()),
+        fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}", path_.string(), name,
+                    dtype_name(tensor->dtype), tensor->shape, dtype_name(destination.dtype()), destination.shape()),
         kOtherConfigRemedy);
   }
-  NMOE_CHECK(destination.raw() != nullptr || destination.num_bytes() == 0,
-             "tensor '{}' is loaded into no memory", name);
+  NMOE_CHECK(destination.raw() != nullptr || destination.num_bytes() == 0, "tensor '{}' is loaded into no memory",
+             name);
   try {
     verify_tensor(file, *tensor, destination.raw());
   } catch (const Error& error) {
@@ -169,8 +159,7 @@ void CheckpointReader::load_from(const SafetensorsFile& file,
   }
 }
 
-void CheckpointReader::load_all(const SafetensorsFile& file,
-                                std::span<const ManifestTensor> tensors,
+void CheckpointReader::load_all(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
                                 std::span<const NamedTensor> destinations) const {
   std::set<std::string_view> unclaimed;
   for (const ManifestTensor& tensor : tensors) unclaimed.insert(tensor.name);
@@ -179,8 +168,8 @@ void CheckpointReader::load_all(const SafetensorsFile& file,
     unclaimed.erase(item.name);
   }
   if (!unclaimed.empty()) {
-    throw usage_error(fmt::format("checkpoint '{}' has a tensor '{}', unknown to the configuration",
-                                  path_.string(), *unclaimed.begin()),
+    throw usage_error(fmt::format("checkpoint '{}' has a tensor '{}', unknown to the configuration", path_.string(),
+                                  *unclaimed.begin()),
                       kOtherConfigRemedy);
   }
 }
@@ -202,8 +191,7 @@ void CheckpointReader::verify_tensors() const {
 
 std::string CheckpointReader::weights_sha256() const {
   try {
-    for (const ManifestTensor& tensor : manifest_.model)
-      verify_tensor(model_file_, tensor, nullptr);
+    for (const ManifestTensor& tensor : manifest_.model) verify_tensor(model_file_, tensor, nullptr);
   } catch (const Error& error) {
     throw refusal(path_, error);
   }

@@ -44,8 +44,8 @@ class CheckpointReader {
 
   explicit CheckpointReader(fs::path checkpoint);
   void verify_tensors() const;
-  void load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
-                 const std::string& name, const Tensor& destination) const;
+  void load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors, const std::string& name,
+                 const Tensor& destination) const;
   void load_all(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
                 std::span<const NamedTensor> destinations) const;
 

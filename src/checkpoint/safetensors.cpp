@@ -30,9 +30,8 @@ std::string header_of(std::span<const NamedTensor> tensors) {
   for (const NamedTensor& item : tensors) {
     const Tensor& tensor = item.tensor;
     const uint64_t end = offset + static_cast<uint64_t>(tensor.num_bytes());
-    header[item.name] = {{"dtype", dtype_name(tensor.dtype())},
-                         {"shape", tensor.shape().dims()},
-                         {"data_offsets", {offset, end}}};
+    header[item.name] = {
+        {"dtype", dtype_name(tensor.dtype())}, {"shape", tensor.shape().dims()}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump();
@@ -53,16 +52,14 @@ Json parse_header(const MappedFile& file) {
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
   if (length > kMaxHeaderBytes || length > bytes.size() - kLengthBytes) {
-    throw damaged(file.path(),
-                  fmt::format("a header of {} bytes in a file of {}", length, bytes.size()));
+    throw damaged(file.path(), fmt::format("a header of {} bytes in a file of {}", length, bytes.size()));
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data() + kLengthBytes);
   Json header;
   try {
     header = Json::parse(text, text + length);
   } catch (const Json::parse_error& error) {
-    throw damaged(file.path(),
-                  fmt::format("the header is no JSON from its byte {} on", error.byte));
+    throw damaged(file.path(), fmt::format("the header is no JSON from its byte {} on", error.byte));
   }
   if (!header.is_object()) throw damaged(file.path(), "the header is no JSON object");
   return header;
@@ -82,19 +79,15 @@ std::optional<std::vector<int64_t>> natural_numbers(const Json& object, const ch
 }
 
 // Offsets in the result still count from the first tensor byte.
-SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name,
-                                   const Json& object) {
-  const auto fail = [&](const std::string& what) {
-    return damaged(path, fmt::format("tensor '{}': {}", name, what));
-  };
+SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name, const Json& object) {
+  const auto fail = [&](const std::string& what) { return damaged(path, fmt::format("tensor '{}': {}", name, what)); };
   if (!object.is_object()) throw fail("its header entry is no JSON object");
 
   const auto dtype_text = object.find("dtype");
   if (dtype_text == object.end() || !dtype_text->is_string()) throw fail("no dtype");
   const auto dtype = dtype_from_name(dtype_text->get_ref<const std::string&>());
   if (!dtype) {
-    throw fail(
-        fmt::format("unknown dtype {} (known: F64, F32, BF16, I32, U8)", dtype_text->dump()));
+    throw fail(fmt::format("unknown dtype {} (known: F64, F32, BF16, I32, U8)", dtype_text->dump()));
   }
 
   const auto dims = natural_numbers(object, "shape");
@@ -112,22 +105,19 @@ SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name
   const auto [begin, end] = std::array{(*offsets)[0], (*offsets)[1]};
   const Shape shape{std::span<const int64_t>(*dims)};
   if (begin > end || end - begin != bytes) {
-    throw fail(fmt::format("offsets [{}, {}) for {} {}, which takes {} bytes", begin, end,
-                           dtype_name(*dtype), shape, bytes));
+    throw fail(
+        fmt::format("offsets [{}, {}) for {} {}, which takes {} bytes", begin, end, dtype_name(*dtype), shape, bytes));
   }
   return {name, *dtype, shape, static_cast<size_t>(begin), static_cast<size_t>(end)};
 }
 
 }  // namespace
 
-std::vector<std::string> write_safetensors(const fs::path& path,
-                                           std::span<const NamedTensor> tensors) {
+std::vector<std::string> write_safetensors(const fs::path& path, std::span<const NamedTensor> tensors) {
   std::set<std::string_view> names;
   for (const NamedTensor& item : tensors) {
-    NMOE_CHECK(item.name != kMetadataKey && names.insert(item.name).second, "tensor name '{}'",
-               item.name);
-    NMOE_CHECK(item.tensor.raw() != nullptr || item.tensor.num_bytes() == 0,
-               "tensor '{}' has no data", item.name);
+    NMOE_CHECK(item.name != kMetadataKey && names.insert(item.name).second, "tensor name '{}'", item.name);
+    NMOE_CHECK(item.tensor.raw() != nullptr || item.tensor.num_bytes() == 0, "tensor '{}' has no data", item.name);
   }
 
   FileWriter file(path);
@@ -167,23 +157,20 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     if (entry.begin != expected) {
-      throw damaged(path,
-                    fmt::format("tensor '{}' begins at offset {}, but the one before it ends at {}",
-                                entry.name, entry.begin, expected));
+      throw damaged(path, fmt::format("tensor '{}' begins at offset {}, but the one before it ends at {}", entry.name,
+                                      entry.begin, expected));
     }
     expected = entry.end;
     if (entry.end > file_.bytes().size() - first) {
-      throw damaged(path,
-                    fmt::format("tensor '{}' ends at byte {} of a file of {}: the file was cut off",
-                                entry.name, first + entry.end, file_.bytes().size()));
+      throw damaged(path, fmt::format("tensor '{}' ends at byte {} of a file of {}: the file was cut off", entry.name,
+                                      first + entry.end, file_.bytes().size()));
     }
     entry.begin += first;
     entry.end += first;
     index_.emplace(entry.name, i);
   }
   if (first + expected != file_.bytes().size()) {
-    throw damaged(path, fmt::format("{} bytes after the last tensor",
-                                    file_.bytes().size() - first - expected));
+    throw damaged(path, fmt::format("{} bytes after the last tensor", file_.bytes().size() - first - expected));
   }
 }
 

@@ -23,8 +23,7 @@ namespace nmoe {
 // Writes `tensors` in the order given, straight from their memory, and syncs the file. Tensor bytes
 // begin at a multiple of 8. Returns the SHA-256 of each tensor's bytes, in the same order. Leaves
 // no file behind on an Error (runtime). Names must differ (checked).
-std::vector<std::string> write_safetensors(const fs::path& path,
-                                           std::span<const NamedTensor> tensors);
+std::vector<std::string> write_safetensors(const fs::path& path, std::span<const NamedTensor> tensors);
 
 // A safetensors file, mapped for reading. Const members may be called from several threads.
 class SafetensorsFile {

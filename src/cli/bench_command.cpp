@@ -15,9 +15,9 @@ void bench_train_command(const BenchTrainArguments& arguments) {
         "{{\"device\": \"{}\", \"tokens\": \"{}\", \"steps\": {}, \"tokens_per_step\": {}, \"parameters\": {}, "
         "\"active_parameters\": {}, \"flops_per_token\": {}, \"ms_per_step\": {:.3f}, \"tokens_per_s\": {:.1f}, "
         "\"gflops\": {:.2f}, \"peak_gflops\": {:.2f}, \"share_of_peak\": {:.4f}, \"load_max_over_mean\": {:.3f}}}\n",
-        bench.device, bench.tokens, bench.steps, bench.tokens_per_step, bench.cost.parameters, bench.cost.active_parameters,
-        bench.cost.flops_per_token, bench.ms_per_step, bench.tokens_per_s, bench.flops / 1e9, bench.peak_flops / 1e9,
-        bench.flops / bench.peak_flops, bench.load_max_over_mean);
+        bench.device, bench.tokens, bench.steps, bench.tokens_per_step, bench.cost.parameters,
+        bench.cost.active_parameters, bench.cost.flops_per_token, bench.ms_per_step, bench.tokens_per_s,
+        bench.flops / 1e9, bench.peak_flops / 1e9, bench.flops / bench.peak_flops, bench.load_max_over_mean);
     return;
   }
   fmt::print("device          {}\n", bench.device);
@@ -26,11 +26,11 @@ void bench_train_command(const BenchTrainArguments& arguments) {
              human_count(static_cast<double>(bench.cost.parameters)),
              human_count(static_cast<double>(bench.cost.active_parameters)), human_count(bench.cost.flops_per_token));
   fmt::print("router load     {:.2f} largest over mean\n", bench.load_max_over_mean);
-  fmt::print("step            {:.1f} ms (median of {}): forward and backward {:.1f}, optimizer {:.1f}\n", bench.ms_per_step,
-             bench.steps, bench.ms_forward_backward, bench.ms_optimizer);
+  fmt::print("step            {:.1f} ms (median of {}): forward and backward {:.1f}, optimizer {:.1f}\n",
+             bench.ms_per_step, bench.steps, bench.ms_forward_backward, bench.ms_optimizer);
   fmt::print("throughput      {:.0f} tokens/s\n", bench.tokens_per_s);
-  fmt::print("share of peak   {:.1f} % ({:.1f} of {:.1f} GFLOP/s measured beside it)\n", 100.0 * bench.flops / bench.peak_flops,
-             bench.flops / 1e9, bench.peak_flops / 1e9);
+  fmt::print("share of peak   {:.1f} % ({:.1f} of {:.1f} GFLOP/s measured beside it)\n",
+             100.0 * bench.flops / bench.peak_flops, bench.flops / 1e9, bench.peak_flops / 1e9);
 }
 
 }  // namespace nmoe::cli

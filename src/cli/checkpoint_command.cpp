@@ -9,10 +9,11 @@ void checkpoint_info_command(const std::string& path) {
   const CheckpointReader reader = CheckpointReader::open(path);
   const CheckpointInfo& info = reader.info();
   fmt::print(
-      "checkpoint     {}\nrun            {}\nstep           {}\ntokens         {}\nparameters     {}\nwritten        {}, by nmoe "
+      "checkpoint     {}\nrun            {}\nstep           {}\ntokens         {}\nparameters     {}\nwritten        "
+      "{}, by nmoe "
       "{} ({})\nconfig         {}\ndata           {}\nweights        {}\n",
-      reader.path().string(), info.run_id, info.step, info.tokens, info.num_parameters, info.created_at, info.nmoe_version,
-      info.nmoe_commit, info.config_fingerprint, info.data_fingerprint, reader.weights_sha256());
+      reader.path().string(), info.run_id, info.step, info.tokens, info.num_parameters, info.created_at,
+      info.nmoe_version, info.nmoe_commit, info.config_fingerprint, info.data_fingerprint, reader.weights_sha256());
 }
 
 void checkpoint_verify_command(const std::string& path) {

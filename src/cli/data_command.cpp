@@ -24,11 +24,13 @@ constexpr double kMilestone = 0.1;  // of the work, between plain lines
 void print_split(const char* name, const SplitReport& split) {
   if (split.documents == 0) return;
   fmt::print("{:<6}{} documents, {} tokens, {} bytes ({:.3f} bytes per token), {} shard{}\n", name, split.documents,
-             split.tokens, split.bytes, static_cast<double>(split.bytes) / static_cast<double>(split.tokens), split.shards,
-             split.shards == 1 ? "" : "s");
+             split.tokens, split.bytes, static_cast<double>(split.bytes) / static_cast<double>(split.tokens),
+             split.shards, split.shards == 1 ? "" : "s");
 }
 
-std::string read_standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
+std::string read_standard_input() {
+  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
 
 }  // namespace
 
@@ -39,7 +41,8 @@ void prep_command(PrepOptions options) {
   options.progress = [&](const PrepProgress& progress) {
     if (!line) line = std::make_unique<ProgressLine>("prep", "MB", progress.total_bytes / kMegabyte);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    const double share = static_cast<double>(progress.bytes) / static_cast<double>(std::max<int64_t>(progress.total_bytes, 1));
+    const double share =
+        static_cast<double>(progress.bytes) / static_cast<double>(std::max<int64_t>(progress.total_bytes, 1));
     const bool milestone = share >= next_milestone;
     if (milestone) next_milestone = share + kMilestone;
     line->update(progress.bytes / kMegabyte,
@@ -52,7 +55,8 @@ void prep_command(PrepOptions options) {
   line.reset();
   print_split("train", report.train);
   print_split("valid", report.valid);
-  const double megabytes = static_cast<double>(report.train.bytes + report.valid.bytes) / static_cast<double>(kMegabyte);
+  const double megabytes =
+      static_cast<double>(report.train.bytes + report.valid.bytes) / static_cast<double>(kMegabyte);
   fmt::print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}\n", megabytes, report.seconds, megabytes / report.seconds,
              options.out.string());
 }
@@ -91,8 +95,8 @@ void tokenizer_decode_command(const std::string& tokenizer) {
 
 void tokenizer_info_command(const std::string& tokenizer) {
   const auto loaded = load_tokenizer(tokenizer);
-  fmt::print("kind        {}\nvocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->name(), loaded->vocab_size(),
-             loaded->eos_id(), loaded->hash());
+  fmt::print("kind        {}\nvocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->name(),
+             loaded->vocab_size(), loaded->eos_id(), loaded->hash());
 }
 
 }  // namespace nmoe::cli

@@ -1,7 +1,7 @@
 // The program `n`: arguments, then one command. Compiled for any x86-64, so that it can say what the rest needs.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
 #include <exception>
@@ -80,7 +80,8 @@ class CommandLine {
     prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
     prep->add_option("--split-on", prep_.split_on, "a line that separates documents; without it a file is one");
     prep->add_option("--tokenizer", prep_.tokenizer, "\"bytes\" or a tokenizer.json")->capture_default_str();
-    prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")->capture_default_str();
+    prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
+        ->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
     prep->add_option("--threads", prep_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     prep->add_option("-o,--out", prep_.out, "folder to write")->required();
@@ -114,7 +115,8 @@ class CommandLine {
     add_use("verify", "hash everything again and report the first bad tensor", checkpoint_verify_command);
 
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
-    generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+    generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
+        ->required();
     generate->add_option("--prompt", generate_.prompt, "text to go on from");
     generate->add_option("--max-tokens", generate_.max_tokens)->check(number(0))->capture_default_str();
     generate->add_option("--temperature", generate_.temperature, "0: always the likeliest token")
@@ -124,7 +126,9 @@ class CommandLine {
         ->check(number(0, 1))
         ->capture_default_str();
     generate->add_option("--seed", generate_.seed)->capture_default_str();
-    generate->add_option("--threads", generate_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    generate->add_option("--threads", generate_.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
     generate->callback([this] { run_ = [this] { generate_command(generate_); }; });
   }
 
@@ -152,10 +156,11 @@ class CommandLine {
 
 // "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.
 std::string missing_cpu_feature() {
-  const std::pair<const char*, bool> needed[] = {
-      {"AVX2", __builtin_cpu_supports("avx2") != 0},   {"FMA", __builtin_cpu_supports("fma") != 0},
-      {"BMI", __builtin_cpu_supports("bmi") != 0},     {"BMI2", __builtin_cpu_supports("bmi2") != 0},
-      {"POPCNT", __builtin_cpu_supports("popcnt") != 0}};
+  const std::pair<const char*, bool> needed[] = {{"AVX2", __builtin_cpu_supports("avx2") != 0},
+                                                 {"FMA", __builtin_cpu_supports("fma") != 0},
+                                                 {"BMI", __builtin_cpu_supports("bmi") != 0},
+                                                 {"BMI2", __builtin_cpu_supports("bmi2") != 0},
+                                                 {"POPCNT", __builtin_cpu_supports("popcnt") != 0}};
   for (const auto& [name, present] : needed) {
     if (!present) return name;
   }
@@ -185,9 +190,8 @@ Error argument_error(const CLI::App& app, const CLI::ParseError& error) {
 
 int run_program(int argc, char** argv) {
   CLI::App app("Trains Mixture-of-Experts language models.", "n");
-  app.set_version_flag("--version", [] {
-    return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices());
-  });
+  app.set_version_flag("--version",
+                       [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
   app.require_subcommand(1);
   std::function<void()> run;
   const CommandLine command_line(app, run);
@@ -207,7 +211,8 @@ int run_program(int argc, char** argv) {
 int main(int argc, char** argv) {
   const std::string missing = nmoe::cli::missing_cpu_feature();
   if (!missing.empty()) {
-    std::fprintf(stderr, "error: this processor has no %s\nremedy: run nmoe on an x86-64-v3 processor (2013 or later)\n",
+    std::fprintf(stderr,
+                 "error: this processor has no %s\nremedy: run nmoe on an x86-64-v3 processor (2013 or later)\n",
                  missing.c_str());
     return 1;
   }

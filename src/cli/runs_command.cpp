@@ -16,13 +16,13 @@ void runs_command(const RunsArguments& arguments) {
                       "train something first, or name the runs' folder with --dir");
   }
   RunStore store(database);
-  fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", "run", "name", "status", "step", "loss", "tokens/s", "started",
-             "reason");
+  fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", "run", "name", "status", "step", "loss", "tokens/s",
+             "started", "reason");
   for (const RunRow& run : store.list(arguments.limit)) {
     const std::string loss = run.last_loss ? fmt::format("{:.4f}", *run.last_loss) : "-";
     const std::string rate = run.tokens_per_s ? human_count(*run.tokens_per_s) : "-";
-    fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", run.id, run.name, run_status_name(run.status), run.step, loss,
-               rate, run.started_at, run.reason);
+    fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", run.id, run.name, run_status_name(run.status),
+               run.step, loss, rate, run.started_at, run.reason);
   }
 }
 

@@ -13,17 +13,16 @@ namespace nmoe::cli {
 
 void train_command(const TrainArguments& arguments) {
   const Config config = load_config(arguments.config.file, arguments.config.overrides);
-  const TrainSummary summary = train(config, {.resume = arguments.resume,
-                                              .version = std::string(version()),
-                                              .commit = std::string(commit())});
+  const TrainSummary summary =
+      train(config, {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit())});
   if (summary.steps_now > 0) {
     fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);
   } else {
     fmt::print("nothing to do: {} steps are done\n", summary.steps);
   }
   if (summary.valid) {
-    fmt::print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n", summary.valid->loss,
-               summary.valid->bits_per_byte, summary.valid->tokens, summary.valid->bytes);
+    fmt::print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n",
+               summary.valid->loss, summary.valid->bits_per_byte, summary.valid->tokens, summary.valid->bytes);
   }
   fmt::print("checkpoint {}\n", summary.checkpoint.string());
   if (summary.interrupted) {

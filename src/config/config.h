@@ -132,11 +132,11 @@ struct ScheduleConfig {
   double floor = 0.0;  // absolute rate that no group decays below; a lower peak is kept
 };
 struct OptimConfig {
-  double clip_norm = 1.0;  // global gradient norm; 0: no clipping
-  GroupConfig matrices;    // 2-D weights of attention, dense MLPs and shared experts
-  GroupConfig experts;     // routed experts, [E, out, in]
+  double clip_norm = 1.0;                   // global gradient norm; 0: no clipping
+  GroupConfig matrices;                     // 2-D weights of attention, dense MLPs and shared experts
+  GroupConfig experts;                      // routed experts, [E, out, in]
   GroupConfig router{.weight_decay = 0.0};  // router weights; never decay
-  GroupConfig rest;  // embedding, head, norms; no decay on embedding and norms
+  GroupConfig rest;                         // embedding, head, norms; no decay on embedding and norms
   AdamWConfig adamw;
   MuonConfig muon;
   ScheduleConfig schedule;

@@ -38,14 +38,12 @@ Entry entry_of(const toml::node& node) {
 
 // A key in a path, quoted where TOML demands it: the key "model.dim" is not dim in [model].
 std::string path_part(std::string_view key) {
-  constexpr std::string_view kBare =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+  constexpr std::string_view kBare = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
   const bool is_bare = !key.empty() && key.find_first_not_of(kBare) == std::string_view::npos;
   return is_bare ? std::string(key) : to_toml(std::string(key));
 }
 
-void collect(const toml::table& table, const std::string& prefix,
-             std::vector<PlacedEntry>& entries) {
+void collect(const toml::table& table, const std::string& prefix, std::vector<PlacedEntry>& entries) {
   for (const auto& [key, node] : table) {
     const std::string path = prefix + path_part(key.str());
     const toml::table* inner = node.as_table();
@@ -65,14 +63,12 @@ std::vector<Entry> read_entries(std::string_view toml, std::string_view name) {
   try {
     document = toml::parse(toml, name);
   } catch (const toml::parse_error& error) {
-    throw usage_error(
-        fmt::format("{}:{}: {}", name, error.source().begin.line, error.description()),
-        "correct the TOML there");
+    throw usage_error(fmt::format("{}:{}: {}", name, error.source().begin.line, error.description()),
+                      "correct the TOML there");
   }
   std::vector<PlacedEntry> placed;
   collect(document, "", placed);
-  std::ranges::stable_sort(
-      placed, [](const PlacedEntry& a, const PlacedEntry& b) { return a.position < b.position; });
+  std::ranges::stable_sort(placed, [](const PlacedEntry& a, const PlacedEntry& b) { return a.position < b.position; });
 
   std::vector<Entry> entries;
   for (PlacedEntry& p : placed) {

@@ -12,8 +12,7 @@ namespace {
 constexpr std::string_view kPrefix = "NMOE_";
 
 bool is_expandable(std::string_view variable) {
-  constexpr std::string_view kCharacters =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
+  constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
   return variable.starts_with(kPrefix) && variable.size() > kPrefix.size() &&
          variable.find_first_not_of(kCharacters) == std::string_view::npos;
 }
@@ -23,9 +22,9 @@ std::string expand_one(std::string_view expression, std::string_view place) {
   const size_t separator = expression.find(":-");
   const std::string variable(expression.substr(0, separator));
   if (!is_expandable(variable)) {
-    throw usage_error(fmt::format("{}: ${{{}}} is not expanded: its name does not start with {}",
-                                  place, expression, kPrefix),
-                      "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
+    throw usage_error(
+        fmt::format("{}: ${{{}}} is not expanded: its name does not start with {}", place, expression, kPrefix),
+        "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
   }
   const char* value = std::getenv(variable.c_str());
   if (separator != std::string_view::npos) {
@@ -36,9 +35,8 @@ std::string expand_one(std::string_view expression, std::string_view place) {
   }
   // Else the printed configuration, which has the value in its place, would not read back.
   if (std::string_view(value).find("${") != std::string_view::npos) {
-    throw usage_error(
-        fmt::format("{}: the value of {} contains \"${{\" itself: {}", place, variable, value),
-        fmt::format("set {} to a value to be taken as it is", variable));
+    throw usage_error(fmt::format("{}: the value of {} contains \"${{\" itself: {}", place, variable, value),
+                      fmt::format("set {} to a value to be taken as it is", variable));
   }
   return value;
 }

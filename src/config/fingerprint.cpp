@@ -13,9 +13,7 @@ namespace nmoe {
 namespace {
 
 // Unlike any TOML value when the key has no effect.
-std::string value_or_unused(const Field& field) {
-  return field.used() ? to_toml(field.get()) : "unused";
-}
+std::string value_or_unused(const Field& field) { return field.used() ? to_toml(field.get()) : "unused"; }
 
 }  // namespace
 

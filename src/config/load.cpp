@@ -70,12 +70,11 @@ Error unknown_key(const std::vector<Field>& fields, const Entry& entry) {
   if (entry.is_table) {
     const std::vector<std::string> names = section_names(fields);
     const std::string typo = nearest(entry.key, names);
-    return usage_error(fmt::format("{}: unknown section [{}]", entry.place, entry.key),
-                       typo.empty() ? fmt::format("sections: {}", fmt::join(names, ", "))
-                                    : fmt::format("did you mean [{}]?", typo));
+    return usage_error(
+        fmt::format("{}: unknown section [{}]", entry.place, entry.key),
+        typo.empty() ? fmt::format("sections: {}", fmt::join(names, ", ")) : fmt::format("did you mean [{}]?", typo));
   }
-  return usage_error(fmt::format("{}: unknown key {}", entry.place, entry.key),
-                     suggest_key(fields, entry.key));
+  return usage_error(fmt::format("{}: unknown key {}", entry.place, entry.key), suggest_key(fields, entry.key));
 }
 
 // "section.key=value". The value is TOML; text needs no quotes.
@@ -87,8 +86,7 @@ Entry read_override(std::vector<Field>& fields, std::string_view text) {
   };
   const size_t equals = text.find('=');
   if (equals == std::string_view::npos) {
-    throw usage_error(fmt::format("--set {}: there is no value", text),
-                      "write --set section.key=value");
+    throw usage_error(fmt::format("--set {}: there is no value", text), "write --set section.key=value");
   }
   const std::string_view key = trimmed(text.substr(0, equals));
   const std::string_view value = trimmed(text.substr(equals + 1));
@@ -120,23 +118,21 @@ void set_field(std::vector<Field>& fields, Entry entry) {
   }
   if (entry.value && field->set(*entry.value)) return;
 
-  throw usage_error(fmt::format("{}: {} = {}, but it must be {}", entry.place, entry.key,
-                                entry.written, field->allowed),
-                    fmt::format("correct {} ({})", entry.key, field->meaning));
+  throw usage_error(
+      fmt::format("{}: {} = {}, but it must be {}", entry.place, entry.key, entry.written, field->allowed),
+      fmt::format("correct {} ({})", entry.key, field->meaning));
 }
 
 }  // namespace
 
 Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides) {
   if (!std::filesystem::exists(path)) {
-    throw usage_error(fmt::format("there is no configuration file {}", path.string()),
-                      "check the path");
+    throw usage_error(fmt::format("there is no configuration file {}", path.string()), "check the path");
   }
   return parse_config(read_file(path), path.string(), overrides);
 }
 
-Config parse_config(std::string_view toml, std::string_view name,
-                    std::span<const std::string> overrides) {
+Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides) {
   Config config;
   std::vector<Field> fields = describe(config);
   std::vector<std::pair<std::string, std::string>> places;  // of every key that is set
@@ -152,9 +148,8 @@ Config parse_config(std::string_view toml, std::string_view name,
   for (const auto& [key, place] : places) {
     const Field* field = find_field(fields, key);
     if (field != nullptr && !field->used()) {
-      throw usage_error(
-          fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
-          fmt::format("remove it, or set {}", field->lacks));
+      throw usage_error(fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
+                        fmt::format("remove it, or set {}", field->lacks));
     }
   }
   if (const std::optional<Issue> issue = find_issue(config)) {

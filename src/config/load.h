@@ -18,8 +18,7 @@ namespace nmoe {
 Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides = {});
 
 // The same from TOML text; `name` stands for the file in messages.
-Config parse_config(std::string_view toml, std::string_view name,
-                    std::span<const std::string> overrides = {});
+Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides = {});
 
 // The resolved configuration as TOML: every key that has an effect, with its meaning as a comment.
 // For a `c` that was loaded, parse_config(print_config(c)) equals it.

@@ -1,8 +1,7 @@
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <variant>
@@ -26,8 +25,8 @@ std::string print_section(std::span<const Field> fields) {
   }
   std::string text = fmt::format("\n[{}]\n", fields.front().section());
   for (const Field& field : fields) {
-    text += fmt::format("{:<{}} = {:<{}}  # {}", field.name(), name_width, to_toml(field.get()),
-                        value_width, field.meaning);
+    text += fmt::format("{:<{}} = {:<{}}  # {}", field.name(), name_width, to_toml(field.get()), value_width,
+                        field.meaning);
     if (!field.names.empty()) text += fmt::format("; {}", field.allowed);
     text += '\n';
   }
@@ -43,9 +42,8 @@ std::string print_config(const Config& config) {
 
   std::string text = "# The resolved configuration: every key that has an effect.\n";
   for (auto begin = fields.begin(); begin != fields.end();) {
-    const auto end = std::find_if(begin, fields.end(), [&](const Field& field) {
-      return field.section() != begin->section();
-    });
+    const auto end =
+        std::find_if(begin, fields.end(), [&](const Field& field) { return field.section() != begin->section(); });
     text += print_section({begin, end});
     begin = end;
   }

@@ -44,12 +44,9 @@ struct Reals {
   double below = kInfinity;  // excluded
   bool min_excluded = false;
 
-  bool contains(double x) const {
-    return std::isfinite(x) && x < below && (min_excluded ? x > min : x >= min);
-  }
+  bool contains(double x) const { return std::isfinite(x) && x < below && (min_excluded ? x > min : x >= min); }
   std::string describe() const {
-    std::string text =
-        fmt::format("a finite number {} {}", min_excluded ? "above" : "of at least", min);
+    std::string text = fmt::format("a finite number {} {}", min_excluded ? "above" : "of at least", min);
     if (below < kInfinity) text += fmt::format(" and below {}", below);
     return text;
   }
@@ -80,20 +77,17 @@ struct Texts {
   std::string describe() const { return allowed; }
 };
 constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }};
-constexpr Texts kSomeText = {"a string that is not empty",
-                             [](const std::string& text) { return !text.empty(); }};
+constexpr Texts kSomeText = {"a string that is not empty", [](const std::string& text) { return !text.empty(); }};
 // A run's name becomes a file's.
 constexpr Texts kFileName = {
-    "a string of letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'",
-    [](const std::string& text) {
-      constexpr std::string_view kCharacters =
-          "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
+    "a string of letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'", [](const std::string& text) {
+      constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
       return !text.empty() && text[0] != '.' && text[0] != '-' &&
              text.find_first_not_of(kCharacters) == std::string::npos;
     }};
-constexpr Texts kBytesOrNone = {
-    "a size such as \"8 GiB\" or \"512MiB\", or empty",
-    [](const std::string& text) { return text.empty() || try_parse_bytes(text).value_or(0) > 0; }};
+constexpr Texts kBytesOrNone = {"a size such as \"8 GiB\" or \"512MiB\", or empty", [](const std::string& text) {
+                                  return text.empty() || try_parse_bytes(text).value_or(0) > 0;
+                                }};
 
 // What enumerators are called in TOML.
 template <class Enum>
@@ -104,16 +98,13 @@ struct Named {
 constexpr Named<std::string_view> kDevices[] = {{"cpu", "cpu"}, {"cuda", "cuda"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
-constexpr Named<AttentionKind> kAttentionKinds[] = {{AttentionKind::kMla, "mla"},
-                                                    {AttentionKind::kGqa, "gqa"}};
+constexpr Named<AttentionKind> kAttentionKinds[] = {{AttentionKind::kMla, "mla"}, {AttentionKind::kGqa, "gqa"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
-constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"},
-                                                {OptimizerKind::kMuon, "muon"}};
-constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"},
-                                                  {ScheduleUnit::kTokens, "tokens"}};
+constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
+constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
 constexpr Named<DecayShape> kDecayShapes[] = {
     {DecayShape::kCosine, "cosine"}, {DecayShape::kLinear, "linear"}, {DecayShape::kSqrt, "sqrt"}};
 
@@ -156,8 +147,7 @@ class FieldList {
 
   // A key for a member with a few named values.
   template <class T, class Enum, size_t N>
-  Field& key(std::string_view name, T& member, const Named<Enum> (&table)[N],
-             std::string_view meaning) {
+  Field& key(std::string_view name, T& member, const Named<Enum> (&table)[N], std::string_view meaning) {
     Field& field = add(name, meaning);
     std::vector<std::string> quoted_names;
     for (const Named<Enum>& entry : table) {
@@ -203,11 +193,9 @@ void describe_run(FieldList& f, RunConfig& run) {
   f.section("run");
   f.key("name", run.name, kFileName, "what the run is called").not_in_fingerprint();
   f.key("experiment", run.experiment, kSomeText, "runs are grouped by it").not_in_fingerprint();
-  f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live")
-      .not_in_fingerprint();
+  f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live").not_in_fingerprint();
   f.key("device", run.device, kDevices, "where the arithmetic is done").not_in_fingerprint();
-  f.key("threads", run.threads, Integers{0, 4096}, "CPU threads; 0: one per available CPU")
-      .not_in_fingerprint();
+  f.key("threads", run.threads, Integers{0, 4096}, "CPU threads; 0: one per available CPU").not_in_fingerprint();
   f.key("seed", run.seed, Integers{0}, "initialisation and data order");
 }
 
@@ -221,23 +209,18 @@ void describe_attention(FieldList& f, ModelConfig& model) {
   f.key("factor", yarn.factor, Reals{.min = 1.0}, "context extension; 1: plain RoPE");
   f.following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
   f.key("original_max_positions", yarn.original_max_positions, kSize, "context before extension");
-  f.key("beta_fast", yarn.beta_fast, kPositive,
-        "rotations in that context above which a pair is kept");
+  f.key("beta_fast", yarn.beta_fast, kPositive, "rotations in that context above which a pair is kept");
   f.key("beta_slow", yarn.beta_slow, kPositive, "rotations below which a pair is slowed by factor");
   f.key("mscale", yarn.mscale, kNonNegative, "magnitude correction of cos and sin");
-  f.key("mscale_all_dim", yarn.mscale_all_dim, kNonNegative,
-        "magnitude correction of the softmax scale");
+  f.key("mscale_all_dim", yarn.mscale_all_dim, kNonNegative, "magnitude correction of the softmax scale");
 
   MlaConfig& mla = model.mla;
   f.section("model.mla");
   f.following_need(model.attention == AttentionKind::kMla, "model.attention = \"mla\"");
-  f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone,
-        "width of latent queries; 0: projected directly");
+  f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone, "width of latent queries; 0: projected directly");
   f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "width of latent keys and values");
-  f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize,
-        "part of a query or key head without RoPE");
-  f.key("qk_rope_head_dim", mla.qk_rope_head_dim, kSize,
-        "part with RoPE, whose key all heads share");
+  f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize, "part of a query or key head without RoPE");
+  f.key("qk_rope_head_dim", mla.qk_rope_head_dim, kSize, "part with RoPE, whose key all heads share");
   f.key("v_head_dim", mla.v_head_dim, kSize, "width of a value head");
 
   GqaConfig& gqa = model.gqa;
@@ -254,8 +237,7 @@ void describe_moe(FieldList& f, MoeConfig& moe) {
   f.following_need(moe.num_experts > 0, "model.moe.num_experts > 0");
   f.key("top_k", moe.top_k, kSize, "routed experts of a token");
   f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert");
-  f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
-        "experts of the same width for every token");
+  f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone, "experts of the same width for every token");
   f.key("score", moe.score, kScoreFunctions, "of the router's logits");
   f.key("num_groups", moe.num_groups, kSize, "groups of experts; 1: no group limit");
   f.key("top_groups", moe.top_groups, kSize, "groups that a token's experts come from")
@@ -263,8 +245,7 @@ void describe_moe(FieldList& f, MoeConfig& moe) {
   f.key("normalise_weights", moe.normalise_weights, kFlag, "divide a token's weights by their sum");
   f.key("routed_scale", moe.routed_scale, kPositive, "factor of the weights");
   f.key("bias_rate", moe.bias_rate, kNonNegative, "step of the selection bias; 0: no bias");
-  f.key("balance_loss", moe.balance_loss, kNonNegative,
-        "coefficient of the sequence-wise balance loss");
+  f.key("balance_loss", moe.balance_loss, kNonNegative, "coefficient of the sequence-wise balance loss");
   f.key("z_loss", moe.z_loss, kNonNegative, "coefficient of the router z-loss");
 }
 
@@ -275,16 +256,14 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("dim", model.dim, kSize, "width of the residual stream");
   f.key("num_layers", model.num_layers, kSize, "attention and MLP blocks");
   f.key("num_heads", model.num_heads, kSize, "query heads");
-  f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone,
-        "so many first layers have a dense MLP")
+  f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "so many first layers have a dense MLP")
       .needs(has_experts, "model.moe.num_experts > 0");
   f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs")
       .needs(!has_experts || model.num_dense_layers > 0, "model.num_dense_layers > 0");
   f.key("activation", model.activation, kActivations, "of dense MLPs and experts");
   f.key("attention", model.attention, kAttentionKinds, "multi-head latent or grouped-query");
   f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global");
-  f.key("attn_global_every", model.attn_global_every, kSize,
-        "every n-th layer is global, and the last")
+  f.key("attn_global_every", model.attn_global_every, kSize, "every n-th layer is global, and the last")
       .needs(model.window > 0, "model.window > 0");
   f.key("norm_eps", model.norm_eps, kPositive, "added to the mean square in RMSNorm");
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
@@ -298,14 +277,13 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("router_std", init.router_std, kNonNegative, "of router weights")
       .needs(has_experts, "model.moe.num_experts > 0");
   f.key("truncation", init.truncation, kPositive, "normals end at so many standard deviations");
-  f.key("depth_scaled_outputs", init.depth_scaled_outputs, kFlag,
-        "output projections: std / sqrt(2 num_layers)");
+  f.key("depth_scaled_outputs", init.depth_scaled_outputs, kFlag, "output projections: std / sqrt(2 num_layers)");
 }
 
 void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) {
   const bool has_experts = model.moe.num_experts > 0;
-  const auto group = [&f](std::string_view section, GroupConfig& config, bool has_weights,
-                          auto decay_limits, std::string_view decay_meaning) -> Field& {
+  const auto group = [&f](std::string_view section, GroupConfig& config, bool has_weights, auto decay_limits,
+                          std::string_view decay_meaning) -> Field& {
     f.section(section);
     f.following_need(has_weights, "model.moe.num_experts > 0");
     f.key("optimizer", config.optimizer, kOptimizers, "of this parameter group");
@@ -316,12 +294,10 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.section("optim");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: none");
 
-  group("optim.matrices", optim.matrices, true, kNonNegative,
-        "of attention, dense MLPs and shared experts");
+  group("optim.matrices", optim.matrices, true, kNonNegative, "of attention, dense MLPs and shared experts");
   group("optim.experts", optim.experts, has_experts, kNonNegative, "of routed experts");
   group("optim.router", optim.router, has_experts, kZero, "router weights never decay");
-  group("optim.rest", optim.rest, true, kNonNegative,
-        "of the head; embedding and norms never decay")
+  group("optim.rest", optim.rest, true, kNonNegative, "of the head; embedding and norms never decay")
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
@@ -355,16 +331,12 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("steps", train.steps, Integers{1, kSpan.max}, "where to stop").not_in_fingerprint();
   f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step");
   // In the fingerprint because it fixes the order in which gradients are summed, and so their bits.
-  f.key("microbatch_seqs", train.microbatch_seqs, kSize,
-        "sequences of a forward and backward pass");
+  f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass");
   f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")
       .not_in_fingerprint();
-  f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines")
-      .not_in_fingerprint();
-  f.key("valid_every", train.valid_every, kSpan, "steps between validations; 0: only at the end")
-      .not_in_fingerprint();
-  f.key("valid_seqs", train.valid_seqs, kSpan,
-        "sequences of a periodic validation; 0: the whole split")
+  f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines").not_in_fingerprint();
+  f.key("valid_every", train.valid_every, kSpan, "steps between validations; 0: only at the end").not_in_fingerprint();
+  f.key("valid_seqs", train.valid_seqs, kSpan, "sequences of a periodic validation; 0: the whole split")
       .needs(train.valid_every > 0, "train.valid_every > 0")
       .not_in_fingerprint();
   f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop when a router has collapsed")
@@ -401,10 +373,8 @@ std::vector<Field> describe(Config& config) {
   describe_train(f, config.train, config.model);
 
   f.section("checkpoint");
-  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: only at the end")
-      .not_in_fingerprint();
-  f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all")
-      .not_in_fingerprint();
+  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: only at the end").not_in_fingerprint();
+  f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all").not_in_fingerprint();
   return f.take();
 }
 

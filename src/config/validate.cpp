@@ -19,8 +19,7 @@ class Rules {
   Rules(const Rules&) = delete;  // fields_ refers to config_
   Rules& operator=(const Rules&) = delete;
 
-  void require(bool holds, std::vector<std::string> keys, std::string_view reason,
-               std::string remedy) {
+  void require(bool holds, std::vector<std::string> keys, std::string_view reason, std::string remedy) {
     if (holds || broken_) return;
     // "a = 1: reason" or "a = 1 with b = 2, c = 3: reason"
     std::string what;
@@ -46,13 +45,11 @@ class Rules {
 
 void check_attention(Rules& rules, const ModelConfig& model) {
   if (model.attention == AttentionKind::kMla) {
-    rules.require(model.mla.qk_rope_head_dim % 2 == 0, {"model.mla.qk_rope_head_dim"},
-                  "RoPE rotates pairs", "make it even");
-  } else {
-    rules.require(model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs",
+    rules.require(model.mla.qk_rope_head_dim % 2 == 0, {"model.mla.qk_rope_head_dim"}, "RoPE rotates pairs",
                   "make it even");
-    rules.require(model.num_heads % model.gqa.num_kv_heads == 0,
-                  {"model.gqa.num_kv_heads", "model.num_heads"},
+  } else {
+    rules.require(model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs", "make it even");
+    rules.require(model.num_heads % model.gqa.num_kv_heads == 0, {"model.gqa.num_kv_heads", "model.num_heads"},
                   "key and value heads share the query heads evenly",
                   "let model.gqa.num_kv_heads divide model.num_heads");
   }
@@ -63,8 +60,7 @@ void check_attention(Rules& rules, const ModelConfig& model) {
                   "remove model.window, or set model.attn_global_every > 1 with several layers");
   }
   if (model.yarn.factor > 1.0) {
-    rules.require(model.yarn.beta_fast > model.yarn.beta_slow,
-                  {"model.yarn.beta_fast", "model.yarn.beta_slow"},
+    rules.require(model.yarn.beta_fast > model.yarn.beta_slow, {"model.yarn.beta_fast", "model.yarn.beta_slow"},
                   "the ramp from kept to slowed wavelengths has no width",
                   "raise model.yarn.beta_fast above model.yarn.beta_slow");
   }
@@ -73,16 +69,13 @@ void check_attention(Rules& rules, const ModelConfig& model) {
 void check_moe(Rules& rules, const ModelConfig& model) {
   const MoeConfig& moe = model.moe;
   if (moe.num_experts == 0) return;
-  rules.require(model.num_dense_layers < model.num_layers,
-                {"model.num_dense_layers", "model.num_layers"}, "no layer is left to the experts",
-                "lower model.num_dense_layers, or set model.moe.num_experts = 0");
+  rules.require(model.num_dense_layers < model.num_layers, {"model.num_dense_layers", "model.num_layers"},
+                "no layer is left to the experts", "lower model.num_dense_layers, or set model.moe.num_experts = 0");
   rules.require(moe.top_k <= moe.num_experts, {"model.moe.top_k", "model.moe.num_experts"},
                 "a token cannot go to more experts than there are", "lower model.moe.top_k");
   if (moe.num_groups == 1) return;
-  rules.require(moe.num_experts % moe.num_groups == 0,
-                {"model.moe.num_groups", "model.moe.num_experts"},
-                "all groups have the same number of experts",
-                "let model.moe.num_groups divide model.moe.num_experts");
+  rules.require(moe.num_experts % moe.num_groups == 0, {"model.moe.num_groups", "model.moe.num_experts"},
+                "all groups have the same number of experts", "let model.moe.num_groups divide model.moe.num_experts");
   const int64_t group_size = moe.num_experts / moe.num_groups;
   rules.require(moe.score != ScoreFunction::kSigmoid || group_size >= 2,
                 {"model.moe.num_groups", "model.moe.num_experts", "model.moe.score"},
@@ -90,11 +83,10 @@ void check_moe(Rules& rules, const ModelConfig& model) {
                 "lower model.moe.num_groups, or set model.moe.score = \"softmax\"");
   rules.require(moe.top_groups <= moe.num_groups, {"model.moe.top_groups", "model.moe.num_groups"},
                 "a token cannot choose more groups than there are", "lower model.moe.top_groups");
-  rules.require(
-      moe.top_k <= moe.top_groups * group_size,
-      {"model.moe.top_k", "model.moe.top_groups", "model.moe.num_groups", "model.moe.num_experts"},
-      fmt::format("the groups a token chooses have only {} experts", moe.top_groups * group_size),
-      "lower model.moe.top_k or raise model.moe.top_groups");
+  rules.require(moe.top_k <= moe.top_groups * group_size,
+                {"model.moe.top_k", "model.moe.top_groups", "model.moe.num_groups", "model.moe.num_experts"},
+                fmt::format("the groups a token chooses have only {} experts", moe.top_groups * group_size),
+                "lower model.moe.top_k or raise model.moe.top_groups");
 }
 
 void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
@@ -103,15 +95,12 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
                   "the router is trained by AdamW", "set it to \"adamw\" or remove it");
   }
   rules.require(optim.rest.optimizer != OptimizerKind::kMuon, {"optim.rest.optimizer"},
-                "embedding, head and norms are trained by AdamW",
-                "set it to \"adamw\" or remove it");
+                "embedding, head and norms are trained by AdamW", "set it to \"adamw\" or remove it");
 }
 
 void check_train(Rules& rules, const TrainConfig& train) {
-  rules.require(train.batch_seqs % train.microbatch_seqs == 0,
-                {"train.microbatch_seqs", "train.batch_seqs"},
-                "a batch is cut into equal microbatches",
-                "let train.microbatch_seqs divide train.batch_seqs");
+  rules.require(train.batch_seqs % train.microbatch_seqs == 0, {"train.microbatch_seqs", "train.batch_seqs"},
+                "a batch is cut into equal microbatches", "let train.microbatch_seqs divide train.batch_seqs");
 }
 
 }  // namespace

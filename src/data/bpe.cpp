@@ -25,8 +25,7 @@ constexpr int32_t kNone = -1;
 // (left, right) -> rank. Open addressing with linear probing, at most half full.
 class MergeTable {
  public:
-  explicit MergeTable(const std::vector<BpeMerge>& merges)
-      : slots_(std::bit_ceil(2 * merges.size() + 2)) {
+  explicit MergeTable(const std::vector<BpeMerge>& merges) : slots_(std::bit_ceil(2 * merges.size() + 2)) {
     for (size_t rank = 0; rank < merges.size(); ++rank) {
       Slot& slot = find(key_of(merges[rank].left, merges[rank].right));
       NMOE_CHECK(slot.rank == kNone, "merges {} and {} are the same pair", slot.rank, rank);
@@ -70,12 +69,9 @@ class WordCache {
     std::array<int32_t, 10> ids;
   };
 
-  Entry& at(std::string_view word) {
-    return entries_[std::hash<std::string_view>{}(word) & (kEntries - 1)];
-  }
+  Entry& at(std::string_view word) { return entries_[std::hash<std::string_view>{}(word) & (kEntries - 1)]; }
   static bool holds(const Entry& entry, std::string_view word) {
-    return entry.num_bytes == word.size() &&
-           std::memcmp(entry.bytes.data(), word.data(), word.size()) == 0;
+    return entry.num_bytes == word.size() && std::memcmp(entry.bytes.data(), word.data(), word.size()) == 0;
   }
   // Words too long for an entry are not kept.
   static void put(Entry& entry, std::string_view word, std::span<const int32_t> ids) {
@@ -195,16 +191,15 @@ std::array<int32_t, 256> BpeTokenizer::find_byte_ids(const BpeModel& model) {
   std::unordered_set<std::string_view> seen;
   for (size_t id = 0; id < model.tokens.size(); ++id) {
     const std::string& token = model.tokens[id];
-    NMOE_CHECK(
-        token.empty() == (static_cast<int32_t>(id) == model.eos_id) && seen.insert(token).second,
-        "token {} is empty or occurs twice", id);
+    NMOE_CHECK(token.empty() == (static_cast<int32_t>(id) == model.eos_id) && seen.insert(token).second,
+               "token {} is empty or occurs twice", id);
     if (token.size() == 1) ids[static_cast<unsigned char>(token[0])] = static_cast<int32_t>(id);
   }
   NMOE_CHECK(std::ranges::count(ids, kNone) == 0, "a byte has no token");
   const auto bytes_of = [&](int32_t id) { return model.tokens.at(static_cast<size_t>(id)); };
   for (const BpeMerge& merge : model.merges) {
-    NMOE_CHECK(bytes_of(merge.left) + bytes_of(merge.right) == bytes_of(merge.result),
-               "merge of {} and {} is not {}", merge.left, merge.right, merge.result);
+    NMOE_CHECK(bytes_of(merge.left) + bytes_of(merge.right) == bytes_of(merge.result), "merge of {} and {} is not {}",
+               merge.left, merge.right, merge.result);
   }
   return ids;
 }
@@ -234,8 +229,7 @@ std::string BpeTokenizer::hash_of(const BpeModel& model) {
   return hash.finish();
 }
 
-void BpeTokenizer::encode_word(std::string_view word, Scratch& scratch,
-                               std::vector<int32_t>& out) const {
+void BpeTokenizer::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
   NMOE_CHECK(word.size() < std::numeric_limits<int32_t>::max(), "a word of {} bytes", word.size());
   const auto size = static_cast<int32_t>(word.size());
   auto& pieces = scratch.pieces;
@@ -271,8 +265,7 @@ void BpeTokenizer::encode_word(std::string_view word, Scratch& scratch,
     right.rank = kNone;
     if (left.next != size) at(left.next).previous = i;
     for (const int32_t changed : {i, left.previous}) {
-      if (changed >= 0 && add_candidate(changed))
-        std::ranges::push_heap(candidates, std::greater{});
+      if (changed >= 0 && add_candidate(changed)) std::ranges::push_heap(candidates, std::greater{});
     }
   }
   for (int32_t i = 0; i != size; i = at(i).next) out.push_back(at(i).id);

@@ -93,8 +93,7 @@ class Merger {
   using Pair = std::pair<int32_t, int32_t>;
   struct PairHash {
     size_t operator()(const Pair& pair) const {
-      const uint64_t key =
-          static_cast<uint64_t>(pair.first) << 32 | static_cast<uint32_t>(pair.second);
+      const uint64_t key = static_cast<uint64_t>(pair.first) << 32 | static_cast<uint32_t>(pair.second);
       const uint64_t mixed = key * 0x9E3779B97F4A7C15ULL;
       return mixed ^ mixed >> 32;
     }
@@ -194,8 +193,7 @@ class Merger {
 };
 
 // The words of all files with their counts, in order of their bytes.
-std::vector<WordCount> count_inputs(const std::vector<fs::path>& paths, int num_threads,
-                                    BpeTrainReport& report) {
+std::vector<WordCount> count_inputs(const std::vector<fs::path>& paths, int num_threads, BpeTrainReport& report) {
   std::vector<MappedFile> files;
   std::vector<std::string_view> blocks;
   for (const fs::path& path : paths) {
@@ -232,14 +230,12 @@ BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size
 
 TrainedBpe train_bpe(const BpeTrainOptions& options) {
   if (options.vocab_size < kMinVocab || options.vocab_size > kMaxVocab) {
-    throw usage_error(
-        fmt::format("a vocabulary of {} ids", options.vocab_size),
-        fmt::format("choose {} (bytes and {} alone) to {}", kMinVocab, kEosText, kMaxVocab));
+    throw usage_error(fmt::format("a vocabulary of {} ids", options.vocab_size),
+                      fmt::format("choose {} (bytes and {} alone) to {}", kMinVocab, kEosText, kMaxVocab));
   }
   BpeTrainReport report;
   auto start = std::chrono::steady_clock::now();
-  const auto words =
-      count_inputs(expand_inputs(options.inputs, "tokenizer training"), options.threads, report);
+  const auto words = count_inputs(expand_inputs(options.inputs, "tokenizer training"), options.threads, report);
   report.count_seconds = seconds_since(start);
 
   start = std::chrono::steady_clock::now();
@@ -247,11 +243,10 @@ TrainedBpe train_bpe(const BpeTrainOptions& options) {
   report.merge_seconds = seconds_since(start);
   const auto vocab_size = static_cast<int64_t>(model.tokens.size());
   if (vocab_size < options.vocab_size) {
-    throw usage_error(
-        fmt::format("{} bytes of text are too few for a vocabulary of {}: after {} ids no pair "
-                    "occurs twice",
-                    report.bytes, options.vocab_size, vocab_size),
-        fmt::format("ask for at most {} ids, or give more text", vocab_size));
+    throw usage_error(fmt::format("{} bytes of text are too few for a vocabulary of {}: after {} ids no pair "
+                                  "occurs twice",
+                                  report.bytes, options.vocab_size, vocab_size),
+                      fmt::format("ask for at most {} ids, or give more text", vocab_size));
   }
   return {make_bpe_tokenizer(std::move(model)), report};
 }

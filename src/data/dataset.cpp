@@ -17,17 +17,16 @@ TokenDataset::TokenDataset(const fs::path& dir) : dir_(dir), manifest_(read_mani
                                                    token_type_name(shard.type()), manifest_.dtype));
     }
     if (shard.num_tokens() != entry.num_tokens) {
-      throw damaged_file(shard.path(), fmt::format("it has {} tokens; the manifest says {}",
-                                                   shard.num_tokens(), entry.num_tokens));
+      throw damaged_file(shard.path(),
+                         fmt::format("it has {} tokens; the manifest says {}", shard.num_tokens(), entry.num_tokens));
     }
     const fs::path index = dir_ / entry.index_path;
     std::error_code error;
     const auto index_size = fs::file_size(index, error);
     if (error || index_size != index_bytes(entry.num_documents)) {
-      throw damaged_file(
-          index, error ? error.message()
-                       : fmt::format("{} bytes; an index of {} documents has {}", index_size,
-                                     entry.num_documents, index_bytes(entry.num_documents)));
+      throw damaged_file(index, error ? error.message()
+                                      : fmt::format("{} bytes; an index of {} documents has {}", index_size,
+                                                    entry.num_documents, index_bytes(entry.num_documents)));
     }
     shard_begin_.push_back(begin);
     begin += shard.num_tokens();
@@ -43,10 +42,9 @@ int64_t TokenDataset::mapped_bytes() const {
 
 void TokenDataset::read(int64_t first_token, std::span<int32_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
-  NMOE_CHECK(first_token >= 0 && first_token + count <= num_tokens(), "tokens [{}, {}) of {}",
-             first_token, first_token + count, num_tokens());
-  auto shard_idx = static_cast<size_t>(std::ranges::upper_bound(shard_begin_, first_token) -
-                                       shard_begin_.begin() - 1);
+  NMOE_CHECK(first_token >= 0 && first_token + count <= num_tokens(), "tokens [{}, {}) of {}", first_token,
+             first_token + count, num_tokens());
+  auto shard_idx = static_cast<size_t>(std::ranges::upper_bound(shard_begin_, first_token) - shard_begin_.begin() - 1);
   for (; !out.empty(); ++shard_idx) {
     const int64_t first = first_token - shard_begin_[shard_idx];
     const int64_t left = shard_begin_[shard_idx + 1] - first_token;
@@ -75,22 +73,19 @@ void TokenDataset::verify() const {
     for (const DocumentSpan& document : read_index(index_path)) {
       if (document.begin != end || document.end <= document.begin ||
           document.end > static_cast<uint64_t>(shard.num_tokens())) {
-        throw damaged_file(index_path,
-                           fmt::format("the document after position {} is [{}, {}) of {}", end,
-                                       document.begin, document.end, shard.num_tokens()));
+        throw damaged_file(index_path, fmt::format("the document after position {} is [{}, {}) of {}", end,
+                                                   document.begin, document.end, shard.num_tokens()));
       }
       end = document.end;
       int32_t last = 0;
       shard.read(static_cast<int64_t>(end) - 1, {&last, 1}, vocab_size());
       if (last != eos_id()) {
-        throw damaged_file(
-            index_path,
-            fmt::format("the document that ends at {} has {} there, not {}", end, last, eos_id()));
+        throw damaged_file(index_path,
+                           fmt::format("the document that ends at {} has {} there, not {}", end, last, eos_id()));
       }
     }
     if (end != static_cast<uint64_t>(shard.num_tokens())) {
-      throw damaged_file(index_path, fmt::format("its documents end at {}, the tokens at {}", end,
-                                                 shard.num_tokens()));
+      throw damaged_file(index_path, fmt::format("its documents end at {}, the tokens at {}", end, shard.num_tokens()));
     }
   }
 }

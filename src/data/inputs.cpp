@@ -30,8 +30,7 @@ std::vector<fs::path> matches_of(const std::string& pattern) {
 std::vector<fs::path> text_files_below(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error)) {
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     if (it->is_regular_file() && it->path().extension() == ".txt") files.push_back(it->path());
   }
   if (error) {
@@ -44,28 +43,24 @@ std::vector<fs::path> text_files_below(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments,
-                                    const std::string& what) {
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what) {
   std::vector<fs::path> files;
   std::set<fs::path> seen;
   for (const std::string& argument : arguments) {
     bool named_any = false;
     // A path that exists is meant as it is, whatever characters it has.
     std::error_code error;
-    const auto paths =
-        fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
+    const auto paths = fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
     for (const fs::path& path : paths) {
-      const auto found =
-          fs::is_directory(path) ? text_files_below(path) : std::vector<fs::path>{path};
+      const auto found = fs::is_directory(path) ? text_files_below(path) : std::vector<fs::path>{path};
       named_any |= !found.empty();
       for (const fs::path& file : found) {
         if (seen.insert(fs::canonical(file)).second) files.push_back(file);
       }
     }
     if (!named_any) {
-      throw usage_error(
-          fmt::format("{}: '{}' names no text file", what, argument),
-          "name files, folders that hold .txt files, or a glob such as 'books/*.txt'");
+      throw usage_error(fmt::format("{}: '{}' names no text file", what, argument),
+                        "name files, folders that hold .txt files, or a glob such as 'books/*.txt'");
     }
   }
   return files;

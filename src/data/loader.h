@@ -31,8 +31,7 @@ class SequenceLoader {
 
   // Sequences [first_sequence, first_sequence + num_sequences): `inputs` and `targets` are
   // [num_sequences, seq_len], row-major. Thread-safe. Errors: TokenDataset::read.
-  void read(int64_t first_sequence, int64_t num_sequences, std::span<int32_t> inputs,
-            std::span<int32_t> targets) const;
+  void read(int64_t first_sequence, int64_t num_sequences, std::span<int32_t> inputs, std::span<int32_t> targets) const;
 
  private:
   const TokenDataset& dataset_;

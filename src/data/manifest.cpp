@@ -24,12 +24,11 @@ class Fields {
   template <class T>
   void get(const char* key, T& value) const {
     const auto found = object_.find(key);
-    if (found == object_.end())
-      throw damaged_file(path_, fmt::format("{}{} is missing", place_, key));
+    if (found == object_.end()) throw damaged_file(path_, fmt::format("{}{} is missing", place_, key));
     constexpr bool kIsText = std::is_same_v<T, std::string>;
     if (kIsText ? !found->is_string() : !found->is_number_unsigned()) {
-      throw damaged_file(path_, fmt::format("{}{} is {}, not a {}", place_, key, found->dump(),
-                                            kIsText ? "string" : "count"));
+      throw damaged_file(path_,
+                         fmt::format("{}{} is {}, not a {}", place_, key, found->dump(), kIsText ? "string" : "count"));
     }
     value = found->template get<T>();
   }
@@ -53,11 +52,10 @@ void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
     if (!holds) throw damaged_file(path, what);
   };
   require(manifest.vocab_size > 0 && manifest.eos_token_id < manifest.vocab_size,
-          fmt::format("eos_token_id {} is not below vocab_size {}", manifest.eos_token_id,
-                      manifest.vocab_size));
+          fmt::format("eos_token_id {} is not below vocab_size {}", manifest.eos_token_id, manifest.vocab_size));
   const std::string dtype = token_type_name(token_type_for(manifest.vocab_size));
-  require(manifest.dtype == dtype, fmt::format("dtype is {}; {} ids are stored as {}",
-                                               manifest.dtype, manifest.vocab_size, dtype));
+  require(manifest.dtype == dtype,
+          fmt::format("dtype is {}; {} ids are stored as {}", manifest.dtype, manifest.vocab_size, dtype));
   int64_t num_tokens = 0;
   int64_t num_documents = 0;
   for (const ShardEntry& shard : manifest.shards) {
@@ -65,21 +63,17 @@ void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
     num_documents += shard.num_documents;
   }
   require(static_cast<int64_t>(manifest.shards.size()) == manifest.num_shards,
-          fmt::format("num_shards is {}, but {} are listed", manifest.num_shards,
-                      manifest.shards.size()));
-  require(
-      num_tokens == manifest.total_tokens,
-      fmt::format("total_tokens is {}, but the shards have {}", manifest.total_tokens, num_tokens));
+          fmt::format("num_shards is {}, but {} are listed", manifest.num_shards, manifest.shards.size()));
+  require(num_tokens == manifest.total_tokens,
+          fmt::format("total_tokens is {}, but the shards have {}", manifest.total_tokens, num_tokens));
   require(num_documents == manifest.total_documents,
-          fmt::format("total_documents is {}, but the shards have {}", manifest.total_documents,
-                      num_documents));
+          fmt::format("total_documents is {}, but the shards have {}", manifest.total_documents, num_documents));
 }
 
 }  // namespace
 
 Error damaged_file(const fs::path& file, const std::string& what) {
-  return runtime_error(fmt::format("'{}': {}", file.string(), what),
-                       "prepare the dataset again with `n prep`");
+  return runtime_error(fmt::format("'{}': {}", file.string(), what), "prepare the dataset again with `n prep`");
 }
 
 fs::path manifest_path(const fs::path& split_dir) { return split_dir / "manifest.json"; }
@@ -87,17 +81,16 @@ fs::path manifest_path(const fs::path& split_dir) { return split_dir / "manifest
 DatasetManifest read_manifest(const fs::path& split_dir) {
   const fs::path path = manifest_path(split_dir);
   if (!fs::exists(path)) {
-    throw runtime_error(
-        fmt::format("no dataset in '{}': it has no manifest.json", split_dir.string()),
-        "check the path, or make the dataset with `n prep`");
+    throw runtime_error(fmt::format("no dataset in '{}': it has no manifest.json", split_dir.string()),
+                        "check the path, or make the dataset with `n prep`");
   }
   const json root = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   const Fields fields(root, path, "");
   DatasetManifest manifest;
   fields.get("schema_version", manifest.schema_version);
   if (manifest.schema_version != kManifestSchemaVersion) {
-    throw damaged_file(path, fmt::format("schema_version is {}; this program reads {}",
-                                         manifest.schema_version, kManifestSchemaVersion));
+    throw damaged_file(path, fmt::format("schema_version is {}; this program reads {}", manifest.schema_version,
+                                         kManifestSchemaVersion));
   }
   fields.get("dataset", manifest.dataset);
   fields.get("version", manifest.version);

@@ -44,13 +44,10 @@ void check_options(const PrepOptions& options) {
     throw usage_error("both files and a fraction are given for validation", "give one of them");
   }
   if (options.tokens_per_shard < 2) {
-    throw usage_error(fmt::format("{} tokens per shard", options.tokens_per_shard),
-                      "choose at least 2");
+    throw usage_error(fmt::format("{} tokens per shard", options.tokens_per_shard), "choose at least 2");
   }
-  constexpr std::string_view kNameCharacters =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-  if (options.dataset.empty() ||
-      options.dataset.find_first_not_of(kNameCharacters) != std::string::npos) {
+  constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  if (options.dataset.empty() || options.dataset.find_first_not_of(kNameCharacters) != std::string::npos) {
     throw usage_error(fmt::format("'{}' cannot name a dataset", options.dataset),
                       "use letters, digits, '.', '_' and '-'");
   }
@@ -103,9 +100,7 @@ bool hash_is_below(std::string_view text, double fraction) {
 // Makes the folder, and removes it at the end of the scope if nothing came into it.
 class OutputFolder {
  public:
-  explicit OutputFolder(const fs::path& path) : path_(path), made_(!fs::exists(path)) {
-    make_directories(path);
-  }
+  explicit OutputFolder(const fs::path& path) : path_(path), made_(!fs::exists(path)) { make_directories(path); }
   ~OutputFolder() {
     std::error_code not_empty;
     if (made_) fs::remove(path_, not_empty);
@@ -131,8 +126,7 @@ class Preparation {
     if (!options.valid_inputs.empty() || options.valid_fraction > 0.0) {
       valid_.emplace(options.out / "valid", split_options());
     }
-    if (!options.force && fs::exists(tokenizer_path_) &&
-        read_file(tokenizer_path_) != tokenizer_->json()) {
+    if (!options.force && fs::exists(tokenizer_path_) && read_file(tokenizer_path_) != tokenizer_->json()) {
       throw usage_error(fmt::format("'{}' is another tokenizer", tokenizer_path_.string()),
                         "choose another output folder, or replace it with --force");
     }
@@ -234,8 +228,7 @@ class Preparation {
   }
 
   static SplitReport report_of(const DatasetManifest& manifest) {
-    return {manifest.total_documents, manifest.total_tokens, manifest.total_bytes,
-            manifest.num_shards};
+    return {manifest.total_documents, manifest.total_tokens, manifest.total_bytes, manifest.num_shards};
   }
 
   const PrepOptions& options_;

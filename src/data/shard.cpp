@@ -68,11 +68,9 @@ NpyHeader parse_npy_header(std::span<const std::byte> bytes, const fs::path& pat
   } else if (descr != descr_of(TokenType::kUint16)) {
     throw damaged_file(path, fmt::format("its data type is '{}'; token ids are <u2 or <u4", descr));
   }
-  const auto [end, error] =
-      std::from_chars(shape.data(), shape.data() + shape.size(), header.num_tokens);
+  const auto [end, error] = std::from_chars(shape.data(), shape.data() + shape.size(), header.num_tokens);
   const bool one_dimension = error == std::errc() && end == shape.data() + shape.size();
-  if (dict.size() != length || !one_dimension || header.num_tokens < 0 ||
-      header.data_offset % sizeof(uint32_t) != 0) {
+  if (dict.size() != length || !one_dimension || header.num_tokens < 0 || header.data_offset % sizeof(uint32_t) != 0) {
     throw damaged_file(path, fmt::format("its header is damaged: {}", dict.substr(0, 80)));
   }
   return header;
@@ -143,17 +141,15 @@ TokenType token_type_for(int64_t vocab_size) {
   return vocab_size <= kMaxUint16Vocab ? TokenType::kUint16 : TokenType::kUint32;
 }
 size_t bytes_per_token(TokenType type) { return type == TokenType::kUint16 ? 2 : 4; }
-std::string token_type_name(TokenType type) {
-  return type == TokenType::kUint16 ? "uint16" : "uint32";
-}
+std::string token_type_name(TokenType type) { return type == TokenType::kUint16 ? "uint16" : "uint32"; }
 
 uint64_t index_bytes(int64_t num_documents) {
   return sizeof(IndexHeader) + static_cast<uint64_t>(num_documents) * sizeof(DocumentSpan);
 }
 
 std::string npy_header(TokenType type, int64_t num_tokens) {
-  const std::string dict = fmt::format(
-      "{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}", descr_of(type), num_tokens);
+  const std::string dict =
+      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}", descr_of(type), num_tokens);
   constexpr auto kLength = static_cast<uint16_t>(kNpyHeaderBytes - kNpyPreamble);
   std::string header(kNpyMagic);
   header.append(reinterpret_cast<const char*>(&kLength), sizeof(kLength));
@@ -167,8 +163,7 @@ std::string npy_header(TokenType type, int64_t num_tokens) {
 
 struct SplitWriter::OpenShard {
   static constexpr size_t kBufferBytes = 1 << 20;
-  OpenShard(const fs::path& tokens_path, const fs::path& index_path)
-      : tokens(tokens_path), index(index_path) {
+  OpenShard(const fs::path& tokens_path, const fs::path& index_path) : tokens(tokens_path), index(index_path) {
     const std::array<char, kNpyHeaderBytes> placeholder{};
     tokens.write(placeholder.data(), placeholder.size());
     index.write(placeholder.data(), sizeof(IndexHeader));
@@ -202,9 +197,7 @@ struct SplitWriter::OpenShard {
 };
 
 SplitWriter::SplitWriter(fs::path dir, SplitOptions options)
-    : dir_(std::move(dir)),
-      options_(std::move(options)),
-      type_(token_type_for(options_.vocab_size)) {
+    : dir_(std::move(dir)), options_(std::move(options)), type_(token_type_for(options_.vocab_size)) {
   manifest_.dataset = options_.dataset;
   manifest_.tokenizer = options_.tokenizer;
   manifest_.tokenizer_hash = options_.tokenizer_hash;
@@ -232,12 +225,11 @@ void SplitWriter::discard() noexcept {
   if (made_dir_) fs::remove(dir_, ignored);  // if it is empty
 }
 
-void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_bytes,
-                               const fs::path& source) {
+void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_bytes, const fs::path& source) {
   const auto length = static_cast<int64_t>(tokens.size()) + 1;
   if (length > options_.tokens_per_shard) {
-    throw usage_error(fmt::format("a document of '{}' has {} tokens; a shard holds {}",
-                                  source.string(), length, options_.tokens_per_shard),
+    throw usage_error(fmt::format("a document of '{}' has {} tokens; a shard holds {}", source.string(), length,
+                                  options_.tokens_per_shard),
                       "raise --tokens-per-shard, or cut the text into documents with --split-on");
   }
   for (const int32_t id : tokens) {
@@ -245,10 +237,9 @@ void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_b
   }
   if (shard_ && shard_->entry.num_tokens + length > options_.tokens_per_shard) close_shard();
   if (!shard_) {
-    const std::string stem = fmt::format("{}-{}-shard-{:06d}", options_.dataset, manifest_.version,
-                                         manifest_.shards.size());
-    shard_ = std::make_unique<OpenShard>(temporary(dir_ / (stem + ".npy")),
-                                         temporary(dir_ / (stem + ".idx")));
+    const std::string stem =
+        fmt::format("{}-{}-shard-{:06d}", options_.dataset, manifest_.version, manifest_.shards.size());
+    shard_ = std::make_unique<OpenShard>(temporary(dir_ / (stem + ".npy")), temporary(dir_ / (stem + ".idx")));
     shard_->entry.path = stem + ".npy";
     shard_->entry.index_path = stem + ".idx";
   }
@@ -322,10 +313,9 @@ ShardReader::ShardReader(const fs::path& path) : file_(path) {
   const NpyHeader header = parse_npy_header(file_.bytes(), path);
   const auto num_tokens = static_cast<uint64_t>(header.num_tokens);
   const uint64_t data_bytes = file_.bytes().size() - header.data_offset;
-  if (data_bytes / bytes_per_token(header.type) != num_tokens ||
-      data_bytes % bytes_per_token(header.type) != 0) {
-    throw damaged_file(path, fmt::format("{} bytes of tokens; its header announces {} of {} bytes",
-                                         data_bytes, num_tokens, bytes_per_token(header.type)));
+  if (data_bytes / bytes_per_token(header.type) != num_tokens || data_bytes % bytes_per_token(header.type) != 0) {
+    throw damaged_file(path, fmt::format("{} bytes of tokens; its header announces {} of {} bytes", data_bytes,
+                                         num_tokens, bytes_per_token(header.type)));
   }
   type_ = header.type;
   num_tokens_ = header.num_tokens;
@@ -333,17 +323,14 @@ ShardReader::ShardReader(const fs::path& path) : file_(path) {
 }
 
 void ShardReader::read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const {
-  NMOE_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= num_tokens_,
-             "{} tokens at {} of {}", out.size(), first, num_tokens_);
+  NMOE_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= num_tokens_, "{} tokens at {} of {}", out.size(),
+             first, num_tokens_);
   const std::byte* from = tokens_ + static_cast<size_t>(first) * bytes_per_token(type_);
-  const uint32_t largest =
-      type_ == TokenType::kUint16 ? copy_ids<uint16_t>(from, out) : copy_ids<uint32_t>(from, out);
+  const uint32_t largest = type_ == TokenType::kUint16 ? copy_ids<uint16_t>(from, out) : copy_ids<uint32_t>(from, out);
   if (!out.empty() && largest >= vocab_size) {
-    const auto bad = std::ranges::find_if(
-        out, [&](int32_t id) { return static_cast<uint32_t>(id) >= vocab_size; });
-    throw damaged_file(
-        path(), fmt::format("id {} at position {} of a vocabulary of {}",
-                            static_cast<uint32_t>(*bad), first + (bad - out.begin()), vocab_size));
+    const auto bad = std::ranges::find_if(out, [&](int32_t id) { return static_cast<uint32_t>(id) >= vocab_size; });
+    throw damaged_file(path(), fmt::format("id {} at position {} of a vocabulary of {}", static_cast<uint32_t>(*bad),
+                                           first + (bad - out.begin()), vocab_size));
   }
 }
 
@@ -358,8 +345,8 @@ std::vector<DocumentSpan> read_index(const fs::path& path) {
   }
   const size_t body = bytes.size() - sizeof(header);
   if (body / sizeof(DocumentSpan) != header.num_documents || body % sizeof(DocumentSpan) != 0) {
-    throw damaged_file(path, fmt::format("{} bytes of entries; its header announces {} documents",
-                                         body, header.num_documents));
+    throw damaged_file(
+        path, fmt::format("{} bytes of entries; its header announces {} documents", body, header.num_documents));
   }
   std::vector<DocumentSpan> documents(header.num_documents);
   std::memcpy(documents.data(), bytes.data() + sizeof(header), body);

@@ -70,21 +70,14 @@ std::optional<std::string> to_bytes(std::string_view text) {
 
 // The whole file, but for what differs between tokenizers: vocabulary, merges, id of <|endoftext|>.
 ordered_json file_without_vocabulary() {
-  const ordered_json split = {{"type", "Split"},
-                              {"pattern", {{"Regex", kSplitPattern}}},
-                              {"behavior", "Isolated"},
-                              {"invert", false}};
-  const ordered_json to_byte_level = {{"type", "ByteLevel"},
-                                      {"add_prefix_space", false},
-                                      {"trim_offsets", true},
-                                      {"use_regex", false}};
-  const ordered_json from_byte_level = {{"type", "ByteLevel"},
-                                        {"add_prefix_space", true},
-                                        {"trim_offsets", true},
-                                        {"use_regex", true}};
-  const ordered_json end_of_text = {
-      {"id", nullptr},   {"content", kEosText}, {"single_word", false}, {"lstrip", false},
-      {"rstrip", false}, {"normalized", false}, {"special", true}};
+  const ordered_json split = {
+      {"type", "Split"}, {"pattern", {{"Regex", kSplitPattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const ordered_json to_byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const ordered_json from_byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+  const ordered_json end_of_text = {{"id", nullptr},   {"content", kEosText}, {"single_word", false}, {"lstrip", false},
+                                    {"rstrip", false}, {"normalized", false}, {"special", true}};
   const ordered_json model = {{"type", "BPE"},
                               {"dropout", nullptr},
                               {"unk_token", nullptr},
@@ -100,8 +93,7 @@ ordered_json file_without_vocabulary() {
           {"padding", nullptr},
           {"added_tokens", ordered_json::array({end_of_text})},
           {"normalizer", nullptr},
-          {"pre_tokenizer",
-           {{"type", "Sequence"}, {"pretokenizers", ordered_json::array({split, to_byte_level})}}},
+          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", ordered_json::array({split, to_byte_level})}}},
           {"post_processor", nullptr},
           {"decoder", from_byte_level},
           {"model", model}};
@@ -121,9 +113,8 @@ class Reader {
     if (!difference.empty()) {
       const json& first = difference.front();
       const std::string place = first["path"].get<std::string>();
-      throw unsupported(first["op"] == "remove"
-                            ? fmt::format("{} is missing", place)
-                            : fmt::format("{} is {}", place, shortened(first["value"].dump())));
+      throw unsupported(first["op"] == "remove" ? fmt::format("{} is missing", place)
+                                                : fmt::format("{} is {}", place, shortened(first["value"].dump())));
     }
     read_vocab(vocab, eos_id);
     read_merges(merges);
@@ -150,17 +141,15 @@ class Reader {
   void read_vocab(const json& vocab, const json& eos_id) {
     if (!vocab.is_object()) throw unsupported("/model/vocab is no object");
     if (!vocab.contains(kEosText) || vocab[kEosText] != eos_id) {
-      throw unsupported(fmt::format("/added_tokens/0/id is {}, but /model/vocab has {} for {}",
-                                    eos_id.dump(), vocab.value(kEosText, json()).dump(), kEosText));
+      throw unsupported(fmt::format("/added_tokens/0/id is {}, but /model/vocab has {} for {}", eos_id.dump(),
+                                    vocab.value(kEosText, json()).dump(), kEosText));
     }
     std::vector<bool> seen(vocab.size());
     model_.tokens.resize(vocab.size());
     for (const auto& [key, value] : vocab.items()) {
-      if (!value.is_number_unsigned() || value.get<uint64_t>() >= vocab.size() ||
-          seen[value.get<size_t>()]) {
-        throw unsupported(
-            fmt::format("/model/vocab gives '{}' the id {}: not one of 0 to {}, each once", key,
-                        value.dump(), vocab.size() - 1));
+      if (!value.is_number_unsigned() || value.get<uint64_t>() >= vocab.size() || seen[value.get<size_t>()]) {
+        throw unsupported(fmt::format("/model/vocab gives '{}' the id {}: not one of 0 to {}, each once", key,
+                                      value.dump(), vocab.size() - 1));
       }
       const auto id = value.get<int32_t>();
       seen[static_cast<size_t>(id)] = true;
@@ -189,16 +178,13 @@ class Reader {
       const auto [left, right] = split_merge(merge);
       const auto left_bytes = to_bytes(left);
       const auto right_bytes = to_bytes(right);
-      const bool known = left_bytes && right_bytes && ids_.contains(*left_bytes) &&
-                         ids_.contains(*right_bytes) && ids_.contains(*left_bytes + *right_bytes);
+      const bool known = left_bytes && right_bytes && ids_.contains(*left_bytes) && ids_.contains(*right_bytes) &&
+                         ids_.contains(*left_bytes + *right_bytes);
       if (!known) {
-        throw unsupported(
-            fmt::format("/model/merges has {}, which /model/vocab cannot tell", merge.dump()));
+        throw unsupported(fmt::format("/model/merges has {}, which /model/vocab cannot tell", merge.dump()));
       }
-      const BpeMerge ids{ids_.at(*left_bytes), ids_.at(*right_bytes),
-                         ids_.at(*left_bytes + *right_bytes)};
-      const uint64_t pair =
-          static_cast<uint64_t>(ids.left) << 32 | static_cast<uint32_t>(ids.right);
+      const BpeMerge ids{ids_.at(*left_bytes), ids_.at(*right_bytes), ids_.at(*left_bytes + *right_bytes)};
+      const uint64_t pair = static_cast<uint64_t>(ids.left) << 32 | static_cast<uint32_t>(ids.right);
       if (!ranks.emplace(pair, ranks.size()).second) {
         throw unsupported(fmt::format("/model/merges has {} twice", merge.dump()));
       }
@@ -213,8 +199,7 @@ class Reader {
       if (const size_t space = text.find(' '); space != std::string::npos) {
         return {text.substr(0, space), text.substr(space + 1)};
       }
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-               merge[1].is_string()) {
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       return {merge[0].get<std::string>(), merge[1].get<std::string>()};
     }
     throw unsupported(fmt::format("/model/merges has {}, which is no pair", merge.dump()));
@@ -238,8 +223,7 @@ std::string bpe_to_json(const BpeModel& model) {
   }
   auto merges = ordered_json::array();
   for (const BpeMerge& merge : model.merges) {
-    merges.push_back(names[static_cast<size_t>(merge.left)] + ' ' +
-                     names[static_cast<size_t>(merge.right)]);
+    merges.push_back(names[static_cast<size_t>(merge.left)] + ' ' + names[static_cast<size_t>(merge.right)]);
   }
   ordered_json file = file_without_vocabulary();
   file["added_tokens"][0]["id"] = model.eos_id;
@@ -248,9 +232,7 @@ std::string bpe_to_json(const BpeModel& model) {
   return file.dump(2) + '\n';
 }
 
-BpeModel bpe_from_json(std::string_view json, std::string_view path) {
-  return Reader(path).read(json);
-}
+BpeModel bpe_from_json(std::string_view json, std::string_view path) { return Reader(path).read(json); }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source) {
   if (source == byte_tokenizer()->name()) return byte_tokenizer();

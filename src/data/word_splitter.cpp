@@ -26,8 +26,7 @@ struct WordSplitter::Compiled {
     // MATCH_INVALID_UTF: a match never spans bytes that are not UTF-8, and none are an error.
     code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                          PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF, &error, &offset, nullptr);
-    NMOE_CHECK(code != nullptr, "split pattern '{}' at {}: {}", pattern, offset,
-               pcre2_message(error));
+    NMOE_CHECK(code != nullptr, "split pattern '{}' at {}: {}", pattern, offset, pcre2_message(error));
     // Without a JIT (a system that forbids writable code) matching is slower, the words the same.
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   }
@@ -38,13 +37,11 @@ struct WordSplitter::Compiled {
   pcre2_code* code;
 };
 
-WordSplitter::WordSplitter(std::string_view pattern)
-    : compiled_(std::make_unique<Compiled>(pattern)) {}
+WordSplitter::WordSplitter(std::string_view pattern) : compiled_(std::make_unique<Compiled>(pattern)) {}
 WordSplitter::~WordSplitter() = default;
 
 struct WordCursor::Match {
-  explicit Match(const pcre2_code* code)
-      : data(pcre2_match_data_create_from_pattern(code, nullptr)) {
+  explicit Match(const pcre2_code* code) : data(pcre2_match_data_create_from_pattern(code, nullptr)) {
     NMOE_CHECK(data != nullptr, "pcre2_match_data_create_from_pattern");
   }
   ~Match() { pcre2_match_data_free(data); }
@@ -59,15 +56,13 @@ WordCursor::WordCursor(const WordSplitter& splitter, std::string_view text)
 WordCursor::~WordCursor() = default;
 
 void WordCursor::find_match() {
-  const int code =
-      pcre2_match(splitter_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()),
-                  text_.size(), position_, PCRE2_NOTEMPTY, match_->data, nullptr);
+  const int code = pcre2_match(splitter_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
+                               position_, PCRE2_NOTEMPTY, match_->data, nullptr);
   if (code == PCRE2_ERROR_NOMATCH) {
     match_begin_ = match_end_ = text_.size();
     return;
   }
-  NMOE_CHECK(code > 0, "splitting {} bytes at {}: {}", text_.size(), position_,
-             pcre2_message(code));
+  NMOE_CHECK(code > 0, "splitting {} bytes at {}: {}", text_.size(), position_, pcre2_message(code));
   const PCRE2_SIZE* span = pcre2_get_ovector_pointer(match_->data);
   match_begin_ = span[0];
   match_end_ = span[1];

@@ -23,7 +23,8 @@ Generator::Generator(const fs::path& checkpoint, int num_threads) {
     tokens_ = state.allocate(DType::kI32, {seq_len});
     positions_ = state.allocate(DType::kI32, {seq_len});
     logits_ = state.allocate(DType::kF32, {1, vocab});
-    const Batch batch{.num_seqs = 1, .seq_len = seq_len, .tokens = tokens_, .targets = tokens_, .positions = positions_};
+    const Batch batch{
+        .num_seqs = 1, .seq_len = seq_len, .tokens = tokens_, .targets = tokens_, .positions = positions_};
     if (ops.counting()) model->last_logits(batch, activations, logits_);
     return model;
   };
@@ -69,8 +70,8 @@ GenerateResult Generator::generate(const GenerateOptions& options, const std::fu
   Utf8Stream text;
   while (result.tokens < options.max_tokens) {
     const size_t context = std::min(ids.size(), static_cast<size_t>(config_.data.seq_len));
-    const int32_t id = sample_token(next_logits(std::span(ids).last(context)), options.sampling,
-                                    static_cast<uint64_t>(result.tokens));
+    const int32_t id =
+        sample_token(next_logits(std::span(ids).last(context)), options.sampling, static_cast<uint64_t>(result.tokens));
     if (id == tokenizer_->eos_id()) {
       result.ended = true;
       break;

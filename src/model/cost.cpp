@@ -17,9 +17,8 @@ double mean_visible(int64_t seq_len, int64_t window) {
 }
 
 double attention_flops_per_position(const ModelConfig& config) {
-  const int64_t qk = config.attention == AttentionKind::kMla
-                         ? config.mla.qk_nope_head_dim + config.mla.qk_rope_head_dim
-                         : config.gqa.head_dim;
+  const int64_t qk = config.attention == AttentionKind::kMla ? config.mla.qk_nope_head_dim + config.mla.qk_rope_head_dim
+                                                             : config.gqa.head_dim;
   const int64_t value = config.attention == AttentionKind::kMla ? config.mla.v_head_dim : config.gqa.head_dim;
   return 6.0 * static_cast<double>(config.num_heads * (qk + value));
 }

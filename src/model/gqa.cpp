@@ -16,8 +16,7 @@ GroupedQueryAttention::GroupedQueryAttention(const ModelConfig& config, Paramete
           matrix_parameter(config, name + "k", config.gqa.num_kv_heads * config.gqa.head_dim, config.dim))),
       wv_(parameters.add(
           matrix_parameter(config, name + "v", config.gqa.num_kv_heads * config.gqa.head_dim, config.dim))),
-      wo_(parameters.add(
-          output_parameter(config, name + "out", config.dim, config.num_heads * config.gqa.head_dim))) {
+      wo_(parameters.add(output_parameter(config, name + "out", config.dim, config.num_heads * config.gqa.head_dim))) {
   if (config.gqa.qk_norm) {
     q_norm_.emplace(parameters, name + "q_norm", config.gqa.head_dim, config.norm_eps);
     k_norm_.emplace(parameters, name + "k_norm", config.gqa.head_dim, config.norm_eps);

@@ -19,12 +19,12 @@ class GroupedQueryAttention final : public Attention {
 
  private:
   struct Saved {
-    Tensor x;       // [T, D]
-    Tensor q;       // [T, H, C], normed and rotated
-    Tensor k;       // [T, G, C], normed and rotated
-    Tensor v;       // [T, G, C]
-    Tensor out;     // [T, H, C]
-    Tensor lse;     // [B, H, S]
+    Tensor x;    // [T, D]
+    Tensor q;    // [T, H, C], normed and rotated
+    Tensor k;    // [T, G, C], normed and rotated
+    Tensor v;    // [T, G, C]
+    Tensor out;  // [T, H, C]
+    Tensor lse;  // [B, H, S]
   };
   AttentionShape shape(const Pass& pass) const;
   RopeArgs rope_args(const Pass& pass, Tensor x) const;

@@ -42,8 +42,8 @@ class LatentAttention final : public Attention {
   std::string name_;
   int64_t window_;
   std::optional<LowRankQuery> q_low_rank_;
-  Parameter& wq_;       // [H * (N + P), D or Rq]
-  Parameter& wkv_down_; // [Rkv, D]
+  Parameter& wq_;        // [H * (N + P), D or Rq]
+  Parameter& wkv_down_;  // [Rkv, D]
   Norm kv_norm_;
   Parameter& wk_rope_;  // [P, D]
   Parameter& wkv_up_;   // [H * (N + U), Rkv]

@@ -14,7 +14,8 @@ Mlp::Mlp(const ModelConfig& config, ParameterSet& parameters, const std::string&
 
 void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t T = x.dim(0);
-  saved_ = {.x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = pass.push({T, hidden_})};
+  saved_ = {
+      .x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = pass.push({T, hidden_})};
   pass.ops.linear_forward(x, w_in_.value, saved_.pre);
   pass.ops.activation_forward(activation_, saved_.pre, Tensor(), saved_.hidden);
   pass.look(name_, "hidden", saved_.hidden);

@@ -27,13 +27,12 @@ Moe::Moe(const ModelConfig& config, ParameterSet& parameters, const std::string&
                                    .group = ParameterGroup::kBuffer,
                                    .decay = false,
                                    .init = InitKind::kZeros})),
-      w_in_(parameters.add(expert_parameter(
-          matrix_parameter(config, name + "experts_in", pre_activation_width(config.activation, config.moe.expert_dim),
-                           config.dim),
-          config.moe.num_experts))),
-      w_out_(parameters.add(
-          expert_parameter(output_parameter(config, name + "experts_out", config.dim, config.moe.expert_dim),
-                           config.moe.num_experts))) {
+      w_in_(parameters.add(
+          expert_parameter(matrix_parameter(config, name + "experts_in",
+                                            pre_activation_width(config.activation, config.moe.expert_dim), config.dim),
+                           config.moe.num_experts))),
+      w_out_(parameters.add(expert_parameter(
+          output_parameter(config, name + "experts_out", config.dim, config.moe.expert_dim), config.moe.num_experts))) {
   if (config.moe.num_shared_experts > 0) {
     shared_.emplace(config, parameters, name + "shared.", config.moe.num_shared_experts * config.moe.expert_dim);
   }
@@ -66,18 +65,17 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   const MoeConfig& moe = config_.moe;
   const int64_t T = x.dim(0), D = config_.dim, E = moe.num_experts, K = moe.top_k, R = T * K, F = moe.expert_dim,
                 W = pre_activation_width(config_.activation, F);
-  saved_ = {.x = x,
-            .logits = pass.push({T, E}),
-            .scores = pass.push({T, E}),
-            .top_idx = pass.push_i32({T, K}),
-            .weights = pass.push({T, K}),
-            .plan = {.offsets = pass.push_i32({E + 1}),
-                     .row_of = pass.push_i32({T, K}),
-                     .token_of_row = pass.push_i32({R})},
-            .rows = pass.push({R, D}),
-            .row_weight = pass.push({R}),
-            .pre = pass.push({R, W}),
-            .hidden = pass.push({R, F})};
+  saved_ = {
+      .x = x,
+      .logits = pass.push({T, E}),
+      .scores = pass.push({T, E}),
+      .top_idx = pass.push_i32({T, K}),
+      .weights = pass.push({T, K}),
+      .plan = {.offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of_row = pass.push_i32({R})},
+      .rows = pass.push({R, D}),
+      .row_weight = pass.push({R}),
+      .pre = pass.push({R, W}),
+      .hidden = pass.push({R, F})};
 
   ops.linear_forward(x, w_router_.value, saved_.logits);
   pass.look(name_, "logits", saved_.logits);

@@ -30,11 +30,11 @@ class Moe final : public FeedForward {
 
  private:
   struct Saved {
-    Tensor x;           // [T, D]
-    Tensor logits;      // [T, E]
-    Tensor scores;      // [T, E]
-    Tensor top_idx;     // [T, K] i32
-    Tensor weights;     // [T, K]
+    Tensor x;        // [T, D]
+    Tensor logits;   // [T, E]
+    Tensor scores;   // [T, E]
+    Tensor top_idx;  // [T, K] i32
+    Tensor weights;  // [T, K]
     MoePlan plan;
     Tensor rows;        // [R, D] x dispatched
     Tensor row_weight;  // [R] weights dispatched

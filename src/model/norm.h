@@ -10,11 +10,8 @@ class Norm {
  public:
   // Normalises vectors of `dim`.
   Norm(ParameterSet& parameters, const std::string& name, int64_t dim, double eps)
-      : gain_(parameters.add({.name = name,
-                              .shape = {dim},
-                              .group = ParameterGroup::kRest,
-                              .decay = false,
-                              .init = InitKind::kOnes})),
+      : gain_(parameters.add(
+            {.name = name, .shape = {dim}, .group = ParameterGroup::kRest, .decay = false, .init = InitKind::kOnes})),
         eps_(eps) {}
 
   // x [..., dim] -> y =, same shape. Keeps a reference to x and one number a vector.

@@ -49,8 +49,12 @@ void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
   ThreadPool pool;
   for (const Parameter& parameter : parameters_) {
     switch (parameter.init) {
-      case InitKind::kZeros: ops.fill(parameter.value, 0.0); break;
-      case InitKind::kOnes: ops.fill(parameter.value, 1.0); break;
+      case InitKind::kZeros:
+        ops.fill(parameter.value, 0.0);
+        break;
+      case InitKind::kOnes:
+        ops.fill(parameter.value, 1.0);
+        break;
       case InitKind::kTruncatedNormal:
         if (ops.compute_dtype() == DType::kF64) {
           upload_truncated_normal<double>(ops, pool, parameter, seed, truncation);

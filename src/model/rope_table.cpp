@@ -7,9 +7,7 @@
 namespace nmoe {
 namespace {
 
-double magnitude(double factor, double mscale) {
-  return factor > 1.0 ? 0.1 * mscale * std::log(factor) + 1.0 : 1.0;
-}
+double magnitude(double factor, double mscale) { return factor > 1.0 ? 0.1 * mscale * std::log(factor) + 1.0 : 1.0; }
 
 // The (fractional) pair that makes `turns` full turns over the original context.
 double pair_with_turns(double turns, double theta, double rope_dim, double positions) {

@@ -175,7 +175,7 @@ class Backend {
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
   virtual void fill(Tensor x, double value) = 0;         // any dtype
   virtual void copy(Tensor source, Tensor destination) = 0;
-  virtual void add(Tensor x, Tensor y) = 0;              // y += x
+  virtual void add(Tensor x, Tensor y) = 0;  // y += x
 
   // --- dense layers; weights are [out, in]
   virtual void embedding_forward(Tensor ids, Tensor table, Tensor y) = 0;     // ids [T] i32, table [V, D], y [T, D]
@@ -183,7 +183,7 @@ class Backend {
   // y = x w^T, or += with accumulate. x [T, in], w [out, in], y [T, out]
   virtual void linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate = false) = 0;
   virtual void linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate = false) = 0;  // dx = dy w
-  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) = 0;                         // dw += dy^T x
+  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) = 0;                          // dw += dy^T x
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last dimension (arXiv 1910.07467, equation 4).
   // x [N, D], gain [D], y [N, D], rstd [N]. In backward dx may be the storage of dy.
   virtual void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) = 0;

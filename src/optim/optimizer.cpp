@@ -21,11 +21,15 @@ Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backen
 
 const GroupConfig& Optimizer::group(ParameterGroup group) const {
   switch (group) {
-    case ParameterGroup::kMatrices: return config_.matrices;
-    case ParameterGroup::kExperts: return config_.experts;
-    case ParameterGroup::kRouter: return config_.router;
+    case ParameterGroup::kMatrices:
+      return config_.matrices;
+    case ParameterGroup::kExperts:
+      return config_.experts;
+    case ParameterGroup::kRouter:
+      return config_.router;
     case ParameterGroup::kRest:
-    case ParameterGroup::kBuffer: break;
+    case ParameterGroup::kBuffer:
+      break;
   }
   NMOE_CHECK(group == ParameterGroup::kRest, "buffers are not trained");
   return config_.rest;

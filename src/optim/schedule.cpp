@@ -10,9 +10,12 @@ namespace {
 // 1 at u = 0, 0 at u = 1.
 double decay_curve(DecayShape shape, double u) {
   switch (shape) {
-    case DecayShape::kCosine: return 0.5 * (1.0 + std::cos(std::numbers::pi * u));
-    case DecayShape::kLinear: return 1.0 - u;
-    case DecayShape::kSqrt: return 1.0 - std::sqrt(u);
+    case DecayShape::kCosine:
+      return 0.5 * (1.0 + std::cos(std::numbers::pi * u));
+    case DecayShape::kLinear:
+      return 1.0 - u;
+    case DecayShape::kSqrt:
+      return 1.0 - std::sqrt(u);
   }
   return 0.0;
 }

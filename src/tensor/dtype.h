@@ -12,11 +12,15 @@ enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kU8 };
 
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return 8;
+    case DType::kF64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
-    case DType::kBF16: return 2;
-    case DType::kU8: return 1;
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+      return 2;
+    case DType::kU8:
+      return 1;
   }
   return 0;
 }
@@ -24,11 +28,16 @@ constexpr size_t dtype_bytes(DType dtype) {
 // The name safetensors uses: "F64", "F32", "BF16", "I32", "U8".
 constexpr std::string_view dtype_name(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return "F64";
-    case DType::kF32: return "F32";
-    case DType::kBF16: return "BF16";
-    case DType::kI32: return "I32";
-    case DType::kU8: return "U8";
+    case DType::kF64:
+      return "F64";
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kI32:
+      return "I32";
+    case DType::kU8:
+      return "U8";
   }
   return "?";
 }

@@ -6,8 +6,7 @@
 
 namespace nmoe {
 
-Shape::Shape(std::initializer_list<int64_t> dims)
-    : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
+Shape::Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
 
 Shape::Shape(std::span<const int64_t> dims) : rank_(static_cast<int>(dims.size())) {
   NMOE_CHECK(dims.size() <= kMaxRank, "{} dimensions, at most {} are supported", dims.size(), kMaxRank);

@@ -36,8 +36,7 @@ MetricsWriter::~MetricsWriter() {
   try {
     write();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: the last {} metrics were not written: {}\n", queue_.size(),
-               error.what());
+    fmt::print(stderr, "error: the last {} metrics were not written: {}\n", queue_.size(), error.what());
   }
 }
 

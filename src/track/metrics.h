@@ -23,8 +23,7 @@ class MetricsWriter {
  public:
   // Creates the file and the folder it is in. flush(), rewind() and the destructor wait at most
   // `lock_patience_s` for other processes to close the file.
-  explicit MetricsWriter(fs::path path, double flush_interval_s = 1.5,
-                         double lock_patience_s = 30.0);
+  explicit MetricsWriter(fs::path path, double flush_interval_s = 1.5, double lock_patience_s = 30.0);
   // Writes what is queued; what could not be written is reported on stderr.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;

@@ -27,10 +27,9 @@ std::mutex& database_mutex() {
 Error duckdb_error(const fs::path& path, const char* message) {
   // Beyond the first line DuckDB quotes our SQL.
   const std::string text = message == nullptr ? "unknown failure" : message;
-  return runtime_error(
-      fmt::format("metrics '{}': {}", path.string(), text.substr(0, text.find('\n'))),
-      "see that the folder is writable and the disk not full; if the file is damaged or another "
-      "program's, move it away");
+  return runtime_error(fmt::format("metrics '{}': {}", path.string(), text.substr(0, text.find('\n'))),
+                       "see that the folder is writable and the disk not full; if the file is damaged or another "
+                       "program's, move it away");
 }
 
 bool is_lock_conflict(const std::string& message) {
@@ -48,8 +47,7 @@ Config make_config(Access access) {
   NMOE_CHECK(duckdb_create_config(&raw) == DuckDBSuccess, "duckdb_create_config");
   Config config(raw);
   const auto set = [&](const char* name, const char* value) {
-    NMOE_CHECK(duckdb_set_config(raw, name, value) == DuckDBSuccess, "DuckDB setting {} = {}", name,
-               value);
+    NMOE_CHECK(duckdb_set_config(raw, name, value) == DuckDBSuccess, "DuckDB setting {} = {}", name, value);
   };
   set("access_mode", access == Access::kRead ? "READ_ONLY" : "READ_WRITE");
   set("threads", "1");
@@ -91,18 +89,15 @@ class Database {
   void execute(const std::string& sql) {
     duckdb_result result;
     const duckdb_state state = duckdb_query(connection_, sql.c_str(), &result);
-    const std::unique_ptr<duckdb_result, void (*)(duckdb_result*)> owner(&result,
-                                                                         duckdb_destroy_result);
+    const std::unique_ptr<duckdb_result, void (*)(duckdb_result*)> owner(&result, duckdb_destroy_result);
     if (state != DuckDBSuccess) throw duckdb_error(path_, duckdb_result_error(&result));
   }
 
   void append_to_batch(std::span<const MetricRow> rows) {
     duckdb_appender raw = nullptr;
-    const duckdb_state created =
-        duckdb_appender_create_ext(connection_, "temp", "main", "batch", &raw);
+    const duckdb_state created = duckdb_appender_create_ext(connection_, "temp", "main", "batch", &raw);
     const auto destroy = [](duckdb_appender appender) { duckdb_appender_destroy(&appender); };
-    const std::unique_ptr<std::remove_pointer_t<duckdb_appender>, decltype(destroy)> appender(
-        raw, destroy);
+    const std::unique_ptr<std::remove_pointer_t<duckdb_appender>, decltype(destroy)> appender(raw, destroy);
     const auto check = [&](duckdb_state state) {
       if (state != DuckDBSuccess) throw duckdb_error(path_, duckdb_appender_error(raw));
     };
@@ -135,8 +130,8 @@ const T* column(duckdb_data_chunk chunk, idx_t index) {
 std::vector<MetricRow> Database::select(const char* sql, const std::string* tag) {
   duckdb_prepared_statement statement = nullptr;
   const auto destroy_statement = [](duckdb_prepared_statement* s) { duckdb_destroy_prepare(s); };
-  const std::unique_ptr<duckdb_prepared_statement, decltype(destroy_statement)> statement_owner(
-      &statement, destroy_statement);
+  const std::unique_ptr<duckdb_prepared_statement, decltype(destroy_statement)> statement_owner(&statement,
+                                                                                                destroy_statement);
   if (duckdb_prepare(connection_, sql, &statement) != DuckDBSuccess) {
     throw duckdb_error(path_, duckdb_prepare_error(statement));
   }
@@ -146,8 +141,7 @@ std::vector<MetricRow> Database::select(const char* sql, const std::string* tag)
   }
   duckdb_result result;
   const duckdb_state state = duckdb_execute_prepared(statement, &result);
-  const std::unique_ptr<duckdb_result, void (*)(duckdb_result*)> result_owner(
-      &result, duckdb_destroy_result);
+  const std::unique_ptr<duckdb_result, void (*)(duckdb_result*)> result_owner(&result, duckdb_destroy_result);
   if (state != DuckDBSuccess) throw duckdb_error(path_, duckdb_result_error(&result));
 
   std::vector<MetricRow> rows;
@@ -158,9 +152,8 @@ std::vector<MetricRow> Database::select(const char* sql, const std::string* tag)
     const auto* times = column<int64_t>(chunk, 3);
     for (idx_t i = 0; i < duckdb_data_chunk_get_size(chunk); ++i) {
       duckdb_string_t text = tags[i];  // a short string lives in the handle itself
-      rows.push_back({steps[i],
-                      std::string(duckdb_string_t_data(&text), duckdb_string_t_length(text)),
-                      values[i], times[i]});
+      rows.push_back(
+          {steps[i], std::string(duckdb_string_t_data(&text), duckdb_string_t_length(text)), values[i], times[i]});
     }
     duckdb_destroy_data_chunk(&chunk);
   }
@@ -214,8 +207,7 @@ std::optional<std::string> try_write_metrics(const fs::path& path, std::span<con
 }
 
 std::vector<MetricRow> read_series(const fs::path& path, const std::string& tag) {
-  return read(path, "SELECT step, tag, value, ts_ms FROM metrics WHERE tag = $1 ORDER BY step",
-              &tag);
+  return read(path, "SELECT step, tag, value, ts_ms FROM metrics WHERE tag = $1 ORDER BY step", &tag);
 }
 
 std::vector<MetricRow> last_values(const fs::path& path) {

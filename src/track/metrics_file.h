@@ -28,9 +28,8 @@ struct MetricRow {
 // if given, then adds `rows`, whose keys differ, in place of rows of the same keys. When another
 // process has the file open, does nothing and returns DuckDB's word for who. Error (runtime) when
 // the file cannot be written or is something else.
-[[nodiscard]] std::optional<std::string> try_write_metrics(
-    const fs::path& path, std::span<const MetricRow> rows,
-    std::optional<int64_t> rewind_to = std::nullopt);
+[[nodiscard]] std::optional<std::string> try_write_metrics(const fs::path& path, std::span<const MetricRow> rows,
+                                                           std::optional<int64_t> rewind_to = std::nullopt);
 
 // All rows of one tag, by step. The readers wait for a writer, which is soon done; Error (runtime)
 // when it is not, or when there is no such file of metrics.

@@ -48,15 +48,12 @@ constexpr std::array<std::pair<RunStatus, std::string_view>, 7> kStatusNames = {
 }};
 
 RunStatus parse_status(std::string_view name) {
-  const auto* found =
-      std::ranges::find(kStatusNames, name, &decltype(kStatusNames)::value_type::second);
+  const auto* found = std::ranges::find(kStatusNames, name, &decltype(kStatusNames)::value_type::second);
   NMOE_CHECK(found != kStatusNames.end(), "run status '{}'", name);
   return found->first;
 }
 
-std::string utc_now() {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-}
+std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -86,9 +83,7 @@ int64_t own_process_start() {
 }
 
 void check_run_id(const std::string& id) {
-  const auto allowed = [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
-  };
+  const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; };
   // It names a folder of metrics.
   if (id.find_first_not_of('.') == std::string::npos || !std::ranges::all_of(id, allowed)) {
     throw usage_error(fmt::format("NMOE_RUN='{}' is no run id", id),
@@ -99,8 +94,7 @@ void check_run_id(const std::string& id) {
 }  // namespace
 
 std::string_view run_status_name(RunStatus status) {
-  return std::ranges::find(kStatusNames, status, &decltype(kStatusNames)::value_type::first)
-      ->second;
+  return std::ranges::find(kStatusNames, status, &decltype(kStatusNames)::value_type::first)->second;
 }
 
 // A prepared statement with its values bound in order.
@@ -108,8 +102,7 @@ class RunStore::Statement {
  public:
   template <class... Values>
   Statement(const RunStore& store, std::string_view sql, const Values&... values) : store_(store) {
-    store.check(sqlite3_prepare_v2(store.database_, sql.data(), static_cast<int>(sql.size()),
-                                   &statement_, nullptr));
+    store.check(sqlite3_prepare_v2(store.database_, sql.data(), static_cast<int>(sql.size()), &statement_, nullptr));
     int index = 0;
     (store.check(bind(++index, values)), ...);
   }
@@ -139,8 +132,7 @@ class RunStore::Statement {
     return sqlite3_bind_double(statement_, index, value);
   }
   int bind(int index, std::string_view value) {
-    return sqlite3_bind_text(statement_, index, value.data(), static_cast<int>(value.size()),
-                             SQLITE_TRANSIENT);
+    return sqlite3_bind_text(statement_, index, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
   }
 
   const RunStore& store_;
@@ -151,9 +143,7 @@ class RunStore::Statement {
 // busy timeout.
 class RunStore::Transaction {
  public:
-  explicit Transaction(const RunStore& store) : store_(store) {
-    Statement(store_, "BEGIN IMMEDIATE").step();
-  }
+  explicit Transaction(const RunStore& store) : store_(store) { Statement(store_, "BEGIN IMMEDIATE").step(); }
   ~Transaction() {
     if (!committed_) sqlite3_exec(store_.database_, "ROLLBACK", nullptr, nullptr, nullptr);
   }
@@ -182,8 +172,7 @@ RunStore::RunStore(const fs::path& path) : path_(path) {
 RunStore::~RunStore() { sqlite3_close(database_); }
 
 void RunStore::open() {
-  check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE,
-                        nullptr));
+  check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr));
   check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
   // Readers and the writer do not wait for each other. A file system without shared memory keeps
   // the old mode.
@@ -208,10 +197,9 @@ void RunStore::open() {
 void RunStore::check(int code) const {
   if (code == SQLITE_OK) return;
   throw runtime_error(fmt::format("'{}': {}", path_.string(), sqlite3_errmsg(database_)),
-                      code == SQLITE_BUSY
-                          ? "another program holds it: close that one and try again"
-                          : "see that file and folder are writable and the disk not full; if the "
-                            "file is damaged or another program's, move it away");
+                      code == SQLITE_BUSY ? "another program holds it: close that one and try again"
+                                          : "see that file and folder are writable and the disk not full; if the "
+                                            "file is damaged or another program's, move it away");
 }
 
 void RunStore::execute(const std::string& sql) const {
@@ -230,23 +218,20 @@ int64_t RunStore::experiment_id(const RunInfo& info) {
             "ON CONFLICT(name, project) DO NOTHING",
             info.experiment, info.project, utc_now())
       .step();
-  Statement experiment(*this, "SELECT id FROM experiments WHERE name = ? AND project = ?",
-                       info.experiment, info.project);
+  Statement experiment(*this, "SELECT id FROM experiments WHERE name = ? AND project = ?", info.experiment,
+                       info.project);
   NMOE_CHECK(experiment.step(), "experiment '{}'", info.experiment);
   return experiment.integer(0);
 }
 
-bool RunStore::has_run(const std::string& id) {
-  return Statement(*this, "SELECT 1 FROM runs WHERE id = ?", id).step();
-}
+bool RunStore::has_run(const std::string& id) { return Statement(*this, "SELECT 1 FROM runs WHERE id = ?", id).step(); }
 
 std::string RunStore::new_run_id() {
   if (const char* wanted = std::getenv("NMOE_RUN"); wanted != nullptr && *wanted != '\0') {
     check_run_id(wanted);
     if (has_run(wanted)) {
-      throw usage_error(
-          fmt::format("'{}' already has a run '{}' (from NMOE_RUN)", path_.string(), wanted),
-          "resume that run, or give NMOE_RUN another value");
+      throw usage_error(fmt::format("'{}' already has a run '{}' (from NMOE_RUN)", path_.string(), wanted),
+                        "resume that run, or give NMOE_RUN another value");
     }
     return wanted;
   }
@@ -265,9 +250,8 @@ std::string RunStore::start(const RunInfo& info) {
             "INSERT INTO runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, "
             "process_start, host, checkpoint_dir, started_at, updated_at, status) "
             "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running')",
-            id, experiment_id(info), info.name, info.config_json, info.git_hash,
-            int64_t{info.git_dirty}, int64_t{::getpid()}, own_process_start(), host_name(),
-            info.checkpoint_dir, now, now)
+            id, experiment_id(info), info.name, info.config_json, info.git_hash, int64_t{info.git_dirty},
+            int64_t{::getpid()}, own_process_start(), host_name(), info.checkpoint_dir, now, now)
       .step();
   transaction.commit();
   return id;
@@ -291,18 +275,15 @@ void RunStore::resume(const std::string& id, const RunInfo& info) {
             "git_dirty = ?, pid = ?, process_start = ?, host = ?, checkpoint_dir = ?, "
             "updated_at = ?, ended_at = NULL, status = 'running', reason = '', "
             "results_json = NULL WHERE id = ?",
-            experiment_id(info), info.name, info.config_json, info.git_hash,
-            int64_t{info.git_dirty}, int64_t{::getpid()}, own_process_start(), host_name(),
-            info.checkpoint_dir, utc_now(), id)
+            experiment_id(info), info.name, info.config_json, info.git_hash, int64_t{info.git_dirty},
+            int64_t{::getpid()}, own_process_start(), host_name(), info.checkpoint_dir, utc_now(), id)
       .step();
   transaction.commit();
 }
 
 void RunStore::progress(const std::string& id, int64_t step, double loss, double tokens_per_s) {
-  Statement(
-      *this,
-      "UPDATE runs SET step = ?, last_loss = ?, tokens_per_s = ?, updated_at = ? WHERE id = ?",
-      step, loss, tokens_per_s, utc_now(), id)
+  Statement(*this, "UPDATE runs SET step = ?, last_loss = ?, tokens_per_s = ?, updated_at = ? WHERE id = ?", step, loss,
+            tokens_per_s, utc_now(), id)
       .step();
   NMOE_CHECK(sqlite3_changes(database_) == 1, "progress of unknown run '{}'", id);
 }
@@ -343,11 +324,9 @@ std::vector<RunRow> RunStore::list(int64_t limit) {
                   .last_loss = run.real(12),
                   .tokens_per_s = run.real(13),
                   .checkpoint_dir = run.text(14)};
-    if (row.status == RunStatus::kRunning && row.host == host_name() &&
-        process_start(row.pid) != run.integer(7)) {
+    if (row.status == RunStatus::kRunning && row.host == host_name() && process_start(row.pid) != run.integer(7)) {
       row.status = RunStatus::kDead;
-      row.reason = fmt::format(
-          "process {} is gone without a word: killed, or the machine went down", row.pid);
+      row.reason = fmt::format("process {} is gone without a word: killed, or the machine went down", row.pid);
     }
     rows.push_back(std::move(row));
   }

@@ -19,7 +19,8 @@ namespace {
 // A step's microbatches, from the corpus or made up.
 class TokenSource {
  public:
-  explicit TokenSource(const Config& config) : seq_len_(config.data.seq_len), seed_(static_cast<uint64_t>(config.run.seed)) {
+  explicit TokenSource(const Config& config)
+      : seq_len_(config.data.seq_len), seed_(static_cast<uint64_t>(config.run.seed)) {
     if (!config.data.path.empty() && fs::exists(config.data.path)) {
       data_.emplace(open_training_data(config));
       loader_.emplace(data_->train, seq_len_, seed_, /*shuffle=*/true);
@@ -41,7 +42,9 @@ class TokenSource {
   void read(int64_t first, int64_t count, std::span<int32_t> inputs, std::span<int32_t> targets) const {
     if (loader_) return loader_->read(first, count, inputs, targets);
     const Philox random(seed_, "bench");
-    const auto id = [&](uint64_t i) { return static_cast<int32_t>(random.bits(i) % static_cast<uint64_t>(vocab_size_)); };
+    const auto id = [&](uint64_t i) {
+      return static_cast<int32_t>(random.bits(i) % static_cast<uint64_t>(vocab_size_));
+    };
     const uint64_t begin = static_cast<uint64_t>(first * seq_len_);
     for (size_t i = 0; i < inputs.size(); ++i) {
       inputs[i] = id(begin + i);

@@ -19,8 +19,8 @@ struct TrainBench {
   double ms_forward_backward = 0.0;
   double ms_optimizer = 0.0;  // gradient norm, clipping, update, router bias
   double tokens_per_s = 0.0;
-  double flops = 0.0;       // cost.flops_per_token * tokens_per_s
-  double peak_flops = 0.0;  // measured before and after the steps; the larger
+  double flops = 0.0;               // cost.flops_per_token * tokens_per_s
+  double peak_flops = 0.0;          // measured before and after the steps; the larger
   double load_max_over_mean = 0.0;  // of the last step, worst layer; 0 without routers
 };
 

@@ -19,7 +19,8 @@ namespace {
 void rehearse(const Config& config) {
   Config tiny;
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
-  tiny.model.mla = {.q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
+  tiny.model.mla = {
+      .q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
   tiny.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 64};
   tiny.data.seq_len = 64;
   tiny.train.batch_seqs = tiny.train.microbatch_seqs = 8;
@@ -90,7 +91,8 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const bool limited = !config.train.memory_limit.empty();
   // What is resident already counts as available to the plan, which has a line for it.
   const int64_t machine = available_memory_bytes() + resident_bytes();
-  const int64_t limit = limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
+  const int64_t limit =
+      limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
   if (plan.total_bytes <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
@@ -99,13 +101,13 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
       config.train.microbatch_seqs > 1 && activations_dominate
           ? fmt::format("lower train.microbatch_seqs (now {}): activations take {}", config.train.microbatch_seqs,
                         human_bytes(plan.engine.activations))
-          : fmt::format("make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
-                        "their optimizer take {}",
-                        human_bytes(plan.engine.parameters + plan.engine.gradients + plan.engine.optimizer));
+          : fmt::format(
+                "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
+                "their optimizer take {}",
+                human_bytes(plan.engine.parameters + plan.engine.gradients + plan.engine.optimizer));
   if (limit_binds) remedy += "; or raise train.memory_limit";
   throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(plan.total_bytes),
-                                limit_binds ? "train.memory_limit" : "this machine's free memory",
-                                human_bytes(limit)),
+                                limit_binds ? "train.memory_limit" : "this machine's free memory", human_bytes(limit)),
                     remedy);
 }
 

@@ -9,10 +9,10 @@
 
 #include "base/progress.h"
 #include "config/config.h"
-#include "train/engine.h"
-#include "train/validation.h"
 #include "track/metrics.h"
 #include "track/runs.h"
+#include "train/engine.h"
+#include "train/validation.h"
 
 namespace nmoe {
 

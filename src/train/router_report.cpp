@@ -75,8 +75,9 @@ std::string find_collapse(std::span<const RouterHealth> layers, const MoeConfig&
   for (size_t i = 0; i < layers.size(); ++i) {
     const Load load = measure(layers[i]);
     if (load.active <= moe.top_k + 1 && load.cv_percent >= threshold) {
-      return fmt::format("the router of MoE layer {} has collapsed: {} of {} experts get every token (load cv {:.0f} %)", i,
-                         load.active, moe.num_experts, load.cv_percent);
+      return fmt::format(
+          "the router of MoE layer {} has collapsed: {} of {} experts get every token (load cv {:.0f} %)", i,
+          load.active, moe.num_experts, load.cv_percent);
     }
   }
   return "";

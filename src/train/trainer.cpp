@@ -93,8 +93,9 @@ void Trainer::start_or_resume() {
   std::string run_id;
   if (!latest || !options_.resume) {
     if (latest) {
-      throw usage_error(fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config_.run.name),
-                        "add --resume to go on with it, or choose another run.name");
+      throw usage_error(
+          fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config_.run.name),
+          "add --resume to go on with it, or choose another run.name");
     }
     engine_->initialise();
   } else {
@@ -153,25 +154,25 @@ void Trainer::fail_non_finite(const StepResult& result) {
     loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
     culprit = engine_->find_non_finite(inputs_, targets_);
   }
-  throw RunFailure(RunStatus::kFailedNan,
-                   fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
-                               result.grad_norm, culprit.empty() ? "none within a microbatch (their sum overflowed)" : culprit),
-                   fmt::format("the weights after step {} are kept; lower the learning rates of [optim], lengthen "
-                               "optim.schedule.warmup or set optim.clip_norm",
-                               progress_.steps));
+  throw RunFailure(
+      RunStatus::kFailedNan,
+      fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
+                  result.grad_norm, culprit.empty() ? "none within a microbatch (their sum overflowed)" : culprit),
+      fmt::format("the weights after step {} are kept; lower the learning rates of [optim], lengthen "
+                  "optim.schedule.warmup or set optim.clip_norm",
+                  progress_.steps));
 }
 
 void Trainer::after_step(const StepResult& result) {
   const int64_t step = progress_.steps;
   const bool last = step == config_.train.steps;
   const bool log = step == 1 || last || step % config_.train.log_every == 0;
-  const StepReport report{
-      .progress = progress_,
-      .result = result,
-      .bits_per_byte = result.loss * static_cast<double>(batch_tokens()) /
-                       (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step_bytes_, 1))),
-      .seconds = clock_.seconds() - reported_seconds_,
-      .steps = step - reported_steps_};
+  const StepReport report{.progress = progress_,
+                          .result = result,
+                          .bits_per_byte = result.loss * static_cast<double>(batch_tokens()) /
+                                           (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step_bytes_, 1))),
+                          .seconds = clock_.seconds() - reported_seconds_,
+                          .steps = step - reported_steps_};
   recorder_->show(report, log);
   if (!log) return;
   const std::vector<RouterHealth> routers = engine_->router_health();
@@ -193,8 +194,8 @@ void Trainer::run_validation() {
       validate(*engine_, *valid_loader_, token_bytes_, config_.train.valid_seqs, config_.train.microbatch_seqs);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   recorder_->record_validation(progress_.steps, result, seconds);
-  recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte", progress_.steps, result.loss,
-                                 result.bits_per_byte));
+  recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte", progress_.steps,
+                                 result.loss, result.bits_per_byte));
   summary_.valid = result;
 }
 

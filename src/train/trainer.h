@@ -16,17 +16,17 @@
 namespace nmoe {
 
 struct TrainOptions {
-  bool resume = false;      // go on from the latest checkpoint, if there is one
-  std::string version;      // of the program, recorded in checkpoints
+  bool resume = false;  // go on from the latest checkpoint, if there is one
+  std::string version;  // of the program, recorded in checkpoints
   std::string commit;
 };
 
 struct TrainSummary {
-  int64_t steps = 0;         // done in all
-  int64_t steps_now = 0;     // done by this call
-  double seconds = 0.0;      // of training steps in this call
+  int64_t steps = 0;      // done in all
+  int64_t steps_now = 0;  // done by this call
+  double seconds = 0.0;   // of training steps in this call
   double tokens_per_s = 0.0;
-  bool interrupted = false;  // by a signal; the checkpoint is where to go on
+  bool interrupted = false;               // by a signal; the checkpoint is where to go on
   std::optional<ValidationResult> valid;  // at the end
   std::filesystem::path checkpoint;
 };

@@ -8,16 +8,14 @@ namespace {
 
 void check_tokenizer(const TokenDataset& dataset, const Tokenizer& tokenizer) {
   if (dataset.tokenizer_hash() == tokenizer.hash()) return;
-  throw runtime_error(fmt::format("{} was prepared with another tokenizer than the tokenizer.json beside it",
-                                  dataset.dir().string()),
-                      "prepare the corpus again with `n prep`");
+  throw runtime_error(
+      fmt::format("{} was prepared with another tokenizer than the tokenizer.json beside it", dataset.dir().string()),
+      "prepare the corpus again with `n prep`");
 }
 
 }  // namespace
 
-int64_t TrainingData::mapped_bytes() const {
-  return train.mapped_bytes() + (valid ? valid->mapped_bytes() : 0);
-}
+int64_t TrainingData::mapped_bytes() const { return train.mapped_bytes() + (valid ? valid->mapped_bytes() : 0); }
 
 std::string TrainingData::fingerprint() const {
   Sha256 sha;
@@ -50,9 +48,9 @@ Config resolve_vocab_size(Config config, const Tokenizer& tokenizer) {
   const int64_t needed = tokenizer.vocab_size();
   if (config.model.vocab_size == 0) config.model.vocab_size = needed;
   if (config.model.vocab_size < needed) {
-    throw usage_error(fmt::format("model.vocab_size = {}, but the corpus's tokenizer has {} ids",
-                                  config.model.vocab_size, needed),
-                      "raise model.vocab_size, or set it to 0 to take the tokenizer's");
+    throw usage_error(
+        fmt::format("model.vocab_size = {}, but the corpus's tokenizer has {} ids", config.model.vocab_size, needed),
+        "raise model.vocab_size, or set it to 0 to take the tokenizer's");
   }
   return config;
 }

@@ -25,16 +25,13 @@ class FilesTest : public testing::Test {
   }
   ~FilesTest() override { fs::remove_all(dir_); }
 
-  size_t num_entries() const {
-    return static_cast<size_t>(std::distance(fs::directory_iterator(dir_), {}));
-  }
+  size_t num_entries() const { return static_cast<size_t>(std::distance(fs::directory_iterator(dir_), {})); }
 
   fs::path dir_;
 };
 
 // The Error that `action` throws; its text must name `place` and it must have a remedy.
-void expect_error(const std::function<void()>& action, const std::string& place,
-                  const std::string& reason) {
+void expect_error(const std::function<void()>& action, const std::string& place, const std::string& reason) {
   try {
     action();
     ADD_FAILURE() << "no error for " << place;
@@ -100,8 +97,7 @@ TEST_F(FilesTest, PermissionDenied) {
   fs::permissions(dir_, fs::perms::owner_read | fs::perms::owner_exec);
   const int code = run_in_child([&] {
     if (::geteuid() == 0 && ::seteuid(kNobody) != 0) return 3;  // root may write anywhere
-    return exit_code_of_error([&] { write_file_atomically(dir_ / "file", "x"); },
-                              "Permission denied");
+    return exit_code_of_error([&] { write_file_atomically(dir_ / "file", "x"); }, "Permission denied");
   });
   fs::permissions(dir_, fs::perms::owner_all);
   EXPECT_EQ(code, 0);
@@ -114,8 +110,7 @@ TEST_F(FilesTest, AFullDiskKeepsTheOldFileAndLeavesNothing) {
     ::signal(SIGXFSZ, SIG_IGN);  // then a write past the limit fails with EFBIG
     const rlimit limits{4096, 4096};
     ::setrlimit(RLIMIT_FSIZE, &limits);
-    return exit_code_of_error([&] { write_file_atomically(dir_ / "file", large); },
-                              "File too large");
+    return exit_code_of_error([&] { write_file_atomically(dir_ / "file", large); }, "File too large");
   });
   EXPECT_EQ(code, 0);
   EXPECT_EQ(read_file(dir_ / "file"), "old");

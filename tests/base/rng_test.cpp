@@ -17,13 +17,11 @@ using Words = std::array<uint32_t, 4>;
 // The known-answer vectors that Random123 ships for philox4x32 with 10 rounds.
 TEST(Philox, MatchesPublishedVectors) {
   constexpr uint32_t kOnes = 0xFFFFFFFFU;
-  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
-            (Words{0x6627E8D5U, 0xE169C58DU, 0xBC57AC4CU, 0x9B00DBD8U}));
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Words{0x6627E8D5U, 0xE169C58DU, 0xBC57AC4CU, 0x9B00DBD8U}));
   EXPECT_EQ(philox4x32({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}),
             (Words{0x408F276DU, 0x41C83B0EU, 0xA20BC7C6U, 0x6D5451FDU}));
-  EXPECT_EQ(
-      philox4x32({0x243F6A88U, 0x85A308D3U, 0x13198A2EU, 0x03707344U}, {0xA4093822U, 0x299F31D0U}),
-      (Words{0xD16CFE09U, 0x94FDCCEBU, 0x5001E420U, 0x24126EA1U}));
+  EXPECT_EQ(philox4x32({0x243F6A88U, 0x85A308D3U, 0x13198A2EU, 0x03707344U}, {0xA4093822U, 0x299F31D0U}),
+            (Words{0xD16CFE09U, 0x94FDCCEBU, 0x5001E420U, 0x24126EA1U}));
 }
 
 TEST(Philox, ValueDependsOnSeedStreamAndIndex) {
@@ -111,8 +109,7 @@ TEST(Philox, TruncatedNormalStaysInsideAndHasItsMoments) {
     EXPECT_LE(largest, a);
     EXPECT_GE(largest, 0.99 * a);
     EXPECT_LE(std::abs(m.first), error * std::sqrt(second)) << "limit " << a;
-    EXPECT_LE(std::abs(m.second - second), error * std::sqrt(fourth - second * second))
-        << "limit " << a;
+    EXPECT_LE(std::abs(m.second - second), error * std::sqrt(fourth - second * second)) << "limit " << a;
     EXPECT_LE(std::abs(m.fourth - fourth), error * a * a * std::sqrt(fourth)) << "limit " << a;
   }
 }

@@ -89,9 +89,8 @@ TEST(ParseBytes, ReadsNumbersWithUnits) {
 }
 
 TEST(ParseBytes, RefusesEverythingElse) {
-  for (const char* text :
-       {"", "GiB", "-1 GiB", "+1", "1e9", "8 Gib/s", "8  GiB", "8 GiB ", " 8 GiB", "8 XB", "inf",
-        "nan", "0x10", "9223372036854775808", "99999999 TiB"}) {
+  for (const char* text : {"", "GiB", "-1 GiB", "+1", "1e9", "8 Gib/s", "8  GiB", "8 GiB ", " 8 GiB", "8 XB", "inf",
+                           "nan", "0x10", "9223372036854775808", "99999999 TiB"}) {
     EXPECT_EQ(try_parse_bytes(text), std::nullopt) << text;
   }
   try {

@@ -60,16 +60,14 @@ TEST_P(ThreadPoolTest, RethrowsAnExceptionAndStaysUsable) {
 
 // Every task throws: one exception arrives, the others are dropped and nothing hangs.
 TEST_P(ThreadPoolTest, SurvivesExceptionsInEveryTask) {
-  EXPECT_THROW(pool_.parallel_for(50, [](int64_t, int) { throw std::logic_error("all"); }),
-               std::logic_error);
+  EXPECT_THROW(pool_.parallel_for(50, [](int64_t, int) { throw std::logic_error("all"); }), std::logic_error);
 }
 
 // What one loop wrote is visible to the next, whichever thread runs it.
 TEST_P(ThreadPoolTest, LoopsFollowEachOther) {
   std::vector<int64_t> values(64, 0);
   for (int round = 0; round < 300; ++round) {
-    pool_.parallel_for(
-        64, [&](int64_t task, int) { values[static_cast<size_t>((task + round) % 64)] += 1; });
+    pool_.parallel_for(64, [&](int64_t task, int) { values[static_cast<size_t>((task + round) % 64)] += 1; });
   }
   for (const int64_t value : values) ASSERT_EQ(value, 300);
 }

@@ -24,8 +24,8 @@ pid_t dead_pid() {
 TEST_F(CheckpointTest, StepsInFolderNames) {
   EXPECT_EQ(checkpoint_step("runs/step_00000040"), 40);
   EXPECT_EQ(checkpoint_step("step_1234567890"), 1234567890);
-  for (const char* other : {"step_40", "step_0000004x", "step_-0000040", "step_+0000040", "step_",
-                            "step_0123456789", ".tmp-step_00000040-7", "manifest.json"}) {
+  for (const char* other : {"step_40", "step_0000004x", "step_-0000040", "step_+0000040", "step_", "step_0123456789",
+                            ".tmp-step_00000040-7", "manifest.json"}) {
     EXPECT_EQ(checkpoint_step(other), std::nullopt) << other;
   }
 }
@@ -34,8 +34,8 @@ TEST_F(CheckpointTest, WritesTheDescribedFolder) {
   const fs::path path = write_checkpoint(dir_ / "new" / "folder", SampleState(40).state);
   EXPECT_EQ(path, dir_ / "new" / "folder" / "step_00000040");
   dir_ = path;
-  EXPECT_EQ(names(), (Names{"config.toml", "manifest.json", "model.safetensors",
-                            "optimizer.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(names(),
+            (Names{"config.toml", "manifest.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"}));
   dir_ = dir_.parent_path().parent_path().parent_path();
 }
 
@@ -46,8 +46,8 @@ TEST_F(CheckpointTest, ListsByStepNotByName) {
   make_directories(dir_ / "step_4");
   make_directories(dir_ / ".tmp-step_00000099-1");
   const auto found = list_checkpoints(dir_);
-  EXPECT_EQ(found, (std::vector<fs::path>{dir_ / "step_00000003", dir_ / "step_00000020",
-                                          dir_ / "step_99999999", dir_ / "step_100000000"}));
+  EXPECT_EQ(found, (std::vector<fs::path>{dir_ / "step_00000003", dir_ / "step_00000020", dir_ / "step_99999999",
+                                          dir_ / "step_100000000"}));
   EXPECT_EQ(latest_checkpoint(dir_), found.back());
   EXPECT_TRUE(list_checkpoints(dir_ / "nowhere").empty());
   EXPECT_EQ(latest_checkpoint(dir_ / "nowhere"), std::nullopt);
@@ -104,8 +104,7 @@ TEST_F(CheckpointTest, AFullDiskLeavesNothingHalfWritten) {
     }
     int status = 0;
     ::waitpid(child, &status, 0);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
-        << "limit " << limit << " status " << status;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "limit " << limit << " status " << status;
     EXPECT_EQ(names(), (Names{"step_00000001"}));
   }
   EXPECT_EQ(verify_checkpoint(dir_), std::nullopt);

@@ -59,25 +59,21 @@ TEST_F(ReaderTest, RoundTrip) {
   const CheckpointReader reader = CheckpointReader::open(path);
   reader.load_model(other.state.model);
   reader.load_optimizer(other.state.optimizer);
-  const auto expect_equal = [](const std::vector<NamedTensor>& a,
-                               const std::vector<NamedTensor>& b) {
-    for (size_t i = 0; i < a.size(); ++i)
-      EXPECT_TRUE(bytes_of(a[i].tensor) == bytes_of(b[i].tensor)) << a[i].name;
+  const auto expect_equal = [](const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b) {
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(bytes_of(a[i].tensor) == bytes_of(b[i].tensor)) << a[i].name;
   };
   expect_equal(sample.state.model, other.state.model);
   expect_equal(sample.state.optimizer, other.state.optimizer);
 }
 
 TEST_F(ReaderTest, OpensACheckpointThatWasCopiedUnderAnotherName) {
-  fs::copy(write_checkpoint(dir_ / "a", SampleState(3).state), dir_ / "best",
-           fs::copy_options::recursive);
+  fs::copy(write_checkpoint(dir_ / "a", SampleState(3).state), dir_ / "best", fs::copy_options::recursive);
   EXPECT_EQ(CheckpointReader::open(dir_ / "best").info().step, 3);
 }
 
 TEST_F(ReaderTest, NoCheckpointAtAll) {
   EXPECT_TRUE(contains(error_of([&] { CheckpointReader::open(dir_); }).what(), "no checkpoint in"));
-  EXPECT_TRUE(
-      contains(error_of([&] { CheckpointReader::open(dir_ / "no"); }).what(), "no such folder"));
+  EXPECT_TRUE(contains(error_of([&] { CheckpointReader::open(dir_ / "no"); }).what(), "no such folder"));
   EXPECT_TRUE(contains(error_of([&] { verify_checkpoint(dir_); }).what(), "no checkpoint in"));
 }
 
@@ -117,8 +113,7 @@ TEST_F(ReaderTest, EveryByteOfEveryTensorIsGuarded) {
 TEST_F(ReaderTest, TensorsThatChangedPlacesAreFound) {
   // Two tensors of one shape: with their offsets swapped in the header every size still fits.
   SampleState sample(1);
-  sample.state.optimizer[1].tensor =
-      Tensor(sample.state.optimizer[0].tensor.raw(), DType::kF32, {32, 16});
+  sample.state.optimizer[1].tensor = Tensor(sample.state.optimizer[0].tensor.raw(), DType::kF32, {32, 16});
   sample.state.optimizer[0].tensor = sample.state.optimizer[0].tensor.rows(32, 64);
   const fs::path file = write_checkpoint(dir_, sample.state) / "optimizer.safetensors";
   std::string content = read_file(file);
@@ -130,8 +125,7 @@ TEST_F(ReaderTest, TensorsThatChangedPlacesAreFound) {
 }
 
 TEST_F(ReaderTest, TruncatedFiles) {
-  for (const char* file :
-       {"model.safetensors", "optimizer.safetensors", "config.toml", "tokenizer.json"}) {
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.toml", "tokenizer.json"}) {
     write_three();
     fs::resize_file(last() / file, fs::file_size(last() / file) - 1);
     expect_refused_at_open(file);
@@ -142,8 +136,8 @@ TEST_F(ReaderTest, TruncatedFiles) {
 }
 
 TEST_F(ReaderTest, MissingFiles) {
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.toml",
-                           "tokenizer.json", "manifest.json"}) {
+  for (const char* file :
+       {"model.safetensors", "optimizer.safetensors", "config.toml", "tokenizer.json", "manifest.json"}) {
     write_three();
     fs::remove(last() / file);
     expect_refused_at_open(file);
@@ -166,8 +160,7 @@ TEST_F(ReaderTest, EveryByteOfTheManifestIsGuarded) {
   for (size_t at = 0; at + 1 < intact.size(); ++at) {  // but the newline at the end
     std::string altered = intact;
     altered[at] ^= 1;
-    EXPECT_THROW(parse_manifest(altered, path), Error)
-        << "byte " << at << " '" << intact[at] << "'";
+    EXPECT_THROW(parse_manifest(altered, path), Error) << "byte " << at << " '" << intact[at] << "'";
   }
 }
 
@@ -193,8 +186,7 @@ TEST_F(ReaderTest, TheRemedySkipsOtherBadCheckpoints) {
     alter_byte(dir_ / step / "optimizer.safetensors", -1);
   }
   SampleState target(1);
-  Error error =
-      error_of([&] { CheckpointReader::open(dir_).load_optimizer(target.state.optimizer); });
+  Error error = error_of([&] { CheckpointReader::open(dir_).load_optimizer(target.state.optimizer); });
   EXPECT_TRUE(contains(error.remedy(), "step_00000010"));
   alter_byte(dir_ / "step_00000010" / "optimizer.safetensors", -1);
   error = error_of([&] { CheckpointReader::open(dir_).load_optimizer(target.state.optimizer); });
@@ -221,29 +213,25 @@ TEST_F(ReaderTest, LoadsExactlyWhatTheModelAsksFor) {
     EXPECT_TRUE(contains(error.remedy(), "config.toml"));
     return std::string(error.what());
   };
-  EXPECT_TRUE(
-      contains(complaint([&] { reader.load("embeddings", embedding); }), "no tensor 'embeddings'"));
-  EXPECT_TRUE(
-      contains(complaint([&] {
-                 reader.load("embedding", embedding.reshape({16, 64}));
-               }),
-               "tensor 'embedding' is F32 [64, 16], the configuration asks for F32 [16, 64]"));
+  EXPECT_TRUE(contains(complaint([&] { reader.load("embeddings", embedding); }), "no tensor 'embeddings'"));
+  EXPECT_TRUE(contains(complaint([&] {
+                         reader.load("embedding", embedding.reshape({16, 64}));
+                       }),
+                       "tensor 'embedding' is F32 [64, 16], the configuration asks for F32 [16, 64]"));
   EXPECT_TRUE(contains(complaint([&] {
                          reader.load("embedding", Tensor(embedding.raw(), DType::kI32, {64, 16}));
                        }),
                        "asks for I32"));
   auto fewer = target.state.model;
   fewer.pop_back();
-  EXPECT_TRUE(
-      contains(complaint([&] { reader.load_model(fewer); }), "'layers.0.router.bias', unknown"));
+  EXPECT_TRUE(contains(complaint([&] { reader.load_model(fewer); }), "'layers.0.router.bias', unknown"));
   auto more = target.state.model;
   more.push_back({"extra", embedding});
   EXPECT_TRUE(contains(complaint([&] { reader.load_model(more); }), "no tensor 'extra'"));
   // A tensor of the other part is not what was asked for either.
   auto mixed = target.state.model;
   mixed.push_back(target.state.optimizer[0]);
-  EXPECT_TRUE(
-      contains(complaint([&] { reader.load_model(mixed); }), "no tensor 'embedding.moment1'"));
+  EXPECT_TRUE(contains(complaint([&] { reader.load_model(mixed); }), "no tensor 'embedding.moment1'"));
 }
 
 TEST_F(ReaderTest, WeightsHashIsThatOfTheDescription) {
@@ -251,9 +239,7 @@ TEST_F(ReaderTest, WeightsHashIsThatOfTheDescription) {
   const fs::path a = write_checkpoint(dir_ / "a", sample.state);
   std::string lines;
   const std::set<std::pair<std::string, std::string>> shapes = {
-      {"embedding", "[64, 16]"},
-      {"layers.0.experts.w1", "[4, 64, 8]"},
-      {"layers.0.router.bias", "[4]"}};
+      {"embedding", "[64, 16]"}, {"layers.0.experts.w1", "[4, 64, 8]"}, {"layers.0.router.bias", "[4]"}};
   for (const auto& [name, shape] : shapes) {
     const auto& tensor = std::ranges::find(sample.state.model, name, &NamedTensor::name)->tensor;
     lines += fmt::format("{} F32 {} {}\n", name, shape, sha256_hex(bytes_of(tensor)));

@@ -70,8 +70,7 @@ TEST_F(SafetensorsTest, TensorBytesBeginAtAMultipleOfEight) {
   for (size_t length = 1; length <= 8; ++length) {
     float value = 0;
     const std::string name(length, 'n');
-    write_safetensors(dir_ / "file",
-                      std::vector<NamedTensor>{{name, Tensor(&value, DType::kF32, {1})}});
+    write_safetensors(dir_ / "file", std::vector<NamedTensor>{{name, Tensor(&value, DType::kF32, {1})}});
     EXPECT_EQ(SafetensorsFile(dir_ / "file").find(name)->begin % 8, 0u);
   }
 }
@@ -120,15 +119,10 @@ TEST_F(SafetensorsTest, EntriesThatMakeNoSense) {
   EXPECT_TRUE(contains(of(R"({"dtype": "F32", "data_offsets": [0, 8]})"), "shape"));
   EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]})"), "shape"));
   EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]})"), "shape"));
-  EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [1,1,1,1,2], "data_offsets": [0, 8]})"),
-                       "5 dimensions"));
-  EXPECT_TRUE(
-      contains(of(R"({"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 8]})"),
-               "large"));
-  EXPECT_TRUE(contains(
-      of(R"({"dtype": "F32", "shape": [9300000000000000000], "data_offsets": [0, 8]})"), "shape"));
-  EXPECT_TRUE(
-      contains(of(R"({"dtype": "F32", "shape": [2], "data_offsets": [0]})"), "data_offsets"));
+  EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [1,1,1,1,2], "data_offsets": [0, 8]})"), "5 dimensions"));
+  EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 8]})"), "large"));
+  EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [9300000000000000000], "data_offsets": [0, 8]})"), "shape"));
+  EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [2], "data_offsets": [0]})"), "data_offsets"));
   EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]})"), "[8, 0)"));
   EXPECT_TRUE(contains(of(R"({"dtype": "F32", "shape": [1], "data_offsets": [0, 8]})"), "4 bytes"));
 }
@@ -149,9 +143,7 @@ TEST_F(SafetensorsTest, LayoutsWithGapsOverlapsAndOverruns) {
 TEST_F(SafetensorsTest, TwoTensorsOfOneNameAreABug) {
   float value = 0;
   const Tensor tensor(&value, DType::kF32, {1});
-  EXPECT_THROW(
-      write_safetensors(dir_ / "file", std::vector<NamedTensor>{{"a", tensor}, {"a", tensor}}),
-      CheckFailure);
+  EXPECT_THROW(write_safetensors(dir_ / "file", std::vector<NamedTensor>{{"a", tensor}, {"a", tensor}}), CheckFailure);
   EXPECT_TRUE(names().empty());
 }
 

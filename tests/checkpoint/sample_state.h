@@ -109,8 +109,7 @@ inline Error error_of(const std::function<void()>& action) {
 // Adds one to the byte at `offset`, counted from the end when negative.
 inline void alter_byte(const fs::path& path, int64_t offset) {
   std::string content = read_file(path);
-  const auto at =
-      offset < 0 ? content.size() - static_cast<size_t>(-offset) : static_cast<size_t>(offset);
+  const auto at = offset < 0 ? content.size() - static_cast<size_t>(-offset) : static_cast<size_t>(offset);
   ++content.at(at);
   write_file_atomically(path, content);
 }

@@ -36,9 +36,7 @@ inline Config mla_moe_config() {
                       "mla_moe.toml");
 }
 
-inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(), dense_gqa_config(), mla_moe_config()};
-}
+inline std::vector<Config> all_kinds_of_configs() { return {Config(), dense_gqa_config(), mla_moe_config()}; }
 
 // The values of all keys, those without effect included.
 inline std::vector<std::string> values_of(Config config) {

@@ -12,11 +12,10 @@ TEST(Entries, AreInTheOrderOfLines) {
       "f.toml");
   std::vector<std::string> lines;
   for (const Entry& e : entries) lines.push_back(e.place + " " + e.key + " = " + e.written);
-  EXPECT_EQ(lines, (std::vector<std::string>{
-                       "f.toml:2 train.steps = 3", "f.toml:5 model.zeta = \"z\"",
-                       "f.toml:6 model.dim = 4", "f.toml:7 model.rope.theta = 0.5",
-                       "f.toml:8 model.moe = {...}", "f.toml:10 a.b = [...]",
-                       "f.toml:11 a.c = true", "f.toml:12 a.\"model.d\" = a date or time"}));
+  EXPECT_EQ(lines, (std::vector<std::string>{"f.toml:2 train.steps = 3", "f.toml:5 model.zeta = \"z\"",
+                                             "f.toml:6 model.dim = 4", "f.toml:7 model.rope.theta = 0.5",
+                                             "f.toml:8 model.moe = {...}", "f.toml:10 a.b = [...]",
+                                             "f.toml:11 a.c = true", "f.toml:12 a.\"model.d\" = a date or time"}));
   EXPECT_EQ(entries[0].value, Value(int64_t{3}));
   EXPECT_EQ(entries[1].value, Value(std::string("z")));
   EXPECT_EQ(entries[3].value, Value(0.5));

@@ -38,9 +38,8 @@ TEST_F(Environment, TakesTheDefaultForUnsetAndEmpty) {
 
 TEST_F(Environment, RefusesTheRest) {
   const std::string how = "write ${NMOE_NAME} or ${NMOE_NAME:-default}";
-  expect_usage_error(
-      [] { expand_environment("${HOME}/x", "q.toml:3: data.path"); },
-      "q.toml:3: data.path: ${HOME} is not expanded: its name does not start with NMOE_", how);
+  expect_usage_error([] { expand_environment("${HOME}/x", "q.toml:3: data.path"); },
+                     "q.toml:3: data.path: ${HOME} is not expanded: its name does not start with NMOE_", how);
   for (const char* text : {"${}", "${NMOE_}", "${NMOE_A-b}", "${ NMOE_A}", "${nmoe_a:-b}"}) {
     EXPECT_THROW(expand_environment(text, "x"), Error) << text;
   }

@@ -61,39 +61,30 @@ TEST(Load, UnknownKeys) {
                "did you mean model.moe.top_k?");
   expect_error("[checkpoint]\nkept = 2\n", "bad.toml:2: unknown key checkpoint.kept",
                "keys of [checkpoint]: every, keep_last");
-  expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k",
-               "did you mean model.moe.top_k?");
-  expect_error(
-      "[optim]\nlr = 2\n", "bad.toml:2: unknown key optim.lr",
-      "did you mean optim.matrices.lr, optim.experts.lr, optim.router.lr or optim.rest.lr?");
-  expect_error("[modle]\ndims = 2\n", "bad.toml:2: unknown key modle.dims",
-               "did you mean model.dim?");
-  expect_error("\n\"model.dim\" = 2\n", "bad.toml:2: unknown key \"model.dim\"",
-               "did you mean model.dim?");
-  expect_error("[model.dim]\nx = 2\n", "bad.toml:2: unknown key model.dim.x",
-               "did you mean model.dim?");
+  expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k", "did you mean model.moe.top_k?");
+  expect_error("[optim]\nlr = 2\n", "bad.toml:2: unknown key optim.lr",
+               "did you mean optim.matrices.lr, optim.experts.lr, optim.router.lr or optim.rest.lr?");
+  expect_error("[modle]\ndims = 2\n", "bad.toml:2: unknown key modle.dims", "did you mean model.dim?");
+  expect_error("\n\"model.dim\" = 2\n", "bad.toml:2: unknown key \"model.dim\"", "did you mean model.dim?");
+  expect_error("[model.dim]\nx = 2\n", "bad.toml:2: unknown key model.dim.x", "did you mean model.dim?");
 }
 
 TEST(Load, UnknownSections) {
-  expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]",
-               "did you mean [optim.muon]?");
+  expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]", "did you mean [optim.muon]?");
   const std::string sections =
       "sections: run, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
       "optim.muon, optim.schedule, train, checkpoint";
   expect_error("[logging]\n", "bad.toml:1: unknown section [logging]", sections);
   expect_error("[logging]\nlevel = 3\n", "bad.toml:2: unknown key logging.level", sections);
-  expect_error("model = 3\n", "bad.toml:1: model is a section, not a key",
-               "write [model] and its keys below");
-  expect_error("[[model]]\ndim = 3\n", "bad.toml:1: model is a section, not a key",
-               "write [model] and its keys below");
+  expect_error("model = 3\n", "bad.toml:1: model is a section, not a key", "write [model] and its keys below");
+  expect_error("[[model]]\ndim = 3\n", "bad.toml:1: model is a section, not a key", "write [model] and its keys below");
 }
 
 TEST(Load, WrongTypesAndValuesOutOfRange) {
   const std::string dim_remedy = "correct model.dim (width of the residual stream)";
   const std::string dim_range = ", but it must be an integer from 1 to 1048576";
-  expect_error("[model]\n\ndim = \"wide\"\n", "bad.toml:3: model.dim = \"wide\"" + dim_range,
-               dim_remedy);
+  expect_error("[model]\n\ndim = \"wide\"\n", "bad.toml:3: model.dim = \"wide\"" + dim_range, dim_remedy);
   expect_error("[model]\ndim = 0\n", "bad.toml:2: model.dim = 0" + dim_range, dim_remedy);
   expect_error("[model]\ndim = 64.0\n", "bad.toml:2: model.dim = 64.0" + dim_range, dim_remedy);
   expect_error("[model]\ndim = true\n", "bad.toml:2: model.dim = true" + dim_range, dim_remedy);
@@ -102,19 +93,17 @@ TEST(Load, WrongTypesAndValuesOutOfRange) {
   expect_error("[model]\nattention = \"mha\"\n",
                "bad.toml:2: model.attention = \"mha\", but it must be \"mla\" or \"gqa\"",
                "correct model.attention (multi-head latent or grouped-query)");
-  expect_error(
-      "[optim.adamw]\nbeta2 = 1\n",
-      "bad.toml:2: optim.adamw.beta2 = 1, but it must be a finite number of at least 0 and "
-      "below 1",
-      "correct optim.adamw.beta2 (decay of the second moment)");
+  expect_error("[optim.adamw]\nbeta2 = 1\n",
+               "bad.toml:2: optim.adamw.beta2 = 1, but it must be a finite number of at least 0 and "
+               "below 1",
+               "correct optim.adamw.beta2 (decay of the second moment)");
   expect_error("[optim.rest]\nlr = nan\n",
                "bad.toml:2: optim.rest.lr = nan, but it must be a finite number of at least 0",
                "correct optim.rest.lr (peak learning rate)");
   expect_error("[model.init]\ntruncation = 0.0\n",
                "bad.toml:2: model.init.truncation = 0.0, but it must be a finite number above 0",
                "correct model.init.truncation (normals end at so many standard deviations)");
-  expect_error("[model]\ntied_head = 1\n",
-               "bad.toml:2: model.tied_head = 1, but it must be true or false",
+  expect_error("[model]\ntied_head = 1\n", "bad.toml:2: model.tied_head = 1, but it must be true or false",
                "correct model.tied_head (the head shares the embedding table)");
   expect_error("[run]\nname = \"../x\"\n",
                "bad.toml:2: run.name = \"../x\", but it must be a string of letters, digits, '.', "
@@ -153,8 +142,8 @@ TEST(Load, KeysWithoutEffect) {
            Case{"[train]\nstop_on_collapse = true", "train.stop_on_collapse", has_experts},
            Case{"model.moe.num_experts = 4\nmodel.moe.top_groups = 1", "model.moe.top_groups",
                 "model.moe.num_groups > 1"},
-           Case{"\nmodel = {num_dense_layers = 0, dense_dim = 8, moe = {num_experts = 4}}",
-                "model.dense_dim", "model.num_dense_layers > 0"},
+           Case{"\nmodel = {num_dense_layers = 0, dense_dim = 8, moe = {num_experts = 4}}", "model.dense_dim",
+                "model.num_dense_layers > 0"},
            Case{"[model]\nattn_global_every = 2", "model.attn_global_every", "model.window > 0"},
            Case{"[model.yarn]\nmscale = 1", "model.yarn.mscale", "model.yarn.factor > 1"},
            Case{"[optim.muon]\nmomentum = 0.9", "optim.muon.momentum",
@@ -167,8 +156,7 @@ TEST(Load, KeysWithoutEffect) {
                 "optim.schedule.warmup or optim.schedule.decay > 0"},
            Case{"[train]\nvalid_seqs = 8", "train.valid_seqs", "train.valid_every > 0"},
        }) {
-    expect_error(c.toml,
-                 fmt::format("bad.toml:2: {} has no effect because it needs {}", c.key, c.lacks),
+    expect_error(c.toml, fmt::format("bad.toml:2: {} has no effect because it needs {}", c.key, c.lacks),
                  fmt::format("remove it, or set {}", c.lacks));
   }
 }
@@ -180,10 +168,8 @@ TEST(Load, KeysThatDoNotGoTogether) {
   const std::string remedy = "let train.microbatch_seqs divide train.batch_seqs";
   // The place is where the last of the two was set.
   expect_error("[train]\nmicrobatch_seqs = 6\n", "bad.toml:2: " + what, remedy);
-  expect_error("[train]\nmicrobatch_seqs = 6\nbatch_seqs = 16\nsteps = 3\n", "bad.toml:3: " + what,
-               remedy);
-  expect_error("[train]\nmicrobatch_seqs = 6\n", "--set train.batch_seqs=16: " + what, remedy,
-               {"train.batch_seqs=16"});
+  expect_error("[train]\nmicrobatch_seqs = 6\nbatch_seqs = 16\nsteps = 3\n", "bad.toml:3: " + what, remedy);
+  expect_error("[train]\nmicrobatch_seqs = 6\n", "--set train.batch_seqs=16: " + what, remedy, {"train.batch_seqs=16"});
 }
 
 TEST(Load, BrokenToml) {
@@ -205,15 +191,14 @@ TEST(Load, BrokenToml) {
 }
 
 TEST(Load, MissingFile) {
-  expect_usage_error([] { load_config("/nowhere/x.toml"); },
-                     "there is no configuration file /nowhere/x.toml", "check the path");
+  expect_usage_error([] { load_config("/nowhere/x.toml"); }, "there is no configuration file /nowhere/x.toml",
+                     "check the path");
 }
 
 TEST(Load, ExpandsTheEnvironmentInStrings) {
   setenv("NMOE_TEST_ROOT", "/corpora", 1);
-  const Config config = parse_config(
-      "[data]\npath = \"${NMOE_TEST_ROOT}/austen\"\n[run]\ndevice = \"${NMOE_TEST_DEVICE:-cpu}\"\n",
-      "x");
+  const Config config =
+      parse_config("[data]\npath = \"${NMOE_TEST_ROOT}/austen\"\n[run]\ndevice = \"${NMOE_TEST_DEVICE:-cpu}\"\n", "x");
   EXPECT_EQ(config.data.path, "/corpora/austen");
   EXPECT_EQ(config.run.device, "cpu");
   EXPECT_EQ(parse_config("", "x", Overrides{"data.path=${NMOE_TEST_ROOT}"}).data.path, "/corpora");
@@ -229,10 +214,9 @@ TEST(Load, ExpandsTheEnvironmentInStrings) {
 }
 
 TEST(Overrides, ReplaceTheFileInOrder) {
-  const Config config =
-      parse_config("[train]\nsteps = 1\n[model]\ndim = 8\n", "x",
-                   Overrides{"train.steps=2", " model.attention = gqa ", "train.steps=3",
-                             "optim.rest.lr=1", "model.tied_head=true", "model.gqa.head_dim=0x10"});
+  const Config config = parse_config("[train]\nsteps = 1\n[model]\ndim = 8\n", "x",
+                                     Overrides{"train.steps=2", " model.attention = gqa ", "train.steps=3",
+                                               "optim.rest.lr=1", "model.tied_head=true", "model.gqa.head_dim=0x10"});
   EXPECT_EQ(config.train.steps, 3);
   EXPECT_EQ(config.model.dim, 8);
   EXPECT_EQ(config.model.attention, AttentionKind::kGqa);
@@ -242,10 +226,9 @@ TEST(Overrides, ReplaceTheFileInOrder) {
 }
 
 TEST(Overrides, TextNeedsNoQuotes) {
-  const Config config =
-      parse_config("", "x",
-                   Overrides{"run.name=2024", "run.experiment='a = b'", "run.dir=\"q\\\"\"",
-                             "data.path=/a b/c=d", "train.memory_limit=8 GiB"});
+  const Config config = parse_config("", "x",
+                                     Overrides{"run.name=2024", "run.experiment='a = b'", "run.dir=\"q\\\"\"",
+                                               "data.path=/a b/c=d", "train.memory_limit=8 GiB"});
   EXPECT_EQ(config.run.name, "2024");
   EXPECT_EQ(config.run.experiment, "a = b");
   EXPECT_EQ(config.run.dir, "q\"");
@@ -254,16 +237,15 @@ TEST(Overrides, TextNeedsNoQuotes) {
 }
 
 TEST(Overrides, Errors) {
-  expect_error("", "--set model.moe.topk=2: unknown key model.moe.topk",
-               "did you mean model.moe.top_k?", {"model.moe.topk=2"});
-  expect_error("", "--set model.dim: there is no value", "write --set section.key=value",
-               {"model.dim"});
+  expect_error("", "--set model.moe.topk=2: unknown key model.moe.topk", "did you mean model.moe.top_k?",
+               {"model.moe.topk=2"});
+  expect_error("", "--set model.dim: there is no value", "write --set section.key=value", {"model.dim"});
   expect_error("",
                "--set model.dim=wide: model.dim = \"wide\", but it must be an integer from 1 to "
                "1048576",
                "correct model.dim (width of the residual stream)", {"model.dim=wide"});
-  expect_error("", "--set model={dim=3}: model is a section, not a key",
-               "write [model] and its keys below", {"model={dim=3}"});
+  expect_error("", "--set model={dim=3}: model is a section, not a key", "write [model] and its keys below",
+               {"model={dim=3}"});
   expect_error("",
                "--set model.gqa.head_dim=8: model.gqa.head_dim has no effect because it needs "
                "model.attention = \"gqa\"",
@@ -272,8 +254,7 @@ TEST(Overrides, Errors) {
 
 TEST(Examples, Load) {
   unsetenv("NMOE_DATA");
-  const std::filesystem::path examples =
-      std::filesystem::path(NMOE_SOURCE_DIR) / "configs" / "examples";
+  const std::filesystem::path examples = std::filesystem::path(NMOE_SOURCE_DIR) / "configs" / "examples";
   const Config dense = load_config(examples / "gqa_dense.toml");
   EXPECT_EQ(dense.model.attention, AttentionKind::kGqa);
   EXPECT_EQ(dense.model.moe.num_experts, 0);

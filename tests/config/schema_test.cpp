@@ -108,9 +108,8 @@ TEST(Schema, SetRefusesWhatIsNotAllowedAndKeepsTheOldValue) {
   const std::vector<Field> fields = describe(config);
   const std::vector<std::string> before = values_of(config);
   for (const Field& field : fields) {
-    for (const Value& value :
-         {Value(-1.0), Value(int64_t{-1}), Value(std::numeric_limits<double>::quiet_NaN()),
-          Value(std::numeric_limits<double>::infinity())}) {
+    for (const Value& value : {Value(-1.0), Value(int64_t{-1}), Value(std::numeric_limits<double>::quiet_NaN()),
+                               Value(std::numeric_limits<double>::infinity())}) {
       EXPECT_FALSE(field.set(value)) << field.key << " = " << to_toml(value);
     }
     if (!std::holds_alternative<bool>(field.get())) {

@@ -52,8 +52,7 @@ TEST(Validate, FindsAWindowThatNoLayerHas) {
 TEST(Validate, FindsAYarnRampWithoutWidth) {
   Config config = mla_moe_config();
   config.model.yarn.beta_slow = 32.0;
-  EXPECT_EQ(find_issue(config)->keys,
-            (std::vector<std::string>{"model.yarn.beta_fast", "model.yarn.beta_slow"}));
+  EXPECT_EQ(find_issue(config)->keys, (std::vector<std::string>{"model.yarn.beta_fast", "model.yarn.beta_slow"}));
   config.model.yarn.factor = 1.0;
   EXPECT_EQ(what_is_wrong(config), "");
 }
@@ -63,9 +62,8 @@ TEST(Validate, FindsExpertsThatDoNotFit) {
 
   Config config = base;
   config.model.num_dense_layers = config.model.num_layers;
-  EXPECT_EQ(
-      what_is_wrong(config),
-      "model.num_dense_layers = 4 with model.num_layers = 4: no layer is left to the experts");
+  EXPECT_EQ(what_is_wrong(config),
+            "model.num_dense_layers = 4 with model.num_layers = 4: no layer is left to the experts");
 
   config = base;
   config.model.moe.top_k = 9;
@@ -106,12 +104,10 @@ TEST(Validate, KeepsMuonToMatricesAndExperts) {
   config.optim.matrices.optimizer = OptimizerKind::kMuon;
   EXPECT_EQ(what_is_wrong(config), "");
   config.optim.router.optimizer = OptimizerKind::kMuon;
-  EXPECT_EQ(what_is_wrong(config),
-            "optim.router.optimizer = \"muon\": the router is trained by AdamW");
+  EXPECT_EQ(what_is_wrong(config), "optim.router.optimizer = \"muon\": the router is trained by AdamW");
   config.optim.router.optimizer = OptimizerKind::kAdamW;
   config.optim.rest.optimizer = OptimizerKind::kMuon;
-  EXPECT_EQ(what_is_wrong(config),
-            "optim.rest.optimizer = \"muon\": embedding, head and norms are trained by AdamW");
+  EXPECT_EQ(what_is_wrong(config), "optim.rest.optimizer = \"muon\": embedding, head and norms are trained by AdamW");
 }
 
 TEST(Validate, FindsUnequalMicrobatches) {

@@ -17,8 +17,7 @@ TEST(BpeTrain, MergesOfAKnownExample) {
   const std::vector<WordCount> words = {{"low", 5}, {"lower", 2}, {"newest", 6}, {"widest", 3}};
   const BpeModel model = train_bpe_model(words, 256 + 7 + 1);
   const std::vector<std::string> learned(model.tokens.begin() + 256, model.tokens.end());
-  EXPECT_EQ(learned,
-            (std::vector<std::string>{"es", "est", "lo", "low", "ew", "new", "newest", ""}));
+  EXPECT_EQ(learned, (std::vector<std::string>{"es", "est", "lo", "low", "ew", "new", "newest", ""}));
   EXPECT_EQ(model.merges, (std::vector<BpeMerge>{{'e', 's', 256},
                                                  {256, 't', 257},
                                                  {'l', 'o', 258},
@@ -32,8 +31,7 @@ TEST(BpeTrain, MergesOfAKnownExample) {
 TEST(BpeTrain, OverlappingPairs) {
   // aaaaa: the pair occurs at four places, and merging from the left leaves (aa)(aa)a.
   const BpeModel model = train_bpe_model({{"aaaaa", 2}}, 256 + 3 + 1);
-  EXPECT_EQ(model.merges,
-            (std::vector<BpeMerge>{{'a', 'a', 256}, {256, 'a', 257}, {256, 257, 258}}));
+  EXPECT_EQ(model.merges, (std::vector<BpeMerge>{{'a', 'a', 256}, {256, 'a', 257}, {256, 257, 258}}));
 }
 
 TEST(BpeTrain, StopsWhenNoPairOccursTwice) {
@@ -60,8 +58,7 @@ BpeModel train_by_recounting(std::vector<WordCount> words, int64_t vocab_size) {
     const auto best = std::ranges::max_element(counts, {}, [](const auto& e) { return e.second; });
     if (best == counts.end() || best->second < 2) break;
     const auto [left, right] = best->first;
-    const std::string bytes =
-        model.tokens[static_cast<size_t>(left)] + model.tokens[static_cast<size_t>(right)];
+    const std::string bytes = model.tokens[static_cast<size_t>(left)] + model.tokens[static_cast<size_t>(right)];
     const auto known = std::ranges::find(model.tokens, bytes);
     const auto result = static_cast<int32_t>(known - model.tokens.begin());
     if (known == model.tokens.end()) model.tokens.push_back(bytes);
@@ -119,13 +116,11 @@ TEST_F(BpeTrainFilesTest, ThreadsDoNotMatter) {
 
 TEST_F(BpeTrainFilesTest, Errors) {
   const std::string path = write("small.txt", "abab");
-  expect_error(ErrorKind::kUsage, "vocabulary of 256",
-               [&] { train_bpe({.inputs = {path}, .vocab_size = 256}); });
+  expect_error(ErrorKind::kUsage, "vocabulary of 256", [&] { train_bpe({.inputs = {path}, .vocab_size = 256}); });
   expect_error(ErrorKind::kUsage, "too few for a vocabulary of 1000: after 258 ids",
                [&] { train_bpe({.inputs = {path}, .vocab_size = 1000}); });
-  expect_error(ErrorKind::kUsage, "nothing.txt", [&] {
-    train_bpe({.inputs = {(dir_ / "nothing.txt").string()}, .vocab_size = 300});
-  });
+  expect_error(ErrorKind::kUsage, "nothing.txt",
+               [&] { train_bpe({.inputs = {(dir_ / "nothing.txt").string()}, .vocab_size = 300}); });
 }
 
 }  // namespace

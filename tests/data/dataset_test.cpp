@@ -10,8 +10,8 @@ namespace {
 class DatasetTest : public FolderTest {
  protected:
   // Opening or verifying the dataset must fail and say `part`; `edit` then undone.
-  void expect_damaged(const std::string& file, const std::string& from, const std::string& to,
-                      const std::string& part, bool on_verify = false) {
+  void expect_damaged(const std::string& file, const std::string& from, const std::string& to, const std::string& part,
+                      bool on_verify = false) {
     const std::string good = read_file(dir_ / file);
     std::string bad = good;
     ASSERT_NE(bad.find(from), std::string::npos) << from;
@@ -42,9 +42,8 @@ TEST_F(DatasetTest, ReadsAcrossShards) {
     for (size_t count = 0; first + count <= all.size(); ++count) {
       std::vector<int32_t> read(count, -1);
       dataset.read(static_cast<int64_t>(first), read);
-      EXPECT_EQ(read,
-                std::vector<int32_t>(all.begin() + static_cast<std::ptrdiff_t>(first),
-                                     all.begin() + static_cast<std::ptrdiff_t>(first + count)));
+      EXPECT_EQ(read, std::vector<int32_t>(all.begin() + static_cast<std::ptrdiff_t>(first),
+                                           all.begin() + static_cast<std::ptrdiff_t>(first + count)));
     }
   }
   std::vector<int32_t> two(2);
@@ -59,8 +58,7 @@ TEST_F(DatasetTest, IdBeyondTheVocabulary) {
   std::vector<int32_t> read(5);
   dataset.read(0, read);  // the shard before, and one token of the damaged one
   read.resize(8);
-  expect_error(ErrorKind::kRuntime,
-               "shard-000001.npy': id 257 at position 1 of a vocabulary of 257",
+  expect_error(ErrorKind::kRuntime, "shard-000001.npy': id 257 at position 1 of a vocabulary of 257",
                [&] { dataset.read(0, read); });
 }
 
@@ -89,8 +87,7 @@ TEST_F(DatasetTest, ManifestThatDisagrees) {
   expect_damaged(file, "\"total_tokens\": 8", "\"total_tokens\": 9", "the shards have 8");
   expect_damaged(file, "\"total_documents\": 2", "\"total_documents\": 3", "the shards have 2");
   expect_damaged(file, "\"num_shards\": 2", "\"num_shards\": 3", "but 2 are listed");
-  expect_damaged(file, "\"num_documents\": 1", "\"num_documents\": -1",
-                 "shards[0].num_documents is -1");
+  expect_damaged(file, "\"num_documents\": 1", "\"num_documents\": -1", "shards[0].num_documents is -1");
 }
 
 TEST_F(DatasetTest, ShardThatDisagrees) {

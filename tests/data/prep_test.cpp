@@ -84,26 +84,22 @@ TEST_F(PrepTest, ValidationFilesLeaveTheTrainingText) {
   const std::string b = write("books/b.txt", "B");
   write("books/deep/c.txt", "C");
   write("books/notes.md", "not text");
-  const PrepReport report =
-      prepare_dataset({.inputs = {(dir_ / "books").string()}, .valid_inputs = {b}, .out = out()});
+  const PrepReport report = prepare_dataset({.inputs = {(dir_ / "books").string()}, .valid_inputs = {b}, .out = out()});
   EXPECT_EQ(documents("train"), (std::vector<std::string>{"A", "C"}));
   EXPECT_EQ(documents("valid"), (std::vector<std::string>{"B"}));
   EXPECT_EQ(report.valid.tokens, 2);
 }
 
 TEST_F(PrepTest, SeparatorLinesCutDocuments) {
-  const std::string path =
-      write("a.txt", "one\ntwo\n%%\n%%\r\n%%three\n %%\nfour %%\n%%\nlast line\n%%");
+  const std::string path = write("a.txt", "one\ntwo\n%%\n%%\r\n%%three\n %%\nfour %%\n%%\nlast line\n%%");
   prepare_dataset({.inputs = {path}, .split_on = "%%", .out = out()});
-  EXPECT_EQ(documents("train"),
-            (std::vector<std::string>{"one\ntwo\n", "%%three\n %%\nfour %%\n", "last line\n"}));
+  EXPECT_EQ(documents("train"), (std::vector<std::string>{"one\ntwo\n", "%%three\n %%\nfour %%\n", "last line\n"}));
 }
 
 TEST_F(PrepTest, ThreadsDoNotMatter) {
   const std::string corpus = write_corpus();
   const TrainedBpe bpe = train_bpe({.inputs = {corpus}, .vocab_size = 300});
-  for (const std::string& tokenizer :
-       {std::string("bytes"), write("bpe.json", bpe.tokenizer->json())}) {
+  for (const std::string& tokenizer : {std::string("bytes"), write("bpe.json", bpe.tokenizer->json())}) {
     PrepOptions options{.inputs = {corpus},
                         .valid_fraction = 0.1,
                         .split_on = "%%",
@@ -122,8 +118,7 @@ TEST_F(PrepTest, ThreadsDoNotMatter) {
 }
 
 TEST_F(PrepTest, FractionSplitsByDocument) {
-  const PrepOptions options{
-      .inputs = {write_corpus()}, .valid_fraction = 0.2, .split_on = "%%", .out = out()};
+  const PrepOptions options{.inputs = {write_corpus()}, .valid_fraction = 0.2, .split_on = "%%", .out = out()};
   const PrepReport report = prepare_dataset(options);
   EXPECT_EQ(report.train.documents + report.valid.documents, 600);
   // 600 draws with probability 0.2: 120 on average, standard deviation 10.
@@ -171,8 +166,7 @@ TEST_F(PrepTest, ReplacesADatasetOnlyByForce) {
 TEST_F(PrepTest, KeepsAForeignTokenizer) {
   const std::string a = write("a.txt", "first");
   write("out/tokenizer.json", "precious");
-  expect_error(ErrorKind::kUsage, "another tokenizer",
-               [&] { prepare_dataset({.inputs = {a}, .out = out()}); });
+  expect_error(ErrorKind::kUsage, "another tokenizer", [&] { prepare_dataset({.inputs = {a}, .out = out()}); });
   EXPECT_EQ(contents(out()).size(), 1U);
 }
 

@@ -14,10 +14,9 @@ class ShardTest : public FolderTest {};
 TEST_F(ShardTest, FileIsByteForByteNumpys) {
   write_split(dir_, {{1, 2}, {0x0102}}, 1000);
   // What numpy.save writes for np.array([1, 2, 999, 258, 999], dtype='<u2').
-  const std::string header =
-      "\x93NUMPY\x01\x00\x76\x00{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }"s;
-  const std::string npy = header + std::string(127 - header.size(), ' ') + "\n" +
-                          "\x01\x00\x02\x00\xE7\x03\x02\x01\xE7\x03"s;
+  const std::string header = "\x93NUMPY\x01\x00\x76\x00{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }"s;
+  const std::string npy =
+      header + std::string(127 - header.size(), ' ') + "\n" + "\x01\x00\x02\x00\xE7\x03\x02\x01\xE7\x03"s;
   EXPECT_EQ(read_file(dir_ / "test-v1-shard-000000.npy"), npy);
 
   const std::string idx =
@@ -49,8 +48,7 @@ TEST_F(ShardTest, WidthFollowsTheVocabulary) {
 }
 
 TEST_F(ShardTest, RotatesWithoutSplittingDocuments) {
-  const DatasetManifest manifest =
-      write_split(dir_, {{1, 2, 3}, {4, 5}, {6}, {7, 8, 9, 10}}, 257, 6);
+  const DatasetManifest manifest = write_split(dir_, {{1, 2, 3}, {4, 5}, {6}, {7, 8, 9, 10}}, 257, 6);
   ASSERT_EQ(manifest.num_shards, 3);  // 4 tokens; 3 + 2; 5
   EXPECT_EQ(manifest.shards[0].num_tokens, 4);
   EXPECT_EQ(manifest.shards[1].num_tokens, 5);

@@ -54,8 +54,7 @@ inline void patch(const fs::path& path, size_t offset, const std::string& bytes)
 }
 
 // Writes one split with the given documents.
-inline DatasetManifest write_split(const fs::path& dir,
-                                   const std::vector<std::vector<int32_t>>& documents,
+inline DatasetManifest write_split(const fs::path& dir, const std::vector<std::vector<int32_t>>& documents,
                                    int64_t vocab_size = 257, int64_t tokens_per_shard = 1000) {
   SplitWriter writer(dir, {.dataset = "test",
                            .tokenizer = "bytes",

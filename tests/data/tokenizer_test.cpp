@@ -149,8 +149,7 @@ TEST(Bpe, WordsSeenBeforeDoNotMatter) {
     for (int rest = i; rest > 0; rest /= 26) many_words += static_cast<char>('a' + rest % 26);
   }
   encode(*used, many_words);
-  for (const auto& [word, count] :
-       count_words(std::string(kSample) + many_words.substr(0, 20000))) {
+  for (const auto& [word, count] : count_words(std::string(kSample) + many_words.substr(0, 20000))) {
     const auto fresh = encode_word_by_scanning(model, word);
     ASSERT_EQ(encode(*used, word), fresh) << word;
     ASSERT_EQ(encode(*used, word), fresh) << word;
@@ -236,8 +235,8 @@ TEST_F(TokenizerFileTest, ReadsBackWhatItWrote) {
 
 TEST_F(TokenizerFileTest, WritesGpt2sNamesOfBytes) {
   const std::string json = bpe_to_json(sample_model());
-  for (const char* entry : {"\"Ā\": 0,", "\"Ċ\": 10,", "\"Ġ\": 32,", "\"!\": 33,", "\"ÿ\": 255,",
-                            "\"Ń\": 173,", "\"ġ\": 127,", "\"<|endoftext|>\": 299"}) {
+  for (const char* entry : {"\"Ā\": 0,", "\"Ċ\": 10,", "\"Ġ\": 32,", "\"!\": 33,", "\"ÿ\": 255,", "\"Ń\": 173,",
+                            "\"ġ\": 127,", "\"<|endoftext|>\": 299"}) {
     EXPECT_NE(json.find(entry), std::string::npos) << entry;
   }
 }
@@ -252,22 +251,17 @@ TEST_F(TokenizerFileTest, ReadsMergesAsPairs) {
 TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported("", "no JSON");
   expect_unsupported("{\"type\": \"unigram\"}", "/added_tokens/0/id is missing");
-  expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}"),
-                     "/normalizer");
-  expect_unsupported(edited("\\\\p{N}{1,3}", "\\\\p{N}+"),
-                     "/pre_tokenizer/pretokenizers/0/pattern/Regex");
-  expect_unsupported(edited("\"use_regex\": false", "\"use_regex\": true"),
-                     "/pre_tokenizer/pretokenizers/1/use_regex");
-  expect_unsupported(edited("\"byte_fallback\": false", "\"byte_fallback\": true"),
-                     "/model/byte_fallback");
+  expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}"), "/normalizer");
+  expect_unsupported(edited("\\\\p{N}{1,3}", "\\\\p{N}+"), "/pre_tokenizer/pretokenizers/0/pattern/Regex");
+  expect_unsupported(edited("\"use_regex\": false", "\"use_regex\": true"), "/pre_tokenizer/pretokenizers/1/use_regex");
+  expect_unsupported(edited("\"byte_fallback\": false", "\"byte_fallback\": true"), "/model/byte_fallback");
   expect_unsupported(edited("\"dropout\": null,", ""), "/model/dropout is missing");
   expect_unsupported(edited("\"<|endoftext|>\": 299", "\"<|endoftext|>\": 300"), "299");
   expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "each once");
   expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "no byte-level token");
   expect_unsupported(edited("\"Ā\": 0", "\"xyz\": 0"), "no token for byte 0");
   expect_unsupported(edited("\"merges\": [", "\"merges\": [\"z q\", "), "z q");
-  expect_error(ErrorKind::kRuntime, "missing.json",
-               [&] { load_tokenizer((dir_ / "missing.json").string()); });
+  expect_error(ErrorKind::kRuntime, "missing.json", [&] { load_tokenizer((dir_ / "missing.json").string()); });
 }
 
 }  // namespace

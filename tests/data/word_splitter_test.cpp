@@ -20,8 +20,7 @@ using Words = std::vector<std::string>;
 // Worked out by hand from the pattern.
 TEST(WordSplitter, SplitsAsThePatternSays) {
   EXPECT_EQ(words_of(""), Words{});
-  EXPECT_EQ(words_of("She'll see Mr. Knightley"),
-            (Words{"She", "'ll", " see", " Mr", ".", " Knightley"}));
+  EXPECT_EQ(words_of("She'll see Mr. Knightley"), (Words{"She", "'ll", " see", " Mr", ".", " Knightley"}));
   EXPECT_EQ(words_of("12345 pounds"), (Words{"123", "45", " pounds"}));
   EXPECT_EQ(words_of("a  b"), (Words{"a", " ", " b"}));
   EXPECT_EQ(words_of("end.\n\n  Next"), (Words{"end", ".\n\n", " ", " Next"}));

@@ -30,13 +30,12 @@ class GeneratorTest : public testing::Test {
   }
   static void TearDownTestSuite() { dir_.reset(); }
 
-  static std::string generate(const std::string& prompt, int64_t max_tokens,
-                              const SamplingOptions& sampling, int num_threads = 1) {
+  static std::string generate(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling,
+                              int num_threads = 1) {
     Generator generator(checkpoint_, num_threads);
     std::string text;
-    const GenerateResult result =
-        generator.generate({.prompt = prompt, .max_tokens = max_tokens, .sampling = sampling},
-                           [&](std::string_view piece) { text += piece; });
+    const GenerateResult result = generator.generate({.prompt = prompt, .max_tokens = max_tokens, .sampling = sampling},
+                                                     [&](std::string_view piece) { text += piece; });
     EXPECT_LE(result.tokens, max_tokens);
     EXPECT_EQ(text.size(), static_cast<size_t>(result.tokens));  // a byte each
     EXPECT_EQ(result.ended, result.tokens < max_tokens);
@@ -47,17 +46,14 @@ class GeneratorTest : public testing::Test {
   inline static fs::path checkpoint_;
 };
 
-TEST_F(GeneratorTest, GoesOnAsTheTextDid) {
-  EXPECT_EQ(generate("abcd ab", 8, {.temperature = 0}), "cd abcd ");
-}
+TEST_F(GeneratorTest, GoesOnAsTheTextDid) { EXPECT_EQ(generate("abcd ab", 8, {.temperature = 0}), "cd abcd "); }
 
 // Only the last data.seq_len = 16 tokens count, however long the text has grown.
 TEST_F(GeneratorTest, PromptsAndTextMayBeLongerThanASequence) {
   std::string prompt;
   for (int i = 0; i < 20; ++i) prompt += "abcd ";
   EXPECT_EQ(generate(prompt + "abc", 4, {.temperature = 0}), "d ab");
-  EXPECT_EQ(generate("zzz" + prompt, 4, {.temperature = 0}),
-            generate("yyyyyyy" + prompt, 4, {.temperature = 0}));
+  EXPECT_EQ(generate("zzz" + prompt, 4, {.temperature = 0}), generate("yyyyyyy" + prompt, 4, {.temperature = 0}));
   const std::string text = generate("abcd ", 50, {.temperature = 0});
   EXPECT_EQ(text.substr(40), "abcd abcd ");
 }
@@ -70,8 +66,7 @@ TEST_F(GeneratorTest, TheSeedDecides) {
   EXPECT_NE(generate("ab", 40, {.temperature = 3.0, .seed = 8}), text);
   // A shorter text is the beginning of a longer one.
   EXPECT_EQ(generate("ab", 20, hot), text.substr(0, 20));
-  EXPECT_EQ(generate("ab", 12, {.temperature = 0, .seed = 7}),
-            generate("ab", 12, {.temperature = 0, .seed = 8}));
+  EXPECT_EQ(generate("ab", 12, {.temperature = 0, .seed = 7}), generate("ab", 12, {.temperature = 0, .seed = 8}));
 }
 
 // At this temperature all ids are nearly equally likely: were the 63 beyond the tokenizer's
@@ -85,15 +80,14 @@ TEST_F(GeneratorTest, IdsBeyondTheTokenizersAreNeverSampled) {
 TEST_F(GeneratorTest, PiecesAreWhatTheTokensStandFor) {
   Generator generator(checkpoint_, 1);
   std::vector<std::string> pieces;
-  const GenerateResult result =
-      generator.generate({.prompt = "abcd ", .max_tokens = 3, .sampling = {.temperature = 0}},
-                         [&](std::string_view piece) { pieces.emplace_back(piece); });
+  const GenerateResult result = generator.generate({.prompt = "abcd ", .max_tokens = 3, .sampling = {.temperature = 0}},
+                                                   [&](std::string_view piece) { pieces.emplace_back(piece); });
   EXPECT_EQ(result.tokens, 3);
   EXPECT_FALSE(result.ended);
   EXPECT_EQ(pieces, (std::vector<std::string>{"a", "b", "c", ""}));
-  EXPECT_EQ(generator.generate({.prompt = "", .max_tokens = 0}, [](std::string_view piece) {
-    EXPECT_EQ(piece, "");
-  }).tokens, 0);
+  EXPECT_EQ(
+      generator.generate({.prompt = "", .max_tokens = 0}, [](std::string_view piece) { EXPECT_EQ(piece, ""); }).tokens,
+      0);
 }
 
 TEST_F(GeneratorTest, TakesAFolderOfCheckpoints) {

@@ -23,15 +23,13 @@ std::vector<double> frequencies(const std::vector<float>& logits, const Sampling
                                 uint64_t num_samples) {
   std::vector<double> shares(logits.size());
   for (uint64_t position = 0; position < num_samples; ++position) {
-    shares[static_cast<size_t>(sample_token(logits, options, position))] +=
-        1.0 / static_cast<double>(num_samples);
+    shares[static_cast<size_t>(sample_token(logits, options, position))] += 1.0 / static_cast<double>(num_samples);
   }
   return shares;
 }
 
 // Within five standard deviations of what independent samples would show.
-void expect_frequencies(const std::vector<double>& shares, const std::vector<double>& expected,
-                        uint64_t num_samples) {
+void expect_frequencies(const std::vector<double>& shares, const std::vector<double>& expected, uint64_t num_samples) {
   for (size_t id = 0; id < expected.size(); ++id) {
     const double p = expected[id];
     const double deviation = std::sqrt(p * (1 - p) / static_cast<double>(num_samples));
@@ -66,8 +64,7 @@ TEST(SamplerTest, TiesGoToTheLowerId) {
 TEST(SamplerTest, FrequenciesAreTheProbabilities) {
   const std::vector<double> probabilities = {0.4, 0.05, 0.3, 0.2, 0.05};
   constexpr uint64_t kSamples = 20'000;
-  expect_frequencies(frequencies(logits_of(probabilities), {.seed = 3}, kSamples), probabilities,
-                     kSamples);
+  expect_frequencies(frequencies(logits_of(probabilities), {.seed = 3}, kSamples), probabilities, kSamples);
 }
 
 TEST(SamplerTest, TemperatureDividesTheLogits) {
@@ -82,8 +79,7 @@ TEST(SamplerTest, TemperatureDividesTheLogits) {
     }
     for (double& p : expected) p /= sum;
     const SamplingOptions options = {.temperature = temperature, .seed = 4};
-    expect_frequencies(frequencies(logits_of(probabilities), options, kSamples), expected,
-                       kSamples);
+    expect_frequencies(frequencies(logits_of(probabilities), options, kSamples), expected, kSamples);
   }
 }
 
@@ -101,8 +97,7 @@ TEST(SamplerTest, NucleusByHand) {
 
 TEST(SamplerTest, InsideTheNucleusProportionsStay) {
   constexpr uint64_t kSamples = 20'000;
-  const auto shares =
-      frequencies(logits_of({0.1, 0.5, 0.06, 0.3, 0.04}), {.top_p = 0.7, .seed = 5}, kSamples);
+  const auto shares = frequencies(logits_of({0.1, 0.5, 0.06, 0.3, 0.04}), {.top_p = 0.7, .seed = 5}, kSamples);
   expect_frequencies(shares, {0, 5.0 / 8, 0, 3.0 / 8, 0}, kSamples);
 }
 

@@ -44,8 +44,7 @@ TEST(Utf8StreamTest, AllSplitsInThree) {
   for (size_t first = 0; first <= kText.size(); ++first) {
     for (size_t second = first; second <= kText.size(); ++second) {
       const std::vector<std::string> shown =
-          push_all({std::string(kText.substr(0, first)),
-                    std::string(kText.substr(first, second - first)),
+          push_all({std::string(kText.substr(0, first)), std::string(kText.substr(first, second - first)),
                     std::string(kText.substr(second))});
       expect_whole_characters(shown);
       EXPECT_EQ(shown.back(), "");  // the text ends with a whole character
@@ -79,7 +78,10 @@ TEST(Utf8StreamTest, AnUnfinishedCharacterIsLeftToTheEnd) {
 TEST(Utf8StreamTest, BytesThatAreNoUtf8PassThrough) {
   // Continuations without a lead, a lead without continuations, bytes that never occur.
   EXPECT_EQ(push_all({"\x80\xBF\x80\x80\x80"}), (Strings{"\x80\xBF\x80\x80\x80", ""}));
-  EXPECT_EQ(push_all({"\xC3", "a"}), (Strings{"", "\xC3" "a", ""}));
+  EXPECT_EQ(push_all({"\xC3", "a"}), (Strings{"",
+                                              "\xC3"
+                                              "a",
+                                              ""}));
   EXPECT_EQ(push_all({"\xFF", "\xFE", "\xF8"}), (Strings{"\xFF", "\xFE", "\xF8", ""}));
   // Any bytes at all come out as they went in.
   std::string bytes;

@@ -191,7 +191,8 @@ TEST(Model, RouterBiasMovesAgainstTheLoad) {
   test.backward();
   test.model().update_router_bias();
   const Moe& moe = *test.model().moe_layers()[0];
-  const double mean = static_cast<double>(kSeqs * kLen * config.moe.top_k) / static_cast<double>(config.moe.num_experts);
+  const double mean =
+      static_cast<double>(kSeqs * kLen * config.moe.top_k) / static_cast<double>(config.moe.num_experts);
   for (int64_t expert = 0; expert < config.moe.num_experts; ++expert) {
     const double error = mean - get(moe.stats().counts, expert);
     const double expected = error > 0 ? 0.25 : (error < 0 ? -0.25 : 0.0);

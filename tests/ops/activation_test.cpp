@@ -6,9 +6,7 @@
 namespace nmoe::test {
 namespace {
 
-int64_t pre_width(Activation kind, int64_t width) {
-  return kind == Activation::kSwiGlu ? 2 * width : width;
-}
+int64_t pre_width(Activation kind, int64_t width) { return kind == Activation::kSwiGlu ? 2 * width : width; }
 
 // One element of h, straight from the definition.
 double reference(Activation kind, Tensor pre, int64_t row, int64_t column, double weight) {
@@ -27,8 +25,7 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
  protected:
   // All inputs and outputs of one forward and backward.
   struct ActivationRun {
-    ActivationRun(DType real, int num_threads, int64_t num_rows, int64_t width, Case c)
-        : pool(real) {
+    ActivationRun(DType real, int num_threads, int64_t num_rows, int64_t width, Case c) : pool(real) {
       backend = cpu_backend(real, num_threads);
       pre = pool.normal({num_rows, pre_width(c.kind, width)}, 2.0);
       h = pool.zeros({num_rows, width});
@@ -48,8 +45,7 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ActivationTest,
-                         ::testing::Values(Case{Activation::kSwiGlu, false},
-                                           Case{Activation::kSwiGlu, true},
+                         ::testing::Values(Case{Activation::kSwiGlu, false}, Case{Activation::kSwiGlu, true},
                                            Case{Activation::kReluSquared, false},
                                            Case{Activation::kReluSquared, true}));
 
@@ -58,8 +54,7 @@ TEST_P(ActivationTest, ForwardMatchesTheDefinition) {
   std::vector<double> expected;
   for (int64_t row = 0; row < 5; ++row) {
     const double weight = GetParam().weighted ? get(run.row_weight, row) : 1.0;
-    for (int64_t i = 0; i < 19; ++i)
-      expected.push_back(reference(GetParam().kind, run.pre, row, i, weight));
+    for (int64_t i = 0; i < 19; ++i) expected.push_back(reference(GetParam().kind, run.pre, row, i, weight));
   }
   EXPECT_TRUE(near(run.h, expected, 1e-13));
 }
@@ -81,15 +76,13 @@ TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
 TEST_P(ActivationTest, BackwardMayOverwriteItsInput) {
   for (const DType real : {DType::kF32, DType::kF64}) {
     const ActivationRun run(real, 2, 7, 37, GetParam());
-    run.backend->activation_backward(GetParam().kind, run.pre, run.row_weight, run.dh, run.pre,
-                                     run.drow_weight);
+    run.backend->activation_backward(GetParam().kind, run.pre, run.row_weight, run.dh, run.pre, run.drow_weight);
     EXPECT_TRUE(same_bits(run.pre, run.dpre));
   }
 }
 
 TEST_P(ActivationTest, FloatAgreesWithDouble) {
-  const ActivationRun single(DType::kF32, 2, 33, 65, GetParam()),
-      exact(DType::kF64, 2, 33, 65, GetParam());
+  const ActivationRun single(DType::kF32, 2, 33, 65, GetParam()), exact(DType::kF64, 2, 33, 65, GetParam());
   EXPECT_TRUE(near(single.h, exact.h, 2e-6));
   EXPECT_TRUE(near(single.dpre, exact.dpre, 2e-5));  // 1 - sigmoid cancels
   if (GetParam().weighted) {
@@ -98,8 +91,7 @@ TEST_P(ActivationTest, FloatAgreesWithDouble) {
 }
 
 TEST_P(ActivationTest, BitsDoNotDependOnThreads) {
-  const ActivationRun one(DType::kF32, 1, 700, 129, GetParam()),
-      three(DType::kF32, 3, 700, 129, GetParam());
+  const ActivationRun one(DType::kF32, 1, 700, 129, GetParam()), three(DType::kF32, 3, 700, 129, GetParam());
   EXPECT_TRUE(same_bits(one.h, three.h));
   EXPECT_TRUE(same_bits(one.dpre, three.dpre));
   if (GetParam().weighted) {
@@ -139,12 +131,11 @@ TEST(Activation, LetsNanThrough) {
 TEST(Activation, RefusesShapesThatDisagree) {
   const auto backend = cpu_backend(DType::kF32);
   TensorPool pool(DType::kF32);
-  EXPECT_THROW(
-      backend->activation_forward(Activation::kSwiGlu, pool.zeros({2, 4}), {}, pool.zeros({2, 4})),
-      CheckFailure);
-  EXPECT_THROW(backend->activation_forward(Activation::kReluSquared, pool.zeros({2, 4}),
-                                           pool.zeros({3}), pool.zeros({2, 4})),
+  EXPECT_THROW(backend->activation_forward(Activation::kSwiGlu, pool.zeros({2, 4}), {}, pool.zeros({2, 4})),
                CheckFailure);
+  EXPECT_THROW(
+      backend->activation_forward(Activation::kReluSquared, pool.zeros({2, 4}), pool.zeros({3}), pool.zeros({2, 4})),
+      CheckFailure);
 }
 
 }  // namespace

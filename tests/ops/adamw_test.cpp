@@ -8,8 +8,7 @@ namespace {
 // A few steps over one parameter tensor, with new gradients every step.
 struct AdamWRun {
   static constexpr int kSteps = 6;
-  static constexpr double kLr = 1e-2, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1,
-                          kGradScale = 0.25;
+  static constexpr double kLr = 1e-2, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1, kGradScale = 0.25;
 
   AdamWRun(DType real, int num_threads, int64_t size) : pool(real) {
     const auto backend = cpu_backend(real, num_threads);
@@ -58,8 +57,7 @@ double reference_weight(const AdamWRun& run, int64_t i) {
 }
 
 TEST(AdamW, MatchesTheDefinitionOverSeveralSteps) {
-  for (const auto& [real, tolerance] :
-       {std::pair{DType::kF64, 1e-12}, std::pair{DType::kF32, 1e-5}}) {
+  for (const auto& [real, tolerance] : {std::pair{DType::kF64, 1e-12}, std::pair{DType::kF32, 1e-5}}) {
     const AdamWRun run(real, 2, 1013);
     std::vector<double> expected;
     for (int64_t i = 0; i < 1013; ++i) expected.push_back(reference_weight(run, i));
@@ -77,15 +75,9 @@ TEST(AdamW, BitsDoNotDependOnThreads) {
 TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
   const auto backend = cpu_backend();
   TensorPool pool;
-  const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}),
-               v = pool.zeros({4});
-  backend->adamw_step({.w = w,
-                       .grad = grad,
-                       .m = m,
-                       .v = v,
-                       .grad_scale = pool.full({1}, 1.0),
-                       .lr = 0.5,
-                       .eps = 1e-12});
+  const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}), v = pool.zeros({4});
+  backend->adamw_step(
+      {.w = w, .grad = grad, .m = m, .v = v, .grad_scale = pool.full({1}, 1.0), .lr = 0.5, .eps = 1e-12});
   EXPECT_TRUE(near(w, {-0.5, 0.5, -0.5, 0}, 1e-9));
   EXPECT_TRUE(near(grad, {3, -0.01, 1e3, 0}, 0));
 }
@@ -93,15 +85,9 @@ TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
 TEST(AdamW, DecaysWithoutGradient) {
   const auto backend = cpu_backend();
   TensorPool pool;
-  const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}),
-               v = pool.zeros({2});
-  backend->adamw_step({.w = w,
-                       .grad = zero,
-                       .m = m,
-                       .v = v,
-                       .grad_scale = pool.full({1}, 1.0),
-                       .lr = 0.1,
-                       .weight_decay = 0.5});
+  const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}), v = pool.zeros({2});
+  backend->adamw_step(
+      {.w = w, .grad = zero, .m = m, .v = v, .grad_scale = pool.full({1}, 1.0), .lr = 0.1, .weight_decay = 0.5});
   EXPECT_TRUE(near(w, {2 * 0.95, -4 * 0.95}, 1e-15));
 }
 
@@ -109,8 +95,7 @@ TEST(AdamW, RefusesStepZero) {
   const auto backend = cpu_backend();
   TensorPool pool;
   const Tensor x = pool.zeros({1});
-  EXPECT_THROW(backend->adamw_step({.w = x, .grad = x, .m = x, .v = x, .grad_scale = x, .step = 0}),
-               CheckFailure);
+  EXPECT_THROW(backend->adamw_step({.w = x, .grad = x, .m = x, .v = x, .grad_scale = x, .step = 0}), CheckFailure);
 }
 
 }  // namespace

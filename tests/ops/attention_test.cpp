@@ -12,14 +12,10 @@ struct Case {
   int64_t B, S, H, G, Dk, Dv, window;
 };
 const Case kSmallCases[] = {
-    {"one position", 2, 1, 2, 1, 3, 2, 0},
-    {"one value a head", 1, 5, 1, 1, 1, 1, 0},
-    {"grouped heads", 2, 6, 4, 2, 3, 5, 0},
-    {"window of one", 1, 5, 2, 2, 3, 2, 1},
-    {"window of three", 2, 7, 2, 1, 2, 3, 3},
-    {"window of the whole sequence", 1, 6, 2, 2, 3, 3, 6},
-    {"beyond a query block", 1, 67, 2, 1, 2, 1, 0},
-    {"window across query blocks", 1, 130, 1, 1, 2, 1, 66},
+    {"one position", 2, 1, 2, 1, 3, 2, 0},          {"one value a head", 1, 5, 1, 1, 1, 1, 0},
+    {"grouped heads", 2, 6, 4, 2, 3, 5, 0},         {"window of one", 1, 5, 2, 2, 3, 2, 1},
+    {"window of three", 2, 7, 2, 1, 2, 3, 3},       {"window of the whole sequence", 1, 6, 2, 2, 3, 3, 6},
+    {"beyond a query block", 1, 67, 2, 1, 2, 1, 0}, {"window across query blocks", 1, 130, 1, 1, 2, 1, 66},
 };
 const Case kLargeCases[] = {
     {"many key blocks", 2, 600, 4, 2, 24, 16, 0},
@@ -45,8 +41,7 @@ Problem make_problem(TensorPool& pool, const Case& c) {
 }
 
 // The definition, one query at a time.
-void reference(const Case& c, const AttentionForward& a, std::vector<double>& out,
-               std::vector<double>& lse) {
+void reference(const Case& c, const AttentionForward& a, std::vector<double>& out, std::vector<double>& lse) {
   out.assign(static_cast<size_t>(a.out.num_elements()), 0.0);
   lse.clear();
   for (int64_t b = 0; b < c.B; ++b) {
@@ -59,8 +54,7 @@ void reference(const Case& c, const AttentionForward& a, std::vector<double>& ou
         for (int64_t j = first; j <= i; ++j) {
           double score = 0;
           for (int64_t d = 0; d < c.Dk; ++d) {
-            score += get(a.q, ((b * c.S + i) * c.H + h) * c.Dk + d) *
-                     get(a.k, ((b * c.S + j) * c.G + g) * c.Dk + d);
+            score += get(a.q, ((b * c.S + i) * c.H + h) * c.Dk + d) * get(a.k, ((b * c.S + j) * c.G + g) * c.Dk + d);
           }
           weights.push_back(std::exp(a.shape.scale * score));
           sum += weights.back();
@@ -68,8 +62,7 @@ void reference(const Case& c, const AttentionForward& a, std::vector<double>& ou
         for (int64_t j = first; j <= i; ++j) {
           for (int64_t d = 0; d < c.Dv; ++d) {
             out[static_cast<size_t>(((b * c.S + i) * c.H + h) * c.Dv + d)] +=
-                weights[static_cast<size_t>(j - first)] / sum *
-                get(a.v, ((b * c.S + j) * c.G + g) * c.Dv + d);
+                weights[static_cast<size_t>(j - first)] / sum * get(a.v, ((b * c.S + j) * c.G + g) * c.Dv + d);
           }
         }
         lse.push_back(std::log(sum));
@@ -79,8 +72,7 @@ void reference(const Case& c, const AttentionForward& a, std::vector<double>& ou
 }
 
 TEST(Attention, ForwardIsTheDefinition) {
-  for (const auto& cases :
-       {std::span<const Case>(kSmallCases), std::span<const Case>(kLargeCases)}) {
+  for (const auto& cases : {std::span<const Case>(kSmallCases), std::span<const Case>(kLargeCases)}) {
     for (const Case& c : cases) {
       SCOPED_TRACE(c.name);
       TensorPool pool;
@@ -140,10 +132,8 @@ TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
       };
       constexpr double kStep = 1e-3;
       const double slope =
-          (8 * (loss_at(kStep) - loss_at(-kStep)) - (loss_at(2 * kStep) - loss_at(-2 * kStep))) /
-          (12 * kStep);
-      EXPECT_LE(std::abs(slope - dot(gradient, direction)),
-                1e-6 * std::sqrt(dot(gradient, gradient)) + 1e-8);
+          (8 * (loss_at(kStep) - loss_at(-kStep)) - (loss_at(2 * kStep) - loss_at(-2 * kStep))) / (12 * kStep);
+      EXPECT_LE(std::abs(slope - dot(gradient, direction)), 1e-6 * std::sqrt(dot(gradient, gradient)) + 1e-8);
     };
     check(&AttentionForward::q, backward.dq);
     check(&AttentionForward::k, backward.dk);
@@ -157,8 +147,7 @@ TEST(Attention, FloatAgreesWithDouble) {
   for (const Case& c : kLargeCases) {
     SCOPED_TRACE(c.name);
     TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
-    const Problem single_problem = make_problem(single_pool, c),
-                  double_problem = make_problem(double_pool, c);
+    const Problem single_problem = make_problem(single_pool, c), double_problem = make_problem(double_pool, c);
     const auto run = [](DType real, const Problem& problem) {
       const auto backend = cpu_backend(real);
       backend->attention_forward(problem.forward);
@@ -200,8 +189,7 @@ TEST(Attention, HugeScoresStayFinite) {
   for (const DType real : {DType::kF32, DType::kF64}) {
     TensorPool pool(real);
     const auto [forward, backward] = make_problem(pool, {"", 1, 300, 1, 1, 4, 2, 0});
-    for (int64_t i = 0; i < forward.q.num_elements(); ++i)
-      set(forward.q, i, 1e4 * get(forward.q, i));
+    for (int64_t i = 0; i < forward.q.num_elements(); ++i) set(forward.q, i, 1e4 * get(forward.q, i));
     const auto backend = cpu_backend(real);
     backend->attention_forward(forward);
     backend->attention_backward(backward);
@@ -224,10 +212,8 @@ TEST(MlaExpand, PutsEveryPartInItsPlace) {
 TEST(MlaExpand, BackwardMatchesFiniteDifferences) {
   TensorPool pool;
   constexpr int64_t kTokens = 35, kHeads = 3, kNope = 2, kRope = 4, kValue = 3;
-  const Tensor kv = pool.normal({kTokens, kHeads, kNope + kValue}),
-               k_rope = pool.normal({kTokens, kRope});
-  const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}),
-               v = pool.zeros({kTokens, kHeads, kValue});
+  const Tensor kv = pool.normal({kTokens, kHeads, kNope + kValue}), k_rope = pool.normal({kTokens, kRope});
+  const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
   const Tensor dk = pool.normal(k.shape()), dv = pool.normal(v.shape());
   const Tensor dkv = pool.full(kv.shape(), NAN), dk_rope = pool.full(k_rope.shape(), NAN);
   const auto backend = cpu_backend();

@@ -22,8 +22,7 @@ struct Product {
 
 std::vector<Product> all_products() {
   std::vector<Product> products;
-  constexpr int64_t kSizes[][3] = {{1, 1, 1}, {3, 5, 7}, {70, 65, 130},
-                                   {0, 3, 2}, {3, 0, 2}, {4, 3, 0}};
+  constexpr int64_t kSizes[][3] = {{1, 1, 1}, {3, 5, 7}, {70, 65, 130}, {0, 3, 2}, {3, 0, 2}, {4, 3, 0}};
   for (const auto& [m, n, k] : kSizes) {
     for (const Transpose a : {Transpose::kNo, Transpose::kYes}) {
       for (const Transpose b : {Transpose::kNo, Transpose::kYes}) {
@@ -49,8 +48,7 @@ struct Stored {
              std::numeric_limits<Real>::quiet_NaN()) {
     const Philox rng(7, stream);
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < cols; ++j)
-        at(i, j) = static_cast<Real>(rng.normal(static_cast<uint64_t>(i * cols + j)));
+      for (int64_t j = 0; j < cols; ++j) at(i, j) = static_cast<Real>(rng.normal(static_cast<uint64_t>(i * cols + j)));
     }
   }
   Real& at(int64_t i, int64_t j) { return data[static_cast<size_t>(i * row_step + j * col_step)]; }
@@ -63,8 +61,8 @@ struct Stored {
 // `tolerance`.
 template <class Real>
 void check(const Product& p, double tolerance) {
-  SCOPED_TRACE(fmt::format("{}{} {} x {} x {}, alpha {}, beta {}", static_cast<char>(p.a),
-                           static_cast<char>(p.b), p.m, p.n, p.k, p.alpha, p.beta));
+  SCOPED_TRACE(fmt::format("{}{} {} x {} x {}, alpha {}, beta {}", static_cast<char>(p.a), static_cast<char>(p.b), p.m,
+                           p.n, p.k, p.alpha, p.beta));
   Stored<Real> a(p.m, p.k, p.a, 0), b(p.k, p.n, p.b, 1), c(p.m, p.n, Transpose::kNo, 2);
   std::vector<double> expected, actual;
   for (int64_t i = 0; i < p.m; ++i) {
@@ -77,8 +75,7 @@ void check(const Product& p, double tolerance) {
     }
   }
   cpu::gemm<Real>(p.m, p.n, p.k, static_cast<Real>(p.alpha), {a.data.data(), a.stride, p.a},
-                  {b.data.data(), b.stride, p.b}, static_cast<Real>(p.beta), c.data.data(),
-                  c.stride);
+                  {b.data.data(), b.stride, p.b}, static_cast<Real>(p.beta), c.data.data(), c.stride);
   for (int64_t i = 0; i < p.m; ++i) {
     for (int64_t j = 0; j < p.n; ++j) actual.push_back(static_cast<double>(c.at(i, j)));
     for (int64_t gap = 0; gap < kGap; ++gap) EXPECT_TRUE(std::isnan(c.at(i, p.n + gap)));
@@ -99,8 +96,8 @@ TEST(Gemm, EveryThreadGetsTheSameBits) {
   Stored<float> a(kSize, kSize, Transpose::kNo, 0), b(kSize, kSize, Transpose::kYes, 1);
   const auto product = [&] {
     std::vector<float> c(kSize * kSize);
-    cpu::gemm<float>(kSize, kSize, kSize, 1, {a.data.data(), a.stride},
-                     {b.data.data(), b.stride, Transpose::kYes}, 0, c.data(), kSize);
+    cpu::gemm<float>(kSize, kSize, kSize, 1, {a.data.data(), a.stride}, {b.data.data(), b.stride, Transpose::kYes}, 0,
+                     c.data(), kSize);
     return c;
   };
   const std::vector<float> here = product();

@@ -4,8 +4,7 @@ namespace nmoe::test {
 namespace {
 
 struct EmbeddingRun {
-  EmbeddingRun(DType real, int num_threads, int64_t num_tokens, int64_t vocab_size, int64_t width)
-      : pool(real) {
+  EmbeddingRun(DType real, int num_threads, int64_t num_tokens, int64_t vocab_size, int64_t width) : pool(real) {
     backend = cpu_backend(real, num_threads);
     ids = pool.random_ints({num_tokens}, vocab_size);
     table = pool.normal({vocab_size, width});

@@ -12,13 +12,7 @@ HeadLoss make_head_loss(TensorPool& pool, int64_t tokens, int64_t dim, int64_t v
   const Tensor x = pool.normal({tokens, dim}), w = pool.normal({vocab, dim});
   const Tensor targets = pool.random_ints({tokens}, vocab);
   for (int64_t t = 2; t < tokens; t += 5) set(targets, t, -1);
-  return {x,
-          w,
-          targets,
-          0.25,
-          pool.full({tokens}, NAN),
-          pool.full({tokens, dim}, NAN),
-          pool.zeros({vocab, dim})};
+  return {x, w, targets, 0.25, pool.full({tokens}, NAN), pool.full({tokens, dim}, NAN), pool.zeros({vocab, dim})};
 }
 
 std::vector<double> reference_losses(const HeadLoss& a) {
@@ -39,13 +33,11 @@ std::vector<double> reference_losses(const HeadLoss& a) {
 }
 
 TEST(HeadLoss, LossIsTheDefinition) {
-  for (const auto& [tokens, dim, vocab] :
-       {std::tuple{1, 3, 2}, {7, 5, 37}, {600, 3, 67}, {3, 2, 1031}}) {
+  for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 5, 37}, {600, 3, 67}, {3, 2, 1031}}) {
     TensorPool pool;
     const HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
     cpu_backend()->head_loss(args);
-    EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10))
-        << tokens << " tokens, vocabulary " << vocab;
+    EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10)) << tokens << " tokens, vocabulary " << vocab;
   }
 }
 

@@ -39,8 +39,7 @@ TEST(Linear, ForwardIsTheProductAndCanAccumulate) {
     SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
     for (const DType real : {DType::kF32, DType::kF64}) {
       TensorPool pool(real);
-      const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
-                   y = pool.full({tokens, out}, NAN);
+      const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), y = pool.full({tokens, out}, NAN);
       const auto backend = cpu_backend(real);
       const double tolerance = real == DType::kF32 ? kFloatTolerance : kDoubleTolerance;
       backend->linear_forward(x, w, y);
@@ -55,8 +54,7 @@ TEST(Linear, ForwardIsTheProductAndCanAccumulate) {
 
 TEST(Linear, BackwardMatchesFiniteDifferences) {
   TensorPool pool;
-  const Tensor x = pool.normal({5, 3}), w = pool.normal({4, 3}), y = pool.zeros({5, 4}),
-               dy = pool.normal({5, 4});
+  const Tensor x = pool.normal({5, 3}), w = pool.normal({4, 3}), y = pool.zeros({5, 4}), dy = pool.normal({5, 4});
   const Tensor dx = pool.full({5, 3}, NAN), dw = pool.zeros({4, 3});
   const auto backend = cpu_backend();
   backend->linear_backward_input(dy, w, dx);
@@ -75,10 +73,8 @@ TEST(Linear, BackwardIsTheAdjointOfForward) {
   for (const auto& [tokens, in, out] : kLinearShapes) {
     SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
     TensorPool pool;
-    const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
-                 dy = pool.normal({tokens, out});
-    const Tensor y = pool.zeros({tokens, out}), dx = pool.zeros({tokens, in}),
-                 dw = pool.zeros({out, in});
+    const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), dy = pool.normal({tokens, out});
+    const Tensor y = pool.zeros({tokens, out}), dx = pool.zeros({tokens, in}), dw = pool.zeros({out, in});
     const auto backend = cpu_backend();
     backend->linear_forward(x, w, y);
     backend->linear_backward_input(dy, w, dx);
@@ -111,8 +107,7 @@ TEST(Linear, FloatAgreesWithDouble) {
     std::vector<Tensor> results;
     TensorPool pools[] = {TensorPool(DType::kF32), TensorPool(DType::kF64)};
     for (TensorPool& pool : pools) {
-      const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
-                   dy = pool.normal({tokens, out});
+      const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), dy = pool.normal({tokens, out});
       const Tensor dx = pool.zeros({tokens, in}), dw = pool.normal({out, in});
       const auto backend = cpu_backend(pool.real());
       backend->linear_backward_input(dy, w, dx);
@@ -128,19 +123,16 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
   for (const auto& [tokens, in, out] : kLinearShapes) {
     SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));
     TensorPool pool(DType::kF32);
-    const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}),
-                 dy = pool.normal({tokens, out});
+    const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), dy = pool.normal({tokens, out});
     std::vector<Tensor> first;
     for (const int threads : {1, 2, 3}) {
       const auto backend = cpu_backend(DType::kF32, threads);
-      const std::vector<Tensor> results = {pool.zeros({tokens, out}), pool.zeros({tokens, in}),
-                                           pool.zeros({out, in})};
+      const std::vector<Tensor> results = {pool.zeros({tokens, out}), pool.zeros({tokens, in}), pool.zeros({out, in})};
       backend->linear_forward(x, w, results[0]);
       backend->linear_backward_input(dy, w, results[1]);
       backend->linear_backward_weight(x, dy, results[2]);
       if (first.empty()) first = results;
-      for (size_t i = 0; i < results.size(); ++i)
-        EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
+      for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
     }
   }
 }
@@ -172,8 +164,7 @@ TEST(GroupedLinear, BackwardMatchesFiniteDifferences) {
     SCOPED_TRACE(c.name);
     TensorPool pool;
     const Tensor offsets = pool.ints({c.num_experts() + 1}, c.offsets);
-    const Tensor x = pool.normal({c.num_rows(), c.in}),
-                 w = pool.normal({c.num_experts(), c.out, c.in});
+    const Tensor x = pool.normal({c.num_rows(), c.in}), w = pool.normal({c.num_experts(), c.out, c.in});
     const Tensor y = pool.full({c.num_rows(), c.out}, NAN), dy = pool.normal(y.shape());
     const Tensor dx = pool.full(x.shape(), NAN), dw = pool.zeros(w.shape());
     const auto backend = cpu_backend();
@@ -193,8 +184,7 @@ TEST(GroupedLinear, EachExpertIsALinearLayerOverItsRows) {
     SCOPED_TRACE(c.name);
     TensorPool pool(DType::kF32);
     const Tensor offsets = pool.ints({c.num_experts() + 1}, c.offsets);
-    const Tensor x = pool.normal({c.num_rows(), c.in}),
-                 w = pool.normal({c.num_experts(), c.out, c.in});
+    const Tensor x = pool.normal({c.num_rows(), c.in}), w = pool.normal({c.num_experts(), c.out, c.in});
     const Tensor dy = pool.normal({c.num_rows(), c.out}), dw_before = pool.normal(w.shape());
     const Tensor y = pool.zeros(dy.shape()), dx = pool.zeros(x.shape()), dw = pool.clone(dw_before);
     const auto backend = cpu_backend(DType::kF32);
@@ -202,10 +192,8 @@ TEST(GroupedLinear, EachExpertIsALinearLayerOverItsRows) {
     backend->grouped_linear_backward_input(dy, w, offsets, dx);
     backend->grouped_linear_backward_weight(x, dy, offsets, dw);
     for (int64_t e = 0; e < c.num_experts(); ++e) {
-      const auto begin = static_cast<int64_t>(get(offsets, e)),
-                 end = static_cast<int64_t>(get(offsets, e + 1));
-      const Tensor one_y = pool.zeros({end - begin, c.out}),
-                   one_dx = pool.zeros({end - begin, c.in});
+      const auto begin = static_cast<int64_t>(get(offsets, e)), end = static_cast<int64_t>(get(offsets, e + 1));
+      const Tensor one_y = pool.zeros({end - begin, c.out}), one_dx = pool.zeros({end - begin, c.in});
       const Tensor one_dw = pool.clone(dw_before[e]);
       backend->linear_forward(x.rows(begin, end), w[e], one_y);
       backend->linear_backward_input(dy.rows(begin, end), w[e], one_dx);
@@ -225,20 +213,17 @@ TEST(GroupedLinear, SameBitsForAnyNumberOfThreads) {
     SCOPED_TRACE(c.name);
     TensorPool pool(DType::kF32);
     const Tensor offsets = pool.ints({c.num_experts() + 1}, c.offsets);
-    const Tensor x = pool.normal({c.num_rows(), c.in}),
-                 w = pool.normal({c.num_experts(), c.out, c.in});
+    const Tensor x = pool.normal({c.num_rows(), c.in}), w = pool.normal({c.num_experts(), c.out, c.in});
     const Tensor dy = pool.normal({c.num_rows(), c.out});
     std::vector<Tensor> first;
     for (const int threads : {1, 2, 3}) {
       const auto backend = cpu_backend(DType::kF32, threads);
-      const std::vector<Tensor> results = {pool.zeros(dy.shape()), pool.zeros(x.shape()),
-                                           pool.zeros(w.shape())};
+      const std::vector<Tensor> results = {pool.zeros(dy.shape()), pool.zeros(x.shape()), pool.zeros(w.shape())};
       backend->grouped_linear_forward(x, w, offsets, results[0]);
       backend->grouped_linear_backward_input(dy, w, offsets, results[1]);
       backend->grouped_linear_backward_weight(x, dy, offsets, results[2]);
       if (first.empty()) first = results;
-      for (size_t i = 0; i < results.size(); ++i)
-        EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
+      for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
     }
   }
 }

@@ -29,10 +29,8 @@ std::vector<double> random_choices(int64_t num_tokens, int64_t top_k, int64_t nu
   const Philox rng(5, "choices");
   std::vector<double> choices;
   for (int64_t token = 0; token < num_tokens; ++token) {
-    const KeyedPermutation shuffled(static_cast<uint64_t>(num_experts),
-                                    rng.bits(static_cast<uint64_t>(token)));
-    for (int64_t k = 0; k < top_k; ++k)
-      choices.push_back(static_cast<double>(shuffled(static_cast<uint64_t>(k))));
+    const KeyedPermutation shuffled(static_cast<uint64_t>(num_experts), rng.bits(static_cast<uint64_t>(token)));
+    for (int64_t k = 0; k < top_k; ++k) choices.push_back(static_cast<double>(shuffled(static_cast<uint64_t>(k))));
   }
   return choices;
 }
@@ -47,8 +45,7 @@ void expect_sorted(const Planned& planned) {
   const auto top_k = static_cast<size_t>(planned.top_idx.dim(1));
   std::vector<size_t> copies(choices.size());
   std::iota(copies.begin(), copies.end(), size_t{0});
-  std::stable_sort(copies.begin(), copies.end(),
-                   [&](size_t a, size_t b) { return choices[a] < choices[b]; });
+  std::stable_sort(copies.begin(), copies.end(), [&](size_t a, size_t b) { return choices[a] < choices[b]; });
   std::vector<double> row_of(choices.size()), token_of_row(choices.size());
   for (size_t row = 0; row < copies.size(); ++row) {
     row_of[copies[row]] = static_cast<double>(row);
@@ -67,14 +64,10 @@ void expect_sorted(const Planned& planned) {
 
 TEST(MoePlan, SortsCopiesByExpertTokenAndChoice) {
   expect_sorted(Planned(DType::kF32, 2, 13, 3, 7, random_choices(13, 3, 7)));
-  expect_sorted(
-      Planned(DType::kF32, 2, 1, 5, 5, random_choices(1, 5, 5)));  // one token, all experts
-  expect_sorted(
-      Planned(DType::kF32, 2, 9, 2, 300, random_choices(9, 2, 300)));  // nearly all experts empty
-  expect_sorted(
-      Planned(DType::kF32, 3, 5003, 4, 64, random_choices(5003, 4, 64)));  // several chunks
-  expect_sorted(
-      Planned(DType::kF32, 2, 2500, 1, 4, constant_choices(2500, 3)));  // all to the last expert
+  expect_sorted(Planned(DType::kF32, 2, 1, 5, 5, random_choices(1, 5, 5)));          // one token, all experts
+  expect_sorted(Planned(DType::kF32, 2, 9, 2, 300, random_choices(9, 2, 300)));      // nearly all experts empty
+  expect_sorted(Planned(DType::kF32, 3, 5003, 4, 64, random_choices(5003, 4, 64)));  // several chunks
+  expect_sorted(Planned(DType::kF32, 2, 2500, 1, 4, constant_choices(2500, 3)));     // all to the last expert
   expect_sorted(Planned(DType::kF32, 2, 2500, 1, 4, constant_choices(2500, 0)));
   expect_sorted(Planned(DType::kF32, 2, 0, 2, 3, {}));
 }
@@ -94,10 +87,10 @@ TEST(MoePlan, RefusesUnknownExperts) {
 TEST(MoePlan, CountingRunClaimsTheScratchOfARealOne) {
   const Planned planned(DType::kF32, 2, 5003, 4, 64, random_choices(5003, 4, 64));
   cpu::CpuBackend counting(2, DType::kF32);
-  counting.moe_plan(without_data(planned.top_idx),
-                    {without_data(planned.plan.offsets), without_data(planned.plan.row_of),
-                     without_data(planned.plan.token_of_row)},
-                    without_data(planned.counts));
+  counting.moe_plan(
+      without_data(planned.top_idx),
+      {without_data(planned.plan.offsets), without_data(planned.plan.row_of), without_data(planned.plan.token_of_row)},
+      without_data(planned.counts));
   EXPECT_GT(counting.scratch().high_water(), 0);
   EXPECT_EQ(counting.scratch().high_water(), planned.backend->scratch().high_water());
 }
@@ -107,8 +100,7 @@ TEST(MoeDispatch, GathersTheTokenOfEveryRow) {
   const Tensor x = p.pool.normal({13, 11}), rows = p.pool.zeros({39, 11});
   p.backend->moe_dispatch(x, p.plan, rows);
   for (int64_t row = 0; row < 39; ++row) {
-    ASSERT_TRUE(same_bits(rows[row], x[static_cast<int64_t>(get(p.plan.token_of_row, row))]))
-        << "row " << row;
+    ASSERT_TRUE(same_bits(rows[row], x[static_cast<int64_t>(get(p.plan.token_of_row, row))])) << "row " << row;
   }
 }
 
@@ -141,8 +133,7 @@ TEST(MoeCombine, IsTheTransposeOfDispatch) {
 
 TEST(MoeCombine, BitsDoNotDependOnThreads) {
   const auto combine = [](int num_threads) {
-    auto p = std::make_unique<Planned>(DType::kF32, num_threads, 2000, 5, 16,
-                                       random_choices(2000, 5, 16));
+    auto p = std::make_unique<Planned>(DType::kF32, num_threads, 2000, 5, 16, random_choices(2000, 5, 16));
     const Tensor rows = p->pool.normal({10'000, 33}), y = p->pool.zeros({2000, 33});
     p->backend->moe_combine(rows, p->plan, y, /*accumulate=*/true);
     return std::pair(std::move(p), y);
@@ -154,8 +145,7 @@ TEST(MoeCombine, BitsDoNotDependOnThreads) {
 
 TEST(MoeWeights, GoToTheRowOfTheirCopyAndBack) {
   Planned p(DType::kF64, 2, 13, 3, 7, random_choices(13, 3, 7));
-  const Tensor weights = p.pool.normal({13, 3}), row_weight = p.pool.zeros({39}),
-               back = p.pool.zeros({13, 3});
+  const Tensor weights = p.pool.normal({13, 3}), row_weight = p.pool.zeros({39}), back = p.pool.zeros({13, 3});
   p.backend->moe_dispatch_weights(weights, p.plan, row_weight);
   for (int64_t copy = 0; copy < 39; ++copy) {
     EXPECT_EQ(get(row_weight, static_cast<int64_t>(get(p.plan.row_of, copy))), get(weights, copy));

@@ -97,8 +97,7 @@ MuonStep make_step(TensorPool& pool, Shape shape) {
 }
 
 TEST(Muon, IsItsDefinition) {
-  for (const Shape& shape :
-       {Shape{6, 10}, {10, 6}, {7, 7}, {1, 5}, {5, 1}, {3, 4, 9}, {4, 9, 4}, {130, 300}}) {
+  for (const Shape& shape : {Shape{6, 10}, {10, 6}, {7, 7}, {1, 5}, {5, 1}, {3, 4, 9}, {4, 9, 4}, {130, 300}}) {
     SCOPED_TRACE(shape.to_string());
     TensorPool pool;
     const MuonStep step = make_step(pool, shape);
@@ -143,8 +142,7 @@ TEST(Muon, UpdateIsNearlyOrthogonal) {
       for (double& value : row) value /= -0.2 * std::sqrt(40.0);
     }
     const Matrix short_side_first = update.size() < update[0].size() ? update : transposed(update);
-    for (const double squared :
-         eigenvalues(times(short_side_first, transposed(short_side_first)))) {
+    for (const double squared : eigenvalues(times(short_side_first, transposed(short_side_first)))) {
       EXPECT_GT(std::sqrt(squared), 0.6);
       EXPECT_LT(std::sqrt(squared), 1.3);
     }
@@ -167,8 +165,7 @@ TEST(Muon, ZeroGradientOnlyDecays) {
 // length.
 TEST(Muon, FloatAgreesWithDouble) {
   TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
-  const MuonStep single_step = make_step(single_pool, {140, 70}),
-                 double_step = make_step(double_pool, {140, 70});
+  const MuonStep single_step = make_step(single_pool, {140, 70}), double_step = make_step(double_pool, {140, 70});
   cpu_backend(DType::kF32)->muon_step(single_step);
   cpu_backend(DType::kF64)->muon_step(double_step);
   EXPECT_TRUE(near(single_step.w, double_step.w, 1e-2));
@@ -185,8 +182,7 @@ TEST(Muon, SameBitsForAnyNumberOfThreads) {
       const MuonStep step = threads == 1 ? first : make_step(pool, shape);
       cpu_backend(DType::kF32, threads)->muon_step(step);
       EXPECT_TRUE(same_bits(step.w, first.w)) << shape.to_string() << ", " << threads << " threads";
-      EXPECT_TRUE(same_bits(step.momentum, first.momentum))
-          << shape.to_string() << ", " << threads << " threads";
+      EXPECT_TRUE(same_bits(step.momentum, first.momentum)) << shape.to_string() << ", " << threads << " threads";
     }
   }
 }

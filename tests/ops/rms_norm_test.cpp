@@ -33,8 +33,7 @@ TEST(RmsNorm, ForwardMatchesTheDefinition) {
     double squares = 0;
     for (int64_t i = 0; i < kWidth; ++i) squares += std::pow(get(run.x, row * kWidth + i), 2);
     rstd.push_back(1 / std::sqrt(squares / kWidth + kEps));
-    for (int64_t i = 0; i < kWidth; ++i)
-      y.push_back(get(run.x, row * kWidth + i) * rstd.back() * get(run.gain, i));
+    for (int64_t i = 0; i < kWidth; ++i) y.push_back(get(run.x, row * kWidth + i) * rstd.back() * get(run.gain, i));
   }
   EXPECT_TRUE(near(run.y, y, 1e-14));
   EXPECT_TRUE(near(run.rstd, rstd, 1e-14));
@@ -80,8 +79,7 @@ TEST(RmsNorm, GainGradientSumsEveryRow) {
 TEST(RmsNorm, FloatAgreesWithDouble) {
   const RmsNormRun single(DType::kF32, 2, 300, 257), exact(DType::kF64, 2, 300, 257);
   EXPECT_TRUE(near(single.y, exact.y, 2e-6));
-  EXPECT_TRUE(
-      near(single.dx, exact.dx, 1e-4));  // relative to a thousandth of the largest: sums cancel
+  EXPECT_TRUE(near(single.dx, exact.dx, 1e-4));  // relative to a thousandth of the largest: sums cancel
   EXPECT_TRUE(near(single.dgain, exact.dgain, 1e-4));
 }
 
@@ -105,8 +103,7 @@ TEST(RmsNorm, ZeroRowsGiveZerosThroughEps) {
 TEST(RmsNorm, CountingRunClaimsTheScratchOfARealOne) {
   const RmsNormRun run(DType::kF32, 2, 5000, 31);
   cpu::CpuBackend counting(2, DType::kF32);
-  const Tensor x = without_data(run.x), gain = without_data(run.gain),
-               rstd = without_data(run.rstd);
+  const Tensor x = without_data(run.x), gain = without_data(run.gain), rstd = without_data(run.rstd);
   counting.rms_norm_forward(x, gain, kEps, x, rstd);
   counting.rms_norm_backward(x, gain, rstd, x, x, gain, false);
   EXPECT_GT(counting.scratch().high_water(), 0);

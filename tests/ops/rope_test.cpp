@@ -16,8 +16,7 @@ std::pair<int64_t, int64_t> pair_members(RopeLayout layout, int64_t i) {
 
 struct Inputs {
   // Tables of angles position * 0.7^i, times `magnitude` as YaRN would have it.
-  Inputs(DType real, RopeLayout layout, double magnitude, int64_t num_tokens = kTokens)
-      : pool(real) {
+  Inputs(DType real, RopeLayout layout, double magnitude, int64_t num_tokens = kTokens) : pool(real) {
     args.x = pool.normal({num_tokens, kHeads, kHeadSize});
     args.positions = pool.random_ints({num_tokens}, kPositions);
     args.cos = pool.zeros({kPositions, kPairs});
@@ -38,8 +37,7 @@ struct Inputs {
 
 class RopeTest : public ::testing::TestWithParam<RopeLayout> {};
 
-INSTANTIATE_TEST_SUITE_P(Layouts, RopeTest,
-                         ::testing::Values(RopeLayout::kInterleaved, RopeLayout::kHalfSplit));
+INSTANTIATE_TEST_SUITE_P(Layouts, RopeTest, ::testing::Values(RopeLayout::kInterleaved, RopeLayout::kHalfSplit));
 
 TEST_P(RopeTest, MultipliesPairsAsComplexNumbers) {
   Inputs inputs(DType::kF64, GetParam(), 1.3);
@@ -51,8 +49,7 @@ TEST_P(RopeTest, MultipliesPairsAsComplexNumbers) {
       const auto [first, second] = pair_members(GetParam(), i);
       double& re = expected[static_cast<size_t>(row * kHeadSize + first)];
       double& im = expected[static_cast<size_t>(row * kHeadSize + second)];
-      const auto rotated =
-          std::complex(re, im) * std::polar(1.3, static_cast<double>(position) * std::pow(0.7, i));
+      const auto rotated = std::complex(re, im) * std::polar(1.3, static_cast<double>(position) * std::pow(0.7, i));
       re = rotated.real();
       im = rotated.imag();
     }

@@ -20,8 +20,7 @@ struct RouterCase {
 // Every tensor of a router, after a forward and a backward.
 struct RouterRun {
   // Without `logit_values`, the logits are random.
-  RouterRun(DType real, int num_threads, const RouterCase& c,
-            const std::vector<double>& logit_values = {})
+  RouterRun(DType real, int num_threads, const RouterCase& c, const std::vector<double>& logit_values = {})
       : setup(c), pool(real), backend(cpu_backend(real, num_threads)) {
     const int64_t num_tokens = c.num_tokens, num_experts = c.num_experts, top_k = c.rule.top_k;
     logits = logit_values.empty() ? pool.normal({num_tokens, num_experts}, c.logit_scale)
@@ -35,13 +34,11 @@ struct RouterRun {
     aux_loss = pool.zeros(DType::kF64, {2});
     entropy = pool.zeros(DType::kF64, {1});
     forward();
-    backend->router_backward(
-        {setup.rule, setup.loss, logits, scores, top_idx, weights, dweights, dlogits});
+    backend->router_backward({setup.rule, setup.loss, logits, scores, top_idx, weights, dweights, dlogits});
   }
 
   void forward() const {
-    backend->router_forward(
-        {setup.rule, setup.loss, logits, bias, scores, top_idx, weights, aux_loss, entropy});
+    backend->router_forward({setup.rule, setup.loss, logits, bias, scores, top_idx, weights, aux_loss, entropy});
   }
 
   // The scalar whose gradient dlogits claims to be.
@@ -62,20 +59,16 @@ std::vector<RouterCase> setups() {
   std::vector<RouterCase> result;
   for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {
     for (const bool normalise : {false, true}) {
+      result.push_back({.rule = {.score = score, .top_k = 3, .normalise = normalise, .scale = 2.5}});
       result.push_back(
-          {.rule = {.score = score, .top_k = 3, .normalise = normalise, .scale = 2.5}});
-      result.push_back({.rule = {.score = score, .top_k = 2, .normalise = normalise},
-                        .loss = {.balance = 0.7, .seq_len = 4}});
-      result.push_back(
-          {.rule = {.score = score, .top_k = 2, .normalise = normalise}, .loss = {.z = 0.3}});
+          {.rule = {.score = score, .top_k = 2, .normalise = normalise}, .loss = {.balance = 0.7, .seq_len = 4}});
+      result.push_back({.rule = {.score = score, .top_k = 2, .normalise = normalise}, .loss = {.z = 0.3}});
     }
-    result.push_back(
-        {.rule = {.score = score, .top_k = 3, .num_groups = 4, .top_groups = 2, .scale = 1.5},
-         .loss = {.balance = 0.4, .z = 0.1, .seq_len = 5},
-         .num_tokens = 15,
-         .num_experts = 12});
-    result.push_back(
-        {.rule = {.score = score, .top_k = 2, .num_groups = 5, .top_groups = 2}, .num_experts = 5});
+    result.push_back({.rule = {.score = score, .top_k = 3, .num_groups = 4, .top_groups = 2, .scale = 1.5},
+                      .loss = {.balance = 0.4, .z = 0.1, .seq_len = 5},
+                      .num_tokens = 15,
+                      .num_experts = 12});
+    result.push_back({.rule = {.score = score, .top_k = 2, .num_groups = 5, .top_groups = 2}, .num_experts = 5});
     result.push_back({.rule = {.score = score, .top_k = 5},
                       .loss = {.balance = 0.4, .z = 0.1, .seq_len = 1},
                       .num_tokens = 1,
@@ -102,21 +95,18 @@ struct Reference {
 std::vector<size_t> sorted_by_falling(const std::vector<double>& ranks) {
   std::vector<size_t> order(ranks.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return ranks[a] > ranks[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranks[a] > ranks[b]; });
   return order;
 }
 
-Reference reference_route(const RouterRule& rule, const std::vector<double>& logits,
-                          const std::vector<double>& bias) {
+Reference reference_route(const RouterRule& rule, const std::vector<double>& logits, const std::vector<double>& bias) {
   Reference r;
   const size_t num_experts = logits.size();
   double exp_sum = 0;
   for (const double x : logits) exp_sum += std::exp(x);
   r.log_sum_exp = std::log(exp_sum);
   for (const double x : logits) {
-    r.scores.push_back(rule.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-x))
-                                                             : std::exp(x) / exp_sum);
+    r.scores.push_back(rule.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-x)) : std::exp(x) / exp_sum);
   }
   r.score_sum = std::accumulate(r.scores.begin(), r.scores.end(), 0.0);
   for (const double s : r.scores) r.entropy -= s / r.score_sum * std::log(s / r.score_sum);
@@ -136,9 +126,7 @@ Reference reference_route(const RouterRule& rule, const std::vector<double>& log
 
   double weight_sum = 0;
   for (const size_t expert : sorted_by_falling(ranks)) {
-    if (!chosen.contains(expert / group_size) ||
-        static_cast<int64_t>(r.top_idx.size()) == rule.top_k)
-      continue;
+    if (!chosen.contains(expert / group_size) || static_cast<int64_t>(r.top_idx.size()) == rule.top_k) continue;
     r.top_idx.push_back(static_cast<double>(expert));
     r.weights.push_back(r.scores[expert]);
     weight_sum += r.scores[expert];
@@ -167,8 +155,7 @@ TEST_P(RouterTest, ForwardMatchesTheDefinition) {
     if (setup_.loss.balance != 0 && (token + 1) % setup_.loss.seq_len == 0) {
       const auto seq_len = static_cast<double>(setup_.loss.seq_len);
       for (size_t i = 0; i < num_experts; ++i) {
-        const double f = static_cast<double>(num_experts) /
-                         (static_cast<double>(rule.top_k) * seq_len) * selected[i];
+        const double f = static_cast<double>(num_experts) / (static_cast<double>(rule.top_k) * seq_len) * selected[i];
         balance += f * share[i] / seq_len;
         selected[i] = share[i] = 0;
       }
@@ -217,10 +204,8 @@ TEST(Router, SelectsAmongManyExpertsLikeAStableSort) {
 }
 
 TEST(Router, BitsDoNotDependOnThreads) {
-  const RouterCase setup{.rule = {.top_k = 4},
-                         .loss = {.balance = 0.4, .z = 0.1, .seq_len = 100},
-                         .num_tokens = 700,
-                         .num_experts = 33};
+  const RouterCase setup{
+      .rule = {.top_k = 4}, .loss = {.balance = 0.4, .z = 0.1, .seq_len = 100}, .num_tokens = 700, .num_experts = 33};
   const RouterRun one(DType::kF32, 1, setup), three(DType::kF32, 3, setup);
   EXPECT_TRUE(same_bits(one.top_idx, three.top_idx));
   EXPECT_TRUE(same_bits(one.weights, three.weights));
@@ -231,8 +216,7 @@ TEST(Router, BitsDoNotDependOnThreads) {
 
 TEST(Router, GivesTiesToTheLowerIndex) {
   for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {
-    const RouterCase setup{
-        .rule = {.score = score, .top_k = 3}, .num_tokens = 1, .num_experts = 6, .bias_scale = 0};
+    const RouterCase setup{.rule = {.score = score, .top_k = 3}, .num_tokens = 1, .num_experts = 6, .bias_scale = 0};
     const RouterRun equal(DType::kF32, 1, setup, std::vector<double>(6, 0.0));
     EXPECT_EQ(values(equal.top_idx), (std::vector<double>{0, 1, 2}));
     const RouterRun pairs(DType::kF32, 1, setup, {0, 1, 0, 1, 2, 0});
@@ -242,15 +226,14 @@ TEST(Router, GivesTiesToTheLowerIndex) {
     grouped.rule = {.score = score, .top_k = 3, .num_groups = 3, .top_groups = 2};
     const RouterRun groups(DType::kF32, 1, grouped, {0, 1, 1, 1, 1, 1});
     // By two best: groups 1 and 2. By best alone: a tie of all three, which groups 0 and 1 win.
-    const auto expected = score == ScoreFunction::kSigmoid ? std::vector<double>{2, 3, 4}
-                                                           : std::vector<double>{1, 2, 3};
+    const auto expected =
+        score == ScoreFunction::kSigmoid ? std::vector<double>{2, 3, 4} : std::vector<double>{1, 2, 3};
     EXPECT_EQ(values(groups.top_idx), expected);
   }
 }
 
 TEST(Router, BiasMovesTheSelectionAndNotTheWeights) {
-  const RouterCase setup{
-      .rule = {.top_k = 1, .normalise = false}, .num_tokens = 1, .num_experts = 3};
+  const RouterCase setup{.rule = {.top_k = 1, .normalise = false}, .num_tokens = 1, .num_experts = 3};
   const RouterRun run(DType::kF64, 1, setup, {1, 0, -1});
   for (int64_t i = 0; i < 3; ++i) set(run.bias, i, i == 2 ? 0.9 : 0);
   run.forward();
@@ -276,8 +259,7 @@ TEST(Router, StaysFiniteForHugeLogits) {
 
 // Even NaN must not send a token to an expert that does not exist.
 TEST(Router, SelectsValidExpertsForNanLogits) {
-  const RouterCase setup{
-      .rule = {.top_k = 3, .num_groups = 2, .top_groups = 2}, .num_tokens = 2, .num_experts = 8};
+  const RouterCase setup{.rule = {.top_k = 3, .num_groups = 2, .top_groups = 2}, .num_tokens = 2, .num_experts = 8};
   const RouterRun run(DType::kF32, 1, setup, std::vector<double>(16, std::nan("")));
   for (int64_t token = 0; token < 2; ++token) {
     const auto chosen = values(run.top_idx[token]);
@@ -304,24 +286,20 @@ TEST(Router, EntropyOfEqualScoresIsTheLogarithmOfTheirNumber) {
 }
 
 TEST(Router, BalanceNeedsWholeSequences) {
-  const RouterCase setup{
-      .rule = {.top_k = 1}, .loss = {.balance = 0.25, .seq_len = 5}, .num_tokens = 12};
+  const RouterCase setup{.rule = {.top_k = 1}, .loss = {.balance = 0.25, .seq_len = 5}, .num_tokens = 12};
   EXPECT_THROW(RouterRun(DType::kF64, 1, setup), CheckFailure);
 }
 
 TEST(Router, CountingRunClaimsTheScratchOfARealOne) {
-  const RouterCase setup{.rule = {.top_k = 4},
-                         .loss = {.balance = 0.4, .z = 0.1, .seq_len = 50},
-                         .num_tokens = 500,
-                         .num_experts = 33};
+  const RouterCase setup{
+      .rule = {.top_k = 4}, .loss = {.balance = 0.4, .z = 0.1, .seq_len = 50}, .num_tokens = 500, .num_experts = 33};
   const RouterRun run(DType::kF32, 2, setup);
   cpu::CpuBackend counting(2, DType::kF32);
   const Tensor logits = without_data(run.logits), top_idx = without_data(run.top_idx);
   const Tensor weights = without_data(run.weights);
-  counting.router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx,
-                           weights, without_data(run.aux_loss), without_data(run.entropy)});
-  counting.router_backward(
-      {setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
+  counting.router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx, weights,
+                           without_data(run.aux_loss), without_data(run.entropy)});
+  counting.router_backward({setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
   EXPECT_GT(counting.scratch().high_water(), 0);
   EXPECT_EQ(counting.scratch().high_water(), run.backend->scratch().high_water());
 }

@@ -85,8 +85,7 @@ TEST(Sums, AreExactToDoubleAndAdd) {
 
 TEST(Sums, BitsDoNotDependOnThreads) {
   TensorPool pool(DType::kF32);
-  const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}),
-               three = pool.zeros(DType::kF64, {1});
+  const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}), three = pool.zeros(DType::kF64, {1});
   cpu_backend(DType::kF32, 1)->sum_of_squares(x, one);
   cpu_backend(DType::kF32, 3)->sum_of_squares(x, three);
   EXPECT_TRUE(same_bits(one, three));

@@ -31,8 +31,7 @@ TEST(ExpApprox, IsWithinTwoUlp) {
 TEST(ExpApprox, EndsOfTheRange) {
   EXPECT_EQ(exp_approx(0.0f), 1.0f);
   EXPECT_EQ(exp_approx(-0.0f), 1.0f);
-  for (const float x : {-87.1f, -87.4f, -100.0f, -1e30f, -kInfinity})
-    EXPECT_EQ(exp_approx(x), 0.0f) << x;
+  for (const float x : {-87.1f, -87.4f, -100.0f, -1e30f, -kInfinity}) EXPECT_EQ(exp_approx(x), 0.0f) << x;
   for (const float x : {88.73f, 89.0f, 1e30f, kInfinity}) EXPECT_EQ(exp_approx(x), kInfinity) << x;
   EXPECT_TRUE(std::isnan(exp_approx(kNan)));
 }

@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "model/small_models.h"
 #include "model/model.h"
+#include "model/small_models.h"
 #include "support/tensors.h"
 
 namespace nmoe::test {

@@ -22,10 +22,8 @@ inline double dot(Tensor a, Tensor b) {
 
 // d loss / d x by the five-point central difference, whose error is O(step^4). `loss` computes from
 // the present contents of x, which are left as they were.
-inline std::vector<double> numeric_gradient(const std::function<double()>& loss, Tensor x,
-                                            double step = 1e-3) {
-  NMOE_CHECK(x.dtype() == DType::kF64, "gradients are checked in F64, not {}",
-             dtype_name(x.dtype()));
+inline std::vector<double> numeric_gradient(const std::function<double()>& loss, Tensor x, double step = 1e-3) {
+  NMOE_CHECK(x.dtype() == DType::kF64, "gradients are checked in F64, not {}", dtype_name(x.dtype()));
   std::vector<double> gradient;
   for (int64_t i = 0; i < x.num_elements(); ++i) {
     const double centre = get(x, i);
@@ -43,11 +41,10 @@ inline std::vector<double> numeric_gradient(const std::function<double()>& loss,
 
 // Whether `gradient` is d loss / d x. The default tolerance leaves three digits for the difference
 // quotient's own error, which is near 1e-10 for losses and values of order one.
-inline ::testing::AssertionResult gradient_matches(const std::function<double()>& loss, Tensor x,
-                                                   Tensor gradient, double tolerance = 1e-7) {
+inline ::testing::AssertionResult gradient_matches(const std::function<double()>& loss, Tensor x, Tensor gradient,
+                                                   double tolerance = 1e-7) {
   if (x.shape() != gradient.shape()) {
-    return ::testing::AssertionFailure()
-           << fmt::format("a gradient of {} for {}", gradient.shape(), x.shape());
+    return ::testing::AssertionFailure() << fmt::format("a gradient of {} for {}", gradient.shape(), x.shape());
   }
   return near(gradient, numeric_gradient(loss, x), tolerance);
 }

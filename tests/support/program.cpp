@@ -30,8 +30,7 @@ std::string content(int fd) {
 
 }  // namespace
 
-Program::Program(const fs::path& dir, const std::vector<std::string>& command,
-                 std::string_view input)
+Program::Program(const fs::path& dir, const std::vector<std::string>& command, std::string_view input)
     : in_(memory_file("in")), out_(memory_file("out")), err_(memory_file("err")) {
   NMOE_CHECK(::pwrite(in_, input.data(), input.size(), 0) == static_cast<ssize_t>(input.size()),
              "the input does not fit");

@@ -21,8 +21,7 @@ struct Outcome {
 class Program {
  public:
   // Starts `command` (a program's path and its arguments) in the folder `dir`, with `input` to read.
-  Program(const fs::path& dir, const std::vector<std::string>& command,
-          std::string_view input = "");
+  Program(const fs::path& dir, const std::vector<std::string>& command, std::string_view input = "");
   ~Program();  // kills it when it still runs
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;

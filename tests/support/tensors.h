@@ -81,8 +81,7 @@ class TensorPool {
   }
   Tensor normal(Shape shape, double scale = 1.0, double mean = 0.0) {
     const Philox rng(seed_, next_stream_++);
-    return fill(zeros(shape),
-                [&](int64_t i) { return mean + scale * rng.normal(static_cast<uint64_t>(i)); });
+    return fill(zeros(shape), [&](int64_t i) { return mean + scale * rng.normal(static_cast<uint64_t>(i)); });
   }
   // Integers in [0, bound), I32.
   Tensor random_ints(Shape shape, int64_t bound) {
@@ -92,9 +91,7 @@ class TensorPool {
     });
   }
   Tensor of(Shape shape, const std::vector<double>& values) { return of(real_, shape, values); }
-  Tensor ints(Shape shape, const std::vector<double>& values) {
-    return of(DType::kI32, shape, values);
-  }
+  Tensor ints(Shape shape, const std::vector<double>& values) { return of(DType::kI32, shape, values); }
   Tensor clone(Tensor x) { return of(x.dtype(), x.shape(), test::values(x)); }
 
  private:
@@ -109,8 +106,7 @@ class TensorPool {
     return x;
   }
   Tensor of(DType dtype, Shape shape, const std::vector<double>& values) {
-    NMOE_CHECK(shape.num_elements() == static_cast<int64_t>(values.size()), "{} values for {}",
-               values.size(), shape);
+    NMOE_CHECK(shape.num_elements() == static_cast<int64_t>(values.size()), "{} values for {}", values.size(), shape);
     return fill(zeros(dtype, shape), [&](int64_t i) { return values[static_cast<size_t>(i)]; });
   }
 
@@ -131,11 +127,10 @@ inline std::unique_ptr<Backend> cpu_backend(DType real = DType::kF64, int num_th
 // Whether every element of `actual` is within `tolerance` of `expected`, relative to the larger of
 // the element and a thousandth of the largest expected magnitude. NaN fails. The message names the
 // worst element.
-inline ::testing::AssertionResult near(const std::vector<double>& actual,
-                                       const std::vector<double>& expected, double tolerance) {
+inline ::testing::AssertionResult near(const std::vector<double>& actual, const std::vector<double>& expected,
+                                       double tolerance) {
   if (actual.size() != expected.size()) {
-    return ::testing::AssertionFailure()
-           << actual.size() << " elements, expected " << expected.size();
+    return ::testing::AssertionFailure() << actual.size() << " elements, expected " << expected.size();
   }
   double largest = 0;
   for (const double value : expected) largest = std::max(largest, std::abs(value));
@@ -153,18 +148,15 @@ inline ::testing::AssertionResult near(const std::vector<double>& actual,
   }
   if (worst <= tolerance) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << fmt::format(
-             "element {} of {}: {:.10g}, expected {:.10g}: relative error {:.3g}, tolerance {:.3g}",
-             worst_index, actual.size(), actual[worst_index], expected[worst_index], worst,
-             tolerance);
+             "element {} of {}: {:.10g}, expected {:.10g}: relative error {:.3g}, tolerance {:.3g}", worst_index,
+             actual.size(), actual[worst_index], expected[worst_index], worst, tolerance);
 }
-inline ::testing::AssertionResult near(Tensor actual, const std::vector<double>& expected,
-                                       double tolerance) {
+inline ::testing::AssertionResult near(Tensor actual, const std::vector<double>& expected, double tolerance) {
   return near(values(actual), expected, tolerance);
 }
 inline ::testing::AssertionResult near(Tensor actual, Tensor expected, double tolerance) {
   if (actual.shape() != expected.shape()) {
-    return ::testing::AssertionFailure()
-           << fmt::format("shape {}, expected {}", actual.shape(), expected.shape());
+    return ::testing::AssertionFailure() << fmt::format("shape {}, expected {}", actual.shape(), expected.shape());
   }
   return near(values(actual), values(expected), tolerance);
 }
@@ -172,18 +164,16 @@ inline ::testing::AssertionResult near(Tensor actual, Tensor expected, double to
 // Whether both hold the same bytes.
 inline ::testing::AssertionResult same_bits(Tensor a, Tensor b) {
   if (a.dtype() != b.dtype() || a.shape() != b.shape()) {
-    return ::testing::AssertionFailure()
-           << fmt::format("{} {} and {} {}", dtype_name(a.dtype()), a.shape(),
-                          dtype_name(b.dtype()), b.shape());
+    return ::testing::AssertionFailure() << fmt::format("{} {} and {} {}", dtype_name(a.dtype()), a.shape(),
+                                                        dtype_name(b.dtype()), b.shape());
   }
   const auto width = static_cast<int64_t>(dtype_bytes(a.dtype()));
   const auto* bytes_a = static_cast<const std::byte*>(a.raw());
   const auto* bytes_b = static_cast<const std::byte*>(b.raw());
   for (int64_t i = 0; i < a.num_bytes(); ++i) {
     if (bytes_a[i] != bytes_b[i]) {
-      return ::testing::AssertionFailure()
-             << fmt::format("element {} of {} differs: {:.17g} and {:.17g}", i / width, a.shape(),
-                            get(a, i / width), get(b, i / width));
+      return ::testing::AssertionFailure() << fmt::format("element {} of {} differs: {:.17g} and {:.17g}", i / width,
+                                                          a.shape(), get(a, i / width), get(b, i / width));
     }
   }
   return ::testing::AssertionSuccess();

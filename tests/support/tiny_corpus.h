@@ -29,8 +29,7 @@ inline void write_tiny_corpus(const fs::path& out, uint64_t seed = 1) {
 
 // kTinyToml with its paths below `dir`: data in dir/data, runs in dir/runs.
 inline Config tiny_config(const fs::path& dir, std::vector<std::string> overrides = {}) {
-  overrides.insert(overrides.begin(), {"run.dir=" + (dir / "runs").string(),
-                                       "data.path=" + (dir / "data").string()});
+  overrides.insert(overrides.begin(), {"run.dir=" + (dir / "runs").string(), "data.path=" + (dir / "data").string()});
   return parse_config(kTinyToml, "tiny.toml", overrides);
 }
 

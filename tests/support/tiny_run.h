@@ -11,9 +11,8 @@ namespace nmoe::test {
 
 // Sentences of few words, some `bytes` bytes of them.
 inline std::string tiny_text(size_t bytes, uint64_t seed) {
-  constexpr std::string_view kWords[] = {"the",  "a",    "cat",  "dog",  "river", "house",
-                                         "sat",  "ran",  "saw",  "by",   "near",  "under",
-                                         "old",  "wild", "and",  "then", "it",    "rained"};
+  constexpr std::string_view kWords[] = {"the", "a",    "cat",   "dog", "river", "house", "sat",  "ran", "saw",
+                                         "by",  "near", "under", "old", "wild",  "and",   "then", "it",  "rained"};
   const Philox rng(seed, "tiny text");
   std::string text;
   for (uint64_t i = 0; text.size() < bytes; ++i) {

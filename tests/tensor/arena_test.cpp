@@ -62,12 +62,9 @@ TEST(Arena, ReservedWithTheCountedCapacityHoldsTheSamePattern) {
     EXPECT_EQ(memory.bytes_out, counting.high_water());
     const auto tensors = allocate_pattern(arena);
     for (const Tensor& tensor : tensors) {
-      EXPECT_EQ(
-          reinterpret_cast<uintptr_t>(tensor.raw()) % static_cast<uintptr_t>(Arena::kAlignment),
-          0U);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.raw()) % static_cast<uintptr_t>(Arena::kAlignment), 0U);
     }
-    EXPECT_GE(static_cast<char*>(tensors[2].raw()),
-              static_cast<char*>(tensors[0].raw()) + tensors[0].num_bytes());
+    EXPECT_GE(static_cast<char*>(tensors[2].raw()), static_cast<char*>(tensors[0].raw()) + tensors[0].num_bytes());
     EXPECT_EQ(arena.used(), counting.used());
     EXPECT_EQ(arena.high_water(), counting.high_water());
   }

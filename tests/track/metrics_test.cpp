@@ -176,8 +176,7 @@ TEST_F(MetricsTest, RewindForgetsWhatCameAfterAStep) {
 TEST_F(MetricsTest, TheBackgroundThreadWritesUnasked) {
   MetricsWriter writer(path_, 0.01);
   writer.add(1, "a", 1.0);
-  for (int i = 0; i < 500 && series("a").empty(); ++i)
-    std::this_thread::sleep_for(milliseconds(10));
+  for (int i = 0; i < 500 && series("a").empty(); ++i) std::this_thread::sleep_for(milliseconds(10));
   EXPECT_EQ(series("a"), (Points{{1, 1.0}}));
 }
 
@@ -268,16 +267,15 @@ TEST_F(MetricsTest, KillLosesOnlyWhatWasNotFlushed) {
 TEST_F(MetricsTest, AFileThatIsNoDatabase) {
   make_directories(path_.parent_path());
   write_file_atomically(path_, std::string(5000, 'x'));
-  for (const std::function<void()>& action : std::vector<std::function<void()>>{
-           [&] { MetricsWriter writer(path_); }, [&] { read_series(path_, "a"); }}) {
+  for (const std::function<void()>& action :
+       std::vector<std::function<void()>>{[&] { MetricsWriter writer(path_); }, [&] { read_series(path_, "a"); }}) {
     try {
       action();
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), 1);
       EXPECT_NE(std::string(error.what()).find(path_.string()), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("not a valid DuckDB"), std::string::npos)
-          << error.what();
+      EXPECT_NE(std::string(error.what()).find("not a valid DuckDB"), std::string::npos) << error.what();
     }
   }
   EXPECT_EQ(read_file(path_), std::string(5000, 'x')) << "it was overwritten";

@@ -123,14 +123,13 @@ TEST_F(RunsTest, OtherProgramsFindTheDescribedTables) {
 }
 
 TEST_F(RunsTest, StatusNames) {
-  const std::pair<RunStatus, const char*> names[] = {
-      {RunStatus::kRunning, "running"},
-      {RunStatus::kCompleted, "completed"},
-      {RunStatus::kInterrupted, "interrupted"},
-      {RunStatus::kFailed, "failed"},
-      {RunStatus::kFailedNan, "failed_nan"},
-      {RunStatus::kFailedCollapse, "failed_collapse"},
-      {RunStatus::kDead, "dead"}};
+  const std::pair<RunStatus, const char*> names[] = {{RunStatus::kRunning, "running"},
+                                                     {RunStatus::kCompleted, "completed"},
+                                                     {RunStatus::kInterrupted, "interrupted"},
+                                                     {RunStatus::kFailed, "failed"},
+                                                     {RunStatus::kFailedNan, "failed_nan"},
+                                                     {RunStatus::kFailedCollapse, "failed_collapse"},
+                                                     {RunStatus::kDead, "dead"}};
   for (const auto& [status, name] : names) EXPECT_EQ(run_status_name(status), name);
 }
 

@@ -37,8 +37,7 @@ std::map<std::string, std::string> snapshot(const StateTensors& state) {
   std::map<std::string, std::string> bytes;
   for (const auto* group : {&state.model, &state.optimizer}) {
     for (const auto& [name, tensor] : *group) {
-      bytes[name].assign(static_cast<const char*>(tensor.raw()),
-                         static_cast<size_t>(tensor.num_bytes()));
+      bytes[name].assign(static_cast<const char*>(tensor.raw()), static_cast<size_t>(tensor.num_bytes()));
     }
   }
   return bytes;
@@ -117,8 +116,7 @@ TEST(EngineTest, MicrobatchesAddUpToTheBatch) {
     ReadyEngine ready(cut);
     const StepResult result = random_step(ready.engine, cut, 1);
     EXPECT_LE(std::abs(result.loss - expected_result.loss), 1e-6 * expected_result.loss);
-    EXPECT_LE(std::abs(result.grad_norm - expected_result.grad_norm),
-              1e-5 * expected_result.grad_norm);
+    EXPECT_LE(std::abs(result.grad_norm - expected_result.grad_norm), 1e-5 * expected_result.grad_norm);
     const auto& parameters = ready.engine.model().parameters().all();
     auto other = expected.engine.model().parameters().all().begin();
     for (const Parameter& parameter : parameters) {
@@ -128,8 +126,7 @@ TEST(EngineTest, MicrobatchesAddUpToTheBatch) {
       }
       ++other;
     }
-    const auto health = ready.engine.router_health(),
-               expected_health = expected.engine.router_health();
+    const auto health = ready.engine.router_health(), expected_health = expected.engine.router_health();
     ASSERT_EQ(health.size(), 1u);
     EXPECT_EQ(health[0].counts, expected_health[0].counts);
     EXPECT_LE(std::abs(health[0].entropy - expected_health[0].entropy), 1e-6);
@@ -150,8 +147,7 @@ TEST(EngineTest, TheGradientNormIsThatOfAllGradients) {
 
 TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
   const Config config = config_with();
-  for (const float poison :
-       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+  for (const float poison : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     ReadyEngine ready(config);
     ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
     const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 7);
@@ -162,8 +158,7 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
     const StepResult result = random_step(ready.engine, config, 2);
     EXPECT_FALSE(result.finite);
     EXPECT_EQ(differences(snapshot(ready.engine.state()), before), std::vector<std::string>{});
-    EXPECT_EQ(ready.engine.find_non_finite(ids, ids),
-              "weight final_norm (1 of 16 values are not finite)");
+    EXPECT_EQ(ready.engine.find_non_finite(ids, ids), "weight final_norm (1 of 16 values are not finite)");
   }
 }
 
@@ -220,8 +215,7 @@ TEST(EngineTest, EvaluatesAnyNumberOfSequencesAndSkipsWhatHasNoTarget) {
   EXPECT_GT(losses[4], 0.0f);
   for (size_t seq = 0; seq < 3; ++seq) {
     const auto size = static_cast<size_t>(S), first = seq * size;
-    ready.engine.evaluate(std::span(inputs).subspan(first, size),
-                          std::span(targets).subspan(first, size), alone);
+    ready.engine.evaluate(std::span(inputs).subspan(first, size), std::span(targets).subspan(first, size), alone);
     for (size_t i = 0; i < size; ++i) {
       EXPECT_LE(std::abs(alone[i] - losses[first + i]), 1e-5f) << seq << ' ' << i;
     }

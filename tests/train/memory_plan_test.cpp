@@ -67,16 +67,14 @@ TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
   const EngineMemory memory = measure_memory(config, 1);
   EXPECT_NEAR(static_cast<double>(memory.optimizer), 2.0 * static_cast<double>(memory.gradients),
               1e-2 * static_cast<double>(memory.optimizer));
-  EXPECT_NEAR(static_cast<double>(memory.checkpoint_staging),
-              3.0 * static_cast<double>(memory.parameters),
+  EXPECT_NEAR(static_cast<double>(memory.checkpoint_staging), 3.0 * static_cast<double>(memory.parameters),
               1e-2 * static_cast<double>(memory.checkpoint_staging));
 }
 
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
   const Config config = config_with({"train.memory_limit=10 MiB"});
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);
-  const Error error =
-      error_of([&] { check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB + 1), config); });
+  const Error error = error_of([&] { check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB + 1), config); });
   EXPECT_EQ(error.exit_code(), 2);
   EXPECT_TRUE(contains(error.what(), "the run needs 10.00 MiB, train.memory_limit is 10.00 MiB"));
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 3 * kMiB), config_with());

@@ -24,11 +24,7 @@ Report report_of(const std::vector<RouterHealth>& layers) {
 // Layer 0: loads 6, 2, 0, 0 have mean 2 and variance (16 + 0 + 4 + 4) / 4 = 6.
 // Layer 1: loads 2, 2, 2, 2.
 std::vector<RouterHealth> two_layers() {
-  return {{.counts = {6, 2, 0, 0},
-           .balance_loss = 0.25,
-           .z_loss = 0.5,
-           .entropy = 0.75,
-           .bias_range = 0.125},
+  return {{.counts = {6, 2, 0, 0}, .balance_loss = 0.25, .z_loss = 0.5, .entropy = 0.75, .bias_range = 0.125},
           {.counts = {2, 2, 2, 2}, .entropy = 1.25, .bias_range = 0.5}};
 }
 
@@ -77,8 +73,7 @@ TEST(RouterReportTest, CollapseByHand) {
   const MoeConfig moe = {.num_experts = 16, .top_k = 2};
   const auto collapse_of = [&](std::vector<int32_t> counts) {
     counts.resize(16);
-    const std::vector<RouterHealth> layers = {
-        {.counts = std::vector<int32_t>(16, 40)}, {.counts = counts}};
+    const std::vector<RouterHealth> layers = {{.counts = std::vector<int32_t>(16, 40)}, {.counts = counts}};
     return find_collapse(layers, moe);
   };
   const std::string collapse = collapse_of({320, 320});
@@ -88,19 +83,15 @@ TEST(RouterReportTest, CollapseByHand) {
 
   EXPECT_NE(collapse_of({320, 310, 10}), "");      // cv 260.0
   EXPECT_EQ(collapse_of({320, 300, 20}), "");      // cv 255.6
-  EXPECT_EQ(collapse_of({320, 318, 1, 1}), "");      // cv 263.6, but four are active
-  EXPECT_NE(collapse_of({0, 0, 0, 7, 0, 7}), "");    // wherever they are
-  EXPECT_EQ(collapse_of({}), "");                    // no tokens at all
-  EXPECT_NE(find_collapse(std::vector<RouterHealth>{{.counts = {9, 9, 0, 0}}},
-                          {.num_experts = 4, .top_k = 2}),
-            "");
+  EXPECT_EQ(collapse_of({320, 318, 1, 1}), "");    // cv 263.6, but four are active
+  EXPECT_NE(collapse_of({0, 0, 0, 7, 0, 7}), "");  // wherever they are
+  EXPECT_EQ(collapse_of({}), "");                  // no tokens at all
+  EXPECT_NE(find_collapse(std::vector<RouterHealth>{{.counts = {9, 9, 0, 0}}}, {.num_experts = 4, .top_k = 2}), "");
 }
 
 // Two of three experts at two choices a token: no more than an unlucky step.
 TEST(RouterReportTest, TooFewExpertsCannotCollapse) {
-  EXPECT_EQ(find_collapse(std::vector<RouterHealth>{{.counts = {8, 8, 0}}},
-                          {.num_experts = 3, .top_k = 2}),
-            "");
+  EXPECT_EQ(find_collapse(std::vector<RouterHealth>{{.counts = {8, 8, 0}}}, {.num_experts = 3, .top_k = 2}), "");
 }
 
 }  // namespace

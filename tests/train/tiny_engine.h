@@ -42,8 +42,7 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
   const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
   engine.begin_step();
   for (size_t first = 0; first < inputs.size(); first += size) {
-    engine.accumulate(std::span(inputs).subspan(first, size),
-                      std::span(targets).subspan(first, size));
+    engine.accumulate(std::span(inputs).subspan(first, size), std::span(targets).subspan(first, size));
   }
   return engine.finish_step({.steps = step, .tokens = step * tokens});
 }

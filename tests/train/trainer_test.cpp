@@ -27,8 +27,7 @@ class TrainerTest : public test::TempDirTest {
   // Trains the run `name`; `overrides` change kTinyToml.
   TrainSummary run(const std::string& name, std::vector<std::string> overrides, bool resume = false) {
     overrides.push_back("run.name=" + name);
-    return train(test::tiny_config(dir_, overrides),
-                 {.resume = resume, .version = "0.0.0", .commit = "abc"});
+    return train(test::tiny_config(dir_, overrides), {.resume = resume, .version = "0.0.0", .commit = "abc"});
   }
   TrainSummary resume(const std::string& name, const std::vector<std::string>& overrides) {
     return run(name, overrides, /*resume=*/true);
@@ -55,9 +54,7 @@ class TrainerTest : public test::TempDirTest {
   }
 };
 
-std::string weights_of(const fs::path& checkpoint) {
-  return CheckpointReader::open(checkpoint).weights_sha256();
-}
+std::string weights_of(const fs::path& checkpoint) { return CheckpointReader::open(checkpoint).weights_sha256(); }
 
 void expect_same_state(const fs::path& a, const fs::path& b) {
   const CheckpointReader first = CheckpointReader::open(a), second = CheckpointReader::open(b);
@@ -68,8 +65,7 @@ void expect_same_state(const fs::path& a, const fs::path& b) {
   ASSERT_EQ(first.optimizer().size(), second.optimizer().size());
   for (size_t i = 0; i < first.optimizer().size(); ++i) {
     EXPECT_EQ(first.optimizer()[i].name, second.optimizer()[i].name);
-    EXPECT_EQ(first.optimizer()[i].sha256, second.optimizer()[i].sha256)
-        << first.optimizer()[i].name;
+    EXPECT_EQ(first.optimizer()[i].sha256, second.optimizer()[i].sha256) << first.optimizer()[i].name;
   }
 }
 
@@ -89,8 +85,8 @@ TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
   EXPECT_EQ(row("halves").id, id);
   EXPECT_EQ(row("halves").status, RunStatus::kCompleted);
   EXPECT_EQ(row("halves").step, 40);
-  for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "train/tokens_seen",
-                          "optimizer/lr", "router/layer_00/cv"}) {
+  for (const char* tag :
+       {"train/loss", "train/bpb", "train/grad_norm", "train/tokens_seen", "optimizer/lr", "router/layer_00/cv"}) {
     EXPECT_EQ(series("halves", tag), series("straight", tag)) << tag;
     EXPECT_EQ(series("halves", tag).size(), 40u) << tag;
   }
@@ -101,15 +97,14 @@ TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
 
 TEST_F(TrainerTest, CadencesAndThreadsDoNotChangeTheWeights) {
   run("one", {"train.steps=6", "run.threads=1"});
-  run("three", {"train.steps=6", "run.threads=3", "checkpoint.every=2", "train.log_every=4",
-                "train.valid_every=1", "train.valid_seqs=3"});
+  run("three", {"train.steps=6", "run.threads=3", "checkpoint.every=2", "train.log_every=4", "train.valid_every=1",
+                "train.valid_seqs=3"});
   expect_same_state(checkpoints("one"), checkpoints("three"));
 }
 
 TEST_F(TrainerTest, KeepsTheLastCheckpoints) {
   run("kept", {"train.steps=7", "checkpoint.every=2", "checkpoint.keep_last=2"});
-  const std::vector<fs::path> expected = {checkpoints("kept") / "step_00000006",
-                                          checkpoints("kept") / "step_00000007"};
+  const std::vector<fs::path> expected = {checkpoints("kept") / "step_00000006", checkpoints("kept") / "step_00000007"};
   EXPECT_EQ(list_checkpoints(checkpoints("kept")), expected);
 }
 
@@ -135,9 +130,7 @@ TEST_F(TrainerTest, ResumingWhatIsDoneDoesNothing) {
   EXPECT_EQ(weights_of(checkpoints("done")), weights);
 }
 
-TEST_F(TrainerTest, ResumeWithoutCheckpointsStarts) {
-  EXPECT_EQ(resume("fresh", {"train.steps=2"}).steps_now, 2);
-}
+TEST_F(TrainerTest, ResumeWithoutCheckpointsStarts) { EXPECT_EQ(resume("fresh", {"train.steps=2"}).steps_now, 2); }
 
 TEST_F(TrainerTest, DoesNotOverwriteARunOfTheSameName) {
   run("taken", {"train.steps=1"});
@@ -150,8 +143,7 @@ TEST_F(TrainerTest, DoesNotOverwriteARunOfTheSameName) {
 TEST_F(TrainerTest, RefusesToResumeUnderAnotherConfiguration) {
   run("set", {"train.steps=2"});
   const std::string weights = weights_of(checkpoints("set"));
-  const Error error = error_of(
-      [&] { resume("set", {"train.steps=4", "optim.router.lr=0.5", "model.moe.top_k=3"}); });
+  const Error error = error_of([&] { resume("set", {"train.steps=4", "optim.router.lr=0.5", "model.moe.top_k=3"}); });
   EXPECT_EQ(error.exit_code(), 2);
   EXPECT_TRUE(contains(error.what(), (checkpoints("set") / "step_00000002").string()));
   EXPECT_TRUE(contains(error.what(), "optim.router.lr: 0.01 != 0.5"));
@@ -163,16 +155,14 @@ TEST_F(TrainerTest, RefusesToResumeUnderAnotherConfiguration) {
 TEST_F(TrainerTest, RefusesToResumeOnAnotherCorpus) {
   run("corpus", {"train.steps=2"});
   test::write_tiny_corpus(dir_ / "other", /*seed=*/5);
-  const Error error = error_of(
-      [&] { resume("corpus", {"train.steps=4", "data.path=" + (dir_ / "other").string()}); });
+  const Error error = error_of([&] { resume("corpus", {"train.steps=4", "data.path=" + (dir_ / "other").string()}); });
   EXPECT_EQ(error.exit_code(), 2);
   EXPECT_TRUE(contains(error.what(), (dir_ / "other").string()));
   EXPECT_TRUE(contains(error.remedy(), "data.path"));
 }
 
 TEST_F(TrainerTest, ALossThatIsNotFiniteStopsTheRunWithItsLastGoodWeights) {
-  const std::vector<std::string> absurd = {"optim.rest.lr=1e30", "optim.schedule.warmup=0",
-                                           "train.steps=9"};
+  const std::vector<std::string> absurd = {"optim.rest.lr=1e30", "optim.schedule.warmup=0", "train.steps=9"};
   const Error error = error_of([&] { run("nan", absurd); });
   EXPECT_EQ(error.exit_code(), 1);
   EXPECT_TRUE(contains(error.what(), "step 2: loss "));
@@ -191,8 +181,8 @@ TEST_F(TrainerTest, ALossThatIsNotFiniteStopsTheRunWithItsLastGoodWeights) {
 
 TEST_F(TrainerTest, ACollapsedRouterStopsTheRun) {
   // All scores are equal, and nothing moves the choice from the first two experts.
-  const std::vector<std::string> level = {"model.init.router_std=0", "model.moe.bias_rate=0",
-                                          "train.steps=3", "optim.router.lr=0"};
+  const std::vector<std::string> level = {"model.init.router_std=0", "model.moe.bias_rate=0", "train.steps=3",
+                                          "optim.router.lr=0"};
   const Error error = error_of([&] { run("collapse", level); });
   EXPECT_EQ(error.exit_code(), 1);
   EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed"));

@@ -42,8 +42,7 @@ class ValidationTest : public test::TempDirTest {
     }
   }
 
-  ValidationResult run(const std::vector<int32_t>& token_bytes, int64_t max_seqs,
-                       int64_t microbatch) {
+  ValidationResult run(const std::vector<int32_t>& token_bytes, int64_t max_seqs, int64_t microbatch) {
     return validate(engine_->engine, *loader_, token_bytes, max_seqs, microbatch);
   }
 
@@ -89,9 +88,7 @@ TEST_F(ValidationTest, BytesAreThoseThatTokensStandFor) {
   EXPECT_EQ(result.tokens, 23);
   EXPECT_EQ(result.bytes, 23 + 2 * num_b);
   EXPECT_LE(std::abs(result.loss - nats(23) / 23), 1e-5);
-  EXPECT_LE(std::abs(result.bits_per_byte -
-                     nats(23) / std::log(2.0) / static_cast<double>(23 + 2 * num_b)),
-            1e-5);
+  EXPECT_LE(std::abs(result.bits_per_byte - nats(23) / std::log(2.0) / static_cast<double>(23 + 2 * num_b)), 1e-5);
 }
 
 TEST_F(ValidationTest, BytesOfTokens) {

@@ -31,8 +31,7 @@ void forward_row(Activation kind, const Real* pre, Real weight, Real* h, int64_t
 // Returns the gradient of the row's weight. Reads element i of pre before it writes element i of
 // dpre: they may be the same row.
 template <class Real>
-Real backward_row(Activation kind, const Real* pre, Real weight, const Real* dh, Real* dpre,
-                  int64_t width) {
+Real backward_row(Activation kind, const Real* pre, Real weight, const Real* dh, Real* dpre, int64_t width) {
   Real dweight = 0;
   if (kind == Activation::kSwiGlu) {
     // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
@@ -83,11 +82,11 @@ void activation_forward(Context& ctx, Activation kind, Tensor pre, Tensor row_we
 }
 
 template <class Real>
-void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh,
-                         Tensor dpre, Tensor drow_weight) {
+void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
+                         Tensor drow_weight) {
   check_shapes(kind, pre, row_weight, dh);
-  NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}",
-             row_weight.shape(), drow_weight.shape());
+  NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}", row_weight.shape(),
+             drow_weight.shape());
   if (ctx.counting()) return;
   const int64_t num_rows = dh.dim(0), width = dh.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
@@ -98,8 +97,8 @@ void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_w
   parallel_blocks(ctx, num_rows, task_rows(pre_width), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const Real weight = weights != nullptr ? weights[row] : Real{1};
-      const Real dweight = backward_row(kind, inputs + row * pre_width, weight, dhs + row * width,
-                                        dpres + row * pre_width, width);
+      const Real dweight =
+          backward_row(kind, inputs + row * pre_width, weight, dhs + row * width, dpres + row * pre_width, width);
       if (dweights != nullptr) dweights[row] = dweight;
     }
   });
@@ -107,9 +106,7 @@ void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_w
 
 template void activation_forward<float>(Context&, Activation, Tensor, Tensor, Tensor);
 template void activation_forward<double>(Context&, Activation, Tensor, Tensor, Tensor);
-template void activation_backward<float>(Context&, Activation, Tensor, Tensor, Tensor, Tensor,
-                                         Tensor);
-template void activation_backward<double>(Context&, Activation, Tensor, Tensor, Tensor, Tensor,
-                                          Tensor);
+template void activation_backward<float>(Context&, Activation, Tensor, Tensor, Tensor, Tensor, Tensor);
+template void activation_backward<double>(Context&, Activation, Tensor, Tensor, Tensor, Tensor, Tensor);
 
 }  // namespace nmoe::cpu

@@ -9,7 +9,7 @@ namespace nmoe::cpu {
 template <class Real>
 void activation_forward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor h);
 template <class Real>
-void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh,
-                         Tensor dpre, Tensor drow_weight);
+void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
+                         Tensor drow_weight);
 
 }  // namespace nmoe::cpu

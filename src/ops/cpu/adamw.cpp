@@ -7,10 +7,8 @@ namespace nmoe::cpu {
 template <class Real>
 void adamw_step(Context& ctx, const AdamWStep& args) {
   const int64_t size = args.w.num_elements();
-  NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size &&
-                 args.v.num_elements() == size,
-             "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(),
-             args.m.shape(), args.v.shape());
+  NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,
+             "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(), args.m.shape(), args.v.shape());
   NMOE_CHECK(args.step >= 1, "AdamW step {}: steps count from 1", args.step);
   if (ctx.counting()) return;
   const auto steps = static_cast<double>(args.step);

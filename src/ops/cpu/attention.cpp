@@ -131,18 +131,17 @@ Real softmax_row(Real* scores, Columns seen, int64_t cols, RunningSoftmax<Real>&
   return correction;
 }
 
-// The probabilities p = exp(score - lse) of a row take the place of its scores, the scores'
-// gradient p (dp - delta) scale that of dp.
+// The probabilities p = exp(score - lse) of a row take the place of its scores, p (dp - delta) that
+// of dp: the scores' gradient, up to the scale that the products with it apply.
 template <class Real>
-void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, Real delta,
-                  Real scale) {
+void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, Real delta) {
   const auto [begin, end] = mask_row(scores, seen, cols);
   std::fill(dp, dp + begin, Real{0});
 #pragma omp simd
   for (int64_t j = begin; j < end; ++j) {
     const Real p = exp_approx(scores[j] - lse);
     scores[j] = p;
-    dp[j] = p * (dp[j] - delta) * scale;
+    dp[j] = p * (dp[j] - delta);
   }
   std::fill(dp + end, dp + cols, Real{0});
 }
@@ -274,13 +273,13 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
                        dp, cols);
             for (int64_t row = 0; row < rows; ++row) {
               backward_row(scores + row * cols, dp + row * cols, visible_columns(g, tile, row),
-                           cols, lse[q_begin + row], delta[row], scale);
+                           cols, lse[q_begin + row], delta[row]);
             }
             gemm<Real>(cols, g.Dv, rows, 1, {scores, cols, Transpose::kYes}, dout_tile, 1,
                        dv + tile.k_begin * g.v_stride(), g.v_stride());
-            gemm<Real>(cols, g.Dk, rows, 1, {dp, cols, Transpose::kYes}, q_tile, 1,
+            gemm<Real>(cols, g.Dk, rows, scale, {dp, cols, Transpose::kYes}, q_tile, 1,
                        dk + tile.k_begin * g.k_stride(), g.k_stride());
-            gemm<Real>(rows, g.Dk, cols, 1, {dp, cols}, {k_tile, g.k_stride()}, first ? 0 : 1,
+            gemm<Real>(rows, g.Dk, cols, scale, {dp, cols}, {k_tile, g.k_stride()}, first ? 0 : 1,
                        dq + q_begin * g.q_stride(), g.q_stride());
           });
         }

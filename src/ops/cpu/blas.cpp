@@ -19,14 +19,12 @@ struct OneThreadInside {
   OneThreadInside() { omp_set_num_threads(1); }
 };
 
-void gemm_f32(int64_t m, int64_t n, int64_t k, float alpha, Operand<float> a, Operand<float> b,
-              float beta, float* c, int64_t c_stride) {
+void gemm_f32(int64_t m, int64_t n, int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta, float* c,
+              int64_t c_stride) {
   static thread_local const OneThreadInside one_thread_inside;
-  const dnnl_status_t status =
-      dnnl_sgemm(static_cast<char>(a.transpose), static_cast<char>(b.transpose), m, n, k, alpha,
-                 a.data, a.stride, b.data, b.stride, beta, c, c_stride);
-  NMOE_CHECK(status == dnnl_success, "dnnl_sgemm({} x {} x {}) returned {}", m, n, k,
-             static_cast<int>(status));
+  const dnnl_status_t status = dnnl_sgemm(static_cast<char>(a.transpose), static_cast<char>(b.transpose), m, n, k,
+                                          alpha, a.data, a.stride, b.data, b.stride, beta, c, c_stride);
+  NMOE_CHECK(status == dnnl_success, "dnnl_sgemm({} x {} x {}) returned {}", m, n, k, static_cast<int>(status));
 }
 
 // c = beta * c, without reading it when beta is 0.
@@ -40,8 +38,8 @@ void scale(int64_t m, int64_t n, Real beta, Real* c, int64_t c_stride) {
 
 // Blocks of op(b) are copied to a dense buffer of 32 KiB, so that the innermost loop runs along
 // rows of b and c whatever the transposes.
-void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, Operand<double> b,
-              double beta, double* c, int64_t c_stride) {
+void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
+              double* c, int64_t c_stride) {
   constexpr int64_t kBlock = 64;
   const int64_t a_row = a.transpose == Transpose::kNo ? a.stride : 1;
   const int64_t a_col = a.transpose == Transpose::kNo ? 1 : a.stride;
@@ -54,8 +52,7 @@ void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, 
     for (int64_t j0 = 0; j0 < n; j0 += kBlock) {
       const int64_t width = std::min(kBlock, n - j0);
       for (int64_t p = 0; p < depth; ++p) {
-        for (int64_t j = 0; j < width; ++j)
-          block[p * kBlock + j] = b.data[(k0 + p) * b_row + (j0 + j) * b_col];
+        for (int64_t j = 0; j < width; ++j) block[p * kBlock + j] = b.data[(k0 + p) * b_row + (j0 + j) * b_col];
       }
       for (int64_t i = 0; i < m; ++i) {
         double* c_row = c + i * c_stride + j0;
@@ -73,8 +70,8 @@ void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, 
 }  // namespace
 
 template <class Real>
-void gemm(int64_t m, int64_t n, int64_t k, Real alpha, Operand<Real> a, Operand<Real> b, Real beta,
-          Real* c, int64_t c_stride) {
+void gemm(int64_t m, int64_t n, int64_t k, Real alpha, Operand<Real> a, Operand<Real> b, Real beta, Real* c,
+          int64_t c_stride) {
   if (m == 0 || n == 0) return;
   if (k == 0) {  // oneDNN would leave c as it is
     scale(m, n, beta, c, c_stride);
@@ -85,10 +82,8 @@ void gemm(int64_t m, int64_t n, int64_t k, Real alpha, Operand<Real> a, Operand<
   }
 }
 
-template void gemm(int64_t, int64_t, int64_t, float, Operand<float>, Operand<float>, float, float*,
-                   int64_t);
-template void gemm(int64_t, int64_t, int64_t, double, Operand<double>, Operand<double>, double,
-                   double*, int64_t);
+template void gemm(int64_t, int64_t, int64_t, float, Operand<float>, Operand<float>, float, float*, int64_t);
+template void gemm(int64_t, int64_t, int64_t, double, Operand<double>, Operand<double>, double, double*, int64_t);
 
 std::string blas_description() {
   const dnnl_version_t* version = dnnl_version();

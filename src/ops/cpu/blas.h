@@ -24,8 +24,8 @@ struct Operand {
 // float: oneDNN, on the calling thread alone. double: a blocked loop, for proofs.
 // The same arguments give the same bits on any thread. Thread-safe. c may not overlap a or b.
 template <class Real>
-void gemm(int64_t m, int64_t n, int64_t k, Real alpha, Operand<Real> a, Operand<Real> b, Real beta,
-          Real* c, int64_t c_stride);
+void gemm(int64_t m, int64_t n, int64_t k, Real alpha, Operand<Real> a, Operand<Real> b, Real beta, Real* c,
+          int64_t c_stride);
 
 std::string blas_description();  // "oneDNN 2.6.3"
 

@@ -27,9 +27,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // the task costs.
 constexpr int64_t kTaskElements = 1 << 15;
 // The same in rows of `width` elements.
-constexpr int64_t task_rows(int64_t width) {
-  return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, width));
-}
+constexpr int64_t task_rows(int64_t width) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, width)); }
 
 // Calls fn(begin, end, thread) over [0, size) cut into blocks of `block`: cut by the problem, never
 // by threads.

@@ -21,13 +21,13 @@
 namespace nmoe::cpu {
 
 // Calls the instantiation of an operation for the backend's compute dtype.
-#define NMOE_CPU_DISPATCH(op, ...)                       \
-  do {                                                   \
-    if (compute_dtype_ == DType::kF32) {                 \
-      cpu::op<float>(context_, __VA_ARGS__);             \
-    } else {                                             \
-      cpu::op<double>(context_, __VA_ARGS__);            \
-    }                                                    \
+#define NMOE_CPU_DISPATCH(op, ...)            \
+  do {                                        \
+    if (compute_dtype_ == DType::kF32) {      \
+      cpu::op<float>(context_, __VA_ARGS__);  \
+    } else {                                  \
+      cpu::op<double>(context_, __VA_ARGS__); \
+    }                                         \
   } while (false)
 
 CpuBackend::CpuBackend(int num_threads, DType compute_dtype)
@@ -59,27 +59,15 @@ void CpuBackend::download(void* host, Tensor source) {
   std::memcpy(host, source.raw(), static_cast<size_t>(source.num_bytes()));
 }
 
-void CpuBackend::fill(Tensor x, double value) {
-  cpu::fill(context_, x, value);
-}
-void CpuBackend::copy(Tensor source, Tensor destination) {
-  cpu::copy(context_, source, destination);
-}
-void CpuBackend::add(Tensor x, Tensor y) {
-  NMOE_CPU_DISPATCH(add, x, y);
-}
-void CpuBackend::sum(Tensor x, Tensor out) {
-  NMOE_CPU_DISPATCH(sum, x, out);
-}
-void CpuBackend::sum_of_squares(Tensor x, Tensor out) {
-  NMOE_CPU_DISPATCH(sum_of_squares, x, out);
-}
+void CpuBackend::fill(Tensor x, double value) { cpu::fill(context_, x, value); }
+void CpuBackend::copy(Tensor source, Tensor destination) { cpu::copy(context_, source, destination); }
+void CpuBackend::add(Tensor x, Tensor y) { NMOE_CPU_DISPATCH(add, x, y); }
+void CpuBackend::sum(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(sum, x, out); }
+void CpuBackend::sum_of_squares(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(sum_of_squares, x, out); }
 void CpuBackend::clip_scale(Tensor sum_squares, double max_norm, Tensor scale) {
   NMOE_CPU_DISPATCH(clip_scale, sum_squares, max_norm, scale);
 }
-void CpuBackend::count_non_finite(Tensor x, Tensor out) {
-  NMOE_CPU_DISPATCH(count_non_finite, x, out);
-}
+void CpuBackend::count_non_finite(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(count_non_finite, x, out); }
 void CpuBackend::embedding_forward(Tensor ids, Tensor table, Tensor y) {
   NMOE_CPU_DISPATCH(embedding_forward, ids, table, y);
 }
@@ -107,39 +95,29 @@ void CpuBackend::grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offs
 void CpuBackend::rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) {
   NMOE_CPU_DISPATCH(rms_norm_forward, x, gain, eps, y, rstd);
 }
-void CpuBackend::rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain, bool accumulate_dx) {
+void CpuBackend::rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
+                                   bool accumulate_dx) {
   NMOE_CPU_DISPATCH(rms_norm_backward, x, gain, rstd, dy, dx, dgain, accumulate_dx);
 }
 void CpuBackend::activation_forward(Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
   NMOE_CPU_DISPATCH(activation_forward, kind, pre, row_weight, h);
 }
-void CpuBackend::activation_backward(Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre, Tensor drow_weight) {
+void CpuBackend::activation_backward(Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
+                                     Tensor drow_weight) {
   NMOE_CPU_DISPATCH(activation_backward, kind, pre, row_weight, dh, dpre, drow_weight);
 }
-void CpuBackend::rope_forward(const RopeArgs& args) {
-  NMOE_CPU_DISPATCH(rope_forward, args);
-}
-void CpuBackend::rope_backward(const RopeArgs& args) {
-  NMOE_CPU_DISPATCH(rope_backward, args);
-}
-void CpuBackend::attention_forward(const AttentionForward& args) {
-  NMOE_CPU_DISPATCH(attention_forward, args);
-}
-void CpuBackend::attention_backward(const AttentionBackward& args) {
-  NMOE_CPU_DISPATCH(attention_backward, args);
-}
+void CpuBackend::rope_forward(const RopeArgs& args) { NMOE_CPU_DISPATCH(rope_forward, args); }
+void CpuBackend::rope_backward(const RopeArgs& args) { NMOE_CPU_DISPATCH(rope_backward, args); }
+void CpuBackend::attention_forward(const AttentionForward& args) { NMOE_CPU_DISPATCH(attention_forward, args); }
+void CpuBackend::attention_backward(const AttentionBackward& args) { NMOE_CPU_DISPATCH(attention_backward, args); }
 void CpuBackend::mla_expand_forward(Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
   NMOE_CPU_DISPATCH(mla_expand_forward, kv, k_rope, k, v);
 }
 void CpuBackend::mla_expand_backward(Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) {
   NMOE_CPU_DISPATCH(mla_expand_backward, dk, dv, dkv, dk_rope);
 }
-void CpuBackend::router_forward(const RouterForward& args) {
-  NMOE_CPU_DISPATCH(router_forward, args);
-}
-void CpuBackend::router_backward(const RouterBackward& args) {
-  NMOE_CPU_DISPATCH(router_backward, args);
-}
+void CpuBackend::router_forward(const RouterForward& args) { NMOE_CPU_DISPATCH(router_forward, args); }
+void CpuBackend::router_backward(const RouterBackward& args) { NMOE_CPU_DISPATCH(router_backward, args); }
 void CpuBackend::router_bias_update(Tensor counts, Tensor bias, double rate) {
   NMOE_CPU_DISPATCH(router_bias_update, counts, bias, rate);
 }
@@ -158,15 +136,9 @@ void CpuBackend::moe_dispatch_weights(Tensor weights, const MoePlan& plan, Tenso
 void CpuBackend::moe_combine_weights(Tensor row_weight, const MoePlan& plan, Tensor weights) {
   NMOE_CPU_DISPATCH(moe_combine_weights, row_weight, plan, weights);
 }
-void CpuBackend::head_loss(const HeadLoss& args) {
-  NMOE_CPU_DISPATCH(head_loss, args);
-}
-void CpuBackend::adamw_step(const AdamWStep& args) {
-  NMOE_CPU_DISPATCH(adamw_step, args);
-}
-void CpuBackend::muon_step(const MuonStep& args) {
-  NMOE_CPU_DISPATCH(muon_step, args);
-}
+void CpuBackend::head_loss(const HeadLoss& args) { NMOE_CPU_DISPATCH(head_loss, args); }
+void CpuBackend::adamw_step(const AdamWStep& args) { NMOE_CPU_DISPATCH(adamw_step, args); }
+void CpuBackend::muon_step(const MuonStep& args) { NMOE_CPU_DISPATCH(muon_step, args); }
 
 #undef NMOE_CPU_DISPATCH
 

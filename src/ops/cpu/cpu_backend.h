@@ -35,9 +35,11 @@ class CpuBackend final : public Backend {
   void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) override;
   void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) override;
   void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) override;
-  void rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain, bool accumulate_dx) override;
+  void rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
+                         bool accumulate_dx) override;
   void activation_forward(Activation kind, Tensor pre, Tensor row_weight, Tensor h) override;
-  void activation_backward(Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre, Tensor drow_weight) override;
+  void activation_backward(Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
+                           Tensor drow_weight) override;
   void rope_forward(const RopeArgs& args) override;
   void rope_backward(const RopeArgs& args) override;
   void attention_forward(const AttentionForward& args) override;

@@ -7,8 +7,7 @@ namespace {
 
 int64_t checked_id(const int32_t* ids, int64_t token, int64_t vocab_size) {
   const int64_t id = ids[token];
-  NMOE_CHECK(id >= 0 && id < vocab_size, "token {} has id {}, the vocabulary {}", token, id,
-             vocab_size);
+  NMOE_CHECK(id >= 0 && id < vocab_size, "token {} has id {}, the vocabulary {}", token, id, vocab_size);
   return id;
 }
 

@@ -15,8 +15,7 @@ constexpr int64_t kTileCols = 512;
 
 // A row of logits becomes its gradient, grad_scale * (softmax - onehot(target)); returns the loss.
 template <class Real>
-Real cross_entropy_row(Real* logits, int64_t vocab, int32_t target, bool want_gradient,
-                       Real grad_scale) {
+Real cross_entropy_row(Real* logits, int64_t vocab, int32_t target, bool want_gradient, Real grad_scale) {
   const Real highest = highest_of(logits, vocab);
   const Real target_logit = logits[target] - highest;
   Real sum = 0;
@@ -51,8 +50,7 @@ void head_loss(Context& ctx, const HeadLoss& args) {
   const int64_t num_tokens = args.x.dim(0), dim = args.x.dim(1), vocab = args.w.dim(0);
   const bool want_gradient = args.dx.defined();
   ArenaScope scope(ctx.scratch);
-  const Tensor logits_chunk =
-      scope.allocate(DTypeOf<Real>::value, {std::min(kChunkRows, num_tokens), vocab});
+  const Tensor logits_chunk = scope.allocate(DTypeOf<Real>::value, {std::min(kChunkRows, num_tokens), vocab});
   if (ctx.counting()) return;
 
   const Real* w = args.w.data<Real>();
@@ -70,25 +68,22 @@ void head_loss(Context& ctx, const HeadLoss& args) {
       for (int64_t row = first; row < last; ++row) {
         Real* row_logits = logits + row * vocab;
         const int32_t target = targets[begin + row];
-        NMOE_CHECK(target < vocab, "target {} of token {} is beyond the vocabulary of {}", target,
-                   begin + row, vocab);
+        NMOE_CHECK(target < vocab, "target {} of token {} is beyond the vocabulary of {}", target, begin + row, vocab);
         if (target < 0) std::fill(row_logits, row_logits + vocab, Real{0});
-        args.losses.data<Real>()[begin + row] =
-            target < 0 ? Real{0}
-                       : cross_entropy_row(row_logits, vocab, target, want_gradient,
-                                           static_cast<Real>(args.grad_scale));
+        args.losses.data<Real>()[begin + row] = target < 0 ? Real{0}
+                                                           : cross_entropy_row(row_logits, vocab, target, want_gradient,
+                                                                               static_cast<Real>(args.grad_scale));
       }
     });
     if (!want_gradient) continue;
     Real* dx = args.dx.data<Real>() + begin * dim;
     parallel_tiles(ctx, chunk, dim, [&](int64_t row, int64_t col, int64_t rows, int64_t cols) {
-      gemm<Real>(rows, cols, vocab, 1, {logits + row * vocab, vocab}, {w + col, dim}, 0,
-                 dx + row * dim + col, dim);
+      gemm<Real>(rows, cols, vocab, 1, {logits + row * vocab, vocab}, {w + col, dim}, 0, dx + row * dim + col, dim);
     });
     Real* dw = args.dw.data<Real>();
     parallel_tiles(ctx, vocab, dim, [&](int64_t row, int64_t col, int64_t rows, int64_t cols) {
-      gemm<Real>(rows, cols, chunk, 1, {logits + row, vocab, Transpose::kYes}, {x + col, dim}, 1,
-                 dw + row * dim + col, dim);
+      gemm<Real>(rows, cols, chunk, 1, {logits + row, vocab, Transpose::kYes}, {x + col, dim}, 1, dw + row * dim + col,
+                 dim);
     });
   }
 }

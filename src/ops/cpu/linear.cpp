@@ -23,8 +23,7 @@ struct Tile {
 Tile tile_at(const Tiling& tiling, int64_t index) {
   const int64_t row = index / tiling.tiles_across() * tiling.tile_rows;
   const int64_t col = index % tiling.tiles_across() * tiling.tile_cols;
-  return {row, col, std::min(tiling.tile_rows, tiling.rows - row),
-          std::min(tiling.tile_cols, tiling.cols - col)};
+  return {row, col, std::min(tiling.tile_rows, tiling.rows - row), std::min(tiling.tile_cols, tiling.cols - col)};
 }
 
 // Tiles large enough for gemm's efficiency, yet about kWantedTiles of them, so that many threads
@@ -37,8 +36,7 @@ Tiling choose_tiling(int64_t rows, int64_t cols) {
     const bool can_halve_rows = tiling.tile_rows > kSmallest && rows > kSmallest;
     const bool can_halve_cols = tiling.tile_cols > kSmallest && cols > kSmallest;
     if (!can_halve_rows && !can_halve_cols) break;
-    const bool halve_cols =
-        can_halve_cols && (!can_halve_rows || tiling.tile_cols > tiling.tile_rows);
+    const bool halve_cols = can_halve_cols && (!can_halve_rows || tiling.tile_cols > tiling.tile_rows);
     (halve_cols ? tiling.tile_cols : tiling.tile_rows) /= 2;
   }
   return tiling;
@@ -66,9 +64,8 @@ void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool ac
   const Tiling tiling = choose_tiling(num_tokens, in);
   ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
     const Tile t = tile_at(tiling, task);
-    gemm<Real>(t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out},
-               {w.data<Real>() + t.col, in}, accumulate ? 1 : 0,
-               dx.data<Real>() + t.row * in + t.col, in);
+    gemm<Real>(t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
+               accumulate ? 1 : 0, dx.data<Real>() + t.row * in + t.col, in);
   });
 }
 
@@ -96,8 +93,8 @@ void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const 
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   int32_t* first = first_block_of.data<int32_t>();
-  NMOE_CHECK(offset[0] == 0 && offset[num_experts] == num_rows, "offsets cover [{}, {}) of {} rows",
-             offset[0], offset[num_experts], num_rows);
+  NMOE_CHECK(offset[0] == 0 && offset[num_experts] == num_rows, "offsets cover [{}, {}) of {} rows", offset[0],
+             offset[num_experts], num_rows);
   first[0] = 0;
   for (int64_t e = 0; e < num_experts; ++e) {
     first[e + 1] = first[e] + static_cast<int32_t>(ceil_div(offset[e + 1] - offset[e], kRowBlock));
@@ -116,8 +113,7 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
   const int64_t out = w.dim(1), in = w.dim(2);
   parallel_expert_rows(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
     gemm<Real>(end - begin, out, in, 1, {x.data<Real>() + begin * in, in},
-               {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0,
-               y.data<Real>() + begin * out, out);
+               {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0, y.data<Real>() + begin * out, out);
   });
 }
 
@@ -125,8 +121,8 @@ template <class Real>
 void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   const int64_t out = w.dim(1), in = w.dim(2);
   parallel_expert_rows(ctx, offsets, dy.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
-    gemm<Real>(end - begin, in, out, 1, {dy.data<Real>() + begin * out, out},
-               {w.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
+    gemm<Real>(end - begin, in, out, 1, {dy.data<Real>() + begin * out, out}, {w.data<Real>() + expert * out * in, in},
+               0, dx.data<Real>() + begin * in, in);
   });
 }
 
@@ -141,10 +137,8 @@ void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor of
     const Tile t = tile_at(tiling, task % tiling.num_tiles());
     const int64_t begin = offset[expert], num_rows = offset[expert + 1] - begin;
     if (num_rows == 0) return;
-    gemm<Real>(t.rows, t.cols, num_rows, 1,
-               {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes},
-               {x.data<Real>() + begin * in + t.col, in}, 1,
-               dw.data<Real>() + (expert * out + t.row) * in + t.col, in);
+    gemm<Real>(t.rows, t.cols, num_rows, 1, {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes},
+               {x.data<Real>() + begin * in + t.col, in}, 1, dw.data<Real>() + (expert * out + t.row) * in + t.col, in);
   });
 }
 

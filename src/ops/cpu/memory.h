@@ -5,7 +5,8 @@
 
 namespace nmoe::cpu {
 
-// Anonymous pages, huge where the system allows, touched at allocation so that planned bytes are resident bytes and no step pays a page fault.
+// Anonymous pages, huge where the system allows, touched at allocation so that planned bytes are resident bytes and no
+// step pays a page fault.
 class PageMemory final : public MemorySource {
  public:
   void* allocate(int64_t bytes) override;

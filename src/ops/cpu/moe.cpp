@@ -12,9 +12,8 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
   const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = counts.dim(0);
   NMOE_CHECK(plan.offsets.dim(0) == num_experts + 1 && plan.row_of.shape() == top_idx.shape() &&
                  plan.token_of_row.dim(0) == num_tokens * top_k,
-             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}",
-             top_idx.shape(), num_experts, plan.offsets.shape(), plan.row_of.shape(),
-             plan.token_of_row.shape());
+             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}", top_idx.shape(), num_experts,
+             plan.offsets.shape(), plan.row_of.shape(), plan.token_of_row.shape());
   const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
   const int64_t num_chunks = ceil_div(num_tokens, chunk_tokens);
   ArenaScope scratch(ctx.scratch);
@@ -28,8 +27,8 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
     std::fill(chunk_counts, chunk_counts + num_experts, 0);
     for (int64_t copy = begin * top_k; copy < end * top_k; ++copy) {
       const int32_t expert = experts[copy];
-      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}",
-                 copy / top_k, expert, num_experts);
+      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", copy / top_k, expert,
+                 num_experts);
       ++chunk_counts[expert];
     }
   });
@@ -74,8 +73,7 @@ void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
   parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
-        std::memcpy(out + row_of[copy] * width, tokens + token * width,
-                    static_cast<size_t>(width) * sizeof(Real));
+        std::memcpy(out + row_of[copy] * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
       }
     }
   });
@@ -84,8 +82,7 @@ void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
 // target = or += the sum of `count` rows, in order. Goes by columns, because the rows lie far apart
 // in memory: reading them side by side overlaps their misses.
 template <class Real>
-void sum_rows(const Real* rows, const int32_t* row_idx, int64_t count, Real* target, int64_t width,
-              bool accumulate) {
+void sum_rows(const Real* rows, const int32_t* row_idx, int64_t count, Real* target, int64_t width, bool accumulate) {
   constexpr int64_t kColumns = 64;
   for (int64_t begin = 0; begin < width; begin += kColumns) {
     const int64_t size = std::min(kColumns, width - begin);

@@ -48,14 +48,12 @@ using RunTasks = std::function<void(int64_t num_tasks, const Task& task)>;
 // to[j, i] = from[i, j] for i < rows, j < cols, in blocks small enough that the cache keeps both
 // sides' lines.
 template <class Real>
-void transpose(int64_t rows, int64_t cols, const Real* from, int64_t from_stride, Real* to,
-               int64_t to_stride) {
+void transpose(int64_t rows, int64_t cols, const Real* from, int64_t from_stride, Real* to, int64_t to_stride) {
   constexpr int64_t kBlock = 16;
   for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
     for (int64_t j0 = 0; j0 < cols; j0 += kBlock) {
       for (int64_t i = i0; i < std::min(i0 + kBlock, rows); ++i) {
-        for (int64_t j = j0; j < std::min(j0 + kBlock, cols); ++j)
-          to[j * to_stride + i] = from[i * from_stride + j];
+        for (int64_t j = j0; j < std::min(j0 + kBlock, cols); ++j) to[j * to_stride + i] = from[i * from_stride + j];
       }
     }
   }
@@ -74,8 +72,8 @@ void transpose(const RunTasks& run_tasks, int64_t rows, int64_t cols, const Real
 // is known to equal its transpose: only tiles on and below the diagonal are computed, the others
 // mirrored.
 template <class Real>
-void tiled_gemm(const RunTasks& run_tasks, bool symmetric, int64_t m, int64_t n, int64_t k,
-                Real alpha, const Real* a, const Operand<Real>& b, Real* c) {
+void tiled_gemm(const RunTasks& run_tasks, bool symmetric, int64_t m, int64_t n, int64_t k, Real alpha, const Real* a,
+                const Operand<Real>& b, Real* c) {
   const int64_t across = ceil_div(n, kTile);
   run_tasks(ceil_div(m, kTile) * across, [&](int64_t task) {
     const int64_t row = task / across * kTile, col = task % across * kTile;
@@ -94,12 +92,9 @@ template <class Real>
 void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunTasks& run_tasks) {
   const int64_t size = p.rows * p.cols;
   const int64_t num_slices = ceil_div(size, kSlice);
-  const auto run_slices =
-      [&](const std::function<void(int64_t slice, int64_t begin, int64_t end)>& fn) {
-        run_tasks(num_slices, [&](int64_t slice) {
-          fn(slice, slice * kSlice, std::min((slice + 1) * kSlice, size));
-        });
-      };
+  const auto run_slices = [&](const std::function<void(int64_t slice, int64_t begin, int64_t end)>& fn) {
+    run_tasks(num_slices, [&](int64_t slice) { fn(slice, slice * kSlice, std::min((slice + 1) * kSlice, size)); });
+  };
   Real* x = ws.x;
   Real* next = ws.next;
 
@@ -130,12 +125,11 @@ void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunT
     // gram = x x^T;  poly = a + b gram + c gram^2;  next = poly x
     const Operand<Real> x_transposed{x, p.large, Transpose::kYes};
     tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.large, 1, x, x_transposed, ws.gram);
-    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram,
-                     {ws.gram, p.small}, ws.poly);
+    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram, {ws.gram, p.small},
+                     ws.poly);
     run_tasks(p.small, [&](int64_t i) {
       Real* row = ws.poly + i * p.small;
-      for (int64_t j = 0; j < p.small; ++j)
-        row[j] += static_cast<Real>(kB) * ws.gram[i * p.small + j];
+      for (int64_t j = 0; j < p.small; ++j) row[j] += static_cast<Real>(kB) * ws.gram[i * p.small + j];
       row[i] += static_cast<Real>(kA);
     });
     tiled_gemm<Real>(run_tasks, false, p.small, p.large, p.small, 1, ws.poly, {x, p.large}, next);

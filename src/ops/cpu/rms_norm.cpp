@@ -22,8 +22,8 @@ Real mean_of_products(const Real* a, const Real* b, int64_t size) {
 
 // With n = x rstd and g = dy gain:  dx = rstd (g - n mean(g n)),  dgain_partial += dy n.
 template <class Real>
-void backward_row(const Real* x, const Real* gain, Real rstd, const Real* dy, Real* dx,
-                  Real* dgain_partial, int64_t width, bool accumulate_dx) {
+void backward_row(const Real* x, const Real* gain, Real rstd, const Real* dy, Real* dx, Real* dgain_partial,
+                  int64_t width, bool accumulate_dx) {
   Real projection = 0;
 #pragma omp simd reduction(+ : projection)
   for (int64_t i = 0; i < width; ++i) {
@@ -64,8 +64,8 @@ void rms_norm_forward(Context& ctx, Tensor x, Tensor gain, double eps, Tensor y,
 }
 
 template <class Real>
-void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx,
-                       Tensor dgain, bool accumulate_dx) {
+void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
+                       bool accumulate_dx) {
   const int64_t num_rows = x.dim(0), width = x.dim(1);
   const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   const int64_t num_chunks = ceil_div(num_rows, chunk_rows);
@@ -83,8 +83,7 @@ void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor 
     std::fill(partial, partial + width, Real{0});
     for (int64_t row = begin; row < end; ++row) {
       const int64_t at = row * width;
-      backward_row(inputs + at, gains, rstds[row], dys + at, dxs + at, partial, width,
-                   accumulate_dx);
+      backward_row(inputs + at, gains, rstds[row], dys + at, dxs + at, partial, width, accumulate_dx);
     }
   });
   Real* dgains = dgain.data<Real>();
@@ -97,9 +96,7 @@ void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor 
 
 template void rms_norm_forward<float>(Context&, Tensor, Tensor, double, Tensor, Tensor);
 template void rms_norm_forward<double>(Context&, Tensor, Tensor, double, Tensor, Tensor);
-template void rms_norm_backward<float>(Context&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-                                       bool);
-template void rms_norm_backward<double>(Context&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-                                        bool);
+template void rms_norm_backward<float>(Context&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool);
+template void rms_norm_backward<double>(Context&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool);
 
 }  // namespace nmoe::cpu

@@ -7,8 +7,7 @@ namespace {
 // YaRN's magnitude in the tables the matrix is no pure rotation, and its backward is the transpose:
 // direction -1.
 template <class Real>
-void rotate_head(Real* x, const Real* cos, const Real* sin, Real direction, int64_t num_pairs,
-                 RopeLayout layout) {
+void rotate_head(Real* x, const Real* cos, const Real* sin, Real direction, int64_t num_pairs, RopeLayout layout) {
   if (layout == RopeLayout::kInterleaved) {
 #pragma omp simd
     for (int64_t i = 0; i < num_pairs; ++i) {
@@ -31,28 +30,26 @@ template <class Real>
 void rotate(Context& ctx, const RopeArgs& args, Real direction) {
   const int64_t num_tokens = args.x.dim(0), num_heads = args.x.dim(1), head_size = args.x.dim(2);
   const int64_t num_positions = args.cos.dim(0), num_pairs = args.cos.dim(1);
-  NMOE_CHECK(args.positions.dim(0) == num_tokens && args.sin.shape() == args.cos.shape() &&
-                 args.rope_offset >= 0 && args.rope_offset + 2 * num_pairs <= head_size,
-             "rope of x {} at offset {}, positions {}, tables {} and {}", args.x.shape(),
-             args.rope_offset, args.positions.shape(), args.cos.shape(), args.sin.shape());
+  NMOE_CHECK(args.positions.dim(0) == num_tokens && args.sin.shape() == args.cos.shape() && args.rope_offset >= 0 &&
+                 args.rope_offset + 2 * num_pairs <= head_size,
+             "rope of x {} at offset {}, positions {}, tables {} and {}", args.x.shape(), args.rope_offset,
+             args.positions.shape(), args.cos.shape(), args.sin.shape());
   if (ctx.counting()) return;
   Real* heads = args.x.data<Real>() + args.rope_offset;
   const int32_t* positions = args.positions.data<int32_t>();
   const Real* cos = args.cos.data<Real>();
   const Real* sin = args.sin.data<Real>();
-  parallel_blocks(
-      ctx, num_tokens, task_rows(num_heads * head_size), [&](int64_t begin, int64_t end, int) {
-        for (int64_t token = begin; token < end; ++token) {
-          const int64_t position = positions[token];
-          NMOE_CHECK(position >= 0 && position < num_positions,
-                     "token {} at position {}, the rope tables have {}", token, position,
-                     num_positions);
-          for (int64_t head = 0; head < num_heads; ++head) {
-            rotate_head(heads + (token * num_heads + head) * head_size, cos + position * num_pairs,
-                        sin + position * num_pairs, direction, num_pairs, args.layout);
-          }
-        }
-      });
+  parallel_blocks(ctx, num_tokens, task_rows(num_heads * head_size), [&](int64_t begin, int64_t end, int) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t position = positions[token];
+      NMOE_CHECK(position >= 0 && position < num_positions, "token {} at position {}, the rope tables have {}", token,
+                 position, num_positions);
+      for (int64_t head = 0; head < num_heads; ++head) {
+        rotate_head(heads + (token * num_heads + head) * head_size, cos + position * num_pairs,
+                    sin + position * num_pairs, direction, num_pairs, args.layout);
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -123,8 +123,8 @@ struct SelectionBuffers {
 };
 
 template <class Real>
-void select_experts(const RouterRule& rule, const Real* scores, const Real* bias,
-                    int64_t num_experts, const SelectionBuffers<Real>& buffers, int32_t* top_idx) {
+void select_experts(const RouterRule& rule, const Real* scores, const Real* bias, int64_t num_experts,
+                    const SelectionBuffers<Real>& buffers, int32_t* top_idx) {
   Real* ranks = buffers.ranks;
 #pragma omp simd
   for (int64_t i = 0; i < num_experts; ++i) ranks[i] = eligible_rank(scores[i] + bias[i]);
@@ -132,11 +132,9 @@ void select_experts(const RouterRule& rule, const Real* scores, const Real* bias
   if (rule.top_groups < rule.num_groups) {
     const int64_t group_size = num_experts / rule.num_groups;
     for (int64_t group = 0; group < rule.num_groups; ++group) {
-      buffers.group_ranks[group] =
-          eligible_rank(group_rank(ranks + group * group_size, group_size, rule.score));
+      buffers.group_ranks[group] = eligible_rank(group_rank(ranks + group * group_size, group_size, rule.score));
     }
-    select_top(buffers.group_ranks, static_cast<int32_t>(rule.num_groups), rule.top_groups,
-               buffers.chosen_groups);
+    select_top(buffers.group_ranks, static_cast<int32_t>(rule.num_groups), rule.top_groups, buffers.chosen_groups);
     int32_t* chosen_end = buffers.chosen_groups + rule.top_groups;
     for (int32_t group = 0; group < rule.num_groups; ++group) {
       if (std::find(buffers.chosen_groups, chosen_end, group) != chosen_end) continue;
@@ -154,8 +152,7 @@ Real sum_of_chosen(const Real* scores, const int32_t* top_idx, int64_t top_k) {
 }
 
 template <class Real>
-void gate_weights(const RouterRule& rule, const Real* scores, const int32_t* top_idx,
-                  Real* weights) {
+void gate_weights(const RouterRule& rule, const Real* scores, const int32_t* top_idx, Real* weights) {
   Real factor = static_cast<Real>(rule.scale);
   if (rule.normalise) factor /= sum_of_chosen(scores, top_idx, rule.top_k);
   for (int64_t k = 0; k < rule.top_k; ++k) weights[k] = scores[top_idx[k]] * factor;
@@ -163,8 +160,7 @@ void gate_weights(const RouterRule& rule, const Real* scores, const int32_t* top
 
 // load_share[e] = f_e of one sequence: 1 everywhere when the experts are chosen equally often.
 template <class Real>
-void sequence_load(const int32_t* top_idx, int64_t seq_len, int64_t top_k, int64_t num_experts,
-                   Real* load_share) {
+void sequence_load(const int32_t* top_idx, int64_t seq_len, int64_t top_k, int64_t num_experts, Real* load_share) {
   std::fill(load_share, load_share + num_experts, Real{0});
   const int64_t num_copies = seq_len * top_k;
   for (int64_t copy = 0; copy < num_copies; ++copy) load_share[top_idx[copy]] += 1;
@@ -173,28 +169,25 @@ void sequence_load(const int32_t* top_idx, int64_t seq_len, int64_t top_k, int64
 }
 
 int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
-  NMOE_CHECK(loss.seq_len > 0 && num_tokens % loss.seq_len == 0, "{} tokens in sequences of {}",
-             num_tokens, loss.seq_len);
+  NMOE_CHECK(loss.seq_len > 0 && num_tokens % loss.seq_len == 0, "{} tokens in sequences of {}", num_tokens,
+             loss.seq_len);
   return num_tokens / loss.seq_len;
 }
 
 void check_rule(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights) {
   const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
-  NMOE_CHECK(
-      top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
-      "router of logits {}, top_k {}: top_idx {}, weights {}", logits.shape(), rule.top_k,
-      top_idx.shape(), weights.shape());
+  NMOE_CHECK(top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
+             "router of logits {}, top_k {}: top_idx {}, weights {}", logits.shape(), rule.top_k, top_idx.shape(),
+             weights.shape());
   NMOE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.top_groups >= 1 &&
                  rule.top_groups <= rule.num_groups && rule.top_k >= 1 &&
                  rule.top_k <= rule.top_groups * (num_experts / rule.num_groups),
-             "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups,
-             rule.num_groups, num_experts);
+             "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups, rule.num_groups, num_experts);
 }
 
 // The balance loss of one sequence, coefficient excluded: sum_i f_i P_i.
 template <class Real>
-double sequence_balance(const Real* scores, const Real* load_share, int64_t seq_len,
-                        int64_t num_experts) {
+double sequence_balance(const Real* scores, const Real* load_share, int64_t seq_len, int64_t num_experts) {
   double loss = 0;
   for (int64_t token = 0; token < seq_len; ++token) {
     const Real* s = scores + token * num_experts;
@@ -210,10 +203,8 @@ template <class Real>
 void router_forward(Context& ctx, const RouterForward& args) {
   check_rule(args.rule, args.logits, args.top_idx, args.weights);
   const RouterRule& rule = args.rule;
-  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
-                top_k = rule.top_k;
-  const bool balance = args.loss.balance != 0, z = args.loss.z != 0,
-             entropy = args.entropy.defined();
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1), top_k = rule.top_k;
+  const bool balance = args.loss.balance != 0, z = args.loss.z != 0, entropy = args.entropy.defined();
   const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
   const int64_t num_tasks = ceil_div(num_tokens, kTaskTokens);
   const DType real = DTypeOf<Real>::value;
@@ -280,8 +271,8 @@ namespace {
 
 // ds of the chosen scores: w_k = scale s_k / sum, or scale s_k.
 template <class Real>
-void add_gate_gradient(const RouterRule& rule, const Real* scores, const int32_t* top_idx,
-                       const Real* weights, const Real* dweights, Real* dscores) {
+void add_gate_gradient(const RouterRule& rule, const Real* scores, const int32_t* top_idx, const Real* weights,
+                       const Real* dweights, Real* dscores) {
   const Real scale = static_cast<Real>(rule.scale);
   Real inverse_sum = 1, projection = 0;
   if (rule.normalise) {
@@ -295,8 +286,8 @@ void add_gate_gradient(const RouterRule& rule, const Real* scores, const int32_t
 
 // ds of coefficient * sum_i f_i s_i / sum_j s_j.
 template <class Real>
-void add_balance_gradient(Real coefficient, const Real* load_share, const Real* scores,
-                          Real* dscores, int64_t num_experts) {
+void add_balance_gradient(Real coefficient, const Real* load_share, const Real* scores, Real* dscores,
+                          int64_t num_experts) {
   const Real inverse_sum = 1 / (total(scores, num_experts) + static_cast<Real>(kTinySum));
   const Real mean_load = dot(load_share, scores, num_experts) * inverse_sum;
   const Real factor = coefficient * inverse_sum;
@@ -323,13 +314,11 @@ template <class Real>
 void router_backward(Context& ctx, const RouterBackward& args) {
   check_rule(args.rule, args.logits, args.top_idx, args.weights);
   const RouterRule& rule = args.rule;
-  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
-                top_k = rule.top_k;
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1), top_k = rule.top_k;
   const bool balance = args.loss.balance != 0, z = args.loss.z != 0;
   const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
   ArenaScope scratch(ctx.scratch);
-  const Tensor thread_softmax =
-      scratch.allocate(DTypeOf<Real>::value, {ctx.num_threads(), num_experts});
+  const Tensor thread_softmax = scratch.allocate(DTypeOf<Real>::value, {ctx.num_threads(), num_experts});
   const Tensor load_share = scratch.allocate(DTypeOf<Real>::value, {num_seqs, num_experts});
   if (ctx.counting()) return;
   const Real* logits = args.logits.data<Real>();
@@ -345,8 +334,7 @@ void router_backward(Context& ctx, const RouterBackward& args) {
   });
   // P_i is a mean over the positions of a sequence.
   const Real balance_factor =
-      balance ? static_cast<Real>(args.loss.balance / static_cast<double>(args.loss.seq_len))
-              : Real{0};
+      balance ? static_cast<Real>(args.loss.balance / static_cast<double>(args.loss.seq_len)) : Real{0};
 
   parallel_blocks(ctx, num_tokens, kTaskTokens, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t token = begin; token < end; ++token) {
@@ -354,8 +342,7 @@ void router_backward(Context& ctx, const RouterBackward& args) {
       const Real* s = scores + token * num_experts;
       Real* d = dlogits + token * num_experts;
       std::fill(d, d + num_experts, Real{0});
-      add_gate_gradient(rule, s, top_idx + token * top_k, weights + token * top_k,
-                        dweights + token * top_k, d);
+      add_gate_gradient(rule, s, top_idx + token * top_k, weights + token * top_k, dweights + token * top_k, d);
       if (balance) {
         const Real* load = load_share[token / args.loss.seq_len].data<Real>();
         add_balance_gradient(balance_factor, load, s, d, num_experts);
@@ -363,8 +350,7 @@ void router_backward(Context& ctx, const RouterBackward& args) {
       score_backward(rule.score, s, d, num_experts);
       if (z) {  // d logsumexp^2 / dx = 2 logsumexp softmax
         Real* probabilities = thread_softmax[thread].data<Real>();
-        const Real factor =
-            static_cast<Real>(2 * args.loss.z) * softmax(x, probabilities, num_experts);
+        const Real factor = static_cast<Real>(2 * args.loss.z) * softmax(x, probabilities, num_experts);
 #pragma omp simd
         for (int64_t i = 0; i < num_experts; ++i) d[i] += factor * probabilities[i];
       }
@@ -382,8 +368,7 @@ void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate) {
   int64_t sum = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) sum += loads[expert];
   for (int64_t expert = 0; expert < num_experts; ++expert) {
-    const int64_t shortfall =
-        sum - num_experts * loads[expert];  // E times (mean load - load), exact
+    const int64_t shortfall = sum - num_experts * loads[expert];  // E times (mean load - load), exact
     const int sign = (shortfall > 0) - (shortfall < 0);
     biases[expert] += static_cast<Real>(rate) * static_cast<Real>(sign);
   }

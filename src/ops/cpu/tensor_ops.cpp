@@ -75,10 +75,9 @@ void fill(Context& ctx, Tensor x, double value) {
 }
 
 void copy(Context& ctx, Tensor source, Tensor destination) {
-  NMOE_CHECK(
-      source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
-      "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(),
-      dtype_name(destination.dtype()), destination.shape());
+  NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
+             "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
+             destination.shape());
   if (ctx.counting()) return;
   const auto* from = static_cast<const std::byte*>(source.raw());
   auto* to = static_cast<std::byte*>(destination.raw());
@@ -107,18 +106,15 @@ void sum(Context& ctx, Tensor x, Tensor out) {
 
 template <class Real>
 void sum_of_squares(Context& ctx, Tensor x, Tensor out) {
-  reduce<double, Real>(ctx, x, out, [](Real value) {
-    return static_cast<double>(value) * static_cast<double>(value);
-  });
+  reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value) * static_cast<double>(value); });
 }
 
 template <class Real>
 void count_non_finite(Context& ctx, Tensor x, Tensor out) {
   using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
   constexpr auto kExponent = std::bit_cast<Bits>(std::numeric_limits<Real>::infinity());
-  reduce<int32_t, Real>(ctx, x, out, [](Real value) -> int32_t {
-    return (std::bit_cast<Bits>(value) & kExponent) == kExponent ? 1 : 0;
-  });
+  reduce<int32_t, Real>(
+      ctx, x, out, [](Real value) -> int32_t { return (std::bit_cast<Bits>(value) & kExponent) == kExponent ? 1 : 0; });
 }
 
 template <class Real>

@@ -20,12 +20,10 @@ namespace nmoe::cpu {
 template <class Real>
 inline Real exp_approx(Real x) {
   if constexpr (std::is_same_v<Real, float>) {
-    constexpr float kLowest =
-        -87.3365f;                     // rounds to n = -126, which the scaling below turns into 0
-    constexpr float kHighest = 88.8f;  // rounds to n = 128 with e^r > 1, which overflows to +inf
-    constexpr float kRounder =
-        12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    x = kLowest > x ? kLowest : x;  // the form of max and min that lets a NaN through
+    constexpr float kLowest = -87.3365f;    // rounds to n = -126, which the scaling below turns into 0
+    constexpr float kHighest = 88.8f;       // rounds to n = 128 with e^r > 1, which overflows to +inf
+    constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    x = kLowest > x ? kLowest : x;          // the form of max and min that lets a NaN through
     x = kHighest < x ? kHighest : x;
     const float rounded = x * 1.44269504f + kRounder;
     const float n = rounded - kRounder;
@@ -51,8 +49,7 @@ template <class Real>
 inline Real highest_of(const Real* x, int64_t size) {
   Real highest = -std::numeric_limits<Real>::infinity();
 #pragma omp simd reduction(max : highest)
-  for (int64_t i = 0; i < size; ++i)
-    highest = x[i] > highest ? x[i] : highest;  // std::max stays scalar
+  for (int64_t i = 0; i < size; ++i) highest = x[i] > highest ? x[i] : highest;  // std::max stays scalar
   return highest;
 }
 

@@ -60,7 +60,8 @@ TEST_P(CudaRmsNorm, MatchesTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaRmsNorm,
                          ::testing::Values(std::pair<int64_t, int64_t>{1, 1}, std::pair<int64_t, int64_t>{3, 7},
                                            std::pair<int64_t, int64_t>{65, 255}, std::pair<int64_t, int64_t>{17, 256},
-                                           std::pair<int64_t, int64_t>{1000, 768}, std::pair<int64_t, int64_t>{5, 7168}));
+                                           std::pair<int64_t, int64_t>{1000, 768},
+                                           std::pair<int64_t, int64_t>{5, 7168}));
 
 }  // namespace
 }  // namespace nmoe::test
