@@ -57,6 +57,9 @@ TRAINING_COVERED = {
 }
 
 
+AT_LEAST_ONE = ("model.vocab_size", "model.moe.num_experts", "model.moe.num_shared_experts")
+
+
 class Problem(Exception):
     """What the user can put right: message and remedy."""
 
@@ -73,13 +76,11 @@ def lookup(config, key):
 def parse_config(text, covered):
     """The resolved configuration (what `n config` prints and a checkpoint holds) as nested namespaces."""
     config = json.loads(json.dumps(tomllib.loads(text)), object_hook=lambda section: SimpleNamespace(**section))
-    for key, value in covered.items():
-        if lookup(config, key) != value:
-            raise Problem(f"{key} is {lookup(config, key)!r}; the PyTorch model only covers {value!r}",
-                          f"add --set {key}={value}, or use another configuration")
-    for key in ("model.vocab_size", "model.moe.num_shared_experts"):
-        if not lookup(config, key):
-            raise Problem(f"{key} is 0; the PyTorch model needs at least 1", f"add --set {key}=N")
+    needed = {key: value for key, value in covered.items() if lookup(config, key) != value}
+    needed |= {key: 1 for key in AT_LEAST_ONE if not lookup(config, key)}
+    if needed:
+        raise Problem(f"the PyTorch model does not cover this configuration's {', '.join(needed)}",
+                      " ".join(f"--set {key}={json.dumps(value)}" for key, value in needed.items()))
     return config
 
 

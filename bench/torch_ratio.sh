@@ -3,11 +3,11 @@
 #
 #   bench/torch_ratio.sh [CONFIG] [--set KEY=VALUE ...]     default: configs/bench/small_moe.toml
 #
-# Three programs take turns, one process a turn, and medians are compared:
-#   nmoe                build/cpu/n (or $NMOE_PROGRAM)
-#   torch, as installed Debian's python3-torch with libopenblas0-openmp, told to use as many threads
-#   torch, tuned        the same with a malloc that keeps freed memory, which spares a third of a step
-#                       on some machines, and with AVX-512 kernels where OpenBLAS would not choose them
+# Three variants take turns, one process a turn, and medians are compared:
+#   nmoe                 build/cpu/n (or $NMOE_PROGRAM)
+#   torch, as installed  Debian's python3-torch with libopenblas0-openmp, told to use two threads
+#   torch, tuned         the same with a malloc that keeps freed memory, and with AVX-512 kernels where
+#                        OpenBLAS has them but does not know the processor
 #
 # It needs: apt-get install --no-install-recommends python3-torch libopenblas0-openmp
 
@@ -46,51 +46,56 @@ clean_environment() {
   done
 }
 
-# measure ROUND VARIANT COMMAND... : keeps the command's JSON, and shows what it took.
+# measure VARIANT COMMAND... : keeps the JSON that the command prints, and shows what a step took.
 measure() {
-  local round=$1 variant=$2 json
-  shift 2
-  json=$("$@") || die "$variant failed in round $round" "see its message above"
+  local variant=$1 json ms
+  shift
+  json=$("$@")
   printf '{"variant": "%s", "result": %s}\n' "$variant" "$json" >> "$results"
-  printf 'round %d of %d  %-19s %s ms/step\n' "$round" "$rounds" "$variant" \
-    "$(sed 's/.*"ms_per_step": \([0-9.]*\).*/\1/' <<< "$json")"
+  ms=${json#*'"ms_per_step": '}
+  printf '%-20s %s ms/step\n' "$variant" "${ms%%,*}"
 }
 
 main() {
   local config=$repo_root/configs/bench/small_moe.toml
-  if (($# > 0)) && [[ $1 != --set ]]; then
-    [[ $1 != -* ]] || {
+  case ${1:---set} in
+    --set) ;;
+    -*)
       sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
       exit 2
-    }
-    config=$1
-    shift
-  fi
+      ;;
+    *)
+      config=$1
+      shift
+      ;;
+  esac
   local model=("$config" "$@")
 
   clean_environment
   [[ -x $program ]] || die "no $program" "cmake --preset cpu && cmake --build build/cpu --target n"
-  [[ -e $openblas_dir/libblas.so.3 ]] && "$python" -c 'import torch' 2> /dev/null ||
-    die "no PyTorch to compare with (Debian's $torch_packages)" \
-      "as root: apt-get install --no-install-recommends $torch_packages"
+  if [[ ! -e $openblas_dir/libblas.so.3 ]] || ! "$python" -c 'import torch' 2> /dev/null; then
+    die "no PyTorch with OpenBLAS to compare with" \
+      "as root, on Debian 12: apt-get install --no-install-recommends $torch_packages"
+  fi
 
   results=$(mktemp)
   local nmoe=("$program" bench train "${model[@]}" --set "run.threads=$threads"
     --warmup "$warmup" --steps "$steps" --json)
-  # openblas-openmp comes first for this process alone: whichever OpenBLAS the system's alternatives
-  # name, the pthread one is slower on two threads than on one, for it and torch's OpenMP collide.
+  # For these processes alone, openblas-openmp is the BLAS, whatever the system's alternatives say: beside
+  # torch's OpenMP threads, those of openblas-pthread make two threads slower than one.
   local torch=(env "LD_LIBRARY_PATH=$openblas_dir" "$python" "$repo_root/bench/torch_moe.py"
     --threads "$threads" time "${model[@]}" --program "$program" --warmup "$warmup" --steps "$steps")
   local tuning=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184)
 
   local round
   for ((round = 1; round <= rounds; ++round)); do
-    measure "$round" 'nmoe' "${nmoe[@]}"
-    measure "$round" 'torch, as installed' "${torch[@]}"
-    if ((round == 1)) && grep -q avx512f /proc/cpuinfo && ! grep -q '"blas_vectors": "AVX-512"' "$results"; then
+    printf 'round %d of %d\n' "$round" "$rounds"
+    measure 'nmoe' "${nmoe[@]}"
+    measure 'torch, as installed' "${torch[@]}"
+    if ((round == 1)) && grep -q avx512f /proc/cpuinfo && grep -q '"blas_vectors": "AVX2"' "$results"; then
       tuning+=(OPENBLAS_CORETYPE=SKYLAKEX)
     fi
-    measure "$round" 'torch, tuned' env "${tuning[@]}" "${torch[@]}"
+    measure 'torch, tuned' env "${tuning[@]}" "${torch[@]}"
   done
   "$python" "$repo_root/bench/torch_report.py" "$results"
 }

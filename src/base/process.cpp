@@ -32,6 +32,8 @@ int64_t resident_bytes() { return read_kib_line("/proc/self/status", "VmRSS:"); 
 int64_t peak_resident_bytes() { return read_kib_line("/proc/self/status", "VmHWM:"); }
 int64_t available_memory_bytes() { return read_kib_line("/proc/meminfo", "MemAvailable:"); }
 
+void reset_peak_resident_bytes() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
 void release_free_memory() { malloc_trim(0); }
 
 }  // namespace nmoe

@@ -6,8 +6,11 @@
 namespace nmoe {
 
 int64_t resident_bytes();          // memory in use now
-int64_t peak_resident_bytes();     // most memory ever in use
+int64_t peak_resident_bytes();     // most memory in use since the process, or reset_peak_resident_bytes(), began
 int64_t available_memory_bytes();  // what the machine can still give without swapping
+
+// Begins a new peak from what is in use now. Where the system does not allow that, the old one goes on.
+void reset_peak_resident_bytes();
 
 // Hands memory that was freed but kept for reuse back to the system, so that resident_bytes() means use.
 void release_free_memory();

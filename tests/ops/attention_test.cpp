@@ -1,5 +1,5 @@
-// Attention against a plain softmax and finite differences; MLA's expansion likewise. Sequence
-// lengths cross the query and key blocks of ops/cpu/attention.cpp.
+// Attention against a plain softmax and finite differences; MLA's expansion likewise. Sequence lengths cross the query
+// and key blocks of ops/cpu/attention.cpp.
 #include <gtest/gtest.h>
 
 #include "support/gradient_check.h"
@@ -91,7 +91,9 @@ TEST(Attention, BackwardMatchesFiniteDifferences) {
   for (const Case& c : kSmallCases) {
     SCOPED_TRACE(c.name);
     TensorPool pool;
-    const auto [forward, backward] = make_problem(pool, c);
+    const Problem problem = make_problem(pool, c);
+    const AttentionForward& forward = problem.forward;
+    const AttentionBackward& backward = problem.backward;
     const auto backend = cpu_backend();
     backend->attention_forward(forward);
     backend->attention_backward(backward);
@@ -113,7 +115,9 @@ TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
   for (const Case& c : kLargeCases) {
     SCOPED_TRACE(c.name);
     TensorPool pool;
-    const auto [forward, backward] = make_problem(pool, c);
+    const Problem problem = make_problem(pool, c);
+    const AttentionForward& forward = problem.forward;
+    const AttentionBackward& backward = problem.backward;
     const auto backend = cpu_backend();
     backend->attention_forward(forward);
     backend->attention_backward(backward);
@@ -141,8 +145,8 @@ TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
   }
 }
 
-// Float: exp is good to 2 ulp and sums run over some hundreds of terms of either sign; small
-// elements are measured against a thousandth of the largest.
+// Float: exp is good to 2 ulp and sums run over some hundreds of terms of either sign; small elements are measured
+// against a thousandth of the largest.
 TEST(Attention, FloatAgreesWithDouble) {
   for (const Case& c : kLargeCases) {
     SCOPED_TRACE(c.name);

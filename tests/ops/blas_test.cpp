@@ -1,5 +1,4 @@
-// Single-threaded matrix products against plain loops: every transpose, strided operands, alpha and
-// beta.
+// Single-threaded matrix products against plain loops: every transpose, strided operands, alpha and beta.
 #include "ops/cpu/blas.h"
 
 #include <gtest/gtest.h>
@@ -57,8 +56,7 @@ struct Stored {
   std::vector<Real> data;
 };
 
-// Checks against the definition; sums of up to 130 products of numbers of order one round to within
-// `tolerance`.
+// Checks against the definition; sums of up to 130 products of numbers of order one round to within `tolerance`.
 template <class Real>
 void check(const Product& p, double tolerance) {
   SCOPED_TRACE(fmt::format("{}{} {} x {} x {}, alpha {}, beta {}", static_cast<char>(p.a), static_cast<char>(p.b), p.m,

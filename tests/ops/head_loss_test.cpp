@@ -1,5 +1,5 @@
-// Fused head and cross-entropy against the definition and finite differences. Token counts cross
-// the chunks of ops/cpu/head_loss.cpp; vocabularies are multiples of nothing.
+// Fused head and cross-entropy against the definition and finite differences. Token counts cross the chunks of
+// ops/cpu/head_loss.cpp; vocabularies are multiples of nothing.
 #include <gtest/gtest.h>
 
 #include "support/gradient_check.h"
@@ -97,9 +97,8 @@ TEST(HeadLoss, HugeLogitsStayFinite) {
   }
 }
 
-// Float: exp is good to 2 ulp; sums run over the vocabulary (dx), the tokens (dw) and the width
-// (logits), hundreds of terms of either sign, and small elements are measured against a thousandth
-// of the largest.
+// Float: exp is good to 2 ulp; sums run over the vocabulary (dx), the tokens (dw) and the width (logits), hundreds of
+// terms of either sign, and small elements are measured against a thousandth of the largest.
 TEST(HeadLoss, FloatAgreesWithDouble) {
   TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
   const HeadLoss single_args = make_head_loss(single_pool, 300, 24, 515);

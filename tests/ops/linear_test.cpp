@@ -1,5 +1,5 @@
-// Dense and grouped products against plain loops and finite differences. Shapes are odd, empty, and
-// larger than the tiles that ops/cpu/linear.cpp cuts.
+// Dense and grouped products against plain loops and finite differences. Shapes are odd, empty, and larger than the
+// tiles that ops/cpu/linear.cpp cuts.
 #include <gtest/gtest.h>
 
 #include "support/gradient_check.h"
@@ -7,9 +7,8 @@
 namespace nmoe::test {
 namespace {
 
-// A sum of `depth` products of values of order one has a rounding error of about sqrt(depth) * 6e-8
-// in float; near() measures small elements against a thousandth of the largest, which leaves this
-// for depths of some hundreds.
+// A sum of `depth` products of values of order one has a rounding error of about sqrt(depth) * 6e-8 in float; near()
+// measures small elements against a thousandth of the largest, which leaves this for depths of some hundreds.
 constexpr double kFloatTolerance = 2e-3;
 constexpr double kDoubleTolerance = 1e-10;
 
@@ -67,8 +66,8 @@ TEST(Linear, BackwardMatchesFiniteDifferences) {
   EXPECT_TRUE(gradient_matches(loss, w, dw));
 }
 
-// dx = dy w and dw = dy^T x are adjoint to y = x w^T: <dy, x w^T> = <dx, x> = <dw, w>. Checked with
-// one nonzero dy at a time in the corners of large outputs, and with a dense one.
+// dx = dy w and dw = dy^T x are adjoint to y = x w^T: <dy, x w^T> = <dx, x> = <dw, w>. Checked with one nonzero dy at a
+// time in the corners of large outputs, and with a dense one.
 TEST(Linear, BackwardIsTheAdjointOfForward) {
   for (const auto& [tokens, in, out] : kLinearShapes) {
     SCOPED_TRACE(fmt::format("{} x {} x {}", tokens, in, out));

@@ -1,5 +1,5 @@
-// Muon against its definition in plain loops, and the property it exists for: an update whose
-// singular values are all near one.
+// Muon against its definition in plain loops, and the property it exists for: an update whose singular values are all
+// near one.
 #include <gtest/gtest.h>
 
 #include "support/gradient_check.h"
@@ -160,9 +160,8 @@ TEST(Muon, ZeroGradientOnlyDecays) {
   EXPECT_TRUE(near(step.w, expected, 1e-14));
 }
 
-// Rounding enters the iteration where singular values are small, and the quintic's slope of 3.4
-// there magnifies it once an iteration: 6e-8 * 3.4^5 = 3e-5 of the update, times the products' own
-// length.
+// Rounding enters the iteration where singular values are small, and the quintic's slope of 3.4 there magnifies it once
+// an iteration: 6e-8 * 3.4^5 = 3e-5 of the update, times the products' own length.
 TEST(Muon, FloatAgreesWithDouble) {
   TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
   const MuonStep single_step = make_step(single_pool, {140, 70}), double_step = make_step(double_pool, {140, 70});

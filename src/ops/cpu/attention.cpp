@@ -1,6 +1,5 @@
-// Attention in tiles of [query block, key block] with a running softmax, as in FlashAttention-2
-// (arXiv 2307.08691, algorithms 1 and 2); here a tile is as wide as pays on a CPU, so that most
-// rows see one key block only.
+// Attention in tiles of [query block, key block] with a running softmax, as in FlashAttention-2 (arXiv 2307.08691,
+// algorithms 1 and 2); a tile is so wide that most rows see one key block only.
 #include "ops/cpu/attention.h"
 
 #include <algorithm>
@@ -16,59 +15,67 @@ namespace {
 constexpr int64_t kQueryBlock = 64;
 constexpr int64_t kKeyBlock = 256;
 
-// Sizes and element strides shared by both directions. Letters as in ops/backend.h.
+// Letters as in ops/backend.h.
 struct Geometry {
   int64_t B, S, H, G, Dk, Dv, window;
 
   int64_t query_blocks() const { return ceil_div(S, kQueryBlock); }
-  int64_t q_stride() const { return H * Dk; }
-  int64_t k_stride() const { return G * Dk; }
-  int64_t v_stride() const { return G * Dv; }
-  int64_t out_stride() const { return H * Dv; }
-  int64_t kv_head(int64_t head) const { return head / (H / G); }
+  int64_t group_size() const { return H / G; }  // query heads to a key/value head
   // First key that the query at position i sees.
-  int64_t first_key(int64_t i) const {
-    return window == 0 ? 0 : std::max<int64_t>(0, i - window + 1);
-  }
+  int64_t first_key(int64_t i) const { return window == 0 ? 0 : std::max<int64_t>(0, i - window + 1); }
 };
 
-Geometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor& k,
-                     const Tensor& v) {
-  const Geometry g{shape.num_seqs, shape.seq_len, q.dim(1),    k.dim(1),
-                   q.dim(2),       v.dim(2),      shape.window};
+Geometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Geometry g{shape.num_seqs, shape.seq_len, q.dim(1), k.dim(1), q.dim(2), v.dim(2), shape.window};
   NMOE_CHECK(q.dim(0) == g.B * g.S && g.H % g.G == 0 && k.dim(2) == g.Dk && v.dim(1) == g.G,
-             "attention over {} sequences of {}: q {}, k {}, v {}", g.B, g.S, q.shape(), k.shape(),
-             v.shape());
+             "attention over {} sequences of {}: q {}, k {}, v {}", g.B, g.S, q.shape(), k.shape(), v.shape());
   return g;
 }
 
+// One head of one sequence of a [T, heads, size] tensor, a strided matrix whose rows are positions.
+template <class Real>
+struct HeadView {
+  Real* data;
+  int64_t stride;
+
+  Real* row(int64_t position) const { return data + position * stride; }
+  Operand<Real> rows_from(int64_t position, Transpose transpose = Transpose::kNo) const {
+    return {row(position), stride, transpose};
+  }
+};
+template <class Real>
+HeadView<Real> head_of(const Tensor& x, int64_t seq_len, int64_t seq, int64_t head) {
+  const int64_t num_heads = x.dim(1), size = x.dim(2);
+  return {x.data<Real>() + (seq * seq_len * num_heads + head) * size, num_heads * size};
+}
+
 // Queries [q_begin, q_end) against keys [k_begin, k_end), positions in one sequence.
-struct TileRange {
+struct Tile {
   int64_t q_begin, q_end, k_begin, k_end;
+  bool first;  // of its query block
 
   int64_t rows() const { return q_end - q_begin; }
   int64_t cols() const { return k_end - k_begin; }
 };
 
-// The columns of a tile that row `row` sees; empty (begin >= end) for a row that sees nothing of
-// the tile.
-struct Columns {
-  int64_t begin, end;
-};
-Columns visible_columns(const Geometry& g, const TileRange& tile, int64_t row) {
-  const int64_t i = tile.q_begin + row;
-  return {std::max<int64_t>(0, g.first_key(i) - tile.k_begin),
-          std::min(tile.cols(), i + 1 - tile.k_begin)};
-}
-
-// Calls fn(tile) for the tiles of a query block, in order of keys; tiles that no query sees are
-// left out.
+// Calls fn(tile) for the tiles of a query block, in order of keys; tiles that no query sees are left out.
 template <class Fn>
 void for_each_tile(const Geometry& g, int64_t query_block, const Fn& fn) {
   const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
-  for (int64_t k_begin = g.first_key(q_begin); k_begin < q_end; k_begin += kKeyBlock) {
-    fn(TileRange{q_begin, q_end, k_begin, std::min(k_begin + kKeyBlock, q_end)});
+  const int64_t first_key = g.first_key(q_begin);
+  for (int64_t k_begin = first_key; k_begin < q_end; k_begin += kKeyBlock) {
+    fn(Tile{q_begin, q_end, k_begin, std::min(k_begin + kKeyBlock, q_end), k_begin == first_key});
   }
+}
+
+// Columns of a tile; none where begin >= end.
+struct Columns {
+  int64_t begin, end;
+};
+
+Columns seen_by(const Geometry& g, const Tile& tile, int64_t row) {
+  const int64_t i = tile.q_begin + row;
+  return {std::max<int64_t>(0, g.first_key(i) - tile.k_begin), std::min(tile.cols(), i + 1 - tile.k_begin)};
 }
 
 template <class Real>
@@ -85,16 +92,15 @@ void scale_row(Real* x, int64_t size, Real factor) {
   for (int64_t j = 0; j < size; ++j) x[j] *= factor;
 }
 
-// Row r of the running softmax: its highest score so far and the sum of exp(score - highest).
+// What is known of a row after some of its tiles: the highest score and the sum of exp(score - highest).
 template <class Real>
 struct RunningSoftmax {
   Real highest = -std::numeric_limits<Real>::infinity();
   Real sum = 0;
 };
 
-// Masks a row of scores and returns the columns left to compute: a little more than is seen, so
-// that loops run over whole vectors. Scores outside what is seen become -inf, whose exp is 0;
-// outside what is returned they become 0.
+// Masks a row of scores and returns the columns left to compute: a little more than is seen, so that loops run over
+// whole vectors. Scores outside what is seen become -inf, whose exp is 0; outside what is returned they become 0.
 template <class Real>
 Columns mask_row(Real* scores, Columns seen, int64_t cols) {
   constexpr int64_t kVector = 16;
@@ -102,8 +108,7 @@ Columns mask_row(Real* scores, Columns seen, int64_t cols) {
     std::fill_n(scores, cols, Real{0});
     return {0, 0};
   }
-  const Columns padded{seen.begin / kVector * kVector,
-                       std::min(ceil_div(seen.end, kVector) * kVector, cols)};
+  const Columns padded{seen.begin / kVector * kVector, std::min(ceil_div(seen.end, kVector) * kVector, cols)};
   constexpr Real kMasked = -std::numeric_limits<Real>::infinity();
   std::fill(scores, scores + padded.begin, Real{0});
   std::fill(scores + padded.begin, scores + seen.begin, kMasked);
@@ -112,11 +117,12 @@ Columns mask_row(Real* scores, Columns seen, int64_t cols) {
   return padded;
 }
 
-// Scores of a row become exp(score - highest), 0 where masked. Returns the factor that what was
-// summed before this tile has to be multiplied by.
+// Scores of a row become exp(score - highest), 0 where masked. Returns the factor that what was summed before this tile
+// has to be multiplied by.
 template <class Real>
 Real softmax_row(Real* scores, Columns seen, int64_t cols, RunningSoftmax<Real>& state) {
-  const auto [begin, end] = mask_row(scores, seen, cols);
+  const Columns computed = mask_row(scores, seen, cols);
+  const int64_t begin = computed.begin, end = computed.end;
   if (begin == end) return 1;
   const Real highest = std::max(state.highest, highest_of(scores + begin, end - begin));
   const Real correction = exp_approx(state.highest - highest);
@@ -131,11 +137,12 @@ Real softmax_row(Real* scores, Columns seen, int64_t cols, RunningSoftmax<Real>&
   return correction;
 }
 
-// The probabilities p = exp(score - lse) of a row take the place of its scores, p (dp - delta) that
-// of dp: the scores' gradient, up to the scale that the products with it apply.
+// The probabilities p = exp(score - lse) of a row take the place of its scores, p (dp - delta) that of dp: the scores'
+// gradient, up to the scale that the products with it apply.
 template <class Real>
 void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, Real delta) {
-  const auto [begin, end] = mask_row(scores, seen, cols);
+  const Columns computed = mask_row(scores, seen, cols);
+  const int64_t begin = computed.begin, end = computed.end;
   std::fill(dp, dp + begin, Real{0});
 #pragma omp simd
   for (int64_t j = begin; j < end; ++j) {
@@ -152,44 +159,37 @@ template <class Real>
 void attention_forward(Context& ctx, const AttentionForward& args) {
   const Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
   ArenaScope scope(ctx.scratch);
-  const Tensor scratch =
-      scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kQueryBlock, kKeyBlock});
+  const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kQueryBlock, kKeyBlock});
   if (ctx.counting()) return;
 
+  const Real scale = static_cast<Real>(args.shape.scale);
   const int64_t blocks = g.query_blocks();
   ctx.pool.parallel_for(g.B * g.H * blocks, [&](int64_t task, int thread) {
-    const int64_t head = task / blocks % g.H, seq = task / blocks / g.H;
-    const int64_t kv_head = g.kv_head(head);
-    // Late queries see most keys: longest tasks first.
-    const int64_t query_block = blocks - 1 - task % blocks;
-    const Real* q = args.q.data<Real>() + (seq * g.S * g.H + head) * g.Dk;
-    const Real* k = args.k.data<Real>() + (seq * g.S * g.G + kv_head) * g.Dk;
-    const Real* v = args.v.data<Real>() + (seq * g.S * g.G + kv_head) * g.Dv;
-    Real* out = args.out.data<Real>() + (seq * g.S * g.H + head) * g.Dv;
+    const int64_t query_block = blocks - 1 - task % blocks;  // the longest task of a head first
+    const int64_t head = task / blocks % g.H, seq = task / blocks / g.H, kv_head = head / g.group_size();
+    const HeadView<Real> q = head_of<Real>(args.q, g.S, seq, head);
+    const HeadView<Real> k = head_of<Real>(args.k, g.S, seq, kv_head);
+    const HeadView<Real> v = head_of<Real>(args.v, g.S, seq, kv_head);
+    const HeadView<Real> out = head_of<Real>(args.out, g.S, seq, head);
     Real* lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
     Real* scores = scratch[thread].data<Real>();
 
     RunningSoftmax<Real> states[kQueryBlock];
-    for_each_tile(g, query_block, [&](const TileRange& tile) {
+    for_each_tile(g, query_block, [&](const Tile& tile) {
       const int64_t rows = tile.rows(), cols = tile.cols();
-      const bool first = tile.k_begin == g.first_key(tile.q_begin);
-      Real* out_tile = out + tile.q_begin * g.out_stride();
-      gemm<Real>(rows, cols, g.Dk, static_cast<Real>(args.shape.scale),
-                 {q + tile.q_begin * g.q_stride(), g.q_stride()},
-                 {k + tile.k_begin * g.k_stride(), g.k_stride(), Transpose::kYes}, 0, scores, cols);
+      gemm<Real>(rows, cols, g.Dk, scale, q.rows_from(tile.q_begin), k.rows_from(tile.k_begin, Transpose::kYes), 0,
+                 scores, cols);
       for (int64_t row = 0; row < rows; ++row) {
-        const Real correction =
-            softmax_row(scores + row * cols, visible_columns(g, tile, row), cols, states[row]);
-        if (!first && correction != 1) scale_row(out_tile + row * g.out_stride(), g.Dv, correction);
+        const Real correction = softmax_row(scores + row * cols, seen_by(g, tile, row), cols, states[row]);
+        if (!tile.first && correction != 1) scale_row(out.row(tile.q_begin + row), g.Dv, correction);
       }
-      gemm<Real>(rows, g.Dv, cols, 1, {scores, cols},
-                 {v + tile.k_begin * g.v_stride(), g.v_stride()}, first ? 0 : 1, out_tile,
-                 g.out_stride());
+      gemm<Real>(rows, g.Dv, cols, 1, {scores, cols}, v.rows_from(tile.k_begin), tile.first ? 0 : 1,
+                 out.row(tile.q_begin), out.stride);
     });
     const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
     for (int64_t i = q_begin; i < q_end; ++i) {
       const RunningSoftmax<Real>& state = states[i - q_begin];
-      scale_row(out + i * g.out_stride(), g.Dv, 1 / state.sum);
+      scale_row(out.row(i), g.Dv, 1 / state.sum);
       lse[i] = state.highest + std::log(state.sum);
     }
   });
@@ -197,161 +197,107 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
 
 namespace {
 
-// How backward is cut into tasks. A task owns the gradients of one key/value head of one sequence
-// and walks over (query head, query block) pairs. Where there are too few of those, the pairs are
-// dealt to several tasks, each with its own sum, added up in order at the end. The cut depends on
-// shapes alone.
-struct BackwardCut {
-  int64_t pairs, deals;
+// What backward reads and writes for one query head of one sequence.
+template <class Real>
+struct BackwardHead {
+  HeadView<Real> q, k, v, out, dout;
+  const Real* lse;        // [S]
+  HeadView<Real> dq;      // =
+  HeadView<Real> dk, dv;  // +=
 };
-BackwardCut backward_cut(const Geometry& g) {
-  constexpr int64_t kWantedTasks = 16;
-  const int64_t pairs = g.H / g.G * g.query_blocks();
-  return {pairs, std::min(pairs, ceil_div(kWantedTasks, g.B * g.G))};
+
+// dq of a query block, and its part of dk and dv. `scores` and `dp` hold a tile each.
+template <class Real>
+void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real>& x, int64_t query_block, Real* scores,
+                          Real* dp) {
+  // delta = sum over v of dout * out, the constant of a row in the softmax's backward.
+  Real delta[kQueryBlock];
+  const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
+  for (int64_t i = q_begin; i < q_end; ++i) delta[i - q_begin] = dot(x.dout.row(i), x.out.row(i), g.Dv);
+
+  const Operand<Real> q = x.q.rows_from(q_begin), dout = x.dout.rows_from(q_begin);
+  for_each_tile(g, query_block, [&](const Tile& tile) {
+    const int64_t rows = tile.rows(), cols = tile.cols(), key = tile.k_begin;
+    gemm<Real>(rows, cols, g.Dk, scale, q, x.k.rows_from(key, Transpose::kYes), 0, scores, cols);
+    gemm<Real>(rows, cols, g.Dv, 1, dout, x.v.rows_from(key, Transpose::kYes), 0, dp, cols);
+    for (int64_t row = 0; row < rows; ++row) {
+      backward_row(scores + row * cols, dp + row * cols, seen_by(g, tile, row), cols, x.lse[q_begin + row], delta[row]);
+    }
+    gemm<Real>(cols, g.Dv, rows, 1, {scores, cols, Transpose::kYes}, dout, 1, x.dv.row(key), x.dv.stride);
+    gemm<Real>(cols, g.Dk, rows, scale, {dp, cols, Transpose::kYes}, q, 1, x.dk.row(key), x.dk.stride);
+    gemm<Real>(rows, g.Dk, cols, scale, {dp, cols}, x.k.rows_from(key), tile.first ? 0 : 1, x.dq.row(q_begin),
+               x.dq.stride);
+  });
+}
+
+// total = partials[0] + partials[1] + ..., in this order.
+template <class Real>
+void add_up(Context& ctx, const Tensor& partials, const Tensor& total) {
+  constexpr int64_t kElementsPerTask = 16 * 1024;
+  const int64_t size = total.num_elements();
+  parallel_blocks(ctx, size, kElementsPerTask, [&](int64_t begin, int64_t end, int) {
+    const Real* partial = partials.data<Real>();
+    Real* sum = total.data<Real>();
+    std::copy(partial + begin, partial + end, sum + begin);
+    for (int64_t deal = 1; deal < partials.dim(0); ++deal) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) sum[i] += partial[deal * size + i];
+    }
+  });
 }
 
 }  // namespace
 
+// A task owns the gradients of one key/value head of one sequence and walks over its (query head, query block) pairs.
+// Where that makes too few tasks, the pairs are dealt to several, which sum apart and are added up at the end. The cut
+// depends on shapes alone.
 template <class Real>
 void attention_backward(Context& ctx, const AttentionBackward& args) {
+  constexpr int64_t kWantedTasks = 16;
   const Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
-  const auto [pairs, deals] = backward_cut(g);
+  const int64_t pairs = g.group_size() * g.query_blocks();
+  const int64_t deals = std::min(pairs, ceil_div(kWantedTasks, g.B * g.G));
+
   ArenaScope scope(ctx.scratch);
   const DType dtype = DTypeOf<Real>::value;
   const Tensor scratch = scope.allocate(dtype, {ctx.num_threads(), 2, kQueryBlock, kKeyBlock});
-  // With one deal a task, sums are made in place.
-  const int64_t num_tokens = g.B * g.S;
-  const int64_t partial_rows = deals == 1 ? 0 : deals * num_tokens * g.G;
-  const Tensor dk_partials = scope.allocate(dtype, {partial_rows, g.Dk});
-  const Tensor dv_partials = scope.allocate(dtype, {partial_rows, g.Dv});
+  const int64_t num_partials = deals == 1 ? 0 : deals;  // a single sum is made in place
+  const Tensor dk_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dk});
+  const Tensor dv_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dv});
   if (ctx.counting()) return;
-  Real* dk_sums = deals == 1 ? args.dk.data<Real>() : dk_partials.data<Real>();
-  Real* dv_sums = deals == 1 ? args.dv.data<Real>() : dv_partials.data<Real>();
-  const Real scale = static_cast<Real>(args.shape.scale);
 
-  ctx.pool.parallel_for(
-      g.B * g.G * deals, [&, pairs = pairs, deals = deals](int64_t task, int thread) {
-        const int64_t deal = task % deals, kv_head = task / deals % g.G, seq = task / deals / g.G;
-        const int64_t kv_row = seq * g.S * g.G + kv_head;
-        const Real* k = args.k.data<Real>() + kv_row * g.Dk;
-        const Real* v = args.v.data<Real>() + kv_row * g.Dv;
-        Real* dk = dk_sums + (deal * num_tokens * g.G + kv_row) * g.Dk;
-        Real* dv = dv_sums + (deal * num_tokens * g.G + kv_row) * g.Dv;
-        for (int64_t j = 0; j < g.S; ++j) {
-          std::fill_n(dk + j * g.k_stride(), g.Dk, Real{0});
-          std::fill_n(dv + j * g.v_stride(), g.Dv, Real{0});
-        }
-        Real* scores = scratch[thread][0].data<Real>();
-        Real* dp = scratch[thread][1].data<Real>();
-        for (int64_t pair = deal; pair < pairs; pair += deals) {
-          const int64_t head = kv_head * (g.H / g.G) + pair / g.query_blocks();
-          const int64_t query_block = pair % g.query_blocks();
-          const int64_t q_row = seq * g.S * g.H + head;
-          const Real* q = args.q.data<Real>() + q_row * g.Dk;
-          const Real* out = args.out.data<Real>() + q_row * g.Dv;
-          const Real* dout = args.dout.data<Real>() + q_row * g.Dv;
-          const Real* lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
-          Real* dq = args.dq.data<Real>() + q_row * g.Dk;
-
-          // delta = sum over v of dout * out, the softmax backward's row constant.
-          Real delta[kQueryBlock];
-          const int64_t q_begin = query_block * kQueryBlock,
-                        q_end = std::min(q_begin + kQueryBlock, g.S);
-          for (int64_t i = q_begin; i < q_end; ++i) {
-            delta[i - q_begin] = dot(dout + i * g.out_stride(), out + i * g.out_stride(), g.Dv);
-          }
-          for_each_tile(g, query_block, [&](const TileRange& tile) {
-            const int64_t rows = tile.rows(), cols = tile.cols();
-            const bool first = tile.k_begin == g.first_key(tile.q_begin);
-            const Operand<Real> q_tile{q + q_begin * g.q_stride(), g.q_stride()};
-            const Operand<Real> dout_tile{dout + q_begin * g.out_stride(), g.out_stride()};
-            const Real* k_tile = k + tile.k_begin * g.k_stride();
-            const Real* v_tile = v + tile.k_begin * g.v_stride();
-            gemm<Real>(rows, cols, g.Dk, scale, q_tile, {k_tile, g.k_stride(), Transpose::kYes}, 0,
-                       scores, cols);
-            gemm<Real>(rows, cols, g.Dv, 1, dout_tile, {v_tile, g.v_stride(), Transpose::kYes}, 0,
-                       dp, cols);
-            for (int64_t row = 0; row < rows; ++row) {
-              backward_row(scores + row * cols, dp + row * cols, visible_columns(g, tile, row),
-                           cols, lse[q_begin + row], delta[row]);
-            }
-            gemm<Real>(cols, g.Dv, rows, 1, {scores, cols, Transpose::kYes}, dout_tile, 1,
-                       dv + tile.k_begin * g.v_stride(), g.v_stride());
-            gemm<Real>(cols, g.Dk, rows, scale, {dp, cols, Transpose::kYes}, q_tile, 1,
-                       dk + tile.k_begin * g.k_stride(), g.k_stride());
-            gemm<Real>(rows, g.Dk, cols, scale, {dp, cols}, {k_tile, g.k_stride()}, first ? 0 : 1,
-                       dq + q_begin * g.q_stride(), g.q_stride());
-          });
-        }
-      });
-  if (deals == 1) return;
-  const auto add_up = [&, deals = deals](const Real* partials, Tensor total) {
-    const int64_t size = total.num_elements();
-    parallel_blocks(ctx, size, 16 * 1024, [&](int64_t begin, int64_t end, int) {
-      Real* sum = total.data<Real>();
-      std::copy(partials + begin, partials + end, sum + begin);
-      for (int64_t deal = 1; deal < deals; ++deal) {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) sum[i] += partials[deal * size + i];
-      }
-    });
-  };
-  add_up(dk_partials.data<Real>(), args.dk);
-  add_up(dv_partials.data<Real>(), args.dv);
-}
-
-template <class Real>
-void mla_expand_forward(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
-  const int64_t num_tokens = kv.dim(0), num_heads = kv.dim(1), rope = k_rope.dim(1),
-                value = v.dim(2);
-  const int64_t nope = k.dim(2) - rope;
-  NMOE_CHECK(kv.dim(2) == nope + value, "kv {}, k {} and v {} disagree", kv.shape(), k.shape(),
-             v.shape());
-  if (ctx.counting()) return;
-  constexpr int64_t kTokensPerTask = 32;
-  parallel_blocks(ctx, num_tokens, kTokensPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t token = begin; token < end; ++token) {
-      const Real* shared = k_rope.data<Real>() + token * rope;
-      for (int64_t head = 0; head < num_heads; ++head) {
-        const int64_t row = token * num_heads + head;
-        const Real* source = kv.data<Real>() + row * (nope + value);
-        std::copy_n(shared, rope, std::copy_n(source, nope, k.data<Real>() + row * (nope + rope)));
-        std::copy_n(source + nope, value, v.data<Real>() + row * value);
-      }
+  ctx.pool.parallel_for(g.B * g.G * deals, [&](int64_t task, int thread) {
+    const int64_t deal = task % deals, kv_head = task / deals % g.G, seq = task / deals / g.G;
+    const Tensor dk = num_partials == 0 ? args.dk : dk_partials[deal];
+    const Tensor dv = num_partials == 0 ? args.dv : dv_partials[deal];
+    BackwardHead<Real> x{};
+    x.k = head_of<Real>(args.k, g.S, seq, kv_head);
+    x.v = head_of<Real>(args.v, g.S, seq, kv_head);
+    x.dk = head_of<Real>(dk, g.S, seq, kv_head);
+    x.dv = head_of<Real>(dv, g.S, seq, kv_head);
+    for (int64_t j = 0; j < g.S; ++j) {
+      std::fill_n(x.dk.row(j), g.Dk, Real{0});
+      std::fill_n(x.dv.row(j), g.Dv, Real{0});
+    }
+    for (int64_t pair = deal; pair < pairs; pair += deals) {
+      const int64_t head = kv_head * g.group_size() + pair / g.query_blocks();
+      x.q = head_of<Real>(args.q, g.S, seq, head);
+      x.out = head_of<Real>(args.out, g.S, seq, head);
+      x.dout = head_of<Real>(args.dout, g.S, seq, head);
+      x.lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
+      x.dq = head_of<Real>(args.dq, g.S, seq, head);
+      backward_query_block(g, static_cast<Real>(args.shape.scale), x, pair % g.query_blocks(),
+                           scratch[thread][0].data<Real>(), scratch[thread][1].data<Real>());
     }
   });
+  if (num_partials == 0) return;
+  add_up<Real>(ctx, dk_partials, args.dk);
+  add_up<Real>(ctx, dv_partials, args.dv);
 }
 
-template <class Real>
-void mla_expand_backward(Context& ctx, Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) {
-  const int64_t num_tokens = dkv.dim(0), num_heads = dkv.dim(1), rope = dk_rope.dim(1),
-                value = dv.dim(2);
-  const int64_t nope = dk.dim(2) - rope;
-  NMOE_CHECK(dkv.dim(2) == nope + value, "dkv {}, dk {} and dv {} disagree", dkv.shape(),
-             dk.shape(), dv.shape());
-  if (ctx.counting()) return;
-  constexpr int64_t kTokensPerTask = 32;
-  parallel_blocks(ctx, num_tokens, kTokensPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t token = begin; token < end; ++token) {
-      Real* shared = dk_rope.data<Real>() + token * rope;
-      std::fill_n(shared, rope, Real{0});
-      for (int64_t head = 0; head < num_heads; ++head) {
-        const int64_t row = token * num_heads + head;
-        const Real* dk_row = dk.data<Real>() + row * (nope + rope);
-        Real* target = dkv.data<Real>() + row * (nope + value);
-        std::copy_n(dv.data<Real>() + row * value, value, std::copy_n(dk_row, nope, target));
-#pragma omp simd
-        for (int64_t r = 0; r < rope; ++r) shared[r] += dk_row[nope + r];
-      }
-    }
-  });
-}
-
-#define NMOE_INSTANTIATE(Real)                                                      \
-  template void attention_forward<Real>(Context&, const AttentionForward&);         \
-  template void attention_backward<Real>(Context&, const AttentionBackward&);       \
-  template void mla_expand_forward<Real>(Context&, Tensor, Tensor, Tensor, Tensor); \
-  template void mla_expand_backward<Real>(Context&, Tensor, Tensor, Tensor, Tensor);
+#define NMOE_INSTANTIATE(Real)                                              \
+  template void attention_forward<Real>(Context&, const AttentionForward&); \
+  template void attention_backward<Real>(Context&, const AttentionBackward&);
 NMOE_INSTANTIATE(float)
 NMOE_INSTANTIATE(double)
 #undef NMOE_INSTANTIATE

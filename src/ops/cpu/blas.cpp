@@ -13,8 +13,7 @@
 namespace nmoe::cpu {
 namespace {
 
-// oneDNN asks OpenMP how many threads a call may use, and OpenMP keeps that number per calling
-// thread.
+// oneDNN asks OpenMP how many threads a call may use, and OpenMP keeps that number per calling thread.
 struct OneThreadInside {
   OneThreadInside() { omp_set_num_threads(1); }
 };
@@ -36,8 +35,8 @@ void scale(int64_t m, int64_t n, Real beta, Real* c, int64_t c_stride) {
   }
 }
 
-// Blocks of op(b) are copied to a dense buffer of 32 KiB, so that the innermost loop runs along
-// rows of b and c whatever the transposes.
+// Blocks of op(b) are copied to a dense buffer of 32 KiB, so that the innermost loop runs along rows of b and c
+// whatever the transposes.
 void gemm_f64(int64_t m, int64_t n, int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
               double* c, int64_t c_stride) {
   constexpr int64_t kBlock = 64;

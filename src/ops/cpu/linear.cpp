@@ -7,7 +7,7 @@
 namespace nmoe::cpu {
 namespace {
 
-// How an [rows, cols] output is cut into tiles, one gemm each. The cut depends on shapes alone.
+// How a [rows, cols] output is cut into tiles, one gemm each. The cut depends on shapes alone.
 struct Tiling {
   int64_t rows, cols;            // of the output
   int64_t tile_rows, tile_cols;  // of a tile, less at the lower and right edges
@@ -26,10 +26,9 @@ Tile tile_at(const Tiling& tiling, int64_t index) {
   return {row, col, std::min(tiling.tile_rows, tiling.rows - row), std::min(tiling.tile_cols, tiling.cols - col)};
 }
 
-// Tiles large enough for gemm's efficiency, yet about kWantedTiles of them, so that many threads
-// balance.
+// Tiles large enough for gemm to be efficient, and enough of them for many threads to balance.
 Tiling choose_tiling(int64_t rows, int64_t cols) {
-  constexpr int64_t kWantedTiles = 32;
+  constexpr int64_t kWantedTiles = 16;
   constexpr int64_t kSmallest = 64;
   Tiling tiling{rows, cols, 256, 512};
   while (tiling.num_tiles() < kWantedTiles) {
@@ -42,15 +41,20 @@ Tiling choose_tiling(int64_t rows, int64_t cols) {
   return tiling;
 }
 
+// Calls fn(tile) in parallel for the tiles of a [rows, cols] output.
+template <class Fn>
+void parallel_tiles(Context& ctx, int64_t rows, int64_t cols, const Fn& fn) {
+  const Tiling tiling = choose_tiling(rows, cols);
+  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) { fn(tile_at(tiling, task)); });
+}
+
 }  // namespace
 
 template <class Real>
 void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate) {
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
   if (ctx.counting()) return;
-  const Tiling tiling = choose_tiling(num_tokens, out);
-  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
-    const Tile t = tile_at(tiling, task);
+  parallel_tiles(ctx, num_tokens, out, [&](const Tile& t) {
     gemm<Real>(t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
                {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
                y.data<Real>() + t.row * out + t.col, out);
@@ -61,9 +65,7 @@ template <class Real>
 void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool accumulate) {
   const int64_t num_tokens = dy.dim(0), out = w.dim(0), in = w.dim(1);
   if (ctx.counting()) return;
-  const Tiling tiling = choose_tiling(num_tokens, in);
-  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
-    const Tile t = tile_at(tiling, task);
+  parallel_tiles(ctx, num_tokens, in, [&](const Tile& t) {
     gemm<Real>(t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
                accumulate ? 1 : 0, dx.data<Real>() + t.row * in + t.col, in);
   });
@@ -73,9 +75,7 @@ template <class Real>
 void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw) {
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
   if (ctx.counting()) return;
-  const Tiling tiling = choose_tiling(out, in);
-  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
-    const Tile t = tile_at(tiling, task);
+  parallel_tiles(ctx, out, in, [&](const Tile& t) {
     gemm<Real>(t.rows, t.cols, num_tokens, 1, {dy.data<Real>() + t.row, out, Transpose::kYes},
                {x.data<Real>() + t.col, in}, 1, dw.data<Real>() + t.row * in + t.col, in);
   });
@@ -131,7 +131,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor of
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
-  const Tiling tiling{out, in, 128, 512};
+  const Tiling tiling{out, in, 128, 512};  // small enough for all threads to work when one expert has all rows
   ctx.pool.parallel_for(num_experts * tiling.num_tiles(), [&](int64_t task, int) {
     const int64_t expert = task / tiling.num_tiles();
     const Tile t = tile_at(tiling, task % tiling.num_tiles());

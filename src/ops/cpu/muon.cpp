@@ -9,9 +9,8 @@
 namespace nmoe::cpu {
 namespace {
 
-// Keller Jordan's quintic, f(s) = a s + b s^3 + c s^5, as the Moonlight recipe uses it (arXiv
-// 2502.16982, section 2.2): it pushes every singular value in (0, 1] towards 1, without converging
-// to it.
+// Keller Jordan's quintic, f(s) = a s + b s^3 + c s^5, as the Moonlight recipe uses it (arXiv 2502.16982, section 2.2):
+// it pushes every singular value in (0, 1] towards 1, without converging to it.
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormEpsilon = 1e-7;
 
@@ -40,13 +39,12 @@ struct Problem {
   bool transposed() const { return rows > cols; }
 };
 
-// Runs task(0) ... task(n - 1), on one thread or on all. The tasks write apart, so their order does
-// not matter. Not a template parameter: code compiled twice may round differently.
+// Runs task(0) ... task(n - 1), on one thread or on all. The tasks write apart, so their order does not matter. Not a
+// template parameter: code compiled twice may round differently.
 using Task = std::function<void(int64_t)>;
 using RunTasks = std::function<void(int64_t num_tasks, const Task& task)>;
 
-// to[j, i] = from[i, j] for i < rows, j < cols, in blocks small enough that the cache keeps both
-// sides' lines.
+// to[j, i] = from[i, j] for i < rows, j < cols, in blocks small enough that the cache keeps both sides' lines.
 template <class Real>
 void transpose(int64_t rows, int64_t cols, const Real* from, int64_t from_stride, Real* to, int64_t to_stride) {
   constexpr int64_t kBlock = 16;
@@ -68,9 +66,8 @@ void transpose(const RunTasks& run_tasks, int64_t rows, int64_t cols, const Real
   });
 }
 
-// c = alpha * a op(b) over tiles; a is [m, k], c [m, n], both dense. With `symmetric` the product
-// is known to equal its transpose: only tiles on and below the diagonal are computed, the others
-// mirrored.
+// c = alpha * a op(b) over tiles; a is [m, k], c [m, n], both dense. With `symmetric` the product is known to equal its
+// transpose: only tiles on and below the diagonal are computed, the others mirrored.
 template <class Real>
 void tiled_gemm(const RunTasks& run_tasks, bool symmetric, int64_t m, int64_t n, int64_t k, Real alpha, const Real* a,
                 const Operand<Real>& b, Real* c) {
@@ -156,8 +153,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const int64_t rows = shape[-2], cols = shape[-1], size = rows * cols;
   const int64_t small = std::min(rows, cols), large = std::max(rows, cols);
 
-  // Many matrices: a thread each. Few: all threads on one after another. The tasks of a matrix are
-  // the same.
+  // Many matrices: a thread each. Few: all threads on one after another. The tasks of a matrix are the same.
   const bool matrix_per_thread = batch >= ctx.num_threads();
   const int64_t num_workspaces = matrix_per_thread ? ctx.num_threads() : 1;
   ArenaScope scope(ctx.scratch);

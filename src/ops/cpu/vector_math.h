@@ -1,6 +1,5 @@
-// Elementary functions that the compiler can put inside vector loops: no calls, no tables, and
-// branches only of the kind that becomes a select (under -fno-trapping-math and -fopenmp, as
-// nmoe_ops is compiled).
+// Elementary functions that the compiler can put inside vector loops: no calls, no tables, and branches only of the
+// kind that becomes a select (under -fno-trapping-math and -fopenmp-simd, as nmoe_ops is compiled).
 #pragma once
 
 #include <bit>
@@ -11,12 +10,11 @@
 
 namespace nmoe::cpu {
 
-// e^x. double: std::exp, for proofs. float: within 2 ulp of the true value; results below 1.7e-38
-// (near the smallest normal number) are 0, results beyond the largest float are +inf, NaN stays
-// NaN.
+// e^x. double: std::exp, for proofs. float: within 2 ulp of the true value; results below 1.7e-38 (near the smallest
+// normal number) are 0, results beyond the largest float are +inf, NaN stays NaN.
 //
-// x = n ln 2 + r with |r| <= ln(2) / 2 (Cody and Waite's two-part ln 2), e^r by the minimax
-// polynomial of Cephes' expf, 2^n by writing the exponent field.
+// x = n ln 2 + r with |r| <= ln(2) / 2 (Cody and Waite's two-part ln 2), e^r by the minimax polynomial of Cephes' expf,
+// 2^n by writing the exponent field.
 template <class Real>
 inline Real exp_approx(Real x) {
   if constexpr (std::is_same_v<Real, float>) {
@@ -35,8 +33,7 @@ inline Real exp_approx(Real x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
-    // 2^(n - 1), because the exponent field of 2^128 does not exist; the low bits of kRounder shift
-    // out.
+    // 2^(n - 1), because the exponent field of 2^128 does not exist; the low bits of kRounder shift out.
     const uint32_t exponent = (std::bit_cast<uint32_t>(rounded) << 23) + (126U << 23);
     return (p + p) * std::bit_cast<float>(exponent);
   } else {

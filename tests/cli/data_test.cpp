@@ -1,0 +1,106 @@
+// Corpora and tokenizers as a user meets them.
+#include <algorithm>
+
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class DataCommandTest : public CliTest {
+ protected:
+  // The only shard of the training split.
+  fs::path shard() const {
+    for (const auto& entry : fs::directory_iterator(dir_ / "data/train")) {
+      if (entry.path().extension() == ".npy") return entry.path();
+    }
+    return "no shard";
+  }
+};
+
+TEST_F(DataCommandTest, PrepSaysWhatItMade) {
+  const std::string text = output({"prep", "train.txt", "--valid", "valid.txt", "--out", "data"});
+  const auto size = fs::file_size(dir_ / "train.txt");
+  EXPECT_TRUE(contains(
+      text, fmt::format("train 1 documents, {} tokens, {} bytes", size + 1, size)));
+  EXPECT_TRUE(contains(text, "valid 1 documents"));
+
+  expect_error(n({"prep", "train.txt", "--out", "data"}), 2, "there is a dataset already", "--force");
+  expect_error(n({"prep", "no.txt", "--out", "other"}), 2, "no.txt", "");
+  EXPECT_FALSE(fs::exists(dir_ / "other"));
+}
+
+TEST_F(DataCommandTest, TokenizerRoundTrip) {
+  EXPECT_TRUE(contains(output({"tokenizer", "train", "train.txt", "--vocab-size", "300", "--out",
+                               "bpe/tokenizer.json"}),
+                       "300 ids"));
+  std::string text = "The cat's 3 dogs \xC3\xA9\xE2\x82\xAC\n\n\ttab <|endoftext|>";
+  text += '\0';
+  text += "\xFF\x80 no UTF-8";
+  std::string ids_of_bytes;
+  for (const char* tokenizer : {"bytes", "bpe/tokenizer.json"}) {
+    const std::string ids = output({"tokenizer", "encode", tokenizer}, text);
+    EXPECT_EQ(output({"tokenizer", "decode", tokenizer}, ids), text);
+    // Byte pairs that were learned make fewer ids.
+    if (!ids_of_bytes.empty()) {
+      EXPECT_LT(std::ranges::count(ids, ' '), std::ranges::count(ids_of_bytes, ' '));
+    }
+    ids_of_bytes = ids;
+  }
+  EXPECT_EQ(output({"tokenizer", "encode", "bytes"}, "ab"), "97 98\n");
+  EXPECT_TRUE(contains(output({"tokenizer", "info", "bpe/tokenizer.json"}), "300 ids"));
+
+  expect_error(n({"tokenizer", "decode", "bytes"}, "97 257"), 2,
+               "\"257\" (number 2 of the input) is no id", "from 0 to 256");
+  expect_error(n({"tokenizer", "encode", "no.json"}, "a"), 1, "no.json", "");
+  write("broken.json", "{");
+  expect_error(n({"tokenizer", "encode", "broken.json"}, "a"), 1, "broken.json", "");
+}
+
+TEST_F(DataCommandTest, AModelOnTokensOfABpe) {
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "tokenizer.json"});
+  output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "data"});
+  output(train({"train.steps=2"}));
+  EXPECT_TRUE(contains(read_file(dir_ / "runs/checkpoints/tiny/step_00000002/config.toml"),
+                       "vocab_size       = 270"));
+  const std::string text =
+      output({"generate", "runs/checkpoints/tiny", "--prompt", "the ", "--max-tokens", "4"});
+  EXPECT_TRUE(text.starts_with("the ")) << text;
+  EXPECT_GE(text.size(), std::string("the 1234\n").size());
+}
+
+TEST_F(DataCommandTest, NoCorpus) {
+  expect_error(n(train({})), 2, "data.path = \"data\" holds no prepared corpus", "n prep");
+  prepare();
+  expect_error(n(train({"data.path="})), 2, "data.path is not set", "n prep");
+  fs::remove(dir_ / "data/train/manifest.json");
+  expect_error(n(train({})), 1, "no dataset in 'data/train': it has no manifest.json",
+               "");
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+}
+
+TEST_F(DataCommandTest, ATruncatedShard) {
+  prepare();
+  fs::resize_file(shard(), fs::file_size(shard()) - 2);
+  expect_error(n(train({})), 1, fs::relative(shard(), dir_).string(), "n prep");
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+}
+
+TEST_F(DataCommandTest, AnIdBeyondTheVocabulary) {
+  prepare();
+  std::string content = read_file(shard());
+  for (size_t i = 128; i < content.size(); i += 2) content[i + 1] = '\x10';
+  write_file_atomically(shard(), content);
+  expect_error(n(train({})), 1, fs::relative(shard(), dir_).string(), "n prep");
+  // The run had begun, and says why it ended.
+  EXPECT_TRUE(contains(listed("tiny"), " failed "));
+  EXPECT_TRUE(contains(listed("tiny"), ".npy"));
+}
+
+TEST_F(DataCommandTest, AVocabularyThatIsTooSmall) {
+  prepare();
+  expect_error(n(train({"model.vocab_size=100"})), 2,
+               "model.vocab_size = 100, but the corpus's tokenizer has 257 ids", "set it to 0");
+}
+
+}  // namespace
+}  // namespace nmoe

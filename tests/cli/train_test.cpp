@@ -1,0 +1,125 @@
+// Training runs from start to end or failure. Interrupted ones are in interruption_test.cpp.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class TrainCommandTest : public CliTest {
+ protected:
+  TrainCommandTest() { prepare(); }
+};
+
+TEST_F(TrainCommandTest, FromTextToAParagraph) {
+  const Outcome outcome = n(train({"train.steps=12", "train.log_every=5", "train.valid_every=5"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "12 steps in "));
+  EXPECT_TRUE(contains(outcome.out, "validation loss "));
+  EXPECT_TRUE(contains(outcome.out, "checkpoint runs/checkpoints/tiny/step_00000012\n"));
+
+  // The plan comes first. Plain lines, not a bar: standard error is no terminal here.
+  EXPECT_TRUE(contains(outcome.err, "FLOP per token"));
+  EXPECT_EQ(outcome.err.find('\r'), std::string::npos);
+  EXPECT_EQ(outcome.err.find('\033'), std::string::npos);
+  std::string logged;
+  for (size_t at = outcome.err.find("train step "); at != std::string::npos;
+       at = outcome.err.find("train step ", at + 1)) {
+    const size_t step = at + std::string("train step ").size();
+    logged += outcome.err.substr(step, outcome.err.find(' ', step) - step) + " ";
+    EXPECT_TRUE(at == 0 || outcome.err[at - 1] == '\n');
+  }
+  EXPECT_EQ(logged, "1/12 5/12 10/12 12/12 ");
+  EXPECT_TRUE(contains(outcome.err, "step 5: validation loss "));
+
+  EXPECT_TRUE(contains(listed("tiny"), " completed "));
+  EXPECT_TRUE(contains(listed("tiny"), " 12 "));
+  EXPECT_TRUE(contains(output({"checkpoint", "verify", "runs/checkpoints/tiny"}), "is whole"));
+  // The configuration in the checkpoint is the run's.
+  const std::string config =
+      output({"config", "runs/checkpoints/tiny/step_00000012/config.toml"});
+  EXPECT_TRUE(contains(config, "# fingerprint " + info("runs/checkpoints/tiny", "config")));
+
+  const std::vector<std::string> generate = {"generate", "runs/checkpoints/tiny", "--prompt",
+                                             "the cat ", "--max-tokens", "30", "--seed", "3"};
+  const std::string text = output(generate);
+  EXPECT_TRUE(text.starts_with("the cat ")) << text;
+  EXPECT_EQ(output(generate), text);
+}
+
+TEST_F(TrainCommandTest, ANameIsTakenOnce) {
+  output(train({"train.steps=1"}));
+  const std::string before = weights("tiny");
+  expect_error(n(train({"train.steps=2"})), 2, "already holds checkpoints", "--resume");
+  const Outcome outcome = n(resume({"train.steps=1"}));
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_TRUE(contains(outcome.out, "nothing to do: 1 steps are done"));
+  EXPECT_EQ(weights("tiny"), before);
+}
+
+TEST_F(TrainCommandTest, ResumeWantsTheSameConfigurationAndCorpus) {
+  output(train({"train.steps=1"}));
+  const Outcome outcome = n(resume({"train.steps=2", "optim.experts.lr=0.5"}));
+  expect_error(outcome, 2, "the configuration is not the one that runs/checkpoints/tiny/step_",
+               "undo these changes");
+  EXPECT_TRUE(contains(outcome.err, "\noptim.experts.lr: 0.01 != 0.5\nremedy: "));
+  output({"prep", "valid.txt", "--out", "other"});
+  expect_error(n(resume({"train.steps=2", "data.path=other"})), 2, "the corpus in other is not",
+               "data.path");
+  // Where a run stops, what it is called and how often it reports may change.
+  output(resume({"train.steps=2", "run.experiment=other", "checkpoint.every=1"}));
+}
+
+TEST_F(TrainCommandTest, ALossThatIsNotFinite) {
+  const Outcome outcome = n(train({"optim.rest.lr=1e30", "optim.schedule.warmup=0"}));
+  expect_error(outcome, 1, "first bad tensor: layers.0.", "the weights after step 1 are kept");
+  EXPECT_TRUE(contains(listed("tiny"), " failed_nan "));
+  EXPECT_TRUE(contains(listed("tiny"), "first bad tensor: layers.0."));
+  EXPECT_EQ(info("runs/checkpoints/tiny", "step"), "1");
+}
+
+TEST_F(TrainCommandTest, RefusesMoreThanItMayTake) {
+  expect_error(n(train({"train.memory_limit=1 MiB"})), 2, "train.memory_limit is 1.00 MiB",
+               "raise train.memory_limit");
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+}
+
+// A limit on the size of files stands for a full disk.
+TEST_F(TrainCommandTest, ACheckpointThatCannotBeWritten) {
+  rlimit whole{};
+  getrlimit(RLIMIT_FSIZE, &whole);
+  rlimit limit = whole;
+  limit.rlim_cur = 2'000'000;  // more than the metrics take, less than the weights
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, SIG_IGN);  // inherited: a failed write instead of a killed process
+  const Outcome outcome = n(train({"train.steps=1", "model.dense_dim=16384"}));
+  std::signal(SIGXFSZ, SIG_DFL);
+  setrlimit(RLIMIT_FSIZE, &whole);
+
+  expect_error(outcome, 1, "cannot write 'runs/checkpoints/tiny/", "");
+  EXPECT_TRUE(contains(listed("tiny"), " failed "));
+  EXPECT_TRUE(contains(listed("tiny"), "cannot write"));
+  EXPECT_TRUE(fs::is_empty(dir_ / "runs/checkpoints/tiny"));
+}
+
+TEST_F(TrainCommandTest, MetricsThatCannotBeWritten) {
+  make_directories(dir_ / "runs");
+  write("runs/metrics", "a file where a folder should be");
+  expect_error(n(train({"train.steps=1"})), 1, "runs/metrics", "");
+  EXPECT_TRUE(contains(listed("tiny"), " failed "));
+  EXPECT_TRUE(contains(listed("tiny"), "runs/metrics"));
+}
+
+TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
+  const std::string json = output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1",
+                                   "--json"});
+  EXPECT_TRUE(contains(json, "\"steps\": 2"));
+  EXPECT_TRUE(contains(json, "\"tokens_per_step\": 128"));
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+}
+
+}  // namespace
+}  // namespace nmoe
