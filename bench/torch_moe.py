@@ -76,11 +76,11 @@ def lookup(config, key):
 def parse_config(text, covered):
     """The resolved configuration (what `n config` prints and a checkpoint holds) as nested namespaces."""
     config = json.loads(json.dumps(tomllib.loads(text)), object_hook=lambda section: SimpleNamespace(**section))
-    needed = {key: value for key, value in covered.items() if lookup(config, key) != value}
-    needed |= {key: 1 for key in AT_LEAST_ONE if not lookup(config, key)}
+    needed = {key: f"= {json.dumps(value)}" for key, value in covered.items() if lookup(config, key) != value}
+    needed |= {key: ">= 1" for key in AT_LEAST_ONE if not lookup(config, key)}
     if needed:
         raise Problem(f"the PyTorch model does not cover this configuration's {', '.join(needed)}",
-                      " ".join(f"--set {key}={json.dumps(value)}" for key, value in needed.items()))
+                      "it needs " + ", ".join(f"{key} {value}" for key, value in needed.items()))
     return config
 
 

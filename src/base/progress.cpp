@@ -24,7 +24,8 @@ std::string ProgressLine::render(int64_t done, std::string_view detail) const {
   std::string eta = "?";
   if (done > start_) {
     const double each = elapsed / static_cast<double>(done - start_);
-    eta = human_seconds(each * static_cast<double>(total_ - done));
+    const double left = each * static_cast<double>(total_ - done);
+    eta = left < 1.0 ? "0s" : human_seconds(left);
   }
   std::string bar;
   if (terminal_) {

@@ -13,21 +13,14 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/temp_dir.h"
 
 namespace nmoe {
 namespace {
 
-class FilesTest : public testing::Test {
+class FilesTest : public test::TempDirTest {
  protected:
-  FilesTest() {
-    std::string pattern = (fs::temp_directory_path() / "nmoe-files-XXXXXX").string();
-    dir_ = ::mkdtemp(pattern.data());
-  }
-  ~FilesTest() override { fs::remove_all(dir_); }
-
   size_t num_entries() const { return static_cast<size_t>(std::distance(fs::directory_iterator(dir_), {})); }
-
-  fs::path dir_;
 };
 
 // The Error that `action` throws; its text must name `place` and it must have a remedy.

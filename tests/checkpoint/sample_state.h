@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +17,8 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "checkpoint/checkpoint.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
 
 namespace nmoe {
 
@@ -68,43 +69,22 @@ inline std::string_view bytes_of(const Tensor& tensor) {
 
 using Names = std::vector<std::string>;
 
-// A fresh folder, removed at the end of the test.
-class TemporaryFolderTest : public testing::Test {
- protected:
-  TemporaryFolderTest() {
-    std::string pattern = (fs::temp_directory_path() / "nmoe-checkpoint-XXXXXX").string();
-    dir_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolderTest() override { fs::remove_all(dir_); }
+using test::contains;
+using test::error_of;
 
-  // Names in `dir_`, sorted.
-  Names names() const {
+class TemporaryFolderTest : public test::TempDirTest {
+ protected:
+  // What is in the folder, sorted.
+  static Names names_in(const fs::path& folder) {
     Names found;
-    for (const auto& entry : fs::directory_iterator(dir_)) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
       found.push_back(entry.path().filename().string());
     }
     std::ranges::sort(found);
     return found;
   }
-
-  fs::path dir_;
+  Names names() const { return names_in(dir_); }
 };
-
-inline testing::AssertionResult contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << part << "' is not in: " << text;
-}
-
-// The Error that `action` throws.
-inline Error error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return runtime_error("", "");
-}
 
 // Adds one to the byte at `offset`, counted from the end when negative.
 inline void alter_byte(const fs::path& path, int64_t offset) {

@@ -10,15 +10,14 @@ using ArgumentsTest = CliTest;
 
 TEST_F(ArgumentsTest, NamesItsVersion) {
   const std::string text = output({"--version"});
-  EXPECT_TRUE(std::regex_search(text, std::regex(R"(^nmoe \d+\.\d+\.\d+ \([0-9a-z]+\+?\)\n)")))
-      << text;
+  EXPECT_TRUE(std::regex_search(text, std::regex(R"(^nmoe \d+\.\d+\.\d+ \([0-9a-z]+\+?\)\n)"))) << text;
   EXPECT_TRUE(contains(text, "cpu: x86-64-v3"));
 }
 
 TEST_F(ArgumentsTest, HelpListsTheCommands) {
   const std::string text = output({"--help"});
-  for (const char* command : {"train", "plan", "config", "runs", "prep", "tokenizer", "checkpoint",
-                              "generate", "bench"}) {
+  for (const char* command :
+       {"train", "plan", "config", "runs", "prep", "tokenizer", "checkpoint", "generate", "bench"}) {
     EXPECT_TRUE(contains(text, command));
   }
   EXPECT_TRUE(contains(output({"train", "--help"}), "--resume"));
@@ -42,12 +41,10 @@ TEST_F(ArgumentsTest, WrongOptions) {
   expect_error(n({"train", "tiny.toml", "--set"}), 2, "--set", "n train --help");
   expect_error(n({"generate", "x", "--temperature", "nan"}), 2, "nan is not a number of at least 0",
                "n generate --help");
-  expect_error(n({"generate", "x", "--top-p", "1.5"}), 2, "1.5 is not a number from 0 to 1",
-               "n generate --help");
+  expect_error(n({"generate", "x", "--top-p", "1.5"}), 2, "1.5 is not a number from 0 to 1", "n generate --help");
   expect_error(n({"generate", "x", "--max-tokens", "many"}), 2, "--max-tokens", "--help");
   expect_error(n({"generate", "x", "--threads", "-1"}), 2, "--threads", "--help");
-  expect_error(n({"prep", "train.txt", "--out", "data", "--threads", "-1"}), 2, "--threads",
-               "--help");
+  expect_error(n({"prep", "train.txt", "--out", "data", "--threads", "-1"}), 2, "--threads", "--help");
   expect_error(n({"runs", "--limit", "-1"}), 2, "--limit", "--help");
 }
 

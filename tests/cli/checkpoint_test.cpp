@@ -26,8 +26,7 @@ TEST_F(CheckpointCommandTest, AnAlteredTensor) {
   alter("model.safetensors");
   const std::string good = folder_ + "/step_00000002";
   expect_error(n({"generate", folder_}), 1, "step_00000003/model.safetensors': tensor '", good);
-  expect_error(n({"checkpoint", "verify", folder_}), 1, "was altered: its hash differs",
-               "another checkpoint");
+  expect_error(n({"checkpoint", "verify", folder_}), 1, "was altered: its hash differs", "another checkpoint");
   expect_error(n(resume({"train.steps=4"})), 1, "was altered", good);
   // The one that is offered works.
   EXPECT_TRUE(contains(output({"checkpoint", "verify", good}), "is whole"));

@@ -28,9 +28,7 @@ class CliTest : public test::TempDirTest {
     write("valid.txt", test::tiny_text(700, 2));
   }
 
-  void write(const fs::path& name, std::string_view content) const {
-    write_file_atomically(dir_ / name, content);
-  }
+  void write(const fs::path& name, std::string_view content) const { write_file_atomically(dir_ / name, content); }
 
   Outcome n(std::vector<std::string> arguments, std::string_view input = "") const {
     return test::run_n(dir_, std::move(arguments), input);
@@ -42,12 +40,9 @@ class CliTest : public test::TempDirTest {
     return outcome.out;
   }
 
-  void prepare() const {
-    output({"prep", "train.txt", "--valid", "valid.txt", "--out", "data", "--threads", "1"});
-  }
+  void prepare() const { output({"prep", "train.txt", "--valid", "valid.txt", "--out", "data", "--threads", "1"}); }
 
-  static std::vector<std::string> train(const std::vector<std::string>& settings,
-                                        bool resume = false) {
+  static std::vector<std::string> train(const std::vector<std::string>& settings, bool resume = false) {
     std::vector<std::string> arguments = {"train", "tiny.toml"};
     if (resume) arguments.emplace_back("--resume");
     for (const std::string& setting : settings) {
@@ -67,9 +62,7 @@ class CliTest : public test::TempDirTest {
     const size_t value = text.find_first_not_of(' ', line + 1 + name.size());
     return text.substr(value, text.find('\n', value) - value);
   }
-  std::string weights(const std::string& run) const {
-    return info("runs/checkpoints/" + run, "weights");
-  }
+  std::string weights(const std::string& run) const { return info("runs/checkpoints/" + run, "weights"); }
 
   // The line of the newest run of this name in `n runs`.
   std::string listed(const std::string& name) const {
@@ -82,8 +75,7 @@ class CliTest : public test::TempDirTest {
 };
 
 // The last thing on standard error must be an error that begins like this, and its remedy.
-inline void expect_error(const Outcome& outcome, int exit_code, const std::string& what,
-                         const std::string& remedy) {
+inline void expect_error(const Outcome& outcome, int exit_code, const std::string& what, const std::string& remedy) {
   EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
   const size_t error = outcome.err.rfind("error: ");
   ASSERT_NE(error, std::string::npos) << outcome.err;

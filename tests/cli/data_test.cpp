@@ -20,8 +20,7 @@ class DataCommandTest : public CliTest {
 TEST_F(DataCommandTest, PrepSaysWhatItMade) {
   const std::string text = output({"prep", "train.txt", "--valid", "valid.txt", "--out", "data"});
   const auto size = fs::file_size(dir_ / "train.txt");
-  EXPECT_TRUE(contains(
-      text, fmt::format("train 1 documents, {} tokens, {} bytes", size + 1, size)));
+  EXPECT_TRUE(contains(text, fmt::format("train 1 documents, {} tokens, {} bytes", size + 1, size)));
   EXPECT_TRUE(contains(text, "valid 1 documents"));
 
   expect_error(n({"prep", "train.txt", "--out", "data"}), 2, "there is a dataset already", "--force");
@@ -30,9 +29,8 @@ TEST_F(DataCommandTest, PrepSaysWhatItMade) {
 }
 
 TEST_F(DataCommandTest, TokenizerRoundTrip) {
-  EXPECT_TRUE(contains(output({"tokenizer", "train", "train.txt", "--vocab-size", "300", "--out",
-                               "bpe/tokenizer.json"}),
-                       "300 ids"));
+  EXPECT_TRUE(contains(
+      output({"tokenizer", "train", "train.txt", "--vocab-size", "300", "--out", "bpe/tokenizer.json"}), "300 ids"));
   std::string text = "The cat's 3 dogs \xC3\xA9\xE2\x82\xAC\n\n\ttab <|endoftext|>";
   text += '\0';
   text += "\xFF\x80 no UTF-8";
@@ -49,8 +47,8 @@ TEST_F(DataCommandTest, TokenizerRoundTrip) {
   EXPECT_EQ(output({"tokenizer", "encode", "bytes"}, "ab"), "97 98\n");
   EXPECT_TRUE(contains(output({"tokenizer", "info", "bpe/tokenizer.json"}), "300 ids"));
 
-  expect_error(n({"tokenizer", "decode", "bytes"}, "97 257"), 2,
-               "\"257\" (number 2 of the input) is no id", "from 0 to 256");
+  expect_error(n({"tokenizer", "decode", "bytes"}, "97 257"), 2, "\"257\" (number 2 of the input) is no id",
+               "from 0 to 256");
   expect_error(n({"tokenizer", "encode", "no.json"}, "a"), 1, "no.json", "");
   write("broken.json", "{");
   expect_error(n({"tokenizer", "encode", "broken.json"}, "a"), 1, "broken.json", "");
@@ -60,10 +58,8 @@ TEST_F(DataCommandTest, AModelOnTokensOfABpe) {
   output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "tokenizer.json"});
   output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "data"});
   output(train({"train.steps=2"}));
-  EXPECT_TRUE(contains(read_file(dir_ / "runs/checkpoints/tiny/step_00000002/config.toml"),
-                       "vocab_size       = 270"));
-  const std::string text =
-      output({"generate", "runs/checkpoints/tiny", "--prompt", "the ", "--max-tokens", "4"});
+  EXPECT_TRUE(contains(read_file(dir_ / "runs/checkpoints/tiny/step_00000002/config.toml"), "vocab_size       = 270"));
+  const std::string text = output({"generate", "runs/checkpoints/tiny", "--prompt", "the ", "--max-tokens", "4"});
   EXPECT_TRUE(text.starts_with("the ")) << text;
   EXPECT_GE(text.size(), std::string("the 1234\n").size());
 }
@@ -73,8 +69,7 @@ TEST_F(DataCommandTest, NoCorpus) {
   prepare();
   expect_error(n(train({"data.path="})), 2, "data.path is not set", "n prep");
   fs::remove(dir_ / "data/train/manifest.json");
-  expect_error(n(train({})), 1, "no dataset in 'data/train': it has no manifest.json",
-               "");
+  expect_error(n(train({})), 1, "no dataset in 'data/train': it has no manifest.json", "");
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
 }
 
@@ -98,8 +93,8 @@ TEST_F(DataCommandTest, AnIdBeyondTheVocabulary) {
 
 TEST_F(DataCommandTest, AVocabularyThatIsTooSmall) {
   prepare();
-  expect_error(n(train({"model.vocab_size=100"})), 2,
-               "model.vocab_size = 100, but the corpus's tokenizer has 257 ids", "set it to 0");
+  expect_error(n(train({"model.vocab_size=100"})), 2, "model.vocab_size = 100, but the corpus's tokenizer has 257 ids",
+               "set it to 0");
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ class InstallTest : public test::TempDirTest {};
 
 TEST_F(InstallTest, TheInstalledProgramRunsWhereItIsMovedTo) {
   const fs::path first = dir_ / "first", prefix = dir_ / "moved";
-  const Outcome install =
-      Program(dir_, {NMOE_CMAKE, "--install", NMOE_BUILD_DIR, "--prefix", first.string()}).wait();
+  const Outcome install = Program(dir_, {NMOE_CMAKE, "--install", NMOE_BUILD_DIR, "--prefix", first.string()}).wait();
   ASSERT_EQ(install.exit_code, 0) << install.err;
   fs::rename(first, prefix);
 
@@ -33,8 +32,7 @@ TEST_F(InstallTest, TheInstalledProgramRunsWhereItIsMovedTo) {
   EXPECT_EQ(libraries.out.find("not found"), std::string::npos) << libraries.out;
 
   const Outcome config =
-      Program(dir_, {program, "config", (prefix / "share/nmoe/configs/quickstart.toml").string()})
-          .wait();
+      Program(dir_, {program, "config", (prefix / "share/nmoe/configs/quickstart.toml").string()}).wait();
   EXPECT_EQ(config.exit_code, 0) << config.err;
   EXPECT_TRUE(contains(config.out, "# fingerprint "));
 }

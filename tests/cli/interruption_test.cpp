@@ -23,8 +23,7 @@ class InterruptionTest : public CliTest {
 
   // Weights after so many steps without interruption.
   std::string undisturbed(int64_t steps) const {
-    output(train({"run.name=straight", fmt::format("train.steps={}", steps),
-                  "train.log_every=1000"}));
+    output(train({"run.name=straight", fmt::format("train.steps={}", steps), "train.log_every=1000"}));
     return weights("straight");
   }
 };

@@ -1,7 +1,7 @@
 // Training runs from start to end or failure. Interrupted ones are in interruption_test.cpp.
 #include <sys/resource.h>
 
-#include <algorithm>
+#include <cmath>
 #include <csignal>
 
 #include "cli/cli_test.h"
@@ -39,12 +39,11 @@ TEST_F(TrainCommandTest, FromTextToAParagraph) {
   EXPECT_TRUE(contains(listed("tiny"), " 12 "));
   EXPECT_TRUE(contains(output({"checkpoint", "verify", "runs/checkpoints/tiny"}), "is whole"));
   // The configuration in the checkpoint is the run's.
-  const std::string config =
-      output({"config", "runs/checkpoints/tiny/step_00000012/config.toml"});
+  const std::string config = output({"config", "runs/checkpoints/tiny/step_00000012/config.toml"});
   EXPECT_TRUE(contains(config, "# fingerprint " + info("runs/checkpoints/tiny", "config")));
 
-  const std::vector<std::string> generate = {"generate", "runs/checkpoints/tiny", "--prompt",
-                                             "the cat ", "--max-tokens", "30", "--seed", "3"};
+  const std::vector<std::string> generate = {
+      "generate", "runs/checkpoints/tiny", "--prompt", "the cat ", "--max-tokens", "30", "--seed", "3"};
   const std::string text = output(generate);
   EXPECT_TRUE(text.starts_with("the cat ")) << text;
   EXPECT_EQ(output(generate), text);
@@ -63,12 +62,10 @@ TEST_F(TrainCommandTest, ANameIsTakenOnce) {
 TEST_F(TrainCommandTest, ResumeWantsTheSameConfigurationAndCorpus) {
   output(train({"train.steps=1"}));
   const Outcome outcome = n(resume({"train.steps=2", "optim.experts.lr=0.5"}));
-  expect_error(outcome, 2, "the configuration is not the one that runs/checkpoints/tiny/step_",
-               "undo these changes");
+  expect_error(outcome, 2, "the configuration is not the one that runs/checkpoints/tiny/step_", "undo these changes");
   EXPECT_TRUE(contains(outcome.err, "\noptim.experts.lr: 0.01 != 0.5\nremedy: "));
   output({"prep", "valid.txt", "--out", "other"});
-  expect_error(n(resume({"train.steps=2", "data.path=other"})), 2, "the corpus in other is not",
-               "data.path");
+  expect_error(n(resume({"train.steps=2", "data.path=other"})), 2, "the corpus in other is not", "data.path");
   // Where a run stops, what it is called and how often it reports may change.
   output(resume({"train.steps=2", "run.experiment=other", "checkpoint.every=1"}));
 }
@@ -82,9 +79,20 @@ TEST_F(TrainCommandTest, ALossThatIsNotFinite) {
 }
 
 TEST_F(TrainCommandTest, RefusesMoreThanItMayTake) {
-  expect_error(n(train({"train.memory_limit=1 MiB"})), 2, "train.memory_limit is 1.00 MiB",
-               "raise train.memory_limit");
+  expect_error(n(train({"train.memory_limit=1 MiB"})), 2, "train.memory_limit is 1.00 MiB", "raise train.memory_limit");
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
+}
+
+// Enough activations to stand out from the program itself, of which the plan has a line too.
+TEST_F(TrainCommandTest, TakesWhatThePlanSays) {
+  const Outcome outcome = n(
+      train({"train.steps=2", "model.dim=64", "data.seq_len=256", "train.batch_seqs=64", "train.microbatch_seqs=64"}));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const size_t total = outcome.err.find("  total ");
+  ASSERT_NE(total, std::string::npos) << outcome.err;
+  const std::string planned = outcome.err.substr(total + 8, outcome.err.find("MiB", total) - total - 8);
+  const double ratio = static_cast<double>(outcome.peak_resident_bytes) / (std::stod(planned) * (1 << 20));
+  EXPECT_LE(std::abs(ratio - 1.0), 0.02) << "planned " << planned << "MiB";
 }
 
 // A limit on the size of files stands for a full disk.
@@ -114,8 +122,7 @@ TEST_F(TrainCommandTest, MetricsThatCannotBeWritten) {
 }
 
 TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
-  const std::string json = output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1",
-                                   "--json"});
+  const std::string json = output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1", "--json"});
   EXPECT_TRUE(contains(json, "\"steps\": 2"));
   EXPECT_TRUE(contains(json, "\"tokens_per_step\": 128"));
   EXPECT_FALSE(fs::exists(dir_ / "runs"));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstdint>
 #include <fstream>
@@ -15,18 +14,12 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "data/shard.h"
+#include "support/temp_dir.h"
 
 namespace nmoe {
 
-// A fresh folder, removed at the end of the test.
-class FolderTest : public testing::Test {
+class FolderTest : public test::TempDirTest {
  protected:
-  FolderTest() {
-    std::string pattern = (fs::temp_directory_path() / "nmoe-data-XXXXXX").string();
-    dir_ = ::mkdtemp(pattern.data());
-  }
-  ~FolderTest() override { fs::remove_all(dir_); }
-
   std::string write(const fs::path& name, const std::string& content) const {
     make_directories((dir_ / name).parent_path());
     std::ofstream(dir_ / name, std::ios::binary) << content;
@@ -42,8 +35,6 @@ class FolderTest : public testing::Test {
     }
     return files;
   }
-
-  fs::path dir_;
 };
 
 // Overwrites bytes of a file.

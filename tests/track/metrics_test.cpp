@@ -2,17 +2,18 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <thread>
 
 #include "base/error.h"
+#include "support/temp_dir.h"
 
 namespace nmoe {
 namespace {
@@ -21,23 +22,15 @@ using std::chrono::milliseconds;
 
 constexpr double kNever = 3600.0;  // a flush interval: only flush() writes
 
-class MetricsTest : public testing::Test {
+class MetricsTest : public test::TempDirTest {
  protected:
-  MetricsTest() {
-    std::string pattern = (fs::temp_directory_path() / "nmoe-metrics-XXXXXX").string();
-    dir_ = ::mkdtemp(pattern.data());
-    path_ = dir_ / "metrics" / "run" / "rank_0.duckdb";
-  }
-  ~MetricsTest() override { fs::remove_all(dir_); }
-
   std::vector<std::pair<int64_t, double>> series(const std::string& tag) const {
     std::vector<std::pair<int64_t, double>> points;
     for (const MetricRow& row : read_series(path_, tag)) points.emplace_back(row.step, row.value);
     return points;
   }
 
-  fs::path dir_;
-  fs::path path_;
+  const fs::path path_ = dir_ / "metrics" / "run" / "rank_0.duckdb";
 };
 
 using Points = std::vector<std::pair<int64_t, double>>;

@@ -13,22 +13,15 @@
 #include <thread>
 
 #include "base/error.h"
+#include "support/temp_dir.h"
 
 namespace nmoe {
 namespace {
 
-class RunsTest : public testing::Test {
+class RunsTest : public test::TempDirTest {
  protected:
-  RunsTest() {
-    std::string pattern = (fs::temp_directory_path() / "nmoe-runs-XXXXXX").string();
-    dir_ = ::mkdtemp(pattern.data());
-    path_ = dir_ / "runs" / "experiments.db";
-    ::unsetenv("NMOE_RUN");
-  }
-  ~RunsTest() override {
-    ::unsetenv("NMOE_RUN");
-    fs::remove_all(dir_);
-  }
+  RunsTest() { ::unsetenv("NMOE_RUN"); }
+  ~RunsTest() override { ::unsetenv("NMOE_RUN"); }
 
   // The first column of a query's rows, in a connection of its own, as another program would ask.
   std::vector<std::string> ask(const std::string& sql) const {
@@ -64,8 +57,7 @@ class RunsTest : public testing::Test {
                                        .git_hash = "abc123",
                                        .git_dirty = true,
                                        .checkpoint_dir = "runs/checkpoints/quickstart"};
-  fs::path dir_;
-  fs::path path_;
+  const fs::path path_ = dir_ / "runs" / "experiments.db";
 };
 
 void expect_error(int exit_code, const std::string& part, const std::function<void()>& action) {
