@@ -30,7 +30,8 @@ def read_variants(path):
 
 
 def health(share, least):
-    return f"{'healthy' if share >= least else 'broken'} ({100 * share:.1f} %, at least {100 * least:.0f} % expected)"
+    verdict = "healthy" if share >= least else "broken: is the machine idle?"
+    return f"{verdict} ({100 * share:.1f} %, at least {100 * least:.0f} % expected)"
 
 
 def main():

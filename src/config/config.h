@@ -149,7 +149,7 @@ struct TrainConfig {
   std::string memory_limit;      // "8 GiB"; empty: what the machine has
   int64_t log_every = 10;        // steps
   int64_t valid_every = 0;       // steps between validations; 0: only at the end
-  int64_t valid_seqs = 64;       // sequences of one periodic validation; 0: the whole split
+  int64_t valid_seqs = 64;       // sequences of one validation; 0: the whole split
   bool stop_on_collapse = true;  // stop when a router has collapsed
 };
 

@@ -154,7 +154,6 @@ TEST(Load, KeysWithoutEffect) {
            Case{"[optim.schedule]\nhold = 5", "optim.schedule.hold", "optim.schedule.decay > 0"},
            Case{"[optim.schedule]\nunit = \"steps\"", "optim.schedule.unit",
                 "optim.schedule.warmup or optim.schedule.decay > 0"},
-           Case{"[train]\nvalid_seqs = 8", "train.valid_seqs", "train.valid_every > 0"},
        }) {
     expect_error(c.toml, fmt::format("bad.toml:2: {} has no effect because it needs {}", c.key, c.lacks),
                  fmt::format("remove it, or set {}", c.lacks));
