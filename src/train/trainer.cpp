@@ -158,8 +158,8 @@ void Trainer::fail_non_finite(const StepResult& result) {
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
                   result.grad_norm, culprit.empty() ? "none within a microbatch (their sum overflowed)" : culprit),
-      fmt::format("the weights after step {} are kept; lower the learning rates of [optim], lengthen "
-                  "optim.schedule.warmup or set optim.clip_norm",
+      fmt::format("the weights after step {} are kept; start another run.name with lower learning rates in [optim], a "
+                  "longer optim.schedule.warmup or optim.clip_norm",
                   progress_.steps));
 }
 
