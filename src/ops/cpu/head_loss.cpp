@@ -9,7 +9,7 @@
 namespace nmoe::cpu {
 namespace {
 
-constexpr int64_t kChunkRows = 256;  // tokens whose logits exist at one time
+constexpr int64_t kChunkRows = 512;  // tokens whose logits exist at one time
 
 // Returns the loss of a row of logits, and with `want_gradient` turns the row into its gradient, grad_scale * (softmax
 // - onehot(target)). Leaves the row in an unspecified state otherwise.

@@ -28,9 +28,9 @@ Tile tile_at(const Tiling& tiling, int64_t index) {
 
 // Tiles large enough for gemm to be efficient, and enough of them for many threads to balance.
 Tiling choose_tiling(int64_t rows, int64_t cols) {
-  constexpr int64_t kWantedTiles = 16;
+  constexpr int64_t kWantedTiles = 8;
   constexpr int64_t kSmallest = 64;
-  Tiling tiling{rows, cols, 256, 512};
+  Tiling tiling{rows, cols, 512, 512};
   while (tiling.num_tiles() < kWantedTiles) {
     const bool can_halve_rows = tiling.tile_rows > kSmallest && rows > kSmallest;
     const bool can_halve_cols = tiling.tile_cols > kSmallest && cols > kSmallest;
@@ -86,7 +86,7 @@ namespace {
 // Calls fn(expert, begin, end) in parallel for blocks of the rows of every expert.
 template <class Fn>
 void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const Fn& fn) {
-  constexpr int64_t kRowBlock = 256;
+  constexpr int64_t kRowBlock = 512;
   const int64_t num_experts = offsets.dim(0) - 1;
   ArenaScope scope(ctx.scratch);
   Tensor first_block_of = scope.allocate(DType::kI32, {num_experts + 1});
