@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/prep.h"
+#include "data/prep/prep.h"
 
 namespace nmoe::cli {
 

@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "data/bpe_train.h"
+#include "data/tokenizer/bpe_train.h"
 
 namespace nmoe::cli {
 namespace {

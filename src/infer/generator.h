@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "config/config.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "infer/sampler.h"
 #include "model/model.h"
 #include "ops/backend.h"

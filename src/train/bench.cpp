@@ -7,7 +7,7 @@
 
 #include "base/files.h"
 #include "base/rng.h"
-#include "data/loader.h"
+#include "data/stream/loader.h"
 #include "model/cost.h"
 #include "ops/factory.h"
 #include "train/engine.h"

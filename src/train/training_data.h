@@ -6,8 +6,8 @@
 #include <string>
 
 #include "config/config.h"
-#include "data/dataset.h"
-#include "data/tokenizer.h"
+#include "data/shards/dataset.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "data/loader.h"
-#include "data/tokenizer.h"
+#include "data/stream/loader.h"
+#include "data/tokenizer/tokenizer.h"
 #include "train/engine.h"
 
 namespace nmoe {

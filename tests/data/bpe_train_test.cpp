@@ -1,4 +1,4 @@
-#include "data/bpe_train.h"
+#include "data/tokenizer/bpe_train.h"
 
 #include <gtest/gtest.h>
 

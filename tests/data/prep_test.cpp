@@ -1,4 +1,4 @@
-#include "data/prep.h"
+#include "data/prep/prep.h"
 
 #include <gtest/gtest.h>
 
@@ -6,11 +6,11 @@
 #include <random>
 #include <set>
 
-#include "data/bpe_train.h"
-#include "data/dataset.h"
-#include "data/inputs.h"
+#include "data/prep/inputs.h"
+#include "data/shards/dataset.h"
 #include "data/test_data.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/bpe_train.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 namespace {

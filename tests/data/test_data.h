@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "data/shard.h"
+#include "data/shards/shard.h"
 #include "support/temp_dir.h"
 
 namespace nmoe {

@@ -1,4 +1,4 @@
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,11 @@
 #include <random>
 #include <thread>
 
-#include "data/bpe.h"
-#include "data/bpe_train.h"
 #include "data/test_data.h"
-#include "data/tokenizer_json.h"
-#include "data/word_splitter.h"
+#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/bpe_train.h"
+#include "data/tokenizer/tokenizer_json.h"
+#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {

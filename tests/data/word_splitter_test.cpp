@@ -1,4 +1,4 @@
-#include "data/word_splitter.h"
+#include "data/tokenizer/word_splitter.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 #include "config/load.h"
-#include "data/prep.h"
+#include "data/prep/prep.h"
 #include "support/tiny_run.h"
 
 namespace nmoe::test {

@@ -1,4 +1,4 @@
-#include "data/bpe_train.h"
+#include "data/tokenizer/bpe_train.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/thread_pool.h"
-#include "data/inputs.h"
-#include "data/word_splitter.h"
+#include "data/prep/inputs.h"
+#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "data/manifest.h"
-#include "data/shard.h"
+#include "data/shards/manifest.h"
+#include "data/shards/shard.h"
 
 namespace nmoe {
 

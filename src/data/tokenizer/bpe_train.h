@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "data/bpe.h"
+#include "data/tokenizer/bpe.h"
 
 namespace nmoe {
 
 struct BpeTrainOptions {
-  std::vector<std::string> inputs = {};  // files, folders, globs: data/inputs.h
+  std::vector<std::string> inputs = {};  // files, folders, globs: data/prep/inputs.h
   int64_t vocab_size = 8192;             // ids in all: 256 bytes, the merges, the end of sequence
   int threads = 0;                       // 0: one per available CPU
 };

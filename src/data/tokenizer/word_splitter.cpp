@@ -1,4 +1,4 @@
-#include "data/word_splitter.h"
+#include "data/tokenizer/word_splitter.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

@@ -1,4 +1,4 @@
-#include "data/bpe.h"
+#include "data/tokenizer/bpe.h"
 
 #include <algorithm>
 #include <array>
@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
-#include "data/tokenizer_json.h"
-#include "data/word_splitter.h"
+#include "data/tokenizer/tokenizer_json.h"
+#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {

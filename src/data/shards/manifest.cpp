@@ -1,10 +1,10 @@
-#include "data/manifest.h"
+#include "data/shards/manifest.h"
 
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "base/files.h"
-#include "data/shard.h"
+#include "data/shards/shard.h"
 
 namespace nmoe {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "data/bpe.h"
+#include "data/tokenizer/bpe.h"
 
 namespace nmoe {
 

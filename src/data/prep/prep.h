@@ -1,4 +1,4 @@
-// Text files to a dataset: OUT/train, OUT/valid (data/shard.h) and OUT/tokenizer.json.
+// Text files to a dataset: OUT/train, OUT/valid (data/shards/shard.h) and OUT/tokenizer.json.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct PrepProgress {
 };
 
 struct PrepOptions {
-  // Files, folders, globs: data/inputs.h.
+  // Files, folders, globs: data/prep/inputs.h.
   std::vector<std::string> inputs = {};
   // Those for validation; a file that `inputs` names too is for validation only.
   std::vector<std::string> valid_inputs = {};
@@ -25,7 +25,7 @@ struct PrepOptions {
   double valid_fraction = 0.0;
   // The line that ends a document. Empty: a file is a document.
   std::string split_on = {};
-  // "bytes" or a tokenizer's file: data/tokenizer.h.
+  // "bytes" or a tokenizer's file: data/tokenizer/tokenizer.h.
   std::string tokenizer = "bytes";
   // Goes into the shards' names: letters, digits, '.', '_' and '-'.
   std::string dataset = "corpus";

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <span>
 
-#include "data/dataset.h"
+#include "data/shards/dataset.h"
 
 namespace nmoe {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
@@ -20,7 +20,7 @@ struct BpeMerge {
   bool operator==(const BpeMerge&) const = default;
 };
 
-// All that defines a BPE tokenizer, beside the pattern that splits words (data/word_splitter.h).
+// All that defines a BPE tokenizer, beside the pattern that splits words (data/tokenizer/word_splitter.h).
 struct BpeModel {
   std::vector<std::string> tokens;  // by id: its bytes; "" for eos_id alone
   std::vector<BpeMerge> merges;     // by rank

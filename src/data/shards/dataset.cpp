@@ -1,4 +1,4 @@
-#include "data/dataset.h"
+#include "data/shards/dataset.h"
 
 #include <algorithm>
 #include <system_error>

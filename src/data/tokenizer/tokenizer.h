@@ -51,7 +51,7 @@ class Tokenizer {
 // One id a byte, the byte's value, and 256 for the end of sequence.
 std::shared_ptr<const Tokenizer> byte_tokenizer();
 
-// `source` is "bytes" or the path of a file that json() wrote (data/tokenizer_json.h says what of
+// `source` is "bytes" or the path of a file that json() wrote (data/tokenizer/tokenizer_json.h says what of
 // Hugging Face's format that covers). Error (runtime) naming the file and the unsupported part.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source);
 

@@ -1,4 +1,4 @@
-#include "data/tokenizer_json.h"
+#include "data/tokenizer/tokenizer_json.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "data/word_splitter.h"
+#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {

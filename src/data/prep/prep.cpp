@@ -1,4 +1,4 @@
-#include "data/prep.h"
+#include "data/prep/prep.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,9 +13,9 @@
 #include "base/files.h"
 #include "base/sha256.h"
 #include "base/thread_pool.h"
-#include "data/inputs.h"
-#include "data/shard.h"
-#include "data/tokenizer.h"
+#include "data/prep/inputs.h"
+#include "data/shards/shard.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 namespace {

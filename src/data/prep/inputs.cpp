@@ -1,4 +1,4 @@
-#include "data/inputs.h"
+#include "data/prep/inputs.h"
 
 #include <glob.h>
 

@@ -1,4 +1,4 @@
-#include "data/loader.h"
+#include "data/stream/loader.h"
 
 #include <algorithm>
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/files.h"
-#include "data/manifest.h"
+#include "data/shards/manifest.h"
 
 namespace nmoe {
 
