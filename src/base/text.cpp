@@ -138,4 +138,41 @@ int64_t parse_bytes(std::string_view text, std::string_view what) {
                     "write a number and a unit, such as \"8 GiB\", \"512MiB\" or \"2GB\"");
 }
 
+std::optional<int64_t> try_parse_count(std::string_view text) {
+  std::string digits;
+  std::ranges::copy_if(text, std::back_inserter(digits), [](char c) { return c != '_'; });
+  if (digits.empty() || !std::isdigit(static_cast<unsigned char>(digits.front()))) return std::nullopt;
+  const char* const end = digits.data() + digits.size();
+  double number = 0.0;
+  const auto [rest, error] = std::from_chars(digits.data(), end, number);
+  if (error != std::errc()) return std::nullopt;
+
+  std::string_view unit(rest, static_cast<size_t>(end - rest));
+  if (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (unit.size() > 1) return std::nullopt;
+  if (unit.size() == 1) {
+    switch (unit.front()) {
+      case 'k':
+      case 'K':
+        number *= 1e3;
+        break;
+      case 'M':
+        number *= 1e6;
+        break;
+      case 'G':
+      case 'B':
+        number *= 1e9;
+        break;
+      case 'T':
+        number *= 1e12;
+        break;
+      default:
+        return std::nullopt;
+    }
+  }
+  number = std::round(number);
+  if (!(number < 0x1p63)) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
 }  // namespace nmoe

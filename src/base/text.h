@@ -27,4 +27,7 @@ std::optional<int64_t> try_parse_bytes(std::string_view text);
 // The same. Error (usage) when `text` is no size; `what` names the place.
 int64_t parse_bytes(std::string_view text, std::string_view what);
 
+// "1.5T", "100M", "250k", "0.1B" (B and G both 1e9), "123_456", "1e9" -> a whole number; nothing for what is none.
+std::optional<int64_t> try_parse_count(std::string_view text);
+
 }  // namespace nmoe

@@ -12,7 +12,7 @@ namespace {
 // Ordered by key, so that dump() is canonical and can be hashed.
 using Json = nlohmann::json;
 
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
 constexpr const char* kOwnHashKey = "manifest_sha256";
 
 // The hash of everything in the manifest but the hash itself.
@@ -57,7 +57,12 @@ std::string print_manifest(const CheckpointManifest& manifest) {
   Json json = {{"format_version", kFormatVersion},
                {"step", info.step},
                {"tokens", info.tokens},
-               {"next_sequence", info.next_sequence},
+               {"cursor",
+                {{"sequence", info.cursor.sequence},
+                 {"stage", info.cursor.stage},
+                 {"stage_sequence", info.cursor.stage_sequence},
+                 {"credits", info.cursor.credits},
+                 {"taken", info.cursor.taken}}},
                {"num_parameters", info.num_parameters},
                {"run_id", info.run_id},
                {"config_fingerprint", info.config_fingerprint},
@@ -92,7 +97,12 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   CheckpointInfo& info = manifest.info;
   json.at("step").get_to(info.step);
   json.at("tokens").get_to(info.tokens);
-  json.at("next_sequence").get_to(info.next_sequence);
+  const Json& cursor = json.at("cursor");
+  cursor.at("sequence").get_to(info.cursor.sequence);
+  cursor.at("stage").get_to(info.cursor.stage);
+  cursor.at("stage_sequence").get_to(info.cursor.stage_sequence);
+  cursor.at("credits").get_to(info.cursor.credits);
+  cursor.at("taken").get_to(info.cursor.taken);
   json.at("num_parameters").get_to(info.num_parameters);
   json.at("run_id").get_to(info.run_id);
   json.at("config_fingerprint").get_to(info.config_fingerprint);

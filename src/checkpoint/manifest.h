@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "data/stream/cursor.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -15,9 +16,9 @@ namespace nmoe {
 // Where a run stood. There is no random state: every random number is a function of the seed and of
 // these counts.
 struct CheckpointInfo {
-  int64_t step = 0;           // optimizer steps done
-  int64_t tokens = 0;         // tokens trained on
-  int64_t next_sequence = 0;  // data cursor: the first of the global order not yet trained on
+  int64_t step = 0;     // optimizer steps done
+  int64_t tokens = 0;   // tokens trained on
+  StreamCursor cursor;  // the first sequence of the global order not yet trained on
   int64_t num_parameters = 0;
   std::string run_id;              // whose metrics go with it
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration

@@ -1,9 +1,14 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "base/text.h"
 #include "cli/commands.h"
 #include "config/load.h"
+#include "train/batch_stream.h"
 #include "train/bench.h"
+#include "train/memory_plan.h"
 
 namespace nmoe::cli {
 
@@ -31,6 +36,28 @@ void bench_train_command(const BenchTrainArguments& arguments) {
   fmt::print("throughput      {:.0f} tokens/s\n", bench.tokens_per_s);
   fmt::print("share of peak   {:.1f} % ({:.1f} of {:.1f} GFLOP/s measured beside it)\n",
              100.0 * bench.flops / bench.peak_flops, bench.flops / 1e9, bench.peak_flops / 1e9);
+}
+
+void bench_loader_command(const BenchLoaderArguments& arguments) {
+  Config config = load_config(arguments.config.file, arguments.config.overrides);
+  const TrainingData data = open_training_data(config);
+  config = resolve_vocab_size(config, *data.tokenizer);
+  BatchStream batches(config, data, cost_of(config).active_parameters);
+  const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
+  double megabytes = 0.0, seconds = 0.0, slowest = 0.0;
+  uint64_t sum = 0;  // of what was read, so that reading cannot be left out
+  while (megabytes < static_cast<double>(arguments.megabytes)) {
+    const auto begin = std::chrono::steady_clock::now();
+    batches.next();
+    const double batch_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    sum += static_cast<uint32_t>(batches.targets().back());
+    seconds += batch_seconds;
+    slowest = std::max(slowest, batch_seconds);
+    megabytes += batch_megabytes;
+  }
+  fmt::print("{:.0f} MB of tokens in {:.3f} s on one thread: {:.0f} MB/s, {:.1f} M tokens/s; slowest batch {:.2f} ms\n",
+             megabytes, seconds, megabytes / seconds, megabytes / seconds / 4.0, 1e3 * slowest);
+  fmt::print("stream: sequence {}, checksum {}\n", batches.cursor().sequence, sum);
 }
 
 }  // namespace nmoe::cli

@@ -27,6 +27,9 @@ void config_command(const ConfigArguments& arguments);
 
 void prep_command(PrepOptions options);
 
+// What a run reads of which source, before it runs.
+void data_plan_command(const ConfigArguments& arguments);
+
 struct TokenizerTrainArguments {
   std::vector<std::string> inputs;
   std::string out;
@@ -65,5 +68,11 @@ struct BenchTrainArguments {
   bool json = false;
 };
 void bench_train_command(const BenchTrainArguments& arguments);
+
+struct BenchLoaderArguments {
+  ConfigArguments config;
+  int64_t megabytes = 1000;  // of tokens to read
+};
+void bench_loader_command(const BenchLoaderArguments& arguments);
 
 }  // namespace nmoe::cli

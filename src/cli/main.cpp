@@ -88,6 +88,11 @@ class CommandLine {
     prep->add_flag("--force", prep_.force, "replace a dataset that is there");
     prep->callback([this] { run_ = [this] { prep_command(prep_); }; });
 
+    CLI::App* data = app.add_subcommand("data", "look at prepared data")->require_subcommand(1);
+    CLI::App* plan = data->add_subcommand("plan", "print what a run reads of which source, and how often");
+    add_config_arguments(plan, config_);
+    plan->callback([this] { run_ = [this] { data_plan_command(config_); }; });
+
     CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
     CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
     train->add_option("inputs", tokenizer_train_.inputs, "files, folders (all *.txt below) or globs")->required();
@@ -140,6 +145,13 @@ class CommandLine {
     train->add_option("--warmup", bench_train_.warmup, "steps before")->check(number(0))->capture_default_str();
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
+
+    CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
+    add_config_arguments(loader, bench_loader_.config);
+    loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
+        ->check(number(1))
+        ->capture_default_str();
+    loader->callback([this] { run_ = [this] { bench_loader_command(bench_loader_); }; });
   }
 
   std::function<void()>& run_;
@@ -152,6 +164,7 @@ class CommandLine {
   std::string checkpoint_;
   GenerateArguments generate_;
   BenchTrainArguments bench_train_;
+  BenchLoaderArguments bench_loader_;
 };
 
 // "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.

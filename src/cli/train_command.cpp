@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "base/version.h"
 #include "cli/commands.h"
 #include "config/load.h"
@@ -22,7 +20,7 @@ void train_command(const TrainArguments& arguments) {
   }
   if (summary.valid) {
     fmt::print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n",
-               summary.valid->loss, summary.valid->bits_per_byte, summary.valid->tokens, summary.valid->bytes);
+               summary.valid->loss(), summary.valid->bits_per_byte(), summary.valid->tokens, summary.valid->bytes);
   }
   fmt::print("checkpoint {}\n", summary.checkpoint.string());
   if (summary.interrupted) {
@@ -33,7 +31,7 @@ void train_command(const TrainArguments& arguments) {
 void plan_command(const ConfigArguments& arguments) {
   Config config = load_config(arguments.file, arguments.overrides);
   int64_t mapped_bytes = 0;
-  if (!config.data.path.empty() && std::filesystem::exists(config.data.path)) {
+  if (has_training_data(config)) {
     const TrainingData data = open_training_data(config);
     config = resolve_vocab_size(config, *data.tokenizer);
     mapped_bytes = data.mapped_bytes();

@@ -102,9 +102,16 @@ struct ModelConfig {
   InitConfig init;
 };
 
+// The order in which a source is read: data/stream/order.h.
+enum class Shuffle { kNone, kWindows, kDocuments };
+
+// What to train on: one corpus, or a mixture of several.
 struct DataConfig {
-  std::string path;       // folder written by `n prep`, with train/ and valid/
-  int64_t seq_len = 256;  // S
+  std::string path;                     // folder written by `n prep`, with train/ and valid/
+  std::string mixture;                  // mixture file, instead of path: config/mixture.h
+  std::string profile;                  // which of its profiles
+  Shuffle shuffle = Shuffle::kWindows;  // new in every epoch
+  int64_t seq_len = 256;                // S
 };
 
 // Peak rate and optimizer of one parameter group.
@@ -143,7 +150,7 @@ struct OptimConfig {
 };
 
 struct TrainConfig {
-  int64_t steps = 100;           // where to stop; not part of the fingerprint
+  int64_t steps = 100;           // where to stop, 0: where the data plan ends; not part of the fingerprint
   int64_t batch_seqs = 16;       // sequences of an optimizer step
   int64_t microbatch_seqs = 16;  // sequences of a forward/backward; divides batch_seqs
   std::string memory_limit;      // "8 GiB"; empty: what the machine has

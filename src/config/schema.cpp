@@ -105,6 +105,8 @@ constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "s
                                                     {ScoreFunction::kSoftmax, "softmax"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
+constexpr Named<Shuffle> kShuffles[] = {
+    {Shuffle::kNone, "none"}, {Shuffle::kWindows, "windows"}, {Shuffle::kDocuments, "documents"}};
 constexpr Named<DecayShape> kDecayShapes[] = {
     {DecayShape::kCosine, "cosine"}, {DecayShape::kLinear, "linear"}, {DecayShape::kSqrt, "sqrt"}};
 
@@ -328,7 +330,7 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
 
 void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) {
   f.section("train");
-  f.key("steps", train.steps, Integers{1, kSpan.max}, "where to stop").not_in_fingerprint();
+  f.key("steps", train.steps, kSpan, "where to stop; 0: where the plan of data.mixture ends").not_in_fingerprint();
   f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step");
   // In the fingerprint because it fixes the order in which gradients are summed, and so their bits.
   f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass");
@@ -365,6 +367,11 @@ std::vector<Field> describe(Config& config) {
 
   f.section("data");
   f.key("path", config.data.path, kAnyText, "folder that `n prep` wrote").not_in_fingerprint();
+  f.key("mixture", config.data.mixture, kAnyText, "mixture file, instead of path").not_in_fingerprint();
+  f.key("profile", config.data.profile, kAnyText, "how much of the mixture to train on")
+      .needs(!config.data.mixture.empty(), "data.mixture")
+      .not_in_fingerprint();
+  f.key("shuffle", config.data.shuffle, kShuffles, "put into a new order in each epoch");
   f.key("seq_len", config.data.seq_len, kSize, "tokens of a sequence");
 
   describe_optim(f, config.optim, config.model);

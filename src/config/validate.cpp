@@ -98,6 +98,16 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
                 "embedding, head and norms are trained by AdamW", "set it to \"adamw\" or remove it");
 }
 
+void check_data(Rules& rules, const DataConfig& data, const TrainConfig& train) {
+  const bool has_mixture = !data.mixture.empty();
+  rules.require(!has_mixture || data.path.empty(), {"data.mixture", "data.path"}, "a run reads one of them",
+                "remove data.path, or data.mixture and data.profile");
+  rules.require(!has_mixture || !data.profile.empty(), {"data.profile", "data.mixture"},
+                "a profile says how much of the mixture to train on", "set it to one of the mixture's [profiles.NAME]");
+  rules.require(has_mixture || train.steps > 0, {"train.steps"}, "without data.mixture the data has no end",
+                "set train.steps");
+}
+
 void check_train(Rules& rules, const TrainConfig& train) {
   rules.require(train.batch_seqs % train.microbatch_seqs == 0, {"train.microbatch_seqs", "train.batch_seqs"},
                 "a batch is cut into equal microbatches", "let train.microbatch_seqs divide train.batch_seqs");
@@ -110,6 +120,7 @@ std::optional<Issue> find_issue(const Config& config) {
   check_attention(rules, config.model);
   check_moe(rules, config.model);
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
+  check_data(rules, config.data, config.train);
   check_train(rules, config.train);
   return rules.take_broken();
 }

@@ -5,60 +5,26 @@
 #include <numeric>
 #include <optional>
 
-#include "base/files.h"
+#include "base/error.h"
 #include "base/rng.h"
-#include "data/stream/loader.h"
 #include "model/cost.h"
 #include "ops/factory.h"
+#include "train/batch_stream.h"
 #include "train/engine.h"
 #include "train/training_data.h"
 
 namespace nmoe {
 namespace {
 
-// A step's microbatches, from the corpus or made up.
-class TokenSource {
- public:
-  explicit TokenSource(const Config& config)
-      : seq_len_(config.data.seq_len), seed_(static_cast<uint64_t>(config.run.seed)) {
-    if (!config.data.path.empty() && fs::exists(config.data.path)) {
-      data_.emplace(open_training_data(config));
-      loader_.emplace(data_->train, seq_len_, seed_, /*shuffle=*/true);
-    }
+// Ids that mean nothing, where there is no corpus.
+std::vector<int32_t> random_ids(size_t count, int64_t vocab_size, uint64_t seed) {
+  const Philox random(seed, "bench");
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < count; ++i) {
+    ids.push_back(static_cast<int32_t>(random.bits(i) % static_cast<uint64_t>(vocab_size)));
   }
-
-  Config resolve(const Config& config) {
-    Config resolved = data_ ? resolve_vocab_size(config, *data_->tokenizer) : config;
-    if (resolved.model.vocab_size == 0) {
-      throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
-                        "prepare the corpus in data.path, or add --set model.vocab_size=N");
-    }
-    vocab_size_ = resolved.model.vocab_size;
-    return resolved;
-  }
-
-  std::string description() const { return data_ ? data_->train.dir().string() : "random ids"; }
-
-  void read(int64_t first, int64_t count, std::span<int32_t> inputs, std::span<int32_t> targets) const {
-    if (loader_) return loader_->read(first, count, inputs, targets);
-    const Philox random(seed_, "bench");
-    const auto id = [&](uint64_t i) {
-      return static_cast<int32_t>(random.bits(i) % static_cast<uint64_t>(vocab_size_));
-    };
-    const uint64_t begin = static_cast<uint64_t>(first * seq_len_);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      inputs[i] = id(begin + i);
-      targets[i] = id(begin + i + 1);
-    }
-  }
-
- private:
-  int64_t seq_len_;
-  uint64_t seed_;
-  int64_t vocab_size_ = 0;
-  std::optional<TrainingData> data_;
-  std::optional<SequenceLoader> loader_;
-};
+  return ids;
+}
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -79,8 +45,13 @@ double worst_load(std::span<const RouterHealth> layers) {
 }  // namespace
 
 TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) {
-  TokenSource source(unresolved);
-  const Config config = source.resolve(unresolved);
+  std::optional<TrainingData> data;
+  if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
+  const Config config = data ? resolve_vocab_size(unresolved, *data->tokenizer) : unresolved;
+  if (config.model.vocab_size == 0) {
+    throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
+                      "prepare the corpus in data.path, or add --set model.vocab_size=N");
+  }
   const int num_threads = static_cast<int>(config.run.threads);
   const EngineMemory memory = measure_memory(config, num_threads);
   const auto ops = make_backend({.device = config.run.device, .num_threads = num_threads});
@@ -88,13 +59,17 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
   engine.initialise();
 
   TrainBench bench{.device = ops->description(),
-                   .tokens = source.description(),
+                   .tokens = data ? "the corpus" : "random ids",
                    .steps = steps,
                    .tokens_per_step = config.train.batch_seqs * config.data.seq_len,
                    .cost = model_cost(config.model, engine.model().parameters(), config.data.seq_len)};
   const double peak_before = ops->peak_flops();
-  std::vector<int32_t> inputs(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
-  std::vector<int32_t> targets(inputs.size());
+  std::optional<BatchStream> batches;
+  if (data) batches.emplace(config, *data, bench.cost.active_parameters);
+  const std::vector<int32_t> random_tokens = random_ids(
+      static_cast<size_t>(bench.tokens_per_step) + 1, config.model.vocab_size, static_cast<uint64_t>(config.run.seed));
+  const auto batch_tokens = static_cast<size_t>(bench.tokens_per_step);
+  const size_t microbatch_tokens = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
   std::vector<double> forward_backward, optimizer, total;
   using Clock = std::chrono::steady_clock;
   const auto ms_between = [](Clock::time_point a, Clock::time_point b) {
@@ -103,9 +78,17 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
   for (int64_t step = 0; step < warmup + steps; ++step) {
     const auto begin = Clock::now();
     engine.begin_step();
-    for (int64_t done = 0; done < config.train.batch_seqs; done += config.train.microbatch_seqs) {
-      source.read(step * config.train.batch_seqs + done, config.train.microbatch_seqs, inputs, targets);
-      engine.accumulate(inputs, targets);
+    if (batches) {
+      batches->next();
+      for (int64_t i = 0; i < batches->num_microbatches(); ++i) {
+        const Microbatch part = batches->microbatch(i);
+        engine.accumulate(part.inputs, part.targets);
+      }
+    } else {
+      const std::span ids = random_tokens;
+      for (size_t i = 0; i < batch_tokens; i += microbatch_tokens) {
+        engine.accumulate(ids.subspan(i, microbatch_tokens), ids.subspan(i + 1, microbatch_tokens));
+      }
     }
     const auto middle = Clock::now();
     engine.finish_step({.steps = step + 1, .tokens = (step + 1) * bench.tokens_per_step});

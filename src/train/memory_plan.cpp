@@ -64,15 +64,17 @@ int64_t process_bytes(const Config& config) {
 
 }  // namespace
 
+ModelCost cost_of(const Config& config) {
+  const auto ops = make_backend({.device = config.run.device, .num_threads = 1});
+  const Model model(config.model, *ops, config.data.seq_len);
+  return model_cost(config.model, model.parameters(), config.data.seq_len);
+}
+
 MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
   const int64_t process = process_bytes(config);
   MemoryPlan plan;
   plan.engine = measure_memory(config, static_cast<int>(config.run.threads));
-  {
-    const auto ops = make_backend({.device = config.run.device, .num_threads = 1});
-    const Model model(config.model, *ops, config.data.seq_len);
-    plan.cost = model_cost(config.model, model.parameters(), config.data.seq_len);
-  }
+  plan.cost = cost_of(config);
   const EngineMemory& engine = plan.engine;
   plan.lines = {
       {"parameters", engine.parameters, "weights and router biases"},

@@ -29,6 +29,9 @@ struct MemoryPlan {
 // process itself is what this process really holds.
 MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes);
 
+// Parameters and FLOPs of `config` (vocab_size resolved).
+ModelCost cost_of(const Config& config);
+
 // A table with parameters and FLOPs per token below it.
 std::string print_plan(const MemoryPlan& plan, const Config& config);
 

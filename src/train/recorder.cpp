@@ -82,12 +82,14 @@ void Recorder::record(const StepReport& report, std::span<const RouterHealth> ro
   runs_.progress(run_id_, step, report.result.loss, rate);
 }
 
-void Recorder::record_validation(int64_t step, const ValidationResult& result, double seconds) {
-  metrics_->add(step, "valid/loss", result.loss);
-  metrics_->add(step, "valid/bpb", result.bits_per_byte);
-  metrics_->add(step, "valid/tokens", static_cast<double>(result.tokens));
-  metrics_->add(step, "valid/bytes", static_cast<double>(result.bytes));
-  metrics_->add(step, "valid/seconds", seconds);
+void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,
+                                 double seconds) {
+  const std::string prefix = source.empty() ? "valid/" : fmt::format("valid/{}/", source);
+  metrics_->add(step, prefix + "loss", result.loss());
+  metrics_->add(step, prefix + "bpb", result.bits_per_byte());
+  metrics_->add(step, prefix + "tokens", static_cast<double>(result.tokens));
+  metrics_->add(step, prefix + "bytes", static_cast<double>(result.bytes));
+  metrics_->add(step, prefix + "seconds", seconds);
 }
 
 void Recorder::finish(RunStatus status, const std::string& reason) {

@@ -50,7 +50,8 @@ class Recorder {
   void show(const StepReport& report, bool milestone);
   // Metrics of a step, at the logging cadence.
   void record(const StepReport& report, std::span<const RouterHealth> routers);
-  void record_validation(int64_t step, const ValidationResult& result, double seconds);
+  // `source` empty: all sources together.
+  void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
   // Ends the run's row, then writes the last metrics. Without it the run is listed as dead when the process is
   // gone. Throws what could not be written.

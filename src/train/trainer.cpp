@@ -11,6 +11,7 @@
 #include "checkpoint/reader.h"
 #include "config/load.h"
 #include "ops/factory.h"
+#include "train/batch_stream.h"
 #include "train/memory_plan.h"
 #include "train/recorder.h"
 #include "train/router_report.h"
@@ -37,19 +38,19 @@ class Trainer {
         options_(options),
         data_(std::move(data)),
         plan_(plan_memory(config_, data_.mapped_bytes())),
-        loader_(data_.train, config_.data.seq_len, static_cast<uint64_t>(config_.run.seed), /*shuffle=*/true),
-        token_bytes_(token_byte_counts(*data_.tokenizer)) {
+        batches_(config_, data_, plan_.cost.active_parameters),
+        token_bytes_(token_byte_counts(*data_.tokenizer)),
+        cursor_(batches_.cursor()) {
+    config_ = resolve_steps(std::move(config_), batches_.plan());
     fmt::print(stderr, "{}", print_plan(plan_, config_));
+    if (data_.mixture) fmt::print(stderr, "{}", print_stream_plan(batches_.plan()));
     check_memory(plan_, config_);
-    if (data_.valid) {
-      valid_loader_.emplace(*data_.valid, config_.data.seq_len, /*seed=*/0, /*shuffle=*/false);
+    for (const DataSource& source : data_.sources) {
+      if (source.valid) valid_splits_.push_back({source.name, split_reader(*source.valid, config_.data.seq_len)});
     }
     ops_ = make_backend({.device = config_.run.device, .num_threads = static_cast<int>(config_.run.threads)});
     fmt::print(stderr, "device: {}\n", ops_->description());
     engine_ = std::make_unique<Engine>(config_, *ops_, &plan_.engine);
-    const size_t tokens = static_cast<size_t>(config_.train.microbatch_seqs * config_.data.seq_len);
-    inputs_.resize(tokens);
-    targets_.resize(tokens);
   }
 
   TrainSummary run();
@@ -69,16 +70,19 @@ class Trainer {
   TrainOptions options_;
   TrainingData data_;
   MemoryPlan plan_;
-  SequenceLoader loader_;
-  std::optional<SequenceLoader> valid_loader_;
+  BatchStream batches_;
+  struct ValidSplit {
+    std::string source;
+    SequenceReader reader;
+  };
+  std::vector<ValidSplit> valid_splits_;
   std::vector<int32_t> token_bytes_;
   std::unique_ptr<Backend> ops_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<AsyncCheckpointWriter> writer_;
-  std::vector<int32_t> inputs_, targets_;  // one microbatch
   Progress progress_;
-  int64_t next_sequence_ = 0;
+  StreamCursor cursor_;  // where the next step begins
   int64_t saved_step_ = -1;
   int64_t step_bytes_ = 0;  // of text in this step's targets
   StepClock clock_;
@@ -107,16 +111,20 @@ void Trainer::start_or_resume() {
                                     reader.path().string(), explain_difference(saved, config_)),
                         "undo these changes, or choose another run.name to start afresh");
     }
-    if (info.data_fingerprint != data_.fingerprint()) {
-      throw usage_error(fmt::format("the corpus in {} is not the one that {} was trained on", config_.data.path,
-                                    reader.path().string()),
-                        "point data.path at the original corpus, or choose another run.name to start afresh");
+    if (info.data_fingerprint != data_fingerprint(data_, batches_.plan())) {
+      const std::string place = data_.mixture
+                                    ? fmt::format("profile {} of {}", config_.data.profile, config_.data.mixture)
+                                    : config_.data.path;
+      throw usage_error(
+          fmt::format("the data of {} is not what {} was trained on", place, reader.path().string()),
+          "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
     }
+    batches_.seek(info.cursor);
     const StateTensors state = engine_->state();
     reader.load_model(state.model);
     reader.load_optimizer(state.optimizer);
     progress_ = {.steps = info.step, .tokens = info.tokens};
-    next_sequence_ = info.next_sequence;
+    cursor_ = info.cursor;
     run_id = info.run_id;
     saved_step_ = info.step;
     summary_.checkpoint = reader.path();
@@ -130,29 +138,28 @@ void Trainer::start_or_resume() {
 
 StepResult Trainer::take_step() {
   clock_.start();
-  engine_->begin_step();
+  batches_.next();
   step_bytes_ = 0;
-  const int64_t microbatch = config_.train.microbatch_seqs;
-  for (int64_t done = 0; done < config_.train.batch_seqs; done += microbatch) {
-    loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
-    for (const int32_t target : targets_) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
-    engine_->accumulate(inputs_, targets_);
+  for (const int32_t target : batches_.targets()) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
+  engine_->begin_step();
+  for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
+    const Microbatch part = batches_.microbatch(i);
+    engine_->accumulate(part.inputs, part.targets);
   }
   const Progress next{.steps = progress_.steps + 1, .tokens = progress_.tokens + batch_tokens()};
   const StepResult result = engine_->finish_step(next);
   clock_.stop();
   if (!result.finite) fail_non_finite(result);
   progress_ = next;
-  next_sequence_ += config_.train.batch_seqs;
+  cursor_ = batches_.cursor();
   return result;
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
   std::string culprit;
-  const int64_t microbatch = config_.train.microbatch_seqs;
-  for (int64_t done = 0; done < config_.train.batch_seqs && culprit.empty(); done += microbatch) {
-    loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
-    culprit = engine_->find_non_finite(inputs_, targets_);
+  for (int64_t i = 0; i < batches_.num_microbatches() && culprit.empty(); ++i) {
+    const Microbatch part = batches_.microbatch(i);
+    culprit = engine_->find_non_finite(part.inputs, part.targets);
   }
   throw RunFailure(
       RunStatus::kFailedNan,
@@ -188,34 +195,48 @@ void Trainer::after_step(const StepResult& result) {
 }
 
 void Trainer::run_validation() {
-  if (!valid_loader_) return;
-  const auto begin = std::chrono::steady_clock::now();
-  const ValidationResult result =
-      validate(*engine_, *valid_loader_, token_bytes_, config_.train.valid_seqs, config_.train.microbatch_seqs);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  recorder_->record_validation(progress_.steps, result, seconds);
+  if (valid_splits_.empty()) return;
+  const bool several = valid_splits_.size() > 1;
+  ValidationResult all;
+  double all_seconds = 0.0;
+  for (const auto& [source, split] : valid_splits_) {
+    const auto begin = std::chrono::steady_clock::now();
+    const ValidationResult result =
+        validate(*engine_, split, token_bytes_, config_.train.valid_seqs, config_.train.microbatch_seqs);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (several) {
+      recorder_->record_validation(progress_.steps, source, result, seconds);
+      recorder_->message(
+          fmt::format("step {}: {}: validation loss {:.4f} nats", progress_.steps, source, result.loss()));
+    }
+    all += result;
+    all_seconds += seconds;
+  }
+  recorder_->record_validation(progress_.steps, "", all, all_seconds);
   recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte", progress_.steps,
-                                 result.loss, result.bits_per_byte));
-  summary_.valid = result;
+                                 all.loss(), all.bits_per_byte()));
+  summary_.valid = all;
 }
 
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
   writer_->wait();  // staging is free again after it
   const StateTensors staged = engine_->stage();
-  writer_->submit({.info = {.step = progress_.steps,
-                            .tokens = progress_.tokens,
-                            .next_sequence = next_sequence_,
-                            .num_parameters = plan_.cost.parameters,
-                            .run_id = recorder_->run_id(),
-                            .config_fingerprint = config_fingerprint(config_),
-                            .data_fingerprint = data_.fingerprint(),
-                            .nmoe_version = options_.version,
-                            .nmoe_commit = options_.commit},
-                   .config_toml = print_config(config_),
-                   .tokenizer_json = data_.tokenizer->json(),
-                   .model = staged.model,
-                   .optimizer = staged.optimizer});
+  CheckpointState state;
+  state.info.step = progress_.steps;
+  state.info.tokens = progress_.tokens;
+  state.info.cursor = cursor_;
+  state.info.num_parameters = plan_.cost.parameters;
+  state.info.run_id = recorder_->run_id();
+  state.info.config_fingerprint = config_fingerprint(config_);
+  state.info.data_fingerprint = data_fingerprint(data_, batches_.plan());
+  state.info.nmoe_version = options_.version;
+  state.info.nmoe_commit = options_.commit;
+  state.config_toml = print_config(config_);
+  state.tokenizer_json = data_.tokenizer->json();
+  state.model = staged.model;
+  state.optimizer = staged.optimizer;
+  writer_->submit(std::move(state));
   saved_step_ = progress_.steps;
 }
 

@@ -6,6 +6,11 @@
 namespace nmoe {
 namespace {
 
+struct OpenedSource {
+  DataSource source;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
 void check_tokenizer(const TokenDataset& dataset, const Tokenizer& tokenizer) {
   if (dataset.tokenizer_hash() == tokenizer.hash()) return;
   throw runtime_error(
@@ -13,35 +18,102 @@ void check_tokenizer(const TokenDataset& dataset, const Tokenizer& tokenizer) {
       "prepare the corpus again with `n prep`");
 }
 
+// `key` says where `root` was set.
+OpenedSource open_source(const std::string& name, const fs::path& root, const std::string& key) {
+  if (!fs::exists(root / "train")) {
+    throw usage_error(fmt::format("{} = \"{}\" holds no prepared corpus", key, root.string()),
+                      fmt::format("prepare one: n prep TEXT... --out {}", root.string()));
+  }
+  // What may throw comes before the braces: g++ 12 destroys twice what they had made when one of them throws.
+  auto tokenizer = load_tokenizer((root / "tokenizer.json").string());
+  TokenDataset train(root / "train");
+  OpenedSource opened{{.name = name, .train = std::move(train), .valid = std::nullopt}, std::move(tokenizer)};
+  check_tokenizer(opened.source.train, *opened.tokenizer);
+  if (fs::exists(root / "valid")) {
+    opened.source.valid.emplace(root / "valid");
+    check_tokenizer(*opened.source.valid, *opened.tokenizer);
+  }
+  return opened;
+}
+
 }  // namespace
 
-int64_t TrainingData::mapped_bytes() const { return train.mapped_bytes() + (valid ? valid->mapped_bytes() : 0); }
-
-std::string TrainingData::fingerprint() const {
+SourceFacts DataSource::facts() const {
   Sha256 sha;
-  sha.update(tokenizer->hash());
   for (const ShardEntry& shard : train.manifest().shards) sha.update(shard.checksum);
-  return sha.finish();
+  return {.name = name, .num_tokens = train.num_tokens(), .hash = sha.finish()};
+}
+
+int64_t TrainingData::mapped_bytes() const {
+  int64_t bytes = 0;
+  for (const DataSource& source : sources) {
+    bytes += source.train.mapped_bytes() + (source.valid ? source.valid->mapped_bytes() : 0);
+  }
+  return bytes;
+}
+
+std::vector<const TokenDataset*> TrainingData::train_sets() const {
+  std::vector<const TokenDataset*> sets;
+  for (const DataSource& source : sources) sets.push_back(&source.train);
+  return sets;
+}
+
+bool has_training_data(const Config& config) {
+  const std::string& place = config.data.mixture.empty() ? config.data.path : config.data.mixture;
+  return !place.empty() && fs::exists(place);
 }
 
 TrainingData open_training_data(const Config& config) {
-  const fs::path root = config.data.path;
-  if (root.empty()) {
-    throw usage_error("data.path is not set", "set it to the folder that `n prep` wrote");
-  }
-  if (!fs::exists(root / "train")) {
-    throw usage_error(fmt::format("data.path = \"{}\" holds no prepared corpus", root.string()),
-                      fmt::format("prepare one: n prep TEXT... --out {}", root.string()));
-  }
-  TrainingData data{.tokenizer = load_tokenizer((root / "tokenizer.json").string()),
-                    .train = TokenDataset(root / "train"),
-                    .valid = std::nullopt};
-  check_tokenizer(data.train, *data.tokenizer);
-  if (fs::exists(root / "valid")) {
-    data.valid.emplace(root / "valid");
-    check_tokenizer(*data.valid, *data.tokenizer);
+  TrainingData data;
+  const auto add = [&](const std::string& name, const fs::path& root, const std::string& key) {
+    OpenedSource opened = open_source(name, root, key);
+    if (data.tokenizer && data.tokenizer->hash() != opened.tokenizer->hash()) {
+      throw usage_error(
+          fmt::format("sources {} and {} were prepared with different tokenizers", data.sources[0].name, name),
+          "prepare all sources of a mixture with one tokenizer");
+    }
+    data.tokenizer = std::move(opened.tokenizer);
+    data.sources.push_back(std::move(opened.source));
+  };
+  if (!config.data.mixture.empty()) {
+    data.mixture = load_mixture(config.data.mixture);
+    for (const MixtureSource& source : data.mixture->sources) {
+      add(source.name, source.path, fmt::format("{}: sources.{}.path", config.data.mixture, source.name));
+    }
+  } else if (!config.data.path.empty()) {
+    add("corpus", config.data.path, "data.path");
+  } else {
+    throw usage_error("data.path is not set", "set it to the folder that `n prep` wrote, or set data.mixture");
   }
   return data;
+}
+
+StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters) {
+  if (!data.mixture) return single_source_plan(data.sources[0].facts(), config.data.seq_len);
+  std::vector<SourceFacts> facts;
+  for (const DataSource& source : data.sources) facts.push_back(source.facts());
+  const int64_t tokens = profile_tokens(*data.mixture, config.data.profile, active_parameters);
+  StreamPlan plan = make_stream_plan(*data.mixture, facts, config.data.seq_len, tokens);
+  const int64_t steps = plan.num_sequences() / config.train.batch_seqs;
+  if (steps < std::max<int64_t>(1, config.train.steps)) {
+    throw usage_error(
+        fmt::format("train.steps = {}, but the plan's {} sequences make {} steps of train.batch_seqs = {}",
+                    config.train.steps, plan.num_sequences(), steps, config.train.batch_seqs),
+        "choose a larger data.profile, or train.steps = 0 for all of it");
+  }
+  return plan;
+}
+
+std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan) {
+  Sha256 sha;
+  sha.update(data.tokenizer->hash());
+  sha.update(plan.hash());
+  return sha.finish();
+}
+
+Config resolve_steps(Config config, const StreamPlan& plan) {
+  if (config.train.steps == 0) config.train.steps = plan.num_sequences() / config.train.batch_seqs;
+  return config;
 }
 
 Config resolve_vocab_size(Config config, const Tokenizer& tokenizer) {

@@ -4,25 +4,51 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
+#include "config/mixture.h"
 #include "data/shards/dataset.h"
+#include "data/stream/plan.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
-struct TrainingData {
-  std::shared_ptr<const Tokenizer> tokenizer;
+// A folder that `n prep` wrote.
+struct DataSource {
+  std::string name;
   TokenDataset train;
   std::optional<TokenDataset> valid;  // a corpus may have no validation split
 
-  int64_t mapped_bytes() const;
-  // SHA-256 over the tokenizer and the training shards: changes when any token to train on changes.
-  std::string fingerprint() const;
+  SourceFacts facts() const;
 };
 
-// Opens <data.path>/{tokenizer.json, train, valid}. Error when they are missing or disagree with each other.
+struct TrainingData {
+  std::shared_ptr<const Tokenizer> tokenizer;  // of all sources
+  std::optional<Mixture> mixture;              // nothing: one source, for ever
+  std::vector<DataSource> sources;             // at least one
+
+  int64_t mapped_bytes() const;
+  std::vector<const TokenDataset*> train_sets() const;
+};
+
+// Whether data.path or data.mixture names a corpus that is there.
+bool has_training_data(const Config& config);
+
+// Opens data.path, or every source of data.mixture: {tokenizer.json, train, valid} in each. Error when something is
+// missing, or when tokenizers and shards, or the sources, disagree.
 TrainingData open_training_data(const Config& config);
+
+// How much of which source a run reads. `active_parameters` scales profiles that say tokens_per_active_parameter.
+// Errors: make_stream_plan; and (usage) when train.steps asks for more than the plan has.
+StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);
+
+// SHA-256 over the tokenizer and the plan, and through it over the training shards: changes when any token to train on,
+// or its place in the stream, changes.
+std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan);
+
+// The configuration with train.steps filled in from the plan where it is 0.
+Config resolve_steps(Config config, const StreamPlan& plan);
 
 // The configuration with model.vocab_size filled in from the tokenizer where it is 0. Error (usage) when it is
 // smaller than the tokenizer's.

@@ -13,31 +13,43 @@ std::vector<int32_t> token_byte_counts(const Tokenizer& tokenizer) {
   return counts;
 }
 
-ValidationResult validate(Engine& engine, const SequenceLoader& loader, const std::vector<int32_t>& token_bytes,
+double ValidationResult::loss() const { return nats / static_cast<double>(tokens); }
+
+double ValidationResult::bits_per_byte() const { return nats / (std::numbers::ln2 * static_cast<double>(bytes)); }
+
+ValidationResult& ValidationResult::operator+=(const ValidationResult& other) {
+  nats += other.nats;
+  tokens += other.tokens;
+  bytes += other.bytes;
+  return *this;
+}
+
+ValidationResult validate(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
                           int64_t max_seqs, int64_t microbatch_seqs) {
-  const int64_t num_seqs = max_seqs == 0 ? loader.num_windows() : std::min(max_seqs, loader.num_windows());
-  const size_t capacity = static_cast<size_t>(microbatch_seqs * loader.seq_len());
+  const int64_t num_windows = split.num_windows(0);
+  const int64_t num_seqs = max_seqs == 0 ? num_windows : std::min(max_seqs, num_windows);
+  const size_t capacity = static_cast<size_t>(microbatch_seqs * split.seq_len());
+  std::vector<SequenceRef> refs;
   std::vector<int32_t> inputs(capacity), targets(capacity);
   std::vector<float> losses(capacity);
   ValidationResult result;
-  double nats = 0;
   for (int64_t first = 0; first < num_seqs; first += microbatch_seqs) {
     const int64_t count = std::min(microbatch_seqs, num_seqs - first);
-    const size_t size = static_cast<size_t>(count * loader.seq_len());
+    const size_t size = static_cast<size_t>(count * split.seq_len());
     const std::span batch_inputs(inputs.data(), size), batch_targets(targets.data(), size);
     const std::span batch_losses(losses.data(), size);
-    loader.read(first, count, batch_inputs, batch_targets);
+    refs.clear();
+    for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
+    split.read(refs, batch_inputs, batch_targets);
     engine.evaluate(batch_inputs, batch_targets, batch_losses);
     for (size_t i = 0; i < size; ++i) {
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
       if (bytes == 0) continue;
-      nats += static_cast<double>(batch_losses[i]);
+      result.nats += static_cast<double>(batch_losses[i]);
       result.bytes += bytes;
       ++result.tokens;
     }
   }
-  result.loss = nats / static_cast<double>(result.tokens);
-  result.bits_per_byte = nats / (std::numbers::ln2 * static_cast<double>(result.bytes));
   return result;
 }
 

@@ -14,14 +14,17 @@ namespace nmoe {
 std::vector<int32_t> token_byte_counts(const Tokenizer& tokenizer);
 
 struct ValidationResult {
-  double loss = 0.0;           // nats per token
-  double bits_per_byte = 0.0;  // total nats / (ln 2 * total bytes)
-  int64_t tokens = 0;          // targets counted; those that stand for no text (end of document) are not
+  double nats = 0.0;   // of all targets counted
+  int64_t tokens = 0;  // targets counted; those that stand for no text (end of document) are not
   int64_t bytes = 0;
+
+  double loss() const;           // nats per token
+  double bits_per_byte() const;  // nats / (ln 2 * bytes)
+  ValidationResult& operator+=(const ValidationResult& other);
 };
 
-// The first max_seqs windows of the split in file order; 0: all of them.
-ValidationResult validate(Engine& engine, const SequenceLoader& loader, const std::vector<int32_t>& token_bytes,
+// The first max_seqs windows of a split (data/stream/loader.h: split_reader); 0: all of them.
+ValidationResult validate(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
                           int64_t max_seqs, int64_t microbatch_seqs);
 
 }  // namespace nmoe

@@ -103,5 +103,18 @@ TEST(ParseBytes, RefusesEverythingElse) {
   }
 }
 
+TEST(ParseCount, ReadsUnitsAndSeparators) {
+  EXPECT_EQ(try_parse_count("0"), 0);
+  EXPECT_EQ(try_parse_count("123_456"), 123456);
+  EXPECT_EQ(try_parse_count("1.5T"), 1'500'000'000'000);
+  EXPECT_EQ(try_parse_count("0.1B"), 100'000'000);
+  EXPECT_EQ(try_parse_count("2 G"), 2'000'000'000);
+  EXPECT_EQ(try_parse_count("250k"), 250'000);
+  EXPECT_EQ(try_parse_count("1e6"), 1'000'000);
+  for (const char* text : {"", "-1", "M", "1X", "1MM", "1 MB", "1e30", "nan"}) {
+    EXPECT_EQ(try_parse_count(text), std::nullopt) << text;
+  }
+}
+
 }  // namespace
 }  // namespace nmoe

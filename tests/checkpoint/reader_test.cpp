@@ -43,7 +43,7 @@ TEST_F(ReaderTest, RoundTrip) {
     EXPECT_EQ(reader.path(), path);
     EXPECT_EQ(reader.info().step, 40);
     EXPECT_EQ(reader.info().tokens, sample.state.info.tokens);
-    EXPECT_EQ(reader.info().next_sequence, sample.state.info.next_sequence);
+    EXPECT_EQ(reader.info().cursor, sample.state.info.cursor);
     EXPECT_EQ(reader.info().num_parameters, sample.state.info.num_parameters);
     EXPECT_EQ(reader.info().run_id, "run_1_2");
     EXPECT_EQ(reader.info().config_fingerprint, "c0ffee");
@@ -196,10 +196,10 @@ TEST_F(ReaderTest, TheRemedySkipsOtherBadCheckpoints) {
 TEST_F(ReaderTest, AnotherFormatVersionIsNamed) {
   write_three();
   std::string manifest = read_file(last() / "manifest.json");
-  const std::string key = "\"format_version\": 1";
-  manifest.replace(manifest.find(key), key.size(), "\"format_version\": 2");
+  const std::string key = "\"format_version\": 2";
+  manifest.replace(manifest.find(key), key.size(), "\"format_version\": 3");
   write_file_atomically(last() / "manifest.json", manifest);
-  expect_refused_at_open("has format version 2; this nmoe reads 1");
+  expect_refused_at_open("has format version 3; this nmoe reads 2");
 }
 
 TEST_F(ReaderTest, LoadsExactlyWhatTheModelAsksFor) {

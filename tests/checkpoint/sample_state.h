@@ -26,15 +26,19 @@ namespace nmoe {
 class SampleState {
  public:
   explicit SampleState(int64_t step, int64_t rows = 64) {
-    state.info = {.step = step,
-                  .tokens = step * 4096,
-                  .next_sequence = step * 16,
-                  .num_parameters = rows * 100,
-                  .run_id = "run_1_2",
-                  .config_fingerprint = "c0ffee",
-                  .data_fingerprint = "austen-v1",
-                  .nmoe_version = "0.1.0",
-                  .nmoe_commit = "abc123"};
+    state.info.step = step;
+    state.info.tokens = step * 4096;
+    state.info.num_parameters = rows * 100;
+    state.info.run_id = "run_1_2";
+    state.info.config_fingerprint = "c0ffee";
+    state.info.data_fingerprint = "austen-v1";
+    state.info.nmoe_version = "0.1.0";
+    state.info.nmoe_commit = "abc123";
+    state.info.cursor.sequence = step * 16;
+    state.info.cursor.stage = 1;
+    state.info.cursor.stage_sequence = 3;
+    state.info.cursor.credits = {-2, 2};
+    state.info.cursor.taken = {step, step * 15};
     state.config_toml = "[model]\ndim = 64\n";
     state.tokenizer_json = "{\"type\": \"byte\"}";
     add(state.model, "embedding", DType::kF32, {rows, 16});

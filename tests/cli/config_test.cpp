@@ -15,8 +15,8 @@ TEST_F(ConfigCommandTest, AMissingFile) {
 TEST_F(ConfigCommandTest, WrongKeysAndValues) {
   write("unknown.toml", "[model]\ndim = 16\n\n[train]\nstep = 3\n");
   expect_error(n({"train", "unknown.toml"}), 2, "unknown.toml:5: unknown key train.step", "did you mean train.steps?");
-  write("range.toml", "[train]\nsteps = 0\n");
-  expect_error(n({"train", "range.toml"}), 2, "range.toml:2: train.steps = 0, but it must be an integer from 1",
+  write("range.toml", "[train]\nsteps = -1\n");
+  expect_error(n({"train", "range.toml"}), 2, "range.toml:2: train.steps = -1, but it must be an integer from 0",
                "train.steps");
   write("type.toml", "[model]\ntied_head = 1\n");
   expect_error(n({"plan", "type.toml"}), 2, "model.tied_head = 1, but it must be true or false", "model.tied_head");

@@ -65,7 +65,8 @@ TEST_F(TrainCommandTest, ResumeWantsTheSameConfigurationAndCorpus) {
   expect_error(outcome, 2, "the configuration is not the one that runs/checkpoints/tiny/step_", "undo these changes");
   EXPECT_TRUE(contains(outcome.err, "\noptim.experts.lr: 0.01 != 0.5\nremedy: "));
   output({"prep", "valid.txt", "--out", "other"});
-  expect_error(n(resume({"train.steps=2", "data.path=other"})), 2, "the corpus in other is not", "data.path");
+  expect_error(n(resume({"train.steps=2", "data.path=other"})), 2,
+               "the data of other is not what runs/checkpoints/tiny/step_", "data.path");
   // Where a run stops, what it is called and how often it reports may change.
   output(resume({"train.steps=2", "run.experiment=other", "checkpoint.every=1"}));
 }

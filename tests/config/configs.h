@@ -15,6 +15,9 @@ inline Config dense_gqa_config() {
     attention = "gqa"
     window = 32
     attn_global_every = 2
+    [data]
+    mixture = "mixture.toml"
+    profile = "full"
     [optim.schedule]
     warmup = 10)",
                       "dense_gqa.toml");

@@ -11,11 +11,14 @@ namespace nmoe {
 namespace {
 
 // What may change between a run and its continuation.
-const std::set<std::string> kFree = {"run.name",          "run.experiment",      "run.dir",
-                                     "run.device",        "run.threads",         "data.path",
-                                     "train.steps",       "train.memory_limit",  "train.log_every",
-                                     "train.valid_every", "train.valid_seqs",    "train.stop_on_collapse",
-                                     "checkpoint.every",  "checkpoint.keep_last"};
+const std::set<std::string> kFree = {"run.name",         "run.experiment",
+                                     "run.dir",          "run.device",
+                                     "run.threads",      "data.path",
+                                     "data.mixture",     "data.profile",
+                                     "train.steps",      "train.memory_limit",
+                                     "train.log_every",  "train.valid_every",
+                                     "train.valid_seqs", "train.stop_on_collapse",
+                                     "checkpoint.every", "checkpoint.keep_last"};
 
 // Every key in every configuration: the fingerprint changes when a key that defines the run and has
 // an effect changes, and at nothing else.

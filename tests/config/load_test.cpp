@@ -207,9 +207,9 @@ TEST(Load, ExpandsTheEnvironmentInStrings) {
                "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
   // Only strings expand: a number stays one.
   expect_error("[train]\nsteps = \"${NMOE_TEST_STEPS:-5}\"\n",
-               "bad.toml:2: train.steps = \"5\", but it must be an integer from 1 to "
+               "bad.toml:2: train.steps = \"5\", but it must be an integer from 0 to "
                "1000000000000000",
-               "correct train.steps (where to stop)");
+               "correct train.steps (where to stop; 0: where the plan of data.mixture ends)");
 }
 
 TEST(Overrides, ReplaceTheFileInOrder) {

@@ -2,86 +2,147 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <numeric>
 #include <optional>
-#include <set>
 
 #include "data/test_data.h"
 
 namespace nmoe {
 namespace {
 
-class LoaderTest : public FolderTest {
+TEST(RankSlice, SlicesAreContiguousAndWithinOneOfEqual) {
+  for (const int64_t batch : {0, 1, 7, 8, 24, 1000}) {
+    for (const int64_t num_ranks : {1, 2, 3, 8, 16}) {
+      int64_t end = 0;
+      for (int64_t rank = 0; rank < num_ranks; ++rank) {
+        const RankSlice slice = rank_slice(batch, rank, num_ranks);
+        EXPECT_EQ(slice.begin, end);
+        end = slice.end;
+        const int64_t size = slice.end - slice.begin;
+        EXPECT_TRUE(size == batch / num_ranks || size == batch / num_ranks + 1);
+      }
+      EXPECT_EQ(end, batch);
+    }
+  }
+}
+
+// Three sources, three stages, documents of their own; sources wrap several times.
+class StreamTest : public FolderTest {
  protected:
-  // 103 tokens 0 ... 102: 12 windows of 8 tokens, and 7 tokens that are left out.
-  LoaderTest() {
-    write_counting_split(dir_, 103);
-    dataset_.emplace(dir_);
+  static constexpr int64_t kSeqLen = 6, kBatch = 8;
+
+  StreamTest() {
+    Mixture mixture;
+    std::vector<SourceFacts> facts;
+    std::mt19937 random(11);
+    for (const auto& [name, num_documents] : {std::pair("web", 60), std::pair("code", 25), std::pair("math", 4)}) {
+      std::vector<std::vector<int32_t>> documents;
+      for (int i = 0; i < num_documents; ++i) {
+        std::vector<int32_t> ids(1 + random() % 12);
+        for (int32_t& id : ids) id = static_cast<int32_t>(random() % 256);
+        documents.push_back(ids);
+      }
+      write_split(dir_ / name, documents, 257, 200);
+      datasets_.emplace_back(dir_ / name);
+      mixture.sources.push_back({name, name, 0.0});
+      facts.push_back({name, datasets_.back().num_tokens(), name});
+    }
+    mixture.stages = {{"pretrain", 720, {6, 3, 1}}, {"mid", 480, {1, 1, 1}}, {"long", 240, {0, 1, 3}}};
+    plan_ = make_stream_plan(mixture, facts, kSeqLen, 1440);
   }
 
-  // Inputs, then targets, of some sequences.
-  static std::vector<int32_t> read(const SequenceLoader& loader, int64_t first, int64_t count) {
-    const auto size = static_cast<size_t>(count * loader.seq_len());
-    std::vector<int32_t> both(2 * size, -1);
-    loader.read(first, count, std::span(both).first(size), std::span(both).last(size));
-    return both;
+  std::vector<const TokenDataset*> sets() const {
+    std::vector<const TokenDataset*> sets;
+    for (const TokenDataset& dataset : datasets_) sets.push_back(&dataset);
+    return sets;
   }
 
-  std::optional<TokenDataset> dataset_;
+  // What `num_ranks` ranks, each with its own schedule and reader, train on in `steps` steps from `cursor`, put
+  // together in the order of the global stream: inputs and targets. Each rank reads its slice in microbatches.
+  std::vector<int32_t> stream(Shuffle shuffle, int64_t num_ranks, int64_t microbatch, int64_t steps,
+                              StreamCursor& cursor) const {
+    const auto step_size = static_cast<size_t>(kBatch * kSeqLen);
+    std::vector<int32_t> all(static_cast<size_t>(steps) * 2 * step_size);
+    StreamCursor end;
+    for (int64_t rank = 0; rank < num_ranks; ++rank) {
+      StreamSchedule schedule(plan_);
+      schedule.seek(cursor);
+      const auto datasets = sets();
+      const SequenceReader reader(plan_, datasets, shuffle, 5);
+      for (int64_t step = 0; step < steps; ++step) {
+        std::vector<SequenceRef> refs;
+        schedule.take(kBatch, refs);
+        const RankSlice slice = rank_slice(kBatch, rank, num_ranks);
+        const std::span step_inputs = std::span(all).subspan(static_cast<size_t>(step) * 2 * step_size, step_size);
+        const std::span step_targets =
+            std::span(all).subspan((static_cast<size_t>(step) * 2 + 1) * step_size, step_size);
+        for (int64_t begin = slice.begin; begin < slice.end; begin += microbatch) {
+          const int64_t count = std::min(microbatch, slice.end - begin);
+          const auto place = [&](std::span<int32_t> batch) {
+            return batch.subspan(static_cast<size_t>(begin * kSeqLen), static_cast<size_t>(count * kSeqLen));
+          };
+          reader.read(std::span(refs).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)),
+                      place(step_inputs), place(step_targets));
+        }
+      }
+      EXPECT_TRUE(rank == 0 || schedule.cursor() == end);
+      end = schedule.cursor();
+    }
+    cursor = end;
+    return all;
+  }
+
+  StreamCursor start() const { return StreamSchedule(plan_).cursor(); }
+
+  std::vector<TokenDataset> datasets_;
+  StreamPlan plan_;
 };
 
-TEST_F(LoaderTest, WindowsHaveOneTokenOfLookAhead) {
-  const SequenceLoader loader(*dataset_, 8, 1, /*shuffle=*/false);
-  ASSERT_EQ(loader.num_windows(), 12);
-  for (int64_t sequence = 0; sequence < 30; ++sequence) {
-    const auto both = read(loader, sequence, 1);
-    for (int i = 0; i < 8; ++i) {
-      const auto input = static_cast<int32_t>(sequence % 12 * 8 + i);
-      EXPECT_EQ(both[static_cast<size_t>(i)], input);
-      EXPECT_EQ(both[static_cast<size_t>(8 + i)], input + 1);
+TEST_F(StreamTest, TargetsFollowInputs) {
+  StreamCursor cursor = start();
+  const auto all = stream(Shuffle::kWindows, 1, kBatch, 1, cursor);
+  for (int64_t s = 0; s < kBatch; ++s) {
+    for (int64_t i = 0; i + 1 < kSeqLen; ++i) {
+      EXPECT_EQ(all[static_cast<size_t>(s * kSeqLen + i + 1)], all[static_cast<size_t>((kBatch + s) * kSeqLen + i)]);
     }
   }
 }
 
-TEST_F(LoaderTest, LastWindowMayEndAtTheLastToken) {
-  EXPECT_EQ(SequenceLoader(*dataset_, 102, 1, false).num_windows(), 1);
-  EXPECT_EQ(SequenceLoader(*dataset_, 17, 1, false).num_windows(), 6);
-  EXPECT_EQ(SequenceLoader(*dataset_, 1, 1, false).num_windows(), 102);
-  EXPECT_EQ(read(SequenceLoader(*dataset_, 102, 1, false), 0, 1).back(), 102);
-  expect_error(ErrorKind::kRuntime, "103 tokens; one sequence and its look-ahead need 104",
-               [&] { SequenceLoader(*dataset_, 103, 1, false); });
-}
-
-TEST_F(LoaderTest, EachEpochHasEveryWindowOnceInItsOwnOrder) {
-  const SequenceLoader loader(*dataset_, 8, 42, /*shuffle=*/true);
-  std::set<std::vector<int64_t>> orders;
-  for (int64_t epoch = 0; epoch < 5; ++epoch) {
-    std::vector<int64_t> order;
-    for (int64_t i = 0; i < 12; ++i) order.push_back(loader.window(epoch * 12 + i));
-    orders.insert(order);
-    EXPECT_EQ(std::set(order.begin(), order.end()).size(), 12U);
-    EXPECT_GE(std::ranges::min(order), 0);
-    EXPECT_LT(std::ranges::max(order), 12);
-  }
-  EXPECT_EQ(orders.size(), 5U);
-  const SequenceLoader other_seed(*dataset_, 8, 43, true);
-  EXPECT_NE(read(other_seed, 0, 12), read(loader, 0, 12));
-}
-
-TEST_F(LoaderTest, BatchesDoNotChangeTheOrder) {
-  const SequenceLoader loader(*dataset_, 8, 42, /*shuffle=*/true);
-  const auto all = read(loader, 0, 36);
-  for (const int64_t batch : {1, 2, 3, 9, 18}) {
-    std::vector<int32_t> inputs;
-    std::vector<int32_t> targets;
-    for (int64_t first = 0; first < 36; first += batch) {
-      const auto both = read(SequenceLoader(*dataset_, 8, 42, true), first, batch);
-      const auto half = static_cast<std::ptrdiff_t>(both.size() / 2);
-      inputs.insert(inputs.end(), both.begin(), both.begin() + half);
-      targets.insert(targets.end(), both.begin() + half, both.end());
+// One rank straight through against 1, 2, 4 and 8 ranks and several microbatches, stopped and resumed with another
+// number of ranks in the middle of every stage, at its borders, and anywhere else.
+TEST_F(StreamTest, TheStreamIsTheSameForAnyRanksBeforeAndAfterAResume) {
+  const int64_t steps = plan_.num_sequences() / kBatch;
+  ASSERT_EQ(steps, 30);  // stages end after 15, 25 and 30 steps
+  for (const Shuffle shuffle : {Shuffle::kNone, Shuffle::kWindows, Shuffle::kDocuments}) {
+    StreamCursor cursor = start();
+    const auto straight = stream(shuffle, 1, kBatch, steps, cursor);
+    const StreamCursor end = cursor;
+    EXPECT_EQ(end.stage, 3);
+    for (const int64_t ranks_before : {1, 2, 4, 8}) {
+      for (const int64_t ranks_after : {1, 2, 4, 8}) {
+        for (const int64_t cut : {0, 1, 7, 15, 16, 20, 25, 27, 30}) {
+          cursor = start();
+          auto resumed = stream(shuffle, ranks_before, 1 + cut % 3, cut, cursor);
+          EXPECT_EQ(cursor.sequence, cut * kBatch);
+          const auto rest = stream(shuffle, ranks_after, 2, steps - cut, cursor);
+          resumed.insert(resumed.end(), rest.begin(), rest.end());
+          ASSERT_EQ(resumed, straight) << ranks_before << " then " << ranks_after << " ranks, cut at " << cut;
+          ASSERT_EQ(cursor, end);
+        }
+      }
     }
-    inputs.insert(inputs.end(), targets.begin(), targets.end());
-    EXPECT_EQ(inputs, all) << batch;
+  }
+}
+
+TEST_F(StreamTest, ASplitIsReadInFileOrder) {
+  const SequenceReader split = split_reader(datasets_[0], kSeqLen);
+  std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), expected(kSeqLen + 1);
+  for (int64_t window = 0; window < split.num_windows(0); ++window) {
+    const SequenceRef ref{0, window};
+    split.read({&ref, 1}, inputs, targets);
+    datasets_[0].read(window * kSeqLen, expected);
+    EXPECT_TRUE(std::equal(inputs.begin(), inputs.end(), expected.begin()));
+    EXPECT_TRUE(std::equal(targets.begin(), targets.end(), expected.begin() + 1));
   }
 }
 

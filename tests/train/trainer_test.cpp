@@ -61,7 +61,7 @@ void expect_same_state(const fs::path& a, const fs::path& b) {
   EXPECT_EQ(first.weights_sha256(), second.weights_sha256());
   EXPECT_EQ(first.info().step, second.info().step);
   EXPECT_EQ(first.info().tokens, second.info().tokens);
-  EXPECT_EQ(first.info().next_sequence, second.info().next_sequence);
+  EXPECT_EQ(first.info().cursor, second.info().cursor);
   ASSERT_EQ(first.optimizer().size(), second.optimizer().size());
   for (size_t i = 0; i < first.optimizer().size(); ++i) {
     EXPECT_EQ(first.optimizer()[i].name, second.optimizer()[i].name);
@@ -208,7 +208,7 @@ TEST_F(TrainerTest, ACheckpointSaysWhereItIsFrom) {
   const CheckpointReader reader = CheckpointReader::open(summary.checkpoint);
   EXPECT_EQ(reader.info().step, 3);
   EXPECT_EQ(reader.info().tokens, 3 * 8 * 16);
-  EXPECT_EQ(reader.info().next_sequence, 3 * 8);
+  EXPECT_EQ(reader.info().cursor.sequence, 3 * 8);
   EXPECT_EQ(reader.info().run_id, row("told").id);
   EXPECT_EQ(reader.info().nmoe_version, "0.0.0");
   EXPECT_EQ(reader.info().nmoe_commit, "abc");

@@ -21,21 +21,25 @@ class TrainingDataTest : public test::TempDirTest {
 TEST_F(TrainingDataTest, OpensBothSplits) {
   test::write_corpus(data(), "twelve bytes", "seven b");
   const TrainingData opened = open_training_data(config());
-  EXPECT_EQ(opened.train.num_tokens(), 13);
-  ASSERT_TRUE(opened.valid.has_value());
-  EXPECT_EQ(opened.valid->num_tokens(), 8);
+  ASSERT_EQ(opened.sources.size(), 1u);
+  const DataSource& source = opened.sources[0];
+  EXPECT_EQ(source.train.num_tokens(), 13);
+  ASSERT_TRUE(source.valid.has_value());
+  EXPECT_EQ(source.valid->num_tokens(), 8);
   EXPECT_EQ(opened.tokenizer->vocab_size(), 257);
-  EXPECT_EQ(opened.mapped_bytes(), opened.train.mapped_bytes() + opened.valid->mapped_bytes());
+  EXPECT_EQ(opened.mapped_bytes(), source.train.mapped_bytes() + source.valid->mapped_bytes());
   EXPECT_GE(opened.mapped_bytes(), 2 * (13 + 8));
 
   fs::remove_all(data() / "valid");
-  EXPECT_FALSE(open_training_data(config()).valid.has_value());
+  EXPECT_FALSE(open_training_data(config()).sources[0].valid.has_value());
 }
 
 TEST_F(TrainingDataTest, TheFingerprintFollowsTheTrainingTokens) {
   const auto fingerprint_of = [&](const std::string& train, const std::string& name) {
     test::write_corpus(dir_ / name / "data", train, "held out");
-    return open_training_data(test::tiny_config(dir_ / name)).fingerprint();
+    const Config config = test::tiny_config(dir_ / name, {"data.seq_len=4"});
+    const TrainingData data = open_training_data(config);
+    return data_fingerprint(data, plan_training_data(config, data, 0));
   };
   const std::string first = fingerprint_of("the cat sat", "a");
   EXPECT_EQ(first.size(), 64u);

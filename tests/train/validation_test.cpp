@@ -29,7 +29,7 @@ class ValidationTest : public test::TempDirTest {
     test::write_corpus(dir_ / "data", std::string(kText), std::string(kText));
     config_ = test::tiny_config(dir_, {"data.seq_len=4", "model.vocab_size=257"});
     data_.emplace(open_training_data(config_));
-    loader_.emplace(*data_->valid, 4, 0, /*shuffle=*/false);
+    split_.emplace(split_reader(*data_->sources[0].valid, 4));
     engine_.emplace(config_);
     // A stream of ones, to which no layer adds, meets rows of log p / D in the head.
     for (const auto& [name, tensor] : engine_->engine.state().model) {
@@ -43,7 +43,7 @@ class ValidationTest : public test::TempDirTest {
   }
 
   ValidationResult run(const std::vector<int32_t>& token_bytes, int64_t max_seqs, int64_t microbatch) {
-    return validate(engine_->engine, *loader_, token_bytes, max_seqs, microbatch);
+    return validate(engine_->engine, *split_, token_bytes, max_seqs, microbatch);
   }
 
   // -log of the probabilities of kText[1] ... kText[num_targets].
@@ -57,24 +57,24 @@ class ValidationTest : public test::TempDirTest {
 
   Config config_;
   std::optional<TrainingData> data_;
-  std::optional<SequenceLoader> loader_;
+  std::optional<SequenceReader> split_;
   std::optional<test::ReadyEngine> engine_;
 };
 
 TEST_F(ValidationTest, BitsPerByteByHand) {
   const auto token_bytes = token_byte_counts(*data_->tokenizer);
-  ASSERT_EQ(loader_->num_windows(), 6);
+  ASSERT_EQ(split_->num_windows(0), 6);
   for (const int64_t microbatch : {1, 2, 4}) {  // six windows: with and without a rest
     const ValidationResult all = run(token_bytes, 0, microbatch);
     // The end of the document is no text: 23 of 24 targets count.
     EXPECT_EQ(all.tokens, 23);
     EXPECT_EQ(all.bytes, 23);
-    EXPECT_LE(std::abs(all.loss - nats(23) / 23), 1e-5);
-    EXPECT_LE(std::abs(all.bits_per_byte - nats(23) / 23 / std::log(2.0)), 1e-5);
+    EXPECT_LE(std::abs(all.loss() - nats(23) / 23), 1e-5);
+    EXPECT_LE(std::abs(all.bits_per_byte() - nats(23) / 23 / std::log(2.0)), 1e-5);
 
     const ValidationResult five = run(token_bytes, 5, microbatch);
     EXPECT_EQ(five.tokens, 20);
-    EXPECT_LE(std::abs(five.loss - nats(20) / 20), 1e-5);
+    EXPECT_LE(std::abs(five.loss() - nats(20) / 20), 1e-5);
   }
   EXPECT_EQ(run(token_bytes, 100, 4).tokens, 23);
 }
@@ -87,8 +87,8 @@ TEST_F(ValidationTest, BytesAreThoseThatTokensStandFor) {
   const ValidationResult result = run(token_bytes, 0, 4);
   EXPECT_EQ(result.tokens, 23);
   EXPECT_EQ(result.bytes, 23 + 2 * num_b);
-  EXPECT_LE(std::abs(result.loss - nats(23) / 23), 1e-5);
-  EXPECT_LE(std::abs(result.bits_per_byte - nats(23) / std::log(2.0) / static_cast<double>(23 + 2 * num_b)), 1e-5);
+  EXPECT_LE(std::abs(result.loss() - nats(23) / 23), 1e-5);
+  EXPECT_LE(std::abs(result.bits_per_byte() - nats(23) / std::log(2.0) / static_cast<double>(23 + 2 * num_b)), 1e-5);
 }
 
 TEST_F(ValidationTest, BytesOfTokens) {

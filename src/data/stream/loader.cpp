@@ -3,43 +3,43 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/rng.h"
 
 namespace nmoe {
 
-SequenceLoader::SequenceLoader(const TokenDataset& dataset, int64_t seq_len, uint64_t seed, bool shuffle)
-    : dataset_(dataset), seq_len_(seq_len), seed_(seed), shuffle_(shuffle) {
-  NMOE_CHECK(seq_len > 0, "sequences of {} tokens", seq_len);
-  num_windows_ = (dataset.num_tokens() - 1) / seq_len;
-  if (num_windows_ < 1) {
-    throw runtime_error(fmt::format("'{}' has {} tokens; one sequence and its look-ahead need {}",
-                                    dataset.dir().string(), dataset.num_tokens(), seq_len + 1),
-                        "lower data.seq_len, or prepare more text");
+RankSlice rank_slice(int64_t batch, int64_t rank, int64_t num_ranks) {
+  NMOE_CHECK(batch >= 0 && rank >= 0 && rank < num_ranks, "rank {} of {} in a batch of {}", rank, num_ranks, batch);
+  const int64_t each = batch / num_ranks, longer = batch % num_ranks;
+  const int64_t begin = rank * each + std::min(rank, longer);
+  return {begin, begin + each + (rank < longer ? 1 : 0)};
+}
+
+SequenceReader::SequenceReader(const StreamPlan& plan, std::span<const TokenDataset* const> datasets, Shuffle shuffle,
+                               uint64_t seed)
+    : seq_len_(plan.seq_len) {
+  NMOE_CHECK(datasets.size() == plan.sources.size(), "{} datasets for {} sources", datasets.size(),
+             plan.sources.size());
+  for (size_t i = 0; i < datasets.size(); ++i) {
+    orders_.emplace_back(*datasets[i], seq_len_, shuffle, seed, plan.sources[i].name);
   }
 }
 
-int64_t SequenceLoader::window(int64_t sequence) const {
-  NMOE_CHECK(sequence >= 0, "sequence {}", sequence);
-  const int64_t position = sequence % num_windows_;
-  if (!shuffle_) return position;
-  const auto epoch = static_cast<uint64_t>(sequence / num_windows_);
-  const KeyedPermutation order(static_cast<uint64_t>(num_windows_), Philox(seed_, "data.order").bits(epoch));
-  return static_cast<int64_t>(order(static_cast<uint64_t>(position)));
-}
-
-void SequenceLoader::read(int64_t first_sequence, int64_t num_sequences, std::span<int32_t> inputs,
+void SequenceReader::read(std::span<const SequenceRef> refs, std::span<int32_t> inputs,
                           std::span<int32_t> targets) const {
   const auto length = static_cast<size_t>(seq_len_);
-  NMOE_CHECK(inputs.size() == static_cast<size_t>(num_sequences) * length && targets.size() == inputs.size(),
-             "{} inputs and {} targets for {} sequences of {}", inputs.size(), targets.size(), num_sequences, seq_len_);
-  for (int64_t i = 0; i < num_sequences; ++i) {
-    const int64_t first_token = window(first_sequence + i) * seq_len_;
-    const auto input = inputs.subspan(static_cast<size_t>(i) * length, length);
-    const auto target = targets.subspan(static_cast<size_t>(i) * length, length);
-    dataset_.read(first_token, input.first(1));
-    dataset_.read(first_token + 1, target);
-    std::ranges::copy(target.first(length - 1), input.begin() + 1);
+  NMOE_CHECK(inputs.size() == refs.size() * length && targets.size() == inputs.size(),
+             "{} inputs and {} targets for {} sequences of {}", inputs.size(), targets.size(), refs.size(), seq_len_);
+  std::vector<int32_t> window(length + 1);
+  for (size_t s = 0; s < refs.size(); ++s) {
+    orders_[static_cast<size_t>(refs[s].source)].read(refs[s].index, window);
+    std::copy_n(window.begin(), length, inputs.begin() + static_cast<std::ptrdiff_t>(s * length));
+    std::copy_n(window.begin() + 1, length, targets.begin() + static_cast<std::ptrdiff_t>(s * length));
   }
+}
+
+SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len) {
+  const SourceFacts facts{.name = "split", .num_tokens = dataset.num_tokens(), .hash = ""};
+  const TokenDataset* const datasets[] = {&dataset};
+  return {single_source_plan(facts, seq_len), datasets, Shuffle::kNone, /*seed=*/0};
 }
 
 }  // namespace nmoe

@@ -1,44 +1,47 @@
-// Training sequences from a dataset.
+// Batches of a run's global stream, and a rank's share of them.
 //
-// The dataset is cut into windows of S = seq_len tokens: window w has inputs [w S, w S + S) and
-// targets one token further, so its last target is the next window's first input. Windows cross
-// documents. A tail shorter than a window is left out.
-//
-// The stream of sequences has no end and no state: sequence g is position g mod W (of W windows) in
-// epoch g / W, and each epoch has its own permutation of the windows, keyed by seed and epoch. So
-// how sequences are grouped into batches, or spread over readers, cannot change their order, and g
-// is all that a checkpoint has to keep.
+// A step takes the next `batch` sequences of the schedule. Every rank follows the whole schedule and reads its own
+// slice of each step's sequences: rank r of R gets a contiguous part, the first (batch mod R) ranks one sequence more.
+// So the stream is the same for any number of ranks, and how it is cut into microbatches changes nothing.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "data/shards/dataset.h"
+#include "data/stream/order.h"
+#include "data/stream/plan.h"
+#include "data/stream/schedule.h"
 
 namespace nmoe {
 
-class SequenceLoader {
+// [begin, end) of a step's sequences.
+struct RankSlice {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+RankSlice rank_slice(int64_t batch, int64_t rank, int64_t num_ranks);
+
+// Reads sequences by reference. Immutable and thread-safe.
+class SequenceReader {
  public:
-  // `dataset` must outlive the loader. Without `shuffle` every epoch is in file order and `seed` is
-  // not used. Error (runtime) when the dataset is shorter than one window.
-  SequenceLoader(const TokenDataset& dataset, int64_t seq_len, uint64_t seed, bool shuffle);
+  // `datasets` are the plan's sources, in its order, and must outlive the reader.
+  SequenceReader(const StreamPlan& plan, std::span<const TokenDataset* const> datasets, Shuffle shuffle, uint64_t seed);
 
-  int64_t num_windows() const { return num_windows_; }
   int64_t seq_len() const { return seq_len_; }
+  int64_t num_windows(size_t source) const { return orders_[source].num_windows(); }  // of an epoch
 
-  // The window of sequence `sequence` >= 0.
-  int64_t window(int64_t sequence) const;
-
-  // Sequences [first_sequence, first_sequence + num_sequences): `inputs` and `targets` are
-  // [num_sequences, seq_len], row-major. Thread-safe. Errors: TokenDataset::read.
-  void read(int64_t first_sequence, int64_t num_sequences, std::span<int32_t> inputs, std::span<int32_t> targets) const;
+  // inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i + 1], with one token of
+  // look-ahead at the end. Errors: TokenDataset::read.
+  void read(std::span<const SequenceRef> refs, std::span<int32_t> inputs, std::span<int32_t> targets) const;
 
  private:
-  const TokenDataset& dataset_;
   int64_t seq_len_;
-  uint64_t seed_;
-  bool shuffle_;
-  int64_t num_windows_ = 0;
+  std::vector<SourceOrder> orders_;  // by source
 };
+
+// Sequence k of source 0 is window k of the dataset, in file order: a validation split from its beginning.
+SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len);
 
 }  // namespace nmoe

@@ -1,0 +1,31 @@
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "config/load.h"
+#include "train/memory_plan.h"
+#include "train/training_data.h"
+
+namespace nmoe::cli {
+
+void data_plan_command(const ConfigArguments& arguments) {
+  Config config = load_config(arguments.file, arguments.overrides);
+  const TrainingData data = open_training_data(config);
+  config = resolve_vocab_size(config, *data.tokenizer);
+  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
+  config = resolve_steps(config, plan);
+  const double step_tokens = static_cast<double>(config.train.batch_seqs * config.data.seq_len);
+  if (is_endless(plan)) {
+    const PlannedSource& corpus = plan.sources[0];
+    fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n", corpus.num_tokens,
+               corpus.num_windows, plan.seq_len);
+    fmt::print("train.steps = {}: {:.3f} epochs\n", config.train.steps,
+               static_cast<double>(config.train.steps * config.train.batch_seqs) /
+                   static_cast<double>(corpus.num_windows));
+    return;
+  }
+  fmt::print("{}", print_stream_plan(plan));
+  fmt::print("train.steps = {} of {:.0f} tokens; the plan has {} steps\n", config.train.steps, step_tokens,
+             plan.num_sequences() / config.train.batch_seqs);
+}
+
+}  // namespace nmoe::cli

@@ -1,0 +1,53 @@
+// The order in which a source's text is read: sequence k of a source to the tokens it is made of.
+//
+// An epoch is the source's tokens in some order, cut into windows of S = seq_len tokens: window w has inputs [w S, w S
+// + S) and targets one token further, so its last target is the next window's first input. Windows cross documents;
+// what is left at an epoch's end, shorter than a window, is not read. Sequence k is position k mod W (of W windows) of
+// epoch k / W.
+//
+//   kNone       file order, epoch after epoch
+//   kWindows    file order, its windows permuted anew in each epoch
+//   kDocuments  documents permuted anew in each epoch, then cut: a window's neighbours differ between epochs
+//
+// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, the
+// position of every 1,024th document of the last two epochs read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/shards/dataset.h"
+
+namespace nmoe {
+
+class SourceOrder {
+ public:
+  // `dataset` must outlive the order. `name` tells sources of one seed apart. Error (runtime) when the dataset is
+  // shorter than one window, or, for kDocuments, when an index is damaged.
+  SourceOrder(const TokenDataset& dataset, int64_t seq_len, Shuffle shuffle, uint64_t seed, const std::string& name);
+  ~SourceOrder();
+  SourceOrder(SourceOrder&&) noexcept;
+
+  int64_t num_windows() const { return num_windows_; }
+
+  // The seq_len + 1 tokens of sequence k >= 0. Thread-safe. Errors: TokenDataset::read.
+  void read(int64_t k, std::span<int32_t> tokens) const;
+
+ private:
+  class DocumentOrder;
+  uint64_t epoch_key(int64_t epoch) const;
+
+  const TokenDataset* dataset_;
+  int64_t seq_len_;
+  Shuffle shuffle_;
+  uint64_t seed_;
+  std::string stream_;
+  int64_t num_windows_ = 0;
+  std::unique_ptr<DocumentOrder> documents_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,66 @@
+// The plan of a run's data: how many sequences each stage takes from each source. Made before training, from the
+// mixture, a profile and what the sources hold; everything the stream does follows from it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/mixture.h"
+
+namespace nmoe {
+
+// What a plan needs to know of a source.
+struct SourceFacts {
+  std::string name;
+  int64_t num_tokens = 0;  // of its training split
+  std::string hash;        // names its content
+};
+
+struct PlannedSource {
+  std::string name;
+  std::string hash;
+  int64_t num_tokens = 0;
+  int64_t num_windows = 0;     // sequences of an epoch: floor((num_tokens - 1) / seq_len)
+  int64_t max_sequences = -1;  // of the whole run; -1: no limit
+};
+
+struct PlannedStage {
+  std::string name;
+  int64_t num_sequences = 0;
+  std::vector<int64_t> quotas;  // by source; their sum is num_sequences
+  std::vector<bool> capped;     // by source: its max_epochs left it less than its share
+};
+
+struct StreamPlan {
+  int64_t seq_len = 0;
+  std::vector<PlannedSource> sources;
+  std::vector<PlannedStage> stages;
+
+  int64_t num_sequences() const;
+  int64_t num_tokens() const { return num_sequences() * seq_len; }
+  // SHA-256 over all of it: equal plans with equal seeds give equal streams.
+  std::string hash() const;
+};
+
+// The tokens of all stages together under the profile called `profile`. Error (usage) when there is none of that name.
+int64_t profile_tokens(const Mixture& mixture, std::string_view profile, int64_t active_parameters);
+
+// Scales the stages so that together they have `total_tokens`: stage s gets floor(scaled tokens / seq_len) sequences,
+// and source i of it the share p_i = w_i^(1 / temperature) / sum_j w_j^(1 / temperature), rounded to whole sequences by
+// largest remainder (ties: the first source). A source that reaches its max_epochs gives what is left of it, and the
+// others share the rest in proportion to p. `sources` are in the order of mixture.sources.
+// Errors (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence, sources
+// that cannot fill a stage.
+StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFacts>& sources, int64_t seq_len,
+                            int64_t total_tokens);
+
+// One source, in one stage without end, for as many epochs as it takes.
+StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len);
+bool is_endless(const StreamPlan& plan);
+
+// A table: per stage and source tokens, sequences, share, epochs over the source up to the stage's end.
+std::string print_stream_plan(const StreamPlan& plan);
+
+}  // namespace nmoe

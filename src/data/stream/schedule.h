@@ -1,0 +1,42 @@
+// The global order of a run's sequences: which source gives the next one.
+//
+// Smooth weighted round robin at the grain of a sequence, the quotas of a stage being the weights: every source's
+// credit grows by its quota, the source with the most credit (the first of equals) is taken and pays the stage's total.
+// Over a stage each source is thus taken exactly quota times, evenly spread, and the credits end at 0 where they began.
+//
+// The order depends on the plan alone: not on ranks, batch sizes or threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/stream/cursor.h"
+#include "data/stream/plan.h"
+
+namespace nmoe {
+
+// The `index`-th sequence that the run takes from `source`.
+struct SequenceRef {
+  int32_t source = 0;
+  int64_t index = 0;
+  bool operator==(const SequenceRef&) const = default;
+};
+
+class StreamSchedule {
+ public:
+  // `plan` must outlive the schedule.
+  explicit StreamSchedule(const StreamPlan& plan);
+
+  const StreamCursor& cursor() const { return cursor_; }
+  // Error (runtime) when the plan cannot have led there: a cursor of another plan.
+  void seek(const StreamCursor& cursor);
+
+  // Appends the next `count` sequences. Error (runtime) when the plan has fewer left.
+  void take(int64_t count, std::vector<SequenceRef>& out);
+
+ private:
+  const StreamPlan& plan_;
+  StreamCursor cursor_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,28 @@
+#include "train/batch_stream.h"
+
+namespace nmoe {
+
+BatchStream::BatchStream(const Config& config, const TrainingData& data, int64_t active_parameters)
+    : batch_seqs_(config.train.batch_seqs),
+      microbatch_tokens_(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len)),
+      plan_(plan_training_data(config, data, active_parameters)),
+      schedule_(plan_),
+      reader_(plan_, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
+      inputs_(static_cast<size_t>(batch_seqs_ * config.data.seq_len)),
+      targets_(inputs_.size()) {}
+
+void BatchStream::next() {
+  refs_.clear();
+  schedule_.take(batch_seqs_, refs_);
+  reader_.read(refs_, inputs_, targets_);
+}
+
+int64_t BatchStream::num_microbatches() const { return static_cast<int64_t>(inputs_.size() / microbatch_tokens_); }
+
+Microbatch BatchStream::microbatch(int64_t index) const {
+  const size_t first = static_cast<size_t>(index) * microbatch_tokens_;
+  return {std::span(inputs_).subspan(first, microbatch_tokens_),
+          std::span(targets_).subspan(first, microbatch_tokens_)};
+}
+
+}  // namespace nmoe

@@ -1,0 +1,123 @@
+#include "data/stream/order.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "data/test_data.h"
+
+namespace nmoe {
+namespace {
+
+class OrderTest : public FolderTest {
+ protected:
+  // 103 tokens 0 ... 102: 12 windows of 8 tokens, and 7 tokens that are left out.
+  OrderTest() {
+    write_counting_split(dir_, 103);
+    dataset_.emplace(dir_);
+  }
+
+  static std::vector<int32_t> read(const SourceOrder& order, int64_t k, int64_t seq_len) {
+    std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
+    order.read(k, tokens);
+    return tokens;
+  }
+
+  std::optional<TokenDataset> dataset_;
+};
+
+TEST_F(OrderTest, WindowsHaveOneTokenOfLookAhead) {
+  const SourceOrder order(*dataset_, 8, Shuffle::kNone, 1, "a");
+  ASSERT_EQ(order.num_windows(), 12);
+  for (int64_t k = 0; k < 30; ++k) {
+    const auto tokens = read(order, k, 8);
+    for (int i = 0; i <= 8; ++i) EXPECT_EQ(tokens[static_cast<size_t>(i)], k % 12 * 8 + i);
+  }
+}
+
+TEST_F(OrderTest, TheLastWindowMayEndAtTheLastToken) {
+  const auto windows = [&](int64_t seq_len) {
+    return SourceOrder(*dataset_, seq_len, Shuffle::kNone, 1, "a").num_windows();
+  };
+  EXPECT_EQ(windows(102), 1);
+  EXPECT_EQ(windows(17), 6);
+  EXPECT_EQ(windows(1), 102);
+  EXPECT_EQ(read(SourceOrder(*dataset_, 102, Shuffle::kNone, 1, "a"), 0, 102).back(), 102);
+  expect_error(ErrorKind::kRuntime, "103 tokens; one sequence and its look-ahead need 104", [&] { windows(103); });
+}
+
+TEST_F(OrderTest, EachEpochHasEveryWindowOnceInItsOwnOrder) {
+  const SourceOrder order(*dataset_, 8, Shuffle::kWindows, 42, "a");
+  const auto epoch_of = [](const SourceOrder& o, int64_t epoch) {
+    std::vector<int32_t> firsts;
+    for (int64_t k = 0; k < 12; ++k) firsts.push_back(read(o, epoch * 12 + k, 8)[0]);
+    return firsts;
+  };
+  std::set<std::vector<int32_t>> orders;
+  for (int64_t epoch = 0; epoch < 5; ++epoch) {
+    std::vector<int32_t> firsts = epoch_of(order, epoch);
+    orders.insert(firsts);
+    std::ranges::sort(firsts);
+    for (int32_t window = 0; window < 12; ++window) EXPECT_EQ(firsts[static_cast<size_t>(window)], window * 8);
+  }
+  EXPECT_EQ(orders.size(), 5u);
+  EXPECT_NE(epoch_of(SourceOrder(*dataset_, 8, Shuffle::kWindows, 43, "a"), 0), epoch_of(order, 0));
+  EXPECT_NE(epoch_of(SourceOrder(*dataset_, 8, Shuffle::kWindows, 42, "b"), 0), epoch_of(order, 0));
+}
+
+// 3,000 documents of 1 to 7 tokens over several shards: an epoch is a permutation of them, whole.
+TEST_F(OrderTest, DocumentsArePermutedWhole) {
+  std::mt19937 random(5);
+  std::vector<std::vector<int32_t>> documents;
+  int32_t next = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<int32_t> ids(random() % 7);
+    for (int32_t& id : ids) id = next++;
+    documents.push_back(ids);
+  }
+  const int32_t eos = next;
+  write_split(dir_ / "docs", documents, eos + 1, 4000);
+  const TokenDataset dataset(dir_ / "docs");
+  ASSERT_GT(dataset.manifest().num_shards, 2);
+  constexpr int64_t kLength = 16;
+  const SourceOrder order(dataset, kLength, Shuffle::kDocuments, 9, "d");
+  EXPECT_EQ(order.num_windows(), (dataset.num_tokens() - 1) / kLength);
+
+  std::vector<std::vector<int32_t>> epochs;
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::vector<int32_t> stream = {read(order, epoch * order.num_windows(), kLength)[0]};
+    for (int64_t w = 0; w < order.num_windows(); ++w) {
+      const auto tokens = read(order, epoch * order.num_windows() + w, kLength);
+      ASSERT_EQ(tokens.front(), stream.back());  // the look-ahead is the next window's first token
+      stream.insert(stream.end(), tokens.begin() + 1, tokens.end());
+    }
+    std::multiset<std::vector<int32_t>> seen, expected(documents.begin(), documents.end());
+    std::vector<int32_t> document;
+    for (const int32_t token : stream) {
+      if (token == eos) {
+        seen.insert(document);
+        document.clear();
+      } else {
+        document.push_back(token);
+      }
+    }
+    // All but the few whose end lies in what is left over.
+    EXPECT_GE(seen.size() + kLength, documents.size());
+    EXPECT_TRUE(std::ranges::includes(expected, seen));
+    epochs.push_back(stream);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[1], epochs[2]);
+  // Random access gives the same: backwards, across epochs.
+  for (int64_t k = 3 * order.num_windows() - 1; k >= 0; k -= 97) {
+    const auto tokens = read(order, k, kLength);
+    const auto& stream = epochs[static_cast<size_t>(k / order.num_windows())];
+    const auto begin = stream.begin() + k % order.num_windows() * kLength;
+    EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), begin)) << k;
+  }
+}
+
+}  // namespace
+}  // namespace nmoe
