@@ -103,8 +103,9 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-  std::string path;       // folder written by `n prep`, with train/ and valid/
-  int64_t seq_len = 256;  // S
+  std::string path;             // folder written by `n prep`, with train/ and valid/
+  int64_t seq_len = 256;        // S
+  bool mask_documents = false;  // attention and positions start afresh with every document
 };
 
 // Peak rate and optimizer of one parameter group.

@@ -366,6 +366,7 @@ std::vector<Field> describe(Config& config) {
   f.section("data");
   f.key("path", config.data.path, kAnyText, "folder that `n prep` wrote").not_in_fingerprint();
   f.key("seq_len", config.data.seq_len, kSize, "tokens of a sequence");
+  f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions start afresh with each document");
 
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);

@@ -37,6 +37,8 @@ class TokenSource {
     return resolved;
   }
 
+  // Made-up ids have no documents.
+  int32_t eos_id() const { return loader_ ? loader_->eos_id() : -1; }
   std::string description() const { return data_ ? data_->train.dir().string() : "random ids"; }
 
   void read(int64_t first, int64_t count, std::span<int32_t> inputs, std::span<int32_t> targets) const {
@@ -95,6 +97,7 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
   const double peak_before = ops->peak_flops();
   std::vector<int32_t> inputs(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<int32_t> targets(inputs.size());
+  Documents documents;
   std::vector<double> forward_backward, optimizer, total;
   using Clock = std::chrono::steady_clock;
   const auto ms_between = [](Clock::time_point a, Clock::time_point b) {
@@ -105,7 +108,10 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
     engine.begin_step();
     for (int64_t done = 0; done < config.train.batch_seqs; done += config.train.microbatch_seqs) {
       source.read(step * config.train.batch_seqs + done, config.train.microbatch_seqs, inputs, targets);
-      engine.accumulate(inputs, targets);
+      if (engine.masks_documents()) {
+        find_documents(inputs, config.train.microbatch_seqs, config.data.seq_len, source.eos_id(), documents);
+      }
+      engine.accumulate(inputs, targets, documents);
     }
     const auto middle = Clock::now();
     engine.finish_step({.steps = step + 1, .tokens = (step + 1) * bench.tokens_per_step});

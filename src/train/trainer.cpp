@@ -57,6 +57,7 @@ class Trainer {
  private:
   void start_or_resume();
   void loop(const StopSignal& stop);
+  void read_microbatch(int64_t first_sequence);
   StepResult take_step();
   void after_step(const StepResult& result);
   void fail_non_finite(const StepResult& result);
@@ -77,6 +78,7 @@ class Trainer {
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<AsyncCheckpointWriter> writer_;
   std::vector<int32_t> inputs_, targets_;  // one microbatch
+  Documents documents_;                    // of it; empty without data.mask_documents
   Progress progress_;
   int64_t next_sequence_ = 0;
   int64_t saved_step_ = -1;
@@ -128,15 +130,23 @@ void Trainer::start_or_resume() {
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", summary_.checkpoint.string()));
 }
 
+void Trainer::read_microbatch(int64_t first_sequence) {
+  const int64_t num_seqs = config_.train.microbatch_seqs;
+  loader_.read(first_sequence, num_seqs, inputs_, targets_);
+  if (engine_->masks_documents()) {
+    find_documents(inputs_, num_seqs, config_.data.seq_len, loader_.eos_id(), documents_);
+  }
+}
+
 StepResult Trainer::take_step() {
   clock_.start();
   engine_->begin_step();
   step_bytes_ = 0;
   const int64_t microbatch = config_.train.microbatch_seqs;
   for (int64_t done = 0; done < config_.train.batch_seqs; done += microbatch) {
-    loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
+    read_microbatch(next_sequence_ + done);
     for (const int32_t target : targets_) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
-    engine_->accumulate(inputs_, targets_);
+    engine_->accumulate(inputs_, targets_, documents_);
   }
   const Progress next{.steps = progress_.steps + 1, .tokens = progress_.tokens + batch_tokens()};
   const StepResult result = engine_->finish_step(next);
@@ -151,8 +161,8 @@ void Trainer::fail_non_finite(const StepResult& result) {
   std::string culprit;
   const int64_t microbatch = config_.train.microbatch_seqs;
   for (int64_t done = 0; done < config_.train.batch_seqs && culprit.empty(); done += microbatch) {
-    loader_.read(next_sequence_ + done, microbatch, inputs_, targets_);
-    culprit = engine_->find_non_finite(inputs_, targets_);
+    read_microbatch(next_sequence_ + done);
+    culprit = engine_->find_non_finite(inputs_, targets_, documents_);
   }
   throw RunFailure(
       RunStatus::kFailedNan,

@@ -19,6 +19,7 @@ ValidationResult validate(Engine& engine, const SequenceLoader& loader, const st
   const size_t capacity = static_cast<size_t>(microbatch_seqs * loader.seq_len());
   std::vector<int32_t> inputs(capacity), targets(capacity);
   std::vector<float> losses(capacity);
+  Documents documents;
   ValidationResult result;
   double nats = 0;
   for (int64_t first = 0; first < num_seqs; first += microbatch_seqs) {
@@ -27,7 +28,10 @@ ValidationResult validate(Engine& engine, const SequenceLoader& loader, const st
     const std::span batch_inputs(inputs.data(), size), batch_targets(targets.data(), size);
     const std::span batch_losses(losses.data(), size);
     loader.read(first, count, batch_inputs, batch_targets);
-    engine.evaluate(batch_inputs, batch_targets, batch_losses);
+    if (engine.masks_documents()) {
+      find_documents(batch_inputs, count, loader.seq_len(), loader.eos_id(), documents);
+    }
+    engine.evaluate(batch_inputs, batch_targets, batch_losses, documents);
     for (size_t i = 0; i < size; ++i) {
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
       if (bytes == 0) continue;

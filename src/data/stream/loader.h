@@ -25,6 +25,7 @@ class SequenceLoader {
 
   int64_t num_windows() const { return num_windows_; }
   int64_t seq_len() const { return seq_len_; }
+  int32_t eos_id() const { return dataset_.eos_id(); }  // ends every document
 
   // The window of sequence `sequence` >= 0.
   int64_t window(int64_t sequence) const;
