@@ -16,11 +16,11 @@ void data_plan_command(const ConfigArguments& arguments) {
   const double step_tokens = static_cast<double>(config.train.batch_seqs * config.data.seq_len);
   if (is_endless(plan)) {
     const PlannedSource& corpus = plan.sources[0];
-    fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n", corpus.num_tokens,
-               corpus.num_windows, plan.seq_len);
-    fmt::print("train.steps = {}: {:.3f} epochs\n", config.train.steps,
-               static_cast<double>(config.train.steps * config.train.batch_seqs) /
-                   static_cast<double>(corpus.num_windows));
+    fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n",
+               corpus.num_tokens, corpus.num_windows, plan.seq_len);
+    fmt::print(
+        "train.steps = {}: {:.3f} epochs\n", config.train.steps,
+        static_cast<double>(config.train.steps * config.train.batch_seqs) / static_cast<double>(corpus.num_windows));
     return;
   }
   fmt::print("{}", print_stream_plan(plan));

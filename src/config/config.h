@@ -112,6 +112,7 @@ struct DataConfig {
   std::string profile;                  // which of its profiles
   Shuffle shuffle = Shuffle::kWindows;  // new in every epoch
   int64_t seq_len = 256;                // S
+  bool mask_documents = false;          // attention and positions start afresh with every document
 };
 
 // Peak rate and optimizer of one parameter group.

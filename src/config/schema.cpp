@@ -371,8 +371,9 @@ std::vector<Field> describe(Config& config) {
   f.key("profile", config.data.profile, kAnyText, "how much of the mixture to train on")
       .needs(!config.data.mixture.empty(), "data.mixture")
       .not_in_fingerprint();
-  f.key("shuffle", config.data.shuffle, kShuffles, "put into a new order in each epoch");
+  f.key("shuffle", config.data.shuffle, kShuffles, "reordered in each epoch");
   f.key("seq_len", config.data.seq_len, kSize, "tokens of a sequence");
+  f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions start afresh with each document");
 
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);

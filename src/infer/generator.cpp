@@ -69,7 +69,9 @@ GenerateResult Generator::generate(const GenerateOptions& options, const std::fu
   GenerateResult result;
   Utf8Stream text;
   while (result.tokens < options.max_tokens) {
-    const size_t context = std::min(ids.size(), static_cast<size_t>(config_.data.seq_len));
+    // A model that was trained to see its own document only knows nothing of the end of the last one.
+    const size_t unseen = config_.data.mask_documents && ids.size() > 1 ? 1 : 0;
+    const size_t context = std::min(ids.size() - unseen, static_cast<size_t>(config_.data.seq_len));
     const int32_t id =
         sample_token(next_logits(std::span(ids).last(context)), options.sampling, static_cast<uint64_t>(result.tokens));
     if (id == tokenizer_->eos_id()) {

@@ -13,7 +13,8 @@ struct ModelCost {
   int64_t active_parameters = 0;  // those a token uses: routed experts count top_k / num_experts
   // Training FLOPs of one token, forward and backward: 6 per active matrix parameter (the embedding look-up is
   // none, the head is one), plus attention over the causal (and windowed) positions a query really sees:
-  // 6 * heads * (Dqk + Dv) * mean positions per layer.
+  // 6 * heads * (Dqk + Dv) * mean positions per layer. With documents masked a query sees fewer: this counts as if
+  // a sequence were one document.
   double flops_per_token = 0.0;
 };
 

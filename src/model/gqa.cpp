@@ -27,7 +27,8 @@ AttentionShape GroupedQueryAttention::shape(const Pass& pass) const {
   return {.num_seqs = pass.batch.num_seqs,
           .seq_len = pass.batch.seq_len,
           .scale = yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim)),
-          .window = window_};
+          .window = window_,
+          .cu_seqlens = pass.batch.cu_seqlens};
 }
 
 RopeArgs GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {

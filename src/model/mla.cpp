@@ -34,7 +34,8 @@ AttentionShape LatentAttention::shape(const Pass& pass) const {
   return {.num_seqs = pass.batch.num_seqs,
           .seq_len = pass.batch.seq_len,
           .scale = yarn_softmax_scale(config_.yarn) / std::sqrt(head_dim),
-          .window = window_};
+          .window = window_,
+          .cu_seqlens = pass.batch.cu_seqlens};
 }
 
 RopeArgs LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {

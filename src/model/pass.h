@@ -16,7 +16,9 @@ struct Batch {
   int64_t seq_len = 0;
   Tensor tokens;     // [T] i32
   Tensor targets;    // [T] i32; negative: no loss
-  Tensor positions;  // [T] i32
+  Tensor positions;  // [T] i32, in the sequence or, with cu_seqlens, in the document
+  // [C] i32, ops/backend.h: a token sees its own document only. Undefined: every sequence is one document.
+  Tensor cu_seqlens = {};
 
   int64_t num_tokens() const { return num_seqs * seq_len; }
 };

@@ -37,7 +37,7 @@ enum class RopeLayout {
 // Rotates `rope_dim` values of every head, starting `rope_offset` into it. In place.
 struct RopeArgs {
   Tensor x;          // [T, H, head_size]
-  Tensor positions;  // [T] i32, < dim(0) of the tables
+  Tensor positions;  // [T] i32, < dim(0) of the tables; they restart wherever a document is to start afresh
   Tensor cos;        // [max positions, rope_dim / 2], YaRN's magnitude factor already applied
   Tensor sin;        // same
   int64_t rope_offset = 0;
@@ -45,12 +45,19 @@ struct RopeArgs {
 };
 
 // Causal softmax attention over B sequences of S positions; query head h reads key/value head h / (H / G).
-// Position i sees positions j with i - window < j <= i, or all j <= i when window is 0. O(S) memory.
+// Position i sees positions j with i - window < j <= i, or all j <= i when window is 0, of its own document only.
+// O(S) memory.
+//
+// Documents are runs of the T tokens: document d is [cu_seqlens[d], cu_seqlens[d + 1]). cu_seqlens[0] is 0, no entry is
+// less than the one before, and the last is T. None crosses from one sequence into the next: every multiple of S up
+// to T is among the entries. The capacity C is at least the number of documents + 1 and may be more (it stays the same
+// from batch to batch); entries that are not needed repeat T. Work is proportional to the documents' lengths.
 struct AttentionShape {
-  int64_t num_seqs = 0;  // B
-  int64_t seq_len = 0;   // S
-  double scale = 1.0;    // factor of q.k before the softmax
-  int64_t window = 0;    // 0: full causal
+  int64_t num_seqs = 0;    // B
+  int64_t seq_len = 0;     // S
+  double scale = 1.0;      // factor of q.k before the softmax
+  int64_t window = 0;      // 0: full causal
+  Tensor cu_seqlens = {};  // [C] i32; undefined: every sequence is one document
 };
 struct AttentionForward {
   AttentionShape shape;

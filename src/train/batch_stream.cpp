@@ -4,6 +4,8 @@ namespace nmoe {
 
 BatchStream::BatchStream(const Config& config, const TrainingData& data, int64_t active_parameters)
     : batch_seqs_(config.train.batch_seqs),
+      microbatch_seqs_(config.train.microbatch_seqs),
+      mask_documents_(config.data.mask_documents),
       microbatch_tokens_(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len)),
       plan_(plan_training_data(config, data, active_parameters)),
       schedule_(plan_),
@@ -19,10 +21,13 @@ void BatchStream::next() {
 
 int64_t BatchStream::num_microbatches() const { return static_cast<int64_t>(inputs_.size() / microbatch_tokens_); }
 
-Microbatch BatchStream::microbatch(int64_t index) const {
+Microbatch BatchStream::microbatch(int64_t index) {
   const size_t first = static_cast<size_t>(index) * microbatch_tokens_;
-  return {std::span(inputs_).subspan(first, microbatch_tokens_),
-          std::span(targets_).subspan(first, microbatch_tokens_)};
+  const std::span inputs = std::span(inputs_).subspan(first, microbatch_tokens_);
+  if (mask_documents_) {
+    find_documents(inputs, microbatch_seqs_, reader_.seq_len(), reader_.eos_id(), documents_);
+  }
+  return {inputs, std::span(targets_).subspan(first, microbatch_tokens_), documents_};
 }
 
 }  // namespace nmoe

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/stream/documents.h"
 #include "data/stream/loader.h"
 #include "train/training_data.h"
 
@@ -14,6 +15,7 @@ namespace nmoe {
 // One forward and backward pass's share of a batch: [microbatch_seqs * seq_len] each.
 struct Microbatch {
   std::span<const int32_t> inputs, targets;
+  const Documents& documents;  // empty without data.mask_documents
 };
 
 class BatchStream {
@@ -33,17 +35,20 @@ class BatchStream {
   void next();
 
   int64_t num_microbatches() const;
-  Microbatch microbatch(int64_t index) const;
+  // Good until the next call.
+  Microbatch microbatch(int64_t index);
   std::span<const int32_t> targets() const { return targets_; }  // of the whole batch
 
  private:
-  int64_t batch_seqs_;
+  int64_t batch_seqs_, microbatch_seqs_;
+  bool mask_documents_;
   size_t microbatch_tokens_;
   StreamPlan plan_;
   StreamSchedule schedule_;
   SequenceReader reader_;
   std::vector<SequenceRef> refs_;
-  std::vector<int32_t> inputs_, targets_;
+  std::vector<int32_t> inputs_, targets_;  // of one batch
+  Documents documents_;                    // of one microbatch
 };
 
 }  // namespace nmoe

@@ -82,12 +82,17 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
       batches->next();
       for (int64_t i = 0; i < batches->num_microbatches(); ++i) {
         const Microbatch part = batches->microbatch(i);
-        engine.accumulate(part.inputs, part.targets);
+        engine.accumulate(part.inputs, part.targets, part.documents);
       }
     } else {
       const std::span ids = random_tokens;
+      Documents documents;  // made-up ids have none: each sequence is one
       for (size_t i = 0; i < batch_tokens; i += microbatch_tokens) {
-        engine.accumulate(ids.subspan(i, microbatch_tokens), ids.subspan(i + 1, microbatch_tokens));
+        const auto inputs = ids.subspan(i, microbatch_tokens);
+        if (engine.masks_documents()) {
+          find_documents(inputs, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
+        }
+        engine.accumulate(inputs, ids.subspan(i + 1, microbatch_tokens), documents);
       }
     }
     const auto middle = Clock::now();

@@ -26,13 +26,15 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
             .seq_len = seq_len,
             .tokens = step_state_.allocate(DType::kI32, {T}),
             .targets = step_state_.allocate(DType::kI32, {T}),
-            .positions = step_state_.allocate(DType::kI32, {T})};
+            .positions = step_state_.allocate(DType::kI32, {T}),
+            .cu_seqlens = config_.data.mask_documents ? step_state_.allocate(DType::kI32, {T + 1}) : Tensor()};
   losses_ = step_state_.allocate(ops.compute_dtype(), {T});
   loss_sum_ = step_state_.allocate(DType::kF64, {1});
   square_sum_ = step_state_.allocate(DType::kF64, {1});
   grad_scale_ = step_state_.allocate(DType::kF64, {1});
   bad_count_ = step_state_.allocate(DType::kI32, {1});
 
+  cu_seqlens_.resize(masks_documents() ? static_cast<size_t>(T + 1) : 0);
   std::vector<int32_t> positions(static_cast<size_t>(T));
   for (size_t i = 0; i < positions.size(); ++i) {
     positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % seq_len);
@@ -47,7 +49,8 @@ StepScale Engine::step_scale() const {
   return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .num_targets = tokens};
 }
 
-Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                           const Documents& documents) {
   const int64_t T = static_cast<int64_t>(inputs.size());
   NMOE_CHECK(targets.size() == inputs.size() && T % config_.data.seq_len == 0 && T <= batch_.num_tokens(),
              "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
@@ -56,9 +59,22 @@ Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int3
                     .seq_len = config_.data.seq_len,
                     .tokens = batch_.tokens.rows(0, T),
                     .targets = batch_.targets.rows(0, T),
-                    .positions = batch_.positions.rows(0, T)};
+                    .positions = batch_.positions.rows(0, T),
+                    .cu_seqlens = batch_.cu_seqlens};
   ops_.upload(batch.tokens, inputs.data());
   ops_.upload(batch.targets, targets.data());
+  NMOE_CHECK(documents.empty() != masks_documents(),
+             "data.mask_documents is {}, and a microbatch came with {} documents", masks_documents(),
+             documents.cu_seqlens.size());
+  if (masks_documents()) {
+    NMOE_CHECK(documents.positions.size() == inputs.size() && documents.cu_seqlens.size() <= cu_seqlens_.size(),
+               "{} positions and {} document bounds for {} inputs", documents.positions.size(),
+               documents.cu_seqlens.size(), inputs.size());
+    std::ranges::fill(std::ranges::copy(documents.cu_seqlens, cu_seqlens_.begin()).out, cu_seqlens_.end(),
+                      static_cast<int32_t>(T));
+    ops_.upload(batch.cu_seqlens, cu_seqlens_.data());
+    ops_.upload(batch.positions, documents.positions.data());
+  }
   return batch;
 }
 
@@ -67,8 +83,8 @@ void Engine::begin_step() {
   ops_.fill(loss_sum_, 0.0);
 }
 
-void Engine::accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
-  const Batch batch = upload_batch(inputs, targets);
+void Engine::accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents) {
+  const Batch batch = upload_batch(inputs, targets, documents);
   model_.forward_backward(batch, step_scale(), activations_, losses_);
   ops_.sum(losses_, loss_sum_);
 }
@@ -114,7 +130,8 @@ std::vector<RouterHealth> Engine::router_health() const {
   return result;
 }
 
-std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                                    const Documents& documents) {
   std::string first;
   const auto look = [&](std::string_view name, Tensor value) {
     if (!first.empty() || value.dtype() != ops_.compute_dtype()) return;
@@ -127,7 +144,7 @@ std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<c
     }
   };
   for (const Parameter& parameter : model_.parameters().all()) look("weight " + parameter.name, parameter.value);
-  const Batch batch = upload_batch(inputs, targets);
+  const Batch batch = upload_batch(inputs, targets, documents);
   model_.begin_step();
   model_.forward_backward(batch, step_scale(), activations_, losses_, look);
   for (const Parameter& parameter : model_.parameters().all()) {
@@ -136,8 +153,9 @@ std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<c
   return first;
 }
 
-void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses) {
-  const Batch batch = upload_batch(inputs, targets);
+void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
+                      const Documents& documents) {
+  const Batch batch = upload_batch(inputs, targets, documents);
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses);
   ops_.download(losses.data(), batch_losses);
@@ -180,10 +198,14 @@ EngineMemory measure_memory(const Config& config, int num_threads) {
   Engine engine(config, *ops, nullptr);
   const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<float> losses(ids.size());
+  Documents documents;
+  if (config.data.mask_documents) {
+    find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
+  }
   engine.begin_step();
-  engine.accumulate(ids, ids);
+  engine.accumulate(ids, ids, documents);
   engine.finish_step({.steps = 1, .tokens = 1});
-  engine.evaluate(ids, ids, losses);
+  engine.evaluate(ids, ids, losses, documents);
   engine.stage();
   return engine.used();
 }

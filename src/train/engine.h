@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/stream/documents.h"
 #include "model/model.h"
 #include "ops/backend.h"
 #include "optim/optimizer.h"
@@ -65,29 +66,33 @@ class Engine {
 
   // --- a step: begin, any number of accumulate, finish
   void begin_step();
-  // Host arrays of num_seqs * seq_len ids. Every call of a step must have num_seqs = train.microbatch_seqs.
-  void accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets);
+  // Host arrays of num_seqs * seq_len ids. Every call of a step must have num_seqs = train.microbatch_seqs. `documents`
+  // are those of the inputs where data.mask_documents is set, else empty; so everywhere below.
+  void accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents = {});
   // Clips, updates weights and router biases. A step that is not finite changes nothing.
   StepResult finish_step(const Progress& progress);
   std::vector<RouterHealth> router_health() const;  // of the last step, in layer order
 
   // Names the first parameter or intermediate that is not finite when this microbatch is run, "" if all are.
-  std::string find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets);
+  std::string find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                              const Documents& documents = {});
 
   // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0.
-  void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses);
+  void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
+                const Documents& documents = {});
 
   // The tensors a checkpoint holds, in place (to load into) ...
   StateTensors state() const;
   // ... or copied to staging, where they keep while training goes on. Call again only when the last is written.
   StateTensors stage();
 
+  bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   EngineMemory used() const;  // most bytes ever in use
 
  private:
-  Batch upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets);
+  Batch upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents);
   StepScale step_scale() const;
 
   Config config_;
@@ -100,12 +105,13 @@ class Engine {
   Arena staging_{"checkpoint staging"};
   Model model_;
   std::unique_ptr<Optimizer> optimizer_;
-  Batch batch_;        // sized for train.microbatch_seqs
-  Tensor losses_;      // [T]
-  Tensor loss_sum_;    // [1] f64
-  Tensor square_sum_;  // [1] f64
-  Tensor grad_scale_;  // [1] f64
-  Tensor bad_count_;   // [1] i32
+  Batch batch_;                      // sized for train.microbatch_seqs; cu_seqlens for as many documents as tokens
+  std::vector<int32_t> cu_seqlens_;  // host side of batch_.cu_seqlens
+  Tensor losses_;                    // [T]
+  Tensor loss_sum_;                  // [1] f64
+  Tensor square_sum_;                // [1] f64
+  Tensor grad_scale_;                // [1] f64
+  Tensor bad_count_;                 // [1] i32
 };
 
 // Runs one whole step, a validation and a checkpoint's staging against counting arenas.

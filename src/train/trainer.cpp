@@ -144,7 +144,7 @@ StepResult Trainer::take_step() {
   engine_->begin_step();
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
-    engine_->accumulate(part.inputs, part.targets);
+    engine_->accumulate(part.inputs, part.targets, part.documents);
   }
   const Progress next{.steps = progress_.steps + 1, .tokens = progress_.tokens + batch_tokens()};
   const StepResult result = engine_->finish_step(next);
@@ -159,7 +159,7 @@ void Trainer::fail_non_finite(const StepResult& result) {
   std::string culprit;
   for (int64_t i = 0; i < batches_.num_microbatches() && culprit.empty(); ++i) {
     const Microbatch part = batches_.microbatch(i);
-    culprit = engine_->find_non_finite(part.inputs, part.targets);
+    culprit = engine_->find_non_finite(part.inputs, part.targets, part.documents);
   }
   throw RunFailure(
       RunStatus::kFailedNan,

@@ -32,6 +32,7 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
   std::vector<SequenceRef> refs;
   std::vector<int32_t> inputs(capacity), targets(capacity);
   std::vector<float> losses(capacity);
+  Documents documents;
   ValidationResult result;
   for (int64_t first = 0; first < num_seqs; first += microbatch_seqs) {
     const int64_t count = std::min(microbatch_seqs, num_seqs - first);
@@ -41,7 +42,10 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
     refs.clear();
     for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
     split.read(refs, batch_inputs, batch_targets);
-    engine.evaluate(batch_inputs, batch_targets, batch_losses);
+    if (engine.masks_documents()) {
+      find_documents(batch_inputs, count, split.seq_len(), split.eos_id(), documents);
+    }
+    engine.evaluate(batch_inputs, batch_targets, batch_losses, documents);
     for (size_t i = 0; i < size; ++i) {
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
       if (bytes == 0) continue;

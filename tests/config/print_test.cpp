@@ -48,7 +48,8 @@ TEST(Print, AlignsValuesAndMeanings) {
                       "kv_lora_rank     = 64  # width of latent keys and values\n"),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("\nseq_len = 256                       # tokens of a sequence\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\nseq_len        = 256                       # tokens of a sequence\n"), std::string::npos)
+      << text;
 }
 
 TEST(Print, LinesFitAScreen) {

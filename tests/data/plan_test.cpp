@@ -60,7 +60,8 @@ TEST(Plan, CappedSourcesGiveTheirRestToTheOthers) {
 
 TEST(Plan, ExhaustedSourcesAreAnErrorBeforeTraining) {
   const Mixture mixture = mixture_of({{1, 0, 0}, {0, 1, 1}}, 1, 1200);
-  expect_error(ErrorKind::kUsage, "stage s1 lacks 100 tokens: its sources are exhausted, code (1001 tokens, max_epochs 1)",
+  expect_error(ErrorKind::kUsage,
+               "stage s1 lacks 100 tokens: its sources are exhausted, code (1001 tokens, max_epochs 1)",
                [&] { make_stream_plan(mixture, kSources, 10, 2400); });
   expect_error(ErrorKind::kUsage, "source math has 101 tokens; one sequence and its look-ahead need 201",
                [&] { make_stream_plan(mixture, kSources, 200, 2400); });
@@ -72,8 +73,9 @@ TEST(Plan, Invariants) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> weight(0.01, 5.0);
   for (int trial = 0; trial < 300; ++trial) {
-    Mixture mixture = mixture_of({{weight(random), weight(random), weight(random)}, {weight(random), weight(random), 0}},
-                                 trial % 2 == 0 ? 0 : 3);
+    Mixture mixture =
+        mixture_of({{weight(random), weight(random), weight(random)}, {weight(random), weight(random), 0}},
+                   trial % 2 == 0 ? 0 : 3);
     mixture.temperature = weight(random);
     const StreamPlan plan = make_stream_plan(mixture, kSources, 10, 2 * (500 + trial * 10));
     std::vector<int64_t> taken(3, 0);
@@ -92,8 +94,9 @@ TEST(Plan, Invariants) {
       }
       for (size_t i = 0; i < 3; ++i) {
         if (stage.capped[i] || mixture.stages[s].weights[i] == 0) continue;
-        EXPECT_LE(std::abs(static_cast<double>(stage.quotas[i]) - p(i) / free_weight * static_cast<double>(free_sequences)),
-                  1.0);
+        EXPECT_LE(
+            std::abs(static_cast<double>(stage.quotas[i]) - p(i) / free_weight * static_cast<double>(free_sequences)),
+            1.0);
       }
     }
   }

@@ -58,6 +58,29 @@ TEST_F(GeneratorTest, PromptsAndTextMayBeLongerThanASequence) {
   EXPECT_EQ(text.substr(40), "abcd abcd ");
 }
 
+// Documents "pqrs" after an end: a model that sees none but its own document starts each at its first token.
+TEST_F(GeneratorTest, GoesOnWithinItsDocumentOnly) {
+  const fs::path data = dir_->path() / "short";
+  make_directories(dir_->path() / "short-text");
+  std::string text;
+  for (int i = 0; i < 600; ++i) text += "pqrs\n--\n";
+  write_file_atomically(dir_->path() / "short-text/text.txt", text);
+  prepare_dataset(
+      {.inputs = {(dir_->path() / "short-text/text.txt").string()}, .split_on = "--", .out = data, .threads = 1});
+  const Config config =
+      test::tiny_config(dir_->path(), {"run.name=short", "data.path=" + data.string(), "data.mask_documents=true",
+                                       "train.steps=60", "train.stop_on_collapse=false", "optim.rest.lr=3e-2"});
+  Generator generator(train(config, {.resume = false, .version = "0", .commit = "0"}).checkpoint, 1);
+  for (const std::string prompt : {"", "p", "pqr"}) {
+    std::string written;
+    const GenerateResult result =
+        generator.generate({.prompt = prompt, .max_tokens = 20, .sampling = {.temperature = 0}},
+                           [&](std::string_view piece) { written += piece; });
+    EXPECT_EQ(prompt + written, "pqrs\n");
+    EXPECT_TRUE(result.ended);
+  }
+}
+
 TEST_F(GeneratorTest, TheSeedDecides) {
   const SamplingOptions hot = {.temperature = 3.0, .seed = 7};
   const std::string text = generate("ab", 40, hot);

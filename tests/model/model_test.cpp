@@ -113,6 +113,48 @@ TEST_P(EveryModel, SameBitsForAnyNumberOfThreads) {
   EXPECT_EQ(values(one.losses()), values(three.losses()));
 }
 
+// Documents of 2 and 3 tokens packed into a sequence, and of 5: each loss is that of the document in a sequence of its
+// own, and the gradients add up.
+TEST_P(EveryModel, PackedDocumentsAreAsIfAlone) {
+  TestModel test(GetParam().config);
+  Batch packed = test.batch();
+  packed.positions = test.pool().ints({kSeqs * kLen}, {0, 1, 0, 1, 2, 0, 1, 2, 3, 4});
+  packed.cu_seqlens = test.pool().ints({kSeqs * kLen + 1}, {0, 2, 5, 10, 10, 10, 10, 10, 10, 10, 10});
+  test.model().begin_step();
+  test.model().forward_backward(packed, test.scale(), test.activations(), test.losses());
+  const std::vector<double> losses = values(test.losses());
+  const auto grads = test.grads();
+
+  std::vector<double> losses_alone;
+  test.model().begin_step();
+  for (const auto& [begin, end] : {std::pair{0, 2}, {2, 5}, {5, 10}}) {
+    const Batch alone{1, end - begin, packed.tokens.rows(begin, end), packed.targets.rows(begin, end),
+                      packed.positions.rows(begin, end)};
+    const Tensor alone_losses = test.losses().rows(0, end - begin);
+    test.model().forward_backward(alone, test.scale(), test.activations(), alone_losses);
+    for (const double loss : values(alone_losses)) losses_alone.push_back(loss);
+  }
+  // Rounding apart: sums run in another order.
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], losses_alone[i], 1e-12) << "token " << i;
+  if (GetParam().config.moe.balance_loss > 0) return;  // a mean over the sequence, documents or not
+  const auto grads_alone = test.grads();
+  for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(near(grads_alone[i], grads[i], 1e-9)) << "gradient " << i;
+}
+
+TEST_P(EveryModel, AnotherDocumentChangesNothing) {
+  TestModel test(GetParam().config);
+  Batch packed = test.batch();
+  packed.positions = test.pool().ints({kSeqs * kLen}, {0, 1, 0, 1, 2, 0, 1, 2, 3, 4});
+  packed.cu_seqlens = test.pool().ints({4}, {0, 2, 5, 10});
+  test.model().forward(packed, test.activations(), test.losses());
+  const std::vector<double> before = values(test.losses());
+  for (const int64_t i : {0, 1}) set(packed.tokens, i, 10 - get(packed.tokens, i));
+  test.model().forward(packed, test.activations(), test.losses());
+  const std::vector<double> after = values(test.losses());
+  EXPECT_NE(before[0], after[0]);
+  for (size_t i = 2; i < before.size(); ++i) EXPECT_EQ(before[i], after[i]) << "token " << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(Small, EveryModel, ::testing::ValuesIn(small_models()),
                          [](const auto& param_info) { return param_info.param.name; });
 

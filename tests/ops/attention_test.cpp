@@ -10,18 +10,31 @@ namespace {
 struct Case {
   std::string name;
   int64_t B, S, H, G, Dk, Dv, window;
+  std::vector<double> cu_seqlens = {};  // empty: none
 };
 const Case kSmallCases[] = {
-    {"one position", 2, 1, 2, 1, 3, 2, 0},          {"one value a head", 1, 5, 1, 1, 1, 1, 0},
-    {"grouped heads", 2, 6, 4, 2, 3, 5, 0},         {"window of one", 1, 5, 2, 2, 3, 2, 1},
-    {"window of three", 2, 7, 2, 1, 2, 3, 3},       {"window of the whole sequence", 1, 6, 2, 2, 3, 3, 6},
-    {"beyond a query block", 1, 67, 2, 1, 2, 1, 0}, {"window across query blocks", 1, 130, 1, 1, 2, 1, 66},
+    {"one position", 2, 1, 2, 1, 3, 2, 0},
+    {"one value a head", 1, 5, 1, 1, 1, 1, 0},
+    {"grouped heads", 2, 6, 4, 2, 3, 5, 0},
+    {"window of one", 1, 5, 2, 2, 3, 2, 1},
+    {"window of three", 2, 7, 2, 1, 2, 3, 3},
+    {"window of the whole sequence", 1, 6, 2, 2, 3, 3, 6},
+    {"beyond a query block", 1, 67, 2, 1, 2, 1, 0},
+    {"window across query blocks", 1, 130, 1, 1, 2, 1, 66},
+    {"documents of one token", 1, 5, 2, 1, 3, 2, 0, {0, 1, 2, 3, 4, 5}},
+    {"documents, spare capacity", 2, 7, 2, 2, 2, 3, 0, {0, 3, 4, 7, 12, 14, 14, 14}},
+    {"documents and a window", 1, 9, 2, 1, 3, 2, 3, {0, 2, 7, 9}},
+    {"a document ends with a query block", 1, 70, 1, 1, 2, 1, 0, {0, 64, 70}},
+    {"a document across query blocks", 1, 131, 1, 1, 2, 2, 0, {0, 60, 129, 131}},
 };
 const Case kLargeCases[] = {
     {"many key blocks", 2, 600, 4, 2, 24, 16, 0},
     {"window wider than a key block", 1, 700, 2, 2, 16, 16, 300},
     {"narrow window", 2, 333, 3, 1, 8, 40, 3},
     {"many sequences", 20, 67, 2, 2, 33, 32, 0},
+    {"a document longer than a key block", 2, 600, 4, 2, 24, 16, 0, {0, 1, 301, 600, 640, 704, 1200}},
+    {"documents on block borders", 1, 700, 2, 1, 16, 16, 0, {0, 64, 320, 321, 512, 576, 700}},
+    {"wide window and documents", 1, 700, 2, 2, 16, 16, 270, {0, 5, 650, 700}},
 };
 
 struct Problem {
@@ -30,7 +43,8 @@ struct Problem {
 };
 Problem make_problem(TensorPool& pool, const Case& c) {
   const int64_t tokens = c.B * c.S;
-  const AttentionShape shape{c.B, c.S, 1.0 / std::sqrt(static_cast<double>(c.Dk)), c.window};
+  AttentionShape shape{c.B, c.S, 1.0 / std::sqrt(static_cast<double>(c.Dk)), c.window};
+  if (!c.cu_seqlens.empty()) shape.cu_seqlens = pool.ints({static_cast<int64_t>(c.cu_seqlens.size())}, c.cu_seqlens);
   const Tensor q = pool.normal({tokens, c.H, c.Dk}), k = pool.normal({tokens, c.G, c.Dk});
   const Tensor v = pool.normal({tokens, c.G, c.Dv}), dout = pool.normal({tokens, c.H, c.Dv});
   // Outputs start as NaN, so that reading one before writing it shows.
@@ -38,6 +52,15 @@ Problem make_problem(TensorPool& pool, const Case& c) {
   return {{shape, q, k, v, out, lse},
           {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
            pool.full(v.shape(), NAN)}};
+}
+
+// First position, in sequence b, of the document that its position i is in.
+int64_t document_begin(const Case& c, int64_t b, int64_t i) {
+  double first = 0;
+  for (const double bound : c.cu_seqlens) {
+    if (bound <= static_cast<double>(b * c.S + i)) first = bound;
+  }
+  return std::max<int64_t>(0, static_cast<int64_t>(first) - b * c.S);
 }
 
 // The definition, one query at a time.
@@ -48,7 +71,7 @@ void reference(const Case& c, const AttentionForward& a, std::vector<double>& ou
     for (int64_t h = 0; h < c.H; ++h) {
       const int64_t g = h / (c.H / c.G);
       for (int64_t i = 0; i < c.S; ++i) {
-        const int64_t first = c.window == 0 ? 0 : std::max<int64_t>(0, i - c.window + 1);
+        const int64_t first = std::max(document_begin(c, b, i), c.window == 0 ? 0 : i - c.window + 1);
         std::vector<double> weights;
         double sum = 0;
         for (int64_t j = first; j <= i; ++j) {
@@ -185,6 +208,39 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
       EXPECT_TRUE(same_bits(problem.backward.dk, first.backward.dk)) << threads;
       EXPECT_TRUE(same_bits(problem.backward.dv, first.backward.dv)) << threads;
     }
+  }
+}
+
+TEST(Attention, OneDocumentASequenceHasTheBitsOfNoDocuments) {
+  for (Case c : kLargeCases) {
+    SCOPED_TRACE(c.name);
+    c.cu_seqlens.clear();
+    TensorPool plain_pool(DType::kF32), masked_pool(DType::kF32);
+    const Problem plain = make_problem(plain_pool, c);
+    for (int64_t b = 0; b <= c.B; ++b) c.cu_seqlens.push_back(static_cast<double>(b * c.S));
+    const Problem masked = make_problem(masked_pool, c);
+    const auto backend = cpu_backend(DType::kF32);
+    for (const Problem* problem : {&plain, &masked}) {
+      backend->attention_forward(problem->forward);
+      backend->attention_backward(problem->backward);
+    }
+    EXPECT_TRUE(same_bits(masked.forward.q, plain.forward.q));
+    EXPECT_TRUE(same_bits(masked.forward.out, plain.forward.out));
+    EXPECT_TRUE(same_bits(masked.forward.lse, plain.forward.lse));
+    EXPECT_TRUE(same_bits(masked.backward.dq, plain.backward.dq));
+    EXPECT_TRUE(same_bits(masked.backward.dk, plain.backward.dk));
+    EXPECT_TRUE(same_bits(masked.backward.dv, plain.backward.dv));
+  }
+}
+
+TEST(Attention, RefusesDocumentsThatCrossSequences) {
+  const auto backend = cpu_backend();
+  const std::vector<std::vector<double>> refused = {{0, 14}, {0, 6, 8, 14}, {1, 7, 14}, {0, 7, 13}, {0, 7, 5, 14}, {}};
+  for (const std::vector<double>& bounds : refused) {
+    TensorPool pool;
+    Problem problem = make_problem(pool, {"", 2, 7, 1, 1, 2, 2, 0});
+    problem.forward.shape.cu_seqlens = pool.ints({static_cast<int64_t>(bounds.size())}, bounds);
+    EXPECT_THROW(backend->attention_forward(problem.forward), CheckFailure);
   }
 }
 

@@ -71,6 +71,7 @@ TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
       {"model.moe.top_k=6", "model.moe.score=softmax", "model.tied_head=true"},
       {"model.attention=gqa", "model.window=4", "model.attn_global_every=2"},
       {"model.activation=relu_squared", "optim.matrices.optimizer=adamw"},
+      {"data.mask_documents=true"},
   };
   for (auto overrides : variants) {
     // A configuration of grouped-query attention has no use for the keys of the other kind.
@@ -89,7 +90,7 @@ TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
         ASSERT_TRUE(random_step(ready.engine, config, step).finite);
         const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 99);
         std::vector<float> losses(ids.size());
-        ready.engine.evaluate(ids, ids, losses);
+        ready.engine.evaluate(ids, ids, losses, documents_of(ids, config));
         ready.engine.stage();
       }
       expect_equal(ready.engine.used(), ready.memory);
@@ -220,6 +221,41 @@ TEST(EngineTest, EvaluatesAnyNumberOfSequencesAndSkipsWhatHasNoTarget) {
       EXPECT_LE(std::abs(alone[i] - losses[first + i]), 1e-5f) << seq << ' ' << i;
     }
   }
+}
+
+// Two sequences in which a document ends, and the tail of each as a sequence of its own.
+TEST(EngineTest, DocumentsAreEvaluatedAsIfAlone) {
+  const Config config = config_with({"data.mask_documents=true"});
+  const Config short_config = config_with({"data.mask_documents=true", "data.seq_len=6"});
+  ReadyEngine ready(config), short_ready(short_config);
+  const size_t S = static_cast<size_t>(config.data.seq_len), tail = 6;
+  auto inputs = random_ids(static_cast<int64_t>(2 * S), kVocab - 1, 1);
+  for (int32_t& id : inputs) ++id;  // no 0 but the ends
+  const auto targets = random_ids(static_cast<int64_t>(2 * S), kVocab, 2);
+  std::vector<float> losses(2 * S), alone(tail);
+  for (const size_t seq : {size_t{0}, size_t{1}}) inputs[(seq + 1) * S - tail - 1] = 0;
+  ready.engine.evaluate(inputs, targets, losses, documents_of(inputs, config));
+  for (const size_t seq : {size_t{0}, size_t{1}}) {
+    const size_t begin = (seq + 1) * S - tail;
+    const auto tail_inputs = std::span(inputs).subspan(begin, tail);
+    short_ready.engine.evaluate(tail_inputs, std::span(targets).subspan(begin, tail), alone,
+                                documents_of(tail_inputs, short_config));
+    for (size_t i = 0; i < tail; ++i) EXPECT_LE(std::abs(alone[i] - losses[begin + i]), 1e-5f) << seq << ' ' << i;
+  }
+  // It is the mask that made them equal.
+  ReadyEngine unmasked(config_with());
+  std::vector<float> unmasked_losses(2 * S);
+  unmasked.engine.evaluate(inputs, targets, unmasked_losses);
+  EXPECT_GT(std::abs(unmasked_losses[S - 1] - losses[S - 1]), 1e-4f);
+}
+
+TEST(EngineTest, RefusesAMicrobatchWithoutTheDocumentsItMasks) {
+  ReadyEngine masked(config_with({"data.mask_documents=true"})), plain(config_with());
+  const Config config = config_with({"data.mask_documents=true"});
+  const auto ids = random_ids(config.data.seq_len, kVocab, 1);
+  std::vector<float> losses(ids.size());
+  EXPECT_THROW(masked.engine.evaluate(ids, ids, losses), CheckFailure);
+  EXPECT_THROW(plain.engine.evaluate(ids, ids, losses, documents_of(ids, config)), CheckFailure);
 }
 
 }  // namespace

@@ -33,6 +33,14 @@ inline std::vector<int32_t> random_ids(int64_t count, int64_t vocab_size, uint64
   return ids;
 }
 
+// Every id 0 ends a document; none are given where the configuration masks none.
+inline Documents documents_of(std::span<const int32_t> inputs, const Config& config) {
+  Documents documents;
+  const int64_t seq_len = config.data.seq_len, num_seqs = static_cast<int64_t>(inputs.size()) / seq_len;
+  if (config.data.mask_documents) find_documents(inputs, num_seqs, seq_len, /*eos_id=*/0, documents);
+  return documents;
+}
+
 // One step on random ids, the same for the same seed however it is cut into microbatches.
 inline StepResult random_step(Engine& engine, const Config& config, int64_t step) {
   const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
@@ -42,7 +50,8 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
   const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
   engine.begin_step();
   for (size_t first = 0; first < inputs.size(); first += size) {
-    engine.accumulate(std::span(inputs).subspan(first, size), std::span(targets).subspan(first, size));
+    const auto microbatch = std::span(inputs).subspan(first, size);
+    engine.accumulate(microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
   }
   return engine.finish_step({.steps = step, .tokens = step * tokens});
 }

@@ -69,6 +69,29 @@ void expect_same_state(const fs::path& a, const fs::path& b) {
   }
 }
 
+// A corpus of many short documents.
+TEST_F(TrainerTest, MaskingDocumentsDefinesTheRun) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "abcde"[i % 5] + std::string("xy\n--\n");
+  make_directories(dir_ / "short-text");
+  write_file_atomically(dir_ / "short-text/text.txt", text);
+  prepare_dataset({.inputs = {(dir_ / "short-text/text.txt").string()},
+                   .valid_fraction = 0.3,
+                   .split_on = "--",
+                   .out = dir_ / "short",
+                   .threads = 1});
+  const std::string data = "data.path=" + (dir_ / "short").string();
+  run("plain", {data, "train.steps=4"});
+  run("masked", {data, "data.mask_documents=true", "train.steps=4"});
+  run("masked_halves", {data, "data.mask_documents=true", "train.steps=2"});
+  resume("masked_halves", {data, "data.mask_documents=true", "train.steps=4"});
+  expect_same_state(latest_checkpoint(checkpoints("masked")).value(),
+                    latest_checkpoint(checkpoints("masked_halves")).value());
+  EXPECT_NE(weights_of(checkpoints("masked")), weights_of(checkpoints("plain")));
+  const Error error = error_of([&] { resume("plain", {data, "data.mask_documents=true", "train.steps=8"}); });
+  EXPECT_TRUE(contains(error.what(), "data.mask_documents"));
+}
+
 TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
   run("straight", {"train.steps=40"});
   run("halves", {"train.steps=20"});

@@ -15,7 +15,7 @@ RankSlice rank_slice(int64_t batch, int64_t rank, int64_t num_ranks) {
 
 SequenceReader::SequenceReader(const StreamPlan& plan, std::span<const TokenDataset* const> datasets, Shuffle shuffle,
                                uint64_t seed)
-    : seq_len_(plan.seq_len) {
+    : seq_len_(plan.seq_len), eos_id_(datasets.front()->eos_id()) {
   NMOE_CHECK(datasets.size() == plan.sources.size(), "{} datasets for {} sources", datasets.size(),
              plan.sources.size());
   for (size_t i = 0; i < datasets.size(); ++i) {

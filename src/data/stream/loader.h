@@ -26,11 +26,12 @@ RankSlice rank_slice(int64_t batch, int64_t rank, int64_t num_ranks);
 // Reads sequences by reference. Immutable and thread-safe.
 class SequenceReader {
  public:
-  // `datasets` are the plan's sources, in its order, and must outlive the reader.
+  // `datasets` are the plan's sources, in its order, of one tokenizer, and must outlive the reader.
   SequenceReader(const StreamPlan& plan, std::span<const TokenDataset* const> datasets, Shuffle shuffle, uint64_t seed);
 
   int64_t seq_len() const { return seq_len_; }
   int64_t num_windows(size_t source) const { return orders_[source].num_windows(); }  // of an epoch
+  int32_t eos_id() const { return eos_id_; }                                          // ends every document
 
   // inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i + 1], with one token of
   // look-ahead at the end. Errors: TokenDataset::read.
@@ -38,6 +39,7 @@ class SequenceReader {
 
  private:
   int64_t seq_len_;
+  int32_t eos_id_;
   std::vector<SourceOrder> orders_;  // by source
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "ops/cpu/blas.h"
 #include "ops/cpu/vector_math.h"
@@ -18,11 +19,16 @@ constexpr int64_t kKeyBlock = 256;
 // Letters as in ops/backend.h.
 struct Geometry {
   int64_t B, S, H, G, Dk, Dv, window;
+  // [B, S] where, in its sequence, the document of a position begins; null: at 0.
+  const int32_t* document_begin = nullptr;
 
   int64_t query_blocks() const { return ceil_div(S, kQueryBlock); }
   int64_t group_size() const { return H / G; }  // query heads to a key/value head
-  // First key that the query at position i sees.
-  int64_t first_key(int64_t i) const { return window == 0 ? 0 : std::max<int64_t>(0, i - window + 1); }
+  // First key that the query at position i of a sequence sees. It never falls as i grows.
+  int64_t first_key(int64_t seq, int64_t i) const {
+    const int64_t first = document_begin == nullptr ? 0 : document_begin[seq * S + i];
+    return window == 0 ? first : std::max(first, i - window + 1);
+  }
 };
 
 Geometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -30,6 +36,29 @@ Geometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor&
   NMOE_CHECK(q.dim(0) == g.B * g.S && g.H % g.G == 0 && k.dim(2) == g.Dk && v.dim(1) == g.G,
              "attention over {} sequences of {}: q {}, k {}, v {}", g.B, g.S, q.shape(), k.shape(), v.shape());
   return g;
+}
+
+// Geometry::document_begin's storage, undefined without documents.
+Tensor claim_document_begin(ArenaScope& scope, const AttentionShape& shape) {
+  return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs, shape.seq_len}) : Tensor();
+}
+
+// Fills `begin` from shape.cu_seqlens and gives it to `g`.
+void set_documents(const AttentionShape& shape, const Tensor& begin, Geometry& g) {
+  if (!begin.defined()) return;
+  const std::span<const int32_t> bounds = shape.cu_seqlens.span<int32_t>();
+  const int64_t num_tokens = begin.num_elements();
+  NMOE_CHECK(!bounds.empty(), "no documents for {} tokens", num_tokens);
+  NMOE_CHECK(bounds.front() == 0 && bounds.back() == num_tokens, "documents of {} tokens from {} to {}", num_tokens,
+             bounds.front(), bounds.back());
+  int32_t* out = begin.data<int32_t>();
+  for (size_t document = 0; document + 1 < bounds.size(); ++document) {
+    const int64_t first = bounds[document], end = bounds[document + 1], place = first % shape.seq_len;
+    NMOE_CHECK(first <= end && place + end - first <= shape.seq_len, "document {} is [{}, {}), with sequences of {}",
+               document, first, end, shape.seq_len);
+    std::fill(out + first, out + end, static_cast<int32_t>(place));
+  }
+  g.document_begin = out;
 }
 
 // One head of one sequence of a [T, heads, size] tensor, a strided matrix whose rows are positions.
@@ -51,7 +80,7 @@ HeadView<Real> head_of(const Tensor& x, int64_t seq_len, int64_t seq, int64_t he
 
 // Queries [q_begin, q_end) against keys [k_begin, k_end), positions in one sequence.
 struct Tile {
-  int64_t q_begin, q_end, k_begin, k_end;
+  int64_t seq, q_begin, q_end, k_begin, k_end;
   bool first;  // of its query block
 
   int64_t rows() const { return q_end - q_begin; }
@@ -60,11 +89,11 @@ struct Tile {
 
 // Calls fn(tile) for the tiles of a query block, in order of keys; tiles that no query sees are left out.
 template <class Fn>
-void for_each_tile(const Geometry& g, int64_t query_block, const Fn& fn) {
+void for_each_tile(const Geometry& g, int64_t seq, int64_t query_block, const Fn& fn) {
   const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
-  const int64_t first_key = g.first_key(q_begin);
+  const int64_t first_key = g.first_key(seq, q_begin);
   for (int64_t k_begin = first_key; k_begin < q_end; k_begin += kKeyBlock) {
-    fn(Tile{q_begin, q_end, k_begin, std::min(k_begin + kKeyBlock, q_end), k_begin == first_key});
+    fn(Tile{seq, q_begin, q_end, k_begin, std::min(k_begin + kKeyBlock, q_end), k_begin == first_key});
   }
 }
 
@@ -75,7 +104,7 @@ struct Columns {
 
 Columns seen_by(const Geometry& g, const Tile& tile, int64_t row) {
   const int64_t i = tile.q_begin + row;
-  return {std::max<int64_t>(0, g.first_key(i) - tile.k_begin), std::min(tile.cols(), i + 1 - tile.k_begin)};
+  return {std::max<int64_t>(0, g.first_key(tile.seq, i) - tile.k_begin), std::min(tile.cols(), i + 1 - tile.k_begin)};
 }
 
 template <class Real>
@@ -157,10 +186,12 @@ void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, 
 
 template <class Real>
 void attention_forward(Context& ctx, const AttentionForward& args) {
-  const Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
+  Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
   ArenaScope scope(ctx.scratch);
   const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kQueryBlock, kKeyBlock});
+  const Tensor document_begin = claim_document_begin(scope, args.shape);
   if (ctx.counting()) return;
+  set_documents(args.shape, document_begin, g);
 
   const Real scale = static_cast<Real>(args.shape.scale);
   const int64_t blocks = g.query_blocks();
@@ -175,7 +206,7 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
     Real* scores = scratch[thread].data<Real>();
 
     RunningSoftmax<Real> states[kQueryBlock];
-    for_each_tile(g, query_block, [&](const Tile& tile) {
+    for_each_tile(g, seq, query_block, [&](const Tile& tile) {
       const int64_t rows = tile.rows(), cols = tile.cols();
       gemm<Real>(rows, cols, g.Dk, scale, q.rows_from(tile.q_begin), k.rows_from(tile.k_begin, Transpose::kYes), 0,
                  scores, cols);
@@ -208,15 +239,15 @@ struct BackwardHead {
 
 // dq of a query block, and its part of dk and dv. `scores` and `dp` hold a tile each.
 template <class Real>
-void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real>& x, int64_t query_block, Real* scores,
-                          Real* dp) {
+void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real>& x, int64_t seq, int64_t query_block,
+                          Real* scores, Real* dp) {
   // delta = sum over v of dout * out, the constant of a row in the softmax's backward.
   Real delta[kQueryBlock];
   const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
   for (int64_t i = q_begin; i < q_end; ++i) delta[i - q_begin] = dot(x.dout.row(i), x.out.row(i), g.Dv);
 
   const Operand<Real> q = x.q.rows_from(q_begin), dout = x.dout.rows_from(q_begin);
-  for_each_tile(g, query_block, [&](const Tile& tile) {
+  for_each_tile(g, seq, query_block, [&](const Tile& tile) {
     const int64_t rows = tile.rows(), cols = tile.cols(), key = tile.k_begin;
     gemm<Real>(rows, cols, g.Dk, scale, q, x.k.rows_from(key, Transpose::kYes), 0, scores, cols);
     gemm<Real>(rows, cols, g.Dv, 1, dout, x.v.rows_from(key, Transpose::kYes), 0, dp, cols);
@@ -254,7 +285,7 @@ void add_up(Context& ctx, const Tensor& partials, const Tensor& total) {
 template <class Real>
 void attention_backward(Context& ctx, const AttentionBackward& args) {
   constexpr int64_t kWantedTasks = 16;
-  const Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
+  Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
   const int64_t pairs = g.group_size() * g.query_blocks();
   const int64_t deals = std::min(pairs, ceil_div(kWantedTasks, g.B * g.G));
 
@@ -264,7 +295,9 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   const int64_t num_partials = deals == 1 ? 0 : deals;  // a single sum is made in place
   const Tensor dk_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dk});
   const Tensor dv_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dv});
+  const Tensor document_begin = claim_document_begin(scope, args.shape);
   if (ctx.counting()) return;
+  set_documents(args.shape, document_begin, g);
 
   ctx.pool.parallel_for(g.B * g.G * deals, [&](int64_t task, int thread) {
     const int64_t deal = task % deals, kv_head = task / deals % g.G, seq = task / deals / g.G;
@@ -286,7 +319,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
       x.dout = head_of<Real>(args.dout, g.S, seq, head);
       x.lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
       x.dq = head_of<Real>(args.dq, g.S, seq, head);
-      backward_query_block(g, static_cast<Real>(args.shape.scale), x, pair % g.query_blocks(),
+      backward_query_block(g, static_cast<Real>(args.shape.scale), x, seq, pair % g.query_blocks(),
                            scratch[thread][0].data<Real>(), scratch[thread][1].data<Real>());
     }
   });
