@@ -46,7 +46,8 @@ void bench_loader_command(const BenchLoaderArguments& arguments) {
   const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
   double megabytes = 0.0, seconds = 0.0, slowest = 0.0;
   uint64_t sum = 0;  // of what was read, so that reading cannot be left out
-  while (megabytes < static_cast<double>(arguments.megabytes)) {
+  const int64_t last_batch = batches.plan().num_sequences() - config.train.batch_seqs;
+  while (megabytes < static_cast<double>(arguments.megabytes) && batches.cursor().sequence <= last_batch) {
     const auto begin = std::chrono::steady_clock::now();
     batches.next();
     const double batch_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -57,7 +58,7 @@ void bench_loader_command(const BenchLoaderArguments& arguments) {
   }
   fmt::print("{:.0f} MB of tokens in {:.3f} s on one thread: {:.0f} MB/s, {:.1f} M tokens/s; slowest batch {:.2f} ms\n",
              megabytes, seconds, megabytes / seconds, megabytes / seconds / 4.0, 1e3 * slowest);
-  fmt::print("stream: sequence {}, checksum {}\n", batches.cursor().sequence, sum);
+  fmt::print("stream: {} sequences, checksum {}\n", batches.cursor().sequence, sum);
 }
 
 }  // namespace nmoe::cli

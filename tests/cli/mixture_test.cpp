@@ -1,0 +1,85 @@
+// A mixture of two corpora as a user meets it.
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kMixture = R"([sources.long]
+path = "long"
+[sources.short]
+path = "short"
+
+[stages.pretrain]
+tokens = 1024
+weights = { long = 3, short = 1 }
+[stages.mid]
+tokens = 512
+weights = { long = 1, short = 1 }
+
+[profiles]
+dev.tokens = 768
+full.scale = 1
+huge.tokens = "1M"
+)";
+
+class MixtureTest : public CliTest {
+ protected:
+  MixtureTest() {
+    output({"prep", "train.txt", "--valid", "valid.txt", "--out", "long"});
+    output({"prep", "valid.txt", "--out", "short"});
+    write("mixture.toml", kMixture);
+    std::string config(test::kTinyToml);
+    const std::string path = "path = \"data\"\n";
+    config.replace(config.find(path), path.size(), "mixture = \"mixture.toml\"\nprofile = \"full\"\n");
+    write("tiny.toml", config);
+  }
+};
+
+TEST_F(MixtureTest, ThePlanIsPrinted) {
+  const std::string plan = output({"data", "plan", "tiny.toml", "--set", "train.steps=0"});
+  // 64 sequences of 16, then 32; the short corpus has 43 windows.
+  EXPECT_TRUE(contains(plan, "pretrain     long                      768           48  75.00 %    0.128\n")) << plan;
+  EXPECT_TRUE(contains(plan, "pretrain     short                     256           16  25.00 %    0.372\n")) << plan;
+  EXPECT_TRUE(contains(plan, "mid          short                     256           16  50.00 %    0.744\n")) << plan;
+  EXPECT_TRUE(contains(plan, "train.steps = 12 of 128 tokens; the plan has 12 steps\n")) << plan;
+}
+
+// Stopped and resumed in each stage and at their border.
+TEST_F(MixtureTest, ResumesInEveryStage) {
+  output(train({"train.steps=0", "run.name=straight"}));
+  EXPECT_EQ(info("runs/checkpoints/straight", "step"), "12");
+  for (const int first : {3, 8, 10}) {
+    const std::string name = fmt::format("run.name=cut{}", first);
+    output(train({fmt::format("train.steps={}", first), name}));
+    output(resume({"train.steps=0", name}));
+    EXPECT_EQ(weights(fmt::format("cut{}", first)), weights("straight"));
+  }
+  expect_error(n(resume({"train.steps=0", "run.name=cut3", "data.profile=dev"})), 2,
+               "the data of profile dev of mixture.toml is not what", "restore");
+}
+
+TEST_F(MixtureTest, Mistakes) {
+  const auto error = [&](const std::vector<std::string>& settings, const char* what, const char* remedy) {
+    expect_error(n(train(settings)), 2, what, remedy);
+    EXPECT_FALSE(fs::exists(dir_ / "runs"));
+  };
+  error({"train.steps=13"}, "train.steps = 13, but the plan's 96 sequences make 12 steps", "train.steps = 0");
+  error({"data.profile=fool"}, "no profile \"fool\"", "dev, full, huge");
+  error({"data.path=long"}, "a run reads one of them", "remove data.path");
+  error({"data.profile=huge"}, "stage pretrain lacks ", "raise max_epochs");
+  error({"data.mixture=none.toml"}, "there is no mixture file none.toml", "data.mixture");
+
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "tokenizer.json"});
+  output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "short", "--force"});
+  error({}, "sources long and short were prepared with different tokenizers", "one tokenizer");
+  fs::remove_all(dir_ / "short");
+  error({}, "mixture.toml: sources.short.path = \"short\" holds no prepared corpus", "n prep");
+}
+
+TEST_F(MixtureTest, TheLoaderIsTimed) {
+  const std::string text = output({"bench", "loader", "tiny.toml", "--set", "train.steps=0"});  // all of a small plan
+  EXPECT_TRUE(contains(text, "stream: 96 sequences")) << text;
+}
+
+}  // namespace
+}  // namespace nmoe
