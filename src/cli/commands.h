@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/prep/prep.h"
+#include "data/synthetic/write.h"
 
 namespace nmoe::cli {
 
@@ -26,6 +27,7 @@ void plan_command(const ConfigArguments& arguments);
 void config_command(const ConfigArguments& arguments);
 
 void prep_command(PrepOptions options);
+void synthesize_command(const SynthesizeOptions& options);
 
 // What a run reads of which source, before it runs.
 void data_plan_command(const ConfigArguments& arguments);

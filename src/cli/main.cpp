@@ -88,10 +88,29 @@ class CommandLine {
     prep->add_flag("--force", prep_.force, "replace a dataset that is there");
     prep->callback([this] { run_ = [this] { prep_command(prep_); }; });
 
-    CLI::App* data = app.add_subcommand("data", "look at prepared data")->require_subcommand(1);
+    CLI::App* data = app.add_subcommand("data", "plan, make and look at data")->require_subcommand(1);
     CLI::App* plan = data->add_subcommand("plan", "print what a run reads of which source, and how often");
     add_config_arguments(plan, config_);
     plan->callback([this] { run_ = [this] { data_plan_command(config_); }; });
+
+    CLI::App* synthesize = data->add_subcommand("synthesize", "draw a corpus from a distribution of known entropy");
+    synthesize->add_option("kind", synthesize_.kind, "cfg, khop or arithmetic")->required();
+    synthesize->add_option("out", synthesize_.out, "folder to write")->required();
+    synthesize->add_option("--documents", synthesize_.documents, "to train on")->check(number(1))->required();
+    synthesize->add_option("--valid-documents", synthesize_.valid_documents, "for the validation split")
+        ->check(number(0))
+        ->capture_default_str();
+    synthesize->add_option("--seed", synthesize_.seed)->capture_default_str();
+    synthesize->add_option("--set", synthesize_.settings, "change one setting of the kind: key=value (repeatable)")
+        ->type_name("KEY=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
+    synthesize->add_option("--tokens-per-shard", synthesize_.tokens_per_shard)->capture_default_str();
+    synthesize->add_option("--threads", synthesize_.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    synthesize->add_flag("--force", synthesize_.force, "replace a dataset that is there");
+    synthesize->callback([this] { run_ = [this] { synthesize_command(synthesize_); }; });
 
     CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
     CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
@@ -159,6 +178,7 @@ class CommandLine {
   ConfigArguments config_;
   RunsArguments runs_;
   PrepOptions prep_;
+  SynthesizeOptions synthesize_;
   TokenizerTrainArguments tokenizer_train_;
   std::string tokenizer_;
   std::string checkpoint_;

@@ -54,6 +54,24 @@ TEST_F(DataCommandTest, TokenizerRoundTrip) {
   expect_error(n({"tokenizer", "encode", "broken.json"}, "a"), 1, "broken.json", "");
 }
 
+TEST_F(DataCommandTest, SynthesizeMakesACorpusToTrainOn) {
+  const std::string text = output({"data", "synthesize", "cfg", "data", "--documents", "200", "--valid-documents", "20",
+                                   "--set", "depth=3", "--set", "symbols=4"});
+  EXPECT_TRUE(contains(text, "train 200 documents"));
+  EXPECT_TRUE(contains(text, "valid 20 documents"));
+  EXPECT_TRUE(contains(text, "nats per token (exact)"));
+  EXPECT_TRUE(fs::exists(dir_ / "data/ground_truth.json"));
+  EXPECT_TRUE(contains(output({"tokenizer", "info", "data/tokenizer.json"}), "5 ids"));
+  output(train({"train.steps=2", "data.mask_documents=true"}));
+
+  expect_error(n({"data", "synthesize", "cfg", "data", "--documents", "9"}), 2, "there is a dataset already",
+               "--force");
+  expect_error(n({"data", "synthesize", "cgf", "other", "--documents", "9"}), 2, "\"cgf\"", "cfg, khop or arithmetic");
+  expect_error(n({"data", "synthesize", "cfg", "other", "--documents", "9", "--set", "dpth=3"}), 2, "\"dpth\"",
+               "\"depth\"");
+  EXPECT_FALSE(fs::exists(dir_ / "other"));
+}
+
 TEST_F(DataCommandTest, AModelOnTokensOfABpe) {
   output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "tokenizer.json"});
   output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "data"});

@@ -1,8 +1,8 @@
 // Text to token ids and back.
 //
-// Every tokenizer here is byte-level: any byte string, valid UTF-8 or not, encodes to ids and
-// decodes to the same bytes. Text never turns into special tokens: "<|endoftext|>" in a document is
-// ordinary text, and the end-of-sequence id comes from eos_id() alone.
+// Every tokenizer but that of synthetic corpora (data/tokenizer/word_tokenizer.h) is byte-level: any byte string, valid
+// UTF-8 or not, encodes to ids and decodes to the same bytes. Text never turns into special tokens: "<|endoftext|>" in
+// a document is ordinary text, and the end-of-sequence id comes from eos_id() alone.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // "bytes" or "bpe".
+  // "bytes", "bpe" or "words".
   virtual std::string_view name() const = 0;
 
   // Appends the ids of `text` to `out`. No end-of-sequence id is added.

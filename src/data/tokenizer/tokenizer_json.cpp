@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "data/tokenizer/word_splitter.h"
+#include "data/tokenizer/word_tokenizer.h"
 
 namespace nmoe {
 namespace {
@@ -238,6 +239,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source) {
   if (source == byte_tokenizer()->name()) return byte_tokenizer();
   const std::string text = read_file(source);
   if (text == byte_tokenizer()->json()) return byte_tokenizer();
+  if (auto words = word_tokenizer_from_json(text, source)) return words;
   return make_bpe_tokenizer(bpe_from_json(text, source));
 }
 

@@ -1,0 +1,65 @@
+// Made-up corpora for research: documents drawn from a distribution that is known exactly, so that the loss of a
+// model that has learnt all there is to learn (its floor) is a number, not a guess.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace nmoe {
+
+// The entropy of a source's documents: what the best possible model loses on average, every token predicted from all
+// before it in its document, and the end of the document too.
+struct EntropyFloor {
+  double document_nats = 0.0;        // of a document and its end
+  double document_nats_error = 0.0;  // standard error where it was sampled, 0 where it is exact
+  double end_nats = 0.0;             // the part of it that the end-of-sequence ids take
+  double end_nats_error = 0.0;
+  double tokens_per_document = 0.0;   // mean, the end-of-sequence id included; exact
+  double target_nats = 0.0;           // the part of it that the tokens take that loss_mask names
+  double targets_per_document = 0.0;  // how many those are
+
+  // Every token is a target, as in pretraining.
+  double nats_per_token() const { return document_nats / tokens_per_document; }
+  // The end is no target, as in validation.
+  double nats_per_text_token() const { return (document_nats - end_nats) / (tokens_per_document - 1); }
+  // Those of loss_mask alone are.
+  double nats_per_target() const { return target_nats / targets_per_document; }
+};
+
+// Immutable after it is made, and safe to use from several threads at once.
+class SyntheticSource {
+ public:
+  virtual ~SyntheticSource() = default;
+
+  // What each id prints as, but for the last id, which ends a document.
+  virtual const std::vector<std::string>& words() const = 0;
+  int32_t eos_id() const { return static_cast<int32_t>(words().size()); }
+  int64_t vocab_size() const { return static_cast<int64_t>(words().size()) + 1; }
+
+  // Document `index` of the stream that the seed names: any, in any order, always the same. Both vectors are replaced;
+  // they have one element a token, the end-of-sequence id left out. loss_mask is 1 at the tokens to learn: those that
+  // what is before them decides (answers), or all where the source has no such part.
+  virtual void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const = 0;
+
+  virtual EntropyFloor floor() const = 0;
+
+  // The settings as resolved, in order, for the record.
+  using ResolvedSettings = std::vector<std::pair<std::string, int64_t>>;
+  virtual const ResolvedSettings& settings() const = 0;
+};
+
+// "cfg", "khop", "arithmetic".
+std::vector<std::string> synthetic_kinds();
+
+// `settings` are "key=value" with the keys of the kind: data/synthetic/{grammar_source,khop,arithmetic}.h. The seed
+// decides the documents, and for "cfg" the grammar. Error (usage) on an unknown kind or key and on a value out of
+// range, naming it.
+std::unique_ptr<SyntheticSource> make_synthetic_source(std::string_view kind, uint64_t seed,
+                                                       std::span<const std::string> settings);
+
+}  // namespace nmoe

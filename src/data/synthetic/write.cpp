@@ -1,0 +1,115 @@
+#include "data/synthetic/write.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/thread_pool.h"
+#include "data/shards/shard.h"
+#include "data/tokenizer/word_tokenizer.h"
+
+namespace nmoe {
+namespace {
+
+void check_options(const SynthesizeOptions& options) {
+  if (options.documents < 1 || options.valid_documents < 0) {
+    throw usage_error(
+        fmt::format("{} documents to train on and {} for validation", options.documents, options.valid_documents),
+        "give at least one to train on");
+  }
+  for (const char* split : {"train", "valid"}) {
+    const fs::path manifest = manifest_path(options.out / split);
+    if (fs::exists(manifest) && !options.force) {
+      throw usage_error(fmt::format("there is a dataset already: '{}'", manifest.string()),
+                        "choose another output folder, or replace it with --force");
+    }
+  }
+}
+
+struct Document {
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> loss_mask;
+};
+
+// Documents [first, first + count) of the source.
+void write_documents(const SyntheticSource& source, const Tokenizer& tokenizer, uint64_t first, int64_t count,
+                     ThreadPool& pool, SplitWriter& writer) {
+  constexpr int64_t kBatch = 1024;  // documents made at a time, and then written in order
+  std::vector<Document> batch(static_cast<size_t>(std::min(kBatch, count)));
+  for (int64_t done = 0; done < count; done += kBatch) {
+    const int64_t size = std::min(kBatch, count - done);
+    pool.parallel_for(size, [&](int64_t task, int) {
+      Document& document = batch[static_cast<size_t>(task)];
+      source.document(first + static_cast<uint64_t>(done + task), document.tokens, document.loss_mask);
+    });
+    for (const Document& document : std::span(batch).first(static_cast<size_t>(size))) {
+      int64_t bytes = 0;
+      for (const int32_t id : document.tokens) bytes += static_cast<int64_t>(tokenizer.token_bytes(id).size());
+      writer.add_document(document.tokens, bytes, "synthetic");
+    }
+  }
+}
+
+std::string ground_truth(const SynthesizeOptions& options, const SyntheticSource& source, const EntropyFloor& floor) {
+  nlohmann::ordered_json settings = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : source.settings()) settings[key] = value;
+  const nlohmann::ordered_json file = {{"kind", options.kind},
+                                       {"seed", options.seed},
+                                       {"settings", settings},
+                                       {"vocab_size", source.vocab_size()},
+                                       {"eos_token_id", source.eos_id()},
+                                       {"floor",
+                                        {{"nats_per_token", floor.nats_per_token()},
+                                         {"nats_per_text_token", floor.nats_per_text_token()},
+                                         {"tokens_per_document", floor.tokens_per_document},
+                                         {"document_nats", floor.document_nats},
+                                         {"document_nats_error", floor.document_nats_error},
+                                         {"end_nats", floor.end_nats},
+                                         {"end_nats_error", floor.end_nats_error},
+                                         {"nats_per_target", floor.nats_per_target()},
+                                         {"target_nats", floor.target_nats},
+                                         {"targets_per_document", floor.targets_per_document}}}};
+  return file.dump(2) + '\n';
+}
+
+}  // namespace
+
+SynthesizeReport synthesize(const SynthesizeOptions& options) {
+  check_options(options);
+  const auto source = make_synthetic_source(options.kind, options.seed, options.settings);
+  const auto tokenizer = make_word_tokenizer(source->words());
+  NMOE_CHECK(tokenizer->vocab_size() == source->vocab_size() && tokenizer->eos_id() == source->eos_id(),
+             "{} words and an end at {}", tokenizer->vocab_size(), tokenizer->eos_id());
+  const SplitOptions split{.dataset = options.kind,
+                           .tokenizer = std::string(tokenizer->name()),
+                           .tokenizer_hash = tokenizer->hash(),
+                           .vocab_size = tokenizer->vocab_size(),
+                           .eos_id = tokenizer->eos_id(),
+                           .tokens_per_shard = options.tokens_per_shard};
+  ThreadPool pool(options.threads);
+  SplitWriter train(options.out / "train", split);
+  std::optional<SplitWriter> valid;
+  if (options.valid_documents > 0) valid.emplace(options.out / "valid", split);
+  write_documents(*source, *tokenizer, 0, options.documents, pool, train);
+  train.close();
+  if (valid) {
+    write_documents(*source, *tokenizer, static_cast<uint64_t>(options.documents), options.valid_documents, pool,
+                    *valid);
+    valid->close();
+  }
+
+  // All that is new is on disk when the first file of an old dataset goes.
+  SynthesizeReport report{.floor = source->floor()};
+  remove_split(options.out / "train");
+  remove_split(options.out / "valid");
+  write_file_atomically(options.out / "tokenizer.json", tokenizer->json());
+  write_file_atomically(options.out / "ground_truth.json", ground_truth(options, *source, report.floor));
+  if (valid) report.valid_tokens = valid->commit().total_tokens;
+  report.train_tokens = train.commit().total_tokens;
+  return report;
+}
+
+}  // namespace nmoe
