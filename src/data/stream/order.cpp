@@ -49,7 +49,7 @@ class SourceOrder::DocumentOrder {
   }
 
  private:
-  static constexpr uint64_t kStride = 1024;
+  static constexpr uint64_t kStride = 32;
 
   struct Epoch {
     uint64_t key;

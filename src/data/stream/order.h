@@ -10,7 +10,7 @@
 //   kDocuments  documents permuted anew in each epoch, then cut: a window's neighbours differ between epochs
 //
 // Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, the
-// position of every 1,024th document of the last two epochs read.
+// position of every 32nd document of the last two epochs read.
 #pragma once
 
 #include <cstdint>
