@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -131,22 +132,37 @@ void make_directories(const fs::path& path) {
   sync_directory(parent);
 }
 
-FileWriter::FileWriter(fs::path path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+FileWriter::FileWriter(fs::path path) : FileWriter(std::move(path), 0, O_CREAT | O_TRUNC) {}
+
+FileWriter::FileWriter(fs::path path, uint64_t size) : FileWriter(std::move(path), size, 0) {}
+
+FileWriter::FileWriter(fs::path path, uint64_t size, int flags)
+    : path_(std::move(path)),
+      fd_(::open(path_.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666)),
+      size_(size),
+      created_((flags & O_CREAT) != 0) {
   if (fd_ < 0) throw io_error("write", path_, errno);
-  // A device or pipe must not reach the destructor, which would remove it.
+  // A device or pipe must not reach the destructor, which would remove it; nor a file whose content is still wanted.
+  const auto refuse = [&](const Error& error) {
+    ::close(fd_);
+    throw error;
+  };
   struct stat status {};
   if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(fd_);
-    throw runtime_error(fmt::format("cannot write '{}': not a regular file", path_.string()),
-                        "name a new file, or one that may be replaced");
+    refuse(runtime_error(fmt::format("cannot write '{}': not a regular file", path_.string()),
+                         "name a new file, or one that may be replaced"));
   }
+  if (static_cast<uint64_t>(status.st_size) < size) {
+    refuse(runtime_error(fmt::format("'{}' has {} bytes; {} had been written", path_.string(), status.st_size, size),
+                         "the file was cut: begin again without it"));
+  }
+  if (::ftruncate(fd_, static_cast<off_t>(size)) != 0) refuse(io_error("truncate", path_, errno));
 }
 
 FileWriter::~FileWriter() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(path_.c_str());
+  if (created_) ::unlink(path_.c_str());
 }
 
 void FileWriter::write(const void* data, size_t bytes) {
@@ -171,16 +187,32 @@ void FileWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
   }
 }
 
-void FileWriter::close() {
+void FileWriter::sync() {
   NMOE_CHECK(fd_ >= 0, "'{}' is closed", path_.string());
   if (::fsync(fd_) != 0) throw io_error("sync", path_, errno);
+}
+
+void FileWriter::close() {
+  sync();
   // The descriptor is gone whatever close says, so a failure removes the file here.
   if (::close(std::exchange(fd_, -1)) != 0) {
     const int error = errno;
-    ::unlink(path_.c_str());
+    if (created_) ::unlink(path_.c_str());
     throw io_error("close", path_, error);
   }
 }
+
+FileLock::FileLock(const fs::path& path) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+  if (fd_ < 0) throw io_error("lock", path, errno);
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  ::close(fd_);
+  if (error != EWOULDBLOCK) throw io_error("lock", path, error);
+  throw usage_error(fmt::format("another process is at work on '{}'", parent_of(path).string()),
+                    "wait for it to end, or end it");
+}
+
+FileLock::~FileLock() { ::close(fd_); }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
   const Descriptor file("read", path, O_RDONLY);

@@ -26,10 +26,12 @@ void sync_directory(const fs::path& path);  // makes renames inside durable
 void make_directories(const fs::path& path);
 
 // A regular file being written in order, unbuffered: the caller's blocks are the system calls.
-// Removed by the destructor unless closed.
+// Removed by the destructor unless closed, if this object created it.
 class FileWriter {
  public:
   explicit FileWriter(fs::path path);  // creates or truncates
+  // Goes on after the first `size` bytes of a file; what it has beyond is cut off. Error (runtime) when it is shorter.
+  FileWriter(fs::path path, uint64_t size);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
@@ -39,12 +41,29 @@ class FileWriter {
   void write_at(uint64_t offset, const void* data, size_t bytes);
   uint64_t size() const { return size_; }
   const fs::path& path() const { return path_; }
+  void sync();   // fsync
   void close();  // fsync and close; the file stays
 
  private:
+  FileWriter(fs::path path, uint64_t size, int flags);
+
   fs::path path_;
   int fd_ = -1;
   uint64_t size_ = 0;
+  bool created_ = true;
+};
+
+// Holds a file for this process alone, and lets go of it however the process ends.
+class FileLock {
+ public:
+  // Creates the file if need be. Error (usage) when another process holds it.
+  explicit FileLock(const fs::path& path);
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int fd_;
 };
 
 // A read-only memory map of a whole file, valid for the object's life.

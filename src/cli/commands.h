@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,21 @@ void synthesize_command(const SynthesizeOptions& options);
 
 // What a run reads of which source, before it runs.
 void data_plan_command(const ConfigArguments& arguments);
+
+// `dir` holds the splits of a dataset, or is one.
+void data_verify_command(const std::string& dir);
+void data_info_command(const std::string& dir);
+
+struct DataSampleArguments {
+  std::string dir;
+  std::string split = "train";
+  // One of the three, or none: the first documents.
+  std::optional<int64_t> position = {};  // of a token
+  std::optional<int64_t> document = {};
+  std::optional<uint64_t> seed = {};
+  int64_t count = 1;
+};
+void data_sample_command(const DataSampleArguments& arguments);
 
 struct TokenizerTrainArguments {
   std::vector<std::string> inputs;

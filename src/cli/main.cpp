@@ -74,21 +74,74 @@ class CommandLine {
   }
 
   void add_data(CLI::App& app) {
-    CLI::App* prep = app.add_subcommand("prep", "turn text files into shards of tokens");
-    prep->add_option("inputs", prep_.inputs, "files, folders (all *.txt below) or globs")->required();
+    add_prep(app);
+    add_dataset(app);
+
+    CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
+    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
+    train->add_option("inputs", tokenizer_train_.inputs, "files, folders (all *.txt below) or globs")->required();
+    train->add_option("--vocab-size", tokenizer_train_.vocab_size, "ids in all")->capture_default_str();
+    train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
+    train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
+    const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
+      CLI::App* use = tokenizer->add_subcommand(name, what);
+      use->add_option("tokenizer", tokenizer_, "\"bytes\" or a tokenizer.json")->required();
+      use->callback([this, command] { run_ = [this, command] { command(tokenizer_); }; });
+    };
+    add_use("encode", "print the ids of the text on standard input", tokenizer_encode_command);
+    add_use("decode", "print the text of the ids on standard input", tokenizer_decode_command);
+    add_use("info", "print kind, vocabulary and hash", tokenizer_info_command);
+  }
+
+  void add_prep(CLI::App& app) {
+    CLI::App* prep = app.add_subcommand("prep", "turn text, JSON and Parquet files into shards of tokens");
+    prep->add_option("inputs", prep_.inputs, "files, folders (all .txt, .jsonl and .parquet below) or globs")
+        ->required();
     prep->add_option("--valid", prep_.valid_inputs, "files for the validation split");
     prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
-    prep->add_option("--split-on", prep_.split_on, "a line that separates documents; without it a file is one");
+    prep->add_option("--text-field", prep_.records.text_field, "of JSON and Parquet")->capture_default_str();
+    prep->add_option("--id-field", prep_.records.id_field, "what dropped.jsonl names a document by");
+    prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
+    prep->add_option("--split-on", prep_.records.split_on, "a line that separates documents of plain text");
     prep->add_option("--tokenizer", prep_.tokenizer, "\"bytes\" or a tokenizer.json")->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
     prep->add_option("--threads", prep_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
-    prep->add_option("-o,--out", prep_.out, "folder to write")->required();
+    prep->add_option("--skip-bad", prep_.skip_bad, "records that may be unusable before it is an error")
+        ->check(number(0))
+        ->capture_default_str();
+    prep->add_option("--checkpoint-every", prep_.checkpoint_seconds, "seconds of work that a kill may cost")
+        ->check(number(0))
+        ->capture_default_str();
+    prep->add_option("-o,--out", prep_.out, "folder to write; an unfinished preparation there goes on")->required();
     prep->add_flag("--force", prep_.force, "replace a dataset that is there");
     prep->callback([this] { run_ = [this] { prep_command(prep_); }; });
 
-    CLI::App* data = app.add_subcommand("data", "plan, make and look at data")->require_subcommand(1);
+    constexpr const char* kFilters = "Filters (all off unless given)";
+    const auto add_filter = [prep](const char* name, auto& value, const char* what) {
+      return prep->add_option(name, value, what)->group(kFilters);
+    };
+    FilterOptions& filters = prep_.filters;
+    add_filter("--min-chars", filters.min_chars, "drop documents of fewer characters")->check(number(0));
+    add_filter("--max-chars", filters.max_chars, "drop longer ones")->check(number(0));
+    add_filter("--min-tokens", filters.min_tokens, "drop documents of fewer tokens")->check(number(0));
+    add_filter("--max-tokens", filters.max_tokens, "drop longer ones")->check(number(0));
+    add_filter("--max-symbols", filters.max_symbols, "share of symbols among characters (usual: 0.3)")
+        ->check(number(0, 1));
+    add_filter("--max-repeated-lines", filters.max_repeated_lines, "share of lines seen before (Gopher: 0.3)")
+        ->check(number(0, 1));
+    add_filter("--max-repeated-ngrams", filters.max_repeated_ngrams,
+               "share of text in repeated n-grams (Gopher: 0.1 for n = 10)")
+        ->check(number(0, 1));
+    add_filter("--ngram-words", filters.ngram_words, "n of the n-grams")->check(number(2))->capture_default_str();
+    prep->add_flag("--dedup", prep_.dedup, "drop documents equal to an earlier one")->group(kFilters);
+    add_filter("--near-dedup", prep_.near_dedup, "drop those that resemble an earlier one this much (usual: 0.82)")
+        ->check(number(0, 1));
+  }
+
+  void add_dataset(CLI::App& app) {
+    CLI::App* data = app.add_subcommand("data", "plan, make, check and look at data")->require_subcommand(1);
     CLI::App* plan = data->add_subcommand("plan", "print what a run reads of which source, and how often");
     add_config_arguments(plan, config_);
     plan->callback([this] { run_ = [this] { data_plan_command(config_); }; });
@@ -112,20 +165,25 @@ class CommandLine {
     synthesize->add_flag("--force", synthesize_.force, "replace a dataset that is there");
     synthesize->callback([this] { run_ = [this] { synthesize_command(synthesize_); }; });
 
-    CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
-    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
-    train->add_option("inputs", tokenizer_train_.inputs, "files, folders (all *.txt below) or globs")->required();
-    train->add_option("--vocab-size", tokenizer_train_.vocab_size, "ids in all")->capture_default_str();
-    train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
-    train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
-    const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
-      CLI::App* use = tokenizer->add_subcommand(name, what);
-      use->add_option("tokenizer", tokenizer_, "\"bytes\" or a tokenizer.json")->required();
-      use->callback([this, command] { run_ = [this, command] { command(tokenizer_); }; });
-    };
-    add_use("encode", "print the ids of the text on standard input", tokenizer_encode_command);
-    add_use("decode", "print the text of the ids on standard input", tokenizer_decode_command);
-    add_use("info", "print kind, vocabulary and hash", tokenizer_info_command);
+    CLI::App* verify = data->add_subcommand("verify", "check checksums, ids and indexes of every shard");
+    verify->add_option("dir", data_dir_, "what n prep wrote, or one of its splits")->required();
+    verify->callback([this] { run_ = [this] { data_verify_command(data_dir_); }; });
+
+    CLI::App* info = data->add_subcommand("info", "print tokenizer, counts and lengths of documents");
+    info->add_option("dir", data_dir_, "what n prep wrote, or one of its splits")->required();
+    info->callback([this] { run_ = [this] { data_info_command(data_dir_); }; });
+
+    CLI::App* sample = data->add_subcommand("sample", "print documents as text");
+    sample->add_option("dir", data_sample_.dir, "what n prep wrote")->required();
+    sample->add_option("--split", data_sample_.split)->capture_default_str();
+    auto* position = sample->add_option("--position", data_sample_.position, "begin with the document at this token");
+    auto* document = sample->add_option("--document", data_sample_.document, "begin with this document, from 0");
+    sample->add_option("--seed", data_sample_.seed, "or: documents drawn at random")
+        ->excludes(position)
+        ->excludes(document);
+    position->excludes(document);
+    sample->add_option("--count", data_sample_.count, "documents to print")->check(number(1))->capture_default_str();
+    sample->callback([this] { run_ = [this] { data_sample_command(data_sample_); }; });
   }
 
   void add_checkpoints(CLI::App& app) {
@@ -179,6 +237,8 @@ class CommandLine {
   RunsArguments runs_;
   PrepOptions prep_;
   SynthesizeOptions synthesize_;
+  std::string data_dir_;
+  DataSampleArguments data_sample_;
   TokenizerTrainArguments tokenizer_train_;
   std::string tokenizer_;
   std::string checkpoint_;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/process.h"
 #include "base/progress.h"
 #include "base/text.h"
 #include "cli/commands.h"
@@ -16,6 +17,34 @@ namespace {
 constexpr int64_t kMegabyte = 1'000'000;
 constexpr double kMilestone = 0.1;  // of the work, between plain lines
 
+double megabytes(int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kMegabyte); }
+
+// Shows how far the work is.
+class Display {
+ public:
+  void update(const PrepProgress& progress) {
+    if (!line_) {
+      line_ = std::make_unique<ProgressLine>("prep", "MB", progress.total_bytes / kMegabyte,
+                                             progress.start_bytes / kMegabyte);
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    const double share =
+        static_cast<double>(progress.bytes) / static_cast<double>(std::max<int64_t>(progress.total_bytes, 1));
+    const bool milestone = share >= next_milestone_;
+    if (milestone) next_milestone_ = share + kMilestone;
+    line_->update(
+        progress.bytes / kMegabyte,
+        fmt::format("{} documents, {} tokens, {:.1f} MB/s of text", progress.documents,
+                    human_count(static_cast<double>(progress.tokens)), megabytes(progress.text_bytes) / seconds),
+        milestone);
+  }
+
+ private:
+  std::unique_ptr<ProgressLine> line_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double next_milestone_ = kMilestone;
+};
+
 void print_split(const char* name, const SplitReport& split) {
   if (split.documents == 0) return;
   fmt::print("{:<6}{} documents, {} tokens, {} bytes ({:.3f} bytes per token), {} shard{}\n", name, split.documents,
@@ -23,33 +52,36 @@ void print_split(const char* name, const SplitReport& split) {
              split.shards, split.shards == 1 ? "" : "s");
 }
 
+void print_dropped(const PrepReport& report, const fs::path& out) {
+  if (report.dropped.empty()) return;
+  fmt::print("dropped, of {} records (see {}):\n", report.records, (out / "dropped.jsonl").string());
+  for (const auto& [reason, count] : report.dropped) {
+    fmt::print("  {:<18}{:>12}  {:>7.3f} %  {:>12} bytes\n", reason, count.records,
+               100.0 * static_cast<double>(count.records) / static_cast<double>(report.records), count.bytes);
+  }
+}
+
 }  // namespace
 
 void prep_command(PrepOptions options) {
-  std::unique_ptr<ProgressLine> line;
-  const auto begin = std::chrono::steady_clock::now();
-  double next_milestone = kMilestone;
-  options.progress = [&](const PrepProgress& progress) {
-    if (!line) line = std::make_unique<ProgressLine>("prep", "MB", progress.total_bytes / kMegabyte);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    const double share =
-        static_cast<double>(progress.bytes) / static_cast<double>(std::max<int64_t>(progress.total_bytes, 1));
-    const bool milestone = share >= next_milestone;
-    if (milestone) next_milestone = share + kMilestone;
-    line->update(progress.bytes / kMegabyte,
-                 fmt::format("{} documents, {} tokens, {:.1f} MB/s", progress.documents,
-                             human_count(static_cast<double>(progress.tokens)),
-                             static_cast<double>(progress.bytes) / (static_cast<double>(kMegabyte) * seconds)),
-                 milestone);
-  };
+  auto display = std::make_unique<Display>();
+  options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);
-  line.reset();
+  display.reset();
+  if (report.resumed_records > 0) fmt::print("went on after record {}\n", report.resumed_records);
   print_split("train", report.train);
   print_split("valid", report.valid);
-  const double megabytes =
-      static_cast<double>(report.train.bytes + report.valid.bytes) / static_cast<double>(kMegabyte);
-  fmt::print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}\n", megabytes, report.seconds, megabytes / report.seconds,
-             options.out.string());
+  print_dropped(report, options.out);
+  const double text = megabytes(report.text_bytes);
+  fmt::print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}; most memory in use {}\n", text, report.seconds,
+             text / report.seconds, options.out.string(), human_bytes(peak_resident_bytes()));
+  if (report.encoded_bytes > 0) {
+    fmt::print("tokenizer: {:.1f} MB/s on each thread\n", megabytes(report.encoded_bytes) / report.encode_seconds);
+  }
+  if (report.near_dedup_bytes > 0) {
+    fmt::print("near deduplication: {:.1f} MB/s on each thread\n",
+               megabytes(report.near_dedup_bytes) / report.near_dedup_seconds);
+  }
 }
 
 }  // namespace nmoe::cli

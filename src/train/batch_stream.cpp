@@ -1,5 +1,7 @@
 #include "train/batch_stream.h"
 
+#include <algorithm>
+
 namespace nmoe {
 
 BatchStream::BatchStream(const Config& config, const TrainingData& data, int64_t active_parameters)
@@ -17,6 +19,10 @@ void BatchStream::next() {
   refs_.clear();
   schedule_.take(batch_seqs_, refs_);
   reader_.read(refs_, inputs_, targets_);
+}
+
+int64_t BatchStream::num_targets() const {
+  return static_cast<int64_t>(targets_.size()) - std::ranges::count(targets_, kNoTarget);
 }
 
 int64_t BatchStream::num_microbatches() const { return static_cast<int64_t>(inputs_.size() / microbatch_tokens_); }

@@ -38,6 +38,7 @@ class BatchStream {
   // Good until the next call.
   Microbatch microbatch(int64_t index);
   std::span<const int32_t> targets() const { return targets_; }  // of the whole batch
+  int64_t num_targets() const;                                   // those with a loss
 
  private:
   int64_t batch_seqs_, microbatch_seqs_;

@@ -77,14 +77,15 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
   };
   for (int64_t step = 0; step < warmup + steps; ++step) {
     const auto begin = Clock::now();
-    engine.begin_step();
     if (batches) {
       batches->next();
+      engine.begin_step(batches->num_targets());
       for (int64_t i = 0; i < batches->num_microbatches(); ++i) {
         const Microbatch part = batches->microbatch(i);
         engine.accumulate(part.inputs, part.targets, part.documents);
       }
     } else {
+      engine.begin_step(bench.tokens_per_step);
       const std::span ids = random_tokens;
       Documents documents;  // made-up ids have none: each sequence is one
       for (size_t i = 0; i < batch_tokens; i += microbatch_tokens) {

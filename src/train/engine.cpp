@@ -46,7 +46,7 @@ void Engine::initialise() { model_.initialise(static_cast<uint64_t>(config_.run.
 
 StepScale Engine::step_scale() const {
   const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .num_targets = tokens};
+  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .num_targets = num_targets_};
 }
 
 Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets,
@@ -78,7 +78,8 @@ Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int3
   return batch;
 }
 
-void Engine::begin_step() {
+void Engine::begin_step(int64_t num_targets) {
+  num_targets_ = std::max<int64_t>(1, num_targets);  // a step without any has loss 0
   model_.begin_step();
   ops_.fill(loss_sum_, 0.0);
 }
@@ -202,7 +203,7 @@ EngineMemory measure_memory(const Config& config, int num_threads) {
   if (config.data.mask_documents) {
     find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
   }
-  engine.begin_step();
+  engine.begin_step(1);
   engine.accumulate(ids, ids, documents);
   engine.finish_step({.steps = 1, .tokens = 1});
   engine.evaluate(ids, ids, losses, documents);

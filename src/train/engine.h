@@ -65,7 +65,8 @@ class Engine {
   void initialise();
 
   // --- a step: begin, any number of accumulate, finish
-  void begin_step();
+  // `num_targets`: targets with a loss in the whole step, over all its microbatches; the loss is their mean.
+  void begin_step(int64_t num_targets);
   // Host arrays of num_seqs * seq_len ids. Every call of a step must have num_seqs = train.microbatch_seqs. `documents`
   // are those of the inputs where data.mask_documents is set, else empty; so everywhere below.
   void accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents = {});
@@ -107,6 +108,7 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;
   Batch batch_;                      // sized for train.microbatch_seqs; cu_seqlens for as many documents as tokens
   std::vector<int32_t> cu_seqlens_;  // host side of batch_.cu_seqlens
+  int64_t num_targets_ = 1;          // of the step
   Tensor losses_;                    // [T]
   Tensor loss_sum_;                  // [1] f64
   Tensor square_sum_;                // [1] f64

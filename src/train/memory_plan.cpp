@@ -32,7 +32,7 @@ void rehearse_step(const Config& config) {
   Engine engine(tiny, *ops, &memory);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
-  engine.begin_step();
+  engine.begin_step(1);
   engine.accumulate(ids, ids);
   engine.finish_step({.steps = 1, .tokens = 1});
 }

@@ -84,7 +84,8 @@ class Trainer {
   Progress progress_;
   StreamCursor cursor_;  // where the next step begins
   int64_t saved_step_ = -1;
-  int64_t step_bytes_ = 0;  // of text in this step's targets
+  int64_t step_targets_ = 0;  // with a loss, in this step
+  int64_t step_bytes_ = 0;    // of text in them
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
@@ -140,8 +141,11 @@ StepResult Trainer::take_step() {
   clock_.start();
   batches_.next();
   step_bytes_ = 0;
-  for (const int32_t target : batches_.targets()) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
-  engine_->begin_step();
+  step_targets_ = batches_.num_targets();
+  for (const int32_t target : batches_.targets()) {
+    if (target != kNoTarget) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
+  }
+  engine_->begin_step(step_targets_);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
     engine_->accumulate(part.inputs, part.targets, part.documents);
@@ -176,7 +180,7 @@ void Trainer::after_step(const StepResult& result) {
   const bool log = step == 1 || last || step % config_.train.log_every == 0;
   const StepReport report{.progress = progress_,
                           .result = result,
-                          .bits_per_byte = result.loss * static_cast<double>(batch_tokens()) /
+                          .bits_per_byte = result.loss * static_cast<double>(step_targets_) /
                                            (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step_bytes_, 1))),
                           .seconds = clock_.seconds() - reported_seconds_,
                           .steps = step - reported_steps_};

@@ -47,6 +47,7 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
     }
     engine.evaluate(batch_inputs, batch_targets, batch_losses, documents);
     for (size_t i = 0; i < size; ++i) {
+      if (batch_targets[i] == kNoTarget) continue;
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
       if (bytes == 0) continue;
       result.nats += static_cast<double>(batch_losses[i]);

@@ -21,7 +21,7 @@ class OrderTest : public FolderTest {
 
   static std::vector<int32_t> read(const SourceOrder& order, int64_t k, int64_t seq_len) {
     std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
-    order.read(k, tokens);
+    order.read(k, tokens, {});
     return tokens;
   }
 

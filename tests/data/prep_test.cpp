@@ -65,7 +65,10 @@ TEST_F(PrepTest, FilesAreDocuments) {
   const std::string a = write("a.txt", "first");
   const std::string b = write("b.txt", "second\xFF\n");
   const std::string empty = write("empty.txt", "");
-  const PrepReport report = prepare_dataset({.inputs = {b, empty, a}, .out = out()});
+  expect_error(ErrorKind::kRuntime, "empty.txt': the file is empty", [&] {
+    prepare_dataset({.inputs = {b, empty, a}, .out = out()});
+  });
+  const PrepReport report = prepare_dataset({.inputs = {b, empty, a}, .skip_bad = 1, .out = out()});
   EXPECT_EQ(documents("train"), (std::vector<std::string>{"second\xFF\n", "first"}));
   EXPECT_FALSE(fs::exists(out() / "valid"));
   EXPECT_EQ(report.train.documents, 2);
@@ -73,6 +76,7 @@ TEST_F(PrepTest, FilesAreDocuments) {
   EXPECT_EQ(report.train.bytes, 13);
   EXPECT_EQ(report.train.shards, 1);
   EXPECT_EQ(report.valid.documents, 0);
+  EXPECT_EQ(report.dropped.at("bad record").records, 1);
   const TokenDataset dataset(out() / "train");
   EXPECT_EQ(dataset.manifest().tokenizer, "bytes");
   EXPECT_EQ(dataset.tokenizer_hash(), byte_tokenizer()->hash());
@@ -92,7 +96,7 @@ TEST_F(PrepTest, ValidationFilesLeaveTheTrainingText) {
 
 TEST_F(PrepTest, SeparatorLinesCutDocuments) {
   const std::string path = write("a.txt", "one\ntwo\n%%\n%%\r\n%%three\n %%\nfour %%\n%%\nlast line\n%%");
-  prepare_dataset({.inputs = {path}, .split_on = "%%", .out = out()});
+  prepare_dataset({.inputs = {path}, .records = {.split_on = "%%"}, .out = out()});
   EXPECT_EQ(documents("train"), (std::vector<std::string>{"one\ntwo\n", "%%three\n %%\nfour %%\n", "last line\n"}));
 }
 
@@ -102,7 +106,7 @@ TEST_F(PrepTest, ThreadsDoNotMatter) {
   for (const std::string& tokenizer : {std::string("bytes"), write("bpe.json", bpe.tokenizer->json())}) {
     PrepOptions options{.inputs = {corpus},
                         .valid_fraction = 0.1,
-                        .split_on = "%%",
+                        .records = {.split_on = "%%"},
                         .tokenizer = tokenizer,
                         .out = out(),
                         .tokens_per_shard = 60'000,
@@ -118,7 +122,8 @@ TEST_F(PrepTest, ThreadsDoNotMatter) {
 }
 
 TEST_F(PrepTest, FractionSplitsByDocument) {
-  const PrepOptions options{.inputs = {write_corpus()}, .valid_fraction = 0.2, .split_on = "%%", .out = out()};
+  const PrepOptions options{
+      .inputs = {write_corpus()}, .valid_fraction = 0.2, .records = {.split_on = "%%"}, .out = out()};
   const PrepReport report = prepare_dataset(options);
   EXPECT_EQ(report.train.documents + report.valid.documents, 600);
   // 600 draws with probability 0.2: 120 on average, standard deviation 10.
@@ -129,7 +134,7 @@ TEST_F(PrepTest, FractionSplitsByDocument) {
 
   // A document's side depends on its text alone, so equal documents stay together.
   const std::string twice = write("twice.txt", valid[0] + "%%\n" + valid[0] + "%%\nother");
-  PrepOptions again{.inputs = {twice}, .valid_fraction = 0.2, .split_on = "%%", .out = out()};
+  PrepOptions again{.inputs = {twice}, .valid_fraction = 0.2, .records = {.split_on = "%%"}, .out = out()};
   again.force = true;
   EXPECT_EQ(prepare_dataset(again).valid.documents, 2);
 }

@@ -65,8 +65,10 @@ TEST_F(GeneratorTest, GoesOnWithinItsDocumentOnly) {
   std::string text;
   for (int i = 0; i < 600; ++i) text += "pqrs\n--\n";
   write_file_atomically(dir_->path() / "short-text/text.txt", text);
-  prepare_dataset(
-      {.inputs = {(dir_->path() / "short-text/text.txt").string()}, .split_on = "--", .out = data, .threads = 1});
+  prepare_dataset({.inputs = {(dir_->path() / "short-text/text.txt").string()},
+                   .records = {.split_on = "--"},
+                   .out = data,
+                   .threads = 1});
   const Config config =
       test::tiny_config(dir_->path(), {"run.name=short", "data.path=" + data.string(), "data.mask_documents=true",
                                        "train.steps=60", "train.stop_on_collapse=false", "optim.rest.lr=3e-2"});

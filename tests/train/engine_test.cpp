@@ -102,6 +102,41 @@ TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
   }
 }
 
+// A step's loss is the mean over the targets that have one, and the gradient is that mean's, however they are spread
+// over microbatches.
+TEST(EngineTest, TargetsWithoutLossDoNotCount) {
+  const Config config = config_with({"train.microbatch_seqs=4", "model.moe.balance_loss=0"});
+  const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
+  const auto inputs = test::random_ids(tokens, config.model.vocab_size, 1);
+  auto targets = test::random_ids(tokens, config.model.vocab_size, 2);
+  int64_t num_targets = 0;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (i % 5 < 3 || i < targets.size() / 2) {
+      targets[i] = -1;
+    } else {
+      ++num_targets;
+    }
+  }
+  ReadyEngine ready(config);
+  std::vector<float> losses(targets.size());
+  const size_t size = targets.size() / 2;
+  double sum = 0;
+  for (const size_t first : {size_t{0}, size}) {
+    ready.engine.evaluate(std::span(inputs).subspan(first, size), std::span(targets).subspan(first, size),
+                          std::span(losses).subspan(first, size));
+  }
+  for (size_t i = 0; i < losses.size(); ++i) {
+    EXPECT_TRUE(targets[i] >= 0 || losses[i] == 0.0f);
+    sum += static_cast<double>(losses[i]);
+  }
+  ready.engine.begin_step(num_targets);
+  for (const size_t first : {size_t{0}, size}) {
+    ready.engine.accumulate(std::span(inputs).subspan(first, size), std::span(targets).subspan(first, size));
+  }
+  const StepResult result = ready.engine.finish_step({.steps = 1, .tokens = tokens});
+  EXPECT_LE(std::abs(result.loss - sum / static_cast<double>(num_targets)), 1e-5);
+}
+
 // The same eight sequences in one, two and four microbatches. Only the order of sums over tokens
 // differs, so gradients agree to fp32 rounding of sums over 128 tokens.
 TEST(EngineTest, MicrobatchesAddUpToTheBatch) {

@@ -48,7 +48,7 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
   const auto inputs = random_ids(tokens, config.model.vocab_size, seed);
   const auto targets = random_ids(tokens, config.model.vocab_size, seed + 1);
   const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
-  engine.begin_step();
+  engine.begin_step(tokens);
   for (size_t first = 0; first < inputs.size(); first += size) {
     const auto microbatch = std::span(inputs).subspan(first, size);
     engine.accumulate(microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));

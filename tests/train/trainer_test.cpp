@@ -77,7 +77,7 @@ TEST_F(TrainerTest, MaskingDocumentsDefinesTheRun) {
   write_file_atomically(dir_ / "short-text/text.txt", text);
   prepare_dataset({.inputs = {(dir_ / "short-text/text.txt").string()},
                    .valid_fraction = 0.3,
-                   .split_on = "--",
+                   .records = {.split_on = "--"},
                    .out = dir_ / "short",
                    .threads = 1});
   const std::string data = "data.path=" + (dir_ / "short").string();

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "data/prep/byte_stream.h"
 
 namespace nmoe {
 namespace {
@@ -27,11 +28,25 @@ std::vector<fs::path> matches_of(const std::string& pattern) {
   return paths;
 }
 
-std::vector<fs::path> text_files_below(const fs::path& folder) {
+bool belongs(const fs::path& path, FolderContent content) {
+  if (content == FolderContent::kText) return path.extension() == ".txt";
+  switch (file_kind(path)) {
+    case FileKind::kText:
+      return (is_compressed(path) ? path.stem() : path).extension() == ".txt";
+    case FileKind::kJsonLines:
+    case FileKind::kParquet:
+      return true;
+    case FileKind::kJson:
+      return false;
+  }
+  return false;
+}
+
+std::vector<fs::path> files_below(const fs::path& folder, FolderContent content) {
   std::vector<fs::path> files;
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_regular_file() && it->path().extension() == ".txt") files.push_back(it->path());
+    if (it->is_regular_file() && belongs(it->path(), content)) files.push_back(it->path());
   }
   if (error) {
     throw runtime_error(fmt::format("cannot list '{}': {}", folder.string(), error.message()),
@@ -43,7 +58,16 @@ std::vector<fs::path> text_files_below(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what) {
+FileKind file_kind(const fs::path& path) {
+  const std::string extension = (is_compressed(path) ? path.stem() : path).extension().string();
+  if (extension == ".jsonl" || extension == ".ndjson") return FileKind::kJsonLines;
+  if (extension == ".json") return FileKind::kJson;
+  if (extension == ".parquet" && !is_compressed(path)) return FileKind::kParquet;
+  return FileKind::kText;
+}
+
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what,
+                                    FolderContent content) {
   std::vector<fs::path> files;
   std::set<fs::path> seen;
   for (const std::string& argument : arguments) {
@@ -52,15 +76,17 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, c
     std::error_code error;
     const auto paths = fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
     for (const fs::path& path : paths) {
-      const auto found = fs::is_directory(path) ? text_files_below(path) : std::vector<fs::path>{path};
+      const auto found = fs::is_directory(path) ? files_below(path, content) : std::vector<fs::path>{path};
       named_any |= !found.empty();
       for (const fs::path& file : found) {
         if (seen.insert(fs::canonical(file)).second) files.push_back(file);
       }
     }
     if (!named_any) {
-      throw usage_error(fmt::format("{}: '{}' names no text file", what, argument),
-                        "name files, folders that hold .txt files, or a glob such as 'books/*.txt'");
+      const bool text = content == FolderContent::kText;
+      throw usage_error(fmt::format("{}: '{}' names no {}", what, argument, text ? "text file" : "file to read"),
+                        fmt::format("name files, folders that hold {} files, or a glob such as 'books/*.txt'",
+                                    text ? ".txt" : ".txt, .jsonl or .parquet"));
     }
   }
   return files;

@@ -1,4 +1,4 @@
-// The text files that a command's arguments mean.
+// The files that a command's arguments mean.
 #pragma once
 
 #include <filesystem>
@@ -7,9 +7,26 @@
 
 namespace nmoe {
 
-// Each argument is a file, a folder (every *.txt below it) or a glob (*, ?, [...]) of either. Files
+// What a file holds, by its name; for all but Parquet a further .gz or .zst means compressed.
+enum class FileKind {
+  kText,       // anything that is none of the others
+  kJsonLines,  // .jsonl, .ndjson: one JSON object a line
+  kJson,       // .json: JSON objects, in an array or one after the other
+  kParquet,    // .parquet
+};
+FileKind file_kind(const std::filesystem::path& path);
+
+// What is taken out of folders. Not .md and .json, which in a dataset's folder are its description (README.md,
+// dataset_info.json): name those, or give a glob.
+enum class FolderContent {
+  kText,       // *.txt
+  kDocuments,  // *.txt, *.jsonl, *.ndjson (each also with .gz or .zst), *.parquet
+};
+
+// Each argument is a file, a folder (all that `content` says below it) or a glob (*, ?, [...]) of either. Files
 // come in the order of the arguments, those of one argument sorted by path, each file once.
 // Error (usage) when an argument names nothing; `what` says what the arguments are for.
-std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what);
+std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what,
+                                                 FolderContent content = FolderContent::kText);
 
 }  // namespace nmoe

@@ -1,37 +1,49 @@
+// Three threads in a row: one reads records into batches, the caller's (with a pool) judges and encodes them, one
+// writes. What depends on the order of documents happens in that order, on one thread.
 #include "data/prep/prep.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstring>
+#include <exception>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
+#include "base/bounded_queue.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/sha256.h"
 #include "base/thread_pool.h"
+#include "base/version.h"
+#include "data/prep/dedup.h"
 #include "data/prep/inputs.h"
+#include "data/prep/output.h"
 #include "data/shards/shard.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 namespace {
 
-enum class Split { kTrain, kValid, kByHash };
+using Clock = std::chrono::steady_clock;
 
-struct Source {
-  fs::path path;
-  Split split;
-};
+// Time and text that a kind of work took, on all threads together.
+struct Effort {
+  std::atomic<int64_t> nanoseconds{0};
+  std::atomic<int64_t> bytes{0};
 
-struct Document {
-  std::shared_ptr<const MappedFile> file;  // holds the text
-  std::string_view text;
-  Split split;
-  std::vector<int32_t> ids;
+  template <class Work>
+  void spend(int64_t num_bytes, Work&& work) {
+    const auto begin = Clock::now();
+    work();
+    nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+    bytes += num_bytes;
+  }
+  double seconds() const { return static_cast<double>(nanoseconds) * 1e-9; }
 };
 
 void check_options(const PrepOptions& options) {
@@ -46,211 +58,329 @@ void check_options(const PrepOptions& options) {
   if (options.tokens_per_shard < 2) {
     throw usage_error(fmt::format("{} tokens per shard", options.tokens_per_shard), "choose at least 2");
   }
+  if (options.near_dedup && !(*options.near_dedup > 0.0 && *options.near_dedup <= 1.0)) {
+    throw usage_error(fmt::format("near deduplication at a resemblance of {}", *options.near_dedup),
+                      "choose more than 0 and at most 1");
+  }
+  if (options.skip_bad < 0) throw usage_error(fmt::format("{} bad records", options.skip_bad), "choose at least 0");
+  if (options.records.text_field.empty()) throw usage_error("the text field has no name", "name it with --text-field");
   constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (options.dataset.empty() || options.dataset.find_first_not_of(kNameCharacters) != std::string::npos) {
     throw usage_error(fmt::format("'{}' cannot name a dataset", options.dataset),
                       "use letters, digits, '.', '_' and '-'");
   }
-  for (const char* split : {"train", "valid"}) {
-    const fs::path manifest = manifest_path(options.out / split);
-    if (fs::exists(manifest) && !options.force) {
-      throw usage_error(fmt::format("there is a dataset already: '{}'", manifest.string()),
-                        "choose another output folder, or replace it with --force");
-    }
-  }
+  check_filter_options(options.filters);
 }
 
-std::vector<Source> find_sources(const PrepOptions& options) {
-  std::vector<Source> sources;
+std::vector<InputFile> find_inputs(const PrepOptions& options) {
+  std::vector<InputFile> inputs;
   std::set<fs::path> for_validation;
-  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text")) {
+  const auto add = [&](const fs::path& path, Split split) {
+    std::error_code ignored;  // opening the file reports it
+    const auto bytes = fs::file_size(path, ignored);
+    inputs.push_back({path, split, ignored ? 0 : static_cast<int64_t>(bytes)});
+  };
+  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text", FolderContent::kDocuments)) {
     for_validation.insert(fs::canonical(path));
-    sources.push_back({path, Split::kValid});
+    add(path, Split::kValid);
   }
   const Split split = options.valid_fraction > 0.0 ? Split::kByHash : Split::kTrain;
-  for (const fs::path& path : expand_inputs(options.inputs, "text")) {
-    if (!for_validation.contains(fs::canonical(path))) sources.push_back({path, split});
+  for (const fs::path& path : expand_inputs(options.inputs, "text", FolderContent::kDocuments)) {
+    if (!for_validation.contains(fs::canonical(path))) add(path, split);
   }
-  return sources;
+  return inputs;
 }
 
-// Calls fn(text) for each document of a file.
-template <class Fn>
-void for_each_document(std::string_view text, std::string_view separator_line, Fn&& fn) {
-  size_t begin = 0;
-  for (size_t line = 0; !separator_line.empty() && line < text.size();) {
-    const size_t line_end = std::min(text.find('\n', line), text.size());
-    std::string_view content = text.substr(line, line_end - line);
-    if (content.ends_with('\r')) content.remove_suffix(1);
-    const size_t next = std::min(line_end + 1, text.size());
-    if (content == separator_line) {
-      fn(text.substr(begin, line - begin));
-      begin = next;
-    }
-    line = next;
+// Changes when a file does, without reading it.
+std::string fingerprint(const std::vector<InputFile>& inputs) {
+  Sha256 hash;
+  for (const InputFile& input : inputs) {
+    std::error_code ignored;
+    const auto time = fs::last_write_time(input.path, ignored).time_since_epoch().count();
+    hash.update(fmt::format("{}\n{} {} {}\n", input.path.string(), input.bytes, time, static_cast<int>(input.split)));
   }
-  fn(text.substr(begin));
+  return hash.finish();
 }
 
-bool hash_is_below(std::string_view text, double fraction) {
-  const uint64_t hash = std::stoull(sha256_hex(text).substr(0, 16), nullptr, 16);
-  return static_cast<double>(hash) * 0x1p-64 < fraction;
+PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer, const std::vector<InputFile>& inputs) {
+  PrepSettings settings;
+  const auto add = [&](const char* name, const auto& value) { settings.emplace_back(name, fmt::format("{}", value)); };
+  const auto add_limit = [&](const char* name, const std::optional<double>& limit) {
+    settings.emplace_back(name, limit ? fmt::format("{}", *limit) : "off");
+  };
+  add("version", version());
+  add("inputs", fingerprint(inputs));
+  add("tokenizer", tokenizer.hash());
+  add("dataset", options.dataset);
+  add("tokens_per_shard", options.tokens_per_shard);
+  add("valid_fraction", options.valid_fraction);
+  add("text_field", options.records.text_field);
+  add("id_field", options.records.id_field);
+  add("prompt_field", options.records.prompt_field);
+  add("split_on", options.records.split_on);
+  add("min_chars", options.filters.min_chars);
+  add("max_chars", options.filters.max_chars);
+  add("min_tokens", options.filters.min_tokens);
+  add("max_tokens", options.filters.max_tokens);
+  add_limit("max_symbols", options.filters.max_symbols);
+  add_limit("max_repeated_lines", options.filters.max_repeated_lines);
+  add_limit("max_repeated_ngrams", options.filters.max_repeated_ngrams);
+  add("ngram_words", options.filters.ngram_words);
+  add("dedup", options.dedup);
+  add_limit("near_dedup", options.near_dedup);
+  return settings;
 }
-
-// Makes the folder, and removes it at the end of the scope if nothing came into it.
-class OutputFolder {
- public:
-  explicit OutputFolder(const fs::path& path) : path_(path), made_(!fs::exists(path)) { make_directories(path); }
-  ~OutputFolder() {
-    std::error_code not_empty;
-    if (made_) fs::remove(path_, not_empty);
-  }
-  OutputFolder(const OutputFolder&) = delete;
-  OutputFolder& operator=(const OutputFolder&) = delete;
-
- private:
-  fs::path path_;
-  bool made_;
-};
 
 class Preparation {
  public:
   explicit Preparation(const PrepOptions& options)
       : options_(options),
         tokenizer_(load_tokenizer(options.tokenizer)),
-        tokenizer_path_(options.out / "tokenizer.json"),
-        sources_(find_sources(options)),
+        inputs_(find_inputs(options)),
+        settings_(settings_of(options, *tokenizer_, inputs_)),
         pool_(options.threads),
-        out_(options.out),
-        train_(options.out / "train", split_options()) {
-    if (!options.valid_inputs.empty() || options.valid_fraction > 0.0) {
-      valid_.emplace(options.out / "valid", split_options());
-    }
-    if (!options.force && fs::exists(tokenizer_path_) && read_file(tokenizer_path_) != tokenizer_->json()) {
-      throw usage_error(fmt::format("'{}' is another tokenizer", tokenizer_path_.string()),
-                        "choose another output folder, or replace it with --force");
-    }
-    for (const Source& source : sources_) {
-      std::error_code ignored;  // mapping the file reports it
-      const auto size = fs::file_size(source.path, ignored);
-      if (!ignored) progress_.total_bytes += static_cast<int64_t>(size);
-    }
+        folder_(options.out) {
+    const std::optional<PrepState> state = read_journal(folder_.journal(), settings_, options.force);
+    if (!state) folder_.begin_anew();
+    // Half placed, it is this dataset that is there.
+    if (!options.force && !(state && state->phase == PrepState::Phase::kPlacing)) check_folder();
+    output_.emplace(folder_, options_, *tokenizer_, inputs_, settings_, state);
+    near_duplicates_.emplace(options.near_dedup.value_or(1.0));
+    if (state) restore(*state);
+    for (const InputFile& input : inputs_) progress_.total_bytes += input.bytes;
   }
 
   PrepReport run() {
-    for (const Source& source : sources_) {
-      const auto file = std::make_shared<const MappedFile>(source.path);
-      const auto bytes = file->bytes();
-      const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      for_each_document(text, options_.split_on, [&](std::string_view document) {
-        if (!document.empty()) add({file, document, source.split, {}});
-      });
-    }
-    encode_and_write_batch();
-    check_split(train_, "training", "give more text, or a smaller validation fraction");
-    if (valid_) {
-      check_split(*valid_, "validation",
-                  "name validation files, raise the validation fraction, or cut the text into more "
-                  "documents with --split-on");
-    }
-    return commit();
+    PrepReport report;
+    report.resumed_records = output_->state().records;
+    if (output_->state().phase == PrepState::Phase::kWriting) work();
+    const PrepReport written = output_->commit();
+    report.train = written.train;
+    report.valid = written.valid;
+    report.records = written.records;
+    report.dropped = written.dropped;
+    report.text_bytes = progress_.text_bytes;
+    report.encode_seconds = encoding_.seconds();
+    report.encoded_bytes = encoding_.bytes;
+    report.near_dedup_seconds = near_dedup_.seconds();
+    report.near_dedup_bytes = near_dedup_.bytes;
+    return report;
   }
 
  private:
-  SplitOptions split_options() const {
-    return {.dataset = options_.dataset,
-            .tokenizer = std::string(tokenizer_->name()),
-            .tokenizer_hash = tokenizer_->hash(),
-            .vocab_size = tokenizer_->vocab_size(),
-            .eos_id = tokenizer_->eos_id(),
-            .tokens_per_shard = options_.tokens_per_shard};
-  }
-
-  void add(Document document) {
-    // Enough for every thread to be busy for a while; a mapping per document has its limits too.
-    constexpr size_t kBatchBytesPerThread = 4 << 20;
-    constexpr size_t kMaxBatchDocuments = 1 << 14;
-    batch_bytes_ += document.text.size();
-    batch_.push_back(std::move(document));
-    const size_t enough = kBatchBytesPerThread * static_cast<size_t>(pool_.num_threads());
-    if (batch_bytes_ >= enough || batch_.size() >= kMaxBatchDocuments) encode_and_write_batch();
-  }
-
-  void encode_and_write_batch() {
-    pool_.parallel_for(static_cast<int64_t>(batch_.size()), [&](int64_t task, int) {
-      Document& document = batch_[static_cast<size_t>(task)];
-      tokenizer_->encode(document.text, document.ids);
-      if (document.split == Split::kByHash) {
-        const bool valid = hash_is_below(document.text, options_.valid_fraction);
-        document.split = valid ? Split::kValid : Split::kTrain;
+  void check_folder() const {
+    for (const char* split : {"train", "valid"}) {
+      const fs::path manifest = manifest_path(options_.out / split);
+      if (fs::exists(manifest)) {
+        throw usage_error(fmt::format("there is a dataset already: '{}'", manifest.string()),
+                          "choose another output folder, or replace it with --force");
       }
-    });
-    for (const Document& document : batch_) {
-      SplitWriter& writer = document.split == Split::kValid ? *valid_ : train_;
-      const auto bytes = static_cast<int64_t>(document.text.size());
-      writer.add_document(document.ids, bytes, document.file->path());
-      progress_.bytes += bytes;
     }
-    batch_.clear();
-    batch_bytes_ = 0;
-    progress_.documents = train_.num_documents() + (valid_ ? valid_->num_documents() : 0);
-    progress_.tokens = train_.num_tokens() + (valid_ ? valid_->num_tokens() : 0);
+    const fs::path tokenizer = options_.out / "tokenizer.json";
+    if (fs::exists(tokenizer) && read_file(tokenizer) != tokenizer_->json()) {
+      throw usage_error(fmt::format("'{}' is another tokenizer", tokenizer.string()),
+                        "choose another output folder, or replace it with --force");
+    }
+  }
+
+  // What the documents before the checkpoint have left behind.
+  void restore(const PrepState& state) {
+    bad_records_ = state.dropped.contains(std::string(kBad)) ? state.dropped.at(std::string(kBad)).records : 0;
+    progress_.start_bytes = state.input_bytes;
+    progress_.documents = state.train.total_documents + (state.valid ? state.valid->total_documents : 0);
+    progress_.tokens = state.train.total_tokens + (state.valid ? state.valid->total_tokens : 0);
+    if (state.phase != PrepState::Phase::kWriting) return;
+    for_each_value<Digest>(folder_.digests(), state.digest_file_bytes, [&](const Digest& d) { digests_.insert(d); });
+    for_each_value<Signature>(folder_.signatures(), state.signature_file_bytes,
+                              [&](const Signature& s) { near_duplicates_->insert(s); });
+  }
+
+  template <class T, class Fn>
+  static void for_each_value(const fs::path& path, uint64_t bytes, Fn&& fn) {
+    const MappedFile file(path);
+    T value;
+    for (size_t place = 0; place + sizeof(T) <= bytes; place += sizeof(T)) {
+      std::memcpy(&value, file.bytes().data() + place, sizeof(T));
+      fn(value);
+    }
+  }
+
+  // ---- the three threads ----
+
+  void work() {
+    std::exception_ptr read_failure;
+    std::exception_ptr failure;
+    std::exception_ptr write_failure;
+    std::thread reader([&] {
+      try {
+        read_all();
+      } catch (...) {
+        read_failure = std::current_exception();
+      }
+      read_.close();
+    });
+    std::thread writer([&] {
+      try {
+        while (std::optional<Batch> batch = encoded_.pop()) output_->write(*batch);
+      } catch (...) {
+        write_failure = std::current_exception();
+      }
+      encoded_.close();
+    });
+    try {
+      while (std::optional<Batch> batch = read_.pop()) {
+        process(*batch);
+        if (!encoded_.push(std::move(*batch))) break;
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    read_.close();
+    encoded_.close();
+    reader.join();
+    writer.join();
+    // That of the document that comes first.
+    for (const std::exception_ptr& error : {write_failure, failure, read_failure}) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+
+  void read_all() {
+    const auto [first_file, first_record] = std::pair(output_->state().file, output_->state().record);
+    // Enough for every thread to be busy for a while.
+    constexpr size_t kBatchBytesPerThread = 4 << 20;
+    constexpr size_t kMaxBatchBytes = 32 << 20;
+    constexpr size_t kMaxBatchDocuments = 1 << 14;
+    const size_t enough = std::min(kBatchBytesPerThread * static_cast<size_t>(pool_.num_threads()), kMaxBatchBytes);
+
+    Batch batch;
+    size_t batch_bytes = 0;
+    int64_t bytes_before = 0;  // of earlier files
+    for (int64_t file = 0; file < std::ssize(inputs_); ++file) {
+      const InputFile& input = inputs_[static_cast<size_t>(file)];
+      if (file >= first_file) {
+        const auto reader = open_records(input.path, options_.records, file == first_file ? first_record : 0);
+        for (Record record; reader->next(record);) {
+          if (batch_bytes >= enough || batch.documents.size() >= kMaxBatchDocuments) {
+            batch_bytes = 0;
+            if (!read_.push(std::exchange(batch, {}))) return;
+          }
+          batch_bytes += record.prompt.size() + record.text.size();
+          batch.end_file = file;
+          batch.end_record = record.number;
+          batch.file_bytes = bytes_before + reader->file_bytes_read();
+          batch.documents.push_back({.record = std::move(record), .file = file, .split = input.split});
+        }
+        // A file that is done is not opened again.
+        batch.end_file = file + 1;
+        batch.end_record = 0;
+      }
+      bytes_before += input.bytes;
+      batch.file_bytes = bytes_before;
+    }
+    read_.push(std::move(batch));
+  }
+
+  void process(Batch& batch) {
+    std::vector<Document>& documents = batch.documents;
+    const auto count = std::ssize(documents);
+    pool_.parallel_for(count, [&](int64_t task, int) { judge(documents[static_cast<size_t>(task)]); });
+    for (Document& document : documents) {
+      if (!document.record.fault.empty()) count_bad(document);
+      if (!options_.dedup || document.dropped) continue;
+      if (!digests_.insert(*document.digest)) {
+        document.dropped = Verdict{"duplicate", {}};
+        document.digest.reset();
+      }
+    }
+    pool_.parallel_for(count, [&](int64_t task, int) { encode(documents[static_cast<size_t>(task)]); });
+    for (Document& document : documents) {
+      if (document.signature && !document.dropped) {
+        near_dedup_.spend(0, [&] {
+          if (near_duplicates_->add(*document.signature)) document.dropped = Verdict{"near duplicate", {}};
+        });
+      }
+      progress_.text_bytes += document.text_bytes();
+      if (document.dropped) continue;
+      progress_.documents += 1;
+      progress_.tokens += std::ssize(document.ids) + 1;
+    }
+    progress_.bytes = batch.file_bytes;
     if (options_.progress) options_.progress(progress_);
   }
 
-  static void check_split(const SplitWriter& writer, const char* name, const char* remedy) {
-    if (writer.num_documents() == 0) {
-      throw usage_error(fmt::format("no document is left for {}", name), remedy);
+  // Everything that needs the document's text alone.
+  void judge(Document& document) const {
+    const Record& record = document.record;
+    if (!record.fault.empty()) {
+      document.dropped = Verdict{kBad, record.fault};
+    } else if (record.text.empty()) {
+      document.dropped = Verdict{"empty", {}};
+    } else {
+      document.dropped = check_text(record.text, options_.filters);
     }
+    if (document.dropped || !(options_.dedup || document.split == Split::kByHash)) return;
+    const Digest digest = digest_of(record.prompt, record.text);
+    if (document.split == Split::kByHash) {
+      const bool valid = static_cast<double>(digest.high) * 0x1p-64 < options_.valid_fraction;
+      document.split = valid ? Split::kValid : Split::kTrain;
+    }
+    if (options_.dedup) document.digest = digest;
   }
 
-  // All data is on disk when the first file of the old dataset goes.
-  PrepReport commit() {
-    train_.close();
-    if (valid_) valid_->close();
-    const auto remove_splits = [&] {
-      remove_split(options_.out / "train");
-      remove_split(options_.out / "valid");
-    };
-    remove_splits();
-    const bool had_tokenizer = fs::exists(tokenizer_path_);
-    try {
-      write_file_atomically(tokenizer_path_, tokenizer_->json());
-      PrepReport report;
-      if (valid_) report.valid = report_of(valid_->commit());
-      report.train = report_of(train_.commit());
-      return report;
-    } catch (...) {
-      remove_splits();
-      if (!had_tokenizer) fs::remove(tokenizer_path_);
-      throw;
-    }
+  void encode(Document& document) {
+    if (document.dropped) return;
+    const Record& record = document.record;
+    encoding_.spend(document.text_bytes(), [&] {
+      tokenizer_->encode(record.prompt, document.ids);
+      document.prompt_ids = document.ids.size();
+      tokenizer_->encode(record.text, document.ids);
+    });
+    document.dropped = check_tokens(std::ssize(document.ids), options_.filters);
+    if (document.dropped || !options_.near_dedup) return;
+    near_dedup_.spend(document.text_bytes(), [&] {
+      document.signature = std::make_unique<Signature>(signature_of(record.prompt, record.text));
+    });
   }
 
-  static SplitReport report_of(const DatasetManifest& manifest) {
-    return {manifest.total_documents, manifest.total_tokens, manifest.total_bytes, manifest.num_shards};
+  void count_bad(const Document& document) {
+    bad_records_ += document.record.num_lost;
+    if (bad_records_ <= options_.skip_bad) return;
+    const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
+    throw runtime_error(
+        fmt::format("{}: {}", place_of(path, options_.records, document.record.number), document.record.fault),
+        options_.skip_bad == 0
+            ? "mend or remove it, or allow for N such records with --skip-bad N"
+            : fmt::format("more than the {} bad records that --skip-bad allows: raise it, or mend them",
+                          options_.skip_bad));
   }
+
+  static constexpr std::string_view kBad = "bad record";
 
   const PrepOptions& options_;
   std::shared_ptr<const Tokenizer> tokenizer_;
-  fs::path tokenizer_path_;
-  std::vector<Source> sources_;
+  std::vector<InputFile> inputs_;
+  PrepSettings settings_;
   ThreadPool pool_;
-  OutputFolder out_;
-  SplitWriter train_;
-  std::optional<SplitWriter> valid_;
-  std::vector<Document> batch_;
-  size_t batch_bytes_ = 0;
+  OutputFolder folder_;
+  std::optional<Output> output_;
+  DigestSet digests_;
+  std::optional<NearDuplicates> near_duplicates_;
+  int64_t bad_records_ = 0;
   PrepProgress progress_;
+  Effort encoding_;
+  Effort near_dedup_;
+  BoundedQueue<Batch> read_{2};
+  BoundedQueue<Batch> encoded_{2};
 };
 
 }  // namespace
 
 PrepReport prepare_dataset(const PrepOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   check_options(options);
   PrepReport report = Preparation(options).run();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return report;
 }
 

@@ -1,18 +1,26 @@
-// Text files to a dataset: OUT/train, OUT/valid (data/shards/shard.h) and OUT/tokenizer.json.
+// Files of text, JSON and Parquet to a dataset: OUT/train, OUT/valid (data/shards/shard.h) and OUT/tokenizer.json,
+// OUT/report.json (what was read, kept and dropped) and OUT/dropped.jsonl (each document that was dropped, and why).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "data/prep/filters.h"
+#include "data/prep/records.h"
 
 namespace nmoe {
 
 struct PrepProgress {
-  int64_t bytes = 0;  // of text done, of ...
+  int64_t bytes = 0;  // of the input files' sizes done, of ...
   int64_t total_bytes = 0;
-  int64_t documents = 0;
+  int64_t start_bytes = 0;  // of `bytes`, what an interrupted preparation had done
+  int64_t text_bytes = 0;   // of documents, those dropped included, since this process began
+  int64_t documents = 0;    // kept
   int64_t tokens = 0;
 };
 
@@ -23,8 +31,16 @@ struct PrepOptions {
   std::vector<std::string> valid_inputs = {};
   // In [0, 1), of the documents: a hash of its text decides where a document goes.
   double valid_fraction = 0.0;
-  // The line that ends a document. Empty: a file is a document.
-  std::string split_on = {};
+  // Where documents are within the files. With a prompt field, a document is its prompt followed by its text, each
+  // encoded by itself, and the shards get masks that keep the prompt out of the loss.
+  RecordOptions records = {};
+  FilterOptions filters = {};
+  // Drop documents that equal an earlier one.
+  bool dedup = false;
+  // Drop documents that resemble an earlier kept one by this much or more (data/prep/dedup.h), in (0, 1].
+  std::optional<double> near_dedup = {};
+  // Records that may be unusable (Record::fault). One more is an error.
+  int64_t skip_bad = 0;
   // "bytes" or a tokenizer's file: data/tokenizer/tokenizer.h.
   std::string tokenizer = "bytes";
   // Goes into the shards' names: letters, digits, '.', '_' and '-'.
@@ -32,7 +48,9 @@ struct PrepOptions {
   std::filesystem::path out = {};
   int64_t tokens_per_shard = 500'000'000;
   int threads = 0;  // 0: one per available CPU
-  // Replace the dataset that `out` holds.
+  // Between two checkpoints: the most work that is lost when the process is killed.
+  double checkpoint_seconds = 10.0;
+  // Replace the dataset that `out` holds, and forget an unfinished preparation with other options.
   bool force = false;
   // Called now and then from the caller's thread.
   std::function<void(const PrepProgress&)> progress = {};
@@ -45,21 +63,50 @@ struct SplitReport {
   int64_t shards = 0;
 };
 
+struct DropCount {
+  int64_t records = 0;
+  int64_t bytes = 0;  // of text
+};
+
 struct PrepReport {
   SplitReport train;
   SplitReport valid;  // all 0 when no validation split was asked for, and none is written
+  int64_t records = 0;
+  // By reason: "bad record", "empty", those of filters.h, "duplicate", "near duplicate".
+  std::map<std::string, DropCount> dropped;
+
+  // Of this process alone, when it went on with the work of another:
+  int64_t resumed_records = 0;  // what that one had done
+  int64_t text_bytes = 0;
   double seconds = 0;
+  // Summed over threads.
+  double encode_seconds = 0;
+  int64_t encoded_bytes = 0;
+  double near_dedup_seconds = 0;
+  int64_t near_dedup_bytes = 0;
 };
 
-// Encodes every document and writes the splits. Text is taken byte for byte; empty documents are
-// left out. The order is that of the inputs, and the shards are the same bytes for any number of
-// threads.
+// Reads every record, drops what the filters say, encodes the rest and writes the splits. Plain text is taken byte for
+// byte; empty documents are dropped. The order is that of the inputs, and the files written are the same bytes for any
+// number of threads and however often the work was interrupted.
+//
+// A document passes, in this order: the filters on its text, exact deduplication, the limits in tokens, near
+// deduplication; the first that drops it is the reason given.
 //
 // A validation split comes from `valid_inputs` or from `valid_fraction`, not both. With the latter,
 // equal documents land in the same split.
 //
+// Every `checkpoint_seconds` all work is made durable in OUT/.prep and under temporary names. The next call with the
+// same options (but for threads, skip_bad, checkpoint_seconds and force) and unchanged input files goes on from there;
+// with others it is an error unless `force`.
+//
+// Memory: a few batches of documents of some MB, and the largest document several times over; in addition 32 bytes a
+// document for `dedup` and some 700 for `near_dedup`.
+//
 // Error (usage) on options that cannot be met: nothing to read, an empty split, a document longer
-// than a shard, a dataset already in `out` without `force`. On any failure `out` is as it was.
+// than a shard, a dataset already in `out` without `force`; (runtime) on more bad records than allowed, unreadable
+// files and full disks. A failure before the first checkpoint leaves `out` as it was; after it, the unfinished work
+// stays for the next call.
 PrepReport prepare_dataset(const PrepOptions& options);
 
 }  // namespace nmoe

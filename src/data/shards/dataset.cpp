@@ -28,6 +28,13 @@ TokenDataset::TokenDataset(const fs::path& dir) : dir_(dir), manifest_(read_mani
                                       : fmt::format("{} bytes; an index of {} documents has {}", index_size,
                                                     entry.num_documents, index_bytes(entry.num_documents)));
     }
+    if (!entry.mask_path.empty()) {
+      const MaskReader& mask = masks_.emplace_back(dir_ / entry.mask_path);
+      if (mask.num_tokens() != shard.num_tokens()) {
+        throw damaged_file(mask.path(),
+                           fmt::format("it is of {} tokens; the shard has {}", mask.num_tokens(), shard.num_tokens()));
+      }
+    }
     shard_begin_.push_back(begin);
     begin += shard.num_tokens();
   }
@@ -37,56 +44,93 @@ TokenDataset::TokenDataset(const fs::path& dir) : dir_(dir), manifest_(read_mani
 int64_t TokenDataset::mapped_bytes() const {
   int64_t bytes = 0;
   for (const ShardReader& shard : shards_) bytes += shard.file_bytes();
+  for (const MaskReader& mask : masks_) bytes += mask.file_bytes();
   return bytes;
 }
 
-void TokenDataset::read(int64_t first_token, std::span<int32_t> out) const {
-  const auto count = static_cast<int64_t>(out.size());
-  NMOE_CHECK(first_token >= 0 && first_token + count <= num_tokens(), "tokens [{}, {}) of {}", first_token,
-             first_token + count, num_tokens());
+template <class Fn>
+void TokenDataset::for_each_part(int64_t first_token, size_t count, Fn&& fn) const {
+  NMOE_CHECK(first_token >= 0 && first_token + static_cast<int64_t>(count) <= num_tokens(), "tokens [{}, {}) of {}",
+             first_token, first_token + static_cast<int64_t>(count), num_tokens());
   auto shard_idx = static_cast<size_t>(std::ranges::upper_bound(shard_begin_, first_token) - shard_begin_.begin() - 1);
-  for (; !out.empty(); ++shard_idx) {
-    const int64_t first = first_token - shard_begin_[shard_idx];
-    const int64_t left = shard_begin_[shard_idx + 1] - first_token;
-    const auto part = out.first(std::min(out.size(), static_cast<size_t>(left)));
-    shards_[shard_idx].read(first, part, vocab_size());
-    first_token += left;
-    out = out.subspan(part.size());
+  for (size_t done = 0; done < count; ++shard_idx) {
+    const int64_t first = first_token + static_cast<int64_t>(done) - shard_begin_[shard_idx];
+    const int64_t left = shard_begin_[shard_idx + 1] - shard_begin_[shard_idx] - first;
+    const size_t part = std::min(count - done, static_cast<size_t>(left));
+    fn(shard_idx, first, done, part);
+    done += part;
   }
 }
 
-void TokenDataset::verify() const {
-  constexpr int64_t kBlock = 1 << 20;
-  std::vector<int32_t> tokens;
+void TokenDataset::read(int64_t first_token, std::span<int32_t> out) const {
+  for_each_part(first_token, out.size(), [&](size_t shard_idx, int64_t first, size_t offset, size_t count) {
+    shards_[shard_idx].read(first, out.subspan(offset, count), vocab_size());
+  });
+}
+
+void TokenDataset::read_mask(int64_t first_token, std::span<uint8_t> out) const {
+  if (!has_mask()) {
+    std::ranges::fill(out, uint8_t{1});
+    return;
+  }
+  for_each_part(first_token, out.size(), [&](size_t shard_idx, int64_t first, size_t offset, size_t count) {
+    masks_[shard_idx].read(first, out.subspan(offset, count));
+  });
+}
+
+std::vector<DocumentSpan> TokenDataset::documents(size_t shard_idx) const {
+  return read_index(dir_ / manifest_.shards[shard_idx].index_path);
+}
+
+void TokenDataset::verify(const std::function<void(const ShardEntry&)>& passed) const {
   for (size_t shard_idx = 0; shard_idx < shards_.size(); ++shard_idx) {
-    const ShardReader& shard = shards_[shard_idx];
-    const ShardEntry& entry = manifest_.shards[shard_idx];
-    if (sha256_of_file(shard.path()) != entry.checksum) {
-      throw damaged_file(shard.path(), "its SHA-256 is not the manifest's: the file has changed");
+    verify_shard(shard_idx);
+    if (passed) passed(manifest_.shards[shard_idx]);
+  }
+}
+
+void TokenDataset::verify_shard(size_t shard_idx) const {
+  constexpr int64_t kBlock = 1 << 20;
+  const ShardReader& shard = shards_[shard_idx];
+  const ShardEntry& entry = manifest_.shards[shard_idx];
+  const auto check_sum = [](const fs::path& path, const std::string& expected) {
+    if (sha256_of_file(path) != expected) {
+      throw damaged_file(path, "its SHA-256 is not the manifest's: the file has changed");
     }
-    for (int64_t first = 0; first < shard.num_tokens(); first += kBlock) {
-      tokens.resize(static_cast<size_t>(std::min(kBlock, shard.num_tokens() - first)));
-      shard.read(first, tokens, vocab_size());
+  };
+  check_sum(shard.path(), entry.checksum);
+  if (has_mask()) check_sum(masks_[shard_idx].path(), entry.mask_checksum);
+
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> mask;
+  for (int64_t first = 0; first < shard.num_tokens(); first += kBlock) {
+    const auto count = static_cast<size_t>(std::min(kBlock, shard.num_tokens() - first));
+    tokens.resize(count);
+    shard.read(first, tokens, vocab_size());
+    if (has_mask()) {
+      mask.resize(count);
+      masks_[shard_idx].read(first, mask);
     }
-    uint64_t end = 0;
-    const fs::path index_path = dir_ / entry.index_path;
-    for (const DocumentSpan& document : read_index(index_path)) {
-      if (document.begin != end || document.end <= document.begin ||
-          document.end > static_cast<uint64_t>(shard.num_tokens())) {
-        throw damaged_file(index_path, fmt::format("the document after position {} is [{}, {}) of {}", end,
-                                                   document.begin, document.end, shard.num_tokens()));
-      }
-      end = document.end;
-      int32_t last = 0;
-      shard.read(static_cast<int64_t>(end) - 1, {&last, 1}, vocab_size());
-      if (last != eos_id()) {
-        throw damaged_file(index_path,
-                           fmt::format("the document that ends at {} has {} there, not {}", end, last, eos_id()));
-      }
+  }
+
+  uint64_t end = 0;
+  const fs::path index_path = dir_ / entry.index_path;
+  for (const DocumentSpan& document : documents(shard_idx)) {
+    if (document.begin != end || document.end <= document.begin ||
+        document.end > static_cast<uint64_t>(shard.num_tokens())) {
+      throw damaged_file(index_path, fmt::format("the document after position {} is [{}, {}) of {}", end,
+                                                 document.begin, document.end, shard.num_tokens()));
     }
-    if (end != static_cast<uint64_t>(shard.num_tokens())) {
-      throw damaged_file(index_path, fmt::format("its documents end at {}, the tokens at {}", end, shard.num_tokens()));
+    end = document.end;
+    int32_t last = 0;
+    shard.read(static_cast<int64_t>(end) - 1, {&last, 1}, vocab_size());
+    if (last != eos_id()) {
+      throw damaged_file(index_path,
+                         fmt::format("the document that ends at {} has {} there, not {}", end, last, eos_id()));
     }
+  }
+  if (end != static_cast<uint64_t>(shard.num_tokens())) {
+    throw damaged_file(index_path, fmt::format("its documents end at {}, the tokens at {}", end, shard.num_tokens()));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ class TokenDataset {
   const DatasetManifest& manifest() const { return manifest_; }
   const std::filesystem::path& dir() const { return dir_; }
 
+  // Whether the tokens have a mask that says which are to be learned (data/shards/shard.h).
+  bool has_mask() const { return !masks_.empty(); }
+
   // Size of the mapped files: what reading all of it can add to the process's resident size.
   int64_t mapped_bytes() const;
 
@@ -36,14 +40,32 @@ class TokenDataset {
   // shard and position, on an id of vocab_size() or more.
   void read(int64_t first_token, std::span<int32_t> out) const;
 
-  // Reads everything: checksums, ids, and that each index's documents follow each other and end
-  // with the end-of-sequence id. Error (runtime) on the first shard that fails.
-  void verify() const;
+  // The mask of the same tokens; 1 throughout where there is none. Error (runtime), naming file and position, on an
+  // entry that is neither 0 nor 1.
+  void read_mask(int64_t first_token, std::span<uint8_t> out) const;
+
+  // Shards, in the order of their tokens: the first token of one, and its documents' places within it. Error
+  // (runtime) when the index is damaged.
+  size_t num_shards() const { return shards_.size(); }
+  int64_t shard_begin(size_t shard_idx) const { return shard_begin_[shard_idx]; }
+  std::vector<DocumentSpan> documents(size_t shard_idx) const;
+
+  // Reads everything: checksums, ids, masks, and that each index's documents follow each other and end
+  // with the end-of-sequence id. Error (runtime) on the first shard that fails; `passed` is called after each one
+  // that does not.
+  void verify(const std::function<void(const ShardEntry&)>& passed = {}) const;
 
  private:
+  void verify_shard(size_t shard_idx) const;
+  // Calls fn(shard, first token within it, offset into what is asked for, count) for each shard that holds some of
+  // these tokens.
+  template <class Fn>
+  void for_each_part(int64_t first_token, size_t count, Fn&& fn) const;
+
   std::filesystem::path dir_;
   DatasetManifest manifest_;
   std::vector<ShardReader> shards_;
+  std::vector<MaskReader> masks_;     // one a shard, or none
   std::vector<int64_t> shard_begin_;  // first token of each shard, and num_tokens() at the end
 };
 

@@ -59,6 +59,8 @@ void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
   int64_t num_tokens = 0;
   int64_t num_documents = 0;
   for (const ShardEntry& shard : manifest.shards) {
+    require(shard.mask_path.empty() == manifest.shards.front().mask_path.empty(),
+            fmt::format("only one of {} and {} has a mask_path", manifest.shards.front().path, shard.path));
     num_tokens += shard.num_tokens;
     num_documents += shard.num_documents;
   }
@@ -84,7 +86,11 @@ DatasetManifest read_manifest(const fs::path& split_dir) {
     throw runtime_error(fmt::format("no dataset in '{}': it has no manifest.json", split_dir.string()),
                         "check the path, or make the dataset with `n prep`");
   }
-  const json root = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  return parse_manifest(read_file(path), path);
+}
+
+DatasetManifest parse_manifest(const std::string& text, const fs::path& path) {
+  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   const Fields fields(root, path, "");
   DatasetManifest manifest;
   fields.get("schema_version", manifest.schema_version);
@@ -112,19 +118,27 @@ DatasetManifest read_manifest(const fs::path& split_dir) {
     shard_fields.get("num_tokens", shard.num_tokens);
     shard_fields.get("num_documents", shard.num_documents);
     shard_fields.get("checksum", shard.checksum);
+    if (item.contains("mask_path")) {
+      shard_fields.get("mask_path", shard.mask_path);
+      shard_fields.get("mask_checksum", shard.mask_checksum);
+    }
   }
   check_consistent(manifest, path);
   return manifest;
 }
 
-void write_manifest(const fs::path& split_dir, const DatasetManifest& manifest) {
+std::string manifest_text(const DatasetManifest& manifest) {
   auto shards = ordered_json::array();
   for (const ShardEntry& shard : manifest.shards) {
-    shards.push_back({{"path", shard.path},
-                      {"index_path", shard.index_path},
-                      {"num_tokens", shard.num_tokens},
-                      {"num_documents", shard.num_documents},
-                      {"checksum", shard.checksum}});
+    ordered_json& item = shards.emplace_back(ordered_json{{"path", shard.path},
+                                                          {"index_path", shard.index_path},
+                                                          {"num_tokens", shard.num_tokens},
+                                                          {"num_documents", shard.num_documents},
+                                                          {"checksum", shard.checksum}});
+    if (!shard.mask_path.empty()) {
+      item["mask_path"] = shard.mask_path;
+      item["mask_checksum"] = shard.mask_checksum;
+    }
   }
   const ordered_json root = {{"schema_version", manifest.schema_version},
                              {"dataset", manifest.dataset},
@@ -140,7 +154,11 @@ void write_manifest(const fs::path& split_dir, const DatasetManifest& manifest) 
                              {"total_bytes", manifest.total_bytes},
                              {"num_shards", manifest.num_shards},
                              {"shards", std::move(shards)}};
-  write_file_atomically(manifest_path(split_dir), root.dump(2) + '\n');
+  return root.dump(2) + '\n';
+}
+
+void write_manifest(const fs::path& split_dir, const DatasetManifest& manifest) {
+  write_file_atomically(manifest_path(split_dir), manifest_text(manifest));
 }
 
 }  // namespace nmoe

@@ -19,6 +19,9 @@ struct ShardEntry {
   int64_t num_tokens = 0;
   int64_t num_documents = 0;
   std::string checksum;  // SHA-256 of the .npy, hex
+  // Of the .mask.npy, in datasets whose tokens are not all to be learned: both or neither, in all shards or none.
+  std::string mask_path = {};
+  std::string mask_checksum = {};
 };
 
 struct DatasetManifest {
@@ -45,6 +48,9 @@ std::filesystem::path manifest_path(const std::filesystem::path& split_dir);
 
 // Error (runtime) when it is missing, is no JSON, lacks a field, or contradicts itself.
 DatasetManifest read_manifest(const std::filesystem::path& split_dir);
+// The same from its text; `path` is named in errors.
+DatasetManifest parse_manifest(const std::string& text, const std::filesystem::path& path);
+std::string manifest_text(const DatasetManifest& manifest);
 void write_manifest(const std::filesystem::path& split_dir, const DatasetManifest& manifest);
 
 }  // namespace nmoe

@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cstring>
 #include <ctime>
+#include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -33,7 +35,12 @@ struct IndexHeader {
 static_assert(sizeof(IndexHeader) == 32 && sizeof(DocumentSpan) == 16);
 
 constexpr std::string_view kTemporary = ".tmp";
+constexpr std::string_view kTokens = ".npy";
+constexpr std::string_view kIndex = ".idx";
+constexpr std::string_view kMask = ".mask.npy";
+constexpr std::array kSuffixes = {kMask, kTokens, kIndex};
 
+constexpr std::string_view kMaskDescr = "|u1";
 std::string_view descr_of(TokenType type) { return type == TokenType::kUint16 ? "<u2" : "<u4"; }
 
 // What stands between `before` and the next `after`, or nothing.
@@ -45,8 +52,8 @@ std::string_view between(std::string_view text, std::string_view before, std::st
 }
 
 struct NpyHeader {
-  TokenType type = TokenType::kUint16;
-  int64_t num_tokens = 0;
+  std::string_view descr;
+  int64_t count = 0;
   size_t data_offset = 0;
 };
 
@@ -61,18 +68,34 @@ NpyHeader parse_npy_header(std::span<const std::byte> bytes, const fs::path& pat
 
   NpyHeader header;
   header.data_offset = kNpyPreamble + length;
-  const std::string_view descr = between(dict, "'descr': '", "'");
+  header.descr = between(dict, "'descr': '", "'");
   const std::string_view shape = between(dict, "'shape': (", ",)");
-  if (descr == descr_of(TokenType::kUint32)) {
-    header.type = TokenType::kUint32;
-  } else if (descr != descr_of(TokenType::kUint16)) {
-    throw damaged_file(path, fmt::format("its data type is '{}'; token ids are <u2 or <u4", descr));
-  }
-  const auto [end, error] = std::from_chars(shape.data(), shape.data() + shape.size(), header.num_tokens);
+  const auto [end, error] = std::from_chars(shape.data(), shape.data() + shape.size(), header.count);
   const bool one_dimension = error == std::errc() && end == shape.data() + shape.size();
-  if (dict.size() != length || !one_dimension || header.num_tokens < 0 || header.data_offset % sizeof(uint32_t) != 0) {
+  if (dict.size() != length || !one_dimension || header.count < 0 || header.data_offset % sizeof(uint32_t) != 0) {
     throw damaged_file(path, fmt::format("its header is damaged: {}", dict.substr(0, 80)));
   }
+  return header;
+}
+
+// The file must hold what its header announces, no less and no more.
+void check_npy_length(const NpyHeader& header, size_t element_bytes, uint64_t file_bytes, const fs::path& path) {
+  const uint64_t data_bytes = file_bytes - header.data_offset;
+  if (data_bytes / element_bytes != static_cast<uint64_t>(header.count) || data_bytes % element_bytes != 0) {
+    throw damaged_file(path, fmt::format("{} bytes of tokens; its header announces {} of {} bytes", data_bytes,
+                                         header.count, element_bytes));
+  }
+}
+
+// numpy.save's format 1.0, one dimension.
+std::string npy_header_of(std::string_view descr, int64_t count) {
+  const std::string dict = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}", descr, count);
+  constexpr auto kLength = static_cast<uint16_t>(kNpyHeaderBytes - kNpyPreamble);
+  std::string header(kNpyMagic);
+  header.append(reinterpret_cast<const char*>(&kLength), sizeof(kLength));
+  header += dict;
+  header.resize(kNpyHeaderBytes - 1, ' ');
+  header += '\n';
   return header;
 }
 
@@ -98,12 +121,13 @@ std::string utc_now() {
 
 fs::path temporary(fs::path path) { return path += kTemporary; }
 
-// "...-shard-000123.npy" or ".idx".
+// "...-shard-000123.npy", ".idx" or ".mask.npy".
 bool is_shard_file(std::string_view name) {
   constexpr std::string_view kStem = "-shard-";
   constexpr size_t kDigits = 6;
-  if (!name.ends_with(".npy") && !name.ends_with(".idx")) return false;
-  name.remove_suffix(4);
+  const auto suffix = std::ranges::find_if(kSuffixes, [&](std::string_view s) { return name.ends_with(s); });
+  if (suffix == kSuffixes.end()) return false;
+  name.remove_suffix(suffix->size());
   if (name.size() < kStem.size() + kDigits) return false;
   const std::string_view digits = name.substr(name.size() - kDigits);
   name.remove_suffix(kDigits);
@@ -120,16 +144,16 @@ void change_folder(const fs::path& dir, Step&& step) {
   }
 }
 
-// Shards and indexes in `dir`: the finished ones, or with `suffix` those an interrupted writer
-// left.
-void remove_shard_files(const fs::path& dir, std::string_view suffix) {
+// Shards and what goes with them in `dir`: the finished ones, or with `suffix` those an interrupted writer left. Those
+// of `but` stay.
+void remove_shard_files(const fs::path& dir, std::string_view suffix, const std::set<std::string>& but) {
   change_folder(dir, [&] {
     std::vector<fs::path> paths;
     for (const auto& entry : fs::directory_iterator(dir)) {
       std::string name = entry.path().filename().string();
       if (!name.ends_with(suffix)) continue;
       name.resize(name.size() - suffix.size());
-      if (is_shard_file(name)) paths.push_back(entry.path());
+      if (is_shard_file(name) && !but.contains(name)) paths.push_back(entry.path());
     }
     for (const fs::path& path : paths) fs::remove(path);
   });
@@ -147,34 +171,59 @@ uint64_t index_bytes(int64_t num_documents) {
   return sizeof(IndexHeader) + static_cast<uint64_t>(num_documents) * sizeof(DocumentSpan);
 }
 
-std::string npy_header(TokenType type, int64_t num_tokens) {
-  const std::string dict =
-      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}", descr_of(type), num_tokens);
-  constexpr auto kLength = static_cast<uint16_t>(kNpyHeaderBytes - kNpyPreamble);
-  std::string header(kNpyMagic);
-  header.append(reinterpret_cast<const char*>(&kLength), sizeof(kLength));
-  header += dict;
-  header.resize(kNpyHeaderBytes - 1, ' ');
-  header += '\n';
-  return header;
-}
+std::string npy_header(TokenType type, int64_t num_tokens) { return npy_header_of(descr_of(type), num_tokens); }
+std::string npy_mask_header(int64_t num_tokens) { return npy_header_of(kMaskDescr, num_tokens); }
 
 // ---- writing ------------------------------------------------------------------------------------
 
+namespace {
+
+// The names of a shard's files.
+std::vector<std::string> files_of(const ShardEntry& entry) {
+  std::vector<std::string> names = {entry.path, entry.index_path};
+  if (!entry.mask_path.empty()) names.push_back(entry.mask_path);
+  return names;
+}
+
+}  // namespace
+
 struct SplitWriter::OpenShard {
   static constexpr size_t kBufferBytes = 1 << 20;
-  OpenShard(const fs::path& tokens_path, const fs::path& index_path) : tokens(tokens_path), index(index_path) {
+
+  // A new shard, its headers still to come.
+  OpenShard(const fs::path& dir, ShardEntry new_entry)
+      : entry(std::move(new_entry)),
+        tokens(temporary(dir / entry.path)),
+        index(temporary(dir / entry.index_path)),
+        token_buffer(kBufferBytes) {
     const std::array<char, kNpyHeaderBytes> placeholder{};
     tokens.write(placeholder.data(), placeholder.size());
     index.write(placeholder.data(), sizeof(IndexHeader));
+    if (!entry.mask_path.empty()) {
+      mask.emplace(temporary(dir / entry.mask_path));
+      mask->write(placeholder.data(), placeholder.size());
+    }
   }
 
+  // One that was being written.
+  OpenShard(const fs::path& dir, ShardEntry old_entry, TokenType type)
+      : entry(std::move(old_entry)),
+        tokens(temporary(dir / entry.path), kNpyHeaderBytes + entry.num_tokens * bytes_per_token(type)),
+        index(temporary(dir / entry.index_path), index_bytes(entry.num_documents)),
+        token_buffer(kBufferBytes) {
+    if (!entry.mask_path.empty()) {
+      mask.emplace(temporary(dir / entry.mask_path), kNpyHeaderBytes + static_cast<uint64_t>(entry.num_tokens));
+    }
+  }
+
+  ShardEntry entry;
   FileWriter tokens;
   FileWriter index;
-  std::vector<std::byte> token_buffer = std::vector<std::byte>(kBufferBytes);
+  std::optional<FileWriter> mask;
+  std::vector<std::byte> token_buffer;
   size_t buffered = 0;
   std::vector<DocumentSpan> index_buffer;
-  ShardEntry entry;
+  std::vector<uint8_t> mask_buffer;
 
   template <class T>
   void append(std::span<const int32_t> ids) {
@@ -193,6 +242,14 @@ struct SplitWriter::OpenShard {
     buffered = 0;
     index.write(index_buffer.data(), index_buffer.size() * sizeof(DocumentSpan));
     index_buffer.clear();
+    if (mask) mask->write(mask_buffer.data(), mask_buffer.size());
+    mask_buffer.clear();
+  }
+
+  void close() {
+    tokens.close();
+    index.close();
+    if (mask) mask->close();
   }
 };
 
@@ -206,18 +263,50 @@ SplitWriter::SplitWriter(fs::path dir, SplitOptions options)
   manifest_.dtype = token_type_name(type_);
   made_dir_ = !fs::exists(dir_);
   make_directories(dir_);
-  remove_shard_files(dir_, kTemporary);
+  remove_shard_files(dir_, kTemporary, {});
+}
+
+SplitWriter::SplitWriter(fs::path dir, SplitOptions options, DatasetManifest state)
+    : dir_(std::move(dir)),
+      options_(std::move(options)),
+      type_(token_type_for(options_.vocab_size)),
+      manifest_(std::move(state)),
+      keep_(true) {
+  std::set<std::string> wanted;
+  for (const ShardEntry& entry : manifest_.shards) {
+    for (const std::string& name : files_of(entry)) {
+      // A commit may have been under way.
+      if (!fs::exists(temporary(dir_ / name)) && !fs::exists(dir_ / name)) {
+        throw runtime_error(fmt::format("'{}' is gone since the work on it was interrupted", (dir_ / name).string()),
+                            "begin again from the start");
+      }
+      wanted.insert(name);
+    }
+  }
+  remove_shard_files(dir_, kTemporary, wanted);  // of shards begun after the checkpoint
+  if (!manifest_.shards.empty() && manifest_.shards.back().checksum.empty()) {
+    shard_ = std::make_unique<OpenShard>(dir_, manifest_.shards.back(), type_);
+    manifest_.shards.pop_back();
+  }
 }
 
 SplitWriter::~SplitWriter() {
-  if (!committed_) discard();
+  if (!keep_) {
+    discard();
+  } else if (shard_) {
+    try {
+      shard_->close();
+    } catch (const Error&) {
+      shard_.reset();  // the checkpoint holds what matters, and whoever goes on meets the same fault
+    }
+  }
 }
 
 void SplitWriter::discard() noexcept {
   shard_.reset();
   std::error_code ignored;  // there is nothing to be done about files that cannot be removed
   for (const ShardEntry& entry : manifest_.shards) {
-    for (const std::string& name : {entry.path, entry.index_path}) {
+    for (const std::string& name : files_of(entry)) {
       fs::remove(dir_ / name, ignored);
       fs::remove(temporary(dir_ / name), ignored);
     }
@@ -225,23 +314,26 @@ void SplitWriter::discard() noexcept {
   if (made_dir_) fs::remove(dir_, ignored);  // if it is empty
 }
 
-void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_bytes, const fs::path& source) {
+void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_bytes, const std::string& source,
+                               std::span<const uint8_t> mask) {
   const auto length = static_cast<int64_t>(tokens.size()) + 1;
   if (length > options_.tokens_per_shard) {
-    throw usage_error(fmt::format("a document of '{}' has {} tokens; a shard holds {}", source.string(), length,
-                                  options_.tokens_per_shard),
-                      "raise --tokens-per-shard, or cut the text into documents with --split-on");
+    throw usage_error(
+        fmt::format("a document of '{}' has {} tokens; a shard holds {}", source, length, options_.tokens_per_shard),
+        "raise --tokens-per-shard, or cut the text into documents with --split-on");
   }
   for (const int32_t id : tokens) {
     NMOE_CHECK(id >= 0 && id < options_.vocab_size, "id {} of {}", id, options_.vocab_size);
   }
+  NMOE_CHECK(mask.size() == (options_.masks ? tokens.size() : 0), "{} mask entries for {} tokens", mask.size(),
+             tokens.size());
   if (shard_ && shard_->entry.num_tokens + length > options_.tokens_per_shard) close_shard();
   if (!shard_) {
     const std::string stem =
         fmt::format("{}-{}-shard-{:06d}", options_.dataset, manifest_.version, manifest_.shards.size());
-    shard_ = std::make_unique<OpenShard>(temporary(dir_ / (stem + ".npy")), temporary(dir_ / (stem + ".idx")));
-    shard_->entry.path = stem + ".npy";
-    shard_->entry.index_path = stem + ".idx";
+    ShardEntry entry{.path = stem + std::string(kTokens), .index_path = stem + std::string(kIndex)};
+    if (options_.masks) entry.mask_path = stem + std::string(kMask);
+    shard_ = std::make_unique<OpenShard>(dir_, std::move(entry));
   }
 
   const std::array<int32_t, 1> eos = {options_.eos_id};
@@ -251,6 +343,10 @@ void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_b
     } else {
       shard_->append<uint32_t>(ids);
     }
+  }
+  if (options_.masks) {
+    shard_->mask_buffer.insert(shard_->mask_buffer.end(), mask.begin(), mask.end());
+    shard_->mask_buffer.push_back(1);
   }
   ShardEntry& entry = shard_->entry;
   const auto begin = static_cast<uint64_t>(entry.num_tokens);
@@ -262,6 +358,20 @@ void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_b
   manifest_.total_bytes += source_bytes;
 }
 
+DatasetManifest SplitWriter::checkpoint() {
+  DatasetManifest state = manifest_;
+  if (shard_) {
+    shard_->flush();
+    shard_->tokens.sync();
+    shard_->index.sync();
+    if (shard_->mask) shard_->mask->sync();
+    state.shards.push_back(shard_->entry);
+  }
+  sync_directory(dir_);
+  state.num_shards = static_cast<int64_t>(state.shards.size());
+  return state;
+}
+
 void SplitWriter::close_shard() {
   OpenShard& shard = *shard_;
   shard.flush();
@@ -271,11 +381,15 @@ void SplitWriter::close_shard() {
   std::ranges::copy(kIndexMagic, index_header.magic.begin());
   index_header.num_documents = static_cast<uint64_t>(shard.entry.num_documents);
   shard.index.write_at(0, &index_header, sizeof(index_header));
+  if (shard.mask) {
+    const std::string mask_header = npy_mask_header(shard.entry.num_tokens);
+    shard.mask->write_at(0, mask_header.data(), mask_header.size());
+  }
   // From here on the files are no longer their writers' to remove, but discard()'s.
-  manifest_.shards.push_back(shard.entry);
-  shard.tokens.close();
-  shard.index.close();
-  manifest_.shards.back().checksum = sha256_of_file(shard.tokens.path());
+  ShardEntry& entry = manifest_.shards.emplace_back(shard.entry);
+  shard.close();
+  entry.checksum = sha256_of_file(shard.tokens.path());
+  if (shard.mask) entry.mask_checksum = sha256_of_file(shard.mask->path());
   shard_.reset();
 }
 
@@ -286,39 +400,42 @@ void SplitWriter::close() {
 
 DatasetManifest SplitWriter::commit() {
   NMOE_CHECK(!shard_, "commit before close");
-  NMOE_CHECK(!fs::exists(manifest_path(dir_)), "a dataset is already in '{}'", dir_.string());
   change_folder(dir_, [&] {
     for (const ShardEntry& entry : manifest_.shards) {
-      for (const std::string& name : {entry.path, entry.index_path}) {
-        fs::rename(temporary(dir_ / name), dir_ / name);
+      for (const std::string& name : files_of(entry)) {
+        // Without a temporary file, an interrupted commit has been here.
+        if (fs::exists(temporary(dir_ / name))) fs::rename(temporary(dir_ / name), dir_ / name);
       }
     }
   });
   sync_directory(dir_);
   manifest_.created_at = utc_now();
   write_manifest(dir_, manifest_);
-  committed_ = true;
+  keep_ = true;
   return manifest_;
 }
 
 void remove_split(const fs::path& dir) {
   if (!fs::is_directory(dir)) return;
   change_folder(dir, [&] { fs::remove(manifest_path(dir)); });
-  remove_shard_files(dir, "");
+  remove_shard_files(dir, "", {});
+}
+
+void remove_unfinished_split(const fs::path& dir) {
+  if (fs::is_directory(dir)) remove_shard_files(dir, kTemporary, {});
 }
 
 // ---- reading ------------------------------------------------------------------------------------
 
 ShardReader::ShardReader(const fs::path& path) : file_(path) {
   const NpyHeader header = parse_npy_header(file_.bytes(), path);
-  const auto num_tokens = static_cast<uint64_t>(header.num_tokens);
-  const uint64_t data_bytes = file_.bytes().size() - header.data_offset;
-  if (data_bytes / bytes_per_token(header.type) != num_tokens || data_bytes % bytes_per_token(header.type) != 0) {
-    throw damaged_file(path, fmt::format("{} bytes of tokens; its header announces {} of {} bytes", data_bytes,
-                                         num_tokens, bytes_per_token(header.type)));
+  if (header.descr == descr_of(TokenType::kUint32)) {
+    type_ = TokenType::kUint32;
+  } else if (header.descr != descr_of(TokenType::kUint16)) {
+    throw damaged_file(path, fmt::format("its data type is '{}'; token ids are <u2 or <u4", header.descr));
   }
-  type_ = header.type;
-  num_tokens_ = header.num_tokens;
+  check_npy_length(header, bytes_per_token(type_), file_.bytes().size(), path);
+  num_tokens_ = header.count;
   tokens_ = file_.bytes().data() + header.data_offset;
 }
 
@@ -331,6 +448,28 @@ void ShardReader::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
     const auto bad = std::ranges::find_if(out, [&](int32_t id) { return static_cast<uint32_t>(id) >= vocab_size; });
     throw damaged_file(path(), fmt::format("id {} at position {} of a vocabulary of {}", static_cast<uint32_t>(*bad),
                                            first + (bad - out.begin()), vocab_size));
+  }
+}
+
+MaskReader::MaskReader(const fs::path& path) : file_(path) {
+  const NpyHeader header = parse_npy_header(file_.bytes(), path);
+  if (header.descr != kMaskDescr) {
+    throw damaged_file(path, fmt::format("its data type is '{}'; a mask's is {}", header.descr, kMaskDescr));
+  }
+  check_npy_length(header, sizeof(uint8_t), file_.bytes().size(), path);
+  num_tokens_ = header.count;
+  entries_ = file_.bytes().data() + header.data_offset;
+}
+
+void MaskReader::read(int64_t first, std::span<uint8_t> out) const {
+  NMOE_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= num_tokens_, "{} entries at {} of {}",
+             out.size(), first, num_tokens_);
+  if (out.empty()) return;
+  std::memcpy(out.data(), entries_ + first, out.size());
+  const auto bad = std::ranges::find_if(out, [](uint8_t entry) { return entry > 1; });
+  if (bad != out.end()) {
+    throw damaged_file(path(),
+                       fmt::format("{} at position {}; a mask is of 0 and 1", *bad, first + (bad - out.begin())));
   }
 }
 

@@ -6,6 +6,9 @@
 //
 // The .idx of the same stem, little-endian u64: magic "NMOEIDX\0", 1, number of documents, 0; then
 // for each document its first position and the one past its end-of-sequence id.
+//
+// The .mask.npy of the same stem, only where not every token is to be learned: one uint8 a token, 1 where it is a
+// target of the loss and 0 where it is context alone (a prompt).
 #pragma once
 
 #include <cstddef>
@@ -30,6 +33,7 @@ std::string token_type_name(TokenType type);  // "uint16", "uint32"
 // The bytes before the tokens, as numpy.save writes them: always 128.
 inline constexpr size_t kNpyHeaderBytes = 128;
 std::string npy_header(TokenType type, int64_t num_tokens);
+std::string npy_mask_header(int64_t num_tokens);
 
 struct SplitOptions {
   std::string dataset;
@@ -38,6 +42,7 @@ struct SplitOptions {
   int64_t vocab_size = 0;
   int32_t eos_id = 0;
   int64_t tokens_per_shard = 500'000'000;
+  bool masks = false;  // every document comes with a mask
 };
 
 // Writes the shards of one split into a folder, under temporary names until commit(). Destroyed
@@ -45,23 +50,36 @@ struct SplitOptions {
 class SplitWriter {
  public:
   SplitWriter(fs::path dir, SplitOptions options);
+  // Goes on from what checkpoint() of an interrupted writer with the same options returned: the same calls as that
+  // one would have got lead to the same bytes. keep() holds from the start. Error (runtime) when files are missing or
+  // too short.
+  SplitWriter(fs::path dir, SplitOptions options, DatasetManifest state);
   ~SplitWriter();
   SplitWriter(const SplitWriter&) = delete;
   SplitWriter& operator=(const SplitWriter&) = delete;
 
-  // One document without its end-of-sequence id, the size of its text, and the file it is from.
+  // One document without its end-of-sequence id, the size of its text, and what it is from, for errors. `mask` has
+  // one entry a token when the options say so, else none; the end-of-sequence id is always to be learned.
   // Error (usage) when it is longer than a shard.
-  void add_document(std::span<const int32_t> tokens, int64_t source_bytes, const fs::path& source);
+  void add_document(std::span<const int32_t> tokens, int64_t source_bytes, const std::string& source,
+                    std::span<const uint8_t> mask = {});
 
   // What has been added so far.
   int64_t num_tokens() const { return manifest_.total_tokens; }
   int64_t num_documents() const { return manifest_.total_documents; }
 
+  // Makes all that has been added durable, still under temporary names. In what it returns, the last shard has no
+  // checksum while it is being written.
+  DatasetManifest checkpoint();
+
+  // Leaves the files where they are when this is destroyed, for a later writer to go on.
+  void keep() { keep_ = true; }
+
   // Closes the last shard and syncs it. Everything that may fail for want of space is done now.
   void close();
 
   // After close(): gives the files their names and writes the manifest. The folder must not hold
-  // another dataset (remove_split).
+  // another dataset (remove_split). Interrupted, it can be done again by a writer that goes on from checkpoint().
   DatasetManifest commit();
 
  private:
@@ -75,12 +93,15 @@ class SplitWriter {
   TokenType type_;
   DatasetManifest manifest_;
   std::unique_ptr<OpenShard> shard_;
-  bool committed_ = false;
+  bool keep_ = false;
 };
 
 // Removes the dataset in `dir`, if there is one: its manifest first, then shards and indexes. Other
 // files stay.
 void remove_split(const fs::path& dir);
+
+// Removes what a writer that did not commit has left in `dir`.
+void remove_unfinished_split(const fs::path& dir);
 
 // A shard mapped for reading. Thread-safe.
 class ShardReader {
@@ -102,6 +123,25 @@ class ShardReader {
   TokenType type_ = TokenType::kUint16;
   int64_t num_tokens_ = 0;
   const std::byte* tokens_ = nullptr;
+};
+
+// The mask of a shard, mapped for reading. Thread-safe.
+class MaskReader {
+ public:
+  // Error (runtime): as ShardReader.
+  explicit MaskReader(const fs::path& path);
+
+  int64_t num_tokens() const { return num_tokens_; }
+  const fs::path& path() const { return file_.path(); }
+  int64_t file_bytes() const { return static_cast<int64_t>(file_.bytes().size()); }
+
+  // Entries [first, first + out.size()), which must be in range. Error (runtime) on one that is neither 0 nor 1.
+  void read(int64_t first, std::span<uint8_t> out) const;
+
+ private:
+  MappedFile file_;
+  int64_t num_tokens_ = 0;
+  const std::byte* entries_ = nullptr;
 };
 
 // A document's place in its shard: [begin, end), end-of-sequence id included.

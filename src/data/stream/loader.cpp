@@ -29,10 +29,16 @@ void SequenceReader::read(std::span<const SequenceRef> refs, std::span<int32_t> 
   NMOE_CHECK(inputs.size() == refs.size() * length && targets.size() == inputs.size(),
              "{} inputs and {} targets for {} sequences of {}", inputs.size(), targets.size(), refs.size(), seq_len_);
   std::vector<int32_t> window(length + 1);
+  std::vector<uint8_t> mask;
   for (size_t s = 0; s < refs.size(); ++s) {
-    orders_[static_cast<size_t>(refs[s].source)].read(refs[s].index, window);
+    const SourceOrder& order = orders_[static_cast<size_t>(refs[s].source)];
+    mask.resize(order.has_mask() ? window.size() : 0);
+    order.read(refs[s].index, window, mask);
     std::copy_n(window.begin(), length, inputs.begin() + static_cast<std::ptrdiff_t>(s * length));
     std::copy_n(window.begin() + 1, length, targets.begin() + static_cast<std::ptrdiff_t>(s * length));
+    for (size_t i = 1; i < mask.size(); ++i) {
+      if (mask[i] == 0) targets[s * length + i - 1] = kNoTarget;
+    }
   }
 }
 

@@ -23,6 +23,9 @@ struct RankSlice {
 };
 RankSlice rank_slice(int64_t batch, int64_t rank, int64_t num_ranks);
 
+// A target without loss.
+inline constexpr int32_t kNoTarget = -1;
+
 // Reads sequences by reference. Immutable and thread-safe.
 class SequenceReader {
  public:
@@ -34,7 +37,7 @@ class SequenceReader {
   int32_t eos_id() const { return eos_id_; }                                          // ends every document
 
   // inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i + 1], with one token of
-  // look-ahead at the end. Errors: TokenDataset::read.
+  // look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. Errors: SourceOrder::read.
   void read(std::span<const SequenceRef> refs, std::span<int32_t> inputs, std::span<int32_t> targets) const;
 
  private:

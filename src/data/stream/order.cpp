@@ -104,9 +104,10 @@ uint64_t SourceOrder::epoch_key(int64_t epoch) const {
   return Philox(seed_, stream_).bits(static_cast<uint64_t>(epoch));
 }
 
-void SourceOrder::read(int64_t k, std::span<int32_t> tokens) const {
-  NMOE_CHECK(k >= 0 && tokens.size() == static_cast<size_t>(seq_len_ + 1), "sequence {} into {} tokens", k,
-             tokens.size());
+void SourceOrder::read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const {
+  NMOE_CHECK(
+      k >= 0 && tokens.size() == static_cast<size_t>(seq_len_ + 1) && (mask.empty() || mask.size() == tokens.size()),
+      "sequence {} into {} tokens, mask {}", k, tokens.size(), mask.size());
   const int64_t epoch = k / num_windows_;
   int64_t window = k % num_windows_;
   if (shuffle_ == Shuffle::kWindows) {
@@ -116,6 +117,9 @@ void SourceOrder::read(int64_t k, std::span<int32_t> tokens) const {
   const auto read_part = [&](int64_t first_token, int64_t count) {
     dataset_->read(first_token, tokens.first(static_cast<size_t>(count)));
     tokens = tokens.subspan(static_cast<size_t>(count));
+    if (mask.empty()) return;
+    dataset_->read_mask(first_token, mask.first(static_cast<size_t>(count)));
+    mask = mask.subspan(static_cast<size_t>(count));
   };
   if (documents_) {
     documents_->for_each_part(epoch_key(epoch), window * seq_len_, seq_len_ + 1, read_part);

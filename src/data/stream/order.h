@@ -34,8 +34,11 @@ class SourceOrder {
 
   int64_t num_windows() const { return num_windows_; }
 
-  // The seq_len + 1 tokens of sequence k >= 0. Thread-safe. Errors: TokenDataset::read.
-  void read(int64_t k, std::span<int32_t> tokens) const;
+  bool has_mask() const { return dataset_->has_mask(); }
+
+  // The seq_len + 1 tokens of sequence k >= 0, and for each whether it is to be learned (1) or not (0); an empty `mask`
+  // is left out. Thread-safe. Errors: TokenDataset::read and read_mask.
+  void read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const;
 
  private:
   class DocumentOrder;

@@ -1,0 +1,195 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "cli/commands.h"
+#include "data/shards/dataset.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace nmoe::cli {
+namespace {
+
+// The splits that `dir` holds: itself, or train and valid below it.
+std::vector<fs::path> splits_of(const fs::path& dir) {
+  if (fs::exists(manifest_path(dir))) return {dir};
+  std::vector<fs::path> splits;
+  for (const char* name : {"train", "valid"}) {
+    if (fs::exists(manifest_path(dir / name))) splits.push_back(dir / name);
+  }
+  if (splits.empty()) {
+    throw runtime_error(fmt::format("no dataset in '{}': no manifest.json in it, in train or in valid", dir.string()),
+                        "check the path, or make the dataset with `n prep`");
+  }
+  return splits;
+}
+
+// tokenizer.json beside the splits. Error (runtime) when it is not the one that made this split.
+std::shared_ptr<const Tokenizer> tokenizer_of(const TokenDataset& dataset) {
+  const fs::path path = fs::absolute(dataset.dir()).lexically_normal().parent_path() / "tokenizer.json";
+  auto tokenizer = load_tokenizer(path.string());
+  if (tokenizer->hash() != dataset.tokenizer_hash()) {
+    throw damaged_file(path, fmt::format("it is not the tokenizer of '{}': its hash is {}, the manifest's {}",
+                                         dataset.dir().string(), tokenizer->hash(), dataset.tokenizer_hash()));
+  }
+  return tokenizer;
+}
+
+// fs::path("a/b/") has an empty last name.
+fs::path split_path(const std::string& dir) { return (fs::path(dir) / "").parent_path(); }
+
+// How many documents there are of each length in tokens, the end of sequence included.
+std::map<uint64_t, int64_t> lengths_of(const TokenDataset& dataset) {
+  std::map<uint64_t, int64_t> lengths;
+  for (size_t shard = 0; shard < dataset.num_shards(); ++shard) {
+    for (const DocumentSpan& document : dataset.documents(shard)) ++lengths[document.end - document.begin];
+  }
+  return lengths;
+}
+
+// The least length that at least this share of the documents does not exceed.
+uint64_t quantile(const std::map<uint64_t, int64_t>& lengths, int64_t num_documents, double share) {
+  const auto rank = std::max<int64_t>(1, std::llround(std::ceil(share * static_cast<double>(num_documents))));
+  int64_t seen = 0;
+  for (const auto& [length, count] : lengths) {
+    seen += count;
+    if (seen >= rank) return length;
+  }
+  return 0;
+}
+
+void print_info(const fs::path& dir) {
+  const TokenDataset dataset(dir);
+  const DatasetManifest& manifest = dataset.manifest();
+  const double bytes = static_cast<double>(manifest.total_bytes);
+  fmt::print("{}\n", dir.string());
+  fmt::print("  dataset      {} {}, made {}\n", manifest.dataset, manifest.version, manifest.created_at);
+  fmt::print("  tokenizer    {}, {} ids, end of document {}\n", manifest.tokenizer, manifest.vocab_size,
+             manifest.eos_token_id);
+  fmt::print("  hash         {}\n", manifest.tokenizer_hash);
+  fmt::print("  stored as    {}{}\n", manifest.dtype, dataset.has_mask() ? ", with a loss mask" : "");
+  fmt::print("  tokens       {} ({})\n", manifest.total_tokens,
+             human_count(static_cast<double>(manifest.total_tokens)));
+  fmt::print("  documents    {}\n", manifest.total_documents);
+  fmt::print("  text         {} bytes, {:.3f} per token\n", manifest.total_bytes,
+             bytes / static_cast<double>(std::max<int64_t>(manifest.total_tokens, 1)));
+  fmt::print("  shards       {}\n", manifest.num_shards);
+  const auto lengths = lengths_of(dataset);
+  if (lengths.empty()) return;
+  fmt::print("  lengths      least {}", lengths.begin()->first);
+  for (const int percent : {10, 25, 50, 75, 90, 99}) {
+    fmt::print(", {} % {}", percent, quantile(lengths, manifest.total_documents, percent / 100.0));
+  }
+  fmt::print(", most {} tokens\n", lengths.rbegin()->first);
+}
+
+// Finds documents by their number in the whole split.
+class Documents {
+ public:
+  explicit Documents(const TokenDataset& dataset) : dataset_(dataset) {
+    for (const ShardEntry& shard : dataset.manifest().shards) first_.push_back(first_.back() + shard.num_documents);
+  }
+
+  // [begin, end) in the split's tokens.
+  DocumentSpan span(int64_t document) {
+    const auto shard = static_cast<size_t>(std::ranges::upper_bound(first_, document) - first_.begin() - 1);
+    load(shard);
+    const DocumentSpan& place = spans_[static_cast<size_t>(document - first_[shard])];
+    const auto begin = static_cast<uint64_t>(dataset_.shard_begin(shard));
+    return {begin + place.begin, begin + place.end};
+  }
+
+  // The one that holds a token.
+  int64_t at(int64_t token) {
+    size_t shard = 0;
+    while (shard + 1 < dataset_.num_shards() && dataset_.shard_begin(shard + 1) <= token) ++shard;
+    load(shard);
+    const auto within = static_cast<uint64_t>(token - dataset_.shard_begin(shard));
+    const auto after = std::ranges::upper_bound(spans_, within, {}, &DocumentSpan::begin);
+    return first_[shard] + (after - spans_.begin()) - 1;
+  }
+
+ private:
+  void load(size_t shard) {
+    if (loaded_ == shard) return;
+    spans_ = dataset_.documents(shard);
+    loaded_ = shard;
+  }
+
+  const TokenDataset& dataset_;
+  std::vector<int64_t> first_ = {0};
+  size_t loaded_ = SIZE_MAX;  // the shard that spans_ is of
+  std::vector<DocumentSpan> spans_;
+};
+
+void check_range(const char* what, int64_t value, int64_t count) {
+  if (value >= 0 && value < count) return;
+  throw usage_error(fmt::format("there is no {} {}", what, value), fmt::format("choose from 0 to {}", count - 1));
+}
+
+// The part that is not learned stands in brackets of its own.
+void print_document(const TokenDataset& dataset, const Tokenizer& tokenizer, int64_t number, DocumentSpan span) {
+  std::vector<int32_t> ids(span.end - span.begin);
+  std::vector<uint8_t> mask(ids.size());
+  dataset.read(static_cast<int64_t>(span.begin), ids);
+  dataset.read_mask(static_cast<int64_t>(span.begin), mask);
+  fmt::print("--- document {}, tokens [{}, {}): {} and the end of document\n", number, span.begin, span.end,
+             ids.size() - 1);
+  const auto learned = static_cast<size_t>(std::ranges::find(mask, uint8_t{1}) - mask.begin());
+  const std::span<const int32_t> text(ids.data(), ids.size() - 1);
+  if (learned > 0) {
+    fmt::print("[prompt, {} tokens]\n{}\n[text]\n", learned, tokenizer.decode(text.first(learned)));
+  }
+  fmt::print("{}\n", tokenizer.decode(text.subspan(learned)));
+}
+
+}  // namespace
+
+void data_verify_command(const std::string& dir) {
+  for (const fs::path& split : splits_of(split_path(dir))) {
+    const TokenDataset dataset(split);
+    dataset.verify([&](const ShardEntry& shard) {
+      fmt::print("{}: {} tokens, {} documents, whole\n", (split / shard.path).string(), shard.num_tokens,
+                 shard.num_documents);
+      std::fflush(stdout);
+    });
+    tokenizer_of(dataset);
+    fmt::print("{} is whole\n", split.string());
+  }
+}
+
+void data_info_command(const std::string& dir) {
+  for (const fs::path& split : splits_of(split_path(dir))) print_info(split);
+}
+
+void data_sample_command(const DataSampleArguments& arguments) {
+  const fs::path dir = split_path(arguments.dir);
+  const TokenDataset dataset(fs::exists(manifest_path(dir)) ? dir : dir / arguments.split);
+  const auto tokenizer = tokenizer_of(dataset);
+  Documents documents(dataset);
+  const int64_t count = dataset.num_documents();
+  int64_t first = 0;
+  if (arguments.document) {
+    check_range("document", *arguments.document, count);
+    first = *arguments.document;
+  } else if (arguments.position) {
+    check_range("token", *arguments.position, dataset.num_tokens());
+    first = documents.at(*arguments.position);
+  }
+  std::optional<KeyedPermutation> draw;
+  if (arguments.seed) draw.emplace(static_cast<uint64_t>(count), *arguments.seed);
+  for (int64_t i = 0; i < std::min(arguments.count, count - first); ++i) {
+    int64_t number = first + i;
+    if (draw) number = static_cast<int64_t>((*draw)(static_cast<uint64_t>(i)));
+    print_document(dataset, *tokenizer, number, documents.span(number));
+  }
+}
+
+}  // namespace nmoe::cli

@@ -1,0 +1,96 @@
+#include "data/prep/journal.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/files.h"
+
+namespace nmoe {
+
+NLOHMANN_JSON_SERIALIZE_ENUM(PrepState::Phase, {{PrepState::Phase::kWriting, "writing"},
+                                                {PrepState::Phase::kClosed, "closed"},
+                                                {PrepState::Phase::kPlacing, "placing"}})
+
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json settings_json(const PrepSettings& settings) {
+  auto json = ordered_json::object();
+  for (const auto& [name, value] : settings) json[name] = value;
+  return json;
+}
+
+void check_settings(const ordered_json& old, const PrepSettings& settings, const fs::path& path) {
+  for (const auto& [name, value] : settings) {
+    const std::string was = old.value(name, "");
+    if (was == value) continue;
+    throw usage_error(fmt::format("'{}' is an unfinished preparation with another {}: \"{}\", now \"{}\"",
+                                  path.parent_path().string(), name, was, value),
+                      "give the same options to go on with it, or --force to begin anew");
+  }
+}
+
+PrepState state_from(const ordered_json& root, const fs::path& path) {
+  PrepState state;
+  state.phase = root.at("phase").get<PrepState::Phase>();
+  root.at("file").get_to(state.file);
+  root.at("record").get_to(state.record);
+  root.at("input_bytes").get_to(state.input_bytes);
+  root.at("records").get_to(state.records);
+  for (const auto& [reason, count] : root.at("dropped").items()) {
+    state.dropped[reason] = {count.at("records").get<int64_t>(), count.at("bytes").get<int64_t>()};
+  }
+  for (const ordered_json& bad : root.at("bad")) {
+    state.bad.push_back({bad.at("place").get<std::string>(), bad.at("reason").get<std::string>()});
+  }
+  root.at("dropped_file_bytes").get_to(state.dropped_file_bytes);
+  root.at("digest_file_bytes").get_to(state.digest_file_bytes);
+  root.at("signature_file_bytes").get_to(state.signature_file_bytes);
+  state.train = parse_manifest(root.at("train").dump(), path);
+  if (root.contains("valid")) state.valid = parse_manifest(root.at("valid").dump(), path);
+  return state;
+}
+
+}  // namespace
+
+void write_journal(const fs::path& path, const PrepSettings& settings, const PrepState& state) {
+  auto dropped = ordered_json::object();
+  for (const auto& [reason, count] : state.dropped) {
+    dropped[reason] = {{"records", count.records}, {"bytes", count.bytes}};
+  }
+  auto bad = ordered_json::array();
+  for (const BadRecord& record : state.bad) bad.push_back({{"place", record.place}, {"reason", record.reason}});
+  ordered_json root = {{"settings", settings_json(settings)},
+                       {"phase", state.phase},
+                       {"file", state.file},
+                       {"record", state.record},
+                       {"input_bytes", state.input_bytes},
+                       {"records", state.records},
+                       {"dropped", std::move(dropped)},
+                       {"bad", std::move(bad)},
+                       {"dropped_file_bytes", state.dropped_file_bytes},
+                       {"digest_file_bytes", state.digest_file_bytes},
+                       {"signature_file_bytes", state.signature_file_bytes},
+                       {"train", ordered_json::parse(manifest_text(state.train))}};
+  if (state.valid) root["valid"] = ordered_json::parse(manifest_text(*state.valid));
+  write_file_atomically(path, root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + '\n');
+}
+
+std::optional<PrepState> read_journal(const fs::path& path, const PrepSettings& settings, bool force) {
+  if (!fs::exists(path)) return std::nullopt;
+  try {
+    const ordered_json root = ordered_json::parse(read_file(path));
+    check_settings(root.at("settings"), settings, path);
+    return state_from(root, path);
+  } catch (const ordered_json::exception& error) {
+    if (force) return std::nullopt;
+    throw runtime_error(fmt::format("'{}' is no journal of a preparation: {}", path.string(), error.what()),
+                        "begin anew with --force");
+  } catch (const Error&) {
+    if (force) return std::nullopt;
+    throw;
+  }
+}
+
+}  // namespace nmoe

@@ -1,0 +1,251 @@
+#include "data/prep/parquet_reader.h"
+
+#include <duckdb.h>
+
+#include <algorithm>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/text.h"
+
+namespace nmoe {
+namespace {
+
+// For DuckDB's handles, which are pointers that a function taking the pointer's address destroys.
+template <class Handle, void (*destroy)(Handle*)>
+struct HandleDeleter {
+  using pointer = Handle;
+  void operator()(Handle handle) const { destroy(&handle); }
+};
+template <class Handle, void (*destroy)(Handle*)>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, HandleDeleter<Handle, destroy>>;
+
+// A result of a query. Rows come in chunks, computed as they are asked for.
+class Result {
+ public:
+  Result() = default;
+  ~Result() { duckdb_destroy_result(&result_); }
+  Result(const Result&) = delete;
+  Result& operator=(const Result&) = delete;
+
+  duckdb_result* get() { return &result_; }
+  // DuckDB's reason, its first line: beyond it our SQL is quoted.
+  std::string error() {
+    const char* message = duckdb_result_error(&result_);
+    const std::string text = message == nullptr ? "" : message;
+    return text.substr(0, text.find('\n'));
+  }
+
+ private:
+  duckdb_result result_{};
+};
+
+std::string sql_quoted(std::string_view text, char quote) {
+  std::string out(1, quote);
+  for (const char c : text) {
+    if (c == quote) out += quote;
+    out += c;
+  }
+  return out + quote;
+}
+
+// As an SQL string that names this file alone: DuckDB takes paths for patterns.
+std::string path_literal(const fs::path& path) {
+  std::string pattern;
+  for (const char c : path.string()) {
+    if (c == '*' || c == '?' || c == '[') {
+      pattern += {'[', c, ']'};
+    } else {
+      pattern += c;
+    }
+  }
+  return sql_quoted(pattern, '\'');
+}
+
+class ParquetReader final : public RecordReader {
+ public:
+  ParquetReader(const fs::path& path, const RecordOptions& options, int64_t skip)
+      : path_(path), options_(options), file_bytes_(static_cast<int64_t>(fs::file_size(path))), number_(skip) {
+    open_database();
+    const std::string file = path_literal(path);
+    describe(file);
+    // Numbers and dates become text; strings stay as they are.
+    const auto as_text = [](const std::string& field) {
+      return field.empty() ? std::string("NULL") : fmt::format("CAST({} AS VARCHAR)", sql_quoted(field, '"'));
+    };
+    const auto as_stored = [](const std::string& field) {
+      return field.empty() ? std::string("NULL") : sql_quoted(field, '"');
+    };
+    execute(fmt::format("SELECT {}, {}, {} FROM read_parquet({}) OFFSET {}", as_stored(options.text_field),
+                        as_stored(options.prompt_field), as_text(options.id_field), file, skip));
+  }
+
+  bool next(Record& record) override {
+    if (ended_) return false;
+    while (row_ == chunk_rows_) {
+      if (!fetch()) return end(record);
+    }
+    record = {.number = ++number_};
+    take(0, options_.text_field, record.text, record);
+    if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
+    if (!options_.id_field.empty()) take(2, options_.id_field, record.id, record);
+    ++row_;
+    return true;
+  }
+
+  // Rows stand for bytes.
+  int64_t file_bytes_read() const override {
+    if (num_rows_ == 0 || ended_) return file_bytes_;
+    return static_cast<int64_t>(static_cast<double>(file_bytes_) * static_cast<double>(number_) /
+                                static_cast<double>(num_rows_));
+  }
+
+ private:
+  void open_database() {
+    duckdb_config raw_config = nullptr;
+    NMOE_CHECK(duckdb_create_config(&raw_config) == DuckDBSuccess, "duckdb_create_config");
+    const Owned<duckdb_config, duckdb_destroy_config> config(raw_config);
+    // One thread: the tokenizer needs the others. Nothing is fetched, nothing spilled beside the user's files.
+    for (const auto& [name, value] : {std::pair{"threads", "1"},
+                                      {"memory_limit", "512MB"},
+                                      {"temp_directory", ""},
+                                      {"preserve_insertion_order", "true"},
+                                      {"autoinstall_known_extensions", "false"},
+                                      {"autoload_known_extensions", "false"}}) {
+      NMOE_CHECK(duckdb_set_config(raw_config, name, value) == DuckDBSuccess, "DuckDB setting {} = {}", name, value);
+    }
+    duckdb_database database = nullptr;
+    NMOE_CHECK(duckdb_open_ext(nullptr, &database, raw_config, nullptr) == DuckDBSuccess, "duckdb_open_ext");
+    database_.reset(database);
+    duckdb_connection connection = nullptr;
+    NMOE_CHECK(duckdb_connect(database, &connection) == DuckDBSuccess, "duckdb_connect");
+    connection_.reset(connection);
+  }
+
+  Error cannot_read(const std::string& reason) const {
+    return runtime_error(fmt::format("cannot read '{}': {}", path_.string(), reason),
+                         "see that it is a whole Parquet file: download or write it again");
+  }
+
+  // Checks that the fields are there, once each and of a usable type, and counts the rows.
+  void describe(const std::string& file) {
+    Result columns;
+    if (duckdb_query(connection_.get(), fmt::format("DESCRIBE SELECT * FROM read_parquet({})", file).c_str(),
+                     columns.get()) != DuckDBSuccess) {
+      throw cannot_read(columns.error());
+    }
+    std::vector<std::string> names;
+    std::vector<std::string> types;
+    while (duckdb_data_chunk raw = duckdb_fetch_chunk(*columns.get())) {
+      const Owned<duckdb_data_chunk, duckdb_destroy_data_chunk> chunk(raw);
+      for (idx_t row = 0; row < duckdb_data_chunk_get_size(raw); ++row) {
+        names.emplace_back(string_at(raw, 0, row));
+        types.emplace_back(string_at(raw, 1, row));
+      }
+    }
+    const auto type_of = [&](const std::string& field) {
+      const auto found = std::ranges::find(names, field);
+      if (found == names.end()) {
+        throw usage_error(fmt::format("'{}' has no column \"{}\"", path_.string(), field),
+                          fmt::format("it has {}: see --text-field, --id-field and --prompt-field", join_or(names)));
+      }
+      return types[static_cast<size_t>(found - names.begin())];
+    };
+    for (const std::string& field : {options_.text_field, options_.prompt_field}) {
+      if (field.empty()) continue;
+      const std::string type = type_of(field);
+      if (type != "VARCHAR" && type != "BLOB") {
+        throw usage_error(fmt::format("column \"{}\" of '{}' is {}, not a string", field, path_.string(), type),
+                          "name a column of strings with --text-field or --prompt-field");
+      }
+    }
+    if (!options_.id_field.empty()) type_of(options_.id_field);
+    Result count;
+    if (duckdb_query(connection_.get(), fmt::format("SELECT num_rows FROM parquet_file_metadata({})", file).c_str(),
+                     count.get()) != DuckDBSuccess) {
+      throw cannot_read(count.error());
+    }
+    const Owned<duckdb_data_chunk, duckdb_destroy_data_chunk> chunk(duckdb_fetch_chunk(*count.get()));
+    num_rows_ = *static_cast<const int64_t*>(duckdb_vector_get_data(duckdb_data_chunk_get_vector(chunk.get(), 0)));
+  }
+
+  void execute(const std::string& sql) {
+    duckdb_prepared_statement raw = nullptr;
+    const duckdb_state prepared = duckdb_prepare(connection_.get(), sql.c_str(), &raw);
+    const Owned<duckdb_prepared_statement, duckdb_destroy_prepare> statement(raw);
+    if (prepared != DuckDBSuccess) throw cannot_read(duckdb_prepare_error(raw));
+    duckdb_pending_result raw_pending = nullptr;
+    const duckdb_state pending_state = duckdb_pending_prepared_streaming(raw, &raw_pending);
+    const Owned<duckdb_pending_result, duckdb_destroy_pending> pending(raw_pending);
+    if (pending_state != DuckDBSuccess) throw cannot_read(duckdb_pending_error(raw_pending));
+    if (duckdb_execute_pending(raw_pending, rows_.get()) != DuckDBSuccess) throw cannot_read(rows_.error());
+    NMOE_CHECK(duckdb_result_is_streaming(*rows_.get()), "DuckDB does not stream: {}", sql);
+  }
+
+  // The next chunk; false at the end or when the rest of the file is damaged (see damage_).
+  bool fetch() {
+    chunk_.reset(duckdb_stream_fetch_chunk(*rows_.get()));
+    row_ = 0;
+    chunk_rows_ = chunk_ ? duckdb_data_chunk_get_size(chunk_.get()) : 0;
+    return chunk_rows_ > 0;
+  }
+
+  bool end(Record& record) {
+    ended_ = true;
+    if (number_ >= num_rows_ && num_rows_ > 0) return false;
+    record = {.number = number_ + 1};
+    if (num_rows_ == 0) {
+      record.fault = "the file has no records";
+    } else {
+      const std::string reason = rows_.error();
+      record.num_lost = num_rows_ - number_;
+      record.fault = fmt::format("this row or one of the {} after it cannot be read: {}", record.num_lost - 1, reason);
+    }
+    return true;
+  }
+
+  // A cell's bytes, valid as long as the chunk.
+  static std::string_view string_at(duckdb_data_chunk chunk, idx_t column, idx_t row) {
+    auto* cells = static_cast<duckdb_string_t*>(duckdb_vector_get_data(duckdb_data_chunk_get_vector(chunk, column)));
+    // A short string lives in the handle itself.
+    return {duckdb_string_t_data(&cells[row]), duckdb_string_t_length(cells[row])};
+  }
+
+  void take(idx_t column, const std::string& field, std::string& out, Record& record) {
+    uint64_t* valid = duckdb_vector_get_validity(duckdb_data_chunk_get_vector(chunk_.get(), column));
+    if (valid == nullptr || duckdb_validity_row_is_valid(valid, row_)) {
+      out.assign(string_at(chunk_.get(), column, row_));
+    } else if (record.fault.empty()) {
+      record.fault = fmt::format("\"{}\" is NULL", field);
+    }
+  }
+
+  fs::path path_;
+  RecordOptions options_;
+  int64_t file_bytes_;
+  int64_t num_rows_ = 0;
+  int64_t number_;
+  bool ended_ = false;
+  Owned<duckdb_database, duckdb_close> database_;
+  Owned<duckdb_connection, duckdb_disconnect> connection_;
+  Result rows_;
+  Owned<duckdb_data_chunk, duckdb_destroy_data_chunk> chunk_;
+  idx_t chunk_rows_ = 0;
+  idx_t row_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordReader> open_parquet(const fs::path& path, const RecordOptions& options, int64_t skip) {
+  if (fs::file_size(path) == 0) {
+    throw runtime_error(fmt::format("cannot read '{}': the file is empty", path.string()),
+                        "see that it is a whole Parquet file: download or write it again");
+  }
+  return std::make_unique<ParquetReader>(path, options, skip);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,15 @@
+// Parquet files as records, through DuckDB.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "data/prep/records.h"
+
+namespace nmoe {
+
+// See open_records(). The text and the prompt are strings (or binary, taken byte for byte); an id may be of any type.
+std::unique_ptr<RecordReader> open_parquet(const std::filesystem::path& path, const RecordOptions& options,
+                                           int64_t skip);
+
+}  // namespace nmoe

@@ -1,0 +1,412 @@
+#include "data/prep/records.h"
+
+#include <simdjson.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "data/prep/byte_stream.h"
+#include "data/prep/parquet_reader.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kWhiteSpace = " \t\r\n";
+
+bool is_blank(std::string_view text) { return text.find_first_not_of(kWhiteSpace) == std::string_view::npos; }
+
+// A growing window on a stream: what is cut off its front makes room for more at its end. Some bytes beyond it may be
+// read, as simdjson does.
+class Window {
+ public:
+  explicit Window(const fs::path& path) : stream_(open_bytes(path)), buffer_(kInitialBytes) {}
+
+  std::string_view view() const { return {buffer_.data() + begin_, end_ - begin_}; }
+  void cut(size_t bytes) { begin_ += bytes; }
+
+  // Adds bytes at the end; false when there are no more. Invalidates views. When the stream is damaged, says so and
+  // stops there.
+  bool extend() {
+    if (ended_) return false;
+    if (begin_ > 0) {
+      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      end_ -= begin_;
+      begin_ = 0;
+    }
+    if (end_ + simdjson::SIMDJSON_PADDING >= buffer_.size()) buffer_.resize(2 * buffer_.size());
+    size_t count = 0;
+    try {
+      count = stream_->read(std::span(buffer_).subspan(end_, buffer_.size() - simdjson::SIMDJSON_PADDING - end_));
+    } catch (const DamagedStream& damage) {
+      damage_ = damage.what();
+    }
+    end_ += count;
+    ended_ = count == 0;
+    return !ended_;
+  }
+  const std::string& damage() const { return damage_; }
+  int64_t file_bytes_read() const { return stream_->file_bytes_read(); }
+
+ private:
+  static constexpr size_t kInitialBytes = 1 << 18;
+
+  std::unique_ptr<ByteStream> stream_;
+  std::vector<char> buffer_;
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  bool ended_ = false;
+  std::string damage_;
+};
+
+// Lines without their '\n'.
+class LineReader {
+ public:
+  explicit LineReader(const fs::path& path) : window_(path) {}
+
+  // The view is valid until the next call. False at the end, or where the file is damaged: a line that the damage
+  // cuts short is not delivered.
+  bool next(std::string_view& line) {
+    window_.cut(std::exchange(last_, 0));
+    for (size_t searched = 0;;) {
+      const std::string_view text = window_.view();
+      const size_t end = text.find('\n', searched);
+      if (end != std::string_view::npos) {
+        line = text.substr(0, end);
+        last_ = end + 1;
+        return true;
+      }
+      searched = text.size();
+      if (window_.extend()) continue;
+      // The window may have moved.
+      if (searched == 0 || !window_.damage().empty()) return false;
+      line = window_.view();
+      last_ = searched;
+      return true;
+    }
+  }
+  const Window& window() const { return window_; }
+
+ private:
+  Window window_;
+  size_t last_ = 0;  // length of what next() delivered
+};
+
+// Documents of plain text, taken byte for byte.
+class TextReader final : public RecordReader {
+ public:
+  TextReader(const fs::path& path, std::string separator, int64_t skip)
+      : window_(path), separator_(std::move(separator)) {
+    if (separator_.empty()) ended_ = skip > 0;
+    for (Record record; number_ < skip && next(record);) continue;
+  }
+
+  bool next(Record& record) override {
+    if (ended_) return false;
+    record = {.number = ++number_};
+    size_t line = 0;  // where in the window the line in question begins
+    for (size_t searched = 0;;) {
+      const std::string_view text = window_.view();
+      const size_t end = separator_.empty() ? std::string_view::npos : text.find('\n', std::max(line, searched));
+      if (end != std::string_view::npos) {
+        if (is_separator(text.substr(line, end - line))) return deliver(record, line, end + 1);
+        line = end + 1;
+        continue;
+      }
+      searched = text.size();
+      if (separator_.empty()) {
+        record.text.append(text);
+        window_.cut(text.size());
+        searched = 0;
+      }
+      if (window_.extend()) continue;
+      return deliver_last(record, line);
+    }
+  }
+  int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
+
+ private:
+  bool is_separator(std::string_view line) const {
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    return line == separator_;
+  }
+
+  bool deliver(Record& record, size_t length, size_t consumed) {
+    record.text.assign(window_.view().substr(0, length));
+    window_.cut(consumed);
+    return true;
+  }
+
+  bool deliver_last(Record& record, size_t line) {
+    ended_ = true;
+    if (!window_.damage().empty()) {
+      record.fault = window_.damage();
+      return true;
+    }
+    if (separator_.empty()) {
+      if (record.text.empty()) record.fault = "the file is empty";
+      return true;
+    }
+    const std::string_view text = window_.view();
+    if (text.empty() && number_ == 1) record.fault = "the file is empty";
+    const bool separated = !text.empty() && is_separator(text.substr(line));
+    deliver(record, separated ? line : text.size(), text.size());
+    // Nothing after the last separator is no document.
+    return !record.text.empty() || !record.fault.empty() || separated;
+  }
+
+  Window window_;
+  std::string separator_;
+  int64_t number_ = 0;
+  bool ended_ = false;
+};
+
+std::string_view json_type_name(simdjson::dom::element_type type) {
+  using simdjson::dom::element_type;
+  switch (type) {
+    case element_type::ARRAY:
+      return "an array";
+    case element_type::OBJECT:
+      return "an object";
+    case element_type::STRING:
+      return "a string";
+    case element_type::BOOL:
+      return "true or false";
+    case element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
+  }
+}
+
+// Takes the fields out of JSON objects.
+class JsonParser {
+ public:
+  explicit JsonParser(const RecordOptions& options) : options_(options) {}
+
+  // Fills text, prompt and id, or the fault. SIMDJSON_PADDING bytes after `json` may be read.
+  void parse(std::string_view json, Record& record) {
+    simdjson::dom::element element;
+    const auto error = parser_.parse(json.data(), json.size(), /*realloc_if_needed=*/false).get(element);
+    if (error != simdjson::SUCCESS) {
+      record.fault = fmt::format("invalid JSON: {}", simdjson::error_message(error));
+      return;
+    }
+    simdjson::dom::object object;
+    if (element.get(object) != simdjson::SUCCESS) {
+      record.fault = fmt::format("{}, not a JSON object", json_type_name(element.type()));
+      return;
+    }
+    get_string(object, options_.text_field, record.text, record);
+    if (!options_.prompt_field.empty()) get_string(object, options_.prompt_field, record.prompt, record);
+    if (!options_.id_field.empty()) get_id(object, record);
+  }
+
+ private:
+  static bool find(const simdjson::dom::object& object, const std::string& field, simdjson::dom::element& value,
+                   Record& record) {
+    if (object.at_key(field).get(value) == simdjson::SUCCESS) return true;
+    if (record.fault.empty()) record.fault = fmt::format("no field \"{}\"", field);
+    return false;
+  }
+
+  static void get_string(const simdjson::dom::object& object, const std::string& field, std::string& out,
+                         Record& record) {
+    simdjson::dom::element value;
+    if (!find(object, field, value, record)) return;
+    std::string_view text;
+    if (value.get(text) == simdjson::SUCCESS) {
+      out.assign(text);
+    } else if (record.fault.empty()) {
+      record.fault = fmt::format("\"{}\" is {}, not a string", field, json_type_name(value.type()));
+    }
+  }
+
+  void get_id(const simdjson::dom::object& object, Record& record) const {
+    simdjson::dom::element value;
+    if (!find(object, options_.id_field, value, record)) return;
+    std::string_view text;
+    record.id = value.get(text) == simdjson::SUCCESS ? std::string(text) : simdjson::minify(value);
+  }
+
+  RecordOptions options_;
+  simdjson::dom::parser parser_;
+};
+
+class JsonLinesReader final : public RecordReader {
+ public:
+  JsonLinesReader(const fs::path& path, const RecordOptions& options, int64_t skip) : lines_(path), parser_(options) {
+    std::string_view line;
+    while (number_ < skip && lines_.next(line)) ++number_;
+    any_ = number_ > 0;
+  }
+
+  bool next(Record& record) override {
+    std::string_view line;
+    while (!ended_ && lines_.next(line)) {
+      record = {.number = ++number_};
+      if (is_blank(line)) continue;
+      any_ = true;
+      parser_.parse(line, record);
+      return true;
+    }
+    if (std::exchange(ended_, true)) return false;
+    const std::string& damage = lines_.window().damage();
+    if (damage.empty() && any_) return false;
+    record = {.number = number_ + 1, .fault = damage.empty() ? "the file has no records" : damage};
+    return true;
+  }
+  int64_t file_bytes_read() const override { return lines_.window().file_bytes_read(); }
+
+ private:
+  LineReader lines_;
+  JsonParser parser_;
+  int64_t number_ = 0;
+  bool any_ = false;
+  bool ended_ = false;
+};
+
+// Looks for the end of the JSON value at the front of a text that grows.
+class ValueEnd {
+ public:
+  // Where it ends, at least 1; npos when it goes on beyond the text.
+  size_t find(std::string_view text) {
+    for (; place_ < text.size(); ++place_) {
+      const char c = text[place_];
+      if (escaped_) {
+        escaped_ = false;
+      } else if (c == '"') {
+        in_string_ = !in_string_;
+      } else if (in_string_) {
+        escaped_ = c == '\\';
+      } else if (c == '{' || c == '[') {
+        ++depth_;
+      } else if (c == '}' || c == ']') {
+        if (depth_ == 0) break;  // the array's, or a stray one
+        if (--depth_ == 0) return place_ + 1;
+      } else if (depth_ == 0 && (c == ',' || kWhiteSpace.find(c) != std::string_view::npos)) {
+        break;
+      }
+    }
+    return place_ < text.size() ? std::max<size_t>(place_, 1) : std::string_view::npos;
+  }
+  // Whether the value is complete when nothing follows.
+  bool may_end() const { return depth_ == 0 && !in_string_; }
+
+ private:
+  size_t place_ = 0;
+  int64_t depth_ = 0;
+  bool in_string_ = false;
+  bool escaped_ = false;
+};
+
+// The values of a JSON file: the elements of its array, or what it has one after the other. Only brackets and strings
+// are looked at; whether a value is valid, simdjson says.
+class JsonReader final : public RecordReader {
+ public:
+  JsonReader(const fs::path& path, const RecordOptions& options, int64_t skip) : window_(path), parser_(options) {
+    size_t length = 0;
+    for (; number_ < skip && next_value(length); window_.cut(length)) ++number_;
+  }
+
+  bool next(Record& record) override {
+    size_t length = 0;
+    if (ended_) return false;
+    if (next_value(length)) {
+      record = {.number = ++number_};
+      parser_.parse(window_.view().substr(0, length), record);
+      window_.cut(length);
+      return true;
+    }
+    ended_ = true;
+    record = {.number = number_ + 1};
+    if (!window_.damage().empty()) {
+      record.fault = window_.damage();
+    } else if (!window_.view().empty() || (in_array_ && !array_closed_)) {
+      record.fault = "the file ends inside a value";
+    } else if (number_ == 0) {
+      record.fault = "the file has no records";
+    }
+    return !record.fault.empty();
+  }
+  int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
+
+ private:
+  // Passes over white space, commas and the array's brackets.
+  bool skip_between_values() {
+    for (;;) {
+      const std::string_view text = window_.view();
+      size_t place = 0;
+      for (; place < text.size(); ++place) {
+        const char c = text[place];
+        if (c == '[' && !in_array_ && number_ == 0) {
+          in_array_ = true;
+        } else if (c == ']' && in_array_) {
+          array_closed_ = true;
+        } else if (c != ',' && kWhiteSpace.find(c) == std::string_view::npos) {
+          break;
+        }
+      }
+      window_.cut(place);
+      if (place < text.size()) return true;
+      if (!window_.extend()) return false;
+    }
+  }
+
+  // Brings a whole value to the window's front. False at the end of the file.
+  bool next_value(size_t& length) {
+    if (!skip_between_values()) return false;
+    ValueEnd end;
+    for (;;) {
+      length = end.find(window_.view());
+      if (length != std::string_view::npos) return true;
+      if (window_.extend()) continue;
+      length = window_.view().size();
+      return end.may_end() && window_.damage().empty();
+    }
+  }
+
+  Window window_;
+  JsonParser parser_;
+  int64_t number_ = 0;
+  bool in_array_ = false;
+  bool array_closed_ = false;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOptions& options, int64_t skip) {
+  switch (file_kind(path)) {
+    case FileKind::kText:
+      return std::make_unique<TextReader>(path, options.split_on, skip);
+    case FileKind::kJsonLines:
+      return std::make_unique<JsonLinesReader>(path, options, skip);
+    case FileKind::kJson:
+      return std::make_unique<JsonReader>(path, options, skip);
+    case FileKind::kParquet:
+      return open_parquet(path, options, skip);
+  }
+  return nullptr;
+}
+
+std::string place_of(const fs::path& path, const RecordOptions& options, int64_t number) {
+  const auto numbered = [&](const char* what) { return fmt::format("'{}', {} {}", path.string(), what, number); };
+  switch (file_kind(path)) {
+    case FileKind::kText:
+      return options.split_on.empty() ? fmt::format("'{}'", path.string()) : numbered("document");
+    case FileKind::kJsonLines:
+      return numbered("line");
+    case FileKind::kJson:
+      return numbered("element");
+    case FileKind::kParquet:
+      return numbered("row");
+  }
+  return {};
+}
+
+}  // namespace nmoe

@@ -1,0 +1,54 @@
+// Files as a sequence of records, one a document-to-be.
+//
+// Records of a file are numbered from 1: documents of a text, lines of JSON lines (blank ones count but are passed
+// over), elements of JSON, rows of Parquet. Reading takes memory for a record and some buffers, whatever the file's
+// size. JSON is read with simdjson, which validates all of it; Parquet with DuckDB.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "data/prep/inputs.h"
+
+namespace nmoe {
+
+struct RecordOptions {
+  std::string text_field = "text";  // of JSON objects and Parquet rows
+  std::string id_field = {};        // empty: records have no id of their own
+  std::string prompt_field = {};    // empty: no prompts
+  std::string split_on = {};        // the line that ends a document of a text file; empty: the file is one
+};
+
+struct Record {
+  int64_t number = 0;
+  std::string text;
+  std::string prompt;
+  std::string id;
+  // Why it cannot be used, if it cannot: invalid JSON, a missing field, a wrong type, the file's early end.
+  std::string fault;
+  // Records that `fault` is about: more than one when the rest of a Parquet file cannot be read.
+  int64_t num_lost = 1;
+};
+
+class RecordReader {
+ public:
+  virtual ~RecordReader() = default;
+
+  // The next record; false at the end of the file. Fills `record` anew. A file without any record has one that says so.
+  virtual bool next(Record& record) = 0;
+
+  // How much of the file has been read: of its size on disk.
+  virtual int64_t file_bytes_read() const = 0;
+};
+
+// Begins after record `skip` (0: at the start). Error when the file cannot be opened, or is a Parquet file without the
+// fields or with another type in them.
+std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
+                                           int64_t skip = 0);
+
+// "'a.jsonl', line 3", for messages; without a number where the file is one document.
+std::string place_of(const std::filesystem::path& path, const RecordOptions& options, int64_t number);
+
+}  // namespace nmoe
