@@ -1,8 +1,8 @@
 // "arithmetic": expressions modulo a number, as in "Physics of Language Models: Part 4.1" (task Mano).
 //
 // A document is an expression in prefix notation, "=", and its value: "+ 3 * 2 5 = 13". It has a number of operations
-// uniform in 1 ... max_operations, each uniform of + - *; how many of the rest go to the left operand is uniform, and so
-// is every number in 0 ... modulus - 1. The value alone is to be learnt.
+// uniform in 1 ... max_operations, each uniform of + - *; how many of the rest go to the left operand is uniform, and
+// so is every number in 0 ... modulus - 1. The value alone is to be learnt.
 //
 // Settings: modulus (23), max_operations (5).
 #pragma once

@@ -14,9 +14,7 @@ class Draws {
   Draws(uint64_t seed, std::string_view name, uint64_t index) : random_(seed, Philox(seed, name).bits(index)) {}
 
   // Uniform in [0, bound), bound > 0 and far below 2^64.
-  int64_t below(int64_t bound) {
-    return static_cast<int64_t>(random_.bits(next_++) % static_cast<uint64_t>(bound));
-  }
+  int64_t below(int64_t bound) { return static_cast<int64_t>(random_.bits(next_++) % static_cast<uint64_t>(bound)); }
 
  private:
   Philox random_;

@@ -31,7 +31,8 @@ std::vector<std::vector<Production>> draw_level(Draws& draws, int64_t num_symbol
 
 std::vector<Production> all_productions(const std::vector<std::vector<Production>>& level) {
   std::vector<Production> all;
-  for (const std::vector<Production>& productions : level) all.insert(all.end(), productions.begin(), productions.end());
+  for (const std::vector<Production>& productions : level)
+    all.insert(all.end(), productions.begin(), productions.end());
   return all;
 }
 
@@ -88,9 +89,9 @@ Grammar random_grammar(const GrammarShape& shape, uint64_t seed) {
   for (int64_t depth = 0; depth < shape.depth; ++depth) {
     for (uint64_t attempt = 0;; ++attempt) {
       if (attempt == kAttempts) {
-        throw usage_error(fmt::format("no unambiguous grammar is found with symbols = {}, productions = {}", n,
-                                      shape.productions),
-                          "lower productions, raise symbols, or set unambiguous=false");
+        throw usage_error(
+            fmt::format("no unambiguous grammar is found with symbols = {}, productions = {}", n, shape.productions),
+            "lower productions, raise symbols, or set unambiguous=false");
       }
       Draws draws(seed, fmt::format("synthetic.grammar.{}", depth), attempt);
       auto level = draw_level(draws, depth == 0 ? 1 : n, shape.productions, n);

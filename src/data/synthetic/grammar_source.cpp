@@ -40,9 +40,9 @@ GrammarSource::GrammarSource(uint64_t seed, SettingReader& settings) : seed_(see
   grammar_ = random_grammar(shape, seed);
   constexpr double kMostNats = 650.0;  // e^-650 is a normal double
   if (const double most = max_derivation_nats(grammar_); most > kMostNats) {
-    throw usage_error(fmt::format("texts of the grammar have probabilities down to e^-{:.0f}, beyond double precision",
-                                  most),
-                      "lower depth or productions");
+    throw usage_error(
+        fmt::format("texts of the grammar have probabilities down to e^-{:.0f}, beyond double precision", most),
+        "lower depth or productions");
   }
   for (int64_t terminal = 0; terminal < grammar_.num_terminals; ++terminal) words_.push_back(std::to_string(terminal));
 }

@@ -54,7 +54,8 @@ void KHopSource::document(uint64_t index, std::vector<int32_t>& tokens, std::vec
   }
 }
 
-// The first names of the pairs: n of the pool in some order. What follows each: one of (n - 1)! cycles. Then the queries.
+// The first names of the pairs: n of the pool in some order. What follows each: one of (n - 1)! cycles. Then the
+// queries.
 EntropyFloor KHopSource::floor() const {
   const auto n = static_cast<double>(num_entities_), pool = static_cast<double>(pool_);
   const auto queries = static_cast<double>(num_queries_);

@@ -43,8 +43,8 @@ PrefixParser::PrefixParser(const Grammar& grammar) {
   }
 }
 
-// Symbol `first` at [i, m), then what `rest` has for [m, n), over all m. That the whole begins with the span is: `first`
-// alone does, or it ends at an m inside the span and the rest goes on from there.
+// Symbol `first` at [i, m), then what `rest` has for [m, n), over all m. That the whole begins with the span is:
+// `first` alone does, or it ends at an m inside the span and the rest goes on from there.
 PrefixParser::Pair PrefixParser::sequence(const Column& column, int64_t i, int64_t n, int64_t first,
                                           const std::vector<Pair>& rest) const {
   Pair pair{.inside = rest.empty() ? column.inside[cell(i, first)] : 0.0, .prefix = column.prefix[cell(i, first)]};
@@ -63,9 +63,8 @@ void PrefixParser::push(int32_t token) {
   NMOE_CHECK(token >= 0 && token < num_symbols_ - first_terminal_, "terminal {} of {}", token,
              num_symbols_ - first_terminal_);
   const int64_t n = size() + 1;
-  Column column{.token = token,
-                .inside = std::vector<double>(cell(n, 0), 0.0),
-                .prefix = std::vector<double>(cell(n, 0), 0.0)};
+  Column column{
+      .token = token, .inside = std::vector<double>(cell(n, 0), 0.0), .prefix = std::vector<double>(cell(n, 0), 0.0)};
   const size_t last = cell(n - 1, first_terminal_ + token);
   column.inside[last] = column.prefix[last] = 1.0;
 

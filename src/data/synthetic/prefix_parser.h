@@ -57,9 +57,9 @@ class PrefixParser {
 
   int64_t num_symbols_ = 0;
   int64_t first_terminal_ = 0;
-  std::vector<Rule> rules_;           // those of the last level first
+  std::vector<Rule> rules_;                  // those of the last level first
   std::vector<int64_t> shortest_, longest_;  // of what a symbol makes
-  std::vector<Column> columns_;       // column n - 1 has the spans that end at n
+  std::vector<Column> columns_;              // column n - 1 has the spans that end at n
 };
 
 }  // namespace nmoe

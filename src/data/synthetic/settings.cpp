@@ -19,7 +19,8 @@ SettingReader::SettingReader(std::string_view kind, std::span<const std::string>
 }
 
 const std::string* SettingReader::find(std::string_view key) const {
-  const auto found = std::find_if(given_.rbegin(), given_.rend(), [&](const auto& entry) { return entry.first == key; });
+  const auto found =
+      std::find_if(given_.rbegin(), given_.rend(), [&](const auto& entry) { return entry.first == key; });
   return found == given_.rend() ? nullptr : &found->second;
 }
 

@@ -19,7 +19,8 @@ struct Kind {
   const char* name;
   std::unique_ptr<SyntheticSource> (*make)(uint64_t seed, SettingReader& settings);
 };
-constexpr Kind kKinds[] = {{"cfg", make<GrammarSource>}, {"khop", make<KHopSource>}, {"arithmetic", make<ArithmeticSource>}};
+constexpr Kind kKinds[] = {
+    {"cfg", make<GrammarSource>}, {"khop", make<KHopSource>}, {"arithmetic", make<ArithmeticSource>}};
 
 }  // namespace
 

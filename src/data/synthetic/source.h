@@ -19,9 +19,9 @@ struct EntropyFloor {
   double document_nats_error = 0.0;  // standard error where it was sampled, 0 where it is exact
   double end_nats = 0.0;             // the part of it that the end-of-sequence ids take
   double end_nats_error = 0.0;
-  double tokens_per_document = 0.0;  // mean, the end-of-sequence id included; exact
-  double target_nats = 0.0;          // the part of it that the tokens take that loss_mask names
-  double targets_per_document = 0.0; // how many those are
+  double tokens_per_document = 0.0;   // mean, the end-of-sequence id included; exact
+  double target_nats = 0.0;           // the part of it that the tokens take that loss_mask names
+  double targets_per_document = 0.0;  // how many those are
 
   // Every token is a target, as in pretraining.
   double nats_per_token() const { return document_nats / tokens_per_document; }
@@ -57,8 +57,8 @@ class SyntheticSource {
 std::vector<std::string> synthetic_kinds();
 
 // `settings` are "key=value" with the keys of the kind: data/synthetic/{grammar_source,khop,arithmetic}.h. The seed
-// decides the documents, and for "cfg" the grammar. Error (usage) on an unknown kind or key and on a value out of range,
-// naming it.
+// decides the documents, and for "cfg" the grammar. Error (usage) on an unknown kind or key and on a value out of
+// range, naming it.
 std::unique_ptr<SyntheticSource> make_synthetic_source(std::string_view kind, uint64_t seed,
                                                        std::span<const std::string> settings);
 

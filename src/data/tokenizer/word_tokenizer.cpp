@@ -40,9 +40,10 @@ class WordTokenizer final : public Tokenizer {
       const std::string word(text.substr(begin, end - begin));
       const auto found = ids_.find(word);
       if (found == ids_.end()) {
-        throw runtime_error(fmt::format("the text has the word \"{}\" at byte {}, which is none of the {} words there are",
-                                        word, begin, texts_.size()),
-                            "`n tokenizer info` tells the size of the vocabulary; tokenizer.json lists its words");
+        throw runtime_error(
+            fmt::format("the text has the word \"{}\" at byte {}, which is none of the {} words there are", word, begin,
+                        texts_.size()),
+            "`n tokenizer info` tells the size of the vocabulary; tokenizer.json lists its words");
       }
       out.push_back(found->second);
       begin = text.find_first_not_of(kSpaces, end);

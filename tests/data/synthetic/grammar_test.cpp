@@ -59,7 +59,8 @@ std::vector<Grammar> small_grammars() {
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     grammars.push_back(random_grammar({.depth = 2, .symbols = 2, .productions = 2, .unambiguous = false}, seed));
     grammars.push_back(random_grammar({.depth = 2, .symbols = 3, .productions = 2, .unambiguous = true}, seed));
-    grammars.push_back(random_grammar({.depth = 3, .symbols = 3, .productions = 2, .unambiguous = seed % 2 == 0}, seed));
+    grammars.push_back(
+        random_grammar({.depth = 3, .symbols = 3, .productions = 2, .unambiguous = seed % 2 == 0}, seed));
     grammars.push_back(random_grammar({.depth = 1, .symbols = 4, .productions = 3, .unambiguous = false}, seed));
   }
   return grammars;
@@ -172,8 +173,8 @@ TEST(Grammar, MeansAreThoseOfTheListOfAllTexts) {
 TEST(Grammar, UniqueDecodability) {
   const auto decodable = [](std::vector<Production> words) { return is_uniquely_decodable(words); };
   EXPECT_TRUE(decodable({{0, 0}, {0, 1}, {1}}));
-  EXPECT_TRUE(decodable({{0}, {0, 1}, {1, 1}}));                                          // not a prefix code
-  EXPECT_FALSE(decodable({{0}, {0, 1}, {1, 0}}));                                         // 0 10 = 01 0
+  EXPECT_TRUE(decodable({{0}, {0, 1}, {1, 1}}));                                              // not a prefix code
+  EXPECT_FALSE(decodable({{0}, {0, 1}, {1, 0}}));                                             // 0 10 = 01 0
   EXPECT_FALSE(decodable({{1}, {0, 1, 1}, {0, 1, 1, 1, 0}, {1, 1, 1, 0}, {1, 0, 0, 1, 1}}));  // 011 1 0 011 ...
   EXPECT_FALSE(decodable({{0, 1}, {0, 1}}));
   EXPECT_FALSE(decodable({{0, 0}, {0, 0, 0}}));  // 00 000 = 000 00

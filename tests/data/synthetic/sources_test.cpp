@@ -1,6 +1,4 @@
 // Synthetic documents recomputed from what their tokens say.
-#include "data/synthetic/source.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 
 #include "base/error.h"
 #include "data/synthetic/score.h"
+#include "data/synthetic/source.h"
 #include "support/errors.h"
 
 namespace nmoe {
@@ -183,7 +182,8 @@ std::map<std::string, double> expressions(int num_operations, int modulus) {
   for (int in_left = 0; in_left < num_operations; ++in_left) {
     for (const auto& [left, p] : expressions(in_left, modulus)) {
       for (const auto& [right, q] : expressions(num_operations - 1 - in_left, modulus)) {
-        for (const char* operation : {"+ ", "- ", "* "}) all[operation + left + right] += p * q / (3.0 * num_operations);
+        for (const char* operation : {"+ ", "- ", "* "})
+          all[operation + left + right] += p * q / (3.0 * num_operations);
       }
     }
   }

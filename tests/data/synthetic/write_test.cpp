@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/shards/dataset.h"
-#include "data/tokenizer/tokenizer.h"
 #include "data/test_data.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 namespace {
