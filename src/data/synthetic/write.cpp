@@ -48,6 +48,7 @@ void write_documents(const SyntheticSource& source, const Tokenizer& tokenizer, 
     for (const Document& document : std::span(batch).first(static_cast<size_t>(size))) {
       int64_t bytes = 0;
       for (const int32_t id : document.tokens) bytes += static_cast<int64_t>(tokenizer.token_bytes(id).size());
+      // NOTE: shards hold no loss masks, so that of the document stays here and every token is trained on.
       writer.add_document(document.tokens, bytes, "synthetic");
     }
   }
