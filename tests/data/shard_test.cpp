@@ -79,7 +79,7 @@ TEST_F(ShardTest, AbandonedWriterLeavesNothing) {
                                         .vocab_size = 257,
                                         .eos_id = 256,
                                         .tokens_per_shard = 7});
-    for (int i = 0; i < 3; ++i) writer.add_document(ids, 5, "test.txt");
+    for (int i = 0; i < 3; ++i) writer.add_document(ids, 5, "'test.txt'");
     EXPECT_GT(contents(dir_).size(), 4U);
     writer.close();
   }

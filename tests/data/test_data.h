@@ -54,7 +54,7 @@ inline DatasetManifest write_split(const fs::path& dir, const std::vector<std::v
                            .eos_id = static_cast<int32_t>(vocab_size - 1),
                            .tokens_per_shard = tokens_per_shard});
   for (const auto& ids : documents) {
-    writer.add_document(ids, static_cast<int64_t>(ids.size()), "test.txt");
+    writer.add_document(ids, static_cast<int64_t>(ids.size()), "'test.txt'");
   }
   writer.close();
   return writer.commit();

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace nmoe {
 
 // Names and values of all that decides what is written.
 using PrepSettings = std::vector<std::pair<std::string, std::string>>;
+// The one that stands for the input files: names, sizes and times of change.
+inline constexpr std::string_view kInputsSetting = "inputs";
 
 struct BadRecord {
   std::string place;

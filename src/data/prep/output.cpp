@@ -134,7 +134,7 @@ void Output::list_dropped(const Document& document) {
   const bool bad = !document.record.fault.empty();
   const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
   DropCount& count = state_.dropped[std::string(verdict.reason)];
-  count.records += bad ? document.record.num_lost : 1;
+  count.records += 1;
   count.bytes += document.text_bytes();
   if (bad) state_.bad.push_back({place_of_document(document), verdict.detail});
   ordered_json line = {{"file", path.string()}, {"record", document.record.number}};
@@ -147,7 +147,7 @@ void Output::list_dropped(const Document& document) {
 void Output::write(const Batch& batch) {
   std::vector<uint8_t> mask;
   for (const Document& document : batch.documents) {
-    state_.records += document.record.fault.empty() ? 1 : document.record.num_lost;
+    state_.records += 1;
     if (document.digest) digests_.pending.append(reinterpret_cast<const char*>(&*document.digest), sizeof(Digest));
     if (document.dropped) {
       list_dropped(document);
@@ -191,7 +191,9 @@ void Output::checkpoint() {
 
 std::string Output::report_text() const {
   auto settings = ordered_json::object();
-  for (const auto& [name, value] : settings_) settings[name] = value;
+  for (const auto& [name, value] : settings_) {
+    if (name != kInputsSetting) settings[name] = value;  // it changes when a file is copied
+  }
   auto dropped = ordered_json::object();
   for (const auto& [reason, count] : state_.dropped) {
     dropped[reason] = {{"records", count.records}, {"bytes", count.bytes}};

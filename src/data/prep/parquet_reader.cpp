@@ -87,7 +87,10 @@ class ParquetReader final : public RecordReader {
   bool next(Record& record) override {
     if (ended_) return false;
     while (row_ == chunk_rows_) {
-      if (!fetch()) return end(record);
+      if (fetch()) continue;
+      ended_ = true;
+      if (num_rows_ == 0) record = {.number = 1, .fault = "the file has no records"};
+      return num_rows_ == 0;
     }
     record = {.number = ++number_};
     take(0, options_.text_field, record.text, record);
@@ -129,6 +132,11 @@ class ParquetReader final : public RecordReader {
   Error cannot_read(const std::string& reason) const {
     return runtime_error(fmt::format("cannot read '{}': {}", path_.string(), reason),
                          "see that it is a whole Parquet file: download or write it again");
+  }
+
+  // DuckDB reads ahead, so that the rows at fault can only be narrowed down.
+  Error damaged(const std::string& reason) const {
+    return cannot_read(fmt::format("some row after {} of {} is damaged: {}", number_, num_rows_, reason));
   }
 
   // Checks that the fields are there, once each and of a usable type, and counts the rows.
@@ -182,30 +190,17 @@ class ParquetReader final : public RecordReader {
     const duckdb_state pending_state = duckdb_pending_prepared_streaming(raw, &raw_pending);
     const Owned<duckdb_pending_result, duckdb_destroy_pending> pending(raw_pending);
     if (pending_state != DuckDBSuccess) throw cannot_read(duckdb_pending_error(raw_pending));
-    if (duckdb_execute_pending(raw_pending, rows_.get()) != DuckDBSuccess) throw cannot_read(rows_.error());
+    if (duckdb_execute_pending(raw_pending, rows_.get()) != DuckDBSuccess) throw damaged(rows_.error());
     NMOE_CHECK(duckdb_result_is_streaming(*rows_.get()), "DuckDB does not stream: {}", sql);
   }
 
-  // The next chunk; false at the end or when the rest of the file is damaged (see damage_).
+  // The next chunk; false at the end.
   bool fetch() {
     chunk_.reset(duckdb_stream_fetch_chunk(*rows_.get()));
     row_ = 0;
     chunk_rows_ = chunk_ ? duckdb_data_chunk_get_size(chunk_.get()) : 0;
+    if (chunk_rows_ == 0 && number_ < num_rows_) throw damaged(rows_.error());
     return chunk_rows_ > 0;
-  }
-
-  bool end(Record& record) {
-    ended_ = true;
-    if (number_ >= num_rows_ && num_rows_ > 0) return false;
-    record = {.number = number_ + 1};
-    if (num_rows_ == 0) {
-      record.fault = "the file has no records";
-    } else {
-      const std::string reason = rows_.error();
-      record.num_lost = num_rows_ - number_;
-      record.fault = fmt::format("this row or one of the {} after it cannot be read: {}", record.num_lost - 1, reason);
-    }
-    return true;
   }
 
   // A cell's bytes, valid as long as the chunk.
@@ -241,7 +236,7 @@ class ParquetReader final : public RecordReader {
 }  // namespace
 
 std::unique_ptr<RecordReader> open_parquet(const fs::path& path, const RecordOptions& options, int64_t skip) {
-  if (fs::file_size(path) == 0) {
+  if (MappedFile(path).bytes().empty()) {
     throw runtime_error(fmt::format("cannot read '{}': the file is empty", path.string()),
                         "see that it is a whole Parquet file: download or write it again");
   }

@@ -109,7 +109,7 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
     settings.emplace_back(name, limit ? fmt::format("{}", *limit) : "off");
   };
   add("version", version());
-  add("inputs", fingerprint(inputs));
+  settings.emplace_back(kInputsSetting, fingerprint(inputs));
   add("tokenizer", tokenizer.hash());
   add("dataset", options.dataset);
   add("tokens_per_shard", options.tokens_per_shard);
@@ -344,8 +344,7 @@ class Preparation {
   }
 
   void count_bad(const Document& document) {
-    bad_records_ += document.record.num_lost;
-    if (bad_records_ <= options_.skip_bad) return;
+    if (++bad_records_ <= options_.skip_bad) return;
     const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
     throw runtime_error(
         fmt::format("{}: {}", place_of(path, options_.records, document.record.number), document.record.fault),

@@ -28,8 +28,6 @@ struct Record {
   std::string id;
   // Why it cannot be used, if it cannot: invalid JSON, a missing field, a wrong type, the file's early end.
   std::string fault;
-  // Records that `fault` is about: more than one when the rest of a Parquet file cannot be read.
-  int64_t num_lost = 1;
 };
 
 class RecordReader {
@@ -43,8 +41,8 @@ class RecordReader {
   virtual int64_t file_bytes_read() const = 0;
 };
 
-// Begins after record `skip` (0: at the start). Error when the file cannot be opened, or is a Parquet file without the
-// fields or with another type in them.
+// Begins after record `skip` (0: at the start). Error (runtime) when the file cannot be opened, or is a Parquet file
+// and damaged, then or while it is read; (usage) when a Parquet file has not the fields, or another type in them.
 std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
                                            int64_t skip = 0);
 

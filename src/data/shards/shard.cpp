@@ -319,7 +319,7 @@ void SplitWriter::add_document(std::span<const int32_t> tokens, int64_t source_b
   const auto length = static_cast<int64_t>(tokens.size()) + 1;
   if (length > options_.tokens_per_shard) {
     throw usage_error(
-        fmt::format("a document of '{}' has {} tokens; a shard holds {}", source, length, options_.tokens_per_shard),
+        fmt::format("a document of {} has {} tokens; a shard holds {}", source, length, options_.tokens_per_shard),
         "raise --tokens-per-shard, or cut the text into documents with --split-on");
   }
   for (const int32_t id : tokens) {

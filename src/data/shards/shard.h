@@ -58,7 +58,7 @@ class SplitWriter {
   SplitWriter(const SplitWriter&) = delete;
   SplitWriter& operator=(const SplitWriter&) = delete;
 
-  // One document without its end-of-sequence id, the size of its text, and what it is from, for errors. `mask` has
+  // One document without its end-of-sequence id, the size of its text, and its place ("'a.txt'") for errors. `mask` has
   // one entry a token when the options say so, else none; the end-of-sequence id is always to be learned.
   // Error (usage) when it is longer than a shard.
   void add_document(std::span<const int32_t> tokens, int64_t source_bytes, const std::string& source,

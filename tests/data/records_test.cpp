@@ -1,0 +1,291 @@
+#include "data/prep/records.h"
+
+#include <duckdb.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "data/prep/byte_stream.h"
+#include "data/test_data.h"
+
+namespace nmoe {
+namespace {
+
+std::string gzip(const std::string& text) {
+  z_stream stream{};
+  deflateInit2(&stream, 6, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY);
+  std::string out(deflateBound(&stream, text.size()) + 32, '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+std::string zstd(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+class RecordsTest : public FolderTest {
+ protected:
+  static std::string text_of(const fs::path& path, size_t block = 1000) {
+    const auto stream = open_bytes(path);
+    std::string text;
+    std::vector<char> buffer(block);
+    while (const size_t count = stream->read(buffer)) text.append(buffer.data(), count);
+    EXPECT_EQ(stream->file_bytes_read(), static_cast<int64_t>(fs::file_size(path)));
+    return text;
+  }
+
+  static std::vector<Record> records(const fs::path& path, const RecordOptions& options = {}, int64_t skip = 0) {
+    std::vector<Record> all;
+    const auto reader = open_records(path, options, skip);
+    for (Record record; reader->next(record);) all.push_back(record);
+    Record after;
+    EXPECT_FALSE(reader->next(after));
+    return all;
+  }
+
+  // "number:text" or "number!fault" of each.
+  static std::vector<std::string> told(const std::vector<Record>& all) {
+    std::vector<std::string> lines;
+    for (const Record& record : all) {
+      lines.push_back(record.fault.empty() ? fmt::format("{}:{}", record.number, record.text)
+                                           : fmt::format("{}!{}", record.number, record.fault));
+    }
+    return lines;
+  }
+
+  // Runs SQL that writes files.
+  static void sql(const std::string& query) {
+    duckdb_database database = nullptr;
+    duckdb_connection connection = nullptr;
+    duckdb_result result;
+    ASSERT_EQ(duckdb_open(nullptr, &database), DuckDBSuccess);
+    ASSERT_EQ(duckdb_connect(database, &connection), DuckDBSuccess);
+    EXPECT_EQ(duckdb_query(connection, query.c_str(), &result), DuckDBSuccess) << duckdb_result_error(&result);
+    duckdb_destroy_result(&result);
+    duckdb_disconnect(&connection);
+    duckdb_close(&database);
+  }
+  std::string make_parquet(const std::string& name, const std::string& select, const std::string& options = "") const {
+    // Names that SQL would take for something else are given afterwards.
+    const fs::path plain = dir_ / "plain.parquet";
+    sql(fmt::format("COPY ({}) TO '{}' (FORMAT parquet{})", select, plain.string(), options));
+    fs::rename(plain, dir_ / name);
+    return (dir_ / name).string();
+  }
+};
+
+using Lines = std::vector<std::string>;
+
+TEST_F(RecordsTest, KindsByName) {
+  EXPECT_EQ(file_kind("a/b.txt"), FileKind::kText);
+  EXPECT_EQ(file_kind("b.md.gz"), FileKind::kText);
+  EXPECT_EQ(file_kind("b"), FileKind::kText);
+  EXPECT_EQ(file_kind("x.jsonl"), FileKind::kJsonLines);
+  EXPECT_EQ(file_kind("x.ndjson.zst"), FileKind::kJsonLines);
+  EXPECT_EQ(file_kind("x.json.gz"), FileKind::kJson);
+  EXPECT_EQ(file_kind("x.parquet"), FileKind::kParquet);
+}
+
+TEST_F(RecordsTest, DecompressesMembersAndFrames) {
+  const std::string a = random_bytes(300'000, 1) + std::string(700'000, 'x');
+  const std::string b = "second";
+  for (const size_t block : {size_t{1000}, size_t{1 << 20}}) {
+    EXPECT_EQ(text_of(write("a.gz", gzip(a) + gzip("") + gzip(b)), block), a + b);
+    EXPECT_EQ(text_of(write("a.zst", zstd(a) + zstd("") + zstd(b)), block), a + b);
+    EXPECT_EQ(text_of(write("a.txt", a), block), a);
+  }
+  EXPECT_EQ(text_of(write("empty.txt", "")), "");
+}
+
+TEST_F(RecordsTest, DamagedCompressedFiles) {
+  const std::string text = random_bytes(200'000, 2);
+  const auto expect_damage = [&](const std::string& name, const std::string& content, const std::string& part) {
+    const std::string path = write(name, content);
+    try {
+      text_of(path);
+      ADD_FAILURE() << "read " << name;
+    } catch (const DamagedStream& damage) {
+      EXPECT_NE(std::string(damage.what()).find(part), std::string::npos) << damage.what();
+    }
+  };
+  const std::string gz = gzip(text);
+  const std::string zst = zstd(text);
+  for (const size_t cut : {size_t{1}, size_t{9}, size_t{1000}}) {
+    expect_damage("a.gz", gz.substr(0, gz.size() - cut), "ends too early");
+    expect_damage("a.zst", zst.substr(0, zst.size() - cut), "ends too early");
+  }
+  expect_damage("a.gz", "no gzip at all", "damaged");
+  expect_damage("a.zst", "no zstd at all", "damaged");
+  std::string flipped = gz;
+  flipped[gz.size() - 6] ^= 1;  // in the checksum
+  expect_damage("a.gz", flipped, "damaged: incorrect data check");
+}
+
+TEST_F(RecordsTest, Text) {
+  EXPECT_EQ(told(records(write("a.txt", "one\ntwo\xFF"))), (Lines{"1:one\ntwo\xFF"}));
+  EXPECT_EQ(told(records(write("a.txt", ""))), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(told(records(write("a.txt", "one"), {}, 1)), (Lines{}));
+  const RecordOptions split{.split_on = "%%"};
+  const std::string path = write("b.txt.gz", gzip("one\n%%\n%%\r\ntwo %%\n%%"));
+  EXPECT_EQ(told(records(path, split)), (Lines{"1:one\n", "2:", "3:two %%\n"}));
+  EXPECT_EQ(told(records(path, split, 2)), (Lines{"3:two %%\n"}));
+  EXPECT_EQ(told(records(path, split, 3)), (Lines{}));
+  EXPECT_EQ(told(records(write("b.txt", ""), split)), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(told(records(write("c.txt.gz", gzip(random_bytes(5000, 3)).substr(0, 2000)), split)),
+            (Lines{"1!the gzip file ends too early"}));
+}
+
+// Documents and lines longer than any buffer, of every length around its size.
+TEST_F(RecordsTest, LongRecords) {
+  std::string text;
+  std::string json;
+  Lines expected;
+  for (size_t i = 0; i < 60; ++i) {
+    const std::string body(i % 7 == 0 ? 300'000 + i : (1 << 14) - 30 + i, static_cast<char>('a' + i % 26));
+    text += body + "\n--\n";
+    json += "{\"x\": [1, {\"y\": \"}\\\"\"}], \"text\": \"" + body + "\\n\"}\n";
+    expected.push_back(fmt::format("{}:{}\n", i + 1, body));
+  }
+  EXPECT_EQ(told(records(write("a.txt", text), {.split_on = "--"})), expected);
+  EXPECT_EQ(told(records(write("a.jsonl", json))), expected);
+  EXPECT_EQ(told(records(write("a.jsonl.zst", zstd(json)))), expected);
+  EXPECT_EQ(told(records(write("a.json", json))), expected);
+  std::string array = json;
+  for (size_t i = 0; i + 1 < array.size(); ++i) {
+    if (array[i] == '\n') array[i] = ',';
+  }
+  EXPECT_EQ(told(records(write("b.json", "\n [" + array + " ] "))), expected);
+  EXPECT_EQ(told(records(write("b.json", "[" + array + "]"), {}, 58)), (Lines{expected[58], expected[59]}));
+}
+
+TEST_F(RecordsTest, JsonLinesSayWhatIsWrong) {
+  const std::string path = write("a.jsonl",
+                                 "{\"text\": \"one\", \"id\": 7}\n"
+                                 "\r\n"
+                                 "{\"text\": \n"
+                                 "{\"id\": \"x\"}\n"
+                                 "{\"text\": 5}\n"
+                                 "{\"text\": null}\n"
+                                 "[1]\n"
+                                 "{\"text\": \"\xFF\"}\n"
+                                 "{\"text\": \"t\\u00e9\\ud83d\\ude00\", \"id\": \"b\"} \n"
+                                 "{\"text\": \"cut");
+  const std::vector<Record> all = records(path);
+  ASSERT_EQ(all.size(), 9U);
+  EXPECT_EQ(all[0].text, "one");
+  EXPECT_EQ(all[1].number, 3);
+  EXPECT_NE(all[1].fault.find("invalid JSON"), std::string::npos);
+  EXPECT_EQ(all[2].fault, "no field \"text\"");
+  EXPECT_EQ(all[3].fault, "\"text\" is a number, not a string");
+  EXPECT_EQ(all[4].fault, "\"text\" is null, not a string");
+  EXPECT_EQ(all[5].fault, "an array, not a JSON object");
+  EXPECT_NE(all[6].fault.find("UTF-8"), std::string::npos) << all[6].fault;
+  EXPECT_EQ(all[7].text, "t\xC3\xA9\xF0\x9F\x98\x80");
+  EXPECT_EQ(all[8].number, 10);
+  EXPECT_NE(all[8].fault.find("invalid JSON"), std::string::npos);
+
+  const auto with_ids = records(path, {.text_field = "text", .id_field = "id"}, 1);
+  EXPECT_EQ(with_ids.size(), 8U);
+  EXPECT_EQ(with_ids[6].id, "b");
+  EXPECT_EQ(records(path, {.text_field = "text", .id_field = "id"})[0].id, "7");
+
+  EXPECT_EQ(told(records(write("b.jsonl", "\n \n"))), (Lines{"3!the file has no records"}));
+  EXPECT_EQ(told(records(write("b.jsonl", ""))), (Lines{"1!the file has no records"}));
+  const std::string good = "{\"text\": \"a\"}\n";
+  const std::string cut = write("c.jsonl.gz", gzip(good) + gzip(random_bytes(3000, 4)).substr(0, 1000));
+  const auto damaged = told(records(cut));
+  EXPECT_EQ(damaged.front(), "1:a");
+  EXPECT_TRUE(damaged.back().ends_with("!the gzip file ends too early")) << damaged.back();
+}
+
+TEST_F(RecordsTest, JsonSaysWhatIsWrong) {
+  EXPECT_EQ(told(records(write("a.json", "{\"text\": \"a\"} {\"text\": \"b\"}"))), (Lines{"1:a", "2:b"}));
+  EXPECT_EQ(told(records(write("a.json", "[{\"text\": \"a\"}, 12, \"x y\", {\"text\": \"b\"}]"))),
+            (Lines{"1:a", "2!a number, not a JSON object", "3!a string, not a JSON object", "4:b"}));
+  EXPECT_EQ(told(records(write("a.json", "[{\"text\": \"a\"}, {\"text\": \"b"))),
+            (Lines{"1:a", "2!the file ends inside a value"}));
+  EXPECT_EQ(told(records(write("a.json", "[{\"text\": \"a\"},"))), (Lines{"1:a", "2!the file ends inside a value"}));
+  EXPECT_EQ(told(records(write("a.json", " "))), (Lines{"1!the file has no records"}));
+  EXPECT_EQ(told(records(write("a.json", "[]"))), (Lines{"1!the file has no records"}));
+  EXPECT_EQ(records(write("a.json", "}{\"text\": \"a\"}")).back().text, "a");
+}
+
+TEST_F(RecordsTest, Parquet) {
+  // More rows than a chunk of DuckDB's has, in several row groups; texts short enough to be inlined, and long.
+  const std::string path =
+      make_parquet("it's [a]*.parquet",
+                   "SELECT i AS \"my id\", repeat('ab', (i % 40)::BIGINT) || i AS text, 'p' || i AS prompt FROM range(10000) t(i)",
+                   ", ROW_GROUP_SIZE 3000");
+  make_parquet("it's axy.parquet", "SELECT 'a decoy for the glob' AS text");
+  const RecordOptions options{.id_field = "my id", .prompt_field = "prompt"};
+  const std::vector<Record> all = records(path, options);
+  ASSERT_EQ(all.size(), 10'000U);
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::string text;
+    for (size_t j = 0; j < i % 40; ++j) text += "ab";
+    EXPECT_EQ(all[i].text, text + std::to_string(i));
+    EXPECT_EQ(all[i].id, std::to_string(i));
+    EXPECT_EQ(all[i].prompt, fmt::format("p{}", i));
+    EXPECT_EQ(all[i].number, static_cast<int64_t>(i) + 1);
+  }
+  for (const int64_t skip : {1, 2047, 2048, 5000, 9999}) {
+    const std::vector<Record> rest = records(path, options, skip);
+    ASSERT_EQ(static_cast<int64_t>(rest.size()), 10'000 - skip);
+    EXPECT_EQ(rest.front().text, all[static_cast<size_t>(skip)].text);
+    EXPECT_EQ(rest.front().number, skip + 1);
+  }
+  EXPECT_TRUE(records(path, options, 10'000).empty());
+}
+
+TEST_F(RecordsTest, ParquetSaysWhatIsWrong) {
+  const std::string path = make_parquet("a.parquet",
+                                        "SELECT CASE WHEN i = 1 THEN NULL ELSE 't' || i END AS text, i AS n, [i] AS list "
+                                        "FROM range(3) t(i)");
+  EXPECT_EQ(told(records(path)), (Lines{"1:t0", "2!\"text\" is NULL", "3:t2"}));
+  expect_error(ErrorKind::kUsage, "a.parquet' has no column \"Text\"", [&] { records(path, {.text_field = "Text"}); });
+  expect_error(ErrorKind::kUsage, "column \"n\" of", [&] { records(path, {.text_field = "n"}); });
+  expect_error(ErrorKind::kUsage, "BIGINT[], not a string", [&] { records(path, {.prompt_field = "list"}); });
+  expect_error(ErrorKind::kUsage, "no column \"key\"", [&] { records(path, {.id_field = "key"}); });
+  EXPECT_EQ(told(records(make_parquet("b.parquet", "SELECT 'x' AS text WHERE false"))),
+            (Lines{"1!the file has no records"}));
+  expect_error(ErrorKind::kRuntime, "c.parquet': the file is empty", [&] { records(write("c.parquet", "")); });
+  expect_error(ErrorKind::kRuntime, "d.parquet", [&] { records(write("d.parquet", "no Parquet file at all")); });
+  const std::string whole = read_file(path);
+  expect_error(ErrorKind::kRuntime, "e.parquet",
+               [&] { records(write("e.parquet", whole.substr(0, whole.size() - 30))); });
+}
+
+// What DuckDB finds out while it reads.
+TEST_F(RecordsTest, ParquetDamagedInTheMiddle) {
+  const std::string path = make_parquet(
+      "a.parquet", "SELECT md5(i::VARCHAR) || md5((i + 1)::VARCHAR) AS text FROM range(200000) t(i)",
+      ", ROW_GROUP_SIZE 50000, COMPRESSION zstd");
+  std::string content = read_file(path);
+  content.replace(content.size() / 2, content.size() / 3, std::string(content.size() / 3, '\x55'));
+  write("a.parquet", content);
+  const auto reader = open_records(path, {});
+  int64_t last = 0;
+  expect_error(ErrorKind::kRuntime, "of 200000 is damaged: ", [&] {
+    for (Record record; reader->next(record); last = record.number) EXPECT_EQ(record.text.size(), 64U);
+  });
+  EXPECT_GE(last, 50'000);
+}
+
+TEST_F(RecordsTest, Places) {
+  EXPECT_EQ(place_of("a.txt", {}, 1), "'a.txt'");
+  EXPECT_EQ(place_of("a.txt", {.split_on = "x"}, 2), "'a.txt', document 2");
+  EXPECT_EQ(place_of("a.jsonl.gz", {}, 3), "'a.jsonl.gz', line 3");
+  EXPECT_EQ(place_of("a.json", {}, 4), "'a.json', element 4");
+  EXPECT_EQ(place_of("a.parquet", {}, 5), "'a.parquet', row 5");
+}
+
+}  // namespace
+}  // namespace nmoe
