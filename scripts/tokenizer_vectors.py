@@ -183,7 +183,7 @@ DEEPSEEK_V3 = [
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 ]
 # Of no family that nmoe knows: it goes through its general regular expressions.
-UNUSUAL = [r"[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺǄ-ʓ]+|\s?\p{Lu}\p{Ll}+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$",
+UNUSUAL = [r"[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺǄ-ʓ]+|\s?\p{Lu}\p{Ll}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$",
            "[一-龥가-\ud7ff]+", r"\p{M}\S?|\P{L}{2}"]
 
 
