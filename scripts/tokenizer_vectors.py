@@ -351,9 +351,9 @@ def main():
     for name, (normalizer, pre_tokenizer, ignore_merges) in variants().items():
         print(name, flush=True)
         tokenizer = build(model, normalizer, pre_tokenizer, ignore_merges)
-        file = json.loads(tokenizer.to_str())
-        del file["model"]
-        vectors["variants"][name] = {"file": file, "ignore_merges": ignore_merges, **vectors_of(
+        head = json.loads(tokenizer.to_str())
+        del head["model"]
+        vectors["variants"][name] = {"head": head, "ignore_merges": ignore_merges, **vectors_of(
             hf_encoder(tokenizer, True), hf_encoder(tokenizer, False), texts, special_texts, file_text)}
     write_json(out / "vectors.json", vectors)
     write_unicode(out / "unicode.txt")
