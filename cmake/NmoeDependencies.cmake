@@ -8,6 +8,7 @@ find_package(SQLite3 REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 pkg_check_modules(TOMLPP REQUIRED IMPORTED_TARGET tomlplusplus)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 
 # DuckDB is no Debian package: scripts/setup.sh puts it here.
 set(NMOE_DEPS_DIR ${CMAKE_SOURCE_DIR}/third_party CACHE PATH "Where scripts/setup.sh put DuckDB")

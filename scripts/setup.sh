@@ -18,7 +18,7 @@ set -euo pipefail
 readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-  libsqlite3-dev libpcre2-dev libssl-dev
+  libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
   libdnnl-dev ocl-icd-opencl-dev
 )
 # libomp-dev: clang-tidy does not see g++'s omp.h.

@@ -12,6 +12,7 @@
 #include "data/test_data.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/bpe_train.h"
+#include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/word_splitter.h"
 
@@ -33,7 +34,7 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
 }
 
 std::map<std::string, int64_t> count_words(std::string_view text) {
-  const WordSplitter splitter(kSplitPattern);
+  const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
   WordCursor cursor(splitter, text);
   std::map<std::string, int64_t> counts;
   for (std::string_view word; cursor.next(word);) ++counts[std::string(word)];
