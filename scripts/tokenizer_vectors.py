@@ -25,6 +25,7 @@ import json
 import pathlib
 import random
 import struct
+import unicodedata
 
 import tiktoken
 import tiktoken_ext.openai_public as openai_public
@@ -297,15 +298,17 @@ def write_unicode(path):
 
 
 def nfc_digests():
-    """Of NFC(a U+0301 c U+0323 c U+0301) for all code points c, 4,096 a digest; and which code points change alone."""
+    """Of NFC(a U+0301 c U+0323 c U+0301) for all code points c, 4,096 a digest; and the c that Python knows better."""
     nfc = normalizers.NFC()
-    digests, changed = [], []
+    digests, differing = [], []
     for begin in range(0, NUM_CODE_POINTS, 4096):
         code_points = [c for c in range(begin, begin + 4096) if c not in SURROGATES]
-        text = "\n".join(nfc.normalize_str(f"a\u0301{chr(c)}\u0323{chr(c)}\u0301") for c in code_points)
-        digests.append(hashlib.sha256(text.encode()).hexdigest()[:16])
-        changed += [c for c in code_points if nfc.normalize_str(chr(c)) != chr(c)]
-    return {"sweep": digests, "num_changed": len(changed)}
+        probes = [f"a\u0301{chr(c)}\u0323{chr(c)}\u0301" for c in code_points]
+        results = [nfc.normalize_str(probe) for probe in probes]
+        digests.append(hashlib.sha256("\n".join(results).encode()).hexdigest()[:16])
+        differing += [c for c, probe, result in zip(code_points, probes, results)
+                      if result != unicodedata.normalize("NFC", probe)]
+    return {"sweep": digests, "python_unicode": unicodedata.unidata_version, "differing": differing}
 
 
 # ---- main --------------------------------------------------------------------------------------
