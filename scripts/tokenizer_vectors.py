@@ -4,6 +4,8 @@
     scripts/tokenizer_vectors.py --gpt2 gpt2.tiktoken --cl100k cl100k_base.tiktoken \\
         --o200k o200k_base.tiktoken --text tinyshakespeare.txt --out tests/data/fixtures/tokenizers
 
+    --check NAME=tokenizer.json ...    a file that nmoe wrote for tiktoken's encoding NAME must give NAME's ids
+
 It needs the Python packages `tiktoken` and `tokenizers`, and no network: patterns and special tokens are the
 installed tiktoken's own definitions, the ranks come from the files named. The same packages give the same files.
 
@@ -323,6 +325,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("--gpt2", "--cl100k", "--o200k", "--text", "--out"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--check", action="append", default=[], metavar="NAME=FILE")
     args = parser.parse_args()
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -347,6 +350,13 @@ def main():
             lambda many, e=encoding: [e.encode_ordinary(text) for text in many],
             lambda many, e=encoding: [e.encode(text, allowed_special="all") for text in many],
             texts, special_texts, file_text)}
+
+    for check in args.check:
+        name, path = check.split("=", 1)
+        encode_all = hf_encoder(Tokenizer.from_file(path), True)
+        digests = "".join(digest(ids, num_digits=8) for ids in encode_all(texts))
+        same = digests == vectors["encodings"][name]["digests"]
+        print(f"{path}: {'the ids' if same else 'NOT THE IDS'} of {name}, {len(texts)} texts", flush=True)
 
     model = train_model(texts, file_text)
     write_json(out / "model.json", model)
