@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <functional>
 #include <mutex>
 #include <string_view>
@@ -14,38 +13,11 @@
 #include "data/tokenizer/normalize.h"
 #include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/tokenizer_json.h"
+#include "data/tokenizer/word_cache.h"
 #include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {
-
-// The ids of recent words. Each word has one place, shared with all words of the same hash.
-class WordCache {
- public:
-  struct alignas(64) Entry {
-    uint8_t num_bytes = 0;  // 0: free, as no word is empty
-    uint8_t num_ids = 0;
-    std::array<char, 22> bytes;
-    std::array<int32_t, 10> ids;
-  };
-
-  Entry& at(std::string_view word) { return entries_[std::hash<std::string_view>{}(word) & (kEntries - 1)]; }
-  static bool holds(const Entry& entry, std::string_view word) {
-    return entry.num_bytes == word.size() && std::memcmp(entry.bytes.data(), word.data(), word.size()) == 0;
-  }
-  // Words too long for an entry are not kept.
-  static void put(Entry& entry, std::string_view word, std::span<const int32_t> ids) {
-    if (word.size() > entry.bytes.size() || ids.size() > entry.ids.size()) return;
-    entry.num_bytes = static_cast<uint8_t>(word.size());
-    entry.num_ids = static_cast<uint8_t>(ids.size());
-    std::ranges::copy(word, entry.bytes.begin());
-    std::ranges::copy(ids, entry.ids.begin());
-  }
-
- private:
-  static constexpr size_t kEntries = 1 << 15;  // 2 MiB: most words of English text, in an L2 cache
-  std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
-};
 
 // What one call of encode() works with.
 struct Scratch {
@@ -104,11 +76,7 @@ class BpeTokenizer final : public Tokenizer {
     for (const AddedToken& token : model_.added) {
       if (!token.special) token_bytes_[static_cast<size_t>(token.id)] = token.text;
     }
-    if (model_.whole_words) {
-      for (size_t id = 0; id < model_.tokens.size(); ++id) {
-        if (!model_.tokens[id].empty()) ids_.emplace(model_.tokens[id], static_cast<int32_t>(id));
-      }
-    }
+    if (model_.whole_words) find_unmerged();
   }
 
   std::string_view name() const override { return "bpe"; }
@@ -157,23 +125,37 @@ class BpeTokenizer final : public Tokenizer {
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const {
     WordCursor cursor(splitter_, text);
     for (std::string_view word; cursor.next(word);) {
-      WordCache::Entry& cached = scratch.cache.at(word);
-      if (WordCache::holds(cached, word)) {
-        out.insert(out.end(), cached.ids.data(), cached.ids.data() + cached.num_ids);
+      if (word.size() > WordCache::kMaxBytes) {
+        encode_word(word, scratch, out);
         continue;
       }
+      const WordCache::Key key = WordCache::key_of(word);
+      if (scratch.cache.get(key, out)) continue;
       const size_t begin = out.size();
       encode_word(word, scratch, out);
-      WordCache::put(cached, word, std::span(out).subspan(begin));
+      scratch.cache.put(key, std::span(out).subspan(begin));
     }
   }
 
   void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
-    if (model_.whole_words) {
-      const auto found = ids_.find(word);
-      if (found != ids_.end()) return out.push_back(found->second);
+    if (!unmerged_.empty()) {
+      const auto found = unmerged_.find(word);
+      if (found != unmerged_.end()) return out.push_back(found->second);
     }
     merges_.encode(word, scratch.merging, out);
+  }
+
+  // Where whole words count, only tokens that merges do not make need to be looked for.
+  void find_unmerged() {
+    MergeTable::Scratch scratch;
+    std::vector<int32_t> ids;
+    for (size_t id = 0; id < model_.tokens.size(); ++id) {
+      const std::string& token = model_.tokens[id];
+      if (token.empty()) continue;
+      ids.clear();
+      merges_.encode(token, scratch, ids);
+      if (ids.size() > 1) unmerged_.emplace(token, static_cast<int32_t>(id));
+    }
   }
 
   BpeModel model_;
@@ -184,7 +166,7 @@ class BpeTokenizer final : public Tokenizer {
   TokenFinder raw_words_;         // added tokens that are always looked for, in the text as it comes
   TokenFinder normalized_words_;  // and after normalization
   std::vector<std::string_view> token_bytes_;
-  std::unordered_map<std::string_view, int32_t> ids_;  // of tokens, where whole words count
+  std::unordered_map<std::string_view, int32_t> unmerged_;
   std::string hash_;
   mutable ScratchPool scratches_;
 };

@@ -173,16 +173,21 @@ const char* upper(const char* p, const char* end) {
   return q == p ? p : skip(q, end, kLowerLike);
 }
 
-const char* match_o200k(const char* p, const char* end) {
-  // A regular expression tries each kind of word with the optional character before it first, then without.
+// `word`, with [^\r\n\p{L}\p{N}]? before it: a regular expression tries to take that character first. `p` if there is
+// none.
+template <const char* (*word)(const char*, const char*)>
+const char* prefixed(const char* p, const char* end) {
   const Char c = char_at(p);
-  const bool may_prefix = (c.char_class & (kLetter | kNumber | kNewline)) == 0;
-  for (const auto word : {capitalized, upper}) {
-    if (may_prefix) {
-      if (const char* q = word(c.next, end); q != c.next) return contraction(q, end, /*any_case=*/true);
-    }
-    if (const char* q = word(p, end); q != p) return contraction(q, end, /*any_case=*/true);
+  if ((c.char_class & (kLetter | kNumber | kNewline)) == 0) {
+    if (const char* q = word(c.next, end); q != c.next) return q;
   }
+  return word(p, end);
+}
+
+const char* match_o200k(const char* p, const char* end) {
+  const char* word_end = prefixed<capitalized>(p, end);
+  if (word_end == p) word_end = prefixed<upper>(p, end);
+  if (word_end != p) return contraction(word_end, end, /*any_case=*/true);
   if (const char* q = skip_numbers(p, end, 3); q != p) return q;
   if (const char* q = punctuation(p, end, "\r\n/"); q != p) return q;
   return space(p, end, {.line_ends = true});

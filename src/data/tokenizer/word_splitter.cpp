@@ -31,7 +31,7 @@ class WordSplitter::KnownStage final : public Stage {
   }
 
  private:
-  const char* (*match_)(const char* begin, const char* end);
+  MatchFunction match_;
 };
 
 class WordSplitter::RegexStage final : public Stage {
@@ -52,6 +52,7 @@ WordSplitter::WordSplitter(std::span<const std::string> patterns) {
   for (const std::string& pattern : patterns) {
     if (const KnownPattern* known = find_known_pattern(pattern)) {
       stages_.push_back(std::make_unique<const KnownStage>(*known));
+      if (patterns.size() == 1) only_match_ = known->match;
     } else {
       stages_.push_back(std::make_unique<const RegexStage>(pattern));
     }
@@ -60,17 +61,17 @@ WordSplitter::WordSplitter(std::span<const std::string> patterns) {
 WordSplitter::~WordSplitter() = default;
 
 WordCursor::WordCursor(const WordSplitter& splitter, std::string_view text)
-    : splitter_(splitter), text_(text), pieces_(splitter.stages_.size() + 1) {}
+    : splitter_(splitter), only_match_(splitter.only_match_), text_(text), pieces_(splitter.stages_.size() + 1) {}
 
-// Makes the last piece the one at position_, where text is left.
-void WordCursor::cut() {
+// Makes the last piece the one at position_, where text is left. Returns its end.
+size_t WordCursor::cut() {
   size_t stage = pieces_.size();
   while (stage > 0 && pieces_[stage - 1].end == position_) --stage;
   if (stage == 0) {
     const size_t valid = valid_utf8_size(text_.substr(position_));
     if (valid == 0) {
       pieces_.assign(pieces_.size(), {position_, position_ + 1});
-      return;
+      return position_ + 1;
     }
     pieces_[0] = {position_, position_ + valid};
     stage = 1;
@@ -80,15 +81,7 @@ void WordCursor::cut() {
     const std::string_view text = text_.substr(whole.begin, whole.end - whole.begin);
     pieces_[stage] = {position_, whole.begin + splitter_.stages_[stage - 1]->next_end(text, position_ - whole.begin)};
   }
-}
-
-bool WordCursor::next(std::string_view& word) {
-  if (position_ == text_.size()) return false;
-  cut();
-  const size_t end = pieces_.back().end;
-  word = text_.substr(position_, end - position_);
-  position_ = end;
-  return true;
+  return pieces_.back().end;
 }
 
 }  // namespace nmoe

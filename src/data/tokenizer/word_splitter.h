@@ -29,7 +29,9 @@ class WordSplitter {
   class Stage;
   class KnownStage;
   class RegexStage;
+  using MatchFunction = const char* (*)(const char* begin, const char* end);
   std::vector<std::unique_ptr<const Stage>> stages_;
+  MatchFunction only_match_ = nullptr;  // of the only stage, where it is a function
 };
 
 // Walks over the words of one text. The words, one after the other, are the text. A byte that is not part of valid
@@ -41,7 +43,18 @@ class WordCursor {
 
   // The next word, never empty, or false at the end of the text. Error (runtime) if a regular expression takes more
   // steps than PCRE2 allows.
-  bool next(std::string_view& word);
+  bool next(std::string_view& word) {
+    if (position_ == text_.size()) return false;
+    size_t end = position_;
+    if (only_match_ != nullptr && position_ < pieces_[0].end) {
+      end = static_cast<size_t>(only_match_(text_.data() + position_, text_.data() + pieces_[0].end) - text_.data());
+    }
+    if (end == position_) end = cut();
+    pieces_.back().end = end;
+    word = text_.substr(position_, end - position_);
+    position_ = end;
+    return true;
+  }
 
  private:
   // The text, or what a stage made of it: stage i cuts pieces_[i], which ends at or after the next word.
@@ -49,9 +62,10 @@ class WordCursor {
     size_t begin = 0;
     size_t end = 0;
   };
-  void cut();
+  size_t cut();
 
   const WordSplitter& splitter_;
+  const WordSplitter::MatchFunction only_match_;
   std::string_view text_;
   size_t position_ = 0;        // of the next word
   std::vector<Piece> pieces_;  // of valid UTF-8, then by stage; the last is the word
