@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "data/tokenizer/split_pattern.h"
+#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {
@@ -96,6 +97,7 @@ class Reader {
     for (const char* key : {"truncation", "padding"}) expect_absent(file, key, "");
     read_normalizer(value_of(file, "normalizer"));
     read_pre_tokenizer(value_of(file, "pre_tokenizer"));
+    check_patterns();
     if (type_of(value_of(file, "decoder")) != "ByteLevel") throw unsupported_value(file, "decoder", "");
     if (file.contains("post_processor") && !file["post_processor"].is_null()) {
       model_.post_processor = file["post_processor"].dump();
@@ -198,6 +200,14 @@ class Reader {
     const bool keeps_matches = behavior == json("Removed") && invert && covers_all_text(text);
     if (!keeps_matches && (behavior != json("Isolated") || invert)) throw unsupported_value(split, "behavior", place);
     model_.patterns.push_back(text);
+  }
+
+  void check_patterns() const {
+    try {
+      const WordSplitter splitter(model_.patterns);
+    } catch (const Error& error) {
+      throw unsupported(error.what());
+    }
   }
 
   // Whether no text is left between the pattern's matches.
