@@ -368,6 +368,21 @@ TEST(Normalize, FormC) {
   EXPECT_EQ(to_nfc("e\u0301\xCC", storage), "é\xCC");
 }
 
+TEST(Normalize, NoTextTakesQuadraticTime) {
+  for (const std::string part : {"\u0301\u0323", "\u0301\xFF", "\u0897", "e\u0301", "\uAC01"}) {
+    const auto seconds_for = [&](size_t size) {
+      std::string text = "a";
+      while (text.size() < size) text += part;
+      std::string storage;
+      const double start = cpu_seconds();
+      EXPECT_FALSE(to_nfc(text, storage).empty());
+      return cpu_seconds() - start;
+    };
+    const double short_text = seconds_for(1 << 13);
+    EXPECT_LE(seconds_for(1 << 18), 150 * short_text + 1e-3) << part;  // quadratic: 1,024 times
+  }
+}
+
 TEST(Bpe, NormalizesWhereTheModelSaysSo) {
   BpeModel model = sample_model();
   model.nfc = true;
