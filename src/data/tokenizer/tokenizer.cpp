@@ -19,12 +19,19 @@ constexpr std::array<char, kNumBytes> kBytes = [] {
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string_view name() const override { return "bytes"; }
+  std::vector<std::string> patterns() const override { return {}; }
 
+  using Tokenizer::encode;
   void encode(std::string_view text, std::vector<int32_t>& out) const override {
     const size_t begin = out.size();
     out.resize(begin + text.size());
     int32_t* ids = out.data() + begin;
     for (size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);
+  }
+
+  std::span<const NamedToken> special_tokens() const override {
+    static const NamedToken eos{std::string(kEosText), kNumBytes};
+    return {&eos, 1};
   }
 
   std::string_view token_bytes(int32_t id) const override {
@@ -40,6 +47,11 @@ class ByteTokenizer final : public Tokenizer {
 };
 
 }  // namespace
+
+void Tokenizer::encode(std::string_view text, const TokenFinder& allowed, std::vector<int32_t>& out) const {
+  allowed.cut(
+      text, [&](std::string_view part) { encode(part, out); }, [&](int32_t id) { out.push_back(id); });
+}
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   std::string text;

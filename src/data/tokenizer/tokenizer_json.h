@@ -1,10 +1,18 @@
 // The file format of BPE tokenizers: Hugging Face's `tokenizer.json`.
 //
-// Of that format exactly one shape is written and read: a BPE model on byte-level tokens without
-// dropout, unknown token, affixes or byte fallback; pre_tokenizer Sequence[Split(kSplitPattern,
-// isolated), ByteLevel]; decoder ByteLevel; no normalizer, post-processor, truncation or padding;
-// one added token, <|endoftext|>. Any other shape would encode differently here than there, so it
-// is refused.
+// Read are byte-level BPE models:
+//   model           BPE with a token for every byte; "merges" as "a b" or ["a", "b"]; ignore_merges; no dropout,
+//   affixes or
+//                   byte fallback
+//   pre_tokenizer   Split by a regular expression (Isolated, or Removed and inverted, which is the same for a pattern
+//   that
+//                   covers all text), Digits, then ByteLevel without a prefix space; one of them or a Sequence
+//   normalizer      none, or NFC
+//   added_tokens    special or not; none that take the space around them, or match whole words only
+//   decoder         ByteLevel
+//   post_processor  kept for the file, as encode() adds no tokens to a text
+// Anything else would encode differently here than there, so it is an error that names it. What is written is of this
+// kind, and Hugging Face's library makes the same ids with it.
 #pragma once
 
 #include <string>
@@ -16,7 +24,10 @@ namespace nmoe {
 
 std::string bpe_to_json(const BpeModel& model);
 
-// Error (runtime) naming `path`, the offending key and what is supported.
-BpeModel bpe_from_json(std::string_view json, std::string_view path);
+// `path` names the file in messages. `eos` is the special token that ends documents; "": the one that the file marks,
+// as bpe_to_json does, or the only one with a usual name of it (<|endoftext|>, <|end_of_text|>, <｜end▁of▁sentence｜>,
+// <eos>,
+// </s>). Error (usage) when that leaves none or several; (runtime) naming what the file has that is not supported.
+BpeModel bpe_from_json(std::string_view json, std::string_view path, std::string_view eos = "");
 
 }  // namespace nmoe

@@ -1,80 +1,87 @@
 #include "data/tokenizer/word_splitter.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
-#include <cstdint>
-#include <string>
-
 #include "base/error.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/split_pattern.h"
+#include "data/tokenizer/unicode.h"
 
 namespace nmoe {
-namespace {
 
-std::string pcre2_message(int code) {
-  PCRE2_UCHAR buffer[256];
-  pcre2_get_error_message(code, buffer, sizeof(buffer));
-  return reinterpret_cast<const char*>(buffer);
-}
-
-}  // namespace
-
-struct WordSplitter::Compiled {
-  explicit Compiled(std::string_view pattern) {
-    int error = 0;
-    size_t offset = 0;
-    // MATCH_INVALID_UTF: a match never spans bytes that are not UTF-8, and none are an error.
-    code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                         PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF, &error, &offset, nullptr);
-    NMOE_CHECK(code != nullptr, "split pattern '{}' at {}: {}", pattern, offset, pcre2_message(error));
-    // Without a JIT (a system that forbids writable code) matching is slower, the words the same.
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
-  }
-  ~Compiled() { pcre2_code_free(code); }
-  Compiled(const Compiled&) = delete;
-  Compiled& operator=(const Compiled&) = delete;
-
-  pcre2_code* code;
+// Cuts valid UTF-8. next_end() is the end of the piece of `text` that begins at `begin`: of a match, or of what lies
+// before the next one.
+class WordSplitter::Stage {
+ public:
+  virtual ~Stage() = default;
+  virtual size_t next_end(std::string_view text, size_t begin) const = 0;
 };
 
-WordSplitter::WordSplitter(std::string_view pattern) : compiled_(std::make_unique<Compiled>(pattern)) {}
+class WordSplitter::KnownStage final : public Stage {
+ public:
+  explicit KnownStage(const KnownPattern& pattern) : match_(pattern.match) {}
+
+  size_t next_end(std::string_view text, size_t begin) const override {
+    const char* const first = text.data() + begin;
+    const char* const end = text.data() + text.size();
+    const char* p = match_(first, end);
+    if (p != first) return static_cast<size_t>(p - text.data());
+    do {
+      p += decode_utf8(p).size;
+    } while (p != end && match_(p, end) == p);
+    return static_cast<size_t>(p - text.data());
+  }
+
+ private:
+  MatchFunction match_;
+};
+
+class WordSplitter::RegexStage final : public Stage {
+ public:
+  explicit RegexStage(const std::string& pattern) : regex_(pattern) {}
+
+  size_t next_end(std::string_view text, size_t begin) const override {
+    const auto match = regex_.find(text, begin);
+    if (!match) return text.size();
+    return match->begin == begin ? match->end : match->begin;
+  }
+
+ private:
+  Regex regex_;
+};
+
+WordSplitter::WordSplitter(std::span<const std::string> patterns) {
+  for (const std::string& pattern : patterns) {
+    if (const KnownPattern* known = find_known_pattern(pattern)) {
+      stages_.push_back(std::make_unique<const KnownStage>(*known));
+      if (patterns.size() == 1) only_match_ = known->match;
+    } else {
+      stages_.push_back(std::make_unique<const RegexStage>(pattern));
+    }
+  }
+}
 WordSplitter::~WordSplitter() = default;
 
-struct WordCursor::Match {
-  explicit Match(const pcre2_code* code) : data(pcre2_match_data_create_from_pattern(code, nullptr)) {
-    NMOE_CHECK(data != nullptr, "pcre2_match_data_create_from_pattern");
-  }
-  ~Match() { pcre2_match_data_free(data); }
-  Match(const Match&) = delete;
-  Match& operator=(const Match&) = delete;
-
-  pcre2_match_data* data;
-};
-
 WordCursor::WordCursor(const WordSplitter& splitter, std::string_view text)
-    : splitter_(splitter), text_(text), match_(std::make_unique<Match>(splitter.compiled_->code)) {}
-WordCursor::~WordCursor() = default;
+    : splitter_(splitter), only_match_(splitter.only_match_), text_(text), pieces_(splitter.stages_.size() + 1) {}
 
-void WordCursor::find_match() {
-  const int code = pcre2_match(splitter_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
-                               position_, PCRE2_NOTEMPTY, match_->data, nullptr);
-  if (code == PCRE2_ERROR_NOMATCH) {
-    match_begin_ = match_end_ = text_.size();
-    return;
+// Makes the last piece the one at position_, where text is left. Returns its end.
+size_t WordCursor::cut() {
+  size_t stage = pieces_.size();
+  while (stage > 0 && pieces_[stage - 1].end == position_) --stage;
+  if (stage == 0) {
+    const size_t valid = valid_utf8_size(text_.substr(position_));
+    if (valid == 0) {
+      pieces_.assign(pieces_.size(), {position_, position_ + 1});
+      return position_ + 1;
+    }
+    pieces_[0] = {position_, position_ + valid};
+    stage = 1;
   }
-  NMOE_CHECK(code > 0, "splitting {} bytes at {}: {}", text_.size(), position_, pcre2_message(code));
-  const PCRE2_SIZE* span = pcre2_get_ovector_pointer(match_->data);
-  match_begin_ = span[0];
-  match_end_ = span[1];
-}
-
-bool WordCursor::next(std::string_view& word) {
-  if (position_ == text_.size()) return false;
-  if (position_ == match_end_) find_match();
-  const size_t end = position_ < match_begin_ ? position_ + 1 : match_end_;
-  word = text_.substr(position_, end - position_);
-  position_ = end;
-  return true;
+  for (; stage < pieces_.size(); ++stage) {
+    const Piece whole = pieces_[stage - 1];
+    const std::string_view text = text_.substr(whole.begin, whole.end - whole.begin);
+    pieces_[stage] = {position_, whole.begin + splitter_.stages_[stage - 1]->next_end(text, position_ - whole.begin)};
+  }
+  return pieces_.back().end;
 }
 
 }  // namespace nmoe

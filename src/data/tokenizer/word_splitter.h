@@ -3,58 +3,72 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace nmoe {
 
-// The split pattern of new tokenizers: GPT-4's (cl100k_base) as Llama 3 spells it, whose meaning
-// PCRE2 and the Oniguruma of Hugging Face's tokenizers agree on. In order: English contractions; a
-// word with at most one non-letter before it (usually its space); up to three digits; punctuation
-// with its space and line ends; line ends with the space before them; space, less the last one,
-// which goes with the word that follows.
-// NOTE: one character differs: PCRE2 takes U+180E for space (\s), Unicode no longer does.
-inline constexpr std::string_view kSplitPattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-// A compiled split pattern (PCRE2 with its JIT, UTF-8, Unicode properties). Immutable and safe to
-// share between threads.
+// One split pattern or several: the first cuts the text into its matches and what lies between them, the next cuts each
+// of those pieces as if it were a text of its own, and so on (Hugging Face's Sequence of Splits, "Isolated"). Immutable
+// and safe to share between threads.
+//
+// Patterns that data/tokenizer/split_pattern.h knows run as functions. Others are regular expressions (PCRE2 with its
+// JIT, UTF-8, ^ and $ at line ends as in Oniguruma) in which \s, \p{L} and the like mean data/tokenizer/unicode.h.
 class WordSplitter {
  public:
-  explicit WordSplitter(std::string_view pattern);
+  // Error (runtime) naming a pattern that is no regular expression, or means another thing to Oniguruma than to PCRE2.
+  explicit WordSplitter(std::span<const std::string> patterns);
   ~WordSplitter();
   WordSplitter(const WordSplitter&) = delete;
   WordSplitter& operator=(const WordSplitter&) = delete;
 
  private:
   friend class WordCursor;
-  struct Compiled;
-  std::unique_ptr<const Compiled> compiled_;
+  class Stage;
+  class KnownStage;
+  class RegexStage;
+  using MatchFunction = const char* (*)(const char* begin, const char* end);
+  std::vector<std::unique_ptr<const Stage>> stages_;
+  MatchFunction only_match_ = nullptr;  // of the only stage, where it is a function
 };
 
-// Walks over the words of one text. The words, one after the other, are the text: bytes that are
-// not valid UTF-8, or that the pattern does not cover, are words of one byte each.
+// Walks over the words of one text. The words, one after the other, are the text. A byte that is not part of valid
+// UTF-8 is a word, and what is before and after it is cut as if the text ended and began there.
 class WordCursor {
  public:
   // Both must outlive the cursor.
   WordCursor(const WordSplitter& splitter, std::string_view text);
-  ~WordCursor();
-  WordCursor(const WordCursor&) = delete;
-  WordCursor& operator=(const WordCursor&) = delete;
 
-  // The next word, never empty, or false at the end of the text.
-  bool next(std::string_view& word);
+  // The next word, never empty, or false at the end of the text. Error (runtime) if a regular expression takes more
+  // steps than PCRE2 allows.
+  bool next(std::string_view& word) {
+    if (position_ == text_.size()) return false;
+    size_t end = position_;
+    if (only_match_ != nullptr && position_ < pieces_[0].end) {
+      end = static_cast<size_t>(only_match_(text_.data() + position_, text_.data() + pieces_[0].end) - text_.data());
+    }
+    if (end == position_) end = cut();
+    pieces_.back().end = end;
+    word = text_.substr(position_, end - position_);
+    position_ = end;
+    return true;
+  }
 
  private:
-  struct Match;
-  void find_match();
+  // The text, or what a stage made of it: stage i cuts pieces_[i], which ends at or after the next word.
+  struct Piece {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  size_t cut();
 
   const WordSplitter& splitter_;
+  const WordSplitter::MatchFunction only_match_;
   std::string_view text_;
-  std::unique_ptr<Match> match_;
-  size_t position_ = 0;     // of the next word
-  size_t match_begin_ = 0;  // the pattern's next match; what lies before it is uncovered bytes
-  size_t match_end_ = 0;
+  size_t position_ = 0;        // of the next word
+  std::vector<Piece> pieces_;  // of valid UTF-8, then by stage; the last is the word
 };
 
 }  // namespace nmoe

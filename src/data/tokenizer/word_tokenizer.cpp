@@ -1,5 +1,6 @@
 #include "data/tokenizer/word_tokenizer.h"
 
+#include <array>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
@@ -23,7 +24,8 @@ bool is_word(std::string_view text) {
 
 class WordTokenizer final : public Tokenizer {
  public:
-  explicit WordTokenizer(std::vector<std::string> words) : eos_id_(static_cast<int32_t>(words.size())) {
+  explicit WordTokenizer(std::vector<std::string> words)
+      : eos_{{std::string(kEosText), static_cast<int32_t>(words.size())}} {
     for (std::string& word : words) {
       NMOE_CHECK(is_word(word), "\"{}\" is no word", word);
       const bool is_new = ids_.emplace(word, static_cast<int32_t>(texts_.size())).second;
@@ -33,6 +35,10 @@ class WordTokenizer final : public Tokenizer {
   }
 
   std::string_view name() const override { return "words"; }
+  std::vector<std::string> patterns() const override { return {"white space"}; }
+  std::span<const NamedToken> special_tokens() const override { return eos_; }
+
+  using Tokenizer::encode;
 
   void encode(std::string_view text, std::vector<int32_t>& out) const override {
     for (size_t begin = text.find_first_not_of(kSpaces); begin != std::string_view::npos;) {
@@ -52,11 +58,11 @@ class WordTokenizer final : public Tokenizer {
 
   std::string_view token_bytes(int32_t id) const override {
     NMOE_CHECK(id >= 0 && id < vocab_size(), "id {} of {}", id, vocab_size());
-    return id == eos_id_ ? std::string_view() : texts_[static_cast<size_t>(id)];
+    return id == eos_id() ? std::string_view() : texts_[static_cast<size_t>(id)];
   }
 
-  int64_t vocab_size() const override { return eos_id_ + 1; }
-  int32_t eos_id() const override { return eos_id_; }
+  int64_t vocab_size() const override { return eos_id() + 1; }
+  int32_t eos_id() const override { return eos_[0].id; }
 
   std::string hash() const override {
     Sha256 sha;
@@ -68,8 +74,8 @@ class WordTokenizer final : public Tokenizer {
   std::string json() const override {
     ordered_json::object_t vocab;
     for (size_t id = 0; id < texts_.size(); ++id) vocab.emplace_back(texts_[id].substr(0, texts_[id].size() - 1), id);
-    vocab.emplace_back(std::string(kEosText), eos_id_);
-    const ordered_json end_of_text = {{"id", eos_id_},   {"content", kEosText}, {"single_word", false},
+    vocab.emplace_back(std::string(kEosText), eos_id());
+    const ordered_json end_of_text = {{"id", eos_id()},  {"content", kEosText}, {"single_word", false},
                                       {"lstrip", false}, {"rstrip", false},     {"normalized", false},
                                       {"special", true}};
     const ordered_json file = {{"version", "1.0"},
@@ -88,7 +94,7 @@ class WordTokenizer final : public Tokenizer {
  private:
   std::vector<std::string> texts_;  // with their space
   std::unordered_map<std::string, int32_t> ids_;
-  int32_t eos_id_;
+  std::array<NamedToken, 1> eos_;
 };
 
 }  // namespace
@@ -98,6 +104,7 @@ std::shared_ptr<const Tokenizer> make_word_tokenizer(std::vector<std::string> wo
 }
 
 std::shared_ptr<const Tokenizer> word_tokenizer_from_json(std::string_view text, std::string_view path) {
+  if (text.find("\"WordLevel\"") == std::string_view::npos) return nullptr;  // before parsing a large vocabulary
   const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
   const json::json_pointer type("/model/type"), vocabulary("/model/vocab");
   if (!file.is_object() || !file.contains(type) || file[type] != "WordLevel") return nullptr;

@@ -1,0 +1,50 @@
+// Tokenizers of other programs as a user meets them.
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class TokenizerCommandTest : public CliTest {
+ protected:
+  TokenizerCommandTest() {
+    output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "bpe/tokenizer.json"});
+  }
+};
+
+TEST_F(TokenizerCommandTest, SpecialTokensAreTextUnlessAllowed) {
+  const std::string text = "<|endoftext|>";
+  const std::string as_text = output({"tokenizer", "encode", "bpe"}, text);
+  EXPECT_EQ(output({"tokenizer", "decode", "bpe"}, as_text), text);
+  EXPECT_EQ(output({"tokenizer", "encode", "bpe", "--allow-special", "<|endoftext|>"}, text), "269\n");
+  EXPECT_EQ(output({"tokenizer", "encode", "bytes", "--allow-special", "all"}, text), "256\n");
+  expect_error(n({"tokenizer", "encode", "bpe", "--allow-special", "<|no|>"}, text), 2, "no such special token",
+               "n tokenizer info");
+}
+
+TEST_F(TokenizerCommandTest, InfoSaysWhatATokenizerIs) {
+  const std::string info = output({"tokenizer", "info", "bpe"});
+  for (const char* line : {"kind        bpe\n", "pattern     llama3\n", "vocabulary  270 ids\n", "end of doc  269\n",
+                           "special     269 <|endoftext|>\n"}) {
+    EXPECT_TRUE(contains(info, line)) << info;
+  }
+  EXPECT_TRUE(contains(output({"tokenizer", "info", "bytes"}), "vocabulary  257 ids\n"));
+}
+
+TEST_F(TokenizerCommandTest, BenchCountsBytesAndTokens) {
+  const std::string json = output({"bench", "tokenizer", "bytes", "train.txt", "--threads", "1", "--json"});
+  EXPECT_TRUE(contains(json, fmt::format("{{\"bytes\": {}, \"documents\": 1, \"bytes_per_token\": 1.0000, \"results\": "
+                                         "[{{\"threads\": 1, \"mb_per_s\": ",
+                                         fs::file_size(dir_ / "train.txt"))))
+      << json;
+  EXPECT_TRUE(contains(output({"bench", "tokenizer", "bpe", "--threads", "2"}, "some text"), " 2 threads  "));
+  expect_error(n({"bench", "tokenizer", "bpe"}, ""), 2, "no text", "not empty");
+}
+
+TEST_F(TokenizerCommandTest, RankFilesNeedAnEncoding) {
+  write("mine.tiktoken", "YQ== 0\n");
+  expect_error(n({"tokenizer", "info", "mine.tiktoken"}), 2, "known by its SHA-256", "NAME:mine.tiktoken");
+  expect_error(n({"tokenizer", "info", "gpt2:mine.tiktoken"}), 1, "byte 0 has no token", "complete");
+}
+
+}  // namespace
+}  // namespace nmoe
