@@ -36,7 +36,8 @@ TEST_F(TokenizerCommandTest, BenchCountsBytesAndTokens) {
                                          "[{{\"threads\": 1, \"mb_per_s\": ",
                                          fs::file_size(dir_ / "train.txt"))))
       << json;
-  EXPECT_TRUE(contains(output({"bench", "tokenizer", "bpe", "--threads", "2"}, "some text"), " 2 threads  "));
+  EXPECT_TRUE(
+      contains(output({"bench", "tokenizer", "bpe", "--threads", "2"}, test::tiny_text(6000, 3)), " 2 threads  "));
   expect_error(n({"bench", "tokenizer", "bpe"}, ""), 2, "no text", "not empty");
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -19,27 +20,56 @@
 namespace nmoe {
 namespace {
 
-// What one call of encode() works with.
-struct Scratch {
+// What one call of encode() works with. Nothing in it shares a cache line with another thread's, as the ends of
+// callers' vectors may: so ids are collected here.
+struct alignas(64) Scratch {
   WordCache cache;
   MergeTable::Scratch merging;
+  std::vector<int32_t> ids;
+  std::string normalized;
+  std::thread::id last_user;
+
+  // Appends the ids to `out`.
+  void flush(std::vector<int32_t>& out) {
+    out.insert(out.end(), ids.begin(), ids.end());
+    ids.clear();
+  }
+
+  // Lets go of what an unusually long text or word has taken.
+  void trim() {
+    constexpr size_t kKept = 1 << 20;
+    const auto drop = [](auto& buffer) {
+      if (buffer.capacity() > kKept) buffer = {};
+    };
+    drop(merging.pieces);
+    drop(merging.candidates);
+    drop(ids);
+    drop(normalized);
+  }
 };
 
-// Lends every call its own Scratch, and keeps them for later calls.
+// Lends every call its own Scratch, and keeps them for later calls: the one that the thread had last, if it can, as its
+// cache is where that thread runs.
 class ScratchPool {
  public:
   std::unique_ptr<Scratch> take() {
+    const std::thread::id user = std::this_thread::get_id();
+    std::unique_ptr<Scratch> scratch;
     {
       const std::lock_guard lock(mutex_);
       if (!free_.empty()) {
-        auto scratch = std::move(free_.back());
-        free_.pop_back();
-        return scratch;
+        auto found = std::ranges::find_if(free_, [&](const auto& free) { return free->last_user == user; });
+        if (found == free_.end()) found = free_.begin();
+        scratch = std::move(*found);
+        free_.erase(found);
       }
     }
-    return std::make_unique<Scratch>();
+    if (!scratch) scratch = std::make_unique<Scratch>();
+    scratch->last_user = user;
+    return scratch;
   }
   void give_back(std::unique_ptr<Scratch> scratch) {
+    scratch->trim();
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(scratch));
   }
@@ -93,16 +123,14 @@ class BpeTokenizer final : public Tokenizer {
   using Tokenizer::encode;
   void encode(std::string_view text, std::vector<int32_t>& out) const override {
     std::unique_ptr<Scratch> scratch = scratches_.take();
-    const auto add_id = [&](int32_t id) { out.push_back(id); };
-    std::string storage;
-    raw_words_.cut(
-        text,
-        [&](std::string_view part) {
-          normalized_words_.cut(
-              model_.nfc ? to_nfc(part, storage) : part,
-              [&](std::string_view plain) { encode_plain(plain, *scratch, out); }, add_id);
-        },
-        add_id);
+    scratch->ids.clear();
+    const auto add_id = [&](int32_t id) { scratch->ids.push_back(id); };
+    const auto on_plain = [&](std::string_view plain) { encode_plain(plain, *scratch, out); };
+    const auto on_text = [&](std::string_view part) {
+      normalized_words_.cut(model_.nfc ? to_nfc(part, scratch->normalized) : part, on_plain, add_id);
+    };
+    raw_words_.cut(text, on_text, add_id);
+    scratch->flush(out);
     scratches_.give_back(std::move(scratch));
   }
 
@@ -122,27 +150,31 @@ class BpeTokenizer final : public Tokenizer {
   static std::array<int32_t, 256> check(const BpeModel& model);
   static std::string hash_of(const BpeModel& model);
 
+  // Appends to scratch.ids, and those to `out` now and then.
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const {
+    constexpr size_t kBatch = 1 << 14;
+    std::vector<int32_t>& ids = scratch.ids;
     WordCursor cursor(splitter_, text);
     for (std::string_view word; cursor.next(word);) {
+      if (ids.size() > kBatch) scratch.flush(out);
       if (word.size() > WordCache::kMaxBytes) {
-        encode_word(word, scratch, out);
+        encode_word(word, scratch);
         continue;
       }
       const WordCache::Key key = WordCache::key_of(word);
-      if (scratch.cache.get(key, out)) continue;
-      const size_t begin = out.size();
-      encode_word(word, scratch, out);
-      scratch.cache.put(key, std::span(out).subspan(begin));
+      if (scratch.cache.get(key, ids)) continue;
+      const size_t begin = ids.size();
+      encode_word(word, scratch);
+      scratch.cache.put(key, std::span(ids).subspan(begin));
     }
   }
 
-  void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
+  void encode_word(std::string_view word, Scratch& scratch) const {
     if (!unmerged_.empty()) {
       const auto found = unmerged_.find(word);
-      if (found != unmerged_.end()) return out.push_back(found->second);
+      if (found != unmerged_.end()) return scratch.ids.push_back(found->second);
     }
-    merges_.encode(word, scratch.merging, out);
+    merges_.encode(word, scratch.merging, scratch.ids);
   }
 
   // Where whole words count, only tokens that merges do not make need to be looked for.

@@ -15,8 +15,10 @@ struct Run {
   CharClass char_class;
 };
 
+// NOLINTBEGIN(readability-identifier-naming): the file's abbreviations.
 constexpr CharClass Lu = kLu, Ll = kLl, Lt = kLt, Lm = kLm, Lo = kLo, M = kMark, N = kNumber, P = kPunct, S = kSymbol;
 constexpr CharClass sp = kSpace, nl = kSpace | kNewline, no = 0;
+// NOLINTEND(readability-identifier-naming)
 constexpr Run kRuns[] = {
 #include "data/tokenizer/unicode_classes.inc"
 };

@@ -36,12 +36,12 @@ CharClass class_of(char32_t code_point);
 inline constexpr std::array<CharClass, 128> kAsciiClasses = [] {
   std::array<CharClass, 128> classes{};
   for (char32_t c = 0x21; c < 0x7F; ++c) classes[c] = kPunct;
-  for (const char c : {'$', '+', '<', '=', '>', '^', '`', '|', '~'}) classes[static_cast<size_t>(c)] = kSymbol;
+  for (const char32_t c : {U'$', U'+', U'<', U'=', U'>', U'^', U'`', U'|', U'~'}) classes[c] = kSymbol;
   for (char32_t c = '0'; c <= '9'; ++c) classes[c] = kNumber;
   for (char32_t c = 'A'; c <= 'Z'; ++c) classes[c] = kLu;
   for (char32_t c = 'a'; c <= 'z'; ++c) classes[c] = kLl;
-  for (const char c : {' ', '\t', '\v', '\f'}) classes[static_cast<size_t>(c)] = kSpace;
-  for (const char c : {'\r', '\n'}) classes[static_cast<size_t>(c)] = kSpace | kNewline;
+  for (const char32_t c : {U' ', U'\t', U'\v', U'\f'}) classes[c] = kSpace;
+  for (const char32_t c : {U'\r', U'\n'}) classes[c] = kSpace | kNewline;
   return classes;
 }();
 
