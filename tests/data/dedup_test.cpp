@@ -80,8 +80,8 @@ TEST(NearDedup, EstimatesTheJaccardIndex) {
     sum += z;
     sum_squares += z * z;
   }
-  EXPECT_LE(std::abs(sum / kPairs), 0.2);              // standard error 0.05
-  EXPECT_NEAR(sum_squares / kPairs, 1.0, 0.3);         // standard error 0.07
+  EXPECT_LE(std::abs(sum / kPairs), 0.2);       // standard error 0.05
+  EXPECT_NEAR(sum_squares / kPairs, 1.0, 0.3);  // standard error 0.07
 }
 
 TEST(NearDedup, ShinglesAreOfCharacters) {

@@ -27,10 +27,10 @@ TEST(Filters, SymbolShare) {
   EXPECT_EQ(symbol_share(" \n"), 0.0);
   EXPECT_EQ(symbol_share("plain words 123"), 0.0);
   EXPECT_DOUBLE_EQ(symbol_share("a#b ...\n"), 4.0 / 6);
-  EXPECT_DOUBLE_EQ(symbol_share("\xC3\xA9t\xC3\xA9!"), 1.0 / 4);                                  // été!
-  EXPECT_DOUBLE_EQ(symbol_share("\xE4\xBD\xA0\xE5\xA5\xBD\xE3\x80\x82"), 1.0 / 3);                // 你好。
+  EXPECT_DOUBLE_EQ(symbol_share("\xC3\xA9t\xC3\xA9!"), 1.0 / 4);                                      // été!
+  EXPECT_DOUBLE_EQ(symbol_share("\xE4\xBD\xA0\xE5\xA5\xBD\xE3\x80\x82"), 1.0 / 3);                    // 你好。
   EXPECT_DOUBLE_EQ(symbol_share("\xD0\x9C\xD0\xB8\xD1\x80 \xE2\x80\x94 \xF0\x9F\x98\x80"), 2.0 / 5);  // Мир — 😀
-  EXPECT_DOUBLE_EQ(symbol_share("\xE0\xA4\x95\xE0\xA4\xBF"), 0.0);                                // कि
+  EXPECT_DOUBLE_EQ(symbol_share("\xE0\xA4\x95\xE0\xA4\xBF"), 0.0);                                    // कि
   EXPECT_DOUBLE_EQ(symbol_share("ab\xFF\xFE"), 0.5);
 }
 
