@@ -12,11 +12,15 @@
 #include <cstring>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
 namespace nmoe {
 namespace {
+
+// What write_file_atomically() puts between a file's name and its own numbers.
+constexpr std::string_view kUnfinished = ".tmp-";
 
 std::string remedy_for(int error, const fs::path& path) {
   switch (error) {
@@ -103,7 +107,8 @@ std::string read_file(const fs::path& path) {
 void write_file_atomically(const fs::path& path, std::string_view content) {
   static std::atomic<unsigned> serial{0};  // two threads may write the same path
   const fs::path parent = parent_of(path);
-  const fs::path temporary = parent / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), serial++);
+  const fs::path temporary =
+      parent / fmt::format(".{}{}{}-{}", path.filename().string(), kUnfinished, ::getpid(), serial++);
   FileWriter writer(temporary);
   writer.write(content.data(), content.size());
   writer.close();
@@ -113,6 +118,21 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
     throw io_error("replace", path, error);
   }
   sync_directory(parent);
+}
+
+void remove_unfinished_files(const fs::path& dir) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename().string();
+    const size_t numbers = name.rfind(kUnfinished);
+    if (name.starts_with('.') && numbers != std::string::npos &&
+        name.find_first_not_of("0123456789-", numbers + kUnfinished.size()) == std::string::npos) {
+      paths.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : paths) fs::remove(path, error);
+  if (error) throw io_error("clean up", dir, error.value());
 }
 
 void sync_file(const fs::path& path) { sync_descriptor(Descriptor("sync", path, O_RDONLY), path); }
@@ -208,8 +228,8 @@ FileLock::FileLock(const fs::path& path) : fd_(::open(path.c_str(), O_RDWR | O_C
   const int error = errno;
   ::close(fd_);
   if (error != EWOULDBLOCK) throw io_error("lock", path, error);
-  throw usage_error(fmt::format("another process is at work on '{}'", parent_of(path).string()),
-                    "wait for it to end, or end it");
+  throw runtime_error(fmt::format("another process is at work on '{}'", parent_of(path).string()),
+                      "wait for it to end, or end it");
 }
 
 FileLock::~FileLock() { ::close(fd_); }

@@ -19,6 +19,10 @@ std::string read_file(const fs::path& path);
 // Writes under a temporary name beside `path`, syncs, renames: readers see the old file or the new.
 void write_file_atomically(const fs::path& path, std::string_view content);
 
+// Removes what write_file_atomically() left in the folder `dir` when a process was killed in it. No other process may
+// be writing there.
+void remove_unfinished_files(const fs::path& dir);
+
 void sync_file(const fs::path& path);       // fsync
 void sync_directory(const fs::path& path);  // makes renames inside durable
 
@@ -56,7 +60,7 @@ class FileWriter {
 // Holds a file for this process alone, and lets go of it however the process ends.
 class FileLock {
  public:
-  // Creates the file if need be. Error (usage) when another process holds it.
+  // Creates the file if need be. Error (runtime) when another process holds it.
   explicit FileLock(const fs::path& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;

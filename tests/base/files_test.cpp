@@ -153,6 +153,37 @@ TEST_F(FilesTest, AnUnclosedFileIsRemoved) {
   EXPECT_FALSE(fs::exists(dir_ / "file"));
 }
 
+TEST_F(FilesTest, RemovesWhatAKilledWriterLeft) {
+  for (const char* name : {".a.json.tmp-123-0", "a.json", ".hidden", "a.tmp-1-1", ".a.tmp-x"}) {
+    write_file_atomically(dir_ / name, "x");
+  }
+  remove_unfinished_files(dir_);
+  EXPECT_EQ(num_entries(), 4U);
+  EXPECT_FALSE(fs::exists(dir_ / ".a.json.tmp-123-0"));
+  expect_error([&] { remove_unfinished_files(dir_ / "none"); }, "none", "No such file");
+}
+
+TEST_F(FilesTest, AWriterGoesOnWithAFile) {
+  write_file_atomically(dir_ / "file", "0123456789");
+  {
+    FileWriter writer(dir_ / "file", 4);
+    writer.write("abc", 3);
+    writer.sync();
+  }  // not removed: it was there before
+  EXPECT_EQ(read_file(dir_ / "file"), "0123abc");
+  expect_error([&] { FileWriter(dir_ / "file", 8); }, "file", "has 7 bytes; 8 had been written");
+  expect_error([&] { FileWriter(dir_ / "none", 0); }, "none", "No such file");
+  EXPECT_EQ(read_file(dir_ / "file"), "0123abc");
+}
+
+TEST_F(FilesTest, ALockIsForOneAtATime) {
+  {
+    const FileLock lock(dir_ / "lock");
+    expect_error([&] { FileLock second(dir_ / "lock"); }, dir_.string(), "another process is at work");
+  }
+  FileLock again(dir_ / "lock");
+}
+
 TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
   std::string content(20'000, '\0');
   for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i % 251);

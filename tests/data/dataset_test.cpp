@@ -51,6 +51,56 @@ TEST_F(DatasetTest, ReadsAcrossShards) {
   EXPECT_THROW(dataset.read(-1, two), CheckFailure);
 }
 
+TEST_F(DatasetTest, MasksAcrossShards) {
+  const std::vector<std::vector<int32_t>> documents = {{1, 2, 3}, {4, 5}, {6}};
+  {
+    SplitWriter writer(dir_, {.dataset = "test",
+                              .tokenizer = "bytes",
+                              .tokenizer_hash = "abc",
+                              .vocab_size = 257,
+                              .eos_id = 256,
+                              .tokens_per_shard = 4,
+                              .masks = true});
+    for (const auto& ids : documents) {
+      std::vector<uint8_t> mask(ids.size(), 1);
+      mask[0] = 0;
+      writer.add_document(ids, 1, "'a'", mask);
+    }
+    writer.close();
+    writer.commit();
+  }
+  const TokenDataset dataset(dir_);
+  dataset.verify();
+  EXPECT_TRUE(dataset.has_mask());
+  std::vector<uint8_t> mask(9);
+  dataset.read_mask(0, mask);
+  EXPECT_EQ(mask, (std::vector<uint8_t>{0, 1, 1, 1, 0, 1, 1, 0, 1}));
+  EXPECT_EQ(dataset.num_shards(), 3U);
+  EXPECT_EQ(dataset.shard_begin(2), 7);
+  EXPECT_EQ(dataset.documents(1).size(), 1U);
+
+  const std::string mask_file = "test-v1-shard-000001.mask.npy";
+  const std::string good = read_file(dir_ / mask_file);
+  patch(dir_ / mask_file, kNpyHeaderBytes, std::string(1, '\x01'));
+  expect_error(ErrorKind::kRuntime, mask_file, [&] { dataset.verify(); });
+  write(mask_file, npy_mask_header(2) + "\x01\x01");
+  expect_error(ErrorKind::kRuntime, "it is of 2 tokens", [&] { TokenDataset other(dir_); });
+  fs::remove(dir_ / mask_file);
+  expect_error(ErrorKind::kRuntime, mask_file, [&] { TokenDataset other(dir_); });
+  write(mask_file, good);
+  expect_damaged("manifest.json", "\"mask_path\": \"test-v1-shard-000001", "\"mask_\": \"test-v1-shard-000001",
+                 "only one of");
+}
+
+TEST_F(DatasetTest, WithoutAMaskAllIsLearned) {
+  write_split(dir_, {{1, 2}});
+  const TokenDataset dataset(dir_);
+  EXPECT_FALSE(dataset.has_mask());
+  std::vector<uint8_t> mask(3);
+  dataset.read_mask(0, mask);
+  EXPECT_EQ(mask, (std::vector<uint8_t>{1, 1, 1}));
+}
+
 TEST_F(DatasetTest, IdBeyondTheVocabulary) {
   write_split(dir_, {{1, 2, 3}, {4, 5, 6}}, 257, 5);
   patch(dir_ / "test-v1-shard-000001.npy", kNpyHeaderBytes + 2, "\x01\x01");  // 257

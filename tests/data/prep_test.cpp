@@ -139,6 +139,177 @@ TEST_F(PrepTest, FractionSplitsByDocument) {
   EXPECT_EQ(prepare_dataset(again).valid.documents, 2);
 }
 
+std::string json_line(int i, const std::string& text) {
+  return fmt::format("{{\"key\": {}, \"ask\": \"Q{} \", \"body\": \"{}\"}}\n", i, i, text);
+}
+
+TEST_F(PrepTest, FieldsAndMasks) {
+  const std::string path = write("a.jsonl", json_line(7, "one") + json_line(8, "three"));
+  prepare_dataset(
+      {.inputs = {path}, .records = {.text_field = "body", .id_field = "key", .prompt_field = "ask"}, .out = out()});
+  EXPECT_EQ(documents("train"), (std::vector<std::string>{"Q7 one", "Q8 three"}));
+  const TokenDataset dataset(out() / "train");
+  std::vector<uint8_t> mask(static_cast<size_t>(dataset.num_tokens()));
+  dataset.read_mask(0, mask);
+  EXPECT_EQ(mask, (std::vector<uint8_t>{0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(dataset.total_bytes(), 14);
+}
+
+// Each rule drops what it is for, in the documented order, and all of it is told.
+TEST_F(PrepTest, DropsAndTellsWhy) {
+  std::string nearly;
+  for (int i = 0; i < 60; ++i) nearly += fmt::format("word{} ", i * i);
+  const std::string lines = json_line(0, "a good text") + json_line(1, "") + json_line(2, "x") +
+                            json_line(3, "{{{}}} ++ ;;") + json_line(4, "l\\nl\\nl\\nl") + json_line(5, nearly) +
+                            json_line(6, "a good text") + json_line(7, nearly + "more") +
+                            json_line(8, "a text of too many tokens " + std::string(600, 'x')) +
+                            json_line(9, "another text") + "no JSON\n";
+  const std::string path = write("a.jsonl", lines);
+  PrepOptions options{.inputs = {path},
+                      .records = {.text_field = "body", .id_field = "key"},
+                      .filters = {.min_chars = 2, .max_tokens = 600, .max_symbols = 0.5, .max_repeated_lines = 0.5},
+                      .dedup = true,
+                      .near_dedup = 0.82,
+                      .out = out()};
+  expect_error(ErrorKind::kRuntime, "a.jsonl', line 11: invalid JSON", [&] { prepare_dataset(options); });
+  options.skip_bad = 1;
+  const PrepReport report = prepare_dataset(options);
+  EXPECT_EQ(documents("train"), (std::vector<std::string>{"a good text", nearly, "another text"}));
+  EXPECT_EQ(report.records, 11);
+  std::map<std::string, int64_t> counts;
+  for (const auto& [reason, count] : report.dropped) counts[reason] = count.records;
+  EXPECT_EQ(counts, (std::map<std::string, int64_t>{{"bad record", 1},
+                                                    {"empty", 1},
+                                                    {"short", 1},
+                                                    {"symbols", 1},
+                                                    {"repeated lines", 1},
+                                                    {"duplicate", 1},
+                                                    {"near duplicate", 1},
+                                                    {"long", 1}}));
+  EXPECT_EQ(report.dropped.at("duplicate").bytes, 11);
+
+  const std::string listed = read_file(out() / "dropped.jsonl");
+  EXPECT_EQ(std::ranges::count(listed, '\n'), 8);
+  EXPECT_TRUE(
+      listed.starts_with(fmt::format("{{\"file\":\"{}\",\"record\":2,\"id\":\"1\",\"reason\":\"empty\"}}\n", path)))
+      << listed;
+  EXPECT_NE(listed.find("\"record\":4,\"id\":\"3\",\"reason\":\"symbols\",\"detail\":\"1.000\""), std::string::npos)
+      << listed;
+  const std::string told = read_file(out() / "report.json");
+  EXPECT_NE(told.find("\"near duplicate\": {"), std::string::npos) << told;
+  EXPECT_NE(told.find("line 11"), std::string::npos) << told;
+}
+
+TEST_F(PrepTest, EveryKindOfFileGivesTheSameDocuments) {
+  const std::string one = "{\"text\": \"one\"}";
+  const std::string two = "{\"text\": \"two\"}";
+  const std::vector<std::string> expected = {"one", "two"};
+  for (const std::string& path : {write("a.jsonl", one + "\n" + two), write("a.json", "[" + one + "," + two + "]"),
+                                  write("a.ndjson", "\n" + one + "\n\n" + two + "\n")}) {
+    PrepOptions options{.inputs = {path}, .out = out()};
+    options.force = true;
+    prepare_dataset(options);
+    EXPECT_EQ(documents("train"), expected) << path;
+  }
+  // A folder's files are taken by their kind; descriptions beside them are not.
+  write("hub/data/b.jsonl", two);
+  write("hub/a.txt", "one");
+  write("hub/README.md", "not this");
+  write("hub/dataset_info.json", "{}");
+  PrepOptions options{.inputs = {(dir_ / "hub").string()}, .out = out()};
+  options.force = true;
+  prepare_dataset(options);
+  EXPECT_EQ(documents("train"), expected);
+}
+
+// With every rule that looks across documents, as with none.
+TEST_F(PrepTest, ThreadsDoNotMatterToDuplicates) {
+  std::mt19937 random(9);
+  std::string lines;
+  std::vector<std::string> texts;
+  for (int i = 0; i < 3000; ++i) {
+    std::string text;
+    if (!texts.empty() && random() % 4 == 0) {
+      text = texts[random() % texts.size()];
+      if (random() % 2 == 0) text[random() % text.size()] = '#';
+    } else {
+      for (size_t words = 10 + random() % 60; words > 0; --words) text += fmt::format("{:x} ", random() % 99999);
+    }
+    texts.push_back(text);
+    lines += json_line(i, text);
+  }
+  PrepOptions options{.inputs = {write("a.jsonl", lines)},
+                      .valid_fraction = 0.1,
+                      .records = {.text_field = "body"},
+                      .filters = {.max_symbols = 0.01, .max_repeated_ngrams = 0.1},
+                      .dedup = true,
+                      .near_dedup = 0.7,
+                      .out = out(),
+                      .tokens_per_shard = 100'000};
+  options.threads = 1;
+  const PrepReport report = prepare_dataset(options);
+  EXPECT_GT(report.dropped.at("duplicate").records, 100);
+  EXPECT_GT(report.dropped.at("near duplicate").records, 100);
+  const auto one = timeless(out());
+  options.threads = 3;
+  options.force = true;
+  prepare_dataset(options);
+  EXPECT_EQ(timeless(out()), one);
+}
+
+// A failure after a checkpoint keeps the work; the next call with the same options needs only the rest.
+TEST_F(PrepTest, GoesOnAfterAFailure) {
+  std::string lines;
+  for (int i = 0; i < 40'000; ++i) lines += json_line(i, fmt::format("text {}", i * 7919 % 30'000));
+  const std::string good = write("good.jsonl", lines);
+  PrepOptions options{.inputs = {good},
+                      .valid_fraction = 0.1,
+                      .records = {.text_field = "body"},
+                      .dedup = true,
+                      .out = out(),
+                      .tokens_per_shard = 100'000,
+                      .threads = 1,
+                      .checkpoint_seconds = 0};
+  prepare_dataset(options);
+  const auto expected = timeless(out());
+  fs::remove_all(out());
+
+  write("good.jsonl", lines + "broken\n");
+  expect_error(ErrorKind::kRuntime, "line 40001", [&] { prepare_dataset(options); });
+  ASSERT_TRUE(fs::exists(out() / ".prep/journal.json"));
+  EXPECT_FALSE(fs::exists(out() / "train/manifest.json"));
+  // Other options, and files that have changed, are another work.
+  PrepOptions other = options;
+  other.dedup = false;
+  expect_error(ErrorKind::kUsage, "with another dedup: \"true\", now \"false\"", [&] { prepare_dataset(other); });
+  const auto time = fs::last_write_time(good);
+  fs::last_write_time(good, time + std::chrono::seconds(1));
+  expect_error(ErrorKind::kUsage, "with another inputs", [&] { prepare_dataset(options); });
+  fs::last_write_time(good, time);
+
+  options.skip_bad = 1;
+  options.threads = 2;
+  const PrepReport report = prepare_dataset(options);
+  EXPECT_GT(report.resumed_records, 0);
+  EXPECT_EQ(report.records, 40'001);
+  EXPECT_FALSE(fs::exists(out() / ".prep"));
+  auto files = timeless(out());
+  for (const auto& [name, content] : expected) {
+    if (name.starts_with("train") || name.starts_with("valid")) {
+      EXPECT_EQ(files[name], content) << name;
+    }
+  }
+
+  // --force begins anew with other options.
+  fs::remove_all(out());
+  options.skip_bad = 0;
+  expect_error(ErrorKind::kRuntime, "line 40001", [&] { prepare_dataset(options); });
+  other.skip_bad = 1;
+  other.force = true;
+  EXPECT_EQ(prepare_dataset(other).resumed_records, 0);
+  EXPECT_FALSE(fs::exists(out() / ".prep"));
+}
+
 TEST_F(PrepTest, ReportsProgress) {
   std::vector<PrepProgress> seen;
   PrepOptions options{.inputs = {write_corpus()}, .out = out()};

@@ -86,6 +86,97 @@ TEST_F(ShardTest, AbandonedWriterLeavesNothing) {
   EXPECT_EQ(contents(dir_), (std::map<std::string, std::string>{{"train/notes.txt", "keep"}}));
 }
 
+// Interrupted after any document, and after another that is then forgotten, the files are the same.
+TEST_F(ShardTest, GoesOnFromACheckpoint) {
+  const SplitOptions options{.dataset = "test",
+                             .tokenizer = "bytes",
+                             .tokenizer_hash = "abc",
+                             .vocab_size = 257,
+                             .eos_id = 256,
+                             .tokens_per_shard = 12,
+                             .masks = true};
+  const std::vector<std::vector<int32_t>> documents = {{1, 2, 3}, {4, 5}, {6}, {7, 8, 9, 10}, {}, {11, 12, 13}, {14}};
+  const auto add = [&](SplitWriter& writer, size_t document) {
+    const auto& ids = documents[document];
+    writer.add_document(ids, 1, "'a'", std::vector<uint8_t>(ids.size(), document % 2));
+  };
+  const auto finished = [&](const fs::path& dir) {
+    auto files = contents(dir);
+    std::string& manifest = files["manifest.json"];
+    const size_t time = manifest.find("\"created_at\"");
+    manifest.erase(time, manifest.find('\n', time) - time);
+    return files;
+  };
+  {
+    SplitWriter writer(dir_ / "whole", options);
+    for (size_t i = 0; i < documents.size(); ++i) add(writer, i);
+    writer.close();
+    writer.commit();
+  }
+  for (size_t stop = 0; stop <= documents.size(); ++stop) {
+    const fs::path dir = dir_ / fmt::format("stopped{}", stop);
+    DatasetManifest state;
+    {
+      SplitWriter writer(dir, options);
+      for (size_t i = 0; i < stop; ++i) add(writer, i);
+      state = writer.checkpoint();
+      for (size_t i = stop; i < std::min(stop + 3, documents.size()); ++i) add(writer, i);
+      writer.keep();
+    }
+    {
+      SplitWriter writer(dir, options, state);
+      EXPECT_EQ(writer.num_documents(), static_cast<int64_t>(stop));
+      for (size_t i = stop; i < documents.size(); ++i) add(writer, i);
+      writer.close();
+      state = writer.checkpoint();
+      writer.commit();
+    }
+    EXPECT_EQ(finished(dir), finished(dir_ / "whole")) << stop;
+    // A commit that was interrupted is done again.
+    fs::rename(dir / "test-v1-shard-000001.idx", dir / "test-v1-shard-000001.idx.tmp");
+    fs::remove(dir / "manifest.json");
+    SplitWriter(dir, options, state).commit();
+    EXPECT_EQ(finished(dir), finished(dir_ / "whole")) << stop;
+  }
+}
+
+TEST_F(ShardTest, ACheckpointWithoutItsFiles) {
+  const SplitOptions options{.dataset = "test", .vocab_size = 257, .eos_id = 256};
+  const std::vector<int32_t> ids(5, 1);
+  DatasetManifest state;
+  {
+    SplitWriter writer(dir_ / "a", options);
+    writer.add_document(ids, 5, "'a'");
+    state = writer.checkpoint();
+    writer.keep();
+  }
+  const fs::path shard = dir_ / "a/test-v1-shard-000000.npy.tmp";
+  fs::resize_file(shard, fs::file_size(shard) - 1);
+  expect_error(ErrorKind::kRuntime, "had been written", [&] { SplitWriter writer(dir_ / "a", options, state); });
+  EXPECT_TRUE(fs::exists(shard));
+  fs::remove(shard);
+  expect_error(ErrorKind::kRuntime, "is gone", [&] { SplitWriter writer(dir_ / "a", options, state); });
+}
+
+TEST_F(ShardTest, DamagedMasks) {
+  SplitWriter writer(dir_, {.dataset = "test", .vocab_size = 257, .eos_id = 256, .masks = true});
+  writer.add_document(std::vector<int32_t>{5, 6, 7}, 3, "'a'", std::vector<uint8_t>{0, 1, 0});
+  EXPECT_THROW(writer.add_document(std::vector<int32_t>{5}, 1, "'a'"), CheckFailure);
+  writer.close();
+  writer.commit();
+  const fs::path path = dir_ / "test-v1-shard-000000.mask.npy";
+  std::vector<uint8_t> mask(4);
+  MaskReader(path).read(0, mask);
+  EXPECT_EQ(mask, (std::vector<uint8_t>{0, 1, 0, 1}));
+  patch(path, kNpyHeaderBytes + 2, "\x02");
+  expect_error(ErrorKind::kRuntime, "2 at position 2", [&] { MaskReader(path).read(1, {mask.data(), 2}); });
+  const std::string good = read_file(path);
+  write(path.filename(), good.substr(0, good.size() - 1));
+  expect_error(ErrorKind::kRuntime, "its header announces 4", [&] { MaskReader reader(path); });
+  fs::copy_file(dir_ / "test-v1-shard-000000.npy", path, fs::copy_options::overwrite_existing);
+  expect_error(ErrorKind::kRuntime, "'<u2'; a mask's is |u1", [&] { MaskReader reader(path); });
+}
+
 TEST_F(ShardTest, RemovingASplitKeepsOtherFiles) {
   write_split(dir_ / "train", {{1, 2}});
   write("train/notes.txt", "keep");

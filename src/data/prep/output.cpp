@@ -238,6 +238,9 @@ PrepReport Output::commit() {
     state_.phase = PrepState::Phase::kPlacing;
     checkpoint();
   }
+  remove_unfinished_files(out);
+  remove_unfinished_files(out / "train");
+  if (valid_) remove_unfinished_files(out / "valid");
   write_file_atomically(out / "tokenizer.json", tokenizer_.json());
   write_file_atomically(out / "report.json", report_text());
   if (fs::exists(folder_.dropped())) fs::rename(folder_.dropped(), out / "dropped.jsonl");

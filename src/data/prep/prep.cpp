@@ -246,14 +246,15 @@ class Preparation {
   }
 
   void read_all() {
-    const auto [first_file, first_record] = std::pair(output_->state().file, output_->state().record);
+    const int64_t first_file = output_->state().file;
+    const int64_t first_record = output_->state().record;
     // Enough for every thread to be busy for a while.
     constexpr size_t kBatchBytesPerThread = 4 << 20;
     constexpr size_t kMaxBatchBytes = 32 << 20;
     constexpr size_t kMaxBatchDocuments = 1 << 14;
     const size_t enough = std::min(kBatchBytesPerThread * static_cast<size_t>(pool_.num_threads()), kMaxBatchBytes);
 
-    Batch batch;
+    Batch batch{.end_file = first_file, .end_record = first_record};
     size_t batch_bytes = 0;
     int64_t bytes_before = 0;  // of earlier files
     for (int64_t file = 0; file < std::ssize(inputs_); ++file) {

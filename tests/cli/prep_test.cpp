@@ -1,0 +1,195 @@
+// Preparation as a user meets it: killed, short of space, and looked into afterwards.
+#include <algorithm>
+#include <csignal>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class PrepCommandTest : public CliTest {
+ protected:
+  // Two files of short documents, some of them equal or nearly so, some bad: a dozen batches.
+  void write_corpus() const {
+    std::mt19937 random(4);
+    std::vector<std::string> recent;
+    for (const char* name : {"a.jsonl", "b.jsonl"}) {
+      std::string lines;
+      for (int i = 0; i < 60'000; ++i) {
+        std::string text;
+        if (recent.size() < 10 || random() % 10 != 0) {
+          for (size_t words = 4 + random() % 9; words > 0; --words) text += fmt::format("{:x} ", random() % 999'999);
+          recent.push_back(text);
+          if (recent.size() > 300) recent.erase(recent.begin(), recent.begin() + 150);
+        } else {
+          text = recent[random() % recent.size()];
+          if (random() % 2 == 0) text.back() = '.';
+        }
+        lines += fmt::format("{{\"id\": {}, \"prompt\": \"{:x}?\", \"text\": \"{}\"}}\n", i, i % 3, text);
+        if (i == 33'333) lines += "{\"id\": 5}\n";
+      }
+      write(name, lines);
+    }
+  }
+
+  static std::vector<std::string> prep(const std::string& out) {
+    return {"prep",       "a.jsonl",     "b.jsonl",  "--out",           out,   "--valid-fraction",    "0.1",
+            "--id-field", "id",          "--dedup",  "--near-dedup",    "0.9", "--tokens-per-shard",  "1000000",
+            "--skip-bad", "2",           "--threads", "2",              "--prompt-field", "prompt",
+            "--min-chars", "20",         "--checkpoint-every", "0"};
+  }
+
+  // Every file below a folder, without the times in it.
+  std::map<std::string, std::string> written(const fs::path& out) const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(dir_ / out)) {
+      if (!entry.is_regular_file()) continue;
+      std::string& content = files[fs::relative(entry.path(), dir_ / out).string()];
+      content = read_file(entry.path());
+      const size_t place = content.find("\"created_at\"");
+      if (place != std::string::npos) content.erase(place, content.find('\n', place) - place);
+    }
+    return files;
+  }
+
+  std::string journal() const {
+    const fs::path path = dir_ / "killed/.prep/journal.json";
+    try {
+      return fs::exists(path) ? read_file(path) : "";
+    } catch (const Error&) {
+      return "";  // gone in between
+    }
+  }
+};
+
+// kill -9 after every checkpoint, at a moment of its own each time, then once more to the end.
+TEST_F(PrepCommandTest, AKilledPreparationGoesOn) {
+  write_corpus();
+  output(prep("straight"));
+  const auto expected = written("straight");
+  EXPECT_GE(expected.size(), 20U);  // several shards, each with index and mask
+
+  // Killed when all but the end is done, it is let run: otherwise it might never get there.
+  const fs::path manifest = dir_ / "killed/train/manifest.json";
+  int kills = 0;
+  int resumed = 0;
+  std::string before;
+  for (bool ended = false; !ended; ++kills) {
+    std::vector<std::string> command = prep("killed");
+    command.insert(command.begin(), NMOE_PROGRAM);
+    const bool was_placed = fs::exists(manifest);
+    test::Program program(dir_, command);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (journal() == before && !fs::exists(manifest)) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (!was_placed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kills * 7 % 20));
+      program.send(SIGKILL);
+    }
+    const Outcome outcome = program.wait();
+    EXPECT_TRUE(outcome.exit_code == 128 + SIGKILL || outcome.exit_code == 0) << outcome.err;
+    before = journal();
+    ended = before.empty() && fs::exists(manifest);
+    resumed += before.empty() ? 0 : 1;
+  }
+  EXPECT_GE(kills, 4);
+  EXPECT_GE(resumed, 3);
+  fs::remove_all(dir_ / "killed/.prep");  // what was left when it was killed at the very end
+  const auto found = written("killed");
+  for (const auto& [name, content] : expected) EXPECT_TRUE(found.contains(name) && found.at(name) == content) << name;
+  EXPECT_EQ(found.size(), expected.size());
+  EXPECT_TRUE(contains(output({"data", "verify", "killed"}), "killed/train is whole"));
+}
+
+TEST_F(PrepCommandTest, NoSpaceLeft) {
+  write_corpus();
+  output(prep("straight"));
+  // As a full disk: files cannot grow beyond 20 MB, which the signatures of the third batch would need.
+  std::vector<std::string> limited = {"sh", "-c", "trap '' XFSZ; ulimit -f 40000; exec \"$0\" \"$@\"", NMOE_PROGRAM};
+  for (const std::string& argument : prep("limited")) limited.push_back(argument);
+  const Outcome outcome = test::Program(dir_, limited).wait();
+  expect_error(outcome, 1, "cannot write 'limited/", "ulimit -f");
+  EXPECT_FALSE(fs::exists(dir_ / "limited/train/manifest.json"));
+  EXPECT_TRUE(contains(output(prep("limited")), "went on after record "));
+  EXPECT_TRUE(written("limited") == written("straight"));
+}
+
+TEST_F(PrepCommandTest, TwoAtOnce) {
+  write_corpus();
+  std::vector<std::string> command = prep("killed");
+  command.insert(command.begin(), NMOE_PROGRAM);
+  test::Program program(dir_, command);
+  while (journal().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  program.send(SIGSTOP);
+  expect_error(n(prep("killed")), 1, "another process is at work on 'killed/.prep'", "wait for it");
+  program.send(SIGCONT);
+  EXPECT_EQ(program.wait().exit_code, 0);
+}
+
+TEST_F(PrepCommandTest, BadRecordsAreToldAndCounted) {
+  write("a.jsonl", "{\"text\": \"one\"}\n{\"text\": 1}\n{}\n");
+  expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 2: \"text\" is a number, not a string",
+               "--skip-bad");
+  expect_error(n({"prep", "a.jsonl", "--out", "data", "--skip-bad", "1"}), 1,
+               "'a.jsonl', line 3: no field \"text\"", "more than the 1 bad records");
+  EXPECT_FALSE(fs::exists(dir_ / "data"));
+  const std::string text = output({"prep", "a.jsonl", "--out", "data", "--skip-bad", "2"});
+  EXPECT_TRUE(contains(text, "bad record"));
+  EXPECT_TRUE(contains(text, "66.667 %"));
+  EXPECT_TRUE(contains(read_file(dir_ / "data/report.json"), "'a.jsonl', line 3"));
+  EXPECT_TRUE(contains(read_file(dir_ / "data/dropped.jsonl"), "\"record\":2,\"reason\":\"bad record\""));
+}
+
+TEST_F(PrepCommandTest, LooksIntoData) {
+  write("a.jsonl",
+        "{\"text\": \"first text\", \"q\": \"A: \"}\n{\"text\": \"second\", \"q\": \"\"}\n"
+        "{\"text\": \"third one\", \"q\": \"C: \"}\n");
+  output({"prep", "a.jsonl", "--prompt-field", "q", "--tokens-per-shard", "15", "--out", "data"});
+  const std::string info = output({"data", "info", "data"});
+  for (const char* part : {"bytes, 257 ids, end of document 256", "uint16, with a loss mask", "tokens       34 (34)",
+                           "documents    3", "shards       3", "31 bytes", "least 7,", "50 % 13", "most 14 tokens"}) {
+    EXPECT_TRUE(contains(info, part));
+  }
+  EXPECT_TRUE(contains(output({"data", "info", "data/train/"}), "documents    3"));
+
+  EXPECT_EQ(output({"data", "sample", "data"}),
+            "--- document 0, tokens [0, 14): 13 and the end of document\n[prompt, 3 tokens]\nA: \n[text]\nfirst "
+            "text\n");
+  EXPECT_EQ(output({"data", "sample", "data", "--position", "14"}),
+            "--- document 1, tokens [14, 21): 6 and the end of document\nsecond\n");
+  EXPECT_EQ(output({"data", "sample", "data", "--position", "20"}), output({"data", "sample", "data", "--document", "1"}));
+  const std::string all = output({"data", "sample", "data", "--seed", "3", "--count", "9"});
+  for (const char* part : {"first text", "second", "third one"}) EXPECT_TRUE(contains(all, part));
+  EXPECT_EQ(all, output({"data", "sample", "data", "--seed", "3", "--count", "9"}));
+  expect_error(n({"data", "sample", "data", "--document", "3"}), 2, "there is no document 3", "from 0 to 2");
+  expect_error(n({"data", "sample", "data", "--position", "34"}), 2, "there is no token 34", "from 0 to 33");
+  expect_error(n({"data", "sample", "data", "--split", "valid"}), 1, "no dataset in 'data/valid'", "");
+  expect_error(n({"data", "info", "nowhere"}), 1, "no dataset in 'nowhere'", "n prep");
+
+  const std::string verified = output({"data", "verify", "data"});
+  EXPECT_EQ(std::ranges::count(verified, '\n'), 4);
+  EXPECT_TRUE(contains(verified, "data/train/corpus-v1-shard-000001.npy: 7 tokens, 1 documents, whole"));
+
+  // The first shard that fails ends it.
+  const fs::path shard = dir_ / "data/train/corpus-v1-shard-000001.npy";
+  const std::string good = read_file(shard);
+  std::string bad = good;
+  bad[130] ^= 1;
+  write(fs::relative(shard, dir_), bad);
+  const Outcome outcome = n({"data", "verify", "data"});
+  expect_error(outcome, 1, "corpus-v1-shard-000001.npy': its SHA-256 is not the manifest's", "n prep");
+  EXPECT_TRUE(contains(outcome.out, "shard-000000.npy"));
+  EXPECT_FALSE(contains(outcome.out, "shard-000002.npy"));
+  write(fs::relative(shard, dir_), good);
+
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "data/tokenizer.json"});
+  expect_error(n({"data", "verify", "data"}), 1, "data/tokenizer.json': it is not the tokenizer of", "n prep");
+}
+
+}  // namespace
+}  // namespace nmoe
