@@ -172,6 +172,7 @@ class CommandLine {
     synthesize->add_option("--threads", synthesize_.threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
+    synthesize->add_flag("--all-tokens", synthesize_.all_tokens, "train on the questions too, not on answers alone");
     synthesize->add_flag("--force", synthesize_.force, "replace a dataset that is there");
     synthesize->callback([this] { run_ = [this] { synthesize_command(synthesize_); }; });
 

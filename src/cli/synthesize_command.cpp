@@ -14,6 +14,7 @@ void synthesize_command(const SynthesizeOptions& options) {
   const double error = floor.document_nats_error / floor.tokens_per_document;
   fmt::print("floor {:.6f} nats per token ({}), {:.6f} without the ends of documents\n", floor.nats_per_token(),
              error == 0.0 ? "exact" : fmt::format("standard error {:.1g}", error), floor.nats_per_text_token());
+  if (report.has_answers) fmt::print("floor of the answers {:.6f} nats per token\n", floor.nats_per_target());
   fmt::print("{}\n", (options.out / "ground_truth.json").string());
 }
 

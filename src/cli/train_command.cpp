@@ -21,6 +21,10 @@ void train_command(const TrainArguments& arguments) {
   if (summary.valid) {
     fmt::print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n",
                summary.valid->loss(), summary.valid->bits_per_byte(), summary.valid->tokens, summary.valid->bytes);
+    if (summary.valid->answers > 0) {
+      fmt::print("answers right {:.1f} % (of {})\n", 100.0 * summary.valid->answers_correct_share(),
+                 summary.valid->answers);
+    }
   }
   fmt::print("checkpoint {}\n", summary.checkpoint.string());
   if (summary.interrupted) {

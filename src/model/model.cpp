@@ -126,7 +126,7 @@ Tensor Model::hidden_states(const Pass& pass) {
   return normed;
 }
 
-void Model::forward(const Batch& batch, Arena& activations, Tensor losses) {
+void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions) {
   const ArenaScope scope(activations);
   const Tensor normed = hidden_states(make_pass(batch, activations));
   ops_.head_loss({.x = normed,
@@ -135,7 +135,8 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses) {
                   .grad_scale = 0.0,
                   .losses = losses,
                   .dx = {},
-                  .dw = {}});
+                  .dw = {},
+                  .predictions = predictions});
 }
 
 void Model::last_logits(const Batch& batch, Arena& activations, Tensor logits) {

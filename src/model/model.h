@@ -33,8 +33,9 @@ class Model {
   // Gradients += those of (sum of token losses) / scale.num_targets + auxiliary losses. losses [T] =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
-  // Token losses only. Router statistics grow here too.
-  void forward(const Batch& batch, Arena& activations, Tensor losses);
+  // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics grow here
+  // too.
+  void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {});
   // Next-token logits of the last position of each sequence. logits [B, V] =
   void last_logits(const Batch& batch, Arena& activations, Tensor logits);
   // Moves every router's selection bias by its integer load error of this step.

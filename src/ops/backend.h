@@ -130,13 +130,14 @@ struct MoePlan {
 
 // The language-model head fused with softmax cross-entropy; logits exist only in chunks of rows.
 struct HeadLoss {
-  Tensor x;           // [T, D]
-  Tensor w;           // [V, D]
-  Tensor targets;     // [T] i32; negative: no loss at this position
-  double grad_scale;  // dloss/d(token loss): 1 / (number of target tokens in the whole step)
-  Tensor losses;      // = [T] token losses in nats, 0 where there is no target
-  Tensor dx;          // = [T, D]; undefined: loss only, no gradients
-  Tensor dw;          // += [V, D]; undefined with dx
+  Tensor x;                 // [T, D]
+  Tensor w;                 // [V, D]
+  Tensor targets;           // [T] i32; negative: no loss at this position
+  double grad_scale;        // dloss/d(token loss): 1 / (number of target tokens in the whole step)
+  Tensor losses;            // = [T] token losses in nats, 0 where there is no target
+  Tensor dx;                // = [T, D]; undefined: loss only, no gradients
+  Tensor dw;                // += [V, D]; undefined with dx
+  Tensor predictions = {};  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
 };
 
 // AdamW with decoupled decay (arXiv 1711.05101): m, v updated, then

@@ -29,6 +29,7 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
             .positions = step_state_.allocate(DType::kI32, {T}),
             .cu_seqlens = config_.data.mask_documents ? step_state_.allocate(DType::kI32, {T + 1}) : Tensor()};
   losses_ = step_state_.allocate(ops.compute_dtype(), {T});
+  predictions_ = step_state_.allocate(DType::kI32, {T});
   loss_sum_ = step_state_.allocate(DType::kF64, {1});
   square_sum_ = step_state_.allocate(DType::kF64, {1});
   grad_scale_ = step_state_.allocate(DType::kF64, {1});
@@ -155,11 +156,15 @@ std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<c
 }
 
 void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
-                      const Documents& documents) {
+                      const Documents& documents, std::span<int32_t> predictions) {
+  NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
+             "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
   const Batch batch = upload_batch(inputs, targets, documents);
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
-  model_.forward(batch, activations_, batch_losses);
+  const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
+  model_.forward(batch, activations_, batch_losses, batch_predictions);
   ops_.download(losses.data(), batch_losses);
+  if (!predictions.empty()) ops_.download(predictions.data(), batch_predictions);
 }
 
 StateTensors Engine::state() const {

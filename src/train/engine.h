@@ -28,7 +28,7 @@ struct EngineMemory {
   int64_t gradients = 0;
   int64_t optimizer = 0;
   int64_t activations = 0;
-  int64_t step_state = 0;          // batch, token losses, router statistics, rope tables
+  int64_t step_state = 0;          // batch, token losses and predictions, router statistics, rope tables
   int64_t scratch = 0;             // temporary storage of single operations
   int64_t checkpoint_staging = 0;  // the copy an asynchronous checkpoint writes from
 
@@ -78,9 +78,10 @@ class Engine {
   std::string find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets,
                               const Documents& documents = {});
 
-  // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0.
+  // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0. `predictions`, unless empty, become
+  // the likeliest next tokens, at every position.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
-                const Documents& documents = {});
+                const Documents& documents = {}, std::span<int32_t> predictions = {});
 
   // The tensors a checkpoint holds, in place (to load into) ...
   StateTensors state() const;
@@ -110,6 +111,7 @@ class Engine {
   std::vector<int32_t> cu_seqlens_;  // host side of batch_.cu_seqlens
   int64_t num_targets_ = 1;          // of the step
   Tensor losses_;                    // [T]
+  Tensor predictions_;               // [T] i32
   Tensor loss_sum_;                  // [1] f64
   Tensor square_sum_;                // [1] f64
   Tensor grad_scale_;                // [1] f64

@@ -82,7 +82,7 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
       {"optimizer", engine.optimizer, "moments of AdamW and Muon"},
       {"activations", engine.activations, "of one microbatch, train.microbatch_seqs x data.seq_len tokens"},
       {"scratch", engine.scratch, "temporaries of single operations"},
-      {"step state", engine.step_state, "batch, token losses, router statistics, rope tables"},
+      {"step state", engine.step_state, "batch, token losses and predictions, router statistics, rope tables"},
       {"checkpoint staging", engine.checkpoint_staging, "the copy a checkpoint is written from"},
       {"data", mapped_bytes, "shards, mapped"},
       {"process", process, "program, libraries, threads, databases"},

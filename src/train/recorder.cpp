@@ -89,6 +89,10 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   metrics_->add(step, prefix + "bpb", result.bits_per_byte());
   metrics_->add(step, prefix + "tokens", static_cast<double>(result.tokens));
   metrics_->add(step, prefix + "bytes", static_cast<double>(result.bytes));
+  if (result.answers > 0) {
+    metrics_->add(step, prefix + "answers", static_cast<double>(result.answers));
+    metrics_->add(step, prefix + "answers_correct_share", result.answers_correct_share());
+  }
   metrics_->add(step, prefix + "seconds", seconds);
 }
 

@@ -31,6 +31,10 @@ class RunFailure : public Error {
   RunStatus status_;
 };
 
+std::string answers_text(const ValidationResult& result) {
+  return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
+}
+
 class Trainer {
  public:
   Trainer(Config config, const TrainOptions& options, TrainingData data)
@@ -210,15 +214,15 @@ void Trainer::run_validation() {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (several) {
       recorder_->record_validation(progress_.steps, source, result, seconds);
-      recorder_->message(
-          fmt::format("step {}: {}: validation loss {:.4f} nats", progress_.steps, source, result.loss()));
+      recorder_->message(fmt::format("step {}: {}: validation loss {:.4f} nats{}", progress_.steps, source,
+                                     result.loss(), answers_text(result)));
     }
     all += result;
     all_seconds += seconds;
   }
   recorder_->record_validation(progress_.steps, "", all, all_seconds);
-  recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte", progress_.steps,
-                                 all.loss(), all.bits_per_byte()));
+  recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte{}", progress_.steps,
+                                 all.loss(), all.bits_per_byte(), answers_text(all)));
   summary_.valid = all;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numbers>
 
+#include "train/answers.h"
+
 namespace nmoe {
 
 std::vector<int32_t> token_byte_counts(const Tokenizer& tokenizer) {
@@ -17,10 +19,16 @@ double ValidationResult::loss() const { return nats / static_cast<double>(tokens
 
 double ValidationResult::bits_per_byte() const { return nats / (std::numbers::ln2 * static_cast<double>(bytes)); }
 
+double ValidationResult::answers_correct_share() const {
+  return static_cast<double>(answers_correct) / static_cast<double>(answers);
+}
+
 ValidationResult& ValidationResult::operator+=(const ValidationResult& other) {
   nats += other.nats;
   tokens += other.tokens;
   bytes += other.bytes;
+  answers += other.answers;
+  answers_correct += other.answers_correct;
   return *this;
 }
 
@@ -32,6 +40,8 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
   std::vector<SequenceRef> refs;
   std::vector<int32_t> inputs(capacity), targets(capacity);
   std::vector<float> losses(capacity);
+  std::vector<int32_t> predictions(split.has_mask(0) ? capacity : 0);
+  AnswerCounter answers(split.eos_id());
   Documents documents;
   ValidationResult result;
   for (int64_t first = 0; first < num_seqs; first += microbatch_seqs) {
@@ -45,7 +55,13 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
     if (engine.masks_documents()) {
       find_documents(batch_inputs, count, split.seq_len(), split.eos_id(), documents);
     }
-    engine.evaluate(batch_inputs, batch_targets, batch_losses, documents);
+    const std::span batch_predictions(predictions.data(), predictions.empty() ? 0 : size);
+    engine.evaluate(batch_inputs, batch_targets, batch_losses, documents, batch_predictions);
+    const auto window = static_cast<size_t>(split.seq_len());
+    for (size_t i = 0; i < batch_predictions.size(); i += window) {
+      answers.add_window(batch_inputs.subspan(i, window), batch_targets.subspan(i, window),
+                         batch_predictions.subspan(i, window));
+    }
     for (size_t i = 0; i < size; ++i) {
       if (batch_targets[i] == kNoTarget) continue;
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
@@ -55,6 +71,8 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
       ++result.tokens;
     }
   }
+  result.answers = answers.answers();
+  result.answers_correct = answers.correct();
   return result;
 }
 

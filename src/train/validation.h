@@ -1,4 +1,4 @@
-// Loss on held-out text.
+// Loss on held-out text, and answers where a mask says what they are.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,12 @@ struct ValidationResult {
   double nats = 0.0;   // of all targets counted
   int64_t tokens = 0;  // targets counted; those that stand for no text (end of document) are not
   int64_t bytes = 0;
+  int64_t answers = 0;  // counted (train/answers.h): 0 without a mask
+  int64_t answers_correct = 0;
 
-  double loss() const;           // nats per token
-  double bits_per_byte() const;  // nats / (ln 2 * bytes)
+  double loss() const;                   // nats per token
+  double bits_per_byte() const;          // nats / (ln 2 * bytes)
+  double answers_correct_share() const;  // of those counted, of which there must be some
   ValidationResult& operator+=(const ValidationResult& other);
 };
 

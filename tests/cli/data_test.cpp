@@ -72,6 +72,18 @@ TEST_F(DataCommandTest, SynthesizeMakesACorpusToTrainOn) {
   EXPECT_FALSE(fs::exists(dir_ / "other"));
 }
 
+TEST_F(DataCommandTest, AnswersOfASyntheticCorpusAreScored) {
+  const std::string text = output({"data", "synthesize", "arithmetic", "data", "--documents", "300",
+                                   "--valid-documents", "50", "--all-tokens", "--set", "modulus=5"});
+  EXPECT_TRUE(contains(text, "floor of the answers 0.000000 nats per token\n")) << text;
+  const Outcome outcome = n(train({"train.steps=2", "data.mask_documents=true"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "answers right ")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.err, ", answers right ")) << outcome.err;
+  expect_error(n({"data", "synthesize", "cfg", "other", "--documents", "9", "--all-tokens"}), 2, "has no answers",
+               "--all-tokens");
+}
+
 TEST_F(DataCommandTest, AModelOnTokensOfABpe) {
   output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "tokenizer.json"});
   output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "data"});

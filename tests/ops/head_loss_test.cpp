@@ -41,6 +41,41 @@ TEST(HeadLoss, LossIsTheDefinition) {
   }
 }
 
+// With gradients and without, where there is a target and where there is none. Two chunks; doubled rows of the weight
+// make equal logits.
+TEST(HeadLoss, PredictionsAreTheLargestLogits) {
+  for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 5, 38}, {600, 3, 66}, {3, 2, 1032}}) {
+    SCOPED_TRACE(fmt::format("{} tokens of {}, vocabulary {}", tokens, dim, vocab));
+    TensorPool pool;
+    HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
+    for (int64_t i = 0; i < args.w.num_elements() / 2; ++i) set(args.w, i + args.w.num_elements() / 2, get(args.w, i));
+    std::vector<double> expected;
+    for (int64_t t = 0; t < tokens; ++t) {
+      int64_t best = -1;
+      double highest = -INFINITY;
+      for (int64_t v = 0; v < vocab / 2; ++v) {
+        double logit = 0;
+        for (int64_t d = 0; d < dim; ++d) logit += get(args.x, t * dim + d) * get(args.w, v * dim + d);
+        if (logit > highest) {
+          highest = logit;
+          best = v;
+        }
+      }
+      expected.push_back(static_cast<double>(best));
+    }
+    args.predictions = pool.ints({tokens}, std::vector<double>(static_cast<size_t>(tokens), -1));
+    const auto backend = cpu_backend();
+    backend->head_loss(args);
+    EXPECT_EQ(values(args.predictions), expected);
+    EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10));
+
+    args.dx = args.dw = Tensor();
+    args.predictions = pool.ints({tokens}, std::vector<double>(static_cast<size_t>(tokens), -1));
+    backend->head_loss(args);
+    EXPECT_EQ(values(args.predictions), expected);
+  }
+}
+
 TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
   for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 3, 11}, {300, 1, 5}}) {
     SCOPED_TRACE(fmt::format("{} tokens of {}, vocabulary {}", tokens, dim, vocab));

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "support/errors.h"
 #include "support/gradient_check.h"
@@ -256,6 +257,28 @@ TEST(EngineTest, EvaluatesAnyNumberOfSequencesAndSkipsWhatHasNoTarget) {
       EXPECT_LE(std::abs(alone[i] - losses[first + i]), 1e-5f) << seq << ' ' << i;
     }
   }
+}
+
+// The target that costs least is the prediction, for any number of sequences.
+TEST(EngineTest, PredictsTheLikeliestTokens) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  const size_t tokens = static_cast<size_t>(2 * config.data.seq_len);
+  const auto inputs = random_ids(static_cast<int64_t>(tokens), kVocab, 1);
+  std::vector<int32_t> predictions(tokens, -1), best(tokens, -1);
+  std::vector<float> losses(tokens), lowest(tokens, INFINITY);
+  for (int32_t id = 0; id < kVocab; ++id) {
+    ready.engine.evaluate(inputs, std::vector<int32_t>(tokens, id), losses);
+    for (size_t i = 0; i < tokens; ++i) {
+      if (losses[i] < lowest[i]) {
+        lowest[i] = losses[i];
+        best[i] = id;
+      }
+    }
+  }
+  ready.engine.evaluate(inputs, std::vector<int32_t>(tokens, -1), losses, {}, predictions);
+  EXPECT_EQ(predictions, best);
+  EXPECT_GT(std::set(best.begin(), best.end()).size(), 1u);
 }
 
 // Two sequences in which a document ends, and the tail of each as a sequence of its own.

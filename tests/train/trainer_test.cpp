@@ -5,6 +5,7 @@
 #include <map>
 
 #include "checkpoint/reader.h"
+#include "data/synthetic/write.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
@@ -151,6 +152,45 @@ TEST_F(TrainerTest, ResumingWhatIsDoneDoesNothing) {
   EXPECT_EQ(summary.steps_now, 0);
   EXPECT_TRUE(summary.valid.has_value());
   EXPECT_EQ(weights_of(checkpoints("done")), weights);
+}
+
+// Two sources of answers with one vocabulary. Whether their shares go up is not a matter of so few steps.
+TEST_F(TrainerTest, AnswersOfEverySourceAreScored) {
+  const auto make = [&](const char* name, const char* entities) {
+    synthesize({.kind = "khop",
+                .settings = {"pool=6", "max_hops=2", "queries=2", entities},
+                .documents = 200,
+                .valid_documents = 60,
+                .out = dir_ / name,
+                .threads = 1});
+  };
+  make("few", "entities=2");
+  make("more", "entities=3");
+  std::string mixture = "[stages.train]\ntokens = 1024\nweights = { few = 1, more = 1 }\n[profiles]\nfull.scale = 1\n";
+  for (const char* source : {"few", "more"}) {
+    mixture += fmt::format("[sources.{}]\npath = \"{}\"\n", source, (dir_ / source).string());
+  }
+  write_file_atomically(dir_ / "mixture.toml", mixture);
+  const TrainSummary summary = run("answers", {"data.path=", "data.mixture=" + (dir_ / "mixture.toml").string(),
+                                               "data.profile=full", "data.seq_len=32", "train.steps=4"});
+  double answers = 0.0, correct = 0.0;
+  for (const char* source : {"few", "more"}) {
+    const auto counts = series("answers", fmt::format("valid/{}/answers", source));
+    const auto shares = series("answers", fmt::format("valid/{}/answers_correct_share", source));
+    ASSERT_EQ(counts.size(), 1u);
+    // Two of each of 60 documents, but for those that windows cut.
+    EXPECT_GT(counts.at(4), 60);
+    EXPECT_LT(counts.at(4), 120);
+    answers += counts.at(4);
+    correct += counts.at(4) * shares.at(4);
+  }
+  EXPECT_EQ(series("answers", "valid/answers").at(4), answers);
+  EXPECT_NEAR(series("answers", "valid/answers_correct_share").at(4), correct / answers, 1e-12);
+  ASSERT_TRUE(summary.valid.has_value());
+  EXPECT_EQ(static_cast<double>(summary.valid->answers), answers);
+
+  run("text", {"train.steps=1"});
+  EXPECT_TRUE(series("text", "valid/answers").empty());
 }
 
 TEST_F(TrainerTest, ResumeWithoutCheckpointsStarts) { EXPECT_EQ(resume("fresh", {"train.steps=2"}).steps_now, 2); }

@@ -98,5 +98,39 @@ TEST_F(ValidationTest, BytesOfTokens) {
   EXPECT_EQ(counts[256], 0);  // the end of a document
 }
 
+// Documents "question? answer" of which the mask hides the question. The model says "a" whatever comes.
+TEST_F(ValidationTest, AnswersByHand) {
+  write_file_atomically(dir_ / "pairs.jsonl", R"({"prompt": "x?", "text": "a"})"
+                                              "\n"
+                                              R"({"prompt": "y?", "text": "aa"})"
+                                              "\n"
+                                              R"({"prompt": "z?", "text": "ab"})"
+                                              "\n"
+                                              R"({"prompt": "w?", "text": "b"})"
+                                              "\n");
+  prepare_dataset({.inputs = {(dir_ / "pairs.jsonl").string()},
+                   .records = {.prompt_field = "prompt"},
+                   .out = dir_ / "pairs",
+                   .threads = 1});
+  const TokenDataset pairs(dir_ / "pairs/train");
+  ASSERT_EQ(pairs.num_tokens(), 4 + 5 + 5 + 4);
+  const auto token_bytes = token_byte_counts(*data_->tokenizer);
+  for (const int64_t microbatch : {1, 3, 4}) {
+    // Inputs "x?a." "y?aa" ".z?a" "b.w?": nothing is cut but the last answer, whose end is not read.
+    const ValidationResult result = validate(engine_->engine, split_reader(pairs, 4), token_bytes, 0, microbatch);
+    EXPECT_EQ(result.tokens, 6);
+    EXPECT_EQ(result.answers, 3);
+    EXPECT_EQ(result.answers_correct, 2);
+    EXPECT_EQ(result.answers_correct_share(), 2.0 / 3.0);
+  }
+  const ValidationResult plain = run(token_bytes, 0, 4);
+  EXPECT_EQ(plain.answers, 0);
+  ValidationResult sum = validate(engine_->engine, split_reader(pairs, 4), token_bytes, 0, 4);
+  sum += plain;
+  sum += sum;
+  EXPECT_EQ(sum.answers, 6);
+  EXPECT_EQ(sum.answers_correct, 4);
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -23,6 +23,7 @@
 #include "data/prep/dedup.h"
 #include "data/prep/inputs.h"
 #include "data/prep/output.h"
+#include "data/shards/corpus_folder.h"
 #include "data/shards/shard.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -143,7 +144,9 @@ class Preparation {
     const std::optional<PrepState> state = read_journal(folder_.journal(), settings_, options.force);
     if (!state) folder_.begin_anew();
     // Half placed, it is this dataset that is there.
-    if (!options.force && !(state && state->phase == PrepState::Phase::kPlacing)) check_folder();
+    if (!options.force && !(state && state->phase == PrepState::Phase::kPlacing)) {
+      check_corpus_folder(options.out, tokenizer_->json());
+    }
     output_.emplace(folder_, options_, *tokenizer_, inputs_, settings_, state);
     near_duplicates_.emplace(options.near_dedup.value_or(1.0));
     if (state) restore(*state);
@@ -168,21 +171,6 @@ class Preparation {
   }
 
  private:
-  void check_folder() const {
-    for (const char* split : {"train", "valid"}) {
-      const fs::path manifest = manifest_path(options_.out / split);
-      if (fs::exists(manifest)) {
-        throw usage_error(fmt::format("there is a dataset already: '{}'", manifest.string()),
-                          "choose another output folder, or replace it with --force");
-      }
-    }
-    const fs::path tokenizer = options_.out / "tokenizer.json";
-    if (fs::exists(tokenizer) && read_file(tokenizer) != tokenizer_->json()) {
-      throw usage_error(fmt::format("'{}' is another tokenizer", tokenizer.string()),
-                        "choose another output folder, or replace it with --force");
-    }
-  }
-
   // What the documents before the checkpoint have left behind.
   void restore(const PrepState& state) {
     bad_records_ = state.dropped.contains(std::string(kBad)) ? state.dropped.at(std::string(kBad)).records : 0;

@@ -35,6 +35,7 @@ class SequenceReader {
   int64_t seq_len() const { return seq_len_; }
   int64_t num_windows(size_t source) const { return orders_[source].num_windows(); }  // of an epoch
   int32_t eos_id() const { return eos_id_; }                                          // ends every document
+  bool has_mask(size_t source) const { return orders_[source].has_mask(); }
 
   // inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i + 1], with one token of
   // look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. Errors: SourceOrder::read.

@@ -20,6 +20,7 @@ class ArithmeticSource final : public SyntheticSource {
   // "0" ... modulus - 1, "+", "-", "*", "=".
   const std::vector<std::string>& words() const override { return words_; }
   const ResolvedSettings& settings() const override { return settings_; }
+  bool has_answers() const override { return true; }
   void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const override;
   // Exact: prefix notation can be read in one way only, so that every document tells the choices it was made by.
   EntropyFloor floor() const override;

@@ -17,6 +17,7 @@ class GrammarSource final : public SyntheticSource {
 
   const std::vector<std::string>& words() const override { return words_; }
   const ResolvedSettings& settings() const override { return settings_; }
+  bool has_answers() const override { return false; }
   // Every token is to be learnt.
   void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const override;
   // document_nats is exact where the grammar is unambiguous. What is not is a mean over sampled texts of their exact

@@ -19,6 +19,7 @@ class KHopSource final : public SyntheticSource {
   // "0" ... names, then "hop1" ...
   const std::vector<std::string>& words() const override { return words_; }
   const ResolvedSettings& settings() const override { return settings_; }
+  bool has_answers() const override { return true; }
   void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const override;
   // Exact: documents of one length, one for each set of choices, all equally likely.
   EntropyFloor floor() const override;

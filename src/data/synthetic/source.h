@@ -46,6 +46,9 @@ class SyntheticSource {
   // what is before them decides (answers), or all where the source has no such part.
   virtual void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const = 0;
 
+  // Whether documents have answers, so that loss_mask is not 1 throughout.
+  virtual bool has_answers() const = 0;
+
   virtual EntropyFloor floor() const = 0;
 
   // The settings as resolved, in order, for the record.

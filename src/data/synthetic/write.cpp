@@ -1,13 +1,16 @@
 #include "data/synthetic/write.h"
 
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
+#include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "base/thread_pool.h"
+#include "data/shards/corpus_folder.h"
 #include "data/shards/shard.h"
 #include "data/tokenizer/word_tokenizer.h"
 
@@ -20,13 +23,6 @@ void check_options(const SynthesizeOptions& options) {
         fmt::format("{} documents to train on and {} for validation", options.documents, options.valid_documents),
         "give at least one to train on");
   }
-  for (const char* split : {"train", "valid"}) {
-    const fs::path manifest = manifest_path(options.out / split);
-    if (fs::exists(manifest) && !options.force) {
-      throw usage_error(fmt::format("there is a dataset already: '{}'", manifest.string()),
-                        "choose another output folder, or replace it with --force");
-    }
-  }
 }
 
 struct Document {
@@ -34,9 +30,9 @@ struct Document {
   std::vector<uint8_t> loss_mask;
 };
 
-// Documents [first, first + count) of the source.
+// Documents [first, first + count) of the source, with their masks if `masks`.
 void write_documents(const SyntheticSource& source, const Tokenizer& tokenizer, uint64_t first, int64_t count,
-                     ThreadPool& pool, SplitWriter& writer) {
+                     bool masks, ThreadPool& pool, SplitWriter& writer) {
   constexpr int64_t kBatch = 1024;  // documents made at a time, and then written in order
   std::vector<Document> batch(static_cast<size_t>(std::min(kBatch, count)));
   for (int64_t done = 0; done < count; done += kBatch) {
@@ -48,8 +44,8 @@ void write_documents(const SyntheticSource& source, const Tokenizer& tokenizer, 
     for (const Document& document : std::span(batch).first(static_cast<size_t>(size))) {
       int64_t bytes = 0;
       for (const int32_t id : document.tokens) bytes += static_cast<int64_t>(tokenizer.token_bytes(id).size());
-      // NOTE: shards hold no loss masks, so that of the document stays here and every token is trained on.
-      writer.add_document(document.tokens, bytes, "synthetic");
+      const auto mask = masks ? std::span<const uint8_t>(document.loss_mask) : std::span<const uint8_t>();
+      writer.add_document(document.tokens, bytes, "synthetic", mask);
     }
   }
 }
@@ -60,6 +56,7 @@ std::string ground_truth(const SynthesizeOptions& options, const SyntheticSource
   const nlohmann::ordered_json file = {{"kind", options.kind},
                                        {"seed", options.seed},
                                        {"settings", settings},
+                                       {"all_tokens", options.all_tokens},
                                        {"vocab_size", source.vocab_size()},
                                        {"eos_token_id", source.eos_id()},
                                        {"floor",
@@ -76,6 +73,40 @@ std::string ground_truth(const SynthesizeOptions& options, const SyntheticSource
   return file.dump(2) + '\n';
 }
 
+// Takes back what a synthesis that fails has placed in its folder. The writers do so until they commit.
+class OutputGuard {
+ public:
+  explicit OutputGuard(fs::path out) : out_(std::move(out)), made_(!fs::exists(out_)) {}
+  OutputGuard(const OutputGuard&) = delete;
+  OutputGuard& operator=(const OutputGuard&) = delete;
+  ~OutputGuard() {
+    std::error_code ignored;  // the failure that led here is what is reported
+    if (placing_) {
+      for (const char* file : {"tokenizer.json", "ground_truth.json"}) fs::remove(out_ / file, ignored);
+      for (const char* split : {"train", "valid"}) take_back(out_ / split);
+    }
+    if (made_) fs::remove(out_, ignored);  // if it is empty
+  }
+
+  void begin_placing() { placing_ = true; }
+  void done() { placing_ = made_ = false; }
+
+ private:
+  static void take_back(const fs::path& split) {
+    std::error_code ignored;
+    try {
+      remove_split(split);
+      fs::remove(split, ignored);
+    } catch (const Error&) {
+      // What cannot be removed stays.
+    }
+  }
+
+  fs::path out_;
+  bool made_;
+  bool placing_ = false;
+};
+
 }  // namespace
 
 SynthesizeReport synthesize(const SynthesizeOptions& options) {
@@ -84,32 +115,42 @@ SynthesizeReport synthesize(const SynthesizeOptions& options) {
   const auto tokenizer = make_word_tokenizer(source->words());
   NMOE_CHECK(tokenizer->vocab_size() == source->vocab_size() && tokenizer->eos_id() == source->eos_id(),
              "{} words and an end at {}", tokenizer->vocab_size(), tokenizer->eos_id());
-  const SplitOptions split{.dataset = options.kind,
-                           .tokenizer = std::string(tokenizer->name()),
-                           .tokenizer_hash = tokenizer->hash(),
-                           .vocab_size = tokenizer->vocab_size(),
-                           .eos_id = tokenizer->eos_id(),
-                           .tokens_per_shard = options.tokens_per_shard};
+  if (options.all_tokens && !source->has_answers()) {
+    throw usage_error(fmt::format("the synthetic source {} has no answers, every token is trained on", options.kind),
+                      "leave out --all-tokens");
+  }
+  if (!options.force) check_corpus_folder(options.out, tokenizer->json());
+  SplitOptions split{.dataset = options.kind,
+                     .tokenizer = std::string(tokenizer->name()),
+                     .tokenizer_hash = tokenizer->hash(),
+                     .vocab_size = tokenizer->vocab_size(),
+                     .eos_id = tokenizer->eos_id(),
+                     .tokens_per_shard = options.tokens_per_shard};
   ThreadPool pool(options.threads);
-  SplitWriter train(options.out / "train", split);
-  std::optional<SplitWriter> valid;
-  if (options.valid_documents > 0) valid.emplace(options.out / "valid", split);
-  write_documents(*source, *tokenizer, 0, options.documents, pool, train);
-  train.close();
-  if (valid) {
-    write_documents(*source, *tokenizer, static_cast<uint64_t>(options.documents), options.valid_documents, pool,
-                    *valid);
-    valid->close();
+  OutputGuard guard(options.out);
+  const auto write = [&](const char* name, bool masks, uint64_t first, int64_t count) {
+    split.masks = masks;
+    auto writer = std::make_unique<SplitWriter>(options.out / name, split);
+    write_documents(*source, *tokenizer, first, count, masks, pool, *writer);
+    writer->close();
+    return writer;
+  };
+  const auto train = write("train", source->has_answers() && !options.all_tokens, 0, options.documents);
+  std::unique_ptr<SplitWriter> valid;
+  if (options.valid_documents > 0) {
+    valid = write("valid", source->has_answers(), static_cast<uint64_t>(options.documents), options.valid_documents);
   }
 
   // All that is new is on disk when the first file of an old dataset goes.
-  SynthesizeReport report{.floor = source->floor()};
+  SynthesizeReport report{.has_answers = source->has_answers(), .floor = source->floor()};
   remove_split(options.out / "train");
   remove_split(options.out / "valid");
+  guard.begin_placing();
   write_file_atomically(options.out / "tokenizer.json", tokenizer->json());
   write_file_atomically(options.out / "ground_truth.json", ground_truth(options, *source, report.floor));
   if (valid) report.valid_tokens = valid->commit().total_tokens;
-  report.train_tokens = train.commit().total_tokens;
+  report.train_tokens = train->commit().total_tokens;
+  guard.done();
   return report;
 }
 

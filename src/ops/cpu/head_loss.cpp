@@ -53,10 +53,15 @@ void head_loss(Context& ctx, const HeadLoss& args) {
     constexpr int64_t kRowsPerTask = 8;
     parallel_blocks(ctx, end - begin, kRowsPerTask, [&](int64_t first, int64_t last, int) {
       for (int64_t row = first; row < last; ++row) {
+        Real* row_logits = logits.data<Real>() + row * vocab;
+        if (args.predictions.defined()) {
+          args.predictions.data<int32_t>()[begin + row] =
+              static_cast<int32_t>(std::max_element(row_logits, row_logits + vocab) - row_logits);
+        }
         const int32_t target = args.targets.data<int32_t>()[begin + row];
         NMOE_CHECK(target < vocab, "target {} of token {} is beyond the vocabulary of {}", target, begin + row, vocab);
-        args.losses.data<Real>()[begin + row] = cross_entropy_row(logits.data<Real>() + row * vocab, vocab, target,
-                                                                  want_gradient, static_cast<Real>(args.grad_scale));
+        args.losses.data<Real>()[begin + row] =
+            cross_entropy_row(row_logits, vocab, target, want_gradient, static_cast<Real>(args.grad_scale));
       }
     });
     if (!want_gradient) continue;

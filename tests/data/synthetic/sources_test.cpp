@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/error.h"
-#include "data/synthetic/score.h"
 #include "data/synthetic/source.h"
 #include "support/errors.h"
 
@@ -211,20 +210,6 @@ TEST(Arithmetic, TheFloorIsTheEntropyOfTheListOfAllExpressions) {
     for (size_t i = 0; i + 2 < words.size(); ++i) text += words[i] + ' ';
     EXPECT_TRUE(all.contains(text)) << text;
   }
-}
-
-TEST(Score, AnAnswerIsRightAsAWholeOrNot) {
-  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7};
-  const std::vector<uint8_t> mask = {0, 1, 1, 0, 1, 0, 1};
-  AnswerScore score;
-  score_answers(tokens, mask, std::vector<int32_t>{9, 2, 3, 9, 5, 9, 8}, score);
-  EXPECT_EQ(score.answers, 3);
-  EXPECT_EQ(score.correct, 2);
-  score_answers(tokens, mask, std::vector<int32_t>{1, 2, 9, 4, 9, 6, 7}, score);
-  EXPECT_EQ(score.answers, 6);
-  EXPECT_EQ(score.correct, 3);
-  EXPECT_EQ(score.share(), 0.5);
-  EXPECT_THROW(score_answers(tokens, mask, std::vector<int32_t>{1}, score), CheckFailure);
 }
 
 }  // namespace

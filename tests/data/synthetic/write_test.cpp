@@ -31,6 +31,7 @@ TEST_F(SynthesizeTest, ShardsHoldTheSourcesDocuments) {
       EXPECT_EQ(dataset.vocab_size(), tokenizer->vocab_size());
       EXPECT_EQ(dataset.num_documents(), num_documents);
       std::vector<int32_t> expected, found(static_cast<size_t>(dataset.num_tokens()));
+      std::vector<uint8_t> expected_mask;
       std::string text;
       for (int document = 0; document < num_documents; ++document) {
         std::vector<int32_t> tokens;
@@ -39,7 +40,13 @@ TEST_F(SynthesizeTest, ShardsHoldTheSourcesDocuments) {
         for (const int32_t id : tokens) text += source->words()[static_cast<size_t>(id)] + ' ';
         expected.insert(expected.end(), tokens.begin(), tokens.end());
         expected.push_back(source->eos_id());
+        expected_mask.insert(expected_mask.end(), mask.begin(), mask.end());
+        expected_mask.push_back(1);  // the end is to be learned
       }
+      EXPECT_EQ(dataset.has_mask(), kind != "cfg");
+      std::vector<uint8_t> found_mask(found.size());
+      dataset.read_mask(0, found_mask);
+      EXPECT_EQ(found_mask, expected_mask);
       dataset.read(0, found);
       EXPECT_EQ(found, expected);
       EXPECT_EQ(dataset.total_bytes(), static_cast<int64_t>(text.size()));
@@ -96,6 +103,35 @@ TEST_F(SynthesizeTest, ReplacesADatasetOnlyWhenTold) {
   forced.settings = {"modulus=0"};
   expect_error(ErrorKind::kUsage, "modulus = 0", [&] { synthesize(forced); });
   TokenDataset(dir_ / "out/train").verify();
+}
+
+// The validation split keeps its masks, which say what the answers are.
+TEST_F(SynthesizeTest, AllTokensAreTrainedOnWhenTold) {
+  SynthesizeOptions all = options("arithmetic", "out");
+  all.all_tokens = true;
+  EXPECT_TRUE(synthesize(all).has_answers);
+  EXPECT_FALSE(TokenDataset(dir_ / "out/train").has_mask());
+  EXPECT_TRUE(TokenDataset(dir_ / "out/valid").has_mask());
+  EXPECT_EQ(nlohmann::json::parse(read_file(dir_ / "out/ground_truth.json"))["all_tokens"], true);
+  all = options("cfg", "cfg");
+  all.all_tokens = true;
+  expect_error(ErrorKind::kUsage, "cfg has no answers", [&] { synthesize(all); });
+  EXPECT_FALSE(fs::exists(dir_ / "cfg"));
+}
+
+TEST_F(SynthesizeTest, KeepsTheTokenizerOfAnother) {
+  write("out/tokenizer.json", "{}");
+  expect_error(ErrorKind::kUsage, "is another tokenizer", [&] { synthesize(options("khop", "out")); });
+  EXPECT_EQ(contents(dir_ / "out").size(), 1u);
+}
+
+// A folder stands where the second of the files belongs that get their names.
+TEST_F(SynthesizeTest, TakesBackWhatItHasPlacedWhenItFails) {
+  write("out/ground_truth.json/file", "");
+  const auto before = contents(dir_ / "out");
+  expect_error(ErrorKind::kRuntime, "ground_truth.json", [&] { synthesize(options("khop", "out")); });
+  EXPECT_EQ(contents(dir_ / "out"), before);
+  for (const char* split : {"train", "valid"}) EXPECT_FALSE(fs::exists(dir_ / "out" / split));
 }
 
 }  // namespace

@@ -1,0 +1,12 @@
+// The folder of a prepared corpus: {train, valid, tokenizer.json}, and beside them what its maker tells about it.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+namespace nmoe {
+
+// Error (usage) when a new corpus with this tokenizer would replace something: a split, or another tokenizer.json.
+void check_corpus_folder(const std::filesystem::path& root, std::string_view tokenizer_json);
+
+}  // namespace nmoe
