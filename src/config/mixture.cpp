@@ -118,7 +118,7 @@ class Parser {
   static const std::string& section_name(const Entry& entry, const std::string& name) {
     constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
     if (name.empty() || name.find_first_not_of(kCharacters) != std::string::npos) {
-      throw usage_error(fmt::format("{}: \"{}\" cannot be a name", entry.place, name),
+      throw usage_error(fmt::format("{}: {}: {} cannot be a name", entry.place, entry.key, name),
                         "use letters, digits, '_' and '-'");
     }
     return name;
@@ -131,7 +131,9 @@ class Parser {
     if (parts.size() >= 2 && section == "sources") return read_source(entry, parts);
     if (parts.size() >= 2 && section == "stages") return read_stage(entry, parts);
     if (parts.size() >= 2 && section == "profiles") return read_profile(entry, parts);
-    throw unknown(entry, "sections", {"mixture", "sources", "stages", "profiles"});
+    const std::vector<std::string> sections = {"mixture", "sources", "stages", "profiles"};
+    if (std::ranges::find(sections, entry.key) == sections.end()) throw unknown(entry, "sections", sections);
+    if (!entry.is_table) throw bad_value(entry, "a section");
   }
 
   void read_mixture(const Entry& entry, const std::vector<std::string>& parts) {
@@ -219,6 +221,11 @@ class Parser {
                             : fmt::format("{}: [stages.{}] has no tokens", shares.place, stage.name),
                         counts ? "remove tokens: the budget is the sum of source_tokens"
                                : "add its budget, such as tokens = \"10B\"");
+    }
+    if (counts && !(sum < 0x1p63)) {
+      throw usage_error(
+          fmt::format("{}: the source_tokens of [stages.{}] sum to 2^63 or more", shares.place, stage.name),
+          "lower them");
     }
     if (counts) stage.tokens = static_cast<int64_t>(sum);
   }

@@ -40,7 +40,10 @@ OpenedSource open_source(const std::string& name, const fs::path& root, const st
 
 SourceFacts DataSource::facts() const {
   Sha256 sha;
-  for (const ShardEntry& shard : train.manifest().shards) sha.update(shard.checksum);
+  for (const ShardEntry& shard : train.manifest().shards) {
+    sha.update(shard.checksum);
+    sha.update(shard.mask_checksum);
+  }
   return {.name = name, .num_tokens = train.num_tokens(), .hash = sha.finish()};
 }
 

@@ -43,8 +43,8 @@ TrainingData open_training_data(const Config& config);
 // Errors: make_stream_plan; and (usage) when train.steps asks for more than the plan has.
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);
 
-// SHA-256 over the tokenizer and the plan, and through it over the training shards: changes when any token to train on,
-// or its place in the stream, changes.
+// SHA-256 over the tokenizer and the plan, and through it over the training shards and their masks: changes when any
+// token to train on, whether it is learned, or its place in the stream, changes.
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan);
 
 // The configuration with train.steps filled in from the plan where it is 0.

@@ -86,7 +86,20 @@ TEST(Mixture, ErrorsNamePlaceAndRemedy) {
   expect_error(changed("[profiles]", "[profile]"), "unknown key profile.dev.tokens", "sections: ");
   expect_error("[sources.web]\npath = \"web\"\n", "there are no stages", "add [stages.NAME]");
   expect_error("", "there are no sources", "add [sources.NAME]");
-  expect_error(changed("[sources.code]", "[sources.\"c d\"]"), " cannot be a name", "letters");
+  expect_error(changed("[sources.code]", "[sources.\"c d\"]"), "sources.\"c d\".path: \"c d\" cannot be a name",
+               "letters");
+  expect_error("sources = 5\n", "sources = 5, but it must be a section", "");
+  expect_error(
+      changed("web = \"30k\"\ncode = 20_000", "web = 9_000_000_000_000_000_000\ncode = 9_000_000_000_000_000_000"),
+      "the source_tokens of [stages.mid] sum to 2^63 or more", "lower");
+}
+
+TEST(Mixture, ASectionMayBeEmpty) {
+  EXPECT_EQ(
+      parse_mixture(changed("dev.tokens = \"100k\"\nproxy.tokens_per_active_parameter = 0.5\nfull.scale = 1\n", ""),
+                    "good.toml")
+          .profiles.size(),
+      0u);
 }
 
 TEST(Mixture, MissingFile) {

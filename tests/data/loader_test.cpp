@@ -134,6 +134,54 @@ TEST_F(StreamTest, TheStreamIsTheSameForAnyRanksBeforeAndAfterAResume) {
   }
 }
 
+// Targets that a mask leaves out have no loss; they stay as inputs.
+TEST_F(StreamTest, MaskedTokensAreNoTargets) {
+  std::mt19937 random(4);
+  SplitWriter writer(dir_ / "masked", {.dataset = "test",
+                                       .tokenizer = "bytes",
+                                       .tokenizer_hash = "abc",
+                                       .vocab_size = 257,
+                                       .eos_id = 256,
+                                       .tokens_per_shard = 40,
+                                       .masks = true});
+  for (int d = 0; d < 12; ++d) {
+    std::vector<int32_t> ids(3 + random() % 9);
+    std::vector<uint8_t> mask(ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      mask[i] = static_cast<uint8_t>(random() % 2);
+      ids[i] = static_cast<int32_t>(random() % 100) + (mask[i] != 0 ? 100 : 0);  // below 100: masked
+    }
+    writer.add_document(ids, 0, "'test.txt'", mask);
+  }
+  writer.close();
+  writer.commit();
+  const TokenDataset masked(dir_ / "masked");
+  ASSERT_GT(masked.num_shards(), 1u);
+  const StreamPlan plan = single_source_plan({"masked", masked.num_tokens(), ""}, kSeqLen);
+  const TokenDataset* const sets[] = {&masked};
+  for (const Shuffle shuffle : {Shuffle::kNone, Shuffle::kWindows, Shuffle::kDocuments}) {
+    const SequenceReader reader(plan, sets, shuffle, 5);
+    const SourceOrder order(masked, kSeqLen, shuffle, 5, "masked");
+    std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), window(kSeqLen + 1);
+    for (int64_t k = 0; k < 2 * order.num_windows(); ++k) {
+      const SequenceRef ref{0, k};
+      reader.read({&ref, 1}, inputs, targets);
+      order.read(k, window, {});
+      for (size_t i = 0; i < kSeqLen; ++i) {
+        EXPECT_EQ(inputs[i], window[i]);
+        EXPECT_EQ(targets[i], window[i + 1] < 100 ? kNoTarget : window[i + 1]);
+      }
+    }
+  }
+}
+
+TEST_F(StreamTest, ASplitThatIsTooShortIsNamed) {
+  write_counting_split(dir_ / "valid", 6);
+  const TokenDataset valid(dir_ / "valid");
+  expect_error(ErrorKind::kUsage, (dir_ / "valid").string() + " has 6 tokens; one sequence and its look-ahead need 7",
+               [&] { split_reader(valid, kSeqLen); });
+}
+
 TEST_F(StreamTest, ASplitIsReadInFileOrder) {
   const SequenceReader split = split_reader(datasets_[0], kSeqLen);
   std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), expected(kSeqLen + 1);

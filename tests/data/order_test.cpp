@@ -119,5 +119,18 @@ TEST_F(OrderTest, DocumentsArePermutedWhole) {
   }
 }
 
+// An index with a hole: documents that it leaves out must not vanish from the stream.
+TEST_F(OrderTest, ADamagedIndexIsAnError) {
+  const DatasetManifest manifest = write_split(dir_ / "docs", {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}});
+  const fs::path index = dir_ / "docs" / manifest.shards[0].index_path;
+  const TokenDataset dataset(dir_ / "docs");
+  uint64_t begin = 5;  // of the second document, which begins at 4
+  const size_t header = read_file(index).size() - 3 * sizeof(DocumentSpan);
+  patch(index, header + sizeof(DocumentSpan), std::string(reinterpret_cast<const char*>(&begin), sizeof(begin)));
+  SourceOrder(dataset, 4, Shuffle::kWindows, 1, "a");  // does not need it
+  expect_error(ErrorKind::kRuntime, "the document after position 4 is [5, 8) of 12",
+               [&] { SourceOrder(dataset, 4, Shuffle::kDocuments, 1, "a"); });
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "data/test_data.h"
@@ -42,6 +43,31 @@ TEST(Plan, TemperatureFlattensShares) {
   EXPECT_EQ(quotas(mixture, 2730), (std::vector<int64_t>{256, 16, 1}));
   mixture.temperature = 1e9;
   EXPECT_EQ(quotas(mixture, 3000), (std::vector<int64_t>{100, 100, 100}));
+  mixture.temperature = 1e-9;
+  EXPECT_EQ(quotas(mixture, 3000), (std::vector<int64_t>{300, 0, 0}));
+}
+
+TEST(Plan, CountsAsWeightsAndLowTemperatures) {
+  Mixture mixture = mixture_of({{4e9, 4e9, 2e9}}, 0);
+  mixture.temperature = 0.01;  // 4e9^100 is beyond a double
+  EXPECT_EQ(quotas(mixture, 1000), (std::vector<int64_t>{50, 50, 0}));
+  mixture = mixture_of({{0.3, 0.3, 0.1}}, 1);
+  mixture.temperature = 1e-4;  // 0.3^10000 is below one
+  EXPECT_EQ(quotas(mixture, 2000), (std::vector<int64_t>{100, 100, 0}));
+  // Sources of a vanishing share still fill what the others cannot.
+  EXPECT_EQ(quotas(mixture, 11090), (std::vector<int64_t>{1000, 100, 9}));
+}
+
+// 1e12 * (30 / 3e12) is less than 10 in floating point.
+TEST(Plan, BudgetsAreWholeNumbers) {
+  for (const int64_t stage_tokens : {1'000'000'000'000, 7'000'000'007, 59'000'000'000}) {
+    const Mixture mixture = mixture_of({{1, 1, 1}, {1, 1, 1}, {1, 1, 1}}, 0, stage_tokens);
+    for (const int64_t sequences : {1, 7, 49, 1000, 123'457}) {
+      for (const PlannedStage& stage : make_stream_plan(mixture, kSources, 10, 30 * sequences).stages) {
+        ASSERT_EQ(stage.num_sequences, sequences) << stage_tokens;
+      }
+    }
+  }
 }
 
 TEST(Plan, CappedSourcesGiveTheirRestToTheOthers) {
@@ -53,7 +79,10 @@ TEST(Plan, CappedSourcesGiveTheirRestToTheOthers) {
   EXPECT_EQ(plan.stages[1].quotas, (std::vector<int64_t>{240, 60, 0}));  // what the first stage left
   EXPECT_EQ(plan.stages[1].capped, (std::vector<bool>{false, true, true}));
   EXPECT_EQ(plan.num_sequences(), 600);
-  const std::string table = print_stream_plan(plan);
+  const std::string table = print_stream_plan(plan);  // also of a source that gives nothing more
+  EXPECT_NE(table.find("s1           math                        0            0   0.00 %    2.000  exhausted"),
+            std::string::npos)
+      << table;
   EXPECT_NE(table.find("s1           code"), std::string::npos) << table;
   EXPECT_NE(table.find("2.000  exhausted: its max_epochs is reached"), std::string::npos) << table;
 }
@@ -65,7 +94,10 @@ TEST(Plan, ExhaustedSourcesAreAnErrorBeforeTraining) {
                [&] { make_stream_plan(mixture, kSources, 10, 2400); });
   expect_error(ErrorKind::kUsage, "source math has 101 tokens; one sequence and its look-ahead need 201",
                [&] { make_stream_plan(mixture, kSources, 200, 2400); });
-  expect_error(ErrorKind::kUsage, "stage s0 has 5", [&] { make_stream_plan(mixture, kSources, 10, 10); });
+  expect_error(ErrorKind::kUsage, "too many sequences of 10",
+               [&] { make_stream_plan(mixture, kSources, 10, std::numeric_limits<int64_t>::max()); });
+  expect_error(ErrorKind::kUsage, "stage s0 has 5 tokens under this profile: no sequences of 10",
+               [&] { make_stream_plan(mixture, kSources, 10, 10); });
 }
 
 // Random mixtures: whole budgets are met, caps are kept, and uncapped shares are right to one sequence.

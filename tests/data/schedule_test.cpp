@@ -87,9 +87,10 @@ TEST(Schedule, ResumesAnywhere) {
 
 TEST(Schedule, RefusesTheCursorOfAnotherPlan) {
   const StreamPlan plan = plan_of({{5, 3}, {2, 2}}), other = plan_of({{2, 2}, {5, 3}}), wider = plan_of({{5, 3, 1}});
+  const StreamPlan shares = plan_of({{4, 4}, {2, 2}}), later = plan_of({{5, 3}, {1, 3}});  // of the same lengths
   StreamSchedule schedule(plan);
   take(schedule, 9);
-  for (const StreamPlan* wrong : {&other, &wider}) {
+  for (const StreamPlan* wrong : {&other, &wider, &shares, &later}) {
     StreamSchedule target(*wrong);
     expect_error(ErrorKind::kRuntime, "sequence 9 of the checkpoint", [&] { target.seek(schedule.cursor()); });
   }

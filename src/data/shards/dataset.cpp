@@ -79,7 +79,21 @@ void TokenDataset::read_mask(int64_t first_token, std::span<uint8_t> out) const 
 }
 
 std::vector<DocumentSpan> TokenDataset::documents(size_t shard_idx) const {
-  return read_index(dir_ / manifest_.shards[shard_idx].index_path);
+  const fs::path path = dir_ / manifest_.shards[shard_idx].index_path;
+  std::vector<DocumentSpan> documents = read_index(path);
+  const auto num_tokens = static_cast<uint64_t>(shards_[shard_idx].num_tokens());
+  uint64_t end = 0;
+  for (const DocumentSpan& document : documents) {
+    if (document.begin != end || document.end <= document.begin || document.end > num_tokens) {
+      throw damaged_file(path, fmt::format("the document after position {} is [{}, {}) of {}", end, document.begin,
+                                           document.end, num_tokens));
+    }
+    end = document.end;
+  }
+  if (end != num_tokens) {
+    throw damaged_file(path, fmt::format("its documents end at {}, the tokens at {}", end, num_tokens));
+  }
+  return documents;
 }
 
 void TokenDataset::verify(const std::function<void(const ShardEntry&)>& passed) const {
@@ -113,24 +127,13 @@ void TokenDataset::verify_shard(size_t shard_idx) const {
     }
   }
 
-  uint64_t end = 0;
-  const fs::path index_path = dir_ / entry.index_path;
   for (const DocumentSpan& document : documents(shard_idx)) {
-    if (document.begin != end || document.end <= document.begin ||
-        document.end > static_cast<uint64_t>(shard.num_tokens())) {
-      throw damaged_file(index_path, fmt::format("the document after position {} is [{}, {}) of {}", end,
-                                                 document.begin, document.end, shard.num_tokens()));
-    }
-    end = document.end;
     int32_t last = 0;
-    shard.read(static_cast<int64_t>(end) - 1, {&last, 1}, vocab_size());
+    shard.read(static_cast<int64_t>(document.end) - 1, {&last, 1}, vocab_size());
     if (last != eos_id()) {
-      throw damaged_file(index_path,
-                         fmt::format("the document that ends at {} has {} there, not {}", end, last, eos_id()));
+      throw damaged_file(dir_ / entry.index_path, fmt::format("the document that ends at {} has {} there, not {}",
+                                                              document.end, last, eos_id()));
     }
-  }
-  if (end != static_cast<uint64_t>(shard.num_tokens())) {
-    throw damaged_file(index_path, fmt::format("its documents end at {}, the tokens at {}", end, shard.num_tokens()));
   }
 }
 

@@ -44,15 +44,14 @@ class TokenDataset {
   // entry that is neither 0 nor 1.
   void read_mask(int64_t first_token, std::span<uint8_t> out) const;
 
-  // Shards, in the order of their tokens: the first token of one, and its documents' places within it. Error
-  // (runtime) when the index is damaged.
+  // Shards, in the order of their tokens: the first token of one, and its documents' places within it, which follow
+  // each other from its first token to its last. Error (runtime) when the index is damaged.
   size_t num_shards() const { return shards_.size(); }
   int64_t shard_begin(size_t shard_idx) const { return shard_begin_[shard_idx]; }
   std::vector<DocumentSpan> documents(size_t shard_idx) const;
 
-  // Reads everything: checksums, ids, masks, and that each index's documents follow each other and end
-  // with the end-of-sequence id. Error (runtime) on the first shard that fails; `passed` is called after each one
-  // that does not.
+  // Reads everything: checksums, ids, masks, and that each index's documents end with the end-of-sequence id. Error
+  // (runtime) on the first shard that fails; `passed` is called after each one that does not.
   void verify(const std::function<void(const ShardEntry&)>& passed = {}) const;
 
  private:

@@ -43,7 +43,7 @@ void SequenceReader::read(std::span<const SequenceRef> refs, std::span<int32_t> 
 }
 
 SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len) {
-  const SourceFacts facts{.name = "split", .num_tokens = dataset.num_tokens(), .hash = ""};
+  const SourceFacts facts{.name = dataset.dir().string(), .num_tokens = dataset.num_tokens(), .hash = ""};
   const TokenDataset* const datasets[] = {&dataset};
   return {single_source_plan(facts, seq_len), datasets, Shuffle::kNone, /*seed=*/0};
 }

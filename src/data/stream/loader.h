@@ -48,6 +48,7 @@ class SequenceReader {
 };
 
 // Sequence k of source 0 is window k of the dataset, in file order: a validation split from its beginning.
+// Error (usage), naming the folder, when the dataset is shorter than a window.
 SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len);
 
 }  // namespace nmoe

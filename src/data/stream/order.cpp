@@ -14,22 +14,16 @@ class SourceOrder::DocumentOrder {
  public:
   explicit DocumentOrder(const TokenDataset& dataset) {
     begins_.reserve(static_cast<size_t>(dataset.num_documents()) + 1);
-    int64_t shard_begin = 0;
-    for (const ShardEntry& shard : dataset.manifest().shards) {
-      const fs::path path = dataset.dir() / shard.index_path;
-      for (const DocumentSpan& span : read_index(path)) {
-        if (span.begin >= span.end || span.end > static_cast<uint64_t>(shard.num_tokens)) {
-          throw damaged_file(path, fmt::format("it has a document [{}, {}) in a shard of {} tokens", span.begin,
-                                               span.end, shard.num_tokens));
-        }
-        begins_.push_back(shard_begin + static_cast<int64_t>(span.begin));
+    for (size_t shard = 0; shard < dataset.num_shards(); ++shard) {
+      for (const DocumentSpan& span : dataset.documents(shard)) {
+        begins_.push_back(dataset.shard_begin(shard) + static_cast<int64_t>(span.begin));
       }
-      shard_begin += shard.num_tokens;
     }
-    begins_.push_back(shard_begin);
+    begins_.push_back(dataset.num_tokens());
   }
 
-  // Tokens [first, first + tokens.size()) of the epoch whose permutation `key` makes.
+  // Calls read(first token in the dataset, count) for each document's part of the tokens [first, first + count) of the
+  // epoch whose permutation `key` makes.
   template <class Read>
   void for_each_part(uint64_t key, int64_t first, int64_t count, const Read& read) const {
     const std::shared_ptr<const Epoch> epoch = epoch_of(key);

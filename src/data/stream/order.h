@@ -9,8 +9,9 @@
 //   kWindows    file order, its windows permuted anew in each epoch
 //   kDocuments  documents permuted anew in each epoch, then cut: a window's neighbours differ between epochs
 //
-// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, the
-// position of every 32nd document of the last two epochs read.
+// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, where
+// each document begins (8 bytes) and the position of every 32nd document of the last two epochs read. The first read in
+// an epoch finds those positions, in time proportional to the number of documents.
 #pragma once
 
 #include <cstdint>

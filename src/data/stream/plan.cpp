@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -19,6 +20,11 @@ constexpr int64_t kUnlimited = -1;
 // Of an endless stage: its tokens still fit 64 bits.
 constexpr int64_t kEndlessSequences = int64_t{1} << 40;
 
+// Counts that were computed as floating-point numbers end here, below the end of int64_t.
+constexpr double kMaxCount = 0x1p62;
+
+__extension__ using Wide = __int128;  // products of token counts
+
 PlannedSource plan_source(const SourceFacts& facts, double max_epochs, int64_t seq_len) {
   PlannedSource source{.name = facts.name,
                        .hash = facts.hash,
@@ -30,9 +36,22 @@ PlannedSource plan_source(const SourceFacts& facts, double max_epochs, int64_t s
                       "lower data.seq_len, or prepare more text");
   }
   if (max_epochs > 0) {
-    source.max_sequences = static_cast<int64_t>(std::floor(max_epochs * static_cast<double>(source.num_windows)));
+    const double most = std::floor(max_epochs * static_cast<double>(source.num_windows));
+    source.max_sequences = static_cast<int64_t>(std::min(most, kMaxCount));
   }
   return source;
+}
+
+// w_i^(1 / temperature) up to a common factor, 0 for a weight of 0. The greatest share is 1 and no other vanishes, so
+// that counts as weights and temperatures near 0 stay within the range of a double.
+std::vector<double> shares_of(const std::vector<double>& weights, double temperature) {
+  const double greatest = std::ranges::max(weights);
+  std::vector<double> shares;
+  for (const double weight : weights) {
+    const double share = std::pow(weight / greatest, 1.0 / temperature);
+    shares.push_back(weight > 0 ? std::max(share, std::numeric_limits<double>::min()) : 0.0);
+  }
+  return shares;
 }
 
 // `total` in whole parts proportional to `shares`, which need not sum to 1.
@@ -65,15 +84,17 @@ class Planner {
     }
   }
 
-  StreamPlan run(double scale) {
+  StreamPlan run(int64_t total_tokens) {
+    Wide at_scale_one = 0;
+    for (const MixtureStage& stage : mixture_.stages) at_scale_one += stage.tokens;
     for (const MixtureStage& stage : mixture_.stages) {
-      const double tokens = static_cast<double>(stage.tokens) * scale;
-      const auto num_sequences = static_cast<int64_t>(tokens / static_cast<double>(plan_.seq_len));
-      if (num_sequences < 1 || num_sequences > kEndlessSequences) {
-        throw usage_error(
-            fmt::format("stage {} has {}tokens under this profile, which is {} one sequence of {}", stage.name,
-                        human_count(tokens), num_sequences < 1 ? "less than" : "far beyond", plan_.seq_len),
-            "choose another data.profile, or other stage budgets");
+      // In whole numbers: rounding could take the last sequence, and with it a training step.
+      const auto tokens = static_cast<int64_t>(Wide{stage.tokens} * total_tokens / at_scale_one);
+      const int64_t num_sequences = tokens / plan_.seq_len;
+      if (num_sequences < 1 || num_sequences >= kEndlessSequences) {
+        throw usage_error(fmt::format("stage {} has {} tokens under this profile: {} sequences of {}", stage.name,
+                                      tokens, num_sequences < 1 ? "no" : "too many", plan_.seq_len),
+                          "choose another data.profile, or other stage budgets");
       }
       plan_.stages.push_back(plan_stage(stage, num_sequences));
     }
@@ -86,10 +107,7 @@ class Planner {
                          .num_sequences = num_sequences,
                          .quotas = std::vector<int64_t>(left_.size(), 0),
                          .capped = std::vector<bool>(left_.size(), false)};
-    std::vector<double> shares;
-    for (const double weight : stage.weights) {
-      shares.push_back(weight > 0 ? std::pow(weight, 1.0 / mixture_.temperature) : 0.0);
-    }
+    std::vector<double> shares = shares_of(stage.weights, mixture_.temperature);
     int64_t wanted = num_sequences;
     for (bool settled = false; !settled;) {
       if (std::ranges::all_of(shares, [](double share) { return share == 0.0; })) throw exhausted(stage, wanted);
@@ -162,14 +180,12 @@ int64_t profile_tokens(const Mixture& mixture, std::string_view profile, int64_t
   if (found->scale > 0) {
     for (const MixtureStage& stage : mixture.stages) tokens += found->scale * static_cast<double>(stage.tokens);
   }
-  return static_cast<int64_t>(std::round(std::min(tokens, 0x1p62)));
+  return static_cast<int64_t>(std::round(std::min(tokens, kMaxCount)));
 }
 
 StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFacts>& sources, int64_t seq_len,
                             int64_t total_tokens) {
-  double at_scale_one = 0.0;
-  for (const MixtureStage& stage : mixture.stages) at_scale_one += static_cast<double>(stage.tokens);
-  return Planner(mixture, sources, seq_len).run(static_cast<double>(total_tokens) / at_scale_one);
+  return Planner(mixture, sources, seq_len).run(total_tokens);
 }
 
 StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len) {
@@ -188,7 +204,7 @@ std::string print_stream_plan(const StreamPlan& plan) {
   for (const PlannedStage& stage : plan.stages) {
     for (size_t i = 0; i < plan.sources.size(); ++i) {
       taken[i] += stage.quotas[i];
-      if (stage.quotas[i] == 0) continue;
+      if (stage.quotas[i] == 0 && !stage.capped[i]) continue;
       const PlannedSource& source = plan.sources[i];
       table += fmt::format("{:<12} {:<16} {:>12} {:>12} {:>6.2f} % {:>8.3f}{}\n", stage.name, source.name,
                            human_count(static_cast<double>(stage.quotas[i] * plan.seq_len)), stage.quotas[i],

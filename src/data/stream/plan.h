@@ -51,8 +51,8 @@ int64_t profile_tokens(const Mixture& mixture, std::string_view profile, int64_t
 // and source i of it the share p_i = w_i^(1 / temperature) / sum_j w_j^(1 / temperature), rounded to whole sequences by
 // largest remainder (ties: the first source). A source that reaches its max_epochs gives what is left of it, and the
 // others share the rest in proportion to p. `sources` are in the order of mixture.sources.
-// Errors (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence, sources
-// that cannot fill a stage.
+// Errors (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence or of
+// 2^40 sequences and more, sources that cannot fill a stage.
 StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFacts>& sources, int64_t seq_len,
                             int64_t total_tokens);
 
@@ -60,7 +60,8 @@ StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFact
 StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len);
 bool is_endless(const StreamPlan& plan);
 
-// A table: per stage and source tokens, sequences, share, epochs over the source up to the stage's end.
+// A table: per stage and source tokens, sequences, share, epochs over the source up to the stage's end, and which
+// sources are exhausted.
 std::string print_stream_plan(const StreamPlan& plan);
 
 }  // namespace nmoe

@@ -1,7 +1,7 @@
 #include "data/stream/schedule.h"
 
-#include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "base/error.h"
 
@@ -13,27 +13,41 @@ StreamSchedule::StreamSchedule(const StreamPlan& plan) : plan_(plan) {
 }
 
 void StreamSchedule::seek(const StreamCursor& cursor) {
-  const auto num_stages = static_cast<int64_t>(plan_.stages.size());
-  const auto sum = [](const std::vector<int64_t>& values) {
-    return std::accumulate(values.begin(), values.end(), int64_t{0});
-  };
-  int64_t before = 0;  // sequences of the stages before the cursor's
-  for (int64_t stage = 0; stage < std::min(cursor.stage, num_stages); ++stage) {
-    before += plan_.stages[static_cast<size_t>(stage)].num_sequences;
-  }
-  const int64_t length = cursor.stage >= 0 && cursor.stage < num_stages
-                             ? plan_.stages[static_cast<size_t>(cursor.stage)].num_sequences
-                             : 1;
-  const bool fits = cursor.credits.size() == plan_.sources.size() && cursor.taken.size() == plan_.sources.size() &&
-                    cursor.stage >= 0 && cursor.stage <= num_stages && cursor.stage_sequence >= 0 &&
-                    cursor.stage_sequence < length && cursor.sequence == before + cursor.stage_sequence &&
-                    sum(cursor.taken) == cursor.sequence && sum(cursor.credits) == 0;
-  if (!fits) {
+  if (!leads_to(cursor)) {
     throw runtime_error(
         fmt::format("sequence {} of the checkpoint is no place in this run's data plan", cursor.sequence),
         "resume with the mixture and profile that the run began with");
   }
   cursor_ = cursor;
+}
+
+bool StreamSchedule::leads_to(const StreamCursor& cursor) const {
+  const size_t num_sources = plan_.sources.size();
+  const auto num_stages = static_cast<int64_t>(plan_.stages.size());
+  if (cursor.credits.size() != num_sources || cursor.taken.size() != num_sources || cursor.stage < 0 ||
+      cursor.stage > num_stages) {
+    return false;
+  }
+  int64_t sequence = cursor.stage_sequence;
+  std::vector<int64_t> taken = cursor.taken;  // in the cursor's stage
+  for (const PlannedStage& stage : std::span(plan_.stages).first(static_cast<size_t>(cursor.stage))) {
+    sequence += stage.num_sequences;
+    for (size_t i = 0; i < num_sources; ++i) taken[i] -= stage.quotas[i];
+  }
+  const PlannedStage end{.name = "", .num_sequences = 1, .quotas = std::vector<int64_t>(num_sources, 0), .capped = {}};
+  const PlannedStage& stage = cursor.stage < num_stages ? plan_.stages[static_cast<size_t>(cursor.stage)] : end;
+  if (cursor.sequence != sequence || cursor.stage_sequence < 0 || cursor.stage_sequence >= stage.num_sequences) {
+    return false;
+  }
+  for (size_t i = 0; i < num_sources; ++i) {
+    // Modulo 2^64: the products of an endless stage are longer.
+    const uint64_t grown = static_cast<uint64_t>(stage.quotas[i]) * static_cast<uint64_t>(cursor.stage_sequence);
+    const uint64_t paid = static_cast<uint64_t>(stage.num_sequences) * static_cast<uint64_t>(taken[i]);
+    if (taken[i] < 0 || taken[i] > stage.quotas[i] || static_cast<uint64_t>(cursor.credits[i]) != grown - paid) {
+      return false;
+    }
+  }
+  return std::accumulate(taken.begin(), taken.end(), int64_t{0}) == cursor.stage_sequence;
 }
 
 void StreamSchedule::take(int64_t count, std::vector<SequenceRef>& out) {

@@ -35,6 +35,9 @@ class StreamSchedule {
   void take(int64_t count, std::vector<SequenceRef>& out);
 
  private:
+  // Whether stage, sequences, what was taken and what is owed agree with the plan and with each other.
+  bool leads_to(const StreamCursor& cursor) const;
+
   const StreamPlan& plan_;
   StreamCursor cursor_;
 };
