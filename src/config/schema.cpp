@@ -332,8 +332,9 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.section("train");
   f.key("steps", train.steps, kSpan, "where to stop; 0: where the plan of data.mixture ends").not_in_fingerprint();
   f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step");
-  // In the fingerprint because it fixes the order in which gradients are summed, and so their bits.
-  f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass");
+  // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
+  f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass")
+      .not_in_fingerprint();
   f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")
       .not_in_fingerprint();
   f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines").not_in_fingerprint();

@@ -15,7 +15,7 @@ const std::set<std::string> kFree = {"run.name",         "run.experiment",
                                      "run.dir",          "run.device",
                                      "run.threads",      "data.path",
                                      "data.mixture",     "data.profile",
-                                     "train.steps",      "train.memory_limit",
+                                     "train.microbatch_seqs", "train.steps",      "train.memory_limit",
                                      "train.log_every",  "train.valid_every",
                                      "train.valid_seqs", "train.stop_on_collapse",
                                      "checkpoint.every", "checkpoint.keep_last"};
