@@ -68,8 +68,11 @@ class RecordsTest : public FolderTest {
     duckdb_result result;
     ASSERT_EQ(duckdb_open(nullptr, &database), DuckDBSuccess);
     ASSERT_EQ(duckdb_connect(database, &connection), DuckDBSuccess);
-    EXPECT_EQ(duckdb_query(connection, query.c_str(), &result), DuckDBSuccess) << duckdb_result_error(&result);
-    duckdb_destroy_result(&result);
+    // Of DuckDB's own threads the sanitizer sees only a part.
+    for (const std::string& step : {std::string("SET threads = 1"), query}) {
+      EXPECT_EQ(duckdb_query(connection, step.c_str(), &result), DuckDBSuccess) << duckdb_result_error(&result);
+      duckdb_destroy_result(&result);
+    }
     duckdb_disconnect(&connection);
     duckdb_close(&database);
   }

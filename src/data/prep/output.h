@@ -91,6 +91,8 @@ class Output {
 
   // Where it stands.
   const PrepState& state() const { return state_; }
+  // Whether there is a checkpoint for another process to go on from.
+  bool outlives_failure() const { return journaled_; }
 
   void write(const Batch& batch);
 

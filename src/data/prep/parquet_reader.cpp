@@ -15,6 +15,9 @@
 namespace nmoe {
 namespace {
 
+// Room for a page and what it is decompressed from: DuckDB itself writes pages of 100 MB.
+constexpr const char* kMemoryLimit = "512MB";
+
 // For DuckDB's handles, which are pointers that a function taking the pointer's address destroys.
 template <class Handle, void (*destroy)(Handle*)>
 struct HandleDeleter {
@@ -114,7 +117,7 @@ class ParquetReader final : public RecordReader {
     const Owned<duckdb_config, duckdb_destroy_config> config(raw_config);
     // One thread: the tokenizer needs the others. Nothing is fetched, nothing spilled beside the user's files.
     for (const auto& [name, value] : {std::pair{"threads", "1"},
-                                      {"memory_limit", "512MB"},
+                                      {"memory_limit", kMemoryLimit},
                                       {"temp_directory", ""},
                                       {"preserve_insertion_order", "true"},
                                       {"autoinstall_known_extensions", "false"},
@@ -136,6 +139,10 @@ class ParquetReader final : public RecordReader {
 
   // DuckDB reads ahead, so that the rows at fault can only be narrowed down.
   Error damaged(const std::string& reason) const {
+    if (reason.starts_with("Out of Memory")) {
+      return runtime_error(fmt::format("cannot read '{}' with {} of memory: {}", path_.string(), kMemoryLimit, reason),
+                           "write it again with smaller pages or row groups");
+    }
     return cannot_read(fmt::format("some row after {} of {} is damaged: {}", number_, num_rows_, reason));
   }
 

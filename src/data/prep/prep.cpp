@@ -156,8 +156,14 @@ class Preparation {
   PrepReport run() {
     PrepReport report;
     report.resumed_records = output_->state().records;
-    if (output_->state().phase == PrepState::Phase::kWriting) work();
-    const PrepReport written = output_->commit();
+    PrepReport written;
+    try {
+      if (output_->state().phase == PrepState::Phase::kWriting) work();
+      written = output_->commit();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kUsage || !output_->outlives_failure()) throw;
+      throw runtime_error(error.what(), error.remedy() + "; what is done is kept, the same command goes on from there");
+    }
     report.train = written.train;
     report.valid = written.valid;
     report.records = written.records;
