@@ -13,7 +13,7 @@ void data_plan_command(const ConfigArguments& arguments) {
   config = resolve_vocab_size(config, *data.tokenizer);
   const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
   config = resolve_steps(config, plan);
-  const double step_tokens = static_cast<double>(config.train.batch_seqs * config.data.seq_len);
+  const int64_t step_tokens = config.train.batch_seqs * config.data.seq_len;
   if (is_endless(plan)) {
     const PlannedSource& corpus = plan.sources[0];
     fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n",
@@ -24,7 +24,7 @@ void data_plan_command(const ConfigArguments& arguments) {
     return;
   }
   fmt::print("{}", print_stream_plan(plan));
-  fmt::print("train.steps = {} of {:.0f} tokens; the plan has {} steps\n", config.train.steps, step_tokens,
+  fmt::print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens,
              plan.num_sequences() / config.train.batch_seqs);
 }
 

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <string>
@@ -339,6 +340,9 @@ int main(int argc, char** argv) {
   } catch (const nmoe::CheckFailure& failure) {
     fmt::print(stderr, "internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
                nmoe::version(), nmoe::commit());
+    return 1;
+  } catch (const std::filesystem::filesystem_error& error) {
+    fmt::print(stderr, "error: {}\nremedy: check the path and its permissions\n", error.what());
     return 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "error: {}\nremedy: none is known; please report it\n", error.what());

@@ -205,6 +205,17 @@ void Trainer::after_step(const StepResult& result) {
 void Trainer::run_validation() {
   if (valid_splits_.empty()) return;
   const bool several = valid_splits_.size() > 1;
+  const auto report = [&](std::string_view source, const ValidationResult& result, double seconds) {
+    const std::string prefix =
+        source.empty() ? fmt::format("step {}", progress_.steps) : fmt::format("step {}: {}", progress_.steps, source);
+    if (result.tokens == 0) {
+      recorder_->message(fmt::format("{}: validation has no token with a loss", prefix));
+      return;
+    }
+    recorder_->record_validation(progress_.steps, source, result, seconds);
+    recorder_->message(fmt::format("{}: validation loss {:.4f} nats, {:.4f} bits per byte{}", prefix, result.loss(),
+                                   result.bits_per_byte(), answers_text(result)));
+  };
   ValidationResult all;
   double all_seconds = 0.0;
   for (const auto& [source, split] : valid_splits_) {
@@ -212,18 +223,12 @@ void Trainer::run_validation() {
     const ValidationResult result =
         validate(*engine_, split, token_bytes_, config_.train.valid_seqs, config_.train.microbatch_seqs);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (several) {
-      recorder_->record_validation(progress_.steps, source, result, seconds);
-      recorder_->message(fmt::format("step {}: {}: validation loss {:.4f} nats{}", progress_.steps, source,
-                                     result.loss(), answers_text(result)));
-    }
+    if (several) report(source, result, seconds);
     all += result;
     all_seconds += seconds;
   }
-  recorder_->record_validation(progress_.steps, "", all, all_seconds);
-  recorder_->message(fmt::format("step {}: validation loss {:.4f} nats, {:.4f} bits per byte{}", progress_.steps,
-                                 all.loss(), all.bits_per_byte(), answers_text(all)));
-  summary_.valid = all;
+  report("", all, all_seconds);
+  if (all.tokens > 0) summary_.valid = all;
 }
 
 void Trainer::save() {

@@ -11,14 +11,12 @@ namespace nmoe {
 namespace {
 
 // What may change between a run and its continuation.
-const std::set<std::string> kFree = {"run.name",         "run.experiment",
-                                     "run.dir",          "run.device",
-                                     "run.threads",      "data.path",
-                                     "data.mixture",     "data.profile",
-                                     "train.microbatch_seqs", "train.steps",      "train.memory_limit",
-                                     "train.log_every",  "train.valid_every",
-                                     "train.valid_seqs", "train.stop_on_collapse",
-                                     "checkpoint.every", "checkpoint.keep_last"};
+const std::set<std::string> kFree = {"run.name",          "run.experiment",      "run.dir",
+                                     "run.device",        "run.threads",         "data.path",
+                                     "data.mixture",      "data.profile",        "train.microbatch_seqs",
+                                     "train.steps",       "train.memory_limit",  "train.log_every",
+                                     "train.valid_every", "train.valid_seqs",    "train.stop_on_collapse",
+                                     "checkpoint.every",  "checkpoint.keep_last"};
 
 // Every key in every configuration: the fingerprint changes when a key that defines the run and has
 // an effect changes, and at nothing else.
