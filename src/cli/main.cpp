@@ -127,7 +127,6 @@ class CommandLine {
         ->capture_default_str();
     prep->add_option("-o,--out", prep_.out, "folder to write; an unfinished preparation there goes on")->required();
     prep->add_flag("--force", prep_.force, "replace a dataset that is there");
-    prep->callback([this] { run_ = [this] { prep_command(prep_); }; });
 
     constexpr const char* kFilters = "Filters (all off unless given)";
     const auto add_filter = [prep](const char* name, auto& value, const char* what) {
@@ -142,13 +141,25 @@ class CommandLine {
         ->check(number(0, 1));
     add_filter("--max-repeated-lines", filters.max_repeated_lines, "share of lines seen before (Gopher: 0.3)")
         ->check(number(0, 1));
-    add_filter("--max-repeated-ngrams", filters.max_repeated_ngrams,
-               "share of text in repeated n-grams (Gopher: 0.1 for n = 10)")
-        ->check(number(0, 1));
-    add_filter("--ngram-words", filters.ngram_words, "n of the n-grams")->check(number(2))->capture_default_str();
+    CLI::Option* ngrams = add_filter("--max-repeated-ngrams", filters.max_repeated_ngrams,
+                                     "share of text in repeated n-grams (Gopher: 0.1 for n = 10)");
+    ngrams->check(number(0, 1));
+    add_filter("--ngram-words", filters.ngram_words, "n of the n-grams")
+        ->needs(ngrams)
+        ->check(number(2))
+        ->capture_default_str();
     prep->add_flag("--dedup", prep_.dedup, "drop documents equal to an earlier one")->group(kFilters);
-    add_filter("--near-dedup", prep_.near_dedup, "drop those that resemble an earlier one this much (usual: 0.82)")
-        ->check(number(0, 1));
+    CLI::Option* near_dedup =
+        prep->add_flag("--near-dedup", near_dedup_, "drop documents that resemble an earlier one (MinHash; slow)")
+            ->group(kFilters);
+    add_filter("--near-dedup-threshold", near_dedup_threshold_, "Jaccard index from which on they do")
+        ->needs(near_dedup)
+        ->check(number(0, 1))
+        ->capture_default_str();
+    prep->callback([this] {
+      if (near_dedup_) prep_.near_dedup = near_dedup_threshold_;
+      run_ = [this] { prep_command(prep_); };
+    });
   }
 
   void add_dataset(CLI::App& app) {
@@ -258,6 +269,8 @@ class CommandLine {
   RunsArguments runs_;
   PrepOptions prep_;
   SynthesizeOptions synthesize_;
+  bool near_dedup_ = false;
+  double near_dedup_threshold_ = 0.82;
   std::string data_dir_;
   DataSampleArguments data_sample_;
   TokenizerTrainArguments tokenizer_train_;

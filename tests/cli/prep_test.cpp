@@ -47,6 +47,7 @@ class PrepCommandTest : public CliTest {
             "id",
             "--dedup",
             "--near-dedup",
+            "--near-dedup-threshold",
             "0.9",
             "--tokens-per-shard",
             "1000000",

@@ -173,8 +173,7 @@ std::optional<int64_t> NearDuplicates::add(const Signature& signature) {
     bands_[static_cast<size_t>(band)].find(band_hash(signature, band), candidates_);
   }
   std::ranges::sort(candidates_);
-  const auto repeats = std::ranges::unique(candidates_);
-  candidates_.erase(repeats.begin(), repeats.end());
+  candidates_.erase(std::unique(candidates_.begin(), candidates_.end()), candidates_.end());
   for (const uint32_t candidate : candidates_) {
     const ShortSignature& entries = signatures_[candidate];
     int equal = 0;

@@ -21,7 +21,6 @@ constexpr const char* kMemoryLimit = "512MB";
 // For DuckDB's handles, which are pointers that a function taking the pointer's address destroys.
 template <class Handle, void (*destroy)(Handle*)>
 struct HandleDeleter {
-  using pointer = Handle;
   void operator()(Handle handle) const { destroy(&handle); }
 };
 template <class Handle, void (*destroy)(Handle*)>
