@@ -136,7 +136,7 @@ class LatentAttention(nn.Module):
         self.nope, self.rope, self.value = mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim
         self.q = linear(model.dim, self.num_heads * (self.nope + self.rope))
         self.kv_down = linear(model.dim, mla.kv_lora_rank)
-        self.kv_norm = RmsNorm(mla.kv_lora_rank, model.norm_eps)
+        self.kv_norm = RmsNorm(mla.kv_lora_rank, mla.norm_eps)
         self.k_rope = linear(model.dim, self.rope)
         self.kv_up = linear(mla.kv_lora_rank, self.num_heads * (self.nope + self.value))
         self.out = linear(self.num_heads * self.value, model.dim)

@@ -48,6 +48,8 @@ struct MlaConfig {
   int64_t qk_nope_head_dim = 32;
   int64_t qk_rope_head_dim = 16;
   int64_t v_head_dim = 32;
+  double norm_eps =
+      1e-6;  // of the norms of latent queries, keys and values; DeepSeek fixes it, whatever model.norm_eps
 };
 
 struct GqaConfig {
@@ -92,6 +94,7 @@ struct ModelConfig {
   AttentionKind attention = AttentionKind::kMla;
   int64_t window = 0;             // sliding window of local layers; 0: all layers are global
   int64_t attn_global_every = 1;  // layers n, 2n, ... from 1 are global, the last always
+  int64_t max_positions = 0;      // longest text the model is meant for; 0: data.seq_len
   double norm_eps = 1e-6;
   bool tied_head = false;  // the head shares the embedding table
   RopeConfig rope;

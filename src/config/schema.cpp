@@ -224,6 +224,7 @@ void describe_attention(FieldList& f, ModelConfig& model) {
   f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize, "part of a query or key head without RoPE");
   f.key("qk_rope_head_dim", mla.qk_rope_head_dim, kSize, "part with RoPE, whose key all heads share");
   f.key("v_head_dim", mla.v_head_dim, kSize, "width of a value head");
+  f.key("norm_eps", mla.norm_eps, kPositive, "the same as model.norm_eps, in the norms of the latents");
 
   GqaConfig& gqa = model.gqa;
   f.section("model.gqa");
@@ -267,6 +268,8 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global");
   f.key("attn_global_every", model.attn_global_every, kSize, "every n-th layer is global, and the last")
       .needs(model.window > 0, "model.window > 0");
+  f.key("max_positions", model.max_positions, kSizeOrNone, "longest text the model is meant for; 0: data.seq_len")
+      .not_in_fingerprint();
   f.key("norm_eps", model.norm_eps, kPositive, "added to the mean square in RMSNorm");
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model);

@@ -98,7 +98,10 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
                 "embedding, head and norms are trained by AdamW", "set it to \"adamw\" or remove it");
 }
 
-void check_data(Rules& rules, const DataConfig& data, const TrainConfig& train) {
+void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
+  rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
+                {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
+                "lower data.seq_len or raise model.max_positions");
   const bool has_mixture = !data.mixture.empty();
   rules.require(!has_mixture || data.path.empty(), {"data.mixture", "data.path"}, "a run reads one of them",
                 "remove data.path, or data.mixture and data.profile");
@@ -120,7 +123,7 @@ std::optional<Issue> find_issue(const Config& config) {
   check_attention(rules, config.model);
   check_moe(rules, config.model);
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
-  check_data(rules, config.data, config.train);
+  check_data(rules, config.model, config.data, config.train);
   check_train(rules, config.train);
   return rules.take_broken();
 }

@@ -16,12 +16,12 @@ LatentAttention::LatentAttention(const ModelConfig& config, ParameterSet& parame
               ? std::nullopt
               : std::optional<LowRankQuery>(
                     {parameters.add(matrix_parameter(config, name + "q_down", config.mla.q_lora_rank, config.dim)),
-                     Norm(parameters, name + "q_norm", config.mla.q_lora_rank, config.norm_eps)})),
+                     Norm(parameters, name + "q_norm", config.mla.q_lora_rank, config.mla.norm_eps)})),
       wq_(parameters.add(matrix_parameter(
           config, name + "q", config.num_heads * (config.mla.qk_nope_head_dim + config.mla.qk_rope_head_dim),
           q_low_rank_ ? config.mla.q_lora_rank : config.dim))),
       wkv_down_(parameters.add(matrix_parameter(config, name + "kv_down", config.mla.kv_lora_rank, config.dim))),
-      kv_norm_(parameters, name + "kv_norm", config.mla.kv_lora_rank, config.norm_eps),
+      kv_norm_(parameters, name + "kv_norm", config.mla.kv_lora_rank, config.mla.norm_eps),
       wk_rope_(parameters.add(matrix_parameter(config, name + "k_rope", config.mla.qk_rope_head_dim, config.dim))),
       wkv_up_(parameters.add(matrix_parameter(config, name + "kv_up",
                                               config.num_heads * (config.mla.qk_nope_head_dim + config.mla.v_head_dim),

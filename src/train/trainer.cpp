@@ -44,6 +44,7 @@ class Trainer {
         plan_(plan_memory(config_, data_.mapped_bytes())),
         batches_(config_, data_, plan_.cost.active_parameters),
         token_bytes_(token_byte_counts(*data_.tokenizer)),
+        tokenizer_json_(data_.tokenizer->json()),
         cursor_(batches_.cursor()) {
     config_ = resolve_steps(std::move(config_), batches_.plan());
     fmt::print(stderr, "{}", print_plan(plan_, config_));
@@ -81,6 +82,7 @@ class Trainer {
   };
   std::vector<ValidSplit> valid_splits_;
   std::vector<int32_t> token_bytes_;
+  std::string tokenizer_json_;  // in every checkpoint; 10 MB for large vocabularies
   std::unique_ptr<Backend> ops_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Recorder> recorder_;
@@ -246,7 +248,7 @@ void Trainer::save() {
   state.info.nmoe_version = options_.version;
   state.info.nmoe_commit = options_.commit;
   state.config_toml = print_config(config_);
-  state.tokenizer_json = data_.tokenizer->json();
+  state.tokenizer_json = tokenizer_json_;
   state.model = staged.model;
   state.optimizer = staged.optimizer;
   writer_->submit(std::move(state));
