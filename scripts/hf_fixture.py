@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+"""Small models as Hugging Face folders with what transformers computes from them, for tests/hf.
+
+    scripts/hf_fixture.py OUT_DIR --all
+    scripts/hf_fixture.py OUT_DIR --variant dsv3_groups --variant qwen3
+
+It needs the Python packages `torch`, `transformers` (5.17 was used) and `safetensors`, no accelerator and no network.
+The same packages on the same kind of processor give the same files. OUT_DIR/VARIANT holds
+
+config.json, model*.safetensors   as save_pretrained writes them: one tensor for each expert's matrices
+expected.safetensors              input_ids      [B, S + 1] int32
+                                  logits         [B, S, V] float32, of the first S tokens
+                                  loss           [1] float32: mean cross-entropy of the B * S next tokens, in nats
+                                  grad.NAME      float32, dloss/dNAME by torch's names; the experts of a layer are one
+                                                 tensor there: gate_up_proj [E, 2I, H], down_proj [E, H, I]
+
+Expectations are computed in float32 from the folder as transformers loads it. No router decides by a hair: the experts
+that tokens go to stay the same when all weights are moved by a 1e-5th.
+
+dsv3_fp8's matrices (not embedding, head, norms, routers) are float8 e4m3 in blocks of 128 x 128 with one float32 scale
+each, NAME_scale_inv, as DeepSeek publishes them. Their meaning is value * scale rounded to bfloat16, which is what
+DeepSeek's conversion script makes of them; the expectation is computed from these.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+NUM_SEQS = 2
+VOCAB = 96
+MTP_LAYERS = 1
+FP8_BLOCK = 128
+FP8_MAX = 448.0  # the largest finite float8 e4m3
+
+COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=48,
+    moe_intermediate_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_experts_per_tok=2,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,  # not that of the latents' norms, which is fixed at 1e-6
+    tie_word_embeddings=False,
+    bos_token_id=0,
+    eos_token_id=1,
+)
+MLA = dict(
+    num_key_value_heads=4,
+    q_lora_rank=20,
+    kv_lora_rank=24,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+)
+DSV3 = COMMON | MLA | dict(n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5)
+DSV2 = COMMON | MLA | dict(norm_topk_prob=False, topk_method="greedy", routed_scaling_factor=1.0)
+QWEN3 = COMMON | dict(
+    num_key_value_heads=2, head_dim=24, num_experts=8, norm_topk_prob=True, mlp_only_layers=[], num_hidden_layers=2
+)
+
+
+def plain_rope(theta=10000.0):
+    return dict(rope_type="default", rope_theta=theta)
+
+
+def yarn(mscale):
+    """The ramp ends inside the head's 4 pairs: one is kept, one between, two are slowed."""
+    return dict(
+        rope_type="yarn",
+        rope_theta=100.0,
+        factor=4.0,
+        original_max_position_embeddings=32,
+        beta_fast=4.0,
+        beta_slow=1.0,
+        mscale=mscale,
+        mscale_all_dim=mscale,
+    )
+
+
+class Variant:
+    """config: keyword arguments of the configuration. seq_len: S. bf16: parameters are saved in bfloat16 (router biases
+    stay float32). shard_size: bytes of a file of weights at most; 0: one file. mtp: weights of DeepSeek's multi-token
+    module are added, which transformers ignores. fp8: see above. model_type: what config.json says in the end."""
+
+    def __init__(self, family, config, seq_len=24, bf16=False, shard_size=0, mtp=False, fp8=False, model_type=None):
+        self.family, self.config, self.seq_len = family, {"rope_parameters": plain_rope()} | config, seq_len
+        self.bf16, self.shard_size, self.mtp, self.fp8, self.model_type = bf16, shard_size, mtp, fp8, model_type
+
+
+VARIANTS = {
+    "dsv3_groups": Variant(
+        "deepseek_v3",
+        DSV3 | dict(num_hidden_layers=2, n_routed_experts=16, n_group=4, topk_group=2, q_lora_rank=None),
+    ),
+    "dsv3_yarn": Variant("deepseek_v3", DSV3 | dict(rope_parameters=yarn(1.0)), seq_len=48),
+    "dsv3_half_split": Variant("deepseek_v3", DSV3 | dict(rope_interleave=False, norm_topk_prob=False)),
+    "dsv3_mtp": Variant("deepseek_v3", DSV3 | dict(num_hidden_layers=2), mtp=True),
+    "dsv2_lite": Variant(
+        "deepseek_v2",
+        DSV2 | dict(num_hidden_layers=2, q_lora_rank=None, n_shared_experts=2, rope_parameters=yarn(0.707)),
+        seq_len=48,
+    ),
+    "dsv2_groups": Variant(
+        "deepseek_v2",
+        DSV2
+        | dict(
+            num_hidden_layers=2,
+            n_routed_experts=16,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            num_experts_per_tok=3,
+            routed_scaling_factor=16.0,
+        ),
+    ),
+    "qwen3": Variant("qwen3_moe", QWEN3 | dict(rope_parameters=plain_rope(1e6))),
+    "qwen3_tied": Variant(
+        "qwen3_moe",
+        QWEN3 | dict(num_hidden_layers=3, tie_word_embeddings=True, norm_topk_prob=False, mlp_only_layers=[0]),
+    ),
+    "kimi": Variant("deepseek_v3", DSV3 | dict(rope_parameters=plain_rope(50000.0)), model_type="kimi_k2"),
+    # Sizes that are no multiples of the block.
+    "dsv3_fp8": Variant(
+        "deepseek_v3",
+        DSV3
+        | dict(
+            num_hidden_layers=2,
+            hidden_size=136,
+            intermediate_size=140,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            n_routed_experts=4,
+        ),
+        bf16=True,
+        fp8=True,
+    ),
+    "dsv3_bf16_sharded": Variant("deepseek_v3", DSV3, bf16=True, shard_size=60_000),
+}
+
+
+class NearTie(Exception):
+    pass
+
+
+def make_config(variant):
+    config = transformers.AutoConfig.for_model(variant.family, **variant.config)
+    if variant.family == "deepseek_v3":
+        config.num_nextn_predict_layers = MTP_LAYERS if variant.mtp else 0
+    return config
+
+
+def random_value(name, shape, generator):
+    """Logits, scores and gate weights of order one; norms near one; biases that change what is selected."""
+    noise = torch.randn(shape, generator=generator)
+    if name.endswith("e_score_correction_bias"):
+        return 0.2 * noise
+    if name.endswith("norm.weight"):
+        return 1.0 + 0.2 * noise
+    if name.endswith("embed_tokens.weight"):
+        return noise
+    if name.endswith(".mlp.gate.weight"):
+        return 2.0 * noise / shape[-1] ** 0.5
+    return noise / shape[-1] ** 0.5
+
+
+def make_model(variant, generator):
+    model = transformers.AutoModelForCausalLM.from_config(make_config(variant)).float()
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            parameter.copy_(random_value(name, parameter.shape, generator))
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(random_value(name, buffer.shape, generator))
+    if variant.bf16:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return model
+
+
+def load_as_float32(folder):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            raise SystemExit(f"{folder}: {kind}: {sorted(info[kind])}")
+    model.config._experts_implementation = "eager"
+    return model.eval()
+
+
+def selections(model, input_ids):
+    """Which experts each token goes to in each layer, each token's sorted."""
+    found = []
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output: found.append(output[-1].sort(dim=-1).values))
+        for name, module in model.named_modules()
+        if name.endswith(".mlp.gate")
+    ]
+    with torch.no_grad():
+        model(input_ids=input_ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found)
+
+
+def check_margins(model, input_ids, generator):
+    before = selections(model, input_ids)
+    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + 1e-5 * torch.randn(parameter.shape, generator=generator))
+    after = selections(model, input_ids)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(kept[name])
+    if not torch.equal(before, after):
+        raise NearTie
+
+
+def expectation(folder, seq_len, generator):
+    model = load_as_float32(folder)
+    ids = torch.randint(0, VOCAB, (NUM_SEQS, seq_len + 1), generator=generator)
+    check_margins(model, ids[:, :-1], generator)
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+    loss.backward()
+    tensors = {"input_ids": ids.to(torch.int32), "logits": logits.detach(), "loss": loss.detach().reshape(1)}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            raise SystemExit(f"{folder}: {name} has no gradient")
+        tensors["grad." + name] = parameter.grad
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise SystemExit(f"{folder}: {name} is not finite")
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def write_weights(tensors, folder):
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors",
+              metadata={"format": "pt"})
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=2) + "\n")
+
+
+def per_block(scale, shape):
+    """A block's scale at each of its elements."""
+    rows = scale.repeat_interleave(FP8_BLOCK, 0)[: shape[0]]
+    return rows.repeat_interleave(FP8_BLOCK, 1)[:, : shape[1]]
+
+
+def quantise(weight):
+    weight = weight.float()
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
+    blocks = padded.reshape(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, padded.shape[1] // FP8_BLOCK, FP8_BLOCK)
+    scale = blocks.abs().amax(dim=(1, 3)) / FP8_MAX
+    return (weight / per_block(scale, weight.shape)).to(torch.float8_e4m3fn), scale
+
+
+def has_fp8(name):
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight"))
+
+
+def fp8_weights(weights):
+    """The weights as fp8, and what these mean in bfloat16."""
+    quantised, meaning = {}, {}
+    for name, weight in weights.items():
+        quantised[name] = meaning[name] = weight
+        if has_fp8(name):
+            quantised[name], scale = quantise(weight)
+            quantised[name + "_scale_inv"] = scale
+            meaning[name] = (quantised[name].float() * per_block(scale, weight.shape)).to(torch.bfloat16)
+    return quantised, meaning
+
+
+def mtp_weights(weights, num_layers, generator):
+    """A module behind the last layer: a block like it, norms, a projection, copies of embedding and head."""
+    last, module = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."
+    embedding = weights["model.embed_tokens.weight"]
+    width = embedding.shape[1]
+    extra = {module + "embed_tokens.weight": embedding.clone(),
+             module + "shared_head.head.weight": weights["lm_head.weight"].clone()}
+    shapes = {module + name: (width,) for name in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")}
+    shapes[module + "eh_proj.weight"] = (width, 2 * width)
+    for name, weight in weights.items():
+        if name.startswith(last):
+            shapes[module + name.removeprefix(last)] = tuple(weight.shape)
+    for name, shape in sorted(shapes.items()):
+        extra[name] = random_value(name, shape, generator)
+    return extra
+
+
+def write_variant(variant, folder, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = make_model(variant, generator)
+    if variant.shard_size:
+        model.save_pretrained(folder, max_shard_size=variant.shard_size)
+    else:
+        model.save_pretrained(folder)
+
+    if variant.fp8:
+        quantised, meaning = fp8_weights(load_file(folder / "model.safetensors"))
+        write_weights(meaning, folder)
+        expected = expectation(folder, variant.seq_len, generator)
+        write_weights(quantised, folder)
+        edit_config(folder, quantization_config=dict(
+            quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[FP8_BLOCK, FP8_BLOCK]))
+    else:
+        expected = expectation(folder, variant.seq_len, generator)
+    if variant.mtp:
+        weights = load_file(folder / "model.safetensors")
+        write_weights(weights | mtp_weights(weights, model.config.num_hidden_layers, generator), folder)
+    if variant.model_type:
+        edit_config(folder, model_type=variant.model_type)
+    save_file(expected, folder / "expected.safetensors")
+    return expected["loss"].item()
+
+
+def make_fixture(name, out_dir):
+    for seed in range(100):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch) / name
+            try:
+                loss = write_variant(VARIANTS[name], folder, seed)
+            except NearTie:
+                continue
+            shutil.rmtree(out_dir / name, ignore_errors=True)
+            shutil.copytree(folder, out_dir / name)
+        files = [path for path in (out_dir / name).iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        print(f"{name}: seed {seed}, loss {loss:.6f}, {len(files)} files, {size / 1024:.0f} KiB", flush=True)
+        return
+    raise SystemExit(f"{name}: a router decides by a hair whatever the seed")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="writes small Hugging Face models with what transformers computes")
+    parser.add_argument("out_dir", type=pathlib.Path)
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--variant", action="append", choices=sorted(VARIANTS))
+    choice.add_argument("--all", action="store_true")
+    arguments = parser.parse_args()
+
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    arguments.out_dir.mkdir(parents=True, exist_ok=True)
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    for name in arguments.variant or VARIANTS:
+        make_fixture(name, arguments.out_dir)
+
+
+if __name__ == "__main__":
+    main()
