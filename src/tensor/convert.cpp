@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -58,6 +59,20 @@ void narrow(const float* source, DType dtype, void* destination, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const uint16_t bits = dtype == DType::kBF16 ? float_to_bf16(source[i]) : _cvtss_sh(source[i], kHalfRounding);
     std::memcpy(bytes + 2 * i, &bits, sizeof bits);
+  }
+}
+
+void convert(DType from, const void* source, DType to, void* destination, size_t count) {
+  if (from == to) {
+    std::memcpy(destination, source, count * dtype_bytes(from));
+    return;
+  }
+  constexpr size_t kAtOnce = 4096;
+  float values[kAtOnce];
+  for (size_t done = 0; done < count; done += kAtOnce) {
+    const size_t some = std::min(kAtOnce, count - done);
+    widen(from, static_cast<const std::byte*>(source) + done * dtype_bytes(from), values, some);
+    narrow(values, to, static_cast<std::byte*>(destination) + done * dtype_bytes(to), some);
   }
 }
 

@@ -30,5 +30,7 @@ constexpr bool is_weight_dtype(DType dtype) {
 void widen(DType dtype, const void* source, float* destination, size_t count);
 // The other way; rounds to nearest, ties to even.
 void narrow(const float* source, DType dtype, void* destination, size_t count);
+// From any dtype to the same, or from one weight dtype to another.
+void convert(DType from, const void* source, DType to, void* destination, size_t count);
 
 }  // namespace nmoe
