@@ -60,9 +60,9 @@ void check_attention(Rules& rules, const ModelConfig& model) {
                   "remove model.window, or set model.attn_global_every > 1 with several layers");
   }
   if (model.yarn.factor > 1.0) {
-    rules.require(model.yarn.beta_fast > model.yarn.beta_slow, {"model.yarn.beta_fast", "model.yarn.beta_slow"},
-                  "the ramp from kept to slowed wavelengths has no width",
-                  "raise model.yarn.beta_fast above model.yarn.beta_slow");
+    rules.require(model.yarn.beta_fast >= model.yarn.beta_slow, {"model.yarn.beta_fast", "model.yarn.beta_slow"},
+                  "the ramp goes from kept to slowed wavelengths",
+                  "raise model.yarn.beta_fast to model.yarn.beta_slow or more");
   }
 }
 

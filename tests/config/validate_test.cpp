@@ -49,9 +49,11 @@ TEST(Validate, FindsAWindowThatNoLayerHas) {
   EXPECT_EQ(what_is_wrong(config), "");
 }
 
-TEST(Validate, FindsAYarnRampWithoutWidth) {
+TEST(Validate, FindsAYarnRampTheWrongWayRound) {
   Config config = mla_moe_config();
   config.model.yarn.beta_slow = 32.0;
+  EXPECT_EQ(what_is_wrong(config), "");  // one pair wide, as in Kimi-K2
+  config.model.yarn.beta_slow = 33.0;
   EXPECT_EQ(find_issue(config)->keys, (std::vector<std::string>{"model.yarn.beta_fast", "model.yarn.beta_slow"}));
   config.model.yarn.factor = 1.0;
   EXPECT_EQ(what_is_wrong(config), "");

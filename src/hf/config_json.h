@@ -1,0 +1,60 @@
+// A model's config.json, as Hugging Face's transformers writes and reads it, to and from ModelConfig.
+//
+// Every key of a config.json is modelled (read into HfModel, or fixed to the one value that nmoe computes), harmless
+// (changes no weight and no result: named in config_json.cpp) or refused: a key that is not known is an error, and so
+// is a value that nmoe would compute differently. Where transformers 5.17 and DeepSeek's original code disagree on what
+// a value means, it is refused too.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+
+namespace nmoe {
+
+// The architectures of transformers that nmoe shares.
+enum class ModelType {
+  kDeepseekV2,  // MLA; softmax scores without bias
+  kDeepseekV3,  // MLA; sigmoid scores with a selection bias
+  kKimiK2,      // DeepSeek-V3's under a name of its own
+  kQwen3Moe,    // GQA with norms of queries and keys; softmax scores, no shared experts
+};
+std::string_view model_type_name(ModelType type);  // "deepseek_v3"
+
+// Weights of an fp8 model are float8 e4m3 with one scale for each block of so many rows and columns.
+constexpr int64_t kHfFp8Block = 128;
+
+struct HfModel {
+  ModelType type = ModelType::kDeepseekV3;
+  // vocab_size and max_positions are never 0. What config.json does not say (init, loss coefficients, bias_rate of
+  // sigmoid routers) has its default; yarn too when its factor is 1.
+  ModelConfig config;
+  int64_t num_nextn_predict_layers = 0;  // modules that predict further tokens, kept as layers behind the last
+  std::string dtype;                     // of the weights: "bfloat16", "float16", "float32"; empty: not said
+  bool fp8 = false;                      // matrices are kept in blocks of kHfFp8Block
+  std::optional<int64_t> bos_id;
+  std::vector<int64_t> eos_ids;
+};
+
+// Reads the text of a config.json; `path` stands for it in messages. Error (run time) naming the key when the text is
+// not JSON, when a key is missing, unknown, unsupported or contradicts another.
+HfModel from_config_json(std::string_view text, const std::string& path);
+
+// The text of a config.json that transformers loads as `model`, readable by from_config_json: what that returns has the
+// same weights and computes the same. With `base`, the text of the config.json that the model came from (same type),
+// everything in it stays that does not say otherwise than `model`: keys without meaning to nmoe, their order, and the
+// way modelled keys are written. Error (usage) as of check_expressible.
+std::string to_config_json(const HfModel& model, std::string_view base = {});
+
+// The type that computes what `config` does: kDeepseekV3, kDeepseekV2 or kQwen3Moe. Error (usage) naming the key that
+// none of them has a counterpart of.
+ModelType model_type_for(const ModelConfig& config);
+
+// Error (usage) naming the first key of `config` that a model of this type cannot have.
+void check_expressible(const ModelConfig& config, ModelType type);
+
+}  // namespace nmoe
