@@ -17,7 +17,8 @@ constexpr size_t kNamesShown = 10;
 std::string list_of(const std::vector<std::string>& items, std::string_view what) {
   if (items.empty()) return "";
   std::string text = fmt::format("{} {} {}: ", items.size(), items.size() == 1 ? "tensor is" : "tensors are", what);
-  for (size_t i = 0; i < std::min(items.size(), kNamesShown); ++i) text += fmt::format("{}{}", i > 0 ? ", " : "", items[i]);
+  for (size_t i = 0; i < std::min(items.size(), kNamesShown); ++i)
+    text += fmt::format("{}{}", i > 0 ? ", " : "", items[i]);
   if (items.size() > kNamesShown) text += fmt::format(", and {} more", items.size() - kNamesShown);
   return text;
 }
@@ -68,7 +69,8 @@ HfBinding::HfBinding(const fs::path& dir)
     const bool predicts = layer && *layer >= num_layers && *layer < num_layers + model_.num_nextn_predict_layers;
     // A tied head may be in the file a second time.
     const HfTensor* table = weights_.find("model.embed_tokens.weight");
-    const bool is_tied_copy = model_.config.tied_head && name == "lm_head.weight" && table && same_values(tensor, *table);
+    const bool is_tied_copy =
+        model_.config.tied_head && name == "lm_head.weight" && table && same_values(tensor, *table);
     if (predicts) prediction_layers.insert(*layer);
     if (predicts || is_rotation_table(name)) {
       carried_.push_back(name);

@@ -14,8 +14,8 @@ namespace nmoe {
 
 class HfBinding {
  public:
-  // Reads config.json and the weights of `dir`. Error (runtime) that lists by name what is missing, unknown or of another
-  // shape than config.json asks for.
+  // Reads config.json and the weights of `dir`. Error (runtime) that lists by name what is missing, unknown or of
+  // another shape than config.json asks for.
   explicit HfBinding(const fs::path& dir);
 
   const HfModel& model() const { return model_; }

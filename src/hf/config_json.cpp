@@ -22,10 +22,19 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Keys without influence on weights or results: notes on training, on files, on serving.
-constexpr std::array<std::string_view, 13> kHarmless = {
-    "_attn_implementation_autoset", "_name_or_path", "auto_map", "aux_loss_alpha", "initializer_range",
-    "output_attentions", "output_hidden_states", "pad_token_id", "return_dict", "router_aux_loss_coef", "seq_aux",
-    "transformers_version", "use_cache"};
+constexpr std::array<std::string_view, 13> kHarmless = {"_attn_implementation_autoset",
+                                                        "_name_or_path",
+                                                        "auto_map",
+                                                        "aux_loss_alpha",
+                                                        "initializer_range",
+                                                        "output_attentions",
+                                                        "output_hidden_states",
+                                                        "pad_token_id",
+                                                        "return_dict",
+                                                        "router_aux_loss_coef",
+                                                        "seq_aux",
+                                                        "transformers_version",
+                                                        "use_cache"};
 
 // The keys of one object of the file. It remembers which were asked for; finish() refuses the rest. A null counts as
 // absent.
@@ -179,8 +188,7 @@ void read_yarn(Keys& keys, ModelType type, ModelConfig& model) {
   read_magnitudes(keys, type, yarn);
   if (factor == 1.0) return;  // plain
   yarn.factor = factor;
-  const int64_t rope_dim =
-      model.attention == AttentionKind::kMla ? model.mla.qk_rope_head_dim : model.gqa.head_dim;
+  const int64_t rope_dim = model.attention == AttentionKind::kMla ? model.mla.qk_rope_head_dim : model.gqa.head_dim;
   if (ramp_outside_head(yarn, model.rope.theta, rope_dim)) {
     throw keys.error("original_max_position_embeddings", "YaRN's ramp lies outside the head", Keys::kOtherModel);
   }
@@ -347,9 +355,8 @@ void read_qwen3_moe(Keys& keys, HfModel& model) {
   keys.ignore("sliding_window");  // both without effect
   keys.ignore("max_window_layers");
   if (const Json* layers = keys.find("layer_types")) {
-    const bool all_full = layers->is_array() && std::ranges::all_of(*layers, [](const Json& layer) {
-                            return layer == "full_attention";
-                          });
+    const bool all_full =
+        layers->is_array() && std::ranges::all_of(*layers, [](const Json& layer) { return layer == "full_attention"; });
     if (!all_full) throw keys.error("layer_types", "only \"full_attention\" is supported", Keys::kOtherModel);
   }
   config.num_dense_layers = 0;
@@ -383,9 +390,9 @@ void check_limits(const ModelConfig& model, const std::string& path) {
   config.data.seq_len = 1;
   for (Field& field : describe(config)) {
     if (field.section().starts_with("model") && !field.set(field.get())) {
-      throw runtime_error(fmt::format("'{}': {} would be {}, and must be {}", path, field.key, to_toml(field.get()),
-                                      field.allowed),
-                          Keys::kOtherModel);
+      throw runtime_error(
+          fmt::format("'{}': {} would be {}, and must be {}", path, field.key, to_toml(field.get()), field.allowed),
+          Keys::kOtherModel);
     }
   }
   if (const std::optional<Issue> issue = find_issue(config)) {

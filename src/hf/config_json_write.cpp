@@ -51,7 +51,8 @@ void require_yarn(Fit& fit, const YarnConfig& yarn, ModelType type) {
 void require_gqa(Fit& fit, const ModelConfig& config) {
   fit.require(config.attention == AttentionKind::kGqa, "model.attention", "grouped-query attention");
   fit.require(config.gqa.qk_norm, "model.gqa.qk_norm", "norms of queries and keys");
-  fit.require(config.rope.layout == RopeLayout::kHalfSplit, "model.rope.layout", "pairs split over the halves of a head");
+  fit.require(config.rope.layout == RopeLayout::kHalfSplit, "model.rope.layout",
+              "pairs split over the halves of a head");
   fit.require(config.moe.num_shared_experts == 0, "model.moe.num_shared_experts", "none");
   fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
   fit.require(config.moe.num_groups == 1, "model.moe.num_groups", "no groups of experts");
@@ -68,7 +69,8 @@ void require_deepseek_v2(Fit& fit, const ModelConfig& config) {
   require_mla(fit, config);
   fit.require(config.rope.layout == RopeLayout::kInterleaved, "model.rope.layout", "interleaved pairs");
   fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
-  fit.require(!config.moe.normalise_weights, "model.moe.normalise_weights", "weights that are not divided by their sum");
+  fit.require(!config.moe.normalise_weights, "model.moe.normalise_weights",
+              "weights that are not divided by their sum");
   fit.require(config.moe.bias_rate == 0.0, "model.moe.bias_rate", "no selection bias");
   fit.require(config.dim % config.num_heads == 0, "model.dim", "a multiple of the number of heads");
 }

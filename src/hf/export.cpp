@@ -56,7 +56,8 @@ std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters,
 // As which a tensor is written.
 DType dtype_of(const HfTarget& target, std::optional<DType> wanted) {
   const DType stored = target.pieces.front().dtype;
-  const bool mixed = std::ranges::any_of(target.pieces, [&](const StoredPiece& piece) { return piece.dtype != stored; });
+  const bool mixed =
+      std::ranges::any_of(target.pieces, [&](const StoredPiece& piece) { return piece.dtype != stored; });
   const DType own = mixed ? DType::kF32 : stored;
   return is_selection_bias(target.name) ? own : wanted.value_or(own);
 }
@@ -85,6 +86,12 @@ TensorSource stored_source(const SafetensorsFile& file, const SafetensorsFile::E
           [bytes = file.bytes(entry)](size_t begin, std::span<std::byte> scratch) {
             return bytes.subspan(begin, scratch.size());
           }};
+}
+
+// What config.json calls it.
+std::string transformers_dtype(DType dtype) {
+  if (dtype == DType::kBF16) return "bfloat16";
+  return dtype == DType::kF16 ? "float16" : "float32";
 }
 
 // A folder under a temporary name until it is complete.
@@ -168,11 +175,10 @@ void read_back(const fs::path& dir, const std::map<std::string, std::string>& ha
   pool.parallel_for(static_cast<int64_t>(expected.size()), [&](int64_t i, int) {
     const auto& [name, hash] = expected[static_cast<size_t>(i)];
     const HfTensor* tensor = binding.weights().find(name);
-    Sha256 found;
-    if (tensor != nullptr) found.update(tensor->bytes().data(), tensor->bytes().size());
-    if (tensor == nullptr || found.finish() != hash) {
-      throw runtime_error(fmt::format("'{}': tensor '{}' reads back with other bytes than were written", dir.string(), name),
-                          "check the disk and its file system, then export again");
+    if (tensor == nullptr || tensor->sha256() != hash) {
+      throw runtime_error(
+          fmt::format("'{}': tensor '{}' reads back with other bytes than were written", dir.string(), name),
+          "check the disk and its file system, then export again");
     }
   });
 }
@@ -183,8 +189,9 @@ void check_unmapped(const std::vector<MappedParameter>& parameters, const Safete
     if (!parameter.pieces.empty()) continue;
     const auto bytes = file.bytes(*file.find(parameter.name));
     if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) continue;
-    throw usage_error(fmt::format("{} is not zero, and {} has no selection bias", parameter.name, model_type_name(type)),
-                      "train with model.moe.bias_rate = 0 for this format");
+    throw usage_error(
+        fmt::format("{} is not zero, and {} has no selection bias", parameter.name, model_type_name(type)),
+        "train with model.moe.bias_rate = 0 for this format");
   }
 }
 

@@ -13,10 +13,10 @@ namespace nmoe {
 
 struct ExportOptions {
   fs::path checkpoint;
-  fs::path out;                           // created; may not exist with anything in it
-  std::optional<DType> dtype;             // of the weights, BF16 or F32; nothing: as the checkpoint has them
-  int64_t shard_bytes = 5'000'000'000;    // a file ends before the tensor that would make it larger
-  int num_threads = 0;                    // 0: one per available CPU
+  fs::path out;                         // created; may not exist with anything in it
+  std::optional<DType> dtype;           // of the weights, BF16 or F32; nothing: as the checkpoint has them
+  int64_t shard_bytes = 5'000'000'000;  // a file ends before the tensor that would make it larger
+  int num_threads = 0;                  // 0: one per available CPU
 };
 
 struct ExportReport {
@@ -29,11 +29,11 @@ struct ExportReport {
   bool has_tokenizer = false;
 };
 
-// Writes config.json, the weights under Hugging Face's names (in several files with an index where they are large) and the
-// tokenizer, then reads all of it back: config.json must describe the tensors found, and each must have the bytes that were
-// meant. Only then does `out` get its name. The model of an imported checkpoint has its own files beside it again.
-// Error (usage) when `out` is in use or no format expresses the configuration; (runtime) when the checkpoint is damaged or
-// the disk returns something else than was written.
+// Writes config.json, the weights under Hugging Face's names (in several files with an index where they are large) and
+// the tokenizer, then reads all of it back: config.json must describe the tensors found, and each must have the bytes
+// that were meant. Only then does `out` get its name. The model of an imported checkpoint has its own files beside it
+// again. Error (usage) when `out` is in use or no format expresses the configuration; (runtime) when the checkpoint is
+// damaged or the disk returns something else than was written.
 ExportReport export_model(const ExportOptions& options);
 
 }  // namespace nmoe

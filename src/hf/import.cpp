@@ -49,7 +49,8 @@ std::pair<std::string, std::string> read_tokenizer(const fs::path& dir, const Hf
   try {
     const auto tokenizer = load_tokenizer(eos.empty() ? path.string() : fmt::format("{}@{}", path.string(), eos));
     if (tokenizer->vocab_size() > model.config.vocab_size) {
-      return {"", fmt::format("tokenizer.json has {} ids, the model {}", tokenizer->vocab_size(), model.config.vocab_size)};
+      return {"",
+              fmt::format("tokenizer.json has {} ids, the model {}", tokenizer->vocab_size(), model.config.vocab_size)};
     }
     return {tokenizer->json(), ""};
   } catch (const Error& error) {
@@ -63,7 +64,7 @@ Config checkpoint_config(const HfModel& model, const fs::path& path) {
   config.run.name = "imported";
   config.data.seq_len = std::min(config.data.seq_len, config.model.max_positions);
   if (const auto issue = find_issue(config)) {
-    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", path.string(), issue->message), issue->remedy);
+    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", path.string(), issue->what), issue->remedy);
   }
   return config;
 }
@@ -72,9 +73,9 @@ Config checkpoint_config(const HfModel& model, const fs::path& path) {
 
 ImportReport import_model(const ImportOptions& options) {
   if (const auto present = latest_checkpoint(options.out)) {
-    throw usage_error(fmt::format("'{}' holds the checkpoint {} already", options.out.string(),
-                                  present->filename().string()),
-                      "import to another folder, or remove that one first");
+    throw usage_error(
+        fmt::format("'{}' holds the checkpoint {} already", options.out.string(), present->filename().string()),
+        "import to another folder, or remove that one first");
   }
   const HfBinding binding(options.source);
   ImportReport report;

@@ -33,7 +33,9 @@ class Pieces {
  private:
   int64_t width() const { return shape_[-1]; }
   int64_t num_left() const { return shape_.num_elements() - offset_; }
-  Shape tensor_shape(int64_t count) const { return shape_.rank() == 1 ? Shape{count} : Shape{count / width(), width()}; }
+  Shape tensor_shape(int64_t count) const {
+    return shape_.rank() == 1 ? Shape{count} : Shape{count / width(), width()};
+  }
   void add(const std::string& tensor, Shape tensor_shape, int64_t tensor_offset, int64_t count) {
     pieces_.push_back({layer_ + tensor, tensor_shape, tensor_offset, offset_, count});
     offset_ += count;
@@ -132,11 +134,11 @@ std::vector<TensorPiece> pieces_of(const ModelConfig& config, ModelType type, co
     name.remove_prefix(dot + 1);
   }
   Pieces pieces(parameter, layer);
-  const bool mapped =
-      layer.empty() ? map_same(kModelTensors, name, pieces)
-                    : map_same(kLayerTensors, name, pieces) || map_mlp(config, type, name, pieces) ||
-                          (config.attention == AttentionKind::kMla ? map_latent_attention(config, name, pieces)
-                                                                   : map_same(kGroupedTensors, name, pieces));
+  const bool mapped = layer.empty()
+                          ? map_same(kModelTensors, name, pieces)
+                          : map_same(kLayerTensors, name, pieces) || map_mlp(config, type, name, pieces) ||
+                                (config.attention == AttentionKind::kMla ? map_latent_attention(config, name, pieces)
+                                                                         : map_same(kGroupedTensors, name, pieces));
   if (mapped) return pieces.take();
   NMOE_CHECK(name == "moe.router_bias", "parameter {} has no counterpart", parameter.name);
   return {};

@@ -1,9 +1,9 @@
 // Which Hugging Face tensors a model's parameters are made of: the one place that knows both sides' names and layouts.
 // Import, export and parity all follow it.
 //
-// Both sides keep a linear layer as [out, in], row-major. They differ in what is one tensor: here gate and up projections
-// are stacked, and so are the experts of a layer ([E, out, in]); there the latent of keys and values comes from one matrix
-// with the shared rotated key.
+// Both sides keep a linear layer as [out, in], row-major. They differ in what is one tensor: here gate and up
+// projections are stacked, and so are the experts of a layer ([E, out, in]); there the latent of keys and values comes
+// from one matrix with the shared rotated key.
 #pragma once
 
 #include <cstdint>

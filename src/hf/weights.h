@@ -1,5 +1,5 @@
-// The tensors of a Hugging Face folder: model.safetensors, or shards listed in model.safetensors.index.json. FP8 weights
-// are read as what they stand for.
+// The tensors of a Hugging Face folder: model.safetensors, or shards listed in model.safetensors.index.json. FP8
+// weights are read as what they stand for.
 #pragma once
 
 #include <functional>
@@ -27,8 +27,9 @@ class HfTensor {
 
   // Elements [begin, begin + count) as `dtype`, which is dtype() or, where both are weight dtypes, another one.
   void read(int64_t begin, int64_t count, DType dtype, std::byte* out) const;
-  // The same on the disk; not for quantised tensors.
+  // What is on the disk, and its SHA-256.
   std::span<const std::byte> bytes() const { return file_->bytes(*entry_); }
+  std::string sha256() const { return file_->sha256(*entry_); }
 
  private:
   void dequantise(int64_t begin, int64_t count, float* out) const;

@@ -104,7 +104,8 @@ std::string printed(const ModelConfig& model) {
   config.model = model;
   std::ostringstream text;
   for (const Field& field : describe(config)) {
-    if (field.used() && field.section().starts_with("model")) text << field.key << " = " << to_toml(field.get()) << "\n";
+    if (field.used() && field.section().starts_with("model"))
+      text << field.key << " = " << to_toml(field.get()) << "\n";
   }
   return text.str();
 }
