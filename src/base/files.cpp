@@ -191,6 +191,13 @@ void FileWriter::write(const void* data, size_t bytes) {
   write_at(end, data, bytes);
 }
 
+void FileWriter::reserve(uint64_t bytes) {
+  if (bytes == 0) return;
+  size_ += bytes;
+  if (::fallocate(fd_, 0, 0, static_cast<off_t>(size_)) == 0) return;
+  if (errno != EOPNOTSUPP || ::ftruncate(fd_, static_cast<off_t>(size_)) != 0) throw io_error("extend", path_, errno);
+}
+
 void FileWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
   NMOE_CHECK(fd_ >= 0, "'{}' is closed", path_.string());
   NMOE_CHECK(offset + bytes <= size_, "'{}' has {} bytes; {} more written at {}", path_.string(), size_, bytes, offset);

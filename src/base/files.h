@@ -41,7 +41,9 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t bytes);  // appends
-  // Overwrites what was written before.
+  // Appends bytes to be given by write_at(), and takes their room on the disk where the file system can.
+  void reserve(uint64_t bytes);
+  // Overwrites what was written or reserved before. May be called from several threads.
   void write_at(uint64_t offset, const void* data, size_t bytes);
   uint64_t size() const { return size_; }
   const fs::path& path() const { return path_; }

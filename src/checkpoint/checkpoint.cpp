@@ -110,11 +110,10 @@ void publish(const fs::path& temporary, const fs::path& checkpoint) {
   rename_path(temporary, checkpoint);
 }
 
-std::vector<ManifestTensor> manifest_tensors(std::span<const NamedTensor> tensors, std::vector<std::string> hashes) {
+std::vector<ManifestTensor> manifest_tensors(std::span<const TensorSource> tensors, std::vector<std::string> hashes) {
   std::vector<ManifestTensor> entries;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& [name, tensor] = tensors[i];
-    entries.push_back({name, tensor.dtype(), tensor.shape(), std::move(hashes[i])});
+    entries.push_back({tensors[i].name, tensors[i].dtype, tensors[i].shape, std::move(hashes[i])});
   }
   return entries;
 }
@@ -126,6 +125,21 @@ ManifestFile write_text(const fs::path& path, std::string_view text) {
   return {path.filename().string(), text.size(), sha256_hex(text)};
 }
 
+// Puts a carried file at `path`.
+ManifestFile carry(const CarriedFile& file, const fs::path& path) {
+  std::error_code error;
+  if (!file.sha256.empty()) fs::create_hard_link(file.source, path, error);
+  if (file.sha256.empty() || error) fs::copy_file(file.source, path, error);
+  if (error) {
+    throw runtime_error(
+        fmt::format("cannot copy '{}' to '{}': {}", file.source.string(), path.string(), error.message()),
+        "check the space and the permissions there");
+  }
+  sync_file(path);
+  return {(fs::path(kCarriedFolder) / file.name).string(), fs::file_size(path),
+          file.sha256.empty() ? sha256_of_file(path) : file.sha256};
+}
+
 bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno == EPERM; }
 
 // Whether `name` is of a temporary folder nobody is at work in. This process is not, when it asks.
@@ -135,33 +149,58 @@ bool is_stale_temporary(std::string_view name) {
   return pid && (*pid == ::getpid() || !is_alive(*pid));
 }
 
-}  // namespace
-
-fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
-  const std::string name = step_name(state.info.step);
+fs::path write(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
+               std::span<const TensorSource> optimizer, std::span<const TensorSource> carried, ThreadPool& pool) {
+  const std::string name = step_name(head.info.step);
   make_directories(dir);
   const TemporaryFolder temporary(temporary_path(dir, name));
 
   CheckpointManifest manifest;
-  manifest.info = state.info;
+  manifest.info = head.info;
   manifest.info.created_at = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-  const auto write_tensors = [&](std::string_view file, std::span<const NamedTensor> tensors) {
+  const auto write_tensors = [&](std::string_view file, std::span<const TensorSource> tensors) {
     const fs::path path = temporary.path() / file;
-    std::vector<std::string> hashes = write_safetensors(path, tensors);
+    std::vector<std::string> hashes = write_safetensors(path, tensors, pool);
     manifest.files.push_back({std::string(file), fs::file_size(path), ""});
     return manifest_tensors(tensors, std::move(hashes));
   };
-  manifest.model = write_tensors("model.safetensors", state.model);
-  manifest.optimizer = write_tensors("optimizer.safetensors", state.optimizer);
+  manifest.model = write_tensors("model.safetensors", model);
+  manifest.optimizer = write_tensors("optimizer.safetensors", optimizer);
   manifest.weights_sha256 = combined_sha256(manifest.model);
-  manifest.files.push_back(write_text(temporary.path() / "config.toml", state.config_toml));
-  manifest.files.push_back(write_text(temporary.path() / "tokenizer.json", state.tokenizer_json));
+  manifest.files.push_back(write_text(temporary.path() / "config.toml", head.config_toml));
+  if (!head.tokenizer_json.empty()) {
+    manifest.files.push_back(write_text(temporary.path() / "tokenizer.json", head.tokenizer_json));
+  }
+  if (!head.carried.empty() || !carried.empty()) {
+    const fs::path folder = temporary.path() / kCarriedFolder;
+    make_directories(folder);
+    for (const CarriedFile& file : head.carried) manifest.files.push_back(carry(file, folder / file.name));
+    if (!carried.empty()) {
+      const fs::path path = folder / kCarriedTensors;
+      write_safetensors(path, carried, pool);
+      manifest.files.push_back(
+          {(fs::path(kCarriedFolder) / kCarriedTensors).string(), fs::file_size(path), sha256_of_file(path)});
+    }
+    sync_directory(folder);
+  }
   write_text(temporary.path() / "manifest.json", print_manifest(manifest));
   sync_directory(temporary.path());
 
   publish(temporary.path(), dir / name);
   sync_directory(dir);
   return dir / name;
+}
+
+}  // namespace
+
+fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
+  ThreadPool pool(1);  // training has the other processors
+  return write(dir, state, in_memory(state.model), in_memory(state.optimizer), {}, pool);
+}
+
+fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
+                          std::span<const TensorSource> carried, ThreadPool& pool) {
+  return write(dir, head, model, {}, carried, pool);
 }
 
 std::optional<int64_t> checkpoint_step(const fs::path& path) {

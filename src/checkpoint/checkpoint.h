@@ -3,7 +3,8 @@
 //   <dir>/step_00000040/model.safetensors       what the model needs to run
 //                       optimizer.safetensors   what training needs beside it
 //                       config.toml             the resolved configuration
-//                       tokenizer.json
+//                       tokenizer.json          absent where an imported model's tokenizer is of no kind known here
+//                       huggingface/            what an imported model had besides, for its export
 //                       manifest.json           progress, sizes and hashes (manifest.h)
 //   <dir>/.tmp-*                                being written or removed; never read
 //
@@ -25,12 +26,26 @@
 
 namespace nmoe {
 
-// A run at one moment. The tensors are views: whoever passes a state keeps them alive and unchanged
-// meanwhile. Names differ across both lists.
-struct CheckpointState {
+// A file that training neither reads nor changes, under huggingface/.
+struct CarriedFile {
+  std::string name;    // in that folder
+  fs::path source;     // where it is now
+  std::string sha256;  // of a file in another checkpoint, which is linked, not copied; empty: copied and hashed
+};
+// Holds the tensors of an imported model that are not trained, under the names they came with.
+inline constexpr std::string_view kCarriedTensors = "carried.safetensors";
+
+// What a checkpoint says besides its tensors.
+struct CheckpointHead {
   CheckpointInfo info;
   std::string config_toml;
-  std::string tokenizer_json;
+  std::string tokenizer_json;  // empty: there is none
+  std::vector<CarriedFile> carried;
+};
+
+// A run at one moment. The tensors are views: whoever passes a state keeps them alive and unchanged
+// meanwhile. Names differ across both lists.
+struct CheckpointState : CheckpointHead {
   std::vector<NamedTensor> model;
   std::vector<NamedTensor> optimizer;
 };
@@ -39,6 +54,10 @@ struct CheckpointState {
 // and returns its path when it is durable. Error (runtime), say for a full disk, leaves what was
 // there before and nothing else.
 fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state);
+
+// The same from tensors that are made as they are written; `carried` become huggingface/carried.safetensors.
+fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
+                          std::span<const TensorSource> carried, ThreadPool& pool);
 
 // The checkpoints in `dir` in ascending order of steps; empty when there is no such folder.
 // Contents are not looked at.

@@ -29,10 +29,12 @@ struct CheckpointInfo {
 };
 
 struct ManifestFile {
-  std::string name;
+  std::string name;  // "config.toml", "huggingface/config.json"
   uint64_t bytes = 0;
-  std::string sha256;  // empty for safetensors files: their tensors have one each
+  std::string sha256;  // empty where every tensor in the file has its own, in the lists below
 };
+// Where carried files are (checkpoint.h).
+inline constexpr std::string_view kCarriedFolder = "huggingface";
 
 struct ManifestTensor {
   std::string name;

@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
+#include "base/thread_pool.h"
+#include "tensor/convert.h"
 
 namespace nmoe {
 namespace {
@@ -30,6 +32,12 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   size_of(path);  // a missing file is a fault of the checkpoint, not a mistyped path
   return parse_manifest(read_file(path), path);
+}
+
+constexpr std::string_view kTokenizerFile = "tokenizer.json";
+
+bool has_file(const CheckpointManifest& manifest, std::string_view name) {
+  return std::ranges::find(manifest.files, name, &ManifestFile::name) != manifest.files.end();
 }
 
 // The path of `name` in the checkpoint once it is known to have its recorded size.
@@ -76,6 +84,11 @@ void verify_tensor(const SafetensorsFile& file, const ManifestTensor& tensor, vo
   }
 }
 
+bool can_load(const ManifestTensor& tensor, const Tensor& destination) {
+  if (tensor.shape != destination.shape()) return false;
+  return tensor.dtype == destination.dtype() || (is_weight_dtype(tensor.dtype) && destination.dtype() == DType::kF32);
+}
+
 fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 // The checkpoint that `path` means.
@@ -119,7 +132,7 @@ CheckpointReader::CheckpointReader(fs::path checkpoint)
     : path_(std::move(checkpoint)),
       manifest_(read_manifest(path_)),
       config_toml_(read_text(path_, manifest_, "config.toml")),
-      tokenizer_json_(read_text(path_, manifest_, "tokenizer.json")),
+      tokenizer_json_(has_file(manifest_, kTokenizerFile) ? read_text(path_, manifest_, kTokenizerFile) : ""),
       model_file_(open_tensors(path_, manifest_, "model.safetensors", manifest_.model)),
       optimizer_file_(open_tensors(path_, manifest_, "optimizer.safetensors", manifest_.optimizer)) {}
 
@@ -144,7 +157,7 @@ void CheckpointReader::load_from(const SafetensorsFile& file, std::span<const Ma
   if (tensor == tensors.end()) {
     throw usage_error(fmt::format("checkpoint '{}' has no tensor '{}'", path_.string(), name), kOtherConfigRemedy);
   }
-  if (tensor->dtype != destination.dtype() || tensor->shape != destination.shape()) {
+  if (!can_load(*tensor, destination)) {
     throw usage_error(
         fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}", path_.string(), name,
                     dtype_name(tensor->dtype), tensor->shape, dtype_name(destination.dtype()), destination.shape()),
@@ -153,7 +166,13 @@ void CheckpointReader::load_from(const SafetensorsFile& file, std::span<const Ma
   NMOE_CHECK(destination.raw() != nullptr || destination.num_bytes() == 0, "tensor '{}' is loaded into no memory",
              name);
   try {
-    verify_tensor(file, *tensor, destination.raw());
+    if (tensor->dtype == destination.dtype()) {
+      verify_tensor(file, *tensor, destination.raw());
+    } else {
+      verify_tensor(file, *tensor, nullptr);
+      widen(tensor->dtype, file.bytes(*file.find(name)).data(), destination.data<float>(),
+            static_cast<size_t>(destination.num_elements()));
+    }
   } catch (const Error& error) {
     throw refusal(path_, error);
   }
@@ -163,10 +182,12 @@ void CheckpointReader::load_all(const SafetensorsFile& file, std::span<const Man
                                 std::span<const NamedTensor> destinations) const {
   std::set<std::string_view> unclaimed;
   for (const ManifestTensor& tensor : tensors) unclaimed.insert(tensor.name);
-  for (const NamedTensor& item : destinations) {
+  ThreadPool pool;
+  pool.parallel_for(static_cast<int64_t>(destinations.size()), [&](int64_t i, int) {
+    const NamedTensor& item = destinations[static_cast<size_t>(i)];
     load_from(file, tensors, item.name, item.tensor);
-    unclaimed.erase(item.name);
-  }
+  });
+  for (const NamedTensor& item : destinations) unclaimed.erase(item.name);
   if (!unclaimed.empty()) {
     throw usage_error(fmt::format("checkpoint '{}' has a tensor '{}', unknown to the configuration", path_.string(),
                                   *unclaimed.begin()),
@@ -182,11 +203,24 @@ void CheckpointReader::load_optimizer(std::span<const NamedTensor> destinations)
   load_all(optimizer_file_, manifest_.optimizer, destinations);
 }
 
-void CheckpointReader::verify_tensors() const {
+void CheckpointReader::verify_contents() const {
   for (const ManifestTensor& tensor : manifest_.model) verify_tensor(model_file_, tensor, nullptr);
   for (const ManifestTensor& tensor : manifest_.optimizer) {
     verify_tensor(optimizer_file_, tensor, nullptr);
   }
+  for (const CarriedFile& file : carried()) {
+    if (sha256_of_file(file.source) != file.sha256) throw fault(file.source, "altered: its hash differs");
+  }
+}
+
+std::vector<CarriedFile> CheckpointReader::carried() const {
+  const std::string prefix = fmt::format("{}/", kCarriedFolder);
+  std::vector<CarriedFile> files;
+  for (const ManifestFile& file : manifest_.files) {
+    if (!file.name.starts_with(prefix)) continue;
+    files.push_back({file.name.substr(prefix.size()), sized_file(path_, manifest_, file.name), file.sha256});
+  }
+  return files;
 }
 
 std::string CheckpointReader::weights_sha256() const {
@@ -201,7 +235,7 @@ std::string CheckpointReader::weights_sha256() const {
 std::optional<std::string> verify_checkpoint(const fs::path& path) {
   const fs::path checkpoint = resolve(path);
   try {
-    CheckpointReader(checkpoint).verify_tensors();
+    CheckpointReader(checkpoint).verify_contents();
   } catch (const Error& error) {
     return error.what();
   }

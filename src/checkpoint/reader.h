@@ -23,13 +23,16 @@ class CheckpointReader {
   const fs::path& path() const { return path_; }  // of the checkpoint itself
   const CheckpointInfo& info() const { return manifest_.info; }
   const std::string& config_toml() const { return config_toml_; }
-  const std::string& tokenizer_json() const { return tokenizer_json_; }
+  const std::string& tokenizer_json() const { return tokenizer_json_; }  // empty: there is none
+  // As they are passed on to a checkpoint written after this one.
+  std::vector<CarriedFile> carried() const;
   std::span<const ManifestTensor> model() const { return manifest_.model; }
   std::span<const ManifestTensor> optimizer() const { return manifest_.optimizer; }
+  const SafetensorsFile& model_file() const { return model_file_; }  // its bytes are not verified
 
   // Copies the tensor `name`, of the model or of the optimizer, to `destination` in host memory,
-  // verifying its hash. Error (usage) when there is none of that name, dtype and shape: the
-  // configuration is another one.
+  // verifying its hash. An imported BF16 or F16 tensor is widened for an F32 destination. Error (usage) when there is
+  // none of that name, dtype and shape: the configuration is another one.
   void load(const std::string& name, const Tensor& destination) const;
 
   // Loads exactly what the checkpoint has: a tensor missing on either side is an Error (usage).
@@ -43,7 +46,7 @@ class CheckpointReader {
   friend std::optional<std::string> verify_checkpoint(const fs::path& path);
 
   explicit CheckpointReader(fs::path checkpoint);
-  void verify_tensors() const;
+  void verify_contents() const;  // tensors and carried files
   void load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors, const std::string& name,
                  const Tensor& destination) const;
   void load_all(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,

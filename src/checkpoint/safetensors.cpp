@@ -24,19 +24,29 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference
 constexpr size_t kBlock = 1 << 20;                 // hashed while it is still in the cache
 constexpr const char* kMetadataKey = "__metadata__";
 
-std::string header_of(std::span<const NamedTensor> tensors) {
+std::string header_of(std::span<const TensorSource> tensors, const std::map<std::string, std::string>& metadata) {
   OrderedJson header = OrderedJson::object();
+  if (!metadata.empty()) header[kMetadataKey] = metadata;
   uint64_t offset = 0;
-  for (const NamedTensor& item : tensors) {
-    const Tensor& tensor = item.tensor;
-    const uint64_t end = offset + static_cast<uint64_t>(tensor.num_bytes());
-    header[item.name] = {
-        {"dtype", dtype_name(tensor.dtype())}, {"shape", tensor.shape().dims()}, {"data_offsets", {offset, end}}};
+  for (const TensorSource& tensor : tensors) {
+    const uint64_t end = offset + tensor.num_bytes();
+    header[tensor.name] = {
+        {"dtype", dtype_name(tensor.dtype)}, {"shape", tensor.shape.dims()}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump();
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
   return text;
+}
+
+// Calls take(begin, bytes) for the tensor's bytes in order.
+template <class Take>
+void read_in_blocks(const TensorSource& tensor, const Take& take) {
+  std::vector<std::byte> scratch(std::min(kBlock, tensor.num_bytes()));
+  for (size_t begin = 0; begin < tensor.num_bytes(); begin += kBlock) {
+    const size_t count = std::min(kBlock, tensor.num_bytes() - begin);
+    take(begin, tensor.read(begin, std::span(scratch).first(count)));
+  }
 }
 
 Error damaged(const fs::path& path, const std::string& what) {
@@ -87,7 +97,7 @@ SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name
   if (dtype_text == object.end() || !dtype_text->is_string()) throw fail("no dtype");
   const auto dtype = dtype_from_name(dtype_text->get_ref<const std::string&>());
   if (!dtype) {
-    throw fail(fmt::format("unknown dtype {} (known: F64, F32, BF16, I32, U8)", dtype_text->dump()));
+    throw fail(fmt::format("unknown dtype {} (known: F64, F32, BF16, F16, F8_E4M3, I64, I32, U8)", dtype_text->dump()));
   }
 
   const auto dims = natural_numbers(object, "shape");
@@ -113,34 +123,57 @@ SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name
 
 }  // namespace
 
-std::vector<std::string> write_safetensors(const fs::path& path, std::span<const NamedTensor> tensors) {
+std::vector<TensorSource> in_memory(std::span<const NamedTensor> tensors) {
+  std::vector<TensorSource> sources;
+  for (const auto& [name, tensor] : tensors) {
+    NMOE_CHECK(tensor.raw() != nullptr || tensor.num_bytes() == 0, "tensor '{}' has no data", name);
+    const std::span bytes(static_cast<const std::byte*>(tensor.raw()), static_cast<size_t>(tensor.num_bytes()));
+    sources.push_back({name, tensor.dtype(), tensor.shape(), [bytes](size_t begin, std::span<std::byte> scratch) {
+                         return bytes.subspan(begin, scratch.size());
+                       }});
+  }
+  return sources;
+}
+
+std::vector<std::string> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
+                                           ThreadPool& pool, const std::map<std::string, std::string>& metadata) {
   std::set<std::string_view> names;
-  for (const NamedTensor& item : tensors) {
-    NMOE_CHECK(item.name != kMetadataKey && names.insert(item.name).second, "tensor name '{}'", item.name);
-    NMOE_CHECK(item.tensor.raw() != nullptr || item.tensor.num_bytes() == 0, "tensor '{}' has no data", item.name);
+  for (const TensorSource& tensor : tensors) {
+    NMOE_CHECK(tensor.name != kMetadataKey && names.insert(tensor.name).second, "tensor name '{}'", tensor.name);
   }
 
   FileWriter file(path);
-  const std::string header = header_of(tensors);
+  const std::string header = header_of(tensors, metadata);
   const uint64_t header_bytes = header.size();
   file.write(&header_bytes, kLengthBytes);
   file.write(header.data(), header.size());
 
-  std::vector<std::string> hashes;
-  hashes.reserve(tensors.size());
-  for (const NamedTensor& item : tensors) {
-    const auto* data = static_cast<const std::byte*>(item.tensor.raw());
-    const auto bytes = static_cast<size_t>(item.tensor.num_bytes());
-    Sha256 hash;
-    for (size_t begin = 0; begin < bytes; begin += kBlock) {
-      const size_t count = std::min(kBlock, bytes - begin);
-      hash.update(data + begin, count);
-      file.write(data + begin, count);
-    }
-    hashes.push_back(hash.finish());
+  std::vector<uint64_t> offsets;
+  uint64_t end = file.size();
+  for (const TensorSource& tensor : tensors) {
+    offsets.push_back(end);
+    end += tensor.num_bytes();
   }
+  file.reserve(end - file.size());
+
+  std::vector<std::string> hashes(tensors.size());
+  pool.parallel_for(static_cast<int64_t>(tensors.size()), [&](int64_t task, int) {
+    const auto i = static_cast<size_t>(task);
+    Sha256 hash;
+    read_in_blocks(tensors[i], [&](size_t begin, std::span<const std::byte> bytes) {
+      hash.update(bytes.data(), bytes.size());
+      file.write_at(offsets[i] + begin, bytes.data(), bytes.size());
+    });
+    hashes[i] = hash.finish();
+  });
   file.close();
   return hashes;
+}
+
+std::string sha256_of(const TensorSource& tensor) {
+  Sha256 hash;
+  read_in_blocks(tensor, [&](size_t, std::span<const std::byte> bytes) { hash.update(bytes.data(), bytes.size()); });
+  return hash.finish();
 }
 
 SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {

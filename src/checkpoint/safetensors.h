@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -16,14 +17,34 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/thread_pool.h"
 #include "tensor/named_tensor.h"
 
 namespace nmoe {
 
-// Writes `tensors` in the order given, straight from their memory, and syncs the file. Tensor bytes
-// begin at a multiple of 8. Returns the SHA-256 of each tensor's bytes, in the same order. Leaves
-// no file behind on an Error (runtime). Names must differ (checked).
-std::vector<std::string> write_safetensors(const fs::path& path, std::span<const NamedTensor> tensors);
+// A tensor to be written, whose bytes may be made while it is.
+struct TensorSource {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  // The tensor's bytes [begin, begin + scratch.size()): in memory of its own, or put into `scratch`. Threads may ask
+  // for different tensors at the same time.
+  std::function<std::span<const std::byte>(size_t begin, std::span<std::byte> scratch)> read;
+
+  size_t num_bytes() const { return static_cast<size_t>(shape.num_elements()) * dtype_bytes(dtype); }
+};
+
+// Sources over tensors that stay where they are.
+std::vector<TensorSource> in_memory(std::span<const NamedTensor> tensors);
+
+// Writes `tensors` in the order given, several at a time where the pool has several threads, and syncs the file. Tensor
+// bytes begin at a multiple of 8; `metadata`, when there is any, goes under "__metadata__". Returns the SHA-256 of each
+// tensor's bytes, in the same order. Leaves no file behind on an Error (runtime). Names must differ (checked).
+std::vector<std::string> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
+                                           ThreadPool& pool, const std::map<std::string, std::string>& metadata = {});
+
+// The hashes that write_safetensors would return, without a file.
+std::string sha256_of(const TensorSource& tensor);
 
 // A safetensors file, mapped for reading. Const members may be called from several threads.
 class SafetensorsFile {

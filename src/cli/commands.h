@@ -9,6 +9,8 @@
 
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
+#include "hf/export.h"
+#include "hf/import.h"
 
 namespace nmoe::cli {
 
@@ -26,6 +28,10 @@ void train_command(const TrainArguments& arguments);
 
 void plan_command(const ConfigArguments& arguments);
 void config_command(const ConfigArguments& arguments);
+
+// Models of Hugging Face, in and out.
+void import_command(ImportOptions options);
+void export_command(const ExportOptions& options);
 
 void prep_command(PrepOptions options);
 void synthesize_command(const SynthesizeOptions& options);

@@ -8,24 +8,27 @@
 
 namespace nmoe {
 
-enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kU8 };
+enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kF8E4M3, kI64, kI32, kU8 };
 
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
     case DType::kF64:
+    case DType::kI64:
       return 8;
     case DType::kF32:
     case DType::kI32:
       return 4;
     case DType::kBF16:
+    case DType::kF16:
       return 2;
+    case DType::kF8E4M3:
     case DType::kU8:
       return 1;
   }
   return 0;
 }
 
-// The name safetensors uses: "F64", "F32", "BF16", "I32", "U8".
+// The name safetensors uses.
 constexpr std::string_view dtype_name(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -34,6 +37,12 @@ constexpr std::string_view dtype_name(DType dtype) {
       return "F32";
     case DType::kBF16:
       return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kF8E4M3:
+      return "F8_E4M3";
+    case DType::kI64:
+      return "I64";
     case DType::kI32:
       return "I32";
     case DType::kU8:
@@ -44,7 +53,8 @@ constexpr std::string_view dtype_name(DType dtype) {
 
 // The inverse of dtype_name; nothing for a name of no dtype here.
 constexpr std::optional<DType> dtype_from_name(std::string_view name) {
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI32, DType::kU8}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI64, DType::kI32, DType::kU8}) {
     if (dtype_name(dtype) == name) return dtype;
   }
   return std::nullopt;

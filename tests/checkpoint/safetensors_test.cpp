@@ -10,6 +10,12 @@ namespace {
 
 class SafetensorsTest : public TemporaryFolderTest {
  protected:
+  std::vector<std::string> write(const std::vector<NamedTensor>& tensors) {
+    return write_safetensors(dir_ / "file", in_memory(tensors), pool_);
+  }
+
+  ThreadPool pool_{3};
+
   // A file with this header and data; the length field may lie.
   fs::path file_of(const std::string& header, const std::string& data, int64_t lie = 0) {
     const uint64_t length = header.size() + static_cast<uint64_t>(lie);
@@ -34,7 +40,7 @@ TEST_F(SafetensorsTest, WritesTheDescribedBytes) {
   uint8_t mask[3] = {7, 8, 9};
   const std::vector<NamedTensor> tensors = {{"w", Tensor(weight, DType::kF32, {1, 2})},
                                             {"a", Tensor(mask, DType::kU8, {3})}};
-  const std::vector<std::string> hashes = write_safetensors(dir_ / "file", tensors);
+  const std::vector<std::string> hashes = write(tensors);
 
   std::string header = R"({"w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
                        R"("a":{"dtype":"U8","shape":[3],"data_offsets":[8,11]}})";
@@ -49,7 +55,7 @@ TEST_F(SafetensorsTest, WritesTheDescribedBytes) {
 
 TEST_F(SafetensorsTest, RoundTripOfTensorsLargerThanABlock) {
   SampleState sample(1, 40'000);
-  const auto hashes = write_safetensors(dir_ / "file", sample.state.model);
+  const auto hashes = write(sample.state.model);
   const SafetensorsFile file(dir_ / "file");
   ASSERT_EQ(file.entries().size(), sample.state.model.size());
   for (size_t i = 0; i < hashes.size(); ++i) {
@@ -70,7 +76,7 @@ TEST_F(SafetensorsTest, TensorBytesBeginAtAMultipleOfEight) {
   for (size_t length = 1; length <= 8; ++length) {
     float value = 0;
     const std::string name(length, 'n');
-    write_safetensors(dir_ / "file", std::vector<NamedTensor>{{name, Tensor(&value, DType::kF32, {1})}});
+    write({{name, Tensor(&value, DType::kF32, {1})}});
     EXPECT_EQ(SafetensorsFile(dir_ / "file").find(name)->begin % 8, 0u);
   }
 }
@@ -143,7 +149,7 @@ TEST_F(SafetensorsTest, LayoutsWithGapsOverlapsAndOverruns) {
 TEST_F(SafetensorsTest, TwoTensorsOfOneNameAreABug) {
   float value = 0;
   const Tensor tensor(&value, DType::kF32, {1});
-  EXPECT_THROW(write_safetensors(dir_ / "file", std::vector<NamedTensor>{{"a", tensor}, {"a", tensor}}), CheckFailure);
+  EXPECT_THROW(write({{"a", tensor}, {"a", tensor}}), CheckFailure);
   EXPECT_TRUE(names().empty());
 }
 

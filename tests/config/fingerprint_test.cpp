@@ -11,12 +11,12 @@ namespace nmoe {
 namespace {
 
 // What may change between a run and its continuation.
-const std::set<std::string> kFree = {"run.name",          "run.experiment",      "run.dir",
-                                     "run.device",        "run.threads",         "data.path",
-                                     "data.mixture",      "data.profile",        "train.microbatch_seqs",
-                                     "train.steps",       "train.memory_limit",  "train.log_every",
-                                     "train.valid_every", "train.valid_seqs",    "train.stop_on_collapse",
-                                     "checkpoint.every",  "checkpoint.keep_last"};
+const std::set<std::string> kFree = {"run.name",          "run.experiment",       "run.dir",
+                                     "run.device",        "run.threads",          "data.path",
+                                     "data.mixture",      "data.profile",         "train.microbatch_seqs",
+                                     "train.steps",       "train.memory_limit",   "train.log_every",
+                                     "train.valid_every", "train.valid_seqs",     "train.stop_on_collapse",
+                                     "checkpoint.every",  "checkpoint.keep_last", "model.max_positions"};
 
 // Every key in every configuration: the fingerprint changes when a key that defines the run and has
 // an effect changes, and at nothing else.
@@ -69,6 +69,7 @@ TEST(ExplainDifference, NamesKeysAndValues) {
             "model.mla.qk_nope_head_dim: 32 != unused\n"
             "model.mla.qk_rope_head_dim: 16 != unused\n"
             "model.mla.v_head_dim: 32 != unused\n"
+            "model.mla.norm_eps: 1e-06 != unused\n"
             "model.gqa.num_kv_heads: unused != 1\n"
             "model.gqa.head_dim: unused != 64\n"
             "model.gqa.qk_norm: unused != false\n"

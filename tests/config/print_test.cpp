@@ -44,8 +44,8 @@ TEST(Print, AlignsValuesAndMeanings) {
   config.data.path = "a/folder/with/a/name/longer/than/the/column";
   const std::string text = print_config(config);
   EXPECT_NE(text.find("\n[model.mla]\n"
-                      "q_lora_rank      = 0   # width of latent queries; 0: projected directly\n"
-                      "kv_lora_rank     = 64  # width of latent keys and values\n"),
+                      "q_lora_rank      = 0      # width of latent queries; 0: projected directly\n"
+                      "kv_lora_rank     = 64     # width of latent keys and values\n"),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("\nseq_len        = 256                       # tokens of a sequence\n"), std::string::npos)

@@ -1,9 +1,10 @@
 #include "ops/cpu/tensor_ops.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+
+#include "tensor/convert.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -12,13 +13,6 @@ template <class T>
 void fill_with(Context& ctx, T* x, int64_t size, T value) {
   parallel_blocks(ctx, size, kTaskElements,
                   [&](int64_t begin, int64_t end, int) { std::fill(x + begin, x + end, value); });
-}
-
-// The nearest bfloat16, ties to even: the upper half of a float.
-uint16_t to_bfloat16(double value) {
-  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-  if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16);
-  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
 // The sum of term(x[i]), in independent lanes: a single one would wait for every addition.
@@ -66,11 +60,13 @@ void fill(Context& ctx, Tensor x, double value) {
     case DType::kF32:
       return fill_with(ctx, x.data<float>(), size, static_cast<float>(value));
     case DType::kBF16:
-      return fill_with(ctx, static_cast<uint16_t*>(x.raw()), size, to_bfloat16(value));
+      return fill_with(ctx, static_cast<uint16_t*>(x.raw()), size, float_to_bf16(static_cast<float>(value)));
     case DType::kI32:
       return fill_with(ctx, x.data<int32_t>(), size, static_cast<int32_t>(value));
     case DType::kU8:
       return fill_with(ctx, x.data<uint8_t>(), size, static_cast<uint8_t>(value));
+    default:
+      NMOE_CHECK(false, "{} is no dtype of a computation", dtype_name(x.dtype()));
   }
 }
 

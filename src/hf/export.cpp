@@ -1,0 +1,279 @@
+#include "hf/export.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/reader.h"
+#include "config/load.h"
+#include "data/tokenizer/tokenizer.h"
+#include "hf/binding.h"
+#include "tensor/convert.h"
+
+namespace nmoe {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};  // transformers asks for it
+
+// A piece of a Hugging Face tensor, in the checkpoint's file.
+struct StoredPiece {
+  int64_t tensor_offset;  // in elements
+  int64_t num_elements;
+  DType dtype;
+  const std::byte* values;
+};
+
+struct HfTarget {
+  std::string name;
+  Shape shape;
+  std::vector<StoredPiece> pieces;  // by rising tensor_offset
+};
+
+// Turns the map around: from the tensors to the parameters they come from, in the order of the model.
+std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters, const SafetensorsFile& file) {
+  std::vector<HfTarget> targets;
+  std::map<std::string, size_t> index;
+  for (const MappedParameter& parameter : parameters) {
+    const SafetensorsFile::Entry* entry = file.find(parameter.name);
+    NMOE_CHECK(entry != nullptr && entry->shape == parameter.shape, "{} {}", parameter.name, parameter.shape);
+    for (const TensorPiece& piece : parameter.pieces) {
+      const auto [place, is_new] = index.emplace(piece.tensor, targets.size());
+      if (is_new) targets.push_back({piece.tensor, piece.tensor_shape, {}});
+      const std::byte* values =
+          file.bytes(*entry).data() + static_cast<size_t>(piece.parameter_offset) * dtype_bytes(entry->dtype);
+      targets[place->second].pieces.push_back({piece.tensor_offset, piece.num_elements, entry->dtype, values});
+    }
+  }
+  for (HfTarget& target : targets) std::ranges::sort(target.pieces, {}, &StoredPiece::tensor_offset);
+  return targets;
+}
+
+// As which a tensor is written.
+DType dtype_of(const HfTarget& target, std::optional<DType> wanted) {
+  const DType stored = target.pieces.front().dtype;
+  const bool mixed =
+      std::ranges::any_of(target.pieces, [&](const StoredPiece& piece) { return piece.dtype != stored; });
+  const DType own = mixed ? DType::kF32 : stored;
+  return is_selection_bias(target.name) ? own : wanted.value_or(own);
+}
+
+TensorSource source_of(HfTarget target, DType dtype) {
+  const std::string name = target.name;
+  const Shape shape = target.shape;
+  return {name, dtype, shape, [target = std::move(target), dtype](size_t begin_byte, std::span<std::byte> out) {
+            const auto size = static_cast<int64_t>(dtype_bytes(dtype));
+            const int64_t begin = static_cast<int64_t>(begin_byte) / size;
+            const int64_t end = begin + static_cast<int64_t>(out.size()) / size;
+            for (const StoredPiece& piece : target.pieces) {
+              const int64_t from = std::max(begin, piece.tensor_offset);
+              const int64_t to = std::min(end, piece.tensor_offset + piece.num_elements);
+              if (from >= to) continue;
+              const std::byte* values =
+                  piece.values + static_cast<size_t>(from - piece.tensor_offset) * dtype_bytes(piece.dtype);
+              convert(piece.dtype, values, dtype, out.data() + (from - begin) * size, static_cast<size_t>(to - from));
+            }
+            return std::span<const std::byte>(out);
+          }};
+}
+
+TensorSource stored_source(const SafetensorsFile& file, const SafetensorsFile::Entry& entry) {
+  return {entry.name, entry.dtype, entry.shape,
+          [bytes = file.bytes(entry)](size_t begin, std::span<std::byte> scratch) {
+            return bytes.subspan(begin, scratch.size());
+          }};
+}
+
+// What config.json calls it.
+std::string transformers_dtype(DType dtype) {
+  if (dtype == DType::kBF16) return "bfloat16";
+  return dtype == DType::kF16 ? "float16" : "float32";
+}
+
+// A folder under a temporary name until it is complete.
+class UnfinishedFolder {
+ public:
+  explicit UnfinishedFolder(fs::path final) : final_(std::move(final)) {
+    if (!final_.has_filename()) final_ = final_.parent_path();  // "model/"
+    path_ = final_;
+    path_ += fmt::format(".tmp-{}", ::getpid());
+    if (fs::exists(final_) && !(fs::is_directory(final_) && fs::is_empty(final_))) {
+      throw usage_error(fmt::format("'{}' exists already", final_.string()), "name a new folder for the export");
+    }
+    fs::remove_all(path_);
+    make_directories(path_);
+  }
+  ~UnfinishedFolder() {
+    std::error_code ignored;  // the failure that led here is the one to report
+    fs::remove_all(path_, ignored);
+  }
+  UnfinishedFolder(const UnfinishedFolder&) = delete;
+  UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  void finish() {
+    sync_directory(path_);
+    fs::rename(path_, final_);
+    sync_directory(fs::absolute(final_).parent_path());
+  }
+
+ private:
+  fs::path final_;
+  fs::path path_;
+};
+
+// Tensors cut into files in their order.
+std::vector<std::vector<TensorSource>> cut_into_shards(std::vector<TensorSource> tensors, int64_t shard_bytes) {
+  std::vector<std::vector<TensorSource>> shards(1);
+  int64_t filled = 0;
+  for (TensorSource& tensor : tensors) {
+    const auto bytes = static_cast<int64_t>(tensor.num_bytes());
+    if (filled > 0 && filled + bytes > shard_bytes) {
+      shards.emplace_back();
+      filled = 0;
+    }
+    filled += bytes;
+    shards.back().push_back(std::move(tensor));
+  }
+  return shards;
+}
+
+// Writes the weights and returns the hash of every tensor by name.
+std::map<std::string, std::string> write_weights(const fs::path& dir, std::vector<TensorSource> tensors,
+                                                 int64_t shard_bytes, ThreadPool& pool) {
+  const auto shards = cut_into_shards(std::move(tensors), shard_bytes);
+  std::map<std::string, std::string> hashes;
+  OrderedJson weight_map = OrderedJson::object();
+  size_t total_bytes = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string file = shards.size() == 1 ? "model.safetensors"
+                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    const std::vector<std::string> written = write_safetensors(dir / file, shards[i], pool, kMetadata);
+    for (size_t k = 0; k < written.size(); ++k) {
+      hashes[shards[i][k].name] = written[k];
+      weight_map[shards[i][k].name] = file;
+      total_bytes += shards[i][k].num_bytes();
+    }
+  }
+  if (shards.size() > 1) {
+    const OrderedJson index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+    write_file_atomically(dir / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  return hashes;
+}
+
+// Holds what is on the disk against what was meant.
+void read_back(const fs::path& dir, const std::map<std::string, std::string>& hashes, ThreadPool& pool) {
+  const HfBinding binding(dir);  // config.json describes exactly these tensors
+  const std::vector<std::pair<std::string, std::string>> expected(hashes.begin(), hashes.end());
+  NMOE_CHECK(binding.weights().tensors().size() == expected.size(), "{} tensors read back, {} written",
+             binding.weights().tensors().size(), expected.size());
+  pool.parallel_for(static_cast<int64_t>(expected.size()), [&](int64_t i, int) {
+    const auto& [name, hash] = expected[static_cast<size_t>(i)];
+    const HfTensor* tensor = binding.weights().find(name);
+    if (tensor == nullptr || tensor->sha256() != hash) {
+      throw runtime_error(
+          fmt::format("'{}': tensor '{}' reads back with other bytes than were written", dir.string(), name),
+          "check the disk and its file system, then export again");
+    }
+  });
+}
+
+// Selection biases that the format has no place for must be without effect.
+void check_unmapped(const std::vector<MappedParameter>& parameters, const SafetensorsFile& file, ModelType type) {
+  for (const MappedParameter& parameter : parameters) {
+    if (!parameter.pieces.empty()) continue;
+    const auto bytes = file.bytes(*file.find(parameter.name));
+    if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) continue;
+    throw usage_error(
+        fmt::format("{} is not zero, and {} has no selection bias", parameter.name, model_type_name(type)),
+        "train with model.moe.bias_rate = 0 for this format");
+  }
+}
+
+// The tokenizer that nmoe trained with, as transformers finds it.
+void write_tokenizer(const fs::path& dir, const Tokenizer& tokenizer, int64_t max_positions) {
+  const auto eos = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
+  OrderedJson config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                        {"model_max_length", max_positions},
+                        {"clean_up_tokenization_spaces", false}};
+  if (eos != tokenizer.special_tokens().end()) config["eos_token"] = eos->text;
+  write_file_atomically(dir / "tokenizer.json", tokenizer.json());
+  write_file_atomically(dir / "tokenizer_config.json", config.dump(2) + "\n");
+}
+
+}  // namespace
+
+ExportReport export_model(const ExportOptions& options) {
+  const CheckpointReader reader = CheckpointReader::open(options.checkpoint);
+  const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  UnfinishedFolder folder(options.out);
+
+  // What an import left, or what a model that was trained from the start is.
+  std::string base;
+  std::optional<SafetensorsFile> carried;
+  HfModel model;
+  const std::vector<CarriedFile> carried_files = reader.carried();
+  for (const CarriedFile& file : carried_files) {
+    if (file.name == "config.json") base = read_file(file.source);
+    if (file.name == kCarriedTensors) carried.emplace(file.source);
+  }
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (base.empty()) {
+    model.type = model_type_for(config.model);
+    if (!reader.tokenizer_json().empty()) tokenizer = load_tokenizer((reader.path() / "tokenizer.json").string());
+    if (tokenizer) {
+      model.bos_id = tokenizer->eos_id();  // a document begins where the last one ended
+      model.eos_ids = {tokenizer->eos_id()};
+    }
+  } else {
+    model = from_config_json(base, (reader.path() / kCarriedFolder / "config.json").string());
+  }
+  model.config = config.model;
+  if (model.config.max_positions == 0) model.config.max_positions = config.data.seq_len;
+  check_expressible(model.config, model.type);
+
+  reader.weights_sha256();  // verifies every byte
+  const auto parameters = map_parameters(model.config, model.type);
+  check_unmapped(parameters, reader.model_file(), model.type);
+  ExportReport report;
+  std::vector<TensorSource> tensors;
+  for (HfTarget& target : hf_targets(parameters, reader.model_file())) {
+    const DType dtype = dtype_of(target, options.dtype);
+    tensors.push_back(source_of(std::move(target), dtype));
+  }
+  model.dtype = transformers_dtype(tensors.front().dtype);
+  model.fp8 = false;
+  if (carried) {
+    for (const SafetensorsFile::Entry& entry : carried->entries()) tensors.push_back(stored_source(*carried, entry));
+    report.num_carried = static_cast<int64_t>(carried->entries().size());
+  }
+  report.checkpoint = reader.path();
+  report.type = model.type;
+  report.num_tensors = static_cast<int64_t>(tensors.size());
+  for (const TensorSource& tensor : tensors) report.num_bytes += static_cast<int64_t>(tensor.num_bytes());
+
+  ThreadPool pool(options.num_threads);
+  const auto hashes = write_weights(folder.path(), std::move(tensors), options.shard_bytes, pool);
+  write_file_atomically(folder.path() / "config.json", to_config_json(model, base));
+  for (const CarriedFile& file : carried_files) {
+    if (file.name == kCarriedTensors || file.name == "config.json") continue;
+    fs::copy_file(file.source, folder.path() / file.name);
+    sync_file(folder.path() / file.name);
+  }
+  if (tokenizer && tokenizer->name() == "bpe") write_tokenizer(folder.path(), *tokenizer, model.config.max_positions);
+
+  read_back(folder.path(), hashes, pool);
+  report.has_tokenizer = fs::exists(folder.path() / "tokenizer.json");
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    report.num_files += entry.path().extension() == ".safetensors" ? 1 : 0;
+  }
+  folder.finish();
+  return report;
+}
+
+}  // namespace nmoe

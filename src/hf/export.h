@@ -1,0 +1,39 @@
+// An nmoe checkpoint as a Hugging Face model.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/files.h"
+#include "hf/config_json.h"
+#include "tensor/dtype.h"
+
+namespace nmoe {
+
+struct ExportOptions {
+  fs::path checkpoint;
+  fs::path out;                         // created; may not exist with anything in it
+  std::optional<DType> dtype;           // of the weights, BF16 or F32; nothing: as the checkpoint has them
+  int64_t shard_bytes = 5'000'000'000;  // a file ends before the tensor that would make it larger
+  int num_threads = 0;                  // 0: one per available CPU
+};
+
+struct ExportReport {
+  fs::path checkpoint;
+  ModelType type = ModelType::kDeepseekV3;
+  int64_t num_tensors = 0;
+  int64_t num_bytes = 0;
+  int64_t num_files = 0;
+  int64_t num_carried = 0;  // tensors that training left alone
+  bool has_tokenizer = false;
+};
+
+// Writes config.json, the weights under Hugging Face's names (in several files with an index where they are large) and
+// the tokenizer, then reads all of it back: config.json must describe the tensors found, and each must have the bytes
+// that were meant. Only then does `out` get its name. The model of an imported checkpoint has its own files beside it
+// again. Error (usage) when `out` is in use or no format expresses the configuration; (runtime) when the checkpoint is
+// damaged or the disk returns something else than was written.
+ExportReport export_model(const ExportOptions& options);
+
+}  // namespace nmoe

@@ -1,0 +1,114 @@
+#include "hf/import.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "config/load.h"
+#include "config/validate.h"
+#include "data/tokenizer/tokenizer.h"
+#include "hf/binding.h"
+
+namespace nmoe {
+namespace {
+
+// Weights in any format, and what repositories keep for themselves.
+bool is_carried_file(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (name.starts_with('.') || name.ends_with(".index.json")) return false;
+  constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"};
+  return std::ranges::none_of(kWeights, [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+std::vector<CarriedFile> carried_files(const fs::path& dir) {
+  std::vector<CarriedFile> files;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    if (!entry.is_regular_file() || !is_carried_file(entry.path())) continue;
+    files.push_back({entry.path().filename().string(), entry.path(), ""});
+  }
+  std::ranges::sort(files, {}, &CarriedFile::name);
+  return files;
+}
+
+// The text of the special token `id`, or "" where tokenizer.json does not say.
+std::string special_token(const std::string& tokenizer_json, int64_t id) {
+  const auto json = nlohmann::json::parse(tokenizer_json, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("added_tokens") || !json["added_tokens"].is_array()) return "";
+  for (const auto& token : json["added_tokens"]) {
+    if (token.is_object() && token.value("id", int64_t{-1}) == id) return token.value("content", "");
+  }
+  return "";
+}
+
+// The tokenizer in nmoe's own words, or "" and the reason.
+std::pair<std::string, std::string> read_tokenizer(const fs::path& dir, const HfModel& model) {
+  const fs::path path = dir / "tokenizer.json";
+  if (!fs::exists(path)) return {"", "there is no tokenizer.json"};
+  const std::string eos = model.eos_ids.empty() ? "" : special_token(read_file(path), model.eos_ids.front());
+  try {
+    const auto tokenizer = load_tokenizer(eos.empty() ? path.string() : fmt::format("{}@{}", path.string(), eos));
+    if (tokenizer->vocab_size() > model.config.vocab_size) {
+      return {"",
+              fmt::format("tokenizer.json has {} ids, the model {}", tokenizer->vocab_size(), model.config.vocab_size)};
+    }
+    return {tokenizer->json(), ""};
+  } catch (const Error& error) {
+    return {"", error.what()};
+  }
+}
+
+Config checkpoint_config(const HfModel& model, const fs::path& path) {
+  Config config;
+  config.model = model.config;
+  config.run.name = "imported";
+  config.data.seq_len = std::min(config.data.seq_len, config.model.max_positions);
+  if (const auto issue = find_issue(config)) {
+    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", path.string(), issue->what), issue->remedy);
+  }
+  return config;
+}
+
+}  // namespace
+
+ImportReport import_model(const ImportOptions& options) {
+  if (const auto present = latest_checkpoint(options.out)) {
+    throw usage_error(
+        fmt::format("'{}' holds the checkpoint {} already", options.out.string(), present->filename().string()),
+        "import to another folder, or remove that one first");
+  }
+  const HfBinding binding(options.source);
+  ImportReport report;
+  report.model = binding.model();
+  report.num_files = static_cast<int64_t>(binding.weights().num_files());
+  report.num_bytes = binding.weights().num_bytes();
+  report.num_carried = static_cast<int64_t>(binding.carried().size());
+  report.num_prediction_layers = binding.num_prediction_layers();
+  report.num_tensors = static_cast<int64_t>(binding.weights().tensors().size()) - report.num_carried;
+  for (const auto& [name, tensor] : binding.weights().tensors()) report.num_quantised += tensor.is_quantised() ? 1 : 0;
+
+  const Config config = checkpoint_config(binding.model(), options.source / "config.json");
+  CheckpointHead head;
+  head.config_toml = print_config(config);
+  head.carried = carried_files(options.source);
+  head.info.config_fingerprint = config_fingerprint(config);
+  head.info.nmoe_version = options.version;
+  head.info.nmoe_commit = options.commit;
+  std::tie(head.tokenizer_json, report.no_tokenizer) = read_tokenizer(options.source, binding.model());
+
+  std::vector<TensorSource> model, carried;
+  for (const MappedParameter& parameter : binding.parameters()) {
+    const bool stays_f32 = parameter.pieces.empty() || is_selection_bias(parameter.pieces.front().tensor);
+    const DType own = binding.dtype_of(parameter);
+    model.push_back(binding.source(parameter, stays_f32 ? own : options.dtype.value_or(own)));
+    if (!stays_f32) head.info.num_parameters += parameter.shape.num_elements();
+  }
+  for (const std::string& name : binding.carried()) carried.push_back(binding.carried_source(name));
+
+  ThreadPool pool(options.num_threads);
+  report.num_parameters = head.info.num_parameters;
+  report.checkpoint = write_checkpoint(options.out, head, model, carried, pool);
+  return report;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,169 @@
+#include "hf/tensor_map.h"
+
+#include <string_view>
+
+#include "base/error.h"
+#include "model/model.h"
+#include "ops/factory.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kExperts = ".mlp.experts.";
+
+// Collects the pieces of one parameter, top to bottom.
+class Pieces {
+ public:
+  Pieces(const Parameter& parameter, std::string layer) : shape_(parameter.shape), layer_(std::move(layer)) {}
+
+  // The next rows are all of `tensor` (within the layer), which has `rows` rows; 0: those that are left.
+  void whole(const std::string& tensor, int64_t rows = 0) {
+    const int64_t count = rows == 0 ? num_left() : rows * width();
+    add(tensor, tensor_shape(count), 0, count);
+  }
+  // All rows are those of `tensor` from `first_row` on, of the `tensor_rows` it has.
+  void part(const std::string& tensor, int64_t first_row, int64_t tensor_rows) {
+    add(tensor, {tensor_rows, width()}, first_row * width(), num_left());
+  }
+  std::vector<TensorPiece> take() {
+    NMOE_CHECK(num_left() == 0, "{} elements of {} are mapped to nothing", num_left(), shape_);
+    return std::move(pieces_);
+  }
+
+ private:
+  int64_t width() const { return shape_[-1]; }
+  int64_t num_left() const { return shape_.num_elements() - offset_; }
+  Shape tensor_shape(int64_t count) const {
+    return shape_.rank() == 1 ? Shape{count} : Shape{count / width(), width()};
+  }
+  void add(const std::string& tensor, Shape tensor_shape, int64_t tensor_offset, int64_t count) {
+    pieces_.push_back({layer_ + tensor, tensor_shape, tensor_offset, offset_, count});
+    offset_ += count;
+  }
+
+  Shape shape_;
+  std::string layer_;
+  int64_t offset_ = 0;
+  std::vector<TensorPiece> pieces_;
+};
+
+// Parameters under Hugging Face's name that are the same tensor there.
+struct SameTensor {
+  std::string_view parameter;
+  std::string_view tensor;
+};
+constexpr SameTensor kModelTensors[] = {
+    {"embedding", "model.embed_tokens.weight"}, {"final_norm", "model.norm.weight"}, {"head", "lm_head.weight"}};
+constexpr SameTensor kLayerTensors[] = {{"attention_norm", "input_layernorm.weight"},
+                                        {"mlp_norm", "post_attention_layernorm.weight"},
+                                        {"attention.out", "self_attn.o_proj.weight"},
+                                        {"mlp.out", "mlp.down_proj.weight"},
+                                        {"moe.router", "mlp.gate.weight"},
+                                        {"moe.shared.out", "mlp.shared_experts.down_proj.weight"}};
+constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_proj.weight"},
+                                         {"attention.q_norm", "self_attn.q_a_layernorm.weight"},
+                                         {"attention.kv_norm", "self_attn.kv_a_layernorm.weight"},
+                                         {"attention.kv_up", "self_attn.kv_b_proj.weight"}};
+constexpr SameTensor kGroupedTensors[] = {{"attention.q", "self_attn.q_proj.weight"},
+                                          {"attention.k", "self_attn.k_proj.weight"},
+                                          {"attention.v", "self_attn.v_proj.weight"},
+                                          {"attention.q_norm", "self_attn.q_norm.weight"},
+                                          {"attention.k_norm", "self_attn.k_norm.weight"}};
+
+template <size_t N>
+bool map_same(const SameTensor (&table)[N], std::string_view name, Pieces& pieces) {
+  for (const SameTensor& same : table) {
+    if (same.parameter != name) continue;
+    pieces.whole(std::string(same.tensor));
+    return true;
+  }
+  return false;
+}
+
+// Gate, then up: SwiGLU's stacked first layer.
+void map_gated(const std::string& prefix, int64_t hidden, Pieces& pieces) {
+  pieces.whole(prefix + "gate_proj.weight", hidden);
+  pieces.whole(prefix + "up_proj.weight", hidden);
+}
+
+bool map_latent_attention(const ModelConfig& config, std::string_view name, Pieces& pieces) {
+  const MlaConfig& mla = config.mla;
+  const std::string joint = "self_attn.kv_a_proj_with_mqa.weight";
+  const int64_t joint_rows = mla.kv_lora_rank + mla.qk_rope_head_dim;
+  if (map_same(kLatentTensors, name, pieces)) return true;
+  if (name == "attention.q") {
+    pieces.whole(mla.q_lora_rank > 0 ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight");
+  } else if (name == "attention.kv_down") {
+    pieces.part(joint, 0, joint_rows);
+  } else if (name == "attention.k_rope") {
+    pieces.part(joint, mla.kv_lora_rank, joint_rows);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool map_mlp(const ModelConfig& config, ModelType type, std::string_view name, Pieces& pieces) {
+  const MoeConfig& moe = config.moe;
+  if (name == "mlp.in") {
+    map_gated("mlp.", config.dense_dim, pieces);
+  } else if (name == "moe.shared.in") {
+    map_gated("mlp.shared_experts.", moe.num_shared_experts * moe.expert_dim, pieces);
+  } else if (name == "moe.experts_in") {
+    for (int64_t e = 0; e < moe.num_experts; ++e) map_gated(fmt::format("mlp.experts.{}.", e), moe.expert_dim, pieces);
+  } else if (name == "moe.experts_out") {
+    for (int64_t e = 0; e < moe.num_experts; ++e) {
+      pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), config.dim);
+    }
+  } else if (name == "moe.router_bias" && (type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2)) {
+    pieces.whole("mlp.gate.e_score_correction_bias");
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Name and pieces of a parameter; the layer's prefix is cut off.
+std::vector<TensorPiece> pieces_of(const ModelConfig& config, ModelType type, const Parameter& parameter) {
+  constexpr std::string_view kLayers = "layers.";
+  std::string_view name = parameter.name;
+  std::string layer;
+  if (name.starts_with(kLayers)) {
+    const size_t dot = name.find('.', kLayers.size());
+    layer = fmt::format("model.{}", name.substr(0, dot + 1));
+    name.remove_prefix(dot + 1);
+  }
+  Pieces pieces(parameter, layer);
+  const bool mapped = layer.empty()
+                          ? map_same(kModelTensors, name, pieces)
+                          : map_same(kLayerTensors, name, pieces) || map_mlp(config, type, name, pieces) ||
+                                (config.attention == AttentionKind::kMla ? map_latent_attention(config, name, pieces)
+                                                                         : map_same(kGroupedTensors, name, pieces));
+  if (mapped) return pieces.take();
+  NMOE_CHECK(name == "moe.router_bias", "parameter {} has no counterpart", parameter.name);
+  return {};
+}
+
+}  // namespace
+
+std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
+  const auto ops = make_backend({.device = "cpu", .num_threads = 1});
+  const Model model(config, *ops, /*max_positions=*/1);
+  std::vector<MappedParameter> mapped;
+  for (const Parameter& parameter : model.parameters().all()) {
+    auto pieces = pieces_of(config, type, parameter);
+    mapped.push_back({parameter.name, parameter.shape, std::move(pieces)});
+  }
+  return mapped;
+}
+
+bool is_selection_bias(const std::string& tensor) { return tensor.ends_with(".e_score_correction_bias"); }
+
+std::string fused_expert_name(const std::string& tensor) {
+  const size_t experts = tensor.find(kExperts);
+  if (experts == std::string::npos) return "";
+  const std::string prefix = tensor.substr(0, experts + kExperts.size());
+  return prefix + (tensor.ends_with(".down_proj.weight") ? "down_proj" : "gate_up_proj");
+}
+
+}  // namespace nmoe

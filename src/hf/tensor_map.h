@@ -1,0 +1,45 @@
+// Which Hugging Face tensors a model's parameters are made of: the one place that knows both sides' names and layouts.
+// Import, export and parity all follow it.
+//
+// Both sides keep a linear layer as [out, in], row-major. They differ in what is one tensor: here gate and up
+// projections are stacked, and so are the experts of a layer ([E, out, in]); there the latent of keys and values comes
+// from one matrix with the shared rotated key.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hf/config_json.h"
+#include "model/parameters.h"
+
+namespace nmoe {
+
+// Consecutive rows of a parameter that are consecutive rows of a Hugging Face tensor.
+struct TensorPiece {
+  std::string tensor;            // "model.layers.3.mlp.experts.7.gate_proj.weight"
+  Shape tensor_shape;            // of all of it
+  int64_t tensor_offset = 0;     // where the piece begins in it, in elements
+  int64_t parameter_offset = 0;  // and in the parameter
+  int64_t num_elements = 0;
+};
+
+struct MappedParameter {
+  std::string name;
+  Shape shape;
+  // By rising parameter_offset, covering the parameter without gap; none where the format has no such tensor: a
+  // selection bias that is zero.
+  std::vector<TensorPiece> pieces;
+};
+
+// Every parameter of the model, in definition order. The configuration must be one that `type` can express.
+std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type);
+
+// Whether `tensor` is the router's selection bias, which stays F32 whatever the other weights are.
+bool is_selection_bias(const std::string& tensor);
+
+// The name under which transformers holds all experts of the layer of an expert's `tensor` in one,
+// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] or "... .down_proj" [E, D, F]; "" for any other tensor.
+std::string fused_expert_name(const std::string& tensor);
+
+}  // namespace nmoe

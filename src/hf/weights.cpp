@@ -1,0 +1,143 @@
+#include "hf/weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "tensor/convert.h"
+
+namespace nmoe {
+namespace {
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr std::string_view kScaleSuffix = "_scale_inv";
+constexpr int64_t kScaleBlock = 128;
+constexpr int64_t kConvertedAtOnce = 4096;  // elements; on the stack
+
+Error folder_error(const fs::path& path, const std::string& what) {
+  return runtime_error(fmt::format("'{}': {}", path.string(), what), "fetch the model again, with all its files");
+}
+
+// The file each tensor is said to be in; empty for a folder without an index.
+std::map<std::string, std::string> read_index(const fs::path& dir) {
+  const fs::path path = dir / kIndexFile;
+  if (fs::exists(dir / kSingleFile)) return {};
+  if (!fs::exists(path)) {
+    throw runtime_error(fmt::format("'{}' holds neither {} nor {}", dir.string(), kSingleFile, kIndexFile),
+                        "name the folder of a Hugging Face model with safetensors weights");
+  }
+  const nlohmann::json json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (!json.is_object() || map == json.end() || !map->is_object()) throw folder_error(path, "no \"weight_map\" in it");
+  std::map<std::string, std::string> index;
+  for (const auto& [tensor, file] : map->items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (name.empty() || fs::path(name).filename() != name) {
+      throw folder_error(path, fmt::format("tensor '{}' is in no file of the folder", tensor));
+    }
+    index.emplace(tensor, name);
+  }
+  return index;
+}
+
+}  // namespace
+
+HfTensor::HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& entry,
+                   const SafetensorsFile::Entry* scales, const SafetensorsFile* scales_file)
+    : file_(&file), entry_(&entry) {
+  if (scales == nullptr) return;
+  scale_columns_ = scales->shape[1];
+  scales_.resize(static_cast<size_t>(scales->shape.num_elements()));
+  std::memcpy(scales_.data(), scales_file->bytes(*scales).data(), scales_.size() * sizeof(float));
+}
+
+void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
+  const std::byte* source = bytes().data() + begin;
+  const int64_t columns = entry_->shape[1];
+  while (count > 0) {
+    // To the end of the row or of the block of columns, whichever comes first.
+    const int64_t row = begin / columns, column = begin % columns, block = column / kScaleBlock;
+    const int64_t run = std::min({count, columns - column, (block + 1) * kScaleBlock - column});
+    const float scale = scales_[static_cast<size_t>(row / kScaleBlock * scale_columns_ + block)];
+    for (int64_t i = 0; i < run; ++i) out[i] = f8e4m3_to_float(static_cast<uint8_t>(source[i])) * scale;
+    source += run;
+    out += run;
+    begin += run;
+    count -= run;
+  }
+}
+
+void HfTensor::read(int64_t begin, int64_t count, DType dtype, std::byte* out) const {
+  if (!is_quantised()) {
+    const std::byte* source = bytes().data() + static_cast<size_t>(begin) * dtype_bytes(entry_->dtype);
+    convert(entry_->dtype, source, dtype, out, static_cast<size_t>(count));
+    return;
+  }
+  float values[kConvertedAtOnce];
+  for (int64_t done = 0; done < count; done += kConvertedAtOnce) {
+    const int64_t some = std::min(kConvertedAtOnce, count - done);
+    dequantise(begin + done, some, values);
+    narrow(values, dtype, out + static_cast<size_t>(done) * dtype_bytes(dtype), static_cast<size_t>(some));
+  }
+}
+
+HfWeights::HfWeights(const fs::path& dir) {
+  const std::map<std::string, std::string> index = read_index(dir);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index) names.insert(file);
+  if (index.empty()) names.insert(kSingleFile);
+
+  struct Place {
+    const SafetensorsFile* file;
+    const SafetensorsFile::Entry* entry;
+  };
+  std::map<std::string, Place> places;
+  for (const std::string& name : names) {
+    files_.push_back(std::make_unique<SafetensorsFile>(dir / name));
+    for (const SafetensorsFile::Entry& entry : files_.back()->entries()) {
+      const bool expected = index.empty() || (index.contains(entry.name) && index.at(entry.name) == name);
+      if (!expected) {
+        throw folder_error(dir / name, fmt::format("{} does not list the tensor '{}' in it", kIndexFile, entry.name));
+      }
+      places.emplace(entry.name, Place{files_.back().get(), &entry});
+    }
+  }
+  for (const auto& [tensor, file] : index) {
+    if (!places.contains(tensor)) {
+      throw folder_error(dir / file, fmt::format("it has no tensor '{}', which {} lists", tensor, kIndexFile));
+    }
+  }
+
+  for (const auto& [name, place] : places) {
+    const SafetensorsFile::Entry& entry = *place.entry;
+    if (name.ends_with(kScaleSuffix) && places.contains(name.substr(0, name.size() - kScaleSuffix.size()))) continue;
+    if (entry.dtype != DType::kF8E4M3) {
+      tensors_.emplace(name, HfTensor(*place.file, entry));
+      continue;
+    }
+    const auto blocks = [](int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; };
+    const auto scales = places.find(name + std::string(kScaleSuffix));
+    if (scales == places.end() || entry.shape.rank() != 2 || scales->second.entry->dtype != DType::kF32 ||
+        scales->second.entry->shape != Shape{blocks(entry.shape[0]), blocks(entry.shape[1])}) {
+      throw folder_error(dir, fmt::format("the FP8 tensor '{}' {} has no F32 scales '{}{}' for blocks of {} x {}", name,
+                                          entry.shape, name, kScaleSuffix, kScaleBlock, kScaleBlock));
+    }
+    tensors_.emplace(name, HfTensor(*place.file, entry, scales->second.entry, scales->second.file));
+  }
+}
+
+const HfTensor* HfWeights::find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+int64_t HfWeights::num_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& file : files_) bytes += static_cast<int64_t>(fs::file_size(file->path()));
+  return bytes;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,59 @@
+// The tensors of a Hugging Face folder: model.safetensors, or shards listed in model.safetensors.index.json. FP8
+// weights are read as what they stand for.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+
+namespace nmoe {
+
+// A tensor on the disk. Const members may be called from several threads.
+class HfTensor {
+ public:
+  // `scales`, of an FP8 tensor [R, C], is F32 [ceil(R / 128), ceil(C / 128)]: element (i, j) is its FP8 value times
+  // scales[i / 128][j / 128] (DeepSeek-V3, arXiv 2412.19437, section 3.3; "weight_scale_inv" in its checkpoints).
+  HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& entry,
+           const SafetensorsFile::Entry* scales = nullptr, const SafetensorsFile* scales_file = nullptr);
+
+  const Shape& shape() const { return entry_->shape; }
+  // As which it is imported: that on the disk, BF16 for FP8 (as DeepSeek's own conversion does).
+  DType dtype() const { return scales_.empty() ? entry_->dtype : DType::kBF16; }
+  bool is_quantised() const { return !scales_.empty(); }
+
+  // Elements [begin, begin + count) as `dtype`, which is dtype() or, where both are weight dtypes, another one.
+  void read(int64_t begin, int64_t count, DType dtype, std::byte* out) const;
+  // What is on the disk, and its SHA-256.
+  std::span<const std::byte> bytes() const { return file_->bytes(*entry_); }
+  std::string sha256() const { return file_->sha256(*entry_); }
+
+ private:
+  void dequantise(int64_t begin, int64_t count, float* out) const;
+
+  const SafetensorsFile* file_;
+  const SafetensorsFile::Entry* entry_;
+  std::vector<float> scales_;
+  int64_t scale_columns_ = 0;
+};
+
+class HfWeights {
+ public:
+  // Error (runtime) when the folder has no weights, a file is missing, cut off or damaged, a tensor is not where the
+  // index says, or an FP8 tensor has no scales of the shape it needs.
+  explicit HfWeights(const fs::path& dir);
+
+  const std::map<std::string, HfTensor>& tensors() const { return tensors_; }
+  const HfTensor* find(const std::string& name) const;  // nullptr when there is none
+  size_t num_files() const { return files_.size(); }
+  int64_t num_bytes() const;  // of all files
+
+ private:
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, HfTensor> tensors_;
+};
+
+}  // namespace nmoe
