@@ -1,0 +1,245 @@
+#include "hf/parity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/safetensors.h"
+#include "hf/binding.h"
+#include "model/model.h"
+#include "ops/factory.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kGradPrefix = "grad.";
+
+// The expectation file, tensor by tensor. It remembers which were read.
+class Expectation {
+ public:
+  explicit Expectation(const fs::path& path) : file_(path) {}
+
+  Error error(const std::string& name, const std::string& what) const {
+    return runtime_error(fmt::format("'{}': {} {}", file_.path().string(), name, what),
+                         "write it for this model, as scripts/hf_fixture.py does");
+  }
+  bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+  const SafetensorsFile::Entry& entry(const std::string& name, DType dtype) {
+    const SafetensorsFile::Entry* entry = file_.find(name);
+    if (entry == nullptr) throw error(name, "is missing");
+    if (entry->dtype != dtype) {
+      throw error(name, fmt::format("is {}, not {}", dtype_name(entry->dtype), dtype_name(dtype)));
+    }
+    read_.insert(name);
+    return *entry;
+  }
+  template <class T>
+  std::vector<T> values(const std::string& name, const Shape& shape) {
+    const SafetensorsFile::Entry& found = entry(name, DTypeOf<T>::value);
+    if (found.shape != shape) throw error(name, fmt::format("is {}, should be {}", found.shape, shape));
+    const std::span<const std::byte> bytes = file_.bytes(found);
+    std::vector<T> result(bytes.size() / sizeof(T));
+    std::memcpy(result.data(), bytes.data(), bytes.size());
+    return result;
+  }
+  void check_all_read() const {
+    for (const SafetensorsFile::Entry& entry : file_.entries()) {
+      if (!read_.contains(entry.name)) throw error(entry.name, "is no part of the model");
+    }
+  }
+
+ private:
+  SafetensorsFile file_;
+  std::set<std::string> read_;
+};
+
+// The model with one batch and everything one step needs. Without `measured` it only counts; that of a counting one
+// says how much storage to take.
+class Workspace {
+ public:
+  Workspace(const ModelConfig& config, Backend& ops, int64_t num_seqs, int64_t seq_len, const Workspace* measured)
+      : ops_(ops), model_(config, ops, seq_len) {
+    if (measured != nullptr) {
+      values_.reserve(ops.memory(), measured->values_.high_water());
+      grads_.reserve(ops.memory(), measured->grads_.high_water());
+      state_.reserve(ops.memory(), measured->state_.high_water());
+      activations_.reserve(ops.memory(), measured->activations_.high_water());
+      ops.scratch().reserve(ops.memory(), measured->ops_.scratch().high_water());
+    }
+    model_.allocate(values_, grads_, state_);
+    const int64_t T = num_seqs * seq_len;
+    batch_ = {.num_seqs = num_seqs,
+              .seq_len = seq_len,
+              .tokens = state_.allocate(DType::kI32, {T}),
+              .targets = state_.allocate(DType::kI32, {T}),
+              .positions = state_.allocate(DType::kI32, {T})};
+    losses_ = state_.allocate(DType::kF32, {T});
+    logits_ = state_.allocate(DType::kF32, {T, config.vocab_size});
+  }
+
+  void load(const HfBinding& binding) {
+    for (const MappedParameter& mapped : binding.parameters()) {
+      std::vector<std::byte> bytes(static_cast<size_t>(mapped.shape.num_elements()) * sizeof(float));
+      const std::span<const std::byte> values = binding.source(mapped, DType::kF32).read(0, bytes);
+      ops_.upload(parameter(mapped.name).value, values.data());
+    }
+  }
+  // ids [B, S + 1]
+  void set_batch(std::span<const int32_t> ids) {
+    std::vector<int32_t> tokens, targets, positions;
+    const auto S = static_cast<size_t>(batch_.seq_len);
+    for (size_t begin = 0; begin < ids.size(); begin += S + 1) {
+      const auto sequence = ids.subspan(begin, S + 1);
+      tokens.insert(tokens.end(), sequence.begin(), sequence.end() - 1);
+      targets.insert(targets.end(), sequence.begin() + 1, sequence.end());
+      positions.resize(tokens.size());
+      std::iota(positions.end() - batch_.seq_len, positions.end(), 0);
+    }
+    ops_.upload(batch_.tokens, tokens.data());
+    ops_.upload(batch_.targets, targets.data());
+    ops_.upload(batch_.positions, positions.data());
+  }
+  void run() {
+    const int64_t T = batch_.num_tokens();
+    const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .num_targets = T};
+    const Tensor head = parameter(model_.config().tied_head ? "embedding" : "head").value;
+    model_.begin_step();
+    // The model itself never makes all logits.
+    model_.forward_backward(batch_, scale, activations_, losses_, [&](std::string_view name, Tensor value) {
+      if (name == "final_norm_out") ops_.linear_forward(value, head, logits_);
+    });
+  }
+
+  double loss() const {
+    const std::vector<float> losses = download(losses_);
+    return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+  }
+  std::vector<float> logits() const { return download(logits_); }
+  std::vector<float> gradient(const std::string& name) { return download(parameter(name).grad); }
+  bool is_trained(const std::string& name) { return parameter(name).group != ParameterGroup::kBuffer; }
+
+ private:
+  Parameter& parameter(const std::string& name) {
+    auto& all = model_.parameters().all();
+    const auto found = std::ranges::find(all, name, &Parameter::name);
+    NMOE_CHECK(found != all.end(), "the model has no parameter {}", name);
+    return *found;
+  }
+  std::vector<float> download(Tensor tensor) const {
+    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+    ops_.download(values.data(), tensor);
+    return values;
+  }
+
+  Backend& ops_;
+  Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
+  Model model_;
+  Batch batch_;
+  Tensor losses_;  // [T]
+  Tensor logits_;  // [T, V]
+};
+
+// Larger, and NaN largest of all.
+bool is_worse(double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
+
+double relative_error(std::span<const float> actual, std::span<const float> expected) {
+  double difference = 0, reference = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double a = actual[i], e = expected[i];
+    difference += (a - e) * (a - e);
+    reference += e * e;
+  }
+  if (difference == 0.0) return 0.0;
+  return std::sqrt(difference) / std::sqrt(reference);
+}
+
+LogitError worst_logit(std::span<const float> actual, std::span<const float> expected, int64_t seq_len, int64_t vocab) {
+  LogitError worst;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(actual[i]) - static_cast<double>(expected[i]));
+    if (!is_worse(difference, worst.difference)) continue;
+    const auto row = static_cast<int64_t>(i) / vocab;
+    worst = {difference, row / seq_len, row % seq_len, static_cast<int64_t>(i) % vocab};
+  }
+  return worst;
+}
+
+// What is expected of a parameter's gradient, in its own layout.
+std::vector<float> expected_gradient(Expectation& expectation, const MappedParameter& parameter) {
+  const std::string fused = fused_expert_name(parameter.pieces.front().tensor);
+  if (!fused.empty() && expectation.has(std::string(kGradPrefix) + fused)) {
+    return expectation.values<float>(std::string(kGradPrefix) + fused, parameter.shape);
+  }
+  std::vector<float> result(static_cast<size_t>(parameter.shape.num_elements()));
+  for (const TensorPiece& piece : parameter.pieces) {
+    const auto values = expectation.values<float>(std::string(kGradPrefix) + piece.tensor, piece.tensor_shape);
+    std::copy_n(values.begin() + piece.tensor_offset, piece.num_elements, result.begin() + piece.parameter_offset);
+  }
+  return result;
+}
+
+GradientError worst_piece(const MappedParameter& parameter, std::span<const float> actual,
+                          std::span<const float> expected) {
+  GradientError worst = {parameter.name, parameter.pieces.front().tensor, 0.0};
+  for (const TensorPiece& piece : parameter.pieces) {
+    const auto begin = static_cast<size_t>(piece.parameter_offset), count = static_cast<size_t>(piece.num_elements);
+    const double error = relative_error(actual.subspan(begin, count), expected.subspan(begin, count));
+    if (is_worse(error, worst.relative)) worst = {parameter.name, piece.tensor, error};
+  }
+  return worst;
+}
+
+// [B, S + 1]
+Shape shape_of_ids(Expectation& expectation) {
+  const Shape shape = expectation.entry("input_ids", DType::kI32).shape;
+  if (shape.rank() == 2 && shape[0] >= 1 && shape[1] >= 2) return shape;
+  throw expectation.error("input_ids", fmt::format("is {}, should be [sequences, positions + 1]", shape));
+}
+
+}  // namespace
+
+double ParityReport::loss_error() const { return std::abs(loss - expected_loss); }
+
+ParityReport compare_with_reference(const ParityOptions& options) {
+  const HfBinding binding(options.model);
+  const ModelConfig& config = binding.model().config;
+  Expectation expectation(options.expected);
+  const Shape ids_shape = shape_of_ids(expectation);
+  const int64_t B = ids_shape[0], S = ids_shape[1] - 1, V = config.vocab_size;
+  const auto ids = expectation.values<int32_t>("input_ids", ids_shape);
+  if (const auto bad = std::ranges::find_if(ids, [V](int32_t id) { return id < 0 || id >= V; }); bad != ids.end()) {
+    throw expectation.error("input_ids", fmt::format("has {}, and the vocabulary {} ids", *bad, V));
+  }
+  const auto expected_logits = expectation.values<float>("logits", {B, S, V});
+  const double expected_loss = expectation.values<float>("loss", {1})[0];
+
+  const auto counter = make_backend({.device = "cpu", .num_threads = options.num_threads});
+  const auto ops = make_backend({.device = "cpu", .num_threads = options.num_threads});
+  Workspace measured(config, *counter, B, S, nullptr);
+  measured.run();
+  Workspace work(config, *ops, B, S, &measured);
+  work.load(binding);
+  work.set_batch(ids);
+  work.run();
+
+  ParityReport report;
+  report.loss = work.loss();
+  report.expected_loss = expected_loss;
+  report.logits = worst_logit(work.logits(), expected_logits, S, V);
+  for (const MappedParameter& parameter : binding.parameters()) {
+    if (!work.is_trained(parameter.name)) continue;
+    const std::vector<float> expected = expected_gradient(expectation, parameter);
+    report.gradients.push_back(worst_piece(parameter, work.gradient(parameter.name), expected));
+  }
+  expectation.check_all_read();
+  std::ranges::stable_sort(report.gradients, is_worse, &GradientError::relative);
+  return report;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,52 @@
+// How far a Hugging Face model computed here is from what transformers computed: logits, loss and gradients.
+//
+// B sequences, S positions, V vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+
+namespace nmoe {
+
+struct ParityOptions {
+  fs::path model;  // a Hugging Face folder; weights are taken as F32
+  // Safetensors: input_ids [B, S + 1] i32; logits [B, S, V] of the first S ids, loss [1] (mean cross-entropy of the B*S
+  // next ids, nats) and grad.<tensor>, dloss / d<tensor> for every trained tensor of the model, all F32. The experts of
+  // a layer may be one tensor as transformers holds them (fused_expert_name) or a tensor each. scripts/hf_fixture.py
+  // writes such files.
+  fs::path expected;
+  int num_threads = 0;  // 0: one per available CPU
+};
+
+// The part of a parameter's gradient that is furthest off.
+struct GradientError {
+  std::string parameter;
+  std::string tensor;     // that part's name in Hugging Face's files
+  double relative = 0.0;  // norm of the difference / norm of what is expected; infinite where that is 0
+};
+
+struct LogitError {
+  double difference = 0.0;  // the largest absolute one
+  int64_t sequence = 0;
+  int64_t position = 0;
+  int64_t token = 0;
+};
+
+// A NaN on either side makes its error NaN.
+struct ParityReport {
+  double loss = 0.0;
+  double expected_loss = 0.0;
+  LogitError logits;
+  std::vector<GradientError> gradients;  // one for each trained parameter, worst first
+
+  double loss_error() const;
+};
+
+// One forward and backward on the CPU. Error (runtime) when a file is damaged, or `expected` lacks a tensor, has one
+// of another shape or dtype, or one that is no part of the model.
+ParityReport compare_with_reference(const ParityOptions& options);
+
+}  // namespace nmoe
