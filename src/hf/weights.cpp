@@ -62,7 +62,9 @@ void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
     const int64_t row = begin / columns, column = begin % columns, block = column / kScaleBlock;
     const int64_t run = std::min({count, columns - column, (block + 1) * kScaleBlock - column});
     const float scale = scales_[static_cast<size_t>(row / kScaleBlock * scale_columns_ + block)];
-    for (int64_t i = 0; i < run; ++i) out[i] = f8e4m3_to_float(static_cast<uint8_t>(source[i])) * scale;
+    for (int64_t i = 0; i < run; ++i) {
+      out[i] = bf16_to_float(float_to_bf16(f8e4m3_to_float(static_cast<uint8_t>(source[i])) * scale));
+    }
     source += run;
     out += run;
     begin += run;

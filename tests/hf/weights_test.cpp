@@ -36,7 +36,7 @@ class Fp8Weights : public test::TempDirTest {
     const double magnitude = exponent == 0 ? mantissa / 8.0 * std::pow(2.0, -6)
                                            : (1.0 + mantissa / 8.0) * std::pow(2.0, exponent - 7);
     const float value = static_cast<float>(bits & 0x80 ? -magnitude : magnitude);
-    return value * file_.at("w_scale_inv").data<float>()[i / 128 * 3 + j / 128];
+    return bf16_to_float(float_to_bf16(value * file_.at("w_scale_inv").data<float>()[i / 128 * 3 + j / 128]));
   }
 
   TensorFile file_;
