@@ -135,6 +135,7 @@ ManifestFile carry(const CarriedFile& file, const fs::path& path) {
         fmt::format("cannot copy '{}' to '{}': {}", file.source.string(), path.string(), error.message()),
         "check the space and the permissions there");
   }
+  fs::permissions(path, fs::perms::owner_write, fs::perm_options::add);  // a copy has its source's permissions
   sync_file(path);
   return {(fs::path(kCarriedFolder) / file.name).string(), fs::file_size(path),
           file.sha256.empty() ? sha256_of_file(path) : file.sha256};

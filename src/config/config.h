@@ -76,6 +76,7 @@ struct MoeConfig {
 // Truncated normal (at init.truncation standard deviations) with these standard deviations; norms
 // start at 1.
 struct InitConfig {
+  std::string from;   // checkpoint whose weights training starts with; empty: random, by what follows
   double std = 0.02;  // matrices and experts
   double embedding_std = 0.02;
   double router_std = 0.02;

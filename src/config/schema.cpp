@@ -277,6 +277,8 @@ void describe_model(FieldList& f, ModelConfig& model) {
 
   InitConfig& init = model.init;
   f.section("model.init");
+  f.key("from", init.from, kAnyText, "checkpoint with the weights to start with; empty: random").not_in_fingerprint();
+  f.following_need(init.from.empty(), "model.init.from = \"\"");
   f.key("std", init.std, kNonNegative, "of matrices and experts");
   f.key("embedding_std", init.embedding_std, kNonNegative, "of the embedding table");
   f.key("router_std", init.router_std, kNonNegative, "of router weights")

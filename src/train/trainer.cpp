@@ -62,6 +62,7 @@ class Trainer {
 
  private:
   void start_or_resume();
+  void start_from(const fs::path& path);
   void loop(const StopSignal& stop);
   StepResult take_step();
   void after_step(const StepResult& result);
@@ -82,7 +83,8 @@ class Trainer {
   };
   std::vector<ValidSplit> valid_splits_;
   std::vector<int32_t> token_bytes_;
-  std::string tokenizer_json_;  // in every checkpoint; 10 MB for large vocabularies
+  std::vector<CarriedFile> carried_;  // of the imported model that training began with
+  std::string tokenizer_json_;        // in every checkpoint; 10 MB for large vocabularies
   std::unique_ptr<Backend> ops_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Recorder> recorder_;
@@ -108,7 +110,11 @@ void Trainer::start_or_resume() {
           fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config_.run.name),
           "add --resume to go on with it, or choose another run.name");
     }
-    engine_->initialise();
+    if (config_.model.init.from.empty()) {
+      engine_->initialise();
+    } else {
+      start_from(config_.model.init.from);
+    }
   } else {
     const CheckpointReader reader = CheckpointReader::open(*latest);
     const CheckpointInfo& info = reader.info();
@@ -132,6 +138,7 @@ void Trainer::start_or_resume() {
     reader.load_optimizer(state.optimizer);
     progress_ = {.steps = info.step, .tokens = info.tokens};
     cursor_ = info.cursor;
+    carried_ = reader.carried();
     run_id = info.run_id;
     saved_step_ = info.step;
     summary_.checkpoint = reader.path();
@@ -141,6 +148,20 @@ void Trainer::start_or_resume() {
                                          plan_.cost.flops_per_token, ops_->peak_flops());
   writer_ = std::make_unique<AsyncCheckpointWriter>(folder, config_.checkpoint.keep_last);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", summary_.checkpoint.string()));
+}
+
+// The weights of a checkpoint that is not of this run; optimizer and progress begin at nothing.
+void Trainer::start_from(const fs::path& path) {
+  const CheckpointReader reader = CheckpointReader::open(path);
+  if (!reader.tokenizer_json().empty() &&
+      load_tokenizer((reader.path() / "tokenizer.json").string())->hash() != data_.tokenizer->hash()) {
+    throw usage_error(
+        fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
+        fmt::format("prepare it with that one: n prep ... --tokenizer {}",
+                    (reader.path() / "tokenizer.json").string()));
+  }
+  reader.load_model(engine_->state().model);
+  carried_ = reader.carried();
 }
 
 StepResult Trainer::take_step() {
@@ -249,6 +270,11 @@ void Trainer::save() {
   state.info.nmoe_commit = options_.commit;
   state.config_toml = print_config(config_);
   state.tokenizer_json = tokenizer_json_;
+  if (const auto latest = latest_checkpoint(checkpoint_dir(config_))) {
+    // Whichever they were read from may be pruned by now.
+    for (CarriedFile& file : carried_) file.source = *latest / kCarriedFolder / file.name;
+  }
+  state.carried = carried_;
   state.model = staged.model;
   state.optimizer = staged.optimizer;
   writer_->submit(std::move(state));

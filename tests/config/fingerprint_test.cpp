@@ -17,6 +17,8 @@ const std::set<std::string> kFree = {"run.name",          "run.experiment",     
                                      "train.steps",       "train.memory_limit",   "train.log_every",
                                      "train.valid_every", "train.valid_seqs",     "train.stop_on_collapse",
                                      "checkpoint.every",  "checkpoint.keep_last", "model.max_positions"};
+// A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.
+const std::string kInitFrom = "model.init.from";
 
 // Every key in every configuration: the fingerprint changes when a key that defines the run and has
 // an effect changes, and at nothing else.
@@ -39,7 +41,7 @@ TEST(Fingerprint, IsTheHashOfItsCanonicalLines) {
   for (Config config : all_kinds_of_configs()) {
     std::set<std::string> lines;
     for (const Field& field : describe(config)) {
-      if (field.used() && !kFree.contains(field.key)) {
+      if (field.used() && !kFree.contains(field.key) && field.key != kInitFrom) {
         lines.insert(field.key + "=" + to_toml(field.get()) + "\n");
       }
     }

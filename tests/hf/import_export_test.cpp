@@ -1,0 +1,242 @@
+#include <gtest/gtest.h>
+
+#include "checkpoint/reader.h"
+#include "hf/export.h"
+#include "hf/import.h"
+#include "hf_folder.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+#include "tensor/convert.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+
+class ImportExport : public test::TempDirTest {
+ protected:
+  ImportReport import_folder(std::optional<DType> dtype = {}) {
+    return import_model({.source = dir_ / "hf", .out = dir_ / "checkpoint", .dtype = dtype, .num_threads = 2});
+  }
+  ExportReport export_checkpoint(std::optional<DType> dtype = {}, int64_t shard_bytes = 1'000'000) {
+    return export_model({.checkpoint = dir_ / "checkpoint",
+                         .out = dir_ / "back",
+                         .dtype = dtype,
+                         .shard_bytes = shard_bytes,
+                         .num_threads = 2});
+  }
+  // What importing this folder says; nothing may be left of it.
+  Error refusal(const HfFolder& folder) {
+    folder.write(dir_ / "hf");
+    const Error error = error_of([&] { import_folder(); });
+    EXPECT_FALSE(latest_checkpoint(dir_ / "checkpoint").has_value());
+    return error;
+  }
+  nlohmann::json json_of(const fs::path& path) const { return nlohmann::json::parse(read_file(dir_ / path)); }
+};
+
+TEST_F(ImportExport, RoundTripKeepsEveryByte) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
+    HfFolder(dtype).write(dir_ / "hf");
+    const ImportReport in = import_folder();
+    EXPECT_EQ(in.num_prediction_layers, 1);
+    EXPECT_EQ(in.num_carried, 9 + 20 + 2 - 3);
+    EXPECT_EQ(verify_checkpoint(in.checkpoint), std::nullopt);
+    const ExportReport out = export_checkpoint();
+    EXPECT_EQ(out.num_tensors, in.num_tensors + in.num_carried);
+    EXPECT_EQ(tensors_in(dir_ / "back"), tensors_in(dir_ / "hf")) << dtype_name(dtype);
+    EXPECT_EQ(read_file(dir_ / "back/generation_config.json"), read_file(dir_ / "hf/generation_config.json"));
+    for (const char* folder : {"hf", "checkpoint", "back"}) fs::remove_all(dir_ / folder);
+  }
+}
+
+TEST_F(ImportExport, ConfigJsonComesBackAsItWas) {
+  HfFolder folder;
+  folder.config["aux_loss_alpha"] = 0.001;  // of no meaning here, but kept
+  folder.write(dir_ / "hf");
+  import_folder();
+  export_checkpoint();
+  EXPECT_EQ(json_of("back/config.json"), json_of("hf/config.json"));
+}
+
+TEST_F(ImportExport, ShardsHaveAnIndexThatIsReadAgain) {
+  HfFolder().write(dir_ / "hf");
+  import_folder();
+  const ExportReport report = export_checkpoint({}, 2000);
+  EXPECT_GT(report.num_files, 3);
+  const nlohmann::json index = json_of("back/model.safetensors.index.json");
+  EXPECT_EQ(index["metadata"]["total_size"], report.num_bytes);
+  EXPECT_EQ(index["weight_map"].size(), static_cast<size_t>(report.num_tensors));
+  EXPECT_EQ(tensors_in(dir_ / "back"), tensors_in(dir_ / "hf"));
+  const ImportReport again = import_model({.source = dir_ / "back", .out = dir_ / "again"});
+  EXPECT_EQ(again.num_files, report.num_files);
+  EXPECT_EQ(CheckpointReader::open(dir_ / "again").weights_sha256(),
+            CheckpointReader::open(dir_ / "checkpoint").weights_sha256());
+}
+
+// Where each number of a parameter comes from, spelled out for one of every kind of piece.
+TEST_F(ImportExport, ParametersAreMadeOfTheRightRows) {
+  const HfFolder folder(DType::kF32);
+  folder.write(dir_ / "hf");
+  const CheckpointReader reader = CheckpointReader::open(import_folder().checkpoint);
+  const auto loaded = [&](const std::string& name, Shape shape) {
+    std::vector<float> values(static_cast<size_t>(shape.num_elements()));
+    reader.load(name, Tensor(values.data(), DType::kF32, shape));
+    return values;
+  };
+  const auto rows = [&](const std::string& tensor, int64_t begin, int64_t end) {
+    const auto span = folder.weights.at(tensor).rows(begin, end).span<float>();
+    return std::vector<float>(span.begin(), span.end());
+  };
+  const std::string attention = "model.layers.1.self_attn.", mlp = "model.layers.1.mlp.";
+  EXPECT_EQ(loaded("layers.1.attention.kv_down", {6, 16}), rows(attention + "kv_a_proj_with_mqa.weight", 0, 6));
+  EXPECT_EQ(loaded("layers.1.attention.k_rope", {4, 16}), rows(attention + "kv_a_proj_with_mqa.weight", 6, 10));
+  EXPECT_EQ(loaded("layers.1.moe.router_bias", {4}), rows(mlp + "gate.e_score_correction_bias", 0, 4));
+  std::vector<float> in, out;
+  for (int expert = 0; expert < 4; ++expert) {
+    for (const char* part : {"gate_proj", "up_proj"}) {
+      const auto half = rows(mlp + "experts." + std::to_string(expert) + "." + part + ".weight", 0, 8);
+      in.insert(in.end(), half.begin(), half.end());
+    }
+    const auto down = rows(mlp + "experts." + std::to_string(expert) + ".down_proj.weight", 0, 16);
+    out.insert(out.end(), down.begin(), down.end());
+  }
+  EXPECT_EQ(loaded("layers.1.moe.experts_in", {4, 16, 16}), in);
+  EXPECT_EQ(loaded("layers.1.moe.experts_out", {4, 16, 8}), out);
+}
+
+TEST_F(ImportExport, DtypesChangeOnRequest) {
+  const HfFolder folder(DType::kF32);
+  folder.write(dir_ / "hf");
+  import_folder();
+  export_checkpoint(DType::kBF16);
+  const SafetensorsFile file(dir_ / "back/model.safetensors");
+  const auto* entry = file.find("lm_head.weight");
+  ASSERT_EQ(entry->dtype, DType::kBF16);
+  const auto expected = folder.weights.at("lm_head.weight").span<float>();
+  const auto* bits = reinterpret_cast<const uint16_t*>(file.bytes(*entry).data());
+  for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(bits[i], float_to_bf16(expected[i])) << i;
+  EXPECT_EQ(file.find("model.layers.1.mlp.gate.e_score_correction_bias")->dtype, DType::kF32);
+  EXPECT_EQ(json_of("back/config.json")["torch_dtype"], "bfloat16");
+
+  const ImportReport widened =
+      import_model({.source = dir_ / "back", .out = dir_ / "wide", .dtype = DType::kF32, .num_threads = 1});
+  std::vector<float> values(40 * 16);
+  CheckpointReader::open(widened.checkpoint).load("head", Tensor(values.data(), DType::kF32, {40, 16}));
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], bf16_to_float(bits[i])) << i;
+}
+
+TEST_F(ImportExport, NamesMissingExperts) {
+  HfFolder folder;
+  folder.weights.remove("model.layers.1.mlp.experts.2.up_proj.weight");
+  folder.weights.remove("model.layers.1.mlp.experts.3.down_proj.weight");
+  const Error error = refusal(folder);
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(contains(error.what(),
+                       "2 tensors are missing: model.layers.1.mlp.experts.2.up_proj.weight, "
+                       "model.layers.1.mlp.experts.3.down_proj.weight"))
+      << error.what();
+}
+
+TEST_F(ImportExport, NamesUnusedTensors) {
+  HfFolder folder;
+  folder.weights.add("model.layers.1.mlp.experts.4.up_proj.weight", DType::kBF16, {8, 16});
+  const Error error = refusal(folder);
+  EXPECT_TRUE(contains(error.what(), "1 tensor is in no place of the model: model.layers.1.mlp.experts.4.up_proj.weight"))
+      << error.what();
+}
+
+TEST_F(ImportExport, NamesMisshapenTensors) {
+  HfFolder folder;
+  folder.weights.remove("model.layers.0.self_attn.o_proj.weight");
+  folder.weights.add("model.layers.0.self_attn.o_proj.weight", DType::kBF16, {10, 16});
+  const Error error = refusal(folder);
+  EXPECT_TRUE(contains(error.what(), "model.layers.0.self_attn.o_proj.weight (is [10, 16], should be [16, 10])"))
+      << error.what();
+}
+
+TEST_F(ImportExport, RefusesWeightsOfIntegers) {
+  HfFolder folder;
+  folder.weights.remove("lm_head.weight");
+  folder.weights.add("lm_head.weight", DType::kI32, {40, 16});
+  EXPECT_TRUE(contains(refusal(folder).what(), "lm_head.weight (I32)"));
+}
+
+TEST_F(ImportExport, RefusesATruncatedFile) {
+  HfFolder().write(dir_ / "hf");
+  const std::string whole = read_file(dir_ / "hf/model.safetensors");
+  for (const size_t size : {size_t{4}, size_t{500}, whole.size() - 1}) {
+    write_file_atomically(dir_ / "hf/model.safetensors", whole.substr(0, size));
+    const Error error = error_of([&] { import_folder(); });
+    EXPECT_TRUE(contains(error.what(), "model.safetensors")) << error.what();
+    EXPECT_EQ(error.exit_code(), 1);
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "checkpoint"));
+}
+
+TEST_F(ImportExport, RefusesAnUnknownArchitecture) {
+  HfFolder folder;
+  folder.config["model_type"] = "mixtral";
+  folder.config["architectures"] = {"MixtralForCausalLM"};
+  EXPECT_TRUE(contains(refusal(folder).what(), "mixtral"));
+}
+
+TEST_F(ImportExport, RefusesAnIndexThatDoesNotFitItsFiles) {
+  HfFolder().write(dir_ / "hf");
+  import_folder();
+  export_checkpoint({}, 2000);
+  const fs::path path = dir_ / "back/model.safetensors.index.json";
+  nlohmann::json index = nlohmann::json::parse(read_file(path));
+  const std::string shared = "model.layers.0.input_layernorm.weight";  // its file holds others, too
+  const std::string file = index["weight_map"][shared];
+
+  index["weight_map"]["model.layers.1.mlp.experts.9.up_proj.weight"] = file;
+  write_file_atomically(path, index.dump());
+  const auto import_back = [&] { import_model({.source = dir_ / "back", .out = dir_ / "again"}); };
+  EXPECT_TRUE(contains(error_of(import_back).what(), "no tensor 'model.layers.1.mlp.experts.9.up_proj.weight'"));
+
+  index["weight_map"].erase("model.layers.1.mlp.experts.9.up_proj.weight");
+  index["weight_map"].erase(shared);
+  write_file_atomically(path, index.dump());
+  EXPECT_TRUE(contains(error_of(import_back).what(), "does not list the tensor '" + shared));
+
+  fs::remove(dir_ / "back" / file);
+  EXPECT_TRUE(contains(error_of(import_back).what(), file)) << error_of(import_back).what();
+}
+
+TEST_F(ImportExport, DoesNotOverwrite) {
+  HfFolder().write(dir_ / "hf");
+  import_folder();
+  EXPECT_EQ(error_of([&] { import_folder(); }).exit_code(), 2);
+  export_checkpoint();
+  const auto before = tensors_in(dir_ / "back");
+  EXPECT_EQ(error_of([&] { export_checkpoint(); }).exit_code(), 2);
+  EXPECT_EQ(tensors_in(dir_ / "back"), before);
+}
+
+TEST_F(ImportExport, RefusesADamagedCheckpoint) {
+  HfFolder().write(dir_ / "hf");
+  const fs::path file = import_folder().checkpoint / "model.safetensors";
+  std::string bytes = read_file(file);
+  ++bytes[bytes.size() / 2];
+  write_file_atomically(file, bytes);
+  EXPECT_TRUE(contains(error_of([&] { export_checkpoint(); }).what(), "altered"));
+  for (const auto& entry : fs::directory_iterator(dir_)) {
+    EXPECT_FALSE(contains(entry.path().filename().string(), "back")) << entry.path();
+  }
+}
+
+// The tied head may be in the file twice, if it is the same.
+TEST_F(ImportExport, KnowsATiedHeadThatIsWrittenOut) {
+  HfFolder folder;
+  folder.config["tie_word_embeddings"] = true;
+  EXPECT_TRUE(contains(refusal(folder).what(), "lm_head.weight"));
+  const Tensor table = folder.weights.at("model.embed_tokens.weight");
+  std::memcpy(folder.weights.at("lm_head.weight").raw(), table.raw(), static_cast<size_t>(table.num_bytes()));
+  folder.write(dir_ / "hf");
+  EXPECT_EQ(CheckpointReader::open(import_folder().checkpoint).model().size(), 30u);
+}
+
+}  // namespace
+}  // namespace nmoe
