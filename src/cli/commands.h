@@ -11,6 +11,7 @@
 #include "data/synthetic/write.h"
 #include "hf/export.h"
 #include "hf/import.h"
+#include "hf/parity.h"
 
 namespace nmoe::cli {
 
@@ -32,6 +33,15 @@ void config_command(const ConfigArguments& arguments);
 // Models of Hugging Face, in and out.
 void import_command(ImportOptions options);
 void export_command(const ExportOptions& options);
+
+struct ParityArguments {
+  ParityOptions options;
+  double loss_tolerance = 1e-5;      // nats
+  double logit_tolerance = 1e-4;     // absolute
+  double gradient_tolerance = 1e-4;  // relative, of each tensor
+};
+// Error (runtime) when anything is beyond its tolerance.
+void parity_command(const ParityArguments& arguments);
 
 void prep_command(PrepOptions options);
 void synthesize_command(const SynthesizeOptions& options);

@@ -240,82 +240,97 @@ class CommandLine {
 
   void add_hugging_face(CLI::App& app) {
     const std::map<std::string, DType> dtypes = {{"bf16", DType::kBF16}, {"fp32", DType::kF32}};
-    CLI::App* import = app.add_subcommand("import", "turn a Hugging Face model into a checkpoint");
-    import->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
-    import->add_option("out", import_.out, "gets the checkpoint, step_00000000")->required();
-    import->add_option("--dtype", import_.dtype, "of the weights; without it, as they are, bf16 for FP8")
+    CLI::App* imported = app.add_subcommand("import", "turn a Hugging Face model into a checkpoint");
+    imported->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
+    imported->add_option("out", import_.out, "gets the checkpoint, step_00000000")->required();
+    imported->add_option("--dtype", import_.dtype, "of the weights; without it, as they are, bf16 for FP8")
         ->transform(CLI::CheckedTransformer(dtypes));
-    import->add_option("--threads", import_.num_threads, "0: one per available CPU")
+    imported->add_option("--threads", import_.num_threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
-    import->callback([this] { run_ = [this] { import_command(import_);
-  }; });
+    imported->callback([this] { run_ = [this] { import_command(import_); }; });
 
-CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
-exported->add_option("checkpoint", export_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
-exported->add_option("out", export_.out, "the model's folder, to be made")->required();
-exported->add_option("--dtype", export_.dtype, "of the weights; without it, the checkpoint's")
-    ->transform(CLI::CheckedTransformer(dtypes));
-exported->add_option("--shard-size", shard_size_, "largest file of weights, \"5GB\"");
-exported->add_option("--threads", export_.num_threads, "0: one per available CPU")
-    ->check(number(0))
-    ->capture_default_str();
-exported->callback([this] {
-  run_ = [this] {
-    if (!shard_size_.empty()) export_.shard_bytes = parse_bytes(shard_size_, "--shard-size");
-    export_command(export_);
-  };
-});
-}  // namespace
+    CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
+    exported->add_option("checkpoint", export_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+    exported->add_option("out", export_.out, "the model's folder, to be made")->required();
+    exported->add_option("--dtype", export_.dtype, "of the weights; without it, the checkpoint's")
+        ->transform(CLI::CheckedTransformer(dtypes));
+    exported->add_option("--shard-size", shard_size_, "largest file of weights, \"5GB\"");
+    exported->add_option("--threads", export_.num_threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    exported->callback([this] {
+      run_ = [this] {
+        if (!shard_size_.empty()) export_.shard_bytes = parse_bytes(shard_size_, "--shard-size");
+        export_command(export_);
+      };
+    });
 
-void add_measurement(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
-  CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
-  add_config_arguments(train, bench_train_.config);
-  train->add_option("--steps", bench_train_.steps, "steps to time")->check(number(1))->capture_default_str();
-  train->add_option("--warmup", bench_train_.warmup, "steps before")->check(number(0))->capture_default_str();
-  train->add_flag("--json", bench_train_.json, "print JSON");
-  train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
+    CLI::App* parity = app.add_subcommand("parity", "compare a Hugging Face model with what transformers computes");
+    parity->add_option("model", parity_.options.model, "its folder: config.json, safetensors")->required();
+    parity->add_option("expected", parity_.options.expected, "its loss, logits and gradients: scripts/hf_fixture.py")
+        ->required();
+    const auto add_tolerance = [parity](const char* name, double& tolerance, const char* meaning) {
+      parity->add_option(name, tolerance, meaning)->check(number(0))->capture_default_str();
+    };
+    add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats");
+    add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit");
+    add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative");
+    parity->add_option("--threads", parity_.options.num_threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    parity->callback([this] { run_ = [this] { parity_command(parity_); }; });
+  }
 
-  CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
-  add_config_arguments(loader, bench_loader_.config);
-  loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
-      ->check(number(1))
-      ->capture_default_str();
-  loader->callback([this] { run_ = [this] { bench_loader_command(bench_loader_); }; });
+  void add_measurement(CLI::App& app) {
+    CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
+    CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
+    add_config_arguments(train, bench_train_.config);
+    train->add_option("--steps", bench_train_.steps, "steps to time")->check(number(1))->capture_default_str();
+    train->add_option("--warmup", bench_train_.warmup, "steps before")->check(number(0))->capture_default_str();
+    train->add_flag("--json", bench_train_.json, "print JSON");
+    train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
 
-  CLI::App* tokenizer = bench->add_subcommand("tokenizer", "time a tokenizer on a text");
-  tokenizer->add_option("tokenizer", bench_tokenizer_.tokenizer, kTokenizerSource)->required();
-  tokenizer->add_option("file", bench_tokenizer_.file, "text to encode; without it, standard input");
-  tokenizer->add_option("--threads", bench_tokenizer_.threads, "the most to try; 0: one per available CPU")
-      ->check(number(0))
-      ->capture_default_str();
-  tokenizer->add_flag("--json", bench_tokenizer_.json, "print JSON");
-  tokenizer->callback([this] { run_ = [this] { bench_tokenizer_command(bench_tokenizer_); }; });
-}
+    CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
+    add_config_arguments(loader, bench_loader_.config);
+    loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
+        ->check(number(1))
+        ->capture_default_str();
+    loader->callback([this] { run_ = [this] { bench_loader_command(bench_loader_); }; });
 
-std::function<void()>& run_;
-TrainArguments train_;
-ConfigArguments config_;
-RunsArguments runs_;
-PrepOptions prep_;
-SynthesizeOptions synthesize_;
-bool near_dedup_ = false;
-double near_dedup_threshold_ = 0.82;
-std::string data_dir_;
-DataSampleArguments data_sample_;
-TokenizerTrainArguments tokenizer_train_;
-std::string tokenizer_;
-std::vector<std::string> allowed_specials_;
-std::string checkpoint_;
-GenerateArguments generate_;
-ImportOptions import_;
-ExportOptions export_;
-std::string shard_size_;
-BenchTrainArguments bench_train_;
-BenchLoaderArguments bench_loader_;
-BenchTokenizerArguments bench_tokenizer_;
-};  // namespace nmoe::cli
+    CLI::App* tokenizer = bench->add_subcommand("tokenizer", "time a tokenizer on a text");
+    tokenizer->add_option("tokenizer", bench_tokenizer_.tokenizer, kTokenizerSource)->required();
+    tokenizer->add_option("file", bench_tokenizer_.file, "text to encode; without it, standard input");
+    tokenizer->add_option("--threads", bench_tokenizer_.threads, "the most to try; 0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    tokenizer->add_flag("--json", bench_tokenizer_.json, "print JSON");
+    tokenizer->callback([this] { run_ = [this] { bench_tokenizer_command(bench_tokenizer_); }; });
+  }
+
+  std::function<void()>& run_;
+  TrainArguments train_;
+  ConfigArguments config_;
+  RunsArguments runs_;
+  PrepOptions prep_;
+  SynthesizeOptions synthesize_;
+  bool near_dedup_ = false;
+  double near_dedup_threshold_ = 0.82;
+  std::string data_dir_;
+  DataSampleArguments data_sample_;
+  TokenizerTrainArguments tokenizer_train_;
+  std::string tokenizer_;
+  std::vector<std::string> allowed_specials_;
+  std::string checkpoint_;
+  GenerateArguments generate_;
+  ImportOptions import_;
+  ExportOptions export_;
+  std::string shard_size_;
+  ParityArguments parity_;
+  BenchTrainArguments bench_train_;
+  BenchLoaderArguments bench_loader_;
+  BenchTokenizerArguments bench_tokenizer_;
+};
 
 // "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.
 std::string missing_cpu_feature() {
