@@ -23,6 +23,7 @@
 
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
+#include "infer/logprobs.h"
 #include "infer/sampler.h"
 
 namespace nmoe {
@@ -38,24 +39,19 @@ struct GenerationRequest {
   std::vector<int32_t> stop_ids;  // ids that end it beside the tokenizer's eos_id
   bool ignore_eos = false;        // eos_id is a token like others (it stands for no text)
   bool logprobs = false;          // GeneratedToken::logprob is wanted
-  int top_logprobs = 0;           // how many of GeneratedToken::top; more than 0 needs `logprobs`
   bool prompt_logprobs = false;   // on_prompt is called
-};
-
-// Natural logarithm of a probability under the model itself: before penalty, temperature and truncation.
-struct TokenLogprob {
-  int32_t id = 0;
-  float logprob = 0.0F;
+  int top_logprobs = 0;           // how many ids of each `top`; more than 0 needs one of the two above
 };
 
 struct GeneratedToken {
   int32_t id = 0;
-  std::string_view bytes;            // what it stands for, maybe not whole characters; valid as long as the engine
-  std::optional<float> logprob;      // with GenerationRequest::logprobs
-  std::vector<TokenLogprob> top;     // the likeliest ids, likeliest first; equals by id
+  std::string_view bytes;         // what it stands for, maybe not whole characters; valid as long as the engine
+  std::optional<float> logprob;   // with GenerationRequest::logprobs
+  std::vector<TokenLogprob> top;  // infer/logprobs.h
 };
 
-// One token of the prompt, given those before it. The first that counts has no logprob.
+// One token of the prompt, given those before it. The first that counts has no logprob, nor have those that do not
+// count (see submit).
 struct PromptToken {
   int32_t id = 0;
   std::optional<float> logprob;
@@ -78,8 +74,9 @@ struct GenerationResult {
 };
 
 // What happens to a request, called by the thread that drives step(), in this order: on_prompt once if asked for; for
-// every token on_token, then on_text if there is text that can be shown; on_finish once, last. Any may be empty. They
-// may call submit() and cancel(), but not step(). What they throw leaves step(), and the request is cancelled.
+// every token but an id that ends the output on_token, then on_text if there is text that can be shown; on_finish once,
+// last. Any may be empty. They may call submit() and cancel(), but not step(). What they throw leaves step(): then the
+// request has ended without on_finish, and the others go on with the next step().
 struct GenerationListener {
   // A piece of text: whole UTF-8 characters (bytes that are none come at the end), nothing of a stop string, and
   // nothing that may still become one. Never empty.
@@ -90,9 +87,10 @@ struct GenerationListener {
 };
 
 struct InferenceOptions {
-  int num_threads = 0;         // 0: one per available CPU
-  int64_t max_sequences = 8;   // slots: sequences that run at the same time
-  // Tokens of prompt and output together that a slot has room for. 0: model.max_positions or, when that is 0,
+  int num_threads = 0;        // 0: one per available CPU
+  int64_t max_sequences = 8;  // slots: sequences that run at the same time
+  // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. Nothing
+  // falls out: a text that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
   // data.seq_len. More than the model was trained with is possible, and the text will show it.
   int64_t max_context = 0;
 };
@@ -108,6 +106,8 @@ using RequestId = uint64_t;
 
 class InferenceEngine {
  public:
+  // Over a model that has been loaded, or made.
+  explicit InferenceEngine(std::unique_ptr<CachedModel> model);
   // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
   // CheckpointReader; usage, with what to lower, when it does not fit the machine.
   InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
@@ -141,18 +141,42 @@ class InferenceEngine {
   EngineLoad load() const;  // any thread
 
  private:
-  struct Sequence;
-  struct Submission;
+  struct Sequence;  // a request and how far it is
+  struct Slot;
+  // The next rows of a sequence, as many as a step has room for.
+  struct Part {
+    Sequence* sequence;
+    int64_t num_rows;
+    int64_t first_logits;  // of the step's logits: of its last row or, while prompt_logprobs are made, of all its rows
+  };
 
+  std::unique_ptr<Sequence> make_sequence(GenerationRequest request, GenerationListener listener) const;
   void take_submissions();
+  void admit();
+  std::vector<Part> plan_step() const;
+  // The step's logits [., V] give `part` its next token, if it has been read to its end.
+  void advance(const Part& part, std::span<const float> logits);
+  void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, std::span<const float> logits) const;
+  void add_token(Sequence& sequence, std::span<const float> logits);
+  // Shows the rest of the text and tells the end of it, after the slot has been given back.
   void finish(Sequence& sequence, FinishReason reason);
+  std::unique_ptr<Sequence> remove(Sequence& sequence);
+  void publish_load();
 
   std::unique_ptr<CachedModel> model_;
-  mutable std::mutex mutex_;
+  // Of the driving thread:
+  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  Sampler sampler_;
+  uint64_t num_admitted_ = 0;
+
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable work_;
-  std::deque<Submission> submitted_;  // guarded by mutex_
-  std::set<RequestId> cancelled_;     // guarded by mutex_
-  RequestId next_id_ = 1;             // guarded by mutex_
+  std::deque<std::unique_ptr<Sequence>> submitted_;
+  std::set<RequestId> cancelled_;
+  RequestId last_id_ = 0;
+  EngineLoad load_;
 };
 
 }  // namespace nmoe
