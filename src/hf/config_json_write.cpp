@@ -277,7 +277,7 @@ std::string to_config_json(const HfModel& model, std::string_view base) {
       if (!wanted.contains(key)) replace(json, key, wanted, model.type);
     }
   }
-  const std::string text = json.dump(2) + "\n";
+  std::string text = json.dump(2) + "\n";
   NMOE_CHECK(canonical_json(from_config_json(text, "config.json")) == wanted, "{} reads back differently", text);
   return text;
 }

@@ -12,7 +12,7 @@
 namespace nmoe {
 
 struct ParityOptions {
-  fs::path model;  // a Hugging Face folder; weights are taken as F32
+  fs::path model;  // a Hugging Face folder; weights are taken as F32, FP8 for what it means (hf/weights.h)
   // Safetensors: input_ids [B, S + 1] i32; logits [B, S, V] of the first S ids, loss [1] (mean cross-entropy of the B*S
   // next ids, nats) and grad.<tensor>, dloss / d<tensor> for every trained tensor of the model, all F32. The experts of
   // a layer may be one tensor as transformers holds them (fused_expert_name) or a tensor each. scripts/hf_fixture.py

@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/files.h"
 #include "config/schema.h"
-#include "config/validate.h"
+#include "hf/fixtures.h"
 #include "support/errors.h"
 
 namespace nmoe {
@@ -268,6 +268,20 @@ TEST(ConfigJson, ReadsWhatTransformersFiveWrites) {
   EXPECT_EQ(model.config.yarn.factor, 1.0);
   EXPECT_EQ(model.num_nextn_predict_layers, 1);
   EXPECT_EQ(Json::parse(to_config_json(model, json.dump())), json);
+}
+
+TEST(ConfigJson, EveryFixtureRoundTrips) {
+  const auto fixtures = test::hf_fixtures();
+  if (fixtures.empty()) GTEST_SKIP() << "no models in tests/fixtures/hf: scripts/hf_fixture.py writes them";
+  for (const fs::path& fixture : fixtures) {
+    SCOPED_TRACE(fixture);
+    const std::string text = read_file(fixture / "config.json");
+    const HfModel model = from_config_json(text, "config.json");
+    EXPECT_EQ(Json::parse(to_config_json(model, text)), Json::parse(text));
+    expect_same(from_config_json(to_config_json(model), "config.json"), model);
+    if (model.type == ModelType::kKimiK2) continue;  // computes what a DeepSeek-V3 does
+    EXPECT_EQ(model_type_for(model.config), model.type);
+  }
 }
 
 TEST(ConfigJson, BothSpellingsOfRopeMeanTheSame) {
