@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "hf/config_json.h"
 #include "tensor/convert.h"
 
 namespace nmoe {
@@ -14,7 +15,7 @@ namespace {
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr std::string_view kScaleSuffix = "_scale_inv";
-constexpr int64_t kScaleBlock = 128;
+
 constexpr int64_t kConvertedAtOnce = 4096;  // elements; on the stack
 
 Error folder_error(const fs::path& path, const std::string& what) {
@@ -59,9 +60,9 @@ void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
   const int64_t columns = entry_->shape[1];
   while (count > 0) {
     // To the end of the row or of the block of columns, whichever comes first.
-    const int64_t row = begin / columns, column = begin % columns, block = column / kScaleBlock;
-    const int64_t run = std::min({count, columns - column, (block + 1) * kScaleBlock - column});
-    const float scale = scales_[static_cast<size_t>(row / kScaleBlock * scale_columns_ + block)];
+    const int64_t row = begin / columns, column = begin % columns, block = column / kHfFp8Block;
+    const int64_t run = std::min({count, columns - column, (block + 1) * kHfFp8Block - column});
+    const float scale = scales_[static_cast<size_t>(row / kHfFp8Block * scale_columns_ + block)];
     for (int64_t i = 0; i < run; ++i) {
       out[i] = bf16_to_float(float_to_bf16(f8e4m3_to_float(static_cast<uint8_t>(source[i])) * scale));
     }
@@ -120,12 +121,12 @@ HfWeights::HfWeights(const fs::path& dir) {
       tensors_.emplace(name, HfTensor(*place.file, entry));
       continue;
     }
-    const auto blocks = [](int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; };
+    const auto blocks = [](int64_t size) { return (size + kHfFp8Block - 1) / kHfFp8Block; };
     const auto scales = places.find(name + std::string(kScaleSuffix));
     if (scales == places.end() || entry.shape.rank() != 2 || scales->second.entry->dtype != DType::kF32 ||
         scales->second.entry->shape != Shape{blocks(entry.shape[0]), blocks(entry.shape[1])}) {
       throw folder_error(dir, fmt::format("the FP8 tensor '{}' {} has no F32 scales '{}{}' for blocks of {} x {}", name,
-                                          entry.shape, name, kScaleSuffix, kScaleBlock, kScaleBlock));
+                                          entry.shape, name, kScaleSuffix, kHfFp8Block, kHfFp8Block));
     }
     tensors_.emplace(name, HfTensor(*place.file, entry, scales->second.entry, scales->second.file));
   }

@@ -143,7 +143,8 @@ TEST_F(ImportExport, NamesUnusedTensors) {
   HfFolder folder;
   folder.weights.add("model.layers.1.mlp.experts.4.up_proj.weight", DType::kBF16, {8, 16});
   const Error error = refusal(folder);
-  EXPECT_TRUE(contains(error.what(), "1 tensor is in no place of the model: model.layers.1.mlp.experts.4.up_proj.weight"))
+  EXPECT_TRUE(
+      contains(error.what(), "1 tensor is in no place of the model: model.layers.1.mlp.experts.4.up_proj.weight"))
       << error.what();
 }
 

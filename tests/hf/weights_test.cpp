@@ -33,8 +33,8 @@ class Fp8Weights : public test::TempDirTest {
   float expected(int64_t i, int64_t j) const {
     const auto bits = static_cast<const uint8_t*>(file_.at("w").raw())[i * kColumns + j];
     const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    const double magnitude = exponent == 0 ? mantissa / 8.0 * std::pow(2.0, -6)
-                                           : (1.0 + mantissa / 8.0) * std::pow(2.0, exponent - 7);
+    const double magnitude =
+        exponent == 0 ? mantissa / 8.0 * std::pow(2.0, -6) : (1.0 + mantissa / 8.0) * std::pow(2.0, exponent - 7);
     const float value = static_cast<float>(bits & 0x80 ? -magnitude : magnitude);
     return bf16_to_float(float_to_bf16(value * file_.at("w_scale_inv").data<float>()[i / 128 * 3 + j / 128]));
   }
@@ -52,7 +52,8 @@ TEST_F(Fp8Weights, AreScaledByBlocks) {
   for (int64_t i = 0; i < kRows; ++i) {
     for (int64_t j = 0; j < kColumns; ++j) {
       const float want = expected(i, j), got = values[static_cast<size_t>(i * kColumns + j)];
-      if (std::isnan(got) && (static_cast<const uint8_t*>(file_.at("w").raw())[i * kColumns + j] & 0x7f) == 0x7f) continue;
+      if (std::isnan(got) && (static_cast<const uint8_t*>(file_.at("w").raw())[i * kColumns + j] & 0x7f) == 0x7f)
+        continue;
       ASSERT_EQ(got, want) << i << ", " << j;
     }
   }
