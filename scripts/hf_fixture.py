@@ -228,22 +228,30 @@ def check_margins(model, input_ids, generator):
         raise NearTie
 
 
-def expectation(folder, seq_len, generator):
-    model = load_as_float32(folder)
-    ids = torch.randint(0, VOCAB, (NUM_SEQS, seq_len + 1), generator=generator)
-    check_margins(model, ids[:, :-1], generator)
+def compute(model, ids):
+    """What OUT_DIR/VARIANT/expected.safetensors holds, of ids [B, S + 1]."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
     loss.backward()
     tensors = {"input_ids": ids.to(torch.int32), "logits": logits.detach(), "loss": loss.detach().reshape(1)}
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
-            raise SystemExit(f"{folder}: {name} has no gradient")
+            raise SystemExit(f"{name} has no gradient")
         tensors["grad." + name] = parameter.grad
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise SystemExit(f"{folder}: {name} is not finite")
+            raise SystemExit(f"{name} is not finite")
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def expectation(folder, seq_len, generator):
+    model = load_as_float32(folder)
+    ids = torch.randint(0, VOCAB, (NUM_SEQS, seq_len + 1), generator=generator)
+    check_margins(model, ids[:, :-1], generator)
+    try:
+        return compute(model, ids)
+    except SystemExit as problem:
+        raise SystemExit(f"{folder}: {problem}") from None
 
 
 def write_weights(tensors, folder):
