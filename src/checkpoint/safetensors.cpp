@@ -97,7 +97,8 @@ SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name
   if (dtype_text == object.end() || !dtype_text->is_string()) throw fail("no dtype");
   const auto dtype = dtype_from_name(dtype_text->get_ref<const std::string&>());
   if (!dtype) {
-    throw fail(fmt::format("unknown dtype {} (known: F64, F32, BF16, F16, F8_E4M3, I64, I32, U8)", dtype_text->dump()));
+    throw fail(
+        fmt::format("unknown dtype {} (known: F64, F32, BF16, F16, F8_E4M3, I64, I32, I16, U8)", dtype_text->dump()));
   }
 
   const auto dims = natural_numbers(object, "shape");

@@ -80,6 +80,7 @@ class Workspace {
               .targets = state_.allocate(DType::kI32, {T}),
               .positions = state_.allocate(DType::kI32, {T})};
     losses_ = state_.allocate(DType::kF32, {T});
+    loss_scale_ = state_.allocate(DType::kF64, {1});
     logits_ = state_.allocate(DType::kF32, {T, config.vocab_size});
   }
 
@@ -107,7 +108,9 @@ class Workspace {
   }
   void run() {
     const int64_t T = batch_.num_tokens();
-    const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .num_targets = T};
+    const double mean = 1.0 / static_cast<double>(T);
+    ops_.upload(loss_scale_, &mean);
+    const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     const Tensor head = parameter(model_.config().tied_head ? "embedding" : "head").value;
     model_.begin_step();
     // The model itself never makes all logits.
@@ -141,8 +144,9 @@ class Workspace {
   Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
   Model model_;
   Batch batch_;
-  Tensor losses_;  // [T]
-  Tensor logits_;  // [T, V]
+  Tensor losses_;      // [T]
+  Tensor loss_scale_;  // [1] f64
+  Tensor logits_;      // [T, V]
 };
 
 // Larger, and NaN largest of all.

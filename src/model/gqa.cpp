@@ -70,7 +70,7 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t T = x.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
   project(pass, x);
   saved_.out = pass.push({T, H, C});
-  saved_.lse = pass.push({pass.batch.num_seqs, H, pass.batch.seq_len});
+  saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
   ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
   pass.look(name_, "heads", saved_.out);
   ops.linear_forward(saved_.out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true);

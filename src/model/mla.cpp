@@ -87,7 +87,7 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_.k = pass.push({T, H, N + P});
   saved_.v = pass.push({T, H, U});
   saved_.out = pass.push({T, H, U});
-  saved_.lse = pass.push({pass.batch.num_seqs, H, pass.batch.seq_len});
+  saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
   {
     ArenaScope scope(pass.activations);
     const Tensor kv = pass.push({T, H, N + U});

@@ -14,7 +14,7 @@ std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, Param
 }
 
 void upload_reals(Backend& ops, Tensor destination, const std::vector<double>& values) {
-  if (ops.compute_dtype() == DType::kF64) {
+  if (ops.stat_dtype() == DType::kF64) {
     ops.upload(destination, values.data());
   } else {
     const std::vector<float> narrow(values.begin(), values.end());
@@ -50,8 +50,8 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   for (Moe* moe : moe_layers_) moe->allocate_stats(state);
   const int64_t dim = rope_dim(config_);
   const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
-  rope_ = {.cos = state.allocate(ops_.compute_dtype(), {max_positions_, dim / 2}),
-           .sin = state.allocate(ops_.compute_dtype(), {max_positions_, dim / 2})};
+  rope_ = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
+           .sin = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2})};
   upload_reals(ops_, rope_.cos, angles.cos);
   upload_reals(ops_, rope_.sin, angles.sin);
 }
@@ -62,7 +62,7 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
           .activations = activations,
           .batch = batch,
           .rope = rope_,
-          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .num_targets = batch.num_tokens()},
+          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .loss = {}},
           .inspect = {}};
 }
 
@@ -100,7 +100,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   ops_.head_loss({.x = normed,
                   .w = head_.value,
                   .targets = batch.targets,
-                  .grad_scale = 1.0 / static_cast<double>(scale.num_targets),
+                  .grad_scale = scale.loss,
                   .losses = losses,
                   .dx = dx,
                   .dw = head_.grad});
@@ -132,7 +132,7 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
   ops_.head_loss({.x = normed,
                   .w = head_.value,
                   .targets = batch.targets,
-                  .grad_scale = 0.0,
+                  .grad_scale = {},
                   .losses = losses,
                   .dx = {},
                   .dw = {},
@@ -183,10 +183,10 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
   write_logits(pass, normed, wanted, logits);
 }
 
-void Model::update_router_bias() {
+void Model::update_router_bias(Tensor grad_scale) {
   if (config_.moe.bias_rate == 0.0) return;
   for (const Moe* moe : moe_layers_) {
-    ops_.router_bias_update(moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate);
+    ops_.router_bias_update(moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate, grad_scale);
   }
 }
 

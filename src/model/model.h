@@ -30,7 +30,7 @@ class Model {
 
   // Zeroes gradients and router statistics.
   void begin_step();
-  // Gradients += those of (sum of token losses) / scale.num_targets + auxiliary losses. losses [T] =, in nats.
+  // Gradients += those of (sum of token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics grow here
@@ -45,8 +45,8 @@ class Model {
   // Runs rows through the model, each attending to what is cached of its slot, and adds them to the cache. logits [L,
   // V] = of the rows `wanted` [L] i32 (of T); none where L is 0. The same values as logits() gives, up to rounding.
   void cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted, Tensor logits);
-  // Moves every router's selection bias by its integer load error of this step.
-  void update_router_bias();
+  // Moves every router's selection bias by its integer load error of this step, unless grad_scale is not finite.
+  void update_router_bias(Tensor grad_scale);
 
   const ModelConfig& config() const { return config_; }
   ParameterSet& parameters() { return parameters_; }

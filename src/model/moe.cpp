@@ -26,6 +26,7 @@ Moe::Moe(const ModelConfig& config, ParameterSet& parameters, const std::string&
                                    .shape = {config.moe.num_experts},
                                    .group = ParameterGroup::kBuffer,
                                    .decay = false,
+                                   .is_stat = true,
                                    .init = InitKind::kZeros})),
       w_in_(parameters.add(
           expert_parameter(matrix_parameter(config, name + "experts_in",
@@ -67,13 +68,13 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
                 W = pre_activation_width(config_.activation, F);
   saved_ = {
       .x = x,
-      .logits = pass.push({T, E}),
-      .scores = pass.push({T, E}),
+      .logits = pass.push_stat({T, E}),
+      .scores = pass.push_stat({T, E}),
       .top_idx = pass.push_i32({T, K}),
-      .weights = pass.push({T, K}),
+      .weights = pass.push_stat({T, K}),
       .plan = {.offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of_row = pass.push_i32({R})},
       .rows = pass.push({R, D}),
-      .row_weight = pass.push({R}),
+      .row_weight = pass.push_stat({R}),
       .pre = pass.push({R, W}),
       .hidden = pass.push({R, F})};
 
@@ -117,7 +118,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   // Combine's backward is a dispatch.
   const Tensor drows = pass.push({R, D});
   const Tensor dhidden = pass.push({R, F});
-  const Tensor drow_weight = pass.push({R});
+  const Tensor drow_weight = pass.push_stat({R});
   ops.moe_dispatch(dy, saved_.plan, drows);
   ops.grouped_linear_backward_weight(saved_.hidden, drows, saved_.plan.offsets, w_out_.grad);
   ops.grouped_linear_backward_input(drows, w_out_.value, saved_.plan.offsets, dhidden);
@@ -129,7 +130,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   // Dispatch's backward is a combine.
   ops.moe_combine(drows, saved_.plan, dx, /*accumulate=*/shared_.has_value());
 
-  const Tensor dweights = pass.push({T, K});
+  const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
   ops.moe_combine_weights(drow_weight, saved_.plan, dweights);
   ops.router_backward({.rule = rule(),

@@ -10,8 +10,12 @@ class Norm {
  public:
   // Normalises vectors of `dim`.
   Norm(ParameterSet& parameters, const std::string& name, int64_t dim, double eps)
-      : gain_(parameters.add(
-            {.name = name, .shape = {dim}, .group = ParameterGroup::kRest, .decay = false, .init = InitKind::kOnes})),
+      : gain_(parameters.add({.name = name,
+                              .shape = {dim},
+                              .group = ParameterGroup::kRest,
+                              .decay = false,
+                              .is_stat = true,
+                              .init = InitKind::kOnes})),
         eps_(eps) {}
 
   // x [..., dim] -> y =, same shape. Keeps a reference to x and one number a vector.
@@ -19,7 +23,7 @@ class Norm {
     const int64_t dim = gain_.shape[0];
     const int64_t num_vectors = x.num_elements() / dim;
     saved_.x = x.reshape({num_vectors, dim});
-    saved_.rstd = pass.push({num_vectors});
+    saved_.rstd = pass.push_stat({num_vectors});
     pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape({num_vectors, dim}), saved_.rstd);
   }
 
@@ -33,7 +37,7 @@ class Norm {
  private:
   struct Saved {
     Tensor x;     // [N, dim]
-    Tensor rstd;  // [N]
+    Tensor rstd;  // [N] stat
   };
 
   Parameter& gain_;

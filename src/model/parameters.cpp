@@ -24,10 +24,22 @@ void upload_truncated_normal(Backend& ops, ThreadPool& pool, const Parameter& pa
       values[i] = static_cast<Real>(parameter.init_std * random.truncated_normal(i, truncation));
     }
   });
-  ops.upload(parameter.value, values.data());
+  upload_parameter(ops, parameter, values.data());
 }
 
 }  // namespace
+
+void upload_parameter(Backend& ops, const Parameter& parameter, const void* host) {
+  if (!parameter.low.defined()) return ops.upload(parameter.value, host);
+  ops.upload(parameter.grad, host);
+  ops.split_weight(parameter.grad, parameter.value, parameter.low);
+}
+
+void download_parameter(Backend& ops, const Parameter& parameter, void* host) {
+  if (!parameter.low.defined()) return ops.download(host, parameter.value);
+  ops.join_weight(parameter.value, parameter.low, parameter.grad);
+  ops.download(host, parameter.grad);
+}
 
 Parameter& ParameterSet::add(Parameter parameter) {
   for (const Parameter& other : parameters_) {
@@ -38,9 +50,11 @@ Parameter& ParameterSet::add(Parameter parameter) {
 
 void ParameterSet::allocate(Backend& ops, Arena& values, Arena& grads) {
   for (Parameter& parameter : parameters_) {
-    parameter.value = values.allocate(ops.compute_dtype(), parameter.shape);
+    const DType dtype = parameter.is_stat ? ops.stat_dtype() : ops.compute_dtype();
+    parameter.value = values.allocate(dtype, parameter.shape);
+    if (dtype != ops.stat_dtype()) parameter.low = values.allocate(DType::kI16, parameter.shape);
     if (parameter.group != ParameterGroup::kBuffer) {
-      parameter.grad = grads.allocate(ops.compute_dtype(), parameter.shape);
+      parameter.grad = grads.allocate(ops.stat_dtype(), parameter.shape);
     }
   }
 }
@@ -56,7 +70,7 @@ void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
         ops.fill(parameter.value, 1.0);
         break;
       case InitKind::kTruncatedNormal:
-        if (ops.compute_dtype() == DType::kF64) {
+        if (ops.stat_dtype() == DType::kF64) {
           upload_truncated_normal<double>(ops, pool, parameter, seed, truncation);
         } else {
           upload_truncated_normal<float>(ops, pool, parameter, seed, truncation);

@@ -26,13 +26,20 @@ struct Parameter {
   std::string name;  // "layers.3.attn.out"
   Shape shape;
   ParameterGroup group = ParameterGroup::kMatrices;
-  bool decay = true;  // whether weight decay applies
+  bool decay = true;     // whether weight decay applies
+  bool is_stat = false;  // always of the backend's stat dtype: norm gains, buffers
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
 
-  Tensor value;
-  Tensor grad;  // undefined for buffers
+  Tensor value;  // act, or stat where is_stat
+  Tensor low;    // i16, the rest of the master weight (ops/backend.h); undefined where the value is stat
+  Tensor grad;   // stat; undefined for buffers
 };
+
+// A parameter's values, or its master's, from and to stat numbers in host memory. Gradients are overwritten: where
+// there is a master, it passes through them.
+void upload_parameter(Backend& ops, const Parameter& parameter, const void* host);
+void download_parameter(Backend& ops, const Parameter& parameter, void* host);
 
 // All parameters in definition order. References stay valid for the set's life.
 class ParameterSet {

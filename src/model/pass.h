@@ -26,8 +26,8 @@ struct Batch {
 // What a whole optimizer step is divided by, so that microbatches add up to means over the step.
 struct StepScale {
   int64_t num_seqs = 1;
-  int64_t num_tokens = 1;   // router z-loss
-  int64_t num_targets = 1;  // cross-entropy
+  int64_t num_tokens = 1;  // router z-loss
+  Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
 };
 
 // cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2]
@@ -50,6 +50,7 @@ struct Pass {
   std::function<void(std::string_view name, Tensor value)> inspect;
 
   Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }
+  Tensor push_stat(Shape shape) const { return activations.allocate(ops.stat_dtype(), shape); }
   Tensor push_i32(Shape shape) const { return activations.allocate(DType::kI32, shape); }
   void look(const std::string& prefix, std::string_view name, Tensor value) const {
     if (inspect) inspect(prefix + std::string(name), value);

@@ -8,13 +8,20 @@
 //   Z slots of a key/value cache   C positions of a slot (capacity)
 //
 // Conventions
-// * `real` is the backend's compute dtype: F32 for training, F64 for proofs. Tensors are real, row-major and
-//   dense unless a comment says otherwise; i32 and f64 are named where they occur.
+// * `act` is the backend's compute dtype, of activations, their gradients and weights: F32, BF16 on GPUs, F64 for
+// proofs.
+//   `stat` is F32, or F64 for proofs: statistics, router scores, losses, norm gains, gradients of weights and what
+//   optimizers keep. Tensors are act, row-major and dense unless a comment says otherwise; stat, i32 and f64 are named
+//   where they occur.
+// * A weight that trains in BF16 has a second tensor `low` (i16), so that both together are an F32 master weight: its
+// bits,
+//   as an integer, are the BF16 value's bits times 2^16, plus low. Undefined where the weight itself is stat.
 // * A forward writes its outputs (=). A backward writes activation gradients (=) and adds weight gradients (+=),
 //   unless the method says otherwise or has an `accumulate` flag.
 // * Results are the same bits for any number of threads: reductions over tokens have one order fixed by shapes.
 // * Methods neither allocate (scratch comes from scratch()) nor synchronise with the host; results stay in
-//   tensors until download().
+//   tensors until download(). What changes from step to step is read from tensors, so that a recording (record()) of a
+//   step is good for all steps.
 // * In a counting run (counting() is true) tensors have no data: methods only claim their scratch.
 // * A backend made batch invariant (ops/factory.h) gives a row of every forward's output the same bits whatever other
 //   rows there are and however many: a token's result then depends on its own sequence alone. Without that, the
@@ -22,6 +29,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -42,7 +50,7 @@ enum class RopeLayout {
 struct RopeArgs {
   Tensor x;          // [T, H, head_size]
   Tensor positions;  // [T] i32, < dim(0) of the tables; they restart wherever a document is to start afresh
-  Tensor cos;        // [max positions, rope_dim / 2], YaRN's magnitude factor already applied
+  Tensor cos;        // [max positions, rope_dim / 2] stat, YaRN's magnitude factor already applied
   Tensor sin;        // same
   int64_t rope_offset = 0;
   RopeLayout layout = RopeLayout::kInterleaved;
@@ -69,7 +77,7 @@ struct AttentionForward {
   Tensor k;    // [T, G, Dk]
   Tensor v;    // [T, G, Dv]
   Tensor out;  // = [T, H, Dv]
-  Tensor lse;  // = [B, H, S] natural log of the sum of exp(scale * q.k), kept for backward
+  Tensor lse;  // = [B, H, S] stat: natural log of the sum of exp(scale * q.k), kept for backward
 };
 struct AttentionBackward {
   AttentionShape shape;
@@ -132,11 +140,11 @@ struct RouterLoss {
 struct RouterForward {
   RouterRule rule;
   RouterLoss loss;
-  Tensor logits;    // [T, E]
-  Tensor bias;      // [E]
-  Tensor scores;    // = [T, E]
+  Tensor logits;    // [T, E] stat
+  Tensor bias;      // [E] stat
+  Tensor scores;    // = [T, E] stat
   Tensor top_idx;   // = [T, K] i32, by falling s + bias
-  Tensor weights;   // = [T, K]
+  Tensor weights;   // = [T, K] stat
   Tensor aux_loss;  // += [2] f64: balance, z
   Tensor entropy;   // += [1] f64: sum over tokens of the entropy (nats) of s / sum s; undefined: not computed
 };
@@ -144,7 +152,7 @@ struct RouterBackward {
   RouterRule rule;
   RouterLoss loss;
   Tensor logits, scores, top_idx, weights;  // as in forward
-  Tensor dweights;                          // [T, K]
+  Tensor dweights;                          // [T, K] stat
   Tensor dlogits;                           // = [T, E], auxiliary losses' gradients included
 };
 
@@ -161,34 +169,42 @@ struct HeadLoss {
   Tensor x;                 // [T, D]
   Tensor w;                 // [V, D]
   Tensor targets;           // [T] i32; negative: no loss at this position
-  double grad_scale;        // dloss/d(token loss): 1 / (number of target tokens in the whole step)
-  Tensor losses;            // = [T] token losses in nats, 0 where there is no target
-  Tensor dx;                // = [T, D]; undefined: loss only, no gradients
-  Tensor dw;                // += [V, D]; undefined with dx
+  Tensor grad_scale;        // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
+  Tensor losses;            // = [T] stat: token losses in nats, 0 where there is no target
+  Tensor dx;                // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
+  Tensor dw;                // += [V, D] stat; undefined with dx
   Tensor predictions = {};  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
 };
 
 // AdamW with decoupled decay (arXiv 1711.05101): m, v updated, then
 //   w -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)
 struct AdamWStep {
-  Tensor w;           // updated
-  Tensor grad;        // read only
-  Tensor m, v;        // updated
-  Tensor grad_scale;  // [1] f64: gradients are multiplied by it first (clipping)
-  double lr = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
-  int64_t step = 1;  // 1-based, for bias correction
+  Tensor w, low;      // updated
+  Tensor grad;        // stat; read only
+  Tensor m, v;        // stat; updated
+  Tensor grad_scale;  // [1] f64: gradients are multiplied by it first (clipping). Not finite: nothing is changed
+  Tensor rates;       // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
 };
 
 // Muon, the Moonlight recipe (arXiv 2502.16982, section 2): for every matrix of a [batch, rows, cols] stack,
 //   m = momentum * m + g;  u = g + momentum * m (Nesterov);  o = NewtonSchulz5(u), quintic, `iterations` times;
 //   w -= lr * (0.2 * sqrt(max(rows, cols)) * o + weight_decay * w)
 struct MuonStep {
-  Tensor w;           // [rows, cols] or [batch, rows, cols], updated
-  Tensor grad;        // same
-  Tensor momentum;    // same, updated
-  Tensor grad_scale;  // [1] f64
-  double lr = 0.0, beta = 0.95, weight_decay = 0.0;
+  Tensor w, low;      // [rows, cols] or [batch, rows, cols], updated
+  Tensor grad;        // same, stat
+  Tensor momentum;    // same, stat, updated
+  Tensor grad_scale;  // [1] f64, as for AdamW
+  Tensor rates;       // [1] f64 or more: lr
+  double beta = 0.95, weight_decay = 0.0;
   int iterations = 5;
+};
+
+// Work that was recorded once and runs as often as wanted, on what its tensors hold then.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void run() = 0;
 };
 
 class Backend {
@@ -199,36 +215,45 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
 
   virtual std::string description() const = 0;  // "CPU, 2 threads, AVX2, oneDNN 2.6.3"
-  virtual DType compute_dtype() const = 0;      // what `real` means
-  virtual double peak_flops() = 0;              // FLOP/s of the compute dtype; measured, where that is possible
+  virtual DType compute_dtype() const = 0;      // what `act` means
+  DType stat_dtype() const { return compute_dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
+  virtual double peak_flops() = 0;  // FLOP/s of the compute dtype; measured, where that is possible
   virtual MemorySource& memory() = 0;
+  virtual MemorySource& host_memory() = 0;  // that the device copies to and from
   // Temporary storage of single operations. Reserve it once after a counting run.
   Arena& scratch() { return scratch_; }
   bool counting() const { return scratch_.counting(); }
+
+  // Records what `work` enqueues through this backend, without doing it where the device can. `work` may neither upload
+  // nor download.
+  virtual std::unique_ptr<Recording> record(std::function<void()> work) = 0;
 
   // --- data movement
   virtual void upload(Tensor destination, const void* host) = 0;
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
   virtual void fill(Tensor x, double value) = 0;         // any dtype
   virtual void copy(Tensor source, Tensor destination) = 0;
+  // Between a weight and its master, [n] stat in the memory of the device.
+  virtual void split_weight(Tensor master, Tensor w, Tensor low) = 0;
+  virtual void join_weight(Tensor w, Tensor low, Tensor master) = 0;
   virtual void add(Tensor x, Tensor y) = 0;  // y += x
 
   // --- dense layers; weights are [out, in]
   virtual void embedding_forward(Tensor ids, Tensor table, Tensor y) = 0;     // ids [T] i32, table [V, D], y [T, D]
-  virtual void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) = 0;  // dtable +=
-  // y = x w^T, or += with accumulate. x [T, in], w [out, in], y [T, out]
+  virtual void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) = 0;  // dtable += stat
+  // y = x w^T, or += with accumulate. x [T, in], w [out, in], y [T, out] act or stat
   virtual void linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate = false) = 0;
   virtual void linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate = false) = 0;  // dx = dy w
-  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) = 0;                          // dw += dy^T x
+  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) = 0;  // dw += dy^T x, stat
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last dimension (arXiv 1910.07467, equation 4).
-  // x [N, D], gain [D], y [N, D], rstd [N]. In backward dx may be the storage of dy.
+  // x [N, D], gain [D] stat, y [N, D], rstd [N] stat, dgain stat. In backward dx may be the storage of dy.
   virtual void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) = 0;
   virtual void rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
                                  bool accumulate_dx = false) = 0;
   // SwiGLU: pre = [N, 2F] (gate | up), h = silu(gate) * up. Squared ReLU: pre = [N, F], h = max(pre, 0)^2.
-  // With row_weight [N] defined, h is multiplied by it: the gate weight of a routed row.
+  // With row_weight [N] stat defined, h is multiplied by it: the gate weight of a routed row.
   virtual void activation_forward(Activation kind, Tensor pre, Tensor row_weight, Tensor h) = 0;
-  // dpre = ; drow_weight [N] = , undefined when row_weight is. dpre may be the storage of pre.
+  // dpre = ; drow_weight [N] = stat, undefined when row_weight is. dpre may be the storage of pre.
   virtual void activation_backward(Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
                                    Tensor drow_weight) = 0;
 
@@ -259,22 +284,24 @@ class Backend {
   virtual void moe_plan(Tensor top_idx, const MoePlan& plan, Tensor counts) = 0;
   virtual void moe_dispatch(Tensor x, const MoePlan& plan, Tensor rows) = 0;  // rows [R, D] = x [T, D] gathered
   virtual void moe_combine(Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) = 0;  // y [T, D] sums K rows
-  virtual void moe_dispatch_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) = 0;  // [T, K] -> [R]
-  virtual void moe_combine_weights(Tensor row_weight, const MoePlan& plan, Tensor weights) = 0;   // [R] -> [T, K]
+  virtual void moe_dispatch_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) = 0;  // stat [T, K] -> [R]
+  virtual void moe_combine_weights(Tensor row_weight, const MoePlan& plan, Tensor weights) = 0;   // stat [R] -> [T, K]
   // Linear layers over ragged groups of rows. x [R, in], w [E, out, in], offsets [E + 1] i32, y [R, out].
   // An expert without rows is legal and leaves its dw untouched.
   virtual void grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) = 0;
   virtual void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) = 0;   // dx =
-  virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) = 0;  // dw +=
-  // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), in integers.
-  virtual void router_bias_update(Tensor counts, Tensor bias, double rate) = 0;
+  virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) = 0;  // dw += stat
+  // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), in integers. Nothing is changed
+  // where grad_scale [1] f64 is not finite.
+  virtual void router_bias_update(Tensor counts, Tensor bias, double rate, Tensor grad_scale) = 0;
 
   // --- head and reductions
   virtual void head_loss(const HeadLoss& args) = 0;
   virtual void sum(Tensor x, Tensor out) = 0;             // out [1] f64 += sum of x
   virtual void sum_of_squares(Tensor x, Tensor out) = 0;  // out [1] f64 += sum of x^2
-  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0.
-  virtual void clip_scale(Tensor sum_squares, double max_norm, Tensor scale) = 0;
+  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0; NaN when sum_squares or loss_sum,
+  // [1] f64 each, is not finite.
+  virtual void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) = 0;
   virtual void count_non_finite(Tensor x, Tensor out) = 0;  // out [1] i32 += number of NaN and infinities
 
   // --- optimizers

@@ -1,16 +1,25 @@
 #include "optim/optimizer.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace nmoe {
 
 Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena)
     : config_(config), ops_(ops) {
   for (Parameter& parameter : parameters.all()) {
     if (parameter.group == ParameterGroup::kBuffer) continue;
-    Slot slot{.parameter = &parameter, .m = arena.allocate(ops.compute_dtype(), parameter.shape), .v = {}};
-    if (group(parameter.group).optimizer == OptimizerKind::kMuon) {
+    const GroupConfig& settings = group(parameter.group);
+    auto rates = std::ranges::find(rates_, &settings, &Rates::group);
+    if (rates == rates_.end()) rates = rates_.insert(rates_.end(), {&settings, arena.allocate(DType::kF64, {3})});
+    Slot slot{.parameter = &parameter,
+              .rates = rates->tensor,
+              .m = arena.allocate(ops.stat_dtype(), parameter.shape),
+              .v = {}};
+    if (settings.optimizer == OptimizerKind::kMuon) {
       state_.push_back({"muon.momentum." + parameter.name, slot.m});
     } else {
-      slot.v = arena.allocate(ops.compute_dtype(), parameter.shape);
+      slot.v = arena.allocate(ops.stat_dtype(), parameter.shape);
       state_.push_back({"adamw.m." + parameter.name, slot.m});
       state_.push_back({"adamw.v." + parameter.name, slot.v});
     }
@@ -35,33 +44,44 @@ const GroupConfig& Optimizer::group(ParameterGroup group) const {
   return config_.rest;
 }
 
-void Optimizer::step(const Progress& progress, Tensor grad_scale) {
+void Optimizer::set_rates(const Progress& progress) {
+  NMOE_CHECK(progress.steps >= 1, "step {}: steps count from 1", progress.steps);
+  const auto steps = static_cast<double>(progress.steps);
+  for (const Rates& rates : rates_) {
+    const double values[3] = {scheduled_rate(config_.schedule, rates.group->lr, progress),
+                              1 / (1 - std::pow(config_.adamw.beta1, steps)),
+                              1 / (1 - std::pow(config_.adamw.beta2, steps))};
+    ops_.upload(rates.tensor, values);
+  }
+}
+
+void Optimizer::step(Tensor grad_scale) {
   for (const Slot& slot : slots_) {
     const Parameter& parameter = *slot.parameter;
     const GroupConfig& settings = group(parameter.group);
-    const double lr = scheduled_rate(config_.schedule, settings.lr, progress);
     const double weight_decay = parameter.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
       ops_.muon_step({.w = parameter.value,
+                      .low = parameter.low,
                       .grad = parameter.grad,
                       .momentum = slot.m,
                       .grad_scale = grad_scale,
-                      .lr = lr,
+                      .rates = slot.rates,
                       .beta = config_.muon.momentum,
                       .weight_decay = weight_decay,
                       .iterations = static_cast<int>(config_.muon.iterations)});
     } else {
       ops_.adamw_step({.w = parameter.value,
+                       .low = parameter.low,
                        .grad = parameter.grad,
                        .m = slot.m,
                        .v = slot.v,
                        .grad_scale = grad_scale,
-                       .lr = lr,
+                       .rates = slot.rates,
                        .beta1 = config_.adamw.beta1,
                        .beta2 = config_.adamw.beta2,
                        .eps = config_.adamw.eps,
-                       .weight_decay = weight_decay,
-                       .step = progress.steps});
+                       .weight_decay = weight_decay});
     }
   }
 }

@@ -18,8 +18,11 @@ class Optimizer {
   // State starts at zero in `arena`. `config` and `parameters` must outlive the optimizer.
   Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena);
 
-  // One update from the gradients times grad_scale ([1] f64). progress.steps is this step's number, from 1.
-  void step(const Progress& progress, Tensor grad_scale);
+  // Puts the rates of the step that `progress` ends with on the device; progress.steps is its number, from 1.
+  void set_rates(const Progress& progress);
+  // One update from the gradients times grad_scale ([1] f64), at the rates that are set. Not finite: nothing is
+  // changed.
+  void step(Tensor grad_scale);
 
   // Everything a checkpoint must hold for the next step to be the same, named after the parameter:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
@@ -28,14 +31,21 @@ class Optimizer {
   const GroupConfig& group(ParameterGroup group) const;
 
  private:
+  // Rates of parameters that train alike: [3] f64, ops/backend.h.
+  struct Rates {
+    const GroupConfig* group;
+    Tensor tensor;
+  };
   struct Slot {
     Parameter* parameter;
+    Tensor rates;
     Tensor m;  // AdamW's first moment or Muon's momentum
     Tensor v;  // AdamW's second moment; undefined for Muon
   };
 
   const OptimConfig& config_;
   Backend& ops_;
+  std::vector<Rates> rates_;
   std::vector<Slot> slots_;
   std::vector<NamedTensor> state_;
 };

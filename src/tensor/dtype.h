@@ -8,7 +8,7 @@
 
 namespace nmoe {
 
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kF8E4M3, kI64, kI32, kU8 };
+enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kF8E4M3, kI64, kI32, kI16, kU8 };
 
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
@@ -20,6 +20,7 @@ constexpr size_t dtype_bytes(DType dtype) {
       return 4;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kI16:
       return 2;
     case DType::kF8E4M3:
     case DType::kU8:
@@ -45,6 +46,8 @@ constexpr std::string_view dtype_name(DType dtype) {
       return "I64";
     case DType::kI32:
       return "I32";
+    case DType::kI16:
+      return "I16";
     case DType::kU8:
       return "U8";
   }
@@ -53,8 +56,8 @@ constexpr std::string_view dtype_name(DType dtype) {
 
 // The inverse of dtype_name; nothing for a name of no dtype here.
 constexpr std::optional<DType> dtype_from_name(std::string_view name) {
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI64, DType::kI32, DType::kU8}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI64,
+                            DType::kI32, DType::kI16, DType::kU8}) {
     if (dtype_name(dtype) == name) return dtype;
   }
   return std::nullopt;

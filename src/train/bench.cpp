@@ -68,44 +68,54 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
   if (data) batches.emplace(config, *data, bench.cost.active_parameters);
   const std::vector<int32_t> random_tokens = random_ids(
       static_cast<size_t>(bench.tokens_per_step) + 1, config.model.vocab_size, static_cast<uint64_t>(config.run.seed));
-  const auto batch_tokens = static_cast<size_t>(bench.tokens_per_step);
   const size_t microbatch_tokens = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
-  std::vector<double> forward_backward, optimizer, total;
+  std::vector<double> forward_backward, update, total;
   using Clock = std::chrono::steady_clock;
   const auto ms_between = [](Clock::time_point a, Clock::time_point b) {
     return std::chrono::duration<double, std::milli>(b - a).count();
   };
-  for (int64_t step = 0; step < warmup + steps; ++step) {
-    const auto begin = Clock::now();
+  // Loads a step's microbatches and returns its number of targets.
+  const auto load = [&] {
     if (batches) {
       batches->next();
-      engine.begin_step(batches->num_targets());
       for (int64_t i = 0; i < batches->num_microbatches(); ++i) {
         const Microbatch part = batches->microbatch(i);
-        engine.accumulate(part.inputs, part.targets, part.documents);
+        engine.load(i, part.inputs, part.targets, part.documents);
       }
-    } else {
-      engine.begin_step(bench.tokens_per_step);
-      const std::span ids = random_tokens;
-      Documents documents;  // made-up ids have none: each sequence is one
-      for (size_t i = 0; i < batch_tokens; i += microbatch_tokens) {
-        const auto inputs = ids.subspan(i, microbatch_tokens);
-        if (engine.masks_documents()) {
-          find_documents(inputs, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
-        }
-        engine.accumulate(inputs, ids.subspan(i + 1, microbatch_tokens), documents);
-      }
+      return batches->num_targets();
     }
-    const auto middle = Clock::now();
-    engine.finish_step({.steps = step + 1, .tokens = (step + 1) * bench.tokens_per_step});
-    const auto end = Clock::now();
-    if (step < warmup) continue;
-    forward_backward.push_back(ms_between(begin, middle));
-    optimizer.push_back(ms_between(middle, end));
-    total.push_back(ms_between(begin, end));
+    const std::span ids = random_tokens;
+    Documents documents;  // made-up ids have none: each sequence is one
+    for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
+      const size_t begin = static_cast<size_t>(i) * microbatch_tokens;
+      const auto inputs = ids.subspan(begin, microbatch_tokens);
+      if (engine.masks_documents()) {
+        find_documents(inputs, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
+      }
+      engine.load(i, inputs, ids.subspan(begin + 1, microbatch_tokens), documents);
+    }
+    return bench.tokens_per_step;
+  };
+  constexpr int64_t kPhaseSteps =
+      3;  // run apart, so that measuring phases does not slow the steps that are timed whole
+  for (int64_t step = 0; step < warmup + steps + kPhaseSteps; ++step) {
+    const Progress progress{.steps = step + 1, .tokens = (step + 1) * bench.tokens_per_step};
+    auto begin = Clock::now();
+    const int64_t num_targets = load();
+    if (step >= warmup + steps) {
+      engine.step_in_phases(progress, num_targets, [&](std::string_view phase) {
+        const auto now = Clock::now();
+        (phase == "update" ? update : forward_backward).push_back(ms_between(begin, now));
+        begin = now;
+      });
+      continue;
+    }
+    engine.step(progress, num_targets);
+    engine.result();
+    if (step >= warmup) total.push_back(ms_between(begin, Clock::now()));
   }
   bench.ms_forward_backward = median(forward_backward);
-  bench.ms_optimizer = median(optimizer);
+  bench.ms_optimizer = median(update);
   bench.ms_per_step = median(total);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.cost.flops_per_token * bench.tokens_per_s;

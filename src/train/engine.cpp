@@ -15,53 +15,72 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
     optimizer_state_.reserve(ops.memory(), memory->optimizer);
     activations_.reserve(ops.memory(), memory->activations);
     step_state_.reserve(ops.memory(), memory->step_state);
-    staging_.reserve(ops.memory(), memory->checkpoint_staging);
+    staging_.reserve(ops.host_memory(), memory->checkpoint_staging);
     ops.scratch().reserve(ops.memory(), memory->scratch);
   }
   model_.allocate(parameters_, gradients_, step_state_);
   optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_);
 
-  const int64_t num_seqs = config_.train.microbatch_seqs, seq_len = config_.data.seq_len, T = num_seqs * seq_len;
-  batch_ = {.num_seqs = num_seqs,
-            .seq_len = seq_len,
-            .tokens = step_state_.allocate(DType::kI32, {T}),
-            .targets = step_state_.allocate(DType::kI32, {T}),
-            .positions = step_state_.allocate(DType::kI32, {T}),
-            .cu_seqlens = config_.data.mask_documents ? step_state_.allocate(DType::kI32, {T + 1}) : Tensor()};
-  losses_ = step_state_.allocate(ops.compute_dtype(), {T});
-  predictions_ = step_state_.allocate(DType::kI32, {T});
+  allocate_batches();
+  allocate_staging();
+  losses_ = step_state_.allocate(ops.stat_dtype(), {batches_[0].num_tokens()});
+  predictions_ = step_state_.allocate(DType::kI32, {batches_[0].num_tokens()});
+  loss_scale_ = step_state_.allocate(DType::kF64, {1});
   loss_sum_ = step_state_.allocate(DType::kF64, {1});
   square_sum_ = step_state_.allocate(DType::kF64, {1});
   grad_scale_ = step_state_.allocate(DType::kF64, {1});
   bad_count_ = step_state_.allocate(DType::kI32, {1});
+}
 
-  cu_seqlens_.resize(masks_documents() ? static_cast<size_t>(T + 1) : 0);
+void Engine::allocate_batches() {
+  const int64_t num_seqs = config_.train.microbatch_seqs, seq_len = config_.data.seq_len, T = num_seqs * seq_len;
   std::vector<int32_t> positions(static_cast<size_t>(T));
   for (size_t i = 0; i < positions.size(); ++i) {
     positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % seq_len);
   }
-  ops.upload(batch_.positions, positions.data());
+  Tensor shared_positions;  // without documents, all microbatches have the same
+  if (!masks_documents()) {
+    shared_positions = step_state_.allocate(DType::kI32, {T});
+    ops_.upload(shared_positions, positions.data());
+  }
+  for (int64_t i = 0; i < config_.train.batch_seqs / num_seqs; ++i) {
+    batches_.push_back({.num_seqs = num_seqs,
+                        .seq_len = seq_len,
+                        .tokens = step_state_.allocate(DType::kI32, {T}),
+                        .targets = step_state_.allocate(DType::kI32, {T}),
+                        .positions = masks_documents() ? step_state_.allocate(DType::kI32, {T}) : shared_positions,
+                        .cu_seqlens = masks_documents() ? step_state_.allocate(DType::kI32, {T + 1}) : Tensor()});
+  }
+  cu_seqlens_.resize(masks_documents() ? static_cast<size_t>(T + 1) : 0);
+}
+
+void Engine::allocate_staging() {
+  for (const Parameter& parameter : model_.parameters().all()) {
+    staged_.model.push_back({parameter.name, staging_.allocate(ops_.stat_dtype(), parameter.shape)});
+  }
+  for (const NamedTensor& state : optimizer_->state()) {
+    staged_.optimizer.push_back({state.name, staging_.allocate(state.tensor.dtype(), state.tensor.shape())});
+  }
 }
 
 void Engine::initialise() { model_.initialise(static_cast<uint64_t>(config_.run.seed)); }
 
 StepScale Engine::step_scale() const {
   const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .num_targets = num_targets_};
+  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .loss = loss_scale_};
 }
 
-Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                           const Documents& documents) {
+// Fills the first rows of the batch's tensors, and makes it so many sequences.
+void Engine::upload_batch(Batch& batch, std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                          const Documents& documents) {
   const int64_t T = static_cast<int64_t>(inputs.size());
-  NMOE_CHECK(targets.size() == inputs.size() && T % config_.data.seq_len == 0 && T <= batch_.num_tokens(),
+  NMOE_CHECK(targets.size() == inputs.size() && T % config_.data.seq_len == 0 && T <= batch.num_tokens(),
              "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
-             batch_.num_tokens());
-  const Batch batch{.num_seqs = T / config_.data.seq_len,
-                    .seq_len = config_.data.seq_len,
-                    .tokens = batch_.tokens.rows(0, T),
-                    .targets = batch_.targets.rows(0, T),
-                    .positions = batch_.positions.rows(0, T),
-                    .cu_seqlens = batch_.cu_seqlens};
+             batch.num_tokens());
+  batch.num_seqs = T / config_.data.seq_len;
+  batch.tokens = batch.tokens.rows(0, T);
+  batch.targets = batch.targets.rows(0, T);
+  batch.positions = batch.positions.rows(0, T);
   ops_.upload(batch.tokens, inputs.data());
   ops_.upload(batch.targets, targets.data());
   NMOE_CHECK(documents.empty() != masks_documents(),
@@ -76,38 +95,70 @@ Batch Engine::upload_batch(std::span<const int32_t> inputs, std::span<const int3
     ops_.upload(batch.cu_seqlens, cu_seqlens_.data());
     ops_.upload(batch.positions, documents.positions.data());
   }
-  return batch;
 }
 
-void Engine::begin_step(int64_t num_targets) {
-  num_targets_ = std::max<int64_t>(1, num_targets);  // a step without any has loss 0
+void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                  const Documents& documents) {
+  Batch& batch = batches_[static_cast<size_t>(index)];
+  NMOE_CHECK(static_cast<int64_t>(inputs.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
+             inputs.size(), batch.num_tokens());
+  upload_batch(batch, inputs, targets, documents);
+}
+
+void Engine::enqueue_gradients() {
   model_.begin_step();
   ops_.fill(loss_sum_, 0.0);
+  for (const Batch& batch : batches_) {
+    model_.forward_backward(batch, step_scale(), activations_, losses_);
+    ops_.sum(losses_, loss_sum_);
+  }
 }
 
-void Engine::accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents) {
-  const Batch batch = upload_batch(inputs, targets, documents);
-  model_.forward_backward(batch, step_scale(), activations_, losses_);
-  ops_.sum(losses_, loss_sum_);
-}
-
-StepResult Engine::finish_step(const Progress& progress) {
+void Engine::enqueue_update() {
   ops_.fill(square_sum_, 0.0);
   for (const Parameter& parameter : model_.parameters().all()) {
     if (parameter.grad.defined()) ops_.sum_of_squares(parameter.grad, square_sum_);
   }
-  ops_.clip_scale(square_sum_, config_.optim.clip_norm, grad_scale_);
+  ops_.clip_scale(square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_);
+  optimizer_->step(grad_scale_);
+  model_.update_router_bias(grad_scale_);
+}
 
+void Engine::set_step(const Progress& progress, int64_t num_targets) {
+  num_targets_ = std::max<int64_t>(1, num_targets);  // a step without any has loss 0
+  const double scale = 1.0 / static_cast<double>(num_targets_);
+  ops_.upload(loss_scale_, &scale);
+  optimizer_->set_rates(progress);
+}
+
+void Engine::step(const Progress& progress, int64_t num_targets) {
+  set_step(progress, num_targets);
+  if (!step_) {
+    step_ = ops_.record([this] {
+      enqueue_gradients();
+      enqueue_update();
+    });
+  }
+  step_->run();
+}
+
+void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
+                            const std::function<void(std::string_view phase)>& done) {
+  set_step(progress, num_targets);
+  enqueue_gradients();
+  result();  // waits
+  done("forward and backward");
+  enqueue_update();
+  result();
+  done("update");
+}
+
+StepResult Engine::result() const {
   double loss_sum = 0, square_sum = 0;
   ops_.download(&loss_sum, loss_sum_);
   ops_.download(&square_sum, square_sum_);
-  StepResult result{.loss = loss_sum / static_cast<double>(step_scale().num_targets),
-                    .grad_norm = std::sqrt(square_sum)};
+  StepResult result{.loss = loss_sum / static_cast<double>(num_targets_), .grad_norm = std::sqrt(square_sum)};
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (result.finite) {
-    optimizer_->step(progress, grad_scale_);
-    model_.update_router_bias();
-  }
   return result;
 }
 
@@ -132,11 +183,10 @@ std::vector<RouterHealth> Engine::router_health() const {
   return result;
 }
 
-std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                                    const Documents& documents) {
+std::string Engine::find_non_finite() {
   std::string first;
   const auto look = [&](std::string_view name, Tensor value) {
-    if (!first.empty() || value.dtype() != ops_.compute_dtype()) return;
+    if (!first.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
     int32_t count = 0;
     ops_.fill(bad_count_, 0.0);
     ops_.count_non_finite(value, bad_count_);
@@ -146,11 +196,13 @@ std::string Engine::find_non_finite(std::span<const int32_t> inputs, std::span<c
     }
   };
   for (const Parameter& parameter : model_.parameters().all()) look("weight " + parameter.name, parameter.value);
-  const Batch batch = upload_batch(inputs, targets, documents);
-  model_.begin_step();
-  model_.forward_backward(batch, step_scale(), activations_, losses_, look);
-  for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) look("gradient of " + parameter.name, parameter.grad);
+  for (const Batch& batch : batches_) {
+    model_.begin_step();
+    model_.forward_backward(batch, step_scale(), activations_, losses_, look);
+    for (const Parameter& parameter : model_.parameters().all()) {
+      if (parameter.grad.defined()) look("gradient of " + parameter.name, parameter.grad);
+    }
+    if (!first.empty()) break;
   }
   return first;
 }
@@ -159,7 +211,8 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
                       const Documents& documents, std::span<int32_t> predictions) {
   NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
              "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
-  const Batch batch = upload_batch(inputs, targets, documents);
+  Batch batch = batches_[0];  // its tensors: the step that was loaded there is over
+  upload_batch(batch, inputs, targets, documents);
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
@@ -167,26 +220,19 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   if (!predictions.empty()) ops_.download(predictions.data(), batch_predictions);
 }
 
-StateTensors Engine::state() const {
-  StateTensors state;
-  for (const Parameter& parameter : model_.parameters().all()) {
-    state.model.push_back({parameter.name, parameter.value});
-  }
-  state.optimizer = optimizer_->state();
-  return state;
+const StateTensors& Engine::stage() {
+  const auto& parameters = model_.parameters().all();
+  for (size_t i = 0; i < parameters.size(); ++i) download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  const auto& state = optimizer_->state();
+  for (size_t i = 0; i < state.size(); ++i) ops_.download(staged_.optimizer[i].tensor.raw(), state[i].tensor);
+  return staged_;
 }
 
-StateTensors Engine::stage() {
-  staging_.rewind(0);
-  StateTensors staged = state();
-  for (auto* group : {&staged.model, &staged.optimizer}) {
-    for (NamedTensor& entry : *group) {
-      const Tensor copy = staging_.allocate(entry.tensor.dtype(), entry.tensor.shape());
-      ops_.copy(entry.tensor, copy);
-      entry.tensor = copy;
-    }
-  }
-  return staged;
+void Engine::restore() {
+  const auto& parameters = model_.parameters().all();
+  for (size_t i = 0; i < parameters.size(); ++i) upload_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  const auto& state = optimizer_->state();
+  for (size_t i = 0; i < state.size(); ++i) ops_.upload(state[i].tensor, staged_.optimizer[i].tensor.raw());
 }
 
 EngineMemory Engine::used() const {
@@ -208,11 +254,9 @@ EngineMemory measure_memory(const Config& config, int num_threads) {
   if (config.data.mask_documents) {
     find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
   }
-  engine.begin_step(1);
-  engine.accumulate(ids, ids, documents);
-  engine.finish_step({.steps = 1, .tokens = 1});
+  for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
+  engine.step({.steps = 1, .tokens = 1}, 1);
   engine.evaluate(ids, ids, losses, documents);
-  engine.stage();
   return engine.used();
 }
 

@@ -7,9 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/config.h"
@@ -64,29 +66,37 @@ class Engine {
 
   void initialise();
 
-  // --- a step: begin, any number of accumulate, finish
-  // `num_targets`: targets with a loss in the whole step, over all its microbatches; the loss is their mean.
-  void begin_step(int64_t num_targets);
-  // Host arrays of num_seqs * seq_len ids. Every call of a step must have num_seqs = train.microbatch_seqs. `documents`
-  // are those of the inputs where data.mask_documents is set, else empty; so everywhere below.
-  void accumulate(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents = {});
-  // Clips, updates weights and router biases. A step that is not finite changes nothing.
-  StepResult finish_step(const Progress& progress);
-  std::vector<RouterHealth> router_health() const;  // of the last step, in layer order
+  // --- a step: load every microbatch, run
+  int64_t num_microbatches() const { return static_cast<int64_t>(batches_.size()); }
+  // Microbatch `index` of the next step: host arrays of microbatch_seqs * seq_len ids. `documents` are those of the
+  // inputs where data.mask_documents is set, else empty; so everywhere below.
+  void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
+            const Documents& documents = {});
+  // Forward, backward, clipping, weights and router biases, over what is loaded; `progress` is where it ends.
+  // `num_targets`: targets with a loss in all of it; the loss is their mean. A step that is not finite changes nothing.
+  // Enqueued as one recording, made at the first call: it waits for nothing.
+  void step(const Progress& progress, int64_t num_targets);
+  // The same unrecorded, for measuring: calls `done` after each phase, "forward and backward" and "update", when its
+  // work is over.
+  void step_in_phases(const Progress& progress, int64_t num_targets,
+                      const std::function<void(std::string_view phase)>& done);
+  StepResult result() const;                        // of the last step; waits for it
+  std::vector<RouterHealth> router_health() const;  // of the last step, in layer order; waits
 
-  // Names the first parameter or intermediate that is not finite when this microbatch is run, "" if all are.
-  std::string find_non_finite(std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                              const Documents& documents = {});
+  // Names the first parameter or intermediate that is not finite when the loaded microbatches are run again, "" if all
+  // are.
+  std::string find_non_finite();
 
   // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0. `predictions`, unless empty, become
   // the likeliest next tokens, at every position.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
-  // The tensors a checkpoint holds, in place (to load into) ...
-  StateTensors state() const;
-  // ... or copied to staging, where they keep while training goes on. Call again only when the last is written.
-  StateTensors stage();
+  // What a checkpoint holds, in host memory: weights as their masters. stage() copies it there, where it keeps while
+  // training goes on: call it again only when the last is written. restore() copies what is there to the device.
+  const StateTensors& staging() const { return staged_; }
+  const StateTensors& stage();
+  void restore();
 
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
@@ -94,8 +104,14 @@ class Engine {
   EngineMemory used() const;  // most bytes ever in use
 
  private:
-  Batch upload_batch(std::span<const int32_t> inputs, std::span<const int32_t> targets, const Documents& documents);
+  void upload_batch(Batch& batch, std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                    const Documents& documents);
+  void set_step(const Progress& progress, int64_t num_targets);
+  void enqueue_gradients();
+  void enqueue_update();
   StepScale step_scale() const;
+  void allocate_batches();
+  void allocate_staging();
 
   Config config_;
   Backend& ops_;
@@ -107,15 +123,18 @@ class Engine {
   Arena staging_{"checkpoint staging"};
   Model model_;
   std::unique_ptr<Optimizer> optimizer_;
-  Batch batch_;                      // sized for train.microbatch_seqs; cu_seqlens for as many documents as tokens
-  std::vector<int32_t> cu_seqlens_;  // host side of batch_.cu_seqlens
+  std::vector<Batch> batches_;       // the step's microbatches; cu_seqlens for as many documents as tokens
+  std::vector<int32_t> cu_seqlens_;  // host side of a batch's cu_seqlens
   int64_t num_targets_ = 1;          // of the step
-  Tensor losses_;                    // [T]
+  StateTensors staged_;
+  Tensor losses_;                    // [T] stat
   Tensor predictions_;               // [T] i32
+  Tensor loss_scale_;                // [1] f64: 1 / num_targets_
   Tensor loss_sum_;                  // [1] f64
   Tensor square_sum_;                // [1] f64
   Tensor grad_scale_;                // [1] f64
   Tensor bad_count_;                 // [1] i32
+  std::unique_ptr<Recording> step_;  // last: it uses all of the above
 };
 
 // Runs one whole step, a validation and a checkpoint's staging against counting arenas.

@@ -32,9 +32,8 @@ void rehearse_step(const Config& config) {
   Engine engine(tiny, *ops, &memory);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
-  engine.begin_step(1);
-  engine.accumulate(ids, ids);
-  engine.finish_step({.steps = 1, .tokens = 1});
+  engine.load(0, ids, ids);
+  engine.step({.steps = 1, .tokens = 1}, 1);
 }
 
 // A run in throwaway databases: one write of as many metrics as a step has.

@@ -133,9 +133,9 @@ void Trainer::start_or_resume() {
           "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
     }
     batches_.seek(info.cursor);
-    const StateTensors state = engine_->state();
-    reader.load_model(state.model);
-    reader.load_optimizer(state.optimizer);
+    reader.load_model(engine_->staging().model);
+    reader.load_optimizer(engine_->staging().optimizer);
+    engine_->restore();
     progress_ = {.steps = info.step, .tokens = info.tokens};
     cursor_ = info.cursor;
     carried_ = reader.carried();
@@ -160,7 +160,9 @@ void Trainer::start_from(const fs::path& path) {
         fmt::format("prepare it with that one: n prep ... --tokenizer {}",
                     (reader.path() / "tokenizer.json").string()));
   }
-  reader.load_model(engine_->state().model);
+  // The optimizer's part of staging is zero, as it is before the first step.
+  reader.load_model(engine_->staging().model);
+  engine_->restore();
   carried_ = reader.carried();
 }
 
@@ -172,13 +174,13 @@ StepResult Trainer::take_step() {
   for (const int32_t target : batches_.targets()) {
     if (target != kNoTarget) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
   }
-  engine_->begin_step(step_targets_);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
-    engine_->accumulate(part.inputs, part.targets, part.documents);
+    engine_->load(i, part.inputs, part.targets, part.documents);
   }
   const Progress next{.steps = progress_.steps + 1, .tokens = progress_.tokens + batch_tokens()};
-  const StepResult result = engine_->finish_step(next);
+  engine_->step(next, step_targets_);
+  const StepResult result = engine_->result();
   clock_.stop();
   if (!result.finite) fail_non_finite(result);
   progress_ = next;
@@ -187,11 +189,7 @@ StepResult Trainer::take_step() {
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
-  std::string culprit;
-  for (int64_t i = 0; i < batches_.num_microbatches() && culprit.empty(); ++i) {
-    const Microbatch part = batches_.microbatch(i);
-    culprit = engine_->find_non_finite(part.inputs, part.targets, part.documents);
-  }
+  const std::string culprit = engine_->find_non_finite();
   throw RunFailure(
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
@@ -257,7 +255,7 @@ void Trainer::run_validation() {
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
   writer_->wait();  // staging is free again after it
-  const StateTensors staged = engine_->stage();
+  const StateTensors& staged = engine_->stage();
   CheckpointState state;
   state.info.step = progress_.steps;
   state.info.tokens = progress_.tokens;

@@ -9,15 +9,14 @@ void adamw_step(Context& ctx, const AdamWStep& args) {
   const int64_t size = args.w.num_elements();
   NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,
              "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(), args.m.shape(), args.v.shape());
-  NMOE_CHECK(args.step >= 1, "AdamW step {}: steps count from 1", args.step);
-  if (ctx.counting()) return;
-  const auto steps = static_cast<double>(args.step);
+  NMOE_CHECK(args.rates.num_elements() == 3, "AdamW with {} rates", args.rates.num_elements());
+  if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
+  const double* rates = args.rates.data<double>();
   const auto beta1 = static_cast<Real>(args.beta1), beta2 = static_cast<Real>(args.beta2);
   const auto gain1 = static_cast<Real>(1 - args.beta1), gain2 = static_cast<Real>(1 - args.beta2);
-  const auto correction1 = static_cast<Real>(1 / (1 - std::pow(args.beta1, steps)));
-  const auto correction2 = static_cast<Real>(1 / (1 - std::pow(args.beta2, steps)));
+  const auto correction1 = static_cast<Real>(rates[1]), correction2 = static_cast<Real>(rates[2]);
   const auto grad_scale = static_cast<Real>(*args.grad_scale.data<double>());
-  const auto lr = static_cast<Real>(args.lr), eps = static_cast<Real>(args.eps);
+  const auto lr = static_cast<Real>(rates[0]), eps = static_cast<Real>(args.eps);
   const auto decay = static_cast<Real>(args.weight_decay);
   Real* w = args.w.data<Real>();
   const Real* grad = args.grad.data<Real>();

@@ -50,6 +50,19 @@ MemorySource& CpuBackend::memory() {
   return memory;
 }
 
+std::unique_ptr<Recording> CpuBackend::record(std::function<void()> work) {
+  class Repetition final : public Recording {
+   public:
+    explicit Repetition(std::function<void()> work) : work_(std::move(work)) {}
+    void run() override { work_(); }
+
+   private:
+    std::function<void()> work_;
+  };
+  if (counting()) work();  // for the scratch it needs
+  return std::make_unique<Repetition>(std::move(work));
+}
+
 void CpuBackend::upload(Tensor destination, const void* host) {
   if (counting()) return;
   std::memcpy(destination.raw(), host, static_cast<size_t>(destination.num_bytes()));
@@ -62,11 +75,20 @@ void CpuBackend::download(void* host, Tensor source) {
 
 void CpuBackend::fill(Tensor x, double value) { cpu::fill(context_, x, value); }
 void CpuBackend::copy(Tensor source, Tensor destination) { cpu::copy(context_, source, destination); }
+// Weights are their own masters here.
+void CpuBackend::split_weight(Tensor master, Tensor w, Tensor low) {
+  NMOE_CHECK(!low.defined(), "weights of {} have no low part", dtype_name(w.dtype()));
+  copy(master, w);
+}
+void CpuBackend::join_weight(Tensor w, Tensor low, Tensor master) {
+  NMOE_CHECK(!low.defined(), "weights of {} have no low part", dtype_name(w.dtype()));
+  copy(w, master);
+}
 void CpuBackend::add(Tensor x, Tensor y) { NMOE_CPU_DISPATCH(add, x, y); }
 void CpuBackend::sum(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(sum, x, out); }
 void CpuBackend::sum_of_squares(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(sum_of_squares, x, out); }
-void CpuBackend::clip_scale(Tensor sum_squares, double max_norm, Tensor scale) {
-  NMOE_CPU_DISPATCH(clip_scale, sum_squares, max_norm, scale);
+void CpuBackend::clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) {
+  cpu::clip_scale(context_, sum_squares, loss_sum, max_norm, scale);
 }
 void CpuBackend::count_non_finite(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(count_non_finite, x, out); }
 void CpuBackend::embedding_forward(Tensor ids, Tensor table, Tensor y) {
@@ -127,8 +149,8 @@ void CpuBackend::mla_expand_output(Tensor latents, Tensor kv_up, Tensor out) {
 }
 void CpuBackend::router_forward(const RouterForward& args) { NMOE_CPU_DISPATCH(router_forward, args); }
 void CpuBackend::router_backward(const RouterBackward& args) { NMOE_CPU_DISPATCH(router_backward, args); }
-void CpuBackend::router_bias_update(Tensor counts, Tensor bias, double rate) {
-  NMOE_CPU_DISPATCH(router_bias_update, counts, bias, rate);
+void CpuBackend::router_bias_update(Tensor counts, Tensor bias, double rate, Tensor grad_scale) {
+  NMOE_CPU_DISPATCH(router_bias_update, counts, bias, rate, grad_scale);
 }
 void CpuBackend::moe_plan(Tensor top_idx, const MoePlan& plan, Tensor counts) {
   cpu::moe_plan(context_, top_idx, plan, counts);

@@ -16,15 +16,19 @@ class CpuBackend final : public Backend {
   DType compute_dtype() const override { return compute_dtype_; }
   double peak_flops() override;
   MemorySource& memory() override;
+  MemorySource& host_memory() override { return memory(); }
+  std::unique_ptr<Recording> record(std::function<void()> work) override;
 
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
   void fill(Tensor x, double value) override;
   void copy(Tensor source, Tensor destination) override;
+  void split_weight(Tensor master, Tensor w, Tensor low) override;
+  void join_weight(Tensor w, Tensor low, Tensor master) override;
   void add(Tensor x, Tensor y) override;
   void sum(Tensor x, Tensor out) override;
   void sum_of_squares(Tensor x, Tensor out) override;
-  void clip_scale(Tensor sum_squares, double max_norm, Tensor scale) override;
+  void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) override;
   void count_non_finite(Tensor x, Tensor out) override;
   void embedding_forward(Tensor ids, Tensor table, Tensor y) override;
   void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) override;
@@ -52,7 +56,7 @@ class CpuBackend final : public Backend {
   void mla_expand_output(Tensor latents, Tensor kv_up, Tensor out) override;
   void router_forward(const RouterForward& args) override;
   void router_backward(const RouterBackward& args) override;
-  void router_bias_update(Tensor counts, Tensor bias, double rate) override;
+  void router_bias_update(Tensor counts, Tensor bias, double rate, Tensor grad_scale) override;
   void moe_plan(Tensor top_idx, const MoePlan& plan, Tensor counts) override;
   void moe_dispatch(Tensor x, const MoePlan& plan, Tensor rows) override;
   void moe_combine(Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) override;

@@ -45,6 +45,7 @@ void head_loss(Context& ctx, const HeadLoss& args) {
   ArenaScope scope(ctx.scratch);
   const Tensor chunk_logits = scope.allocate(DTypeOf<Real>::value, {std::min(kChunkRows, num_tokens), vocab});
   if (ctx.counting()) return;
+  const auto grad_scale = want_gradient ? static_cast<Real>(*args.grad_scale.data<double>()) : Real{0};
 
   for (int64_t begin = 0; begin < num_tokens; begin += kChunkRows) {
     const int64_t end = std::min(begin + kChunkRows, num_tokens);
@@ -60,8 +61,7 @@ void head_loss(Context& ctx, const HeadLoss& args) {
         }
         const int32_t target = args.targets.data<int32_t>()[begin + row];
         NMOE_CHECK(target < vocab, "target {} of token {} is beyond the vocabulary of {}", target, begin + row, vocab);
-        args.losses.data<Real>()[begin + row] =
-            cross_entropy_row(row_logits, vocab, target, want_gradient, static_cast<Real>(args.grad_scale));
+        args.losses.data<Real>()[begin + row] = cross_entropy_row(row_logits, vocab, target, want_gradient, grad_scale);
       }
     });
     if (!want_gradient) continue;

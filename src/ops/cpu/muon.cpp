@@ -163,7 +163,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const Tensor gram = scope.allocate(dtype, {num_workspaces, small * small});
   const Tensor poly = scope.allocate(dtype, {num_workspaces, small * small});
   const Tensor partial = scope.allocate(dtype, {num_workspaces, ceil_div(size, kSlice)});
-  if (ctx.counting()) return;
+  if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
 
   const auto problem = [&](int64_t index) {
     return Problem<Real>{.rows = rows,
@@ -174,7 +174,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
                          .grad = args.grad.data<Real>() + index * size,
                          .momentum = args.momentum.data<Real>() + index * size,
                          .grad_scale = static_cast<Real>(*args.grad_scale.data<double>()),
-                         .lr = static_cast<Real>(args.lr),
+                         .lr = static_cast<Real>(*args.rates.data<double>()),
                          .beta = static_cast<Real>(args.beta),
                          .weight_decay = static_cast<Real>(args.weight_decay),
                          .iterations = args.iterations};

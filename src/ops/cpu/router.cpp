@@ -359,10 +359,10 @@ void router_backward(Context& ctx, const RouterBackward& args) {
 }
 
 template <class Real>
-void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate) {
+void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate, Tensor grad_scale) {
   const int64_t num_experts = counts.dim(0);
   NMOE_CHECK(bias.dim(0) == num_experts, "bias {} for counts {}", bias.shape(), counts.shape());
-  if (ctx.counting()) return;
+  if (ctx.counting() || !std::isfinite(*grad_scale.data<double>())) return;
   const int32_t* loads = counts.data<int32_t>();
   Real* biases = bias.data<Real>();
   int64_t sum = 0;
@@ -377,7 +377,7 @@ void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate) {
 #define NMOE_INSTANTIATE(Real)                                          \
   template void router_forward<Real>(Context&, const RouterForward&);   \
   template void router_backward<Real>(Context&, const RouterBackward&); \
-  template void router_bias_update<Real>(Context&, Tensor, Tensor, double);
+  template void router_bias_update<Real>(Context&, Tensor, Tensor, double, Tensor);
 NMOE_INSTANTIATE(float)
 NMOE_INSTANTIATE(double)
 #undef NMOE_INSTANTIATE

@@ -11,6 +11,6 @@ void router_forward(Context& ctx, const RouterForward& args);
 template <class Real>
 void router_backward(Context& ctx, const RouterBackward& args);
 template <class Real>
-void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate);
+void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate, Tensor grad_scale);
 
 }  // namespace nmoe::cpu

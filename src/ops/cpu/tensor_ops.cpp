@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "tensor/convert.h"
@@ -113,19 +114,18 @@ void count_non_finite(Context& ctx, Tensor x, Tensor out) {
       ctx, x, out, [](Real value) -> int32_t { return (std::bit_cast<Bits>(value) & kExponent) == kExponent ? 1 : 0; });
 }
 
-template <class Real>
-void clip_scale(Context& ctx, Tensor sum_squares, double max_norm, Tensor scale) {
+void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) {
   if (ctx.counting()) return;
-  const double ratio = max_norm / std::sqrt(*sum_squares.data<double>());
-  // Not std::min: a NaN norm must reach the scale and not pass for an unclipped one.
-  *scale.data<double>() = max_norm == 0 || ratio >= 1 ? 1.0 : ratio;
+  const double squares = *sum_squares.data<double>();
+  const bool finite = std::isfinite(squares) && std::isfinite(*loss_sum.data<double>());
+  const double clipped = max_norm == 0 ? 1.0 : std::min(1.0, max_norm / std::sqrt(squares));
+  *scale.data<double>() = finite ? clipped : std::numeric_limits<double>::quiet_NaN();
 }
 
-#define NMOE_INSTANTIATE(Real)                                      \
-  template void add<Real>(Context&, Tensor, Tensor);                \
-  template void sum<Real>(Context&, Tensor, Tensor);                \
-  template void sum_of_squares<Real>(Context&, Tensor, Tensor);     \
-  template void clip_scale<Real>(Context&, Tensor, double, Tensor); \
+#define NMOE_INSTANTIATE(Real)                                  \
+  template void add<Real>(Context&, Tensor, Tensor);            \
+  template void sum<Real>(Context&, Tensor, Tensor);            \
+  template void sum_of_squares<Real>(Context&, Tensor, Tensor); \
   template void count_non_finite<Real>(Context&, Tensor, Tensor);
 NMOE_INSTANTIATE(float)
 NMOE_INSTANTIATE(double)
