@@ -7,11 +7,15 @@ namespace nmoe {
 
 Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena)
     : config_(config), ops_(ops) {
+  constexpr int64_t kTrainedGroups = 4;
+  const Tensor all_rates = arena.allocate(DType::kF64, {kTrainedGroups, 3});
   for (Parameter& parameter : parameters.all()) {
     if (parameter.group == ParameterGroup::kBuffer) continue;
     const GroupConfig& settings = group(parameter.group);
     auto rates = std::ranges::find(rates_, &settings, &Rates::group);
-    if (rates == rates_.end()) rates = rates_.insert(rates_.end(), {&settings, arena.allocate(DType::kF64, {3})});
+    if (rates == rates_.end()) {
+      rates = rates_.insert(rates_.end(), {&settings, all_rates[static_cast<int64_t>(rates_.size())]});
+    }
     Slot slot{.parameter = &parameter,
               .rates = rates->tensor,
               .m = arena.allocate(ops.stat_dtype(), parameter.shape),

@@ -27,7 +27,7 @@ class TestModel {
     const int64_t begin = first_seq * kLen, end = (first_seq + num_seqs) * kLen;
     return {num_seqs, kLen, tokens_.rows(begin, end), targets_.rows(begin, end), positions_.rows(begin, end)};
   }
-  StepScale scale() const { return {.num_seqs = kSeqs, .num_tokens = kSeqs * kLen, .num_targets = kSeqs * kLen}; }
+  StepScale scale() const { return {.num_seqs = kSeqs, .num_tokens = kSeqs * kLen, .loss = mean_}; }
 
   // The scalar that forward_backward differentiates.
   double loss() {
@@ -79,6 +79,7 @@ class TestModel {
   Tensor targets_ = pool_.random_ints({kSeqs * kLen}, 11);
   Tensor positions_ = pool_.ints({kSeqs * kLen}, {0, 1, 2, 3, 4, 0, 1, 2, 3, 4});
   Tensor losses_ = pool_.zeros({kSeqs * kLen});
+  Tensor mean_ = pool_.full({1}, 1.0 / (kSeqs * kLen));
 };
 
 class EveryModel : public ::testing::TestWithParam<SmallModel> {};
@@ -236,7 +237,7 @@ TEST(Model, RouterBiasMovesAgainstTheLoad) {
   config.moe.bias_rate = 0.25;
   TestModel test(config);
   test.backward();
-  test.model().update_router_bias();
+  test.model().update_router_bias(test.pool().full({1}, 1.0));
   const Moe& moe = *test.model().moe_layers()[0];
   const double mean =
       static_cast<double>(kSeqs * kLen * config.moe.top_k) / static_cast<double>(config.moe.num_experts);

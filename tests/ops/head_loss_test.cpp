@@ -12,7 +12,9 @@ HeadLoss make_head_loss(TensorPool& pool, int64_t tokens, int64_t dim, int64_t v
   const Tensor x = pool.normal({tokens, dim}), w = pool.normal({vocab, dim});
   const Tensor targets = pool.random_ints({tokens}, vocab);
   for (int64_t t = 2; t < tokens; t += 5) set(targets, t, -1);
-  return {x, w, targets, 0.25, pool.full({tokens}, NAN), pool.full({tokens, dim}, NAN), pool.zeros({vocab, dim})};
+  const Tensor grad_scale = pool.zeros(DType::kF64, {1});
+  set(grad_scale, 0, 0.25);
+  return {x, w, targets, grad_scale, pool.full({tokens}, NAN), pool.full({tokens, dim}, NAN), pool.zeros({vocab, dim})};
 }
 
 std::vector<double> reference_losses(const HeadLoss& a) {
@@ -90,7 +92,7 @@ TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
       backend->head_loss(loss_only);
       double sum = 0;
       for (const double value : values(loss_only.losses)) sum += value;
-      return args.grad_scale * sum;
+      return get(args.grad_scale, 0) * sum;
     };
     loss();
     EXPECT_TRUE(same_bits(args.losses, loss_only.losses));

@@ -87,11 +87,13 @@ MuonStep make_step(TensorPool& pool, Shape shape) {
   const Tensor w = pool.normal(shape), grad = pool.normal(shape), momentum = pool.normal(shape);
   const Tensor grad_scale = pool.zeros(DType::kF64, {1});
   set(grad_scale, 0, 0.5);
+  const Tensor rates = pool.zeros(DType::kF64, {1});
+  set(rates, 0, 0.03);
   return {.w = w,
           .grad = grad,
           .momentum = momentum,
           .grad_scale = grad_scale,
-          .lr = 0.03,
+          .rates = rates,
           .beta = 0.9,
           .weight_decay = 0.1};
 }
@@ -135,7 +137,7 @@ TEST(Muon, UpdateIsNearlyOrthogonal) {
     TensorPool pool(DType::kF32);
     MuonStep step = make_step(pool, shape);
     step.w = pool.zeros(shape);
-    step.lr = 1;
+    set(step.rates, 0, 1);
     cpu_backend(DType::kF32)->muon_step(step);
     Matrix update = matrix_of(step.w);
     for (auto& row : update) {
@@ -158,6 +160,16 @@ TEST(Muon, ZeroGradientOnlyDecays) {
   for (double& value : expected) value *= 1 - 0.03 * 0.1;
   cpu_backend()->muon_step(step);
   EXPECT_TRUE(near(step.w, expected, 1e-14));
+}
+
+TEST(Muon, AStepThatIsNotFiniteChangesNothing) {
+  TensorPool pool;
+  const MuonStep step = make_step(pool, {5, 8});
+  set(step.grad_scale, 0, NAN);
+  const Tensor w = pool.clone(step.w), momentum = pool.clone(step.momentum);
+  cpu_backend()->muon_step(step);
+  EXPECT_TRUE(same_bits(step.w, w));
+  EXPECT_TRUE(same_bits(step.momentum, momentum));
 }
 
 // Rounding enters the iteration where singular values are small, and the quintic's slope of 3.4 there magnifies it once

@@ -112,17 +112,20 @@ TEST(Sums, CountingRunClaimsTheScratchOfARealOne) {
 TEST(ClipScale, ShrinksToTheMaximumNorm) {
   const auto backend = cpu_backend();
   TensorPool pool;
-  const auto scale = [&](double sum_squares, double max_norm) {
+  const auto scale = [&](double sum_squares, double max_norm, double loss_sum = 1) {
     const Tensor out = pool.zeros({1});
-    backend->clip_scale(pool.of({1}, {sum_squares}), max_norm, out);
+    backend->clip_scale(pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out);
     return get(out, 0);
   };
   EXPECT_DOUBLE_EQ(scale(16, 1), 0.25);
   EXPECT_EQ(scale(0.25, 1), 1);
   EXPECT_EQ(scale(16, 0), 1);  // clipping is off
   EXPECT_EQ(scale(0, 1), 1);
-  EXPECT_EQ(scale(kInfinity, 1), 0);
-  EXPECT_TRUE(std::isnan(scale(kNan, 1)));
+  for (const double max_norm : {0.0, 1.0}) {
+    EXPECT_TRUE(std::isnan(scale(kInfinity, max_norm)));
+    EXPECT_TRUE(std::isnan(scale(kNan, max_norm)));
+    EXPECT_TRUE(std::isnan(scale(16, max_norm, kNan)));
+  }
 }
 
 TEST(CountNonFinite, FindsNanAndInfinitiesAlone) {

@@ -43,7 +43,8 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
   Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_);
   const auto before = weights();
   model_.parameters().zero_grads(*ops_);
-  optimizer.step({.steps = 1, .tokens = 1}, grad_scale_);
+  optimizer.set_rates({.steps = 1, .tokens = 1});
+  optimizer.step(grad_scale_);
   for (const auto& [name, after] : weights()) {
     double rate = 0;
     if (name == "head") rate = config_.rest.lr;

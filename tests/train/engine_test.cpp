@@ -26,11 +26,11 @@ Config config_with(std::vector<std::string> overrides = {}) {
   return tiny_config("/nowhere", overrides);
 }
 
-Tensor find(const std::vector<NamedTensor>& tensors, const std::string& name) {
-  for (const NamedTensor& entry : tensors) {
-    if (entry.name == name) return entry.tensor;
+Tensor weight(Engine& engine, const std::string& name) {
+  for (const Parameter& parameter : engine.model().parameters().all()) {
+    if (parameter.name == name) return parameter.value;
   }
-  NMOE_CHECK(false, "no tensor {}", name);
+  NMOE_CHECK(false, "no parameter {}", name);
 }
 
 // The bytes of everything a checkpoint would hold.
@@ -130,11 +130,12 @@ TEST(EngineTest, TargetsWithoutLossDoNotCount) {
     EXPECT_TRUE(targets[i] >= 0 || losses[i] == 0.0f);
     sum += static_cast<double>(losses[i]);
   }
-  ready.engine.begin_step(num_targets);
-  for (const size_t first : {size_t{0}, size}) {
-    ready.engine.accumulate(std::span(inputs).subspan(first, size), std::span(targets).subspan(first, size));
+  for (const size_t i : {0, 1}) {
+    ready.engine.load(static_cast<int64_t>(i), std::span(inputs).subspan(i * size, size),
+                      std::span(targets).subspan(i * size, size));
   }
-  const StepResult result = ready.engine.finish_step({.steps = 1, .tokens = tokens});
+  ready.engine.step({.steps = 1, .tokens = tokens}, num_targets);
+  const StepResult result = ready.engine.result();
   EXPECT_LE(std::abs(result.loss - sum / static_cast<double>(num_targets)), 1e-5);
 }
 
@@ -187,15 +188,14 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     ReadyEngine ready(config);
     ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
-    const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 7);
-    EXPECT_EQ(ready.engine.find_non_finite(ids, ids), "");
+    EXPECT_EQ(ready.engine.find_non_finite(), "");
 
-    set(find(ready.engine.state().model, "final_norm"), 3, static_cast<double>(poison));
-    const auto before = snapshot(ready.engine.state());
+    set(weight(ready.engine, "final_norm"), 3, static_cast<double>(poison));
+    const auto before = snapshot(ready.engine.stage());
     const StepResult result = random_step(ready.engine, config, 2);
     EXPECT_FALSE(result.finite);
-    EXPECT_EQ(differences(snapshot(ready.engine.state()), before), std::vector<std::string>{});
-    EXPECT_EQ(ready.engine.find_non_finite(ids, ids), "weight final_norm (1 of 16 values are not finite)");
+    EXPECT_EQ(differences(snapshot(ready.engine.stage()), before), std::vector<std::string>{});
+    EXPECT_EQ(ready.engine.find_non_finite(), "weight final_norm (1 of 16 values are not finite)");
   }
 }
 
@@ -203,24 +203,47 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
 TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
   const Config config = config_with();
   ReadyEngine ready(config);
-  ready.ops->fill(find(ready.engine.state().model, "layers.1.moe.experts_in"), 3e38);
+  ready.ops->fill(weight(ready.engine, "layers.1.moe.experts_in"), 3e38);
   EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
-  const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 7);
-  EXPECT_TRUE(contains(ready.engine.find_non_finite(ids, ids), "layers.1.moe.expert_hidden"));
+  EXPECT_TRUE(contains(ready.engine.find_non_finite(), "layers.1.moe.expert_hidden"));
 }
 
 TEST(EngineTest, StagedTensorsKeepWhileTrainingGoesOn) {
   const Config config = config_with();
   ReadyEngine ready(config);
   random_step(ready.engine, config, 1);
-  const auto before = snapshot(ready.engine.state());
-  const StateTensors staged = ready.engine.stage();
-  EXPECT_EQ(differences(snapshot(staged), before), std::vector<std::string>{});
+  const StateTensors& staged = ready.engine.stage();
+  const auto before = snapshot(staged);
   random_step(ready.engine, config, 2);
   EXPECT_EQ(differences(snapshot(staged), before), std::vector<std::string>{});
   // A step moves every weight and every moment, but may leave a balanced expert's bias.
-  const size_t moved = differences(snapshot(ready.engine.state()), before).size();
+  const size_t moved = differences(snapshot(ready.engine.stage()), before).size();
   EXPECT_GE(moved, before.size() - 1);
+}
+
+// What was staged comes back, whatever happened since.
+TEST(EngineTest, RestoresWhatWasStaged) {
+  const Config config = config_with();
+  ReadyEngine ready(config);
+  random_step(ready.engine, config, 1);
+  const auto before = snapshot(ready.engine.stage());
+  random_step(ready.engine, config, 2);
+  ready.engine.restore();
+  EXPECT_EQ(differences(snapshot(ready.engine.stage()), before), std::vector<std::string>{});
+}
+
+TEST(EngineTest, PhasesMakeTheSameStep) {
+  const Config config = config_with();
+  ReadyEngine whole(config), parts(config);
+  random_step(whole.engine, config, 1);
+  random_step(parts.engine, config, 1);
+  const Progress progress{.steps = 2, .tokens = 2 * config.train.batch_seqs * config.data.seq_len};
+  std::vector<std::string> phases;
+  whole.engine.step(progress, progress.tokens / 2);
+  parts.engine.step_in_phases(progress, progress.tokens / 2,
+                              [&](std::string_view phase) { phases.emplace_back(phase); });
+  EXPECT_EQ(phases, (std::vector<std::string>{"forward and backward", "update"}));
+  EXPECT_EQ(differences(snapshot(parts.engine.stage()), snapshot(whole.engine.stage())), std::vector<std::string>{});
 }
 
 TEST(EngineTest, RouterHealthCountsEveryTokensChoices) {

@@ -48,12 +48,13 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
   const auto inputs = random_ids(tokens, config.model.vocab_size, seed);
   const auto targets = random_ids(tokens, config.model.vocab_size, seed + 1);
   const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
-  engine.begin_step(tokens);
-  for (size_t first = 0; first < inputs.size(); first += size) {
+  for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
+    const size_t first = static_cast<size_t>(i) * size;
     const auto microbatch = std::span(inputs).subspan(first, size);
-    engine.accumulate(microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
+    engine.load(i, microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
   }
-  return engine.finish_step({.steps = step, .tokens = step * tokens});
+  engine.step({.steps = step, .tokens = step * tokens}, tokens);
+  return engine.result();
 }
 
 }  // namespace nmoe::test
