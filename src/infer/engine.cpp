@@ -122,7 +122,7 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   sequence->tokens.assign(first, prompt.end());
   if (static_cast<int64_t>(sequence->tokens.size()) > max_context()) {
     throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
-                      "shorten the prompt, or load the model with a longer context");
+                      "shorten the prompt, or allow a longer context (--context)");
   }
   sequence->seen = prompt;
   sequence->result.prompt_tokens = static_cast<int64_t>(prompt.size());
