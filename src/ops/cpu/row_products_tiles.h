@@ -5,7 +5,8 @@
 // Both products work on tiles of a few rows whose sums stay in registers. An element's sum is made in the same lanes
 // and the same order in every tile, whatever the tile's height; ends of rows are loaded with zeros behind them.
 //
-// V has Real, Type, Mask, kLanes, kTileRows (rows of a that a tile of dot_rows holds) and the operations used below.
+// V has Real, Type, Mask, Quad (four values), kLanes, kTileRows (rows of a that a tile of dot_rows holds) and the
+// operations used below.
 #pragma once
 
 #include <cstdint>
@@ -17,36 +18,62 @@ namespace {
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// c[0 ... min(count, 4)) = or += alpha * sums.
+template <class V, class Real = typename V::Real>
+[[gnu::always_inline]] inline void add_quad(Real alpha, typename V::Quad sums, Real* c, int64_t count,
+                                            bool accumulate) {
+  if (count >= 4) {
+    V::store_quad(c, V::scale_quad(alpha, sums, accumulate ? V::load_quad(c) : V::zero_quad()));
+    return;
+  }
+  Real quad[4] = {};
+  for (int64_t j = 0; j < count && accumulate; ++j) quad[j] = c[j];
+  V::store_quad(quad, V::scale_quad(alpha, sums, V::load_quad(quad)));
+  for (int64_t j = 0; j < count; ++j) c[j] = quad[j];
+}
+
+// Loops over a tile are unrolled, for sums that are indexed at run time live in memory.
+//
 // One tile: `height` rows of a against `width` rows of b, of which `columns` are written. width is a multiple of 4.
 template <class V, int height, int width, class Real = typename V::Real>
-void dot_tile(int64_t depth, Real alpha, const Real* const* a, const Real* const* b, Real* const* c, int64_t columns,
-              bool accumulate) {
+[[gnu::always_inline]] inline void dot_tile(int64_t depth, Real alpha, const Real* const* a, const Real* const* b,
+                                            Real* const* c, int64_t columns, bool accumulate) {
   typename V::Type sums[height][width];
+#pragma GCC unroll 8
   for (int i = 0; i < height; ++i) {
+#pragma GCC unroll 8
     for (int j = 0; j < width; ++j) sums[i][j] = V::zero();
   }
   int64_t k = 0;
   for (; k + V::kLanes <= depth; k += V::kLanes) {
     typename V::Type right[width];
+#pragma GCC unroll 8
     for (int j = 0; j < width; ++j) right[j] = V::load(b[j] + k);
+#pragma GCC unroll 8
     for (int i = 0; i < height; ++i) {
       const typename V::Type left = V::load(a[i] + k);
+#pragma GCC unroll 8
       for (int j = 0; j < width; ++j) sums[i][j] = V::multiply_add(left, right[j], sums[i][j]);
     }
   }
   if (k < depth) {
     const typename V::Mask mask = V::first(depth - k);
     typename V::Type right[width];
+#pragma GCC unroll 8
     for (int j = 0; j < width; ++j) right[j] = V::load(b[j] + k, mask);
+#pragma GCC unroll 8
     for (int i = 0; i < height; ++i) {
       const typename V::Type left = V::load(a[i] + k, mask);
+#pragma GCC unroll 8
       for (int j = 0; j < width; ++j) sums[i][j] = V::multiply_add(left, right[j], sums[i][j]);
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < height; ++i) {
-    Real products[width];
-    for (int j = 0; j < width; j += 4) V::sum_lanes(sums[i] + j, products + j);
-    for (int64_t j = 0; j < columns; ++j) c[i][j] = alpha * products[j] + (accumulate ? c[i][j] : Real{0});
+#pragma GCC unroll 8
+    for (int j = 0; j < width; j += 4) {
+      add_quad<V>(alpha, V::sum_lanes(sums[i] + j), c[i] + j, columns - j, accumulate);
+    }
   }
 }
 
