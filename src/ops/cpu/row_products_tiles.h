@@ -81,15 +81,15 @@ template <class V, int height, int width, class Real = typename V::Real>
 template <class V, int height, class Real = typename V::Real>
 void dot_strip(int64_t i, int64_t begin, int64_t end, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b,
                Rows<Real> c, bool accumulate) {
-  constexpr int width = height == 1 ? 8 : 4;  // enough sums to hide the latency of additions
+  constexpr int kWidth = height == 1 ? 8 : 4;  // enough sums to hide the latency of additions
   const Real* left[height];
   for (int row = 0; row < height; ++row) left[row] = a[i + row];
-  for (int64_t j = begin; j < end; j += width) {
-    const Real* right[width];
+  for (int64_t j = begin; j < end; j += kWidth) {
+    const Real* right[kWidth];
     Real* out[height];
-    for (int column = 0; column < width; ++column) right[column] = b[least(j + column, end - 1)];
+    for (int column = 0; column < kWidth; ++column) right[column] = b[least(j + column, end - 1)];
     for (int row = 0; row < height; ++row) out[row] = c[i + row] + j;
-    dot_tile<V, height, width>(depth, alpha, left, right, out, least(width, end - j), accumulate);
+    dot_tile<V, height, kWidth>(depth, alpha, left, right, out, least(kWidth, end - j), accumulate);
   }
 }
 
