@@ -98,6 +98,11 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
                 "embedding, head and norms are trained by AdamW", "set it to \"adamw\" or remove it");
 }
 
+void check_run(Rules& rules, const RunConfig& run) {
+  rules.require(run.device != "cpu" || run.precision != Precision::kBf16, {"run.precision", "run.device"},
+                "the CPU computes in fp32", "remove run.precision, or set run.device = \"cuda\"");
+}
+
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
   rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
                 {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
@@ -120,6 +125,7 @@ void check_train(Rules& rules, const TrainConfig& train) {
 
 std::optional<Issue> find_issue(const Config& config) {
   Rules rules(config);
+  check_run(rules, config.run);
   check_attention(rules, config.model);
   check_moe(rules, config.model);
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);

@@ -52,9 +52,8 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) 
     throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
                       "prepare the corpus in data.path, or add --set model.vocab_size=N");
   }
-  const int num_threads = static_cast<int>(config.run.threads);
-  const EngineMemory memory = measure_memory(config, num_threads);
-  const auto ops = make_backend({.device = config.run.device, .num_threads = num_threads});
+  const EngineMemory memory = measure_memory(config);
+  const auto ops = make_backend(config.run);
   Engine engine(config, *ops, &memory);
   engine.initialise();
 

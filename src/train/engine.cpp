@@ -133,12 +133,17 @@ void Engine::set_step(const Progress& progress, int64_t num_targets) {
 
 void Engine::step(const Progress& progress, int64_t num_targets) {
   set_step(progress, num_targets);
-  if (!step_) {
-    step_ = ops_.record([this] {
-      enqueue_gradients();
-      enqueue_update();
-    });
+  const auto work = [this] {
+    enqueue_gradients();
+    enqueue_update();
+  };
+  // The first step is not recorded: libraries load their kernels then, which a recording cannot hold.
+  if (!warm_) {
+    work();
+    warm_ = true;
+    return;
   }
+  if (!step_) step_ = ops_.record(work);
   step_->run();
 }
 
@@ -245,8 +250,15 @@ EngineMemory Engine::used() const {
           .checkpoint_staging = staging_.high_water()};
 }
 
-EngineMemory measure_memory(const Config& config, int num_threads) {
-  const auto ops = make_backend({.device = config.run.device, .num_threads = num_threads});
+std::unique_ptr<Backend> make_backend(const RunConfig& run) {
+  const bool is_fp32 = run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && run.device == "cpu");
+  return make_backend({.device = run.device,
+                       .num_threads = static_cast<int>(run.threads),
+                       .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16});
+}
+
+EngineMemory measure_memory(const Config& config) {
+  const auto ops = make_backend(config.run);
   Engine engine(config, *ops, nullptr);
   const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<float> losses(ids.size());

@@ -74,7 +74,7 @@ class Engine {
             const Documents& documents = {});
   // Forward, backward, clipping, weights and router biases, over what is loaded; `progress` is where it ends.
   // `num_targets`: targets with a loss in all of it; the loss is their mean. A step that is not finite changes nothing.
-  // Enqueued as one recording, made at the first call: it waits for nothing.
+  // Enqueued as one recording, made at the second call: it waits for nothing.
   void step(const Progress& progress, int64_t num_targets);
   // The same unrecorded, for measuring: calls `done` after each phase, "forward and backward" and "update", when its
   // work is over.
@@ -134,10 +134,14 @@ class Engine {
   Tensor square_sum_;                // [1] f64
   Tensor grad_scale_;                // [1] f64
   Tensor bad_count_;                 // [1] i32
+  bool warm_ = false;                // a step was run
   std::unique_ptr<Recording> step_;  // last: it uses all of the above
 };
 
+// The backend that a run asks for.
+std::unique_ptr<Backend> make_backend(const RunConfig& run);
+
 // Runs one whole step, a validation and a checkpoint's staging against counting arenas.
-EngineMemory measure_memory(const Config& config, int num_threads);
+EngineMemory measure_memory(const Config& config);
 
 }  // namespace nmoe

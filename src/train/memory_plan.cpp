@@ -26,9 +26,8 @@ void rehearse_step(const Config& config) {
   tiny.train.batch_seqs = tiny.train.microbatch_seqs = 8;
   tiny.optim = config.optim;
 
-  const int num_threads = static_cast<int>(config.run.threads);
-  const EngineMemory memory = measure_memory(tiny, num_threads);
-  const auto ops = make_backend({.device = config.run.device, .num_threads = num_threads});
+  const EngineMemory memory = measure_memory(tiny);
+  const auto ops = make_backend(config.run);
   Engine engine(tiny, *ops, &memory);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
@@ -64,7 +63,7 @@ int64_t process_bytes(const Config& config) {
 }  // namespace
 
 ModelCost cost_of(const Config& config) {
-  const auto ops = make_backend({.device = config.run.device, .num_threads = 1});
+  const auto ops = make_backend({.device = "cpu", .num_threads = 1});  // shapes are the same everywhere
   const Model model(config.model, *ops, config.data.seq_len);
   return model_cost(config.model, model.parameters(), config.data.seq_len);
 }
@@ -72,7 +71,7 @@ ModelCost cost_of(const Config& config) {
 MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
   const int64_t process = process_bytes(config);
   MemoryPlan plan;
-  plan.engine = measure_memory(config, static_cast<int>(config.run.threads));
+  plan.engine = measure_memory(config);
   plan.cost = cost_of(config);
   const EngineMemory& engine = plan.engine;
   plan.lines = {

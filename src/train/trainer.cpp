@@ -53,7 +53,7 @@ class Trainer {
     for (const DataSource& source : data_.sources) {
       if (source.valid) valid_splits_.push_back({source.name, split_reader(*source.valid, config_.data.seq_len)});
     }
-    ops_ = make_backend({.device = config_.run.device, .num_threads = static_cast<int>(config_.run.threads)});
+    ops_ = make_backend(config_.run);
     fmt::print(stderr, "device: {}\n", ops_->description());
     engine_ = std::make_unique<Engine>(config_, *ops_, &plan_.engine);
   }

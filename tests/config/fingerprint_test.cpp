@@ -12,7 +12,7 @@ namespace {
 
 // What may change between a run and its continuation.
 const std::set<std::string> kFree = {"run.name",          "run.experiment",       "run.dir",
-                                     "run.device",        "run.threads",          "data.path",
+                                     "run.device",        "run.precision", "run.threads",          "data.path",
                                      "data.mixture",      "data.profile",         "train.microbatch_seqs",
                                      "train.steps",       "train.memory_limit",   "train.log_every",
                                      "train.valid_every", "train.valid_seqs",     "train.stop_on_collapse",

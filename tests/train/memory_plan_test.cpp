@@ -32,7 +32,7 @@ MemoryPlan plan_of(int64_t weights, int64_t activations, int64_t process) {
 TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
   const Config config = config_with();
   const MemoryPlan plan = plan_memory(config, /*mapped_bytes=*/12345);
-  const EngineMemory engine = measure_memory(config, 1);
+  const EngineMemory engine = measure_memory(config);
   EXPECT_EQ(plan.engine.total(), engine.total());
 
   std::map<std::string, int64_t> lines;
@@ -64,7 +64,7 @@ TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
   // AdamW keeps two moments a weight. Router biases and rounding up to whole lines of memory are
   // less than a hundredth.
   const Config config = config_with({"optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw"});
-  const EngineMemory memory = measure_memory(config, 1);
+  const EngineMemory memory = measure_memory(config);
   EXPECT_NEAR(static_cast<double>(memory.optimizer), 2.0 * static_cast<double>(memory.gradients),
               1e-2 * static_cast<double>(memory.optimizer));
   EXPECT_NEAR(static_cast<double>(memory.checkpoint_staging), 3.0 * static_cast<double>(memory.parameters),

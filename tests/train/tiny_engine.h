@@ -11,11 +11,16 @@
 namespace nmoe::test {
 
 struct ReadyEngine {
-  explicit ReadyEngine(const Config& config, int num_threads = 1)
-      : memory(measure_memory(config, num_threads)),
-        ops(make_backend({.device = "cpu", .num_threads = num_threads})),
+  explicit ReadyEngine(Config config, int num_threads = 1)
+      : memory(measure_memory(with_threads(config, num_threads))),
+        ops(make_backend(config.run)),
         engine(config, *ops, &memory) {
     engine.initialise();
+  }
+
+  static Config& with_threads(Config& config, int num_threads) {
+    config.run.threads = num_threads;
+    return config;
   }
 
   EngineMemory memory;  // as measured beforehand
