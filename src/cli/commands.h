@@ -9,6 +9,7 @@
 
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
+#include "infer/sampler.h"
 
 namespace nmoe::cli {
 
@@ -65,12 +66,12 @@ void checkpoint_verify_command(const std::string& path);
 
 struct GenerateArguments {
   std::string checkpoint;
-  std::string prompt;
+  std::vector<std::string> prompts;  // none: the start of a document
   int64_t max_tokens = 200;
-  double temperature = 0.8;
-  double top_p = 0.95;
-  uint64_t seed = 1;
+  SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95};
+  std::vector<std::string> stop;
   int threads = 0;
+  int64_t context = 0;  // 0: the model's
 };
 void generate_command(const GenerateArguments& arguments);
 

@@ -1,24 +1,48 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/commands.h"
-#include "infer/generator.h"
+#include "infer/engine.h"
 
 namespace nmoe::cli {
 
+// One text is shown as it is written; several are written together and shown in their order when all are there.
 void generate_command(const GenerateArguments& arguments) {
-  Generator generator(arguments.checkpoint, arguments.threads);
-  fmt::print("{}", arguments.prompt);
-  generator.generate(
-      {.prompt = arguments.prompt,
-       .max_tokens = arguments.max_tokens,
-       .sampling = {.temperature = arguments.temperature, .top_p = arguments.top_p, .seed = arguments.seed}},
-      [](std::string_view piece) {
-        fmt::print("{}", piece);
-        std::fflush(stdout);
-      });
-  fmt::print("\n");
+  const std::vector<std::string> prompts = arguments.prompts.empty() ? std::vector<std::string>{""} : arguments.prompts;
+  constexpr int64_t kMostAtOnce = 32;  // more wait until one of these is done
+  InferenceEngine engine(arguments.checkpoint,
+                         {.num_threads = arguments.threads,
+                          .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
+                          .max_context = arguments.context});
+  const bool stream = prompts.size() == 1;
+  std::vector<std::string> texts = prompts;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    GenerationRequest request;
+    request.prompt = engine.encode_prompt(prompts[i]);
+    request.max_tokens = arguments.max_tokens;
+    request.sampling = arguments.sampling;
+    request.stop = arguments.stop;
+    GenerationListener listener;
+    listener.on_text = [&text = texts[i], stream](std::string_view piece) {
+      if (!stream) {
+        text += piece;
+        return;
+      }
+      fmt::print("{}", piece);
+      std::fflush(stdout);
+    };
+    engine.submit(std::move(request), std::move(listener));
+  }
+  if (stream) fmt::print("{}", prompts.front());
+  while (engine.step()) {
+  }
+  if (stream) {
+    fmt::print("\n");
+    return;
+  }
+  for (size_t i = 0; i < texts.size(); ++i) fmt::print("--- {}\n{}\n", i + 1, texts[i]);
 }
 
 }  // namespace nmoe::cli

@@ -45,6 +45,21 @@ CLI::Validator number(double min, double max = std::numeric_limits<double>::infi
 
 constexpr const char* kTokenizerSource = "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
 
+// How tokens are chosen, in the order in which it is applied.
+void add_sampling(CLI::App* command, SamplingOptions& sampling) {
+  constexpr const char* kSampling = "Sampling (applied in this order)";
+  const auto add = [command](const char* name, auto& value, const char* what, const CLI::Validator& range) {
+    command->add_option(name, value, what)->check(range)->capture_default_str()->group(kSampling);
+  };
+  add("--repetition-penalty", sampling.repetition_penalty,
+      "divides the logits of tokens that are there already; 1: off", number(0));
+  add("--temperature", sampling.temperature, "0: always the likeliest token", number(0));
+  add("--top-k", sampling.top_k, "sample from this many of the likeliest tokens; 0: all", number(0));
+  add("--top-p", sampling.top_p, "sample from the likeliest tokens of this much probability", number(0, 1));
+  add("--min-p", sampling.min_p, "leave out tokens less probable than this share of the likeliest", number(0, 1));
+  command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
+}
+
 // Adds all commands to `app`. The one that is chosen is left in `run`.
 class CommandLine {
  public:
@@ -222,18 +237,25 @@ class CommandLine {
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
         ->required();
-    generate->add_option("--prompt", generate_.prompt, "text to go on from");
-    generate->add_option("--max-tokens", generate_.max_tokens)->check(number(0))->capture_default_str();
-    generate->add_option("--temperature", generate_.temperature, "0: always the likeliest token")
+    generate->add_option("--prompt", generate_.prompts, "text to go on from (repeatable: written together)")
+        ->type_name("TEXT")
+        ->take_all()
+        ->allow_extra_args(false);
+    generate
+        ->add_option("--max-tokens", generate_.max_tokens, "of each text; it ends earlier where the context is full")
         ->check(number(0))
         ->capture_default_str();
-    generate->add_option("--top-p", generate_.top_p, "sample from the likeliest tokens of this much probability")
-        ->check(number(0, 1))
-        ->capture_default_str();
-    generate->add_option("--seed", generate_.seed)->capture_default_str();
+    generate->add_option("--stop", generate_.stop, "end a text before this (repeatable)")
+        ->type_name("TEXT")
+        ->take_all()
+        ->allow_extra_args(false);
     generate->add_option("--threads", generate_.threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
+    generate->add_option("--context", generate_.context, "tokens of prompt and text together; 0: the model's")
+        ->check(number(0))
+        ->capture_default_str();
+    add_sampling(generate, generate_.sampling);
     generate->callback([this] { run_ = [this] { generate_command(generate_); }; });
   }
 

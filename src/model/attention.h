@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "config/config.h"
+#include "model/kv_cache.h"
 #include "model/parameters.h"
 #include "model/pass.h"
 
@@ -16,6 +17,12 @@ class Attention {
   virtual void forward(const Pass& pass, Tensor x, Tensor y) = 0;
   // dy [T, D] is left alone, dx [T, D] =
   virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
+
+  // Storage for `num_slots` sequences of up to `capacity` positions.
+  virtual LayerCache allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const = 0;
+  // As forward, but a row attends to what is cached of its slot, after its own keys and values have been added to that.
+  // No backward can follow. slots [T] i32; positions are the batch's.
+  virtual void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) = 0;
 };
 
 // Multi-head latent attention or grouped-query attention, by config.attention. `window` is the layer's own: 0 is

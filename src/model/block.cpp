@@ -22,21 +22,37 @@ Block::Block(const ModelConfig& config, ParameterSet& parameters, int64_t layer_
   }
 }
 
-Tensor Block::forward(const Pass& pass, Tensor x) {
+template <class Attend>
+Tensor Block::attend(const Pass& pass, Tensor x, const Attend& attention) {
   const Tensor attended = pass.push(x.shape());
   const Tensor normed = pass.push(x.shape());
   attention_norm_.forward(pass, x, normed);
   pass.ops.copy(x, attended);
-  attention_->forward(pass, normed, attended);
+  attention(normed, attended);
   pass.look(name_, "attention_out", attended);
+  return attended;
+}
 
-  const Tensor out = pass.push(x.shape());
-  const Tensor mlp_in = pass.push(x.shape());
+Tensor Block::feed_forward(const Pass& pass, Tensor attended) {
+  const Tensor out = pass.push(attended.shape());
+  const Tensor mlp_in = pass.push(attended.shape());
   mlp_norm_.forward(pass, attended, mlp_in);
   pass.ops.copy(attended, out);
   mlp_->forward(pass, mlp_in, out);
   pass.look(name_, "mlp_out", out);
   return out;
+}
+
+Tensor Block::forward(const Pass& pass, Tensor x) {
+  const auto attention = [&](Tensor normed, Tensor attended) { attention_->forward(pass, normed, attended); };
+  return feed_forward(pass, attend(pass, x, attention));
+}
+
+Tensor Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) {
+  const auto attention = [&](Tensor normed, Tensor attended) {
+    attention_->cached_forward(pass, normed, cache, slots, attended);
+  };
+  return feed_forward(pass, attend(pass, x, attention));
 }
 
 void Block::backward(const Pass& pass, Tensor dx) {

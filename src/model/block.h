@@ -16,12 +16,21 @@ class Block {
 
   // x [T, D] stays alive for backward. Returns the block's output, [T, D] on the activation stack.
   Tensor forward(const Pass& pass, Tensor x);
+  // The same with attention to a cache (model/attention.h).
+  Tensor cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
   // dx [T, D]: on entry the gradient of the output, on return that of the input.
   void backward(const Pass& pass, Tensor dx);
 
+  const Attention& attention() const { return *attention_; }
   Moe* moe() const { return moe_; }  // null in a dense layer
 
  private:
+  // x + attention(norm(x)), where attention(normed, attended) adds to `attended`.
+  template <class Attend>
+  Tensor attend(const Pass& pass, Tensor x, const Attend& attention);
+  // attended + feed-forward(norm(attended))
+  Tensor feed_forward(const Pass& pass, Tensor attended);
+
   std::string name_;  // "layers.3."
   Norm attention_norm_;
   std::unique_ptr<Attention> attention_;

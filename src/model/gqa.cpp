@@ -23,10 +23,14 @@ GroupedQueryAttention::GroupedQueryAttention(const ModelConfig& config, Paramete
   }
 }
 
+double GroupedQueryAttention::softmax_scale() const {
+  return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
+}
+
 AttentionShape GroupedQueryAttention::shape(const Pass& pass) const {
   return {.num_seqs = pass.batch.num_seqs,
           .seq_len = pass.batch.seq_len,
-          .scale = yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim)),
+          .scale = softmax_scale(),
           .window = window_,
           .cu_seqlens = pass.batch.cu_seqlens};
 }
@@ -40,16 +44,13 @@ RopeArgs GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
           .layout = config_.rope.layout};
 }
 
-void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
+void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   Backend& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
-  saved_ = {.x = x,
-            .q = pass.push({T, H, C}),
-            .k = pass.push({T, G, C}),
-            .v = pass.push({T, G, C}),
-            .out = pass.push({T, H, C}),
-            .lse = pass.push({pass.batch.num_seqs, H, pass.batch.seq_len})};
-
+  saved_.x = x;
+  saved_.q = pass.push({T, H, C});
+  saved_.k = pass.push({T, G, C});
+  saved_.v = pass.push({T, G, C});
   // With norms, the projections are kept apart from what the norms make of them.
   const Tensor q_raw = q_norm_ ? pass.push({T, H, C}) : saved_.q;
   const Tensor k_raw = k_norm_ ? pass.push({T, G, C}) : saved_.k;
@@ -62,10 +63,45 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   ops.rope_forward(rope_args(pass, saved_.k));
   pass.look(name_, "q", saved_.q);
   pass.look(name_, "k", saved_.k);
+}
 
+void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
+  Backend& ops = pass.ops;
+  const int64_t T = x.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
+  project(pass, x);
+  saved_.out = pass.push({T, H, C});
+  saved_.lse = pass.push({pass.batch.num_seqs, H, pass.batch.seq_len});
   ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
   pass.look(name_, "heads", saved_.out);
   ops.linear_forward(saved_.out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true);
+}
+
+LayerCache GroupedQueryAttention::allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const {
+  const Shape shape({num_slots, capacity, config_.gqa.num_kv_heads * config_.gqa.head_dim});
+  const Tensor keys = arena.allocate(dtype, shape);
+  return {.keys = keys, .values = arena.allocate(dtype, shape)};
+}
+
+void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
+                                           Tensor y) {
+  Backend& ops = pass.ops;
+  const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const Tensor positions = pass.batch.positions;
+  project(pass, x);
+  ops.cache_write({.rows = saved_.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = cache.keys});
+  ops.cache_write(
+      {.rows = saved_.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = cache.values});
+  const Tensor out = pass.push({T, H, C});
+  ops.cached_attention({.scale = softmax_scale(),
+                        .window = window_,
+                        .q = saved_.q,
+                        .slots = slots,
+                        .positions = positions,
+                        .keys = cache.keys,
+                        .values = cache.values,
+                        .num_kv_heads = G,
+                        .out = out});
+  ops.linear_forward(out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true);
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {

@@ -1,6 +1,7 @@
 // Grouped-query attention (arXiv 2305.13245) with RoPE and optional RMSNorm of queries and keys per head.
 //
-// T tokens, D model width, H query heads, G key/value heads, C head size.
+// T tokens, D model width, H query heads, G key/value heads, C head size. The cache holds normed and rotated keys
+// [slots, capacity, G * C] and values of the same shape.
 #pragma once
 
 #include <optional>
@@ -16,6 +17,8 @@ class GroupedQueryAttention final : public Attention {
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+  LayerCache allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const override;
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) override;
 
  private:
   struct Saved {
@@ -26,6 +29,9 @@ class GroupedQueryAttention final : public Attention {
     Tensor out;  // [T, H, C]
     Tensor lse;  // [B, H, S]
   };
+  double softmax_scale() const;
+  // Fills saved_.q, .k and .v.
+  void project(const Pass& pass, Tensor x);
   AttentionShape shape(const Pass& pass) const;
   RopeArgs rope_args(const Pass& pass, Tensor x) const;
 

@@ -29,11 +29,15 @@ LatentAttention::LatentAttention(const ModelConfig& config, ParameterSet& parame
       wo_(parameters.add(
           output_parameter(config, name + "out", config.dim, config.num_heads * config.mla.v_head_dim))) {}
 
-AttentionShape LatentAttention::shape(const Pass& pass) const {
+double LatentAttention::softmax_scale() const {
   const double head_dim = static_cast<double>(config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim);
+  return yarn_softmax_scale(config_.yarn) / std::sqrt(head_dim);
+}
+
+AttentionShape LatentAttention::shape(const Pass& pass) const {
   return {.num_seqs = pass.batch.num_seqs,
           .seq_len = pass.batch.seq_len,
-          .scale = yarn_softmax_scale(config_.yarn) / std::sqrt(head_dim),
+          .scale = softmax_scale(),
           .window = window_,
           .cu_seqlens = pass.batch.cu_seqlens};
 }
@@ -47,20 +51,14 @@ RopeArgs LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) 
           .layout = config_.rope.layout};
 }
 
-void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
+void LatentAttention::project(const Pass& pass, Tensor x) {
   Backend& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
-                U = mla.v_head_dim;
-  saved_ = {.x = x,
-            .q_latent = q_low_rank_ ? pass.push({T, mla.q_lora_rank}) : Tensor(),
-            .kv_latent = pass.push({T, mla.kv_lora_rank}),
-            .q = pass.push({T, H, N + P}),
-            .k = pass.push({T, H, N + P}),
-            .v = pass.push({T, H, U}),
-            .out = pass.push({T, H, U}),
-            .lse = pass.push({pass.batch.num_seqs, H, pass.batch.seq_len})};
-
+  const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
+  saved_.x = x;
+  saved_.q_latent = q_low_rank_ ? pass.push({T, mla.q_lora_rank}) : Tensor();
+  saved_.kv_latent = pass.push({T, mla.kv_lora_rank});
+  saved_.q = pass.push({T, H, N + P});
   if (q_low_rank_) {
     const Tensor raw = pass.push({T, mla.q_lora_rank});
     ops.linear_forward(x, q_low_rank_->down.value, raw);
@@ -72,13 +70,30 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   const Tensor raw = pass.push({T, mla.kv_lora_rank});
   ops.linear_forward(x, wkv_down_.value, raw);
   kv_norm_.forward(pass, raw, saved_.kv_latent);
+}
+
+void LatentAttention::project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const {
+  const int64_t T = x.dim(0), P = config_.mla.qk_rope_head_dim;
+  pass.ops.linear_forward(x, wk_rope_.value, k_rope.reshape({T, P}));
+  pass.ops.rope_forward(rope_args(pass, k_rope, 0));
+}
+
+void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
+  Backend& ops = pass.ops;
+  const MlaConfig& mla = config_.mla;
+  const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+                U = mla.v_head_dim;
+  project(pass, x);
+  saved_.k = pass.push({T, H, N + P});
+  saved_.v = pass.push({T, H, U});
+  saved_.out = pass.push({T, H, U});
+  saved_.lse = pass.push({pass.batch.num_seqs, H, pass.batch.seq_len});
   {
     ArenaScope scope(pass.activations);
     const Tensor kv = pass.push({T, H, N + U});
     const Tensor k_rope = pass.push({T, 1, P});
     ops.linear_forward(saved_.kv_latent, wkv_up_.value, kv.reshape({T, H * (N + U)}));
-    ops.linear_forward(x, wk_rope_.value, k_rope.reshape({T, P}));
-    ops.rope_forward(rope_args(pass, k_rope, 0));
+    project_shared_key(pass, x, k_rope);
     ops.mla_expand_forward(kv, k_rope.reshape({T, P}), saved_.k, saved_.v);
   }
   pass.look(name_, "q", saved_.q);
@@ -88,6 +103,40 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
   pass.look(name_, "heads", saved_.out);
   ops.linear_forward(saved_.out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true);
+}
+
+LayerCache LatentAttention::allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const {
+  return {.keys = arena.allocate(dtype, {num_slots, capacity, config_.mla.kv_lora_rank + config_.mla.qk_rope_head_dim}),
+          .values = {}};
+}
+
+void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) {
+  Backend& ops = pass.ops;
+  const MlaConfig& mla = config_.mla;
+  const int64_t T = x.dim(0), H = config_.num_heads, R = mla.kv_lora_rank, P = mla.qk_rope_head_dim, U = mla.v_head_dim;
+  const Tensor positions = pass.batch.positions;
+  project(pass, x);
+  const Tensor k_rope = pass.push({T, 1, P});
+  project_shared_key(pass, x, k_rope);
+  ops.cache_write({.rows = saved_.kv_latent, .slots = slots, .positions = positions, .cache = cache.keys});
+  ops.cache_write(
+      {.rows = k_rope.reshape({T, P}), .slots = slots, .positions = positions, .cache = cache.keys, .offset = R});
+
+  const Tensor latent_q = pass.push({T, H, R + P});
+  const Tensor latents = pass.push({T, H, R});
+  const Tensor out = pass.push({T, H, U});
+  ops.mla_absorb_query(saved_.q, wkv_up_.value, latent_q);
+  ops.cached_attention({.scale = softmax_scale(),
+                        .window = window_,
+                        .q = latent_q,
+                        .slots = slots,
+                        .positions = positions,
+                        .keys = cache.keys,
+                        .values = {},
+                        .num_kv_heads = 1,
+                        .out = latents});
+  ops.mla_expand_output(latents, wkv_up_.value, out);
+  ops.linear_forward(out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true);
 }
 
 void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {

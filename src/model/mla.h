@@ -2,7 +2,8 @@
 // small latent vector per token; a separate key part shared by all heads carries the position.
 //
 // T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size,
-// Rq and Rkv latent widths.
+// Rq and Rkv latent widths. The cache holds, for all heads together, a token's normed latent and behind it the rotated
+// key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/backend.h, mla_absorb_query).
 #pragma once
 
 #include <optional>
@@ -18,6 +19,8 @@ class LatentAttention final : public Attention {
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+  LayerCache allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const override;
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) override;
 
  private:
   // Queries through a latent of their own (q_lora_rank > 0).
@@ -35,6 +38,11 @@ class LatentAttention final : public Attention {
     Tensor out;        // [T, H, U]
     Tensor lse;        // [B, H, S]
   };
+  double softmax_scale() const;
+  // Fills saved_.q_latent, .q and .kv_latent.
+  void project(const Pass& pass, Tensor x);
+  // The rotated key part that heads share: k_rope [T, 1, P] =
+  void project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const;
   AttentionShape shape(const Pass& pass) const;
   RopeArgs rope_args(const Pass& pass, Tensor x, int64_t offset) const;
 

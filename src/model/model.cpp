@@ -139,13 +139,48 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
                   .predictions = predictions});
 }
 
-void Model::last_logits(const Batch& batch, Arena& activations, Tensor logits) {
+void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) {
+  if (!rows.defined()) return ops_.linear_forward(normed, head_.value, logits);
+  const Tensor chosen = pass.push({rows.dim(0), config_.dim});
+  ops_.embedding_forward(rows, normed, chosen);
+  ops_.linear_forward(chosen, head_.value, logits);
+}
+
+void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows) {
   const ArenaScope scope(activations);
-  const Tensor normed = hidden_states(make_pass(batch, activations));
-  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
-    const int64_t last = (seq + 1) * batch.seq_len - 1;
-    ops_.linear_forward(normed.rows(last, last + 1), head_.value, logits.rows(seq, seq + 1));
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = false;
+  write_logits(pass, hidden_states(pass), rows, logits);
+}
+
+KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {
+  NMOE_CHECK(capacity <= max_positions_, "a cache of {} positions, tables of {}", capacity, max_positions_);
+  KvCache cache{.num_slots = num_slots, .capacity = capacity};
+  for (const auto& block : blocks_) {
+    cache.layers.push_back(block->attention().allocate_cache(arena, ops_.compute_dtype(), num_slots, capacity));
   }
+  return cache;
+}
+
+void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted,
+                          Tensor logits) {
+  const ArenaScope scope(activations);
+  const int64_t num_rows = rows.tokens.dim(0);
+  const Batch batch{
+      .num_seqs = num_rows, .seq_len = 1, .tokens = rows.tokens, .targets = {}, .positions = rows.positions};
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = false;
+  const Shape stream({num_rows, config_.dim});
+  const Tensor x = pass.push(stream);
+  ops_.embedding_forward(rows.tokens, embedding_.value, x);
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const ArenaScope layer_scope(activations);
+    ops_.copy(blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), x);
+  }
+  if (wanted.dim(0) == 0) return;
+  const Tensor normed = pass.push(stream);
+  final_norm_.forward(pass, x, normed);
+  write_logits(pass, normed, wanted, logits);
 }
 
 void Model::update_router_bias() {

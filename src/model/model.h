@@ -36,8 +36,15 @@ class Model {
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics grow here
   // too.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {});
-  // Next-token logits of the last position of each sequence. logits [B, V] =
-  void last_logits(const Batch& batch, Arena& activations, Tensor logits);
+  // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
+  // stay as they are.
+  void logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows = {});
+
+  // Storage for `num_slots` sequences of up to `capacity` positions, of which there may not be more than max_positions.
+  KvCache make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const;
+  // Runs rows through the model, each attending to what is cached of its slot, and adds them to the cache. logits [L,
+  // V] = of the rows `wanted` [L] i32 (of T); none where L is 0. The same values as logits() gives, up to rounding.
+  void cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted, Tensor logits);
   // Moves every router's selection bias by its integer load error of this step.
   void update_router_bias();
 
@@ -50,6 +57,7 @@ class Model {
   Pass make_pass(const Batch& batch, Arena& activations) const;
   // Embedding and blocks without keeping anything for backward: [T, D], normed.
   Tensor hidden_states(const Pass& pass);
+  void write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits);
 
   ModelConfig config_;
   Backend& ops_;

@@ -80,16 +80,16 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   ops.linear_forward(x, w_router_.value, saved_.logits);
   pass.look(name_, "logits", saved_.logits);
   ops.router_forward({.rule = rule(),
-                      .loss = loss(pass),
+                      .loss = pass.statistics ? loss(pass) : RouterLoss{},
                       .logits = saved_.logits,
                       .bias = router_bias_.value,
                       .scores = saved_.scores,
                       .top_idx = saved_.top_idx,
                       .weights = saved_.weights,
                       .aux_loss = stats_.aux_loss,
-                      .entropy = stats_.entropy});
+                      .entropy = pass.statistics ? stats_.entropy : Tensor()});
   pass.look(name_, "gate_weights", saved_.weights);
-  ops.moe_plan(saved_.top_idx, saved_.plan, stats_.counts);
+  ops.moe_plan(saved_.top_idx, saved_.plan, pass.statistics ? stats_.counts : Tensor());
   ops.moe_dispatch(x, saved_.plan, saved_.rows);
   ops.moe_dispatch_weights(saved_.weights, saved_.plan, saved_.row_weight);
 

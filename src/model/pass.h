@@ -46,6 +46,7 @@ struct Pass {
   const Batch& batch;
   const RopeTable& rope;
   StepScale scale;
+  bool statistics = true;  // whether routers keep theirs, auxiliary losses included
   std::function<void(std::string_view name, Tensor value)> inspect;
 
   Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }

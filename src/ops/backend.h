@@ -5,6 +5,7 @@
 //   B sequences   S positions of a sequence   T = B*S tokens of a microbatch   D model width   V vocabulary
 //   H query heads   G key/value heads   Dk query/key head size   Dv value head size
 //   E routed experts   K experts a token goes to (top_k)   R = T*K routed rows   F hidden width of an MLP
+//   Z slots of a key/value cache   C positions of a slot (capacity)
 //
 // Conventions
 // * `real` is the backend's compute dtype: F32 for training, F64 for proofs. Tensors are real, row-major and
@@ -15,6 +16,9 @@
 // * Methods neither allocate (scratch comes from scratch()) nor synchronise with the host; results stay in
 //   tensors until download().
 // * In a counting run (counting() is true) tensors have no data: methods only claim their scratch.
+// * A backend made batch invariant (ops/factory.h) gives a row of every forward's output the same bits whatever other
+//   rows there are and however many: a token's result then depends on its own sequence alone. Without that, the
+//   products of linear_forward and grouped_linear_forward are faster for many rows, and other in the last bits.
 #pragma once
 
 #include <cstdint>
@@ -74,6 +78,30 @@ struct AttentionBackward {
   Tensor dq;                 // = [T, H, Dk]
   Tensor dk;                 // = [T, G, Dk]
   Tensor dv;                 // = [T, G, Dv]
+};
+
+// Writes what later tokens attend to: cache[slots[t], positions[t], offset ... offset + W) = rows[t].
+struct CacheWrite {
+  Tensor rows;       // [T, W]
+  Tensor slots;      // [T] i32, < Z
+  Tensor positions;  // [T] i32, < C; no two rows have both slot and position in common
+  Tensor cache;      // = [Z, C, width], the named parts of it only
+  int64_t offset = 0;
+};
+// Attention of single tokens to what is cached of their sequences: row t, at positions[t] of slots[t], sees the
+// positions j of that slot with positions[t] - window < j <= positions[t], or all j <= positions[t] when window is 0.
+// Query head h reads key/value head h / (H / G). Rows may be of any slots, several of one slot among them, in any
+// order. A row costs work proportional to what it sees.
+struct CachedAttention {
+  double scale = 1.0;        // factor of q.k before the softmax
+  int64_t window = 0;        // 0: all
+  Tensor q;                  // [T, H, Dk]
+  Tensor slots;              // [T] i32
+  Tensor positions;          // [T] i32
+  Tensor keys;               // [Z, C, G * Dk]
+  Tensor values;             // [Z, C, G * Dv]; undefined: the first Dv values of each key are its value
+  int64_t num_kv_heads = 1;  // G
+  Tensor out;                // = [T, H, Dv]
 };
 
 // Scores, selection and gate weights of a MoE router (DeepSeek-V3, arXiv 2412.19437, equations 12 to 16).
@@ -213,10 +241,21 @@ class Backend {
   virtual void mla_expand_forward(Tensor kv, Tensor k_rope, Tensor k, Tensor v) = 0;
   virtual void mla_expand_backward(Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) = 0;
 
+  // --- attention to a cache, forward only
+  virtual void cache_write(const CacheWrite& args) = 0;
+  virtual void cached_attention(const CachedAttention& args) = 0;
+  // MLA without expanding what is cached (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): a head's key is k = w_k c for
+  // the latent c, so q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents. `kv_up`
+  // [H * (nope + Dv), Rkv] holds a head's w_k [nope, Rkv], then its w_v [Dv, Rkv].
+  // q [T, H, nope + rope] -> latent_q = [T, H, Rkv + rope]: w_k^T q, then the rotated part as it is.
+  virtual void mla_absorb_query(Tensor q, Tensor kv_up, Tensor latent_q) = 0;
+  // latents [T, H, Rkv] -> out = [T, H, Dv]: w_v times the latent.
+  virtual void mla_expand_output(Tensor latents, Tensor kv_up, Tensor out) = 0;
+
   // --- mixture of experts
   virtual void router_forward(const RouterForward& args) = 0;
   virtual void router_backward(const RouterBackward& args) = 0;
-  // Fills the plan from top_idx [T, K] i32 and adds each expert's rows to counts [E] i32 (+=).
+  // Fills the plan from top_idx [T, K] i32 and adds each expert's rows to counts [E] i32 (+=; undefined: not wanted).
   virtual void moe_plan(Tensor top_idx, const MoePlan& plan, Tensor counts) = 0;
   virtual void moe_dispatch(Tensor x, const MoePlan& plan, Tensor rows) = 0;  // rows [R, D] = x [T, D] gathered
   virtual void moe_combine(Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) = 0;  // y [T, D] sums K rows

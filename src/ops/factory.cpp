@@ -15,7 +15,7 @@ constexpr std::string_view kCudaArch = NMOE_CUDA_ARCH;
 
 std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   if (options.device == "cpu") {
-    return std::make_unique<cpu::CpuBackend>(options.num_threads, options.compute_dtype);
+    return std::make_unique<cpu::CpuBackend>(options.num_threads, options.compute_dtype, options.batch_invariant);
   }
   if (options.device == "cuda" && kCudaArch.empty()) {
     throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",

@@ -13,6 +13,7 @@ struct BackendOptions {
   std::string_view device = "cpu";  // "cpu" or "cuda"
   int num_threads = 0;              // CPU: 0 is one per available CPU
   DType compute_dtype = DType::kF32;
+  bool batch_invariant = false;  // a row's bits do not depend on the other rows (ops/backend.h): for generation
 };
 
 // Error (usage) when the binary or the machine lacks the device, saying which preset has it.

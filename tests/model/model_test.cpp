@@ -196,7 +196,7 @@ TEST(Model, LaterTokensDoNotChangeEarlierLosses) {
   for (size_t i = kLen; i < before.size(); ++i) EXPECT_EQ(before[i], after[i]) << "the other sequence, " << i;
 }
 
-TEST(Model, LastLogitsGiveTheLastLoss) {
+TEST(Model, LogitsGiveTheLosses) {
   TestModel test(base_model());
   test.loss();
   const Tensor logits = test.pool().zeros({kSeqs, 11});

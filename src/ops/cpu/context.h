@@ -16,6 +16,7 @@ namespace nmoe::cpu {
 struct Context {
   ThreadPool& pool;
   Arena& scratch;
+  bool batch_invariant = false;  // ops/factory.h
 
   bool counting() const { return scratch.counting(); }
   int num_threads() const { return pool.num_threads(); }
@@ -28,6 +29,9 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t kTaskElements = 1 << 15;
 // The same in rows of `width` elements.
 constexpr int64_t task_rows(int64_t width) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, width)); }
+
+// Multiplications a task of a product over few rows does: several microseconds too.
+constexpr int64_t kTaskProducts = 1 << 17;
 
 // Calls fn(begin, end, thread) over [0, size) cut into blocks of `block`: cut by the problem, never
 // by threads.

@@ -6,6 +6,7 @@
 #include "ops/cpu/adamw.h"
 #include "ops/cpu/attention.h"
 #include "ops/cpu/blas.h"
+#include "ops/cpu/cached_attention.h"
 #include "ops/cpu/embedding.h"
 #include "ops/cpu/head_loss.h"
 #include "ops/cpu/linear.h"
@@ -30,8 +31,8 @@ namespace nmoe::cpu {
     }                                         \
   } while (false)
 
-CpuBackend::CpuBackend(int num_threads, DType compute_dtype)
-    : compute_dtype_(compute_dtype), pool_(num_threads), context_{pool_, scratch()} {
+CpuBackend::CpuBackend(int num_threads, DType compute_dtype, bool batch_invariant)
+    : compute_dtype_(compute_dtype), pool_(num_threads), context_{pool_, scratch(), batch_invariant} {
   NMOE_CHECK(compute_dtype == DType::kF32 || compute_dtype == DType::kF64, "the CPU computes in F32 or F64, not {}",
              dtype_name(compute_dtype));
 }
@@ -115,6 +116,14 @@ void CpuBackend::mla_expand_forward(Tensor kv, Tensor k_rope, Tensor k, Tensor v
 }
 void CpuBackend::mla_expand_backward(Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) {
   NMOE_CPU_DISPATCH(mla_expand_backward, dk, dv, dkv, dk_rope);
+}
+void CpuBackend::cache_write(const CacheWrite& args) { NMOE_CPU_DISPATCH(cache_write, args); }
+void CpuBackend::cached_attention(const CachedAttention& args) { NMOE_CPU_DISPATCH(cached_attention, args); }
+void CpuBackend::mla_absorb_query(Tensor q, Tensor kv_up, Tensor latent_q) {
+  NMOE_CPU_DISPATCH(mla_absorb_query, q, kv_up, latent_q);
+}
+void CpuBackend::mla_expand_output(Tensor latents, Tensor kv_up, Tensor out) {
+  NMOE_CPU_DISPATCH(mla_expand_output, latents, kv_up, out);
 }
 void CpuBackend::router_forward(const RouterForward& args) { NMOE_CPU_DISPATCH(router_forward, args); }
 void CpuBackend::router_backward(const RouterBackward& args) { NMOE_CPU_DISPATCH(router_backward, args); }

@@ -10,7 +10,7 @@ namespace nmoe::cpu {
 class CpuBackend final : public Backend {
  public:
   // num_threads 0: one per available CPU. compute_dtype: F32 or F64.
-  CpuBackend(int num_threads, DType compute_dtype);
+  CpuBackend(int num_threads, DType compute_dtype, bool batch_invariant = false);
 
   std::string description() const override;
   DType compute_dtype() const override { return compute_dtype_; }
@@ -46,6 +46,10 @@ class CpuBackend final : public Backend {
   void attention_backward(const AttentionBackward& args) override;
   void mla_expand_forward(Tensor kv, Tensor k_rope, Tensor k, Tensor v) override;
   void mla_expand_backward(Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) override;
+  void cache_write(const CacheWrite& args) override;
+  void cached_attention(const CachedAttention& args) override;
+  void mla_absorb_query(Tensor q, Tensor kv_up, Tensor latent_q) override;
+  void mla_expand_output(Tensor latents, Tensor kv_up, Tensor out) override;
   void router_forward(const RouterForward& args) override;
   void router_backward(const RouterBackward& args) override;
   void router_bias_update(Tensor counts, Tensor bias, double rate) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/cpu/blas.h"
+#include "ops/cpu/row_products.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -50,10 +51,36 @@ void parallel_tiles(Context& ctx, int64_t rows, int64_t cols, const Fn& fn) {
 
 }  // namespace
 
+namespace {
+
+// How the batch invariant products of `rows` rows (of one weight matrix) are cut into tasks.
+Tiling choose_row_tiling(int64_t rows, int64_t in, int64_t out) {
+  constexpr int64_t kTaskRows = 64, kLeastColumns = 16;
+  const int64_t tile_rows = std::max<int64_t>(1, std::min(rows, kTaskRows));
+  const int64_t wanted = kTaskProducts / std::max<int64_t>(1, tile_rows * in) / kLeastColumns * kLeastColumns;
+  return {rows, out, tile_rows, std::max(kLeastColumns, wanted)};
+}
+
+// Rows of y = x w^T, each for itself.
+template <class Real>
+void multiply_rows(const Tile& t, int64_t in, int64_t out, const Real* x, const Real* w, Real* y, bool accumulate) {
+  dot_rows<Real>(t.rows, t.cols, in, 1, {x + t.row * in, in}, {w + t.col * in, in}, {y + t.row * out + t.col, out},
+                 accumulate);
+}
+
+}  // namespace
+
 template <class Real>
 void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate) {
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
   if (ctx.counting()) return;
+  if (ctx.batch_invariant) {
+    const Tiling tiling = choose_row_tiling(num_tokens, in, out);
+    ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
+      multiply_rows(tile_at(tiling, task), in, out, x.data<Real>(), w.data<Real>(), y.data<Real>(), accumulate);
+    });
+    return;
+  }
   parallel_tiles(ctx, num_tokens, out, [&](const Tile& t) {
     gemm<Real>(t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
                {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
@@ -106,11 +133,35 @@ void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const 
   });
 }
 
+// Tasks are columns of an expert, or several experts where these have little to do.
+template <class Real>
+void grouped_rows_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+  const int64_t num_experts = w.dim(0), out = w.dim(1), in = w.dim(2), num_rows = x.dim(0);
+  if (ctx.counting()) return;
+  const int32_t* offset = offsets.data<int32_t>();
+  NMOE_CHECK(offset[0] == 0 && offset[num_experts] == num_rows, "offsets cover [{}, {}) of {} rows", offset[0],
+             offset[num_experts], num_rows);
+  const Tiling columns = choose_row_tiling(ceil_div(num_rows, num_experts), in, out);
+  const int64_t tiles = columns.tiles_across();
+  const int64_t expert_products = std::max<int64_t>(1, num_rows * in * out / num_experts);
+  const int64_t experts_per_task = tiles > 1 ? 1 : std::max<int64_t>(1, kTaskProducts / expert_products);
+  parallel_blocks(ctx, num_experts * tiles, experts_per_task, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t expert = i / tiles, first = offset[expert];
+      const Tile across = tile_at(columns, i % tiles);
+      multiply_rows<Real>({0, across.col, offset[expert + 1] - first, across.cols}, in, out,
+                          x.data<Real>() + first * in, w.data<Real>() + expert * out * in, y.data<Real>() + first * out,
+                          /*accumulate=*/false);
+    }
+  });
+}
+
 }  // namespace
 
 template <class Real>
 void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
   const int64_t out = w.dim(1), in = w.dim(2);
+  if (ctx.batch_invariant) return grouped_rows_forward<Real>(ctx, x, w, offsets, y);
   parallel_expert_rows(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
     gemm<Real>(end - begin, out, in, 1, {x.data<Real>() + begin * in, in},
                {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0, y.data<Real>() + begin * out, out);

@@ -9,8 +9,8 @@ namespace nmoe::cpu {
 // copies.
 void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) {
   constexpr int64_t kMinChunkTokens = 1024, kMaxChunks = 64;
-  const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = counts.dim(0);
-  NMOE_CHECK(plan.offsets.dim(0) == num_experts + 1 && plan.row_of.shape() == top_idx.shape() &&
+  const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = plan.offsets.dim(0) - 1;
+  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape() &&
                  plan.token_of_row.dim(0) == num_tokens * top_k,
              "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}", top_idx.shape(), num_experts,
              plan.offsets.shape(), plan.row_of.shape(), plan.token_of_row.shape());
@@ -34,7 +34,7 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
   });
 
   int32_t* offsets = plan.offsets.data<int32_t>();
-  int32_t* loads = counts.data<int32_t>();
+  int32_t* loads = counts.defined() ? counts.data<int32_t>() : nullptr;
   int32_t row = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     offsets[expert] = row;
@@ -44,7 +44,7 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
       slot = row;
       row += chunk_count;
     }
-    loads[expert] += row - offsets[expert];
+    if (loads != nullptr) loads[expert] += row - offsets[expert];
   }
   offsets[num_experts] = row;
 

@@ -1,0 +1,108 @@
+#include "infer/cached_model.h"
+
+#include <algorithm>
+
+#include "base/process.h"
+#include "base/text.h"
+#include "checkpoint/reader.h"
+#include "config/load.h"
+#include "ops/factory.h"
+
+namespace nmoe {
+
+CachedModel::CachedModel(const fs::path& checkpoint, const CachedModelOptions& options) : options_(options) {
+  const CheckpointReader reader = CheckpointReader::open(checkpoint);
+  config_ = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  tokenizer_ = load_tokenizer((reader.path() / "tokenizer.json").string());
+  set_up();
+  std::vector<NamedTensor> weights;
+  for (const Parameter& parameter : model_->parameters().all()) weights.push_back({parameter.name, parameter.value});
+  reader.load_model(weights);
+}
+
+CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                         const CachedModelOptions& options)
+    : config_(config), tokenizer_(std::move(tokenizer)), options_(options) {
+  set_up();
+  model_->initialise(static_cast<uint64_t>(config_.run.seed));
+}
+
+// Measured with counting arenas, then made: as in train/engine.h.
+void CachedModel::set_up() {
+  if (options_.num_slots < 1) {
+    throw usage_error(fmt::format("{} sequences at a time", options_.num_slots), "allow at least one");
+  }
+  if (options_.capacity < 0)
+    throw usage_error(fmt::format("a context of {} tokens", options_.capacity), "give 1 or more");
+  if (options_.capacity == 0) {
+    options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
+  }
+  const auto backend = [&] {
+    return make_backend({.device = "cpu", .num_threads = options_.num_threads, .batch_invariant = true});
+  };
+  Arena values("parameters"), grads("gradients"), state("state"), activations("activations");
+  const auto counter = backend();
+  make(*counter, values, grads, state, activations);
+
+  const int64_t needed =
+      values.high_water() + state.high_water() + activations.high_water() + counter->scratch().high_water();
+  const int64_t available = available_memory_bytes();
+  if (needed > available) {
+    throw usage_error(
+        fmt::format("generation needs {}, this machine's free memory is {}", human_bytes(needed),
+                    human_bytes(available)),
+        fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes {}, the "
+                    "weights {}",
+                    options_.num_slots, options_.capacity, human_bytes(state.high_water()),
+                    human_bytes(values.high_water())));
+  }
+  ops_ = backend();
+  values_.reserve(ops_->memory(), values.high_water());
+  state_.reserve(ops_->memory(), state.high_water());
+  activations_.reserve(ops_->memory(), activations.high_water());
+  ops_->scratch().reserve(ops_->memory(), counter->scratch().high_water());
+  model_ = make(*ops_, values_, grads_, state_, activations_);  // gradients stay counting: none are made
+  host_ids_.resize(static_cast<size_t>(std::max(max_rows(), max_logits())));
+  host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
+}
+
+std::unique_ptr<Model> CachedModel::make(Backend& ops, Arena& values, Arena& grads, Arena& state, Arena& activations) {
+  auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
+  model->allocate(values, grads, state);
+  cache_ = model->make_cache(state, options_.num_slots, options_.capacity);
+  tokens_ = state.allocate(DType::kI32, {max_rows()});
+  slots_ = state.allocate(DType::kI32, {max_rows()});
+  positions_ = state.allocate(DType::kI32, {max_rows()});
+  wanted_ = state.allocate(DType::kI32, {max_logits()});
+  logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
+  if (ops.counting()) model->cached_logits({tokens_, slots_, positions_}, cache_, activations, wanted_, logits_);
+  return model;
+}
+
+std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {
+  const auto num_rows = static_cast<int64_t>(rows.size()), num_logits = static_cast<int64_t>(wanted.size());
+  NMOE_CHECK(num_rows <= max_rows() && num_logits <= max_logits(), "{} rows, {} logits; room for {} and {}", num_rows,
+             num_logits, max_rows(), max_logits());
+  const auto upload = [&](Tensor tensor, auto&& value) {
+    for (size_t i = 0; i < rows.size(); ++i) host_ids_[i] = value(rows[i]);
+    ops_->upload(tensor, host_ids_.data());
+    return tensor;
+  };
+  const CachedRows device_rows{
+      .tokens = upload(tokens_.rows(0, num_rows), [](const CacheRow& row) { return row.token; }),
+      .slots = upload(slots_.rows(0, num_rows), [](const CacheRow& row) { return row.slot; }),
+      .positions = upload(positions_.rows(0, num_rows), [](const CacheRow& row) { return row.position; })};
+  const Tensor device_wanted = wanted_.rows(0, num_logits), logits = logits_.rows(0, num_logits);
+  ops_->upload(device_wanted, wanted.data());
+  model_->cached_logits(device_rows, cache_, activations_, device_wanted, logits);
+  if (num_logits == 0) return {};
+  ops_->download(host_logits_.data(), logits);
+
+  const int64_t padded = config_.model.vocab_size, vocab = tokenizer_->vocab_size();
+  for (int64_t row = 1; row < num_logits && vocab < padded; ++row) {
+    std::copy_n(host_logits_.data() + row * padded, vocab, host_logits_.data() + row * vocab);
+  }
+  return std::span<const float>(host_logits_).first(static_cast<size_t>(num_logits * vocab));
+}
+
+}  // namespace nmoe

@@ -1,0 +1,76 @@
+// A model with a key/value cache and the memory to run rows of any of its slots: what generation asks a model for.
+//
+// It runs on a batch invariant backend (ops/backend.h), and prompts take the same way as single tokens. A row's logits
+// therefore have the same bits however the rows of its sequence were spread over calls, and whatever else was in them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "model/model.h"
+#include "ops/backend.h"
+
+namespace nmoe {
+
+// A token that comes at `position` of the sequence in `slot`.
+struct CacheRow {
+  int32_t token = 0;
+  int32_t slot = 0;
+  int32_t position = 0;
+};
+
+struct CachedModelOptions {
+  int num_threads = 0;  // 0: one per available CPU
+  int64_t num_slots = 8;
+  int64_t capacity = 0;  // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+};
+
+class CachedModel {
+ public:
+  static constexpr int64_t kMaxRows = 256;   // of one call, or the number of slots if that is more
+  static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
+
+  // Weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. All memory is taken
+  // here. Errors: CheckpointReader's; usage, with what to lower, when the machine has too little.
+  CachedModel(const std::filesystem::path& checkpoint, const CachedModelOptions& options);
+  // Random weights by config.run.seed. config.model.vocab_size is set.
+  CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, const CachedModelOptions& options);
+
+  // Runs `rows` and adds them to the cache. All earlier positions of their slots must be there, or be among the rows.
+  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., one behind the other, each of the tokenizer's
+  // vocab_size() ids: a vocabulary padded beyond has ids that stand for nothing. Valid until the next call.
+  std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+
+  const Config& config() const { return config_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  int64_t num_slots() const { return options_.num_slots; }
+  int64_t capacity() const { return options_.capacity; }
+  int64_t max_rows() const { return std::max(kMaxRows, options_.num_slots); }
+  int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
+  Backend& ops() { return *ops_; }
+
+ private:
+  struct Storage;
+  void set_up();
+  std::unique_ptr<Model> make(Backend& ops, Arena& values, Arena& grads, Arena& state, Arena& activations);
+
+  Config config_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  CachedModelOptions options_;
+  std::unique_ptr<Backend> ops_;
+  Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
+  std::unique_ptr<Model> model_;
+  KvCache cache_;
+  Tensor tokens_, slots_, positions_;  // [max_rows] i32
+  Tensor wanted_;                      // [max_logits] i32
+  Tensor logits_;                      // [max_logits, V]
+  std::vector<int32_t> host_ids_;
+  std::vector<float> host_logits_;
+};
+
+}  // namespace nmoe

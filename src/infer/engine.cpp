@@ -1,0 +1,371 @@
+#include "infer/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "infer/cached_model.h"
+#include "infer/stop_strings.h"
+#include "infer/utf8_stream.h"
+
+namespace nmoe {
+
+struct InferenceEngine::Sequence {
+  Sequence(GenerationRequest the_request, GenerationListener the_listener)
+      : request(std::move(the_request)), listener(std::move(the_listener)), stop(request.stop) {}
+
+  RequestId id = 0;
+  GenerationRequest request;
+  GenerationListener listener;
+  int64_t first_prompt_token = 0;  // of request.prompt that counts
+  std::vector<int32_t> tokens;     // what the model sees: prompt and output
+  int64_t num_computed = 0;        // of tokens that are in the cache
+  int64_t slot = -1;
+  std::vector<int32_t> seen;  // ids of prompt and output, for the repetition penalty
+  std::vector<PromptToken> prompt;
+  StopStrings stop;
+  Utf8Stream characters;
+  GenerationResult result;
+
+  int64_t num_prompt_tokens() const {  // of `tokens`
+    return static_cast<int64_t>(request.prompt.size()) - first_prompt_token;
+  }
+  int64_t num_pending() const { return static_cast<int64_t>(tokens.size()) - num_computed; }
+  bool reading_prompt_logprobs() const { return request.prompt_logprobs && result.output_tokens == 0; }
+  void show(const std::string& piece) const {
+    if (!piece.empty() && listener.on_text) listener.on_text(piece);
+  }
+};
+
+// A place in the cache and what is in it: after a sequence has ended, another with the same beginning goes on from it.
+struct InferenceEngine::Slot {
+  std::vector<int32_t> tokens;  // positions 0, 1, ...; only kept up to date while free
+  bool busy = false;
+  uint64_t last_admission = 0;  // 0: never used
+};
+
+namespace {
+
+size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  const size_t size = std::min(a.size(), b.size());
+  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(size), b.begin()).first -
+                             a.begin());
+}
+
+}  // namespace
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  NMOE_CHECK(false, "finish reason {}", static_cast<int>(reason));
+}
+
+InferenceEngine::InferenceEngine(std::unique_ptr<CachedModel> model)
+    : model_(std::move(model)), slots_(static_cast<size_t>(model_->num_slots())) {
+  load_.max_sequences = model_->num_slots();
+}
+
+InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
+    : InferenceEngine(std::make_unique<CachedModel>(checkpoint, CachedModelOptions{.num_threads = options.num_threads,
+                                                                                   .num_slots = options.max_sequences,
+                                                                                   .capacity = options.max_context})) {}
+
+InferenceEngine::~InferenceEngine() = default;
+
+const Config& InferenceEngine::config() const { return model_->config(); }
+const Tokenizer& InferenceEngine::tokenizer() const { return model_->tokenizer(); }
+int64_t InferenceEngine::max_context() const { return model_->capacity(); }
+
+std::vector<int32_t> InferenceEngine::encode_prompt(std::string_view text) const {
+  std::vector<int32_t> ids{tokenizer().eos_id()};  // a document starts where the last one ended
+  tokenizer().encode(text, ids);
+  // A model that was trained to see its own document only knows nothing of the end of the last one.
+  if (config().data.mask_documents && ids.size() > 1) ids.erase(ids.begin());
+  return ids;
+}
+
+std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(GenerationRequest request,
+                                                                          GenerationListener listener) const {
+  const int64_t vocab = tokenizer().vocab_size();
+  if (request.prompt.empty()) throw usage_error("the prompt is empty", "give at least one token: eos_id starts a text");
+  for (const int32_t id : request.prompt) {
+    if (id < 0 || id >= vocab) {
+      throw usage_error(fmt::format("the prompt has id {}, the tokenizer has {}", id, vocab),
+                        "encode the prompt with the checkpoint's own tokenizer");
+    }
+  }
+  if (request.max_tokens < 0) {
+    throw usage_error(fmt::format("max_tokens is {}", request.max_tokens), "give a number of at least 0");
+  }
+  check_sampling(request.sampling);
+  if (std::find(request.stop.begin(), request.stop.end(), "") != request.stop.end()) {
+    throw usage_error("a stop string is empty", "give it a character, or leave it out");
+  }
+  const bool wants_logprobs = request.logprobs || request.prompt_logprobs;
+  if (request.top_logprobs < 0 || request.top_logprobs > vocab || (request.top_logprobs > 0 && !wants_logprobs)) {
+    throw usage_error(fmt::format("top_logprobs is {}", request.top_logprobs),
+                      fmt::format("give a number from 0 to {}, and ask for logprobs", vocab));
+  }
+  auto sequence = std::make_unique<Sequence>(std::move(request), std::move(listener));
+  const std::vector<int32_t>& prompt = sequence->request.prompt;
+  auto first = prompt.begin();
+  if (config().data.mask_documents) {
+    const auto last_eos = std::find(prompt.rbegin() + 1, prompt.rend(), tokenizer().eos_id());
+    first = last_eos.base();  // behind it, or the prompt's beginning
+  }
+  sequence->first_prompt_token = first - prompt.begin();
+  sequence->tokens.assign(first, prompt.end());
+  if (static_cast<int64_t>(sequence->tokens.size()) > max_context()) {
+    throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
+                      "shorten the prompt, or load the model with a longer context");
+  }
+  sequence->seen = prompt;
+  sequence->result.prompt_tokens = static_cast<int64_t>(prompt.size());
+  for (const int32_t id : prompt) sequence->prompt.push_back({.id = id, .logprob = {}, .top = {}});
+  return sequence;
+}
+
+RequestId InferenceEngine::submit(GenerationRequest request, GenerationListener listener) {
+  std::unique_ptr<Sequence> sequence = make_sequence(std::move(request), std::move(listener));
+  const std::lock_guard lock(mutex_);
+  const RequestId id = sequence->id = ++last_id_;
+  submitted_.push_back(std::move(sequence));
+  work_.notify_all();
+  return id;
+}
+
+void InferenceEngine::cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  cancelled_.insert(id);
+  work_.notify_all();
+}
+
+bool InferenceEngine::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return work_.wait_for(
+      lock, timeout, [&] { return !submitted_.empty() || !cancelled_.empty() || load_.running + load_.waiting > 0; });
+}
+
+EngineLoad InferenceEngine::load() const {
+  const std::lock_guard lock(mutex_);
+  EngineLoad load = load_;
+  load.waiting += static_cast<int64_t>(submitted_.size());
+  return load;
+}
+
+void InferenceEngine::publish_load() {
+  const std::lock_guard lock(mutex_);
+  load_.running = static_cast<int64_t>(running_.size());
+  load_.waiting = static_cast<int64_t>(waiting_.size());
+}
+
+bool InferenceEngine::step() {
+  take_submissions();
+  admit();
+  const std::vector<Part> parts = plan_step();
+  std::vector<CacheRow> rows;
+  std::vector<int32_t> wanted;
+  for (const Part& part : parts) {
+    const Sequence& sequence = *part.sequence;
+    for (int64_t i = 0; i < part.num_rows; ++i) {
+      const int64_t position = sequence.num_computed + i;
+      if (i + 1 == part.num_rows || sequence.reading_prompt_logprobs()) {
+        wanted.push_back(static_cast<int32_t>(rows.size()));
+      }
+      rows.push_back({.token = sequence.tokens[static_cast<size_t>(position)],
+                      .slot = static_cast<int32_t>(sequence.slot),
+                      .position = static_cast<int32_t>(position)});
+    }
+  }
+  if (!rows.empty()) {
+    const std::span<const float> logits = model_->run(rows, wanted);
+    // A part that is not reached, because a listener throws, is computed again in the next step.
+    for (const Part& part : parts) advance(part, logits);
+  }
+  publish_load();
+  return load().running + load().waiting > 0;
+}
+
+void InferenceEngine::take_submissions() {
+  std::set<RequestId> cancelled;
+  {
+    const std::lock_guard lock(mutex_);
+    std::move(submitted_.begin(), submitted_.end(), std::back_inserter(waiting_));
+    submitted_.clear();
+    cancelled.swap(cancelled_);
+  }
+  std::vector<Sequence*> ended;
+  for (const auto& sequence : running_) {
+    if (cancelled.contains(sequence->id)) ended.push_back(sequence.get());
+  }
+  for (const auto& sequence : waiting_) {
+    if (cancelled.contains(sequence->id)) ended.push_back(sequence.get());
+  }
+  for (Sequence* sequence : ended) finish(*sequence, FinishReason::kCancelled);
+}
+
+// A slot that holds at least half of the prompt already, or else the one that has not been used for longest.
+void InferenceEngine::admit() {
+  while (!waiting_.empty()) {
+    Sequence& sequence = *waiting_.front();
+    const std::span<const int32_t> prompt = sequence.tokens;
+    // The last token has to be run for its logits, and all of them where these are wanted.
+    const size_t reusable = sequence.request.prompt_logprobs ? 0 : prompt.size() - 1;
+    Slot* oldest = nullptr;
+    Slot* closest = nullptr;
+    size_t longest = 0;
+    for (Slot& slot : slots_) {
+      if (slot.busy) continue;
+      if (oldest == nullptr || slot.last_admission < oldest->last_admission) oldest = &slot;
+      const size_t common = common_prefix(slot.tokens, prompt.first(reusable));
+      if (common > longest) {
+        longest = common;
+        closest = &slot;
+      }
+    }
+    if (oldest == nullptr) return;
+    Slot& slot = 2 * longest >= prompt.size() ? *closest : *oldest;
+    sequence.num_computed = static_cast<int64_t>(common_prefix(slot.tokens, prompt.first(reusable)));
+    sequence.result.cached_tokens = sequence.num_computed;
+    sequence.slot = &slot - slots_.data();
+    slot.busy = true;
+    slot.last_admission = ++num_admitted_;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+// One row for each sequence that writes, and the rest of the rows for prompts, first come, first served.
+std::vector<InferenceEngine::Part> InferenceEngine::plan_step() const {
+  std::vector<Part> parts;
+  int64_t rows_left = model_->max_rows();
+  for (const auto& sequence : running_) {
+    const bool writes = sequence->num_pending() == 1;
+    parts.push_back({.sequence = sequence.get(), .num_rows = writes ? 1 : 0, .first_logits = 0});
+    if (writes) --rows_left;
+  }
+  // Each has the logits of its last row; what is left is for those of prompts.
+  int64_t extra_logits = model_->max_logits() - static_cast<int64_t>(parts.size());
+  int64_t num_logits = 0;
+  for (Part& part : parts) {
+    const Sequence& sequence = *part.sequence;
+    if (part.num_rows == 0) {
+      part.num_rows = std::min(sequence.num_pending(), rows_left);
+      if (sequence.reading_prompt_logprobs()) part.num_rows = std::min(part.num_rows, 1 + extra_logits);
+      rows_left -= part.num_rows;
+    }
+    part.first_logits = num_logits;
+    const int64_t part_logits =
+        sequence.reading_prompt_logprobs() ? part.num_rows : std::min<int64_t>(part.num_rows, 1);
+    num_logits += part_logits;
+    extra_logits -= std::max<int64_t>(0, part_logits - 1);
+  }
+  std::erase_if(parts, [](const Part& part) { return part.num_rows == 0; });
+  return parts;
+}
+
+void InferenceEngine::advance(const Part& part, std::span<const float> logits) {
+  Sequence& sequence = *part.sequence;
+  const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
+  logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
+  const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
+  if (sequence.reading_prompt_logprobs()) {
+    add_prompt_logprobs(sequence, begin, end, logits);
+    logits = logits.subspan(static_cast<size_t>(part.num_rows - 1) * vocab);
+  }
+  sequence.num_computed = end;
+  if (sequence.num_pending() > 0) return;
+  try {
+    if (sequence.reading_prompt_logprobs() && sequence.listener.on_prompt) {
+      sequence.listener.on_prompt(sequence.prompt);
+    }
+    add_token(sequence, logits.first(vocab));
+  } catch (...) {
+    const auto still = [&](const auto& other) { return other.get() == &sequence; };
+    if (std::any_of(running_.begin(), running_.end(), still)) remove(sequence);
+    throw;
+  }
+}
+
+// Row `position` gives the probabilities of the token after it.
+void InferenceEngine::add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end,
+                                          std::span<const float> logits) const {
+  const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
+  for (int64_t position = begin; position < std::min(end, sequence.num_prompt_tokens() - 1); ++position) {
+    const std::span<const float> row = logits.subspan(static_cast<size_t>(position - begin) * vocab, vocab);
+    PromptToken& next = sequence.prompt[static_cast<size_t>(sequence.first_prompt_token + position + 1)];
+    const double log_sum = log_sum_exp(row);
+    next.logprob = static_cast<float>(static_cast<double>(row[static_cast<size_t>(next.id)]) - log_sum);
+    if (sequence.request.top_logprobs > 0) next.top = top_logprobs(row, log_sum, sequence.request.top_logprobs);
+  }
+}
+
+void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits) {
+  const GenerationRequest& request = sequence.request;
+  if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
+  const int32_t eos = tokenizer().eos_id();
+  const int32_t id =
+      sampler_.sample(logits, request.sampling, static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen);
+  const bool ends = (id == eos && !request.ignore_eos) ||
+                    std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();
+  if (ends) return finish(sequence, FinishReason::kStop);
+
+  if (config().data.mask_documents && sequence.tokens.back() == eos) {  // the token begins a document of its own
+    sequence.tokens.clear();
+    sequence.num_computed = 0;
+  }
+  sequence.tokens.push_back(id);
+  if (request.sampling.repetition_penalty != 1.0) sequence.seen.push_back(id);
+  ++sequence.result.output_tokens;
+  GeneratedToken token{.id = id, .bytes = tokenizer().token_bytes(id), .logprob = {}, .top = {}};
+  if (request.logprobs) {
+    const double log_sum = log_sum_exp(logits);
+    token.logprob = static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - log_sum);
+    if (request.top_logprobs > 0) token.top = top_logprobs(logits, log_sum, request.top_logprobs);
+  }
+  if (sequence.listener.on_token) sequence.listener.on_token(token);
+  sequence.show(sequence.characters.push(sequence.stop.push(token.bytes)));
+  if (sequence.stop.found() != nullptr) {
+    sequence.result.stop = *sequence.stop.found();
+    return finish(sequence, FinishReason::kStop);
+  }
+  const bool full = static_cast<int64_t>(sequence.tokens.size()) > max_context();
+  if (sequence.result.output_tokens == request.max_tokens || full) finish(sequence, FinishReason::kLength);
+}
+
+std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::remove(Sequence& sequence) {
+  if (sequence.slot >= 0) {
+    Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
+    slot.tokens = sequence.tokens;
+    slot.tokens.resize(static_cast<size_t>(sequence.num_computed));
+    slot.busy = false;
+  }
+  const auto take_from = [&](auto& sequences) {
+    const auto found =
+        std::find_if(sequences.begin(), sequences.end(), [&](const auto& other) { return other.get() == &sequence; });
+    std::unique_ptr<Sequence> taken;
+    if (found != sequences.end()) {
+      taken = std::move(*found);
+      sequences.erase(found);
+    }
+    return taken;
+  };
+  std::unique_ptr<Sequence> taken = take_from(running_);
+  return taken != nullptr ? std::move(taken) : take_from(waiting_);
+}
+
+void InferenceEngine::finish(Sequence& sequence, FinishReason reason) {
+  const std::unique_ptr<Sequence> ended = remove(sequence);
+  ended->result.reason = reason;
+  std::string rest = ended->characters.push(ended->stop.flush());
+  rest += ended->characters.flush();
+  ended->show(rest);
+  if (ended->listener.on_finish) ended->listener.on_finish(ended->result);
+}
+
+}  // namespace nmoe

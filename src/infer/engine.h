@@ -1,0 +1,182 @@
+// Generation for many at once: requests wait for a slot of the key/value cache, join the ones that run as soon as one
+// is free, and every step gives each running sequence one token (continuous batching; Orca, OSDI 2022, section 3).
+//
+// What a request gets depends on the request and the model alone, to the bit: not on what runs beside it, on the number
+// of threads, on how its prompt was cut, or on whether a part of it was in the cache already (infer/cached_model.h says
+// how).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "infer/logprobs.h"
+#include "infer/sampler.h"
+
+namespace nmoe {
+
+class CachedModel;
+
+struct GenerationRequest {
+  std::vector<int32_t> prompt;  // at least one id; encode_prompt() makes it from text
+  int64_t max_tokens = 200;     // of output; 0: the prompt is only read (prompt_logprobs)
+  SamplingOptions sampling;
+  // The text ends before the first of these that appears in the output; they are never shown. None may be empty.
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_ids;  // ids that end it beside the tokenizer's eos_id
+  bool ignore_eos = false;        // eos_id is a token like others (it stands for no text)
+  bool logprobs = false;          // GeneratedToken::logprob is wanted
+  bool prompt_logprobs = false;   // on_prompt is called
+  int top_logprobs = 0;           // how many ids of each `top`; more than 0 needs one of the two above
+};
+
+struct GeneratedToken {
+  int32_t id = 0;
+  std::string_view bytes;         // what it stands for, maybe not whole characters; valid as long as the engine
+  std::optional<float> logprob;   // with GenerationRequest::logprobs
+  std::vector<TokenLogprob> top;  // infer/logprobs.h
+};
+
+// One token of the prompt, given those before it. The first that counts has no logprob, nor have those that do not
+// count (see submit).
+struct PromptToken {
+  int32_t id = 0;
+  std::optional<float> logprob;
+  std::vector<TokenLogprob> top;
+};
+
+enum class FinishReason {
+  kStop,       // eos_id, a stop id or a stop string
+  kLength,     // max_tokens, or the context is full
+  kCancelled,  // cancel()
+};
+std::string_view finish_reason_name(FinishReason reason);  // "stop", "length", "cancelled"
+
+struct GenerationResult {
+  FinishReason reason = FinishReason::kStop;
+  std::string stop;           // the stop string that ended it, if one did
+  int64_t prompt_tokens = 0;  // of the request
+  int64_t cached_tokens = 0;  // of these, how many were in the cache already
+  int64_t output_tokens = 0;  // sampled, without the id that ended it (eos_id, a stop id)
+};
+
+// What happens to a request, called by the thread that drives step(), in this order: on_prompt once if asked for; for
+// every token but an id that ends the output on_token, then on_text if there is text that can be shown; on_finish once,
+// last. Any may be empty. They may call submit() and cancel(), but not step(). What they throw leaves step(): then the
+// request has ended without on_finish, and the others go on with the next step().
+struct GenerationListener {
+  // A piece of text: whole UTF-8 characters (bytes that are none come at the end), nothing of a stop string, and
+  // nothing that may still become one. Never empty.
+  std::function<void(std::string_view piece)> on_text;
+  std::function<void(const GeneratedToken& token)> on_token;
+  std::function<void(std::span<const PromptToken> prompt)> on_prompt;
+  std::function<void(const GenerationResult& result)> on_finish;
+};
+
+struct InferenceOptions {
+  int num_threads = 0;        // 0: one per available CPU
+  int64_t max_sequences = 8;  // slots: sequences that run at the same time
+  // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. Nothing
+  // falls out: a text that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
+  // data.seq_len. More than the model was trained with is possible, and the text will show it.
+  int64_t max_context = 0;
+};
+
+// What is going on now.
+struct EngineLoad {
+  int64_t running = 0;
+  int64_t waiting = 0;
+  int64_t max_sequences = 0;
+};
+
+using RequestId = uint64_t;
+
+class InferenceEngine {
+ public:
+  // Over a model that has been loaded, or made.
+  explicit InferenceEngine(std::unique_ptr<CachedModel> model);
+  // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
+  // CheckpointReader; usage, with what to lower, when it does not fit the machine.
+  InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
+  ~InferenceEngine();
+  InferenceEngine(const InferenceEngine&) = delete;
+  InferenceEngine& operator=(const InferenceEngine&) = delete;
+
+  const Config& config() const;
+  const Tokenizer& tokenizer() const;
+  int64_t max_context() const;
+
+  // The ids of a text to go on from, as the model saw the beginning of a document: after the end of the last one, or,
+  // with data.mask_documents, without it. "" is the start of a document. Any thread.
+  std::vector<int32_t> encode_prompt(std::string_view text) const;
+
+  // Queues a request; first come, first served. Any thread. Error (usage) when the request cannot be served: a prompt
+  // that is empty, longer than max_context or with ids the tokenizer has not, options out of their range.
+  //
+  // With data.mask_documents only what follows the last eos_id of the prompt counts. Where the prompt ends with it, the
+  // first output token is what follows that end, and starts a document.
+  RequestId submit(GenerationRequest request, GenerationListener listener);
+  // The request ends with kCancelled at the next step. Any thread. Without effect when it has ended.
+  void cancel(RequestId id);
+
+  // Admits waiting requests to free slots, reads a part of their prompts, and gives every running sequence whose prompt
+  // has been read one token. False when nothing is left to do. One thread at a time.
+  bool step();
+  // Returns when there is something to do for step(), or after `timeout`. True when there is. The driving thread.
+  bool wait(std::chrono::milliseconds timeout);
+
+  EngineLoad load() const;  // any thread
+
+ private:
+  struct Sequence;  // a request and how far it is
+  struct Slot;
+  // The next rows of a sequence, as many as a step has room for.
+  struct Part {
+    Sequence* sequence;
+    int64_t num_rows;
+    int64_t first_logits;  // of the step's logits: of its last row or, while prompt_logprobs are made, of all its rows
+  };
+
+  std::unique_ptr<Sequence> make_sequence(GenerationRequest request, GenerationListener listener) const;
+  void take_submissions();
+  void admit();
+  std::vector<Part> plan_step() const;
+  // The step's logits [., V] give `part` its next token, if it has been read to its end.
+  void advance(const Part& part, std::span<const float> logits);
+  void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, std::span<const float> logits) const;
+  void add_token(Sequence& sequence, std::span<const float> logits);
+  // Shows the rest of the text and tells the end of it, after the slot has been given back.
+  void finish(Sequence& sequence, FinishReason reason);
+  std::unique_ptr<Sequence> remove(Sequence& sequence);
+  void publish_load();
+
+  std::unique_ptr<CachedModel> model_;
+  // Of the driving thread:
+  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  Sampler sampler_;
+  uint64_t num_admitted_ = 0;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable work_;
+  std::deque<std::unique_ptr<Sequence>> submitted_;
+  std::set<RequestId> cancelled_;
+  RequestId last_id_ = 0;
+  EngineLoad load_;
+};
+
+}  // namespace nmoe
