@@ -118,6 +118,15 @@ struct BenchTrainArguments {
 };
 void bench_train_command(const BenchTrainArguments& arguments);
 
+struct BenchDecodeArguments {
+  std::string model;                   // a checkpoint, a folder of them, or a configuration: random weights
+  std::vector<std::string> overrides;  // of a configuration
+  int threads = 0;
+  int64_t tokens = 256;  // of the longest text
+  bool json = false;
+};
+void bench_decode_command(const BenchDecodeArguments& arguments);
+
 struct BenchLoaderArguments {
   ConfigArguments config;
   int64_t megabytes = 1000;  // of tokens to read

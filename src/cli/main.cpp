@@ -312,6 +312,23 @@ class CommandLine {
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
 
+    CLI::App* decode =
+        bench->add_subcommand("decode", "time generation, beside running the text again for every token");
+    decode->add_option("model", bench_decode_.model, "a checkpoint, or a configuration (.toml): random weights")
+        ->required();
+    decode->add_option("--set", bench_decode_.overrides, "change one key of a configuration (repeatable)")
+        ->type_name("KEY=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
+    decode->add_option("--tokens", bench_decode_.tokens, "of the longest text")
+        ->check(number(1))
+        ->capture_default_str();
+    decode->add_option("--threads", bench_decode_.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    decode->add_flag("--json", bench_decode_.json, "print JSON");
+    decode->callback([this] { run_ = [this] { bench_decode_command(bench_decode_); }; });
+
     CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
     add_config_arguments(loader, bench_loader_.config);
     loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
@@ -347,6 +364,7 @@ class CommandLine {
   ChatArguments chat_;
   ServeArguments serve_;
   BenchTrainArguments bench_train_;
+  BenchDecodeArguments bench_decode_;
   BenchLoaderArguments bench_loader_;
   BenchTokenizerArguments bench_tokenizer_;
 };

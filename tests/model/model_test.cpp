@@ -199,15 +199,20 @@ TEST(Model, LaterTokensDoNotChangeEarlierLosses) {
 TEST(Model, LogitsGiveTheLosses) {
   TestModel test(base_model());
   test.loss();
-  const Tensor logits = test.pool().zeros({kSeqs, 11});
-  test.model().last_logits(test.batch(), test.activations(), logits);
-  for (int64_t seq = 0; seq < kSeqs; ++seq) {
+  const double routed = get(test.model().moe_layers()[0]->stats().counts, 0);
+  const Tensor logits = test.pool().zeros({kSeqs * kLen, 11}), chosen = test.pool().zeros({3, 11});
+  test.model().logits(test.batch(), test.activations(), logits);
+  for (int64_t i = 0; i < kSeqs * kLen; ++i) {
     double sum = 0;
-    for (int64_t id = 0; id < 11; ++id) sum += std::exp(get(logits[seq], id));
-    const int64_t last = (seq + 1) * kLen - 1;
-    const double target_logit = get(logits[seq], static_cast<int64_t>(get(test.targets(), last)));
-    EXPECT_NEAR(std::log(sum) - target_logit, get(test.losses(), last), 1e-12);
+    for (int64_t id = 0; id < 11; ++id) sum += std::exp(get(logits[i], id));
+    const double target_logit = get(logits[i], static_cast<int64_t>(get(test.targets(), i)));
+    EXPECT_NEAR(std::log(sum) - target_logit, get(test.losses(), i), 1e-12);
   }
+  test.model().logits(test.batch(), test.activations(), chosen, test.pool().ints({3}, {9, 0, 4}));
+  EXPECT_TRUE(near(chosen[0], logits[9], 1e-12));
+  EXPECT_TRUE(near(chosen[1], logits[0], 1e-12));
+  EXPECT_TRUE(near(chosen[2], logits[4], 1e-12));
+  EXPECT_EQ(get(test.model().moe_layers()[0]->stats().counts, 0), routed) << "statistics are training's";
 }
 
 TEST(Model, InspectorSeesEveryLayerInOrder) {

@@ -1,0 +1,68 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "cli/commands.h"
+#include "config/load.h"
+#include "infer/bench.h"
+#include "train/training_data.h"
+
+namespace nmoe::cli {
+namespace {
+
+DecodeBench run(const BenchDecodeArguments& arguments) {
+  const bool is_config = arguments.model.ends_with(".toml") && !std::filesystem::is_directory(arguments.model);
+  if (!is_config) {
+    if (!arguments.overrides.empty()) {
+      throw usage_error("--set with a checkpoint, which has its own configuration",
+                        "leave it out, or give a .toml file");
+    }
+    return bench_decode(arguments.model, {}, {}, arguments.threads, arguments.tokens);
+  }
+  Config config = load_config(arguments.model, arguments.overrides);
+  std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
+  if (has_training_data(config)) {
+    tokenizer = open_training_data(config).tokenizer;
+    config = resolve_vocab_size(config, *tokenizer);
+  }
+  if (config.model.vocab_size < tokenizer->vocab_size()) {
+    throw usage_error(
+        fmt::format("model.vocab_size is {}, and there is no corpus to take it from", config.model.vocab_size),
+        fmt::format("prepare the corpus in data.path, or add --set model.vocab_size=N, at least {}",
+                    tokenizer->vocab_size()));
+  }
+  return bench_decode("", config, tokenizer, arguments.threads, arguments.tokens);
+}
+
+}  // namespace
+
+void bench_decode_command(const BenchDecodeArguments& arguments) {
+  const DecodeBench bench = run(arguments);
+  if (arguments.json) {
+    std::string batches;
+    for (const DecodeBench::Batch& batch : bench.batches) {
+      batches += fmt::format(
+          "{}{{\"sequences\": {}, \"context\": {}, \"prompt_tokens_per_s\": {:.1f}, \"tokens_per_s\": {:.1f}}}",
+          batches.empty() ? "" : ", ", batch.sequences, batch.context, batch.prompt_tokens_per_s, batch.tokens_per_s);
+    }
+    fmt::print(
+        "{{\"device\": \"{}\", \"batches\": [{}], \"tokens\": {}, \"text_ms\": {:.3f}, \"rerun_text_ms\": {:.3f}, "
+        "\"text_ratio\": {:.2f}, \"last_token_ms\": {:.4f}, \"rerun_last_token_ms\": {:.4f}, "
+        "\"last_token_ratio\": {:.2f}}}\n",
+        bench.device, batches, bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms,
+        bench.last_token_ms, bench.rerun_last_token_ms, bench.rerun_last_token_ms / bench.last_token_ms);
+    return;
+  }
+  fmt::print("device          {}\n", bench.device);
+  fmt::print("sequences  prompt tokens  prompts, tokens/s  output, tokens/s\n");
+  for (const DecodeBench::Batch& batch : bench.batches) {
+    fmt::print("{:>9}  {:>13}  {:>17.0f}  {:>16.0f}\n", batch.sequences, batch.context, batch.prompt_tokens_per_s,
+               batch.tokens_per_s);
+  }
+  fmt::print("text of {:<7} {:.1f} ms; running everything again for every token {:.1f} ms: {:.1f} times as long\n",
+             bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms);
+  fmt::print("its last token  {:.3f} ms; {:.3f} ms: {:.1f} times\n", bench.last_token_ms, bench.rerun_last_token_ms,
+             bench.rerun_last_token_ms / bench.last_token_ms);
+}
+
+}  // namespace nmoe::cli

@@ -1,0 +1,195 @@
+#include "infer/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <optional>
+
+#include "base/rng.h"
+#include "infer/cached_model.h"
+#include "ops/factory.h"
+
+namespace nmoe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Another prompt every time, so that no cache has its beginning.
+class Prompts {
+ public:
+  explicit Prompts(int64_t vocab_size) : vocab_size_(static_cast<uint64_t>(vocab_size)) {}
+  std::vector<int32_t> next(int64_t size) {
+    const Philox random(++seed_, "bench");
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < size; ++i) {
+      ids.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(i)) % vocab_size_));
+    }
+    return ids;
+  }
+
+ private:
+  uint64_t vocab_size_;
+  uint64_t seed_ = 0;
+};
+
+GenerationRequest request_of(std::vector<int32_t> prompt, int64_t max_tokens) {
+  GenerationRequest request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling = {.temperature = 0.8, .top_p = 0.95};
+  request.ignore_eos = true;
+  return request;
+}
+
+DecodeBench::Batch time_batch(InferenceEngine& engine, Prompts& prompts, int64_t sequences, int64_t context) {
+  constexpr int64_t kTokens = 33;  // the first ones of all sequences end the prompts' time
+  constexpr int kRuns = 3;
+  std::vector<double> prompt_rates, rates;
+  for (int run = 0; run < kRuns; ++run) {
+    int64_t begun = 0, written = 0, first_written = 0;
+    for (int64_t i = 0; i < sequences; ++i) {
+      GenerationListener listener;
+      listener.on_token = [&, first = true](const GeneratedToken&) mutable {
+        begun += first ? 1 : 0;
+        first = false;
+        ++written;
+      };
+      engine.submit(request_of(prompts.next(context), kTokens), std::move(listener));
+    }
+    auto begin = Clock::now();
+    while (begun < sequences) engine.step();
+    prompt_rates.push_back(1e3 * static_cast<double>(sequences * context) / ms_since(begin));
+    first_written = written;
+    begin = Clock::now();
+    while (engine.step()) {
+    }
+    rates.push_back(1e3 * static_cast<double>(written - first_written) / ms_since(begin));
+  }
+  return {.sequences = sequences,
+          .context = context,
+          .prompt_tokens_per_s = median(prompt_rates),
+          .tokens_per_s = median(rates)};
+}
+
+// What the cache replaces.
+class RerunModel {
+ public:
+  RerunModel(const Config& config, int num_threads, int64_t max_tokens) {
+    const auto set_up = [&](Backend& ops, Arena& values, Arena& state, Arena& activations) {
+      auto model = std::make_unique<Model>(config.model, ops, max_tokens);
+      model->allocate(values, grads_, state);
+      tokens_ = state.allocate(DType::kI32, {max_tokens});
+      positions_ = state.allocate(DType::kI32, {max_tokens});
+      last_ = state.allocate(DType::kI32, {1});
+      logits_ = state.allocate(DType::kF32, {1, config.model.vocab_size});
+      if (ops.counting()) model->logits(batch(max_tokens), activations, logits_, last_);
+      return model;
+    };
+    Arena values("parameters"), state("state"), activations("activations");
+    const auto counter = make_backend({.device = "cpu", .num_threads = num_threads});
+    set_up(*counter, values, state, activations);
+    ops_ = make_backend({.device = "cpu", .num_threads = num_threads});
+    values_.reserve(ops_->memory(), values.high_water());
+    state_.reserve(ops_->memory(), state.high_water());
+    activations_.reserve(ops_->memory(), activations.high_water());
+    ops_->scratch().reserve(ops_->memory(), counter->scratch().high_water());
+    model_ = set_up(*ops_, values_, state_, activations_);
+    model_->initialise(static_cast<uint64_t>(config.run.seed));
+    std::vector<int32_t> positions(static_cast<size_t>(max_tokens));
+    std::iota(positions.begin(), positions.end(), 0);
+    ops_->upload(positions_, positions.data());
+  }
+
+  double ms_of(const std::vector<int32_t>& ids) {
+    const auto size = static_cast<int64_t>(ids.size());
+    const auto last = static_cast<int32_t>(size - 1);
+    const auto begin = Clock::now();
+    ops_->upload(tokens_.rows(0, size), ids.data());
+    ops_->upload(last_, &last);
+    model_->logits(batch(size), activations_, logits_, last_);
+    return ms_since(begin);
+  }
+  std::string description() const { return ops_->description(); }
+
+ private:
+  Batch batch(int64_t size) const {
+    return {.num_seqs = 1,
+            .seq_len = size,
+            .tokens = tokens_.rows(0, size),
+            .targets = tokens_.rows(0, size),
+            .positions = positions_.rows(0, size)};
+  }
+
+  std::unique_ptr<Backend> ops_;
+  Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
+  std::unique_ptr<Model> model_;
+  Tensor tokens_, positions_, last_, logits_;
+};
+
+// Milliseconds from the beginning of a text to each of its tokens.
+std::vector<double> time_text(InferenceEngine& engine, Prompts& prompts, int64_t tokens) {
+  std::vector<double> times;
+  const auto begin = Clock::now();
+  GenerationListener listener;
+  listener.on_token = [&](const GeneratedToken&) { times.push_back(ms_since(begin)); };
+  engine.submit(request_of(prompts.next(1), tokens), std::move(listener));
+  while (engine.step()) {
+  }
+  return times;
+}
+
+void time_text_both_ways(InferenceEngine& engine, RerunModel& rerun, Prompts& prompts, DecodeBench& bench) {
+  constexpr int kRuns = 5, kLengths = 16;
+  const int64_t tokens = bench.tokens, tail = std::max<int64_t>(1, tokens / 8);
+  std::vector<double> text, last, rerun_text, rerun_last;
+  for (int run = 0; run < kRuns; ++run) {
+    const std::vector<double> times = time_text(engine, prompts, tokens);
+    text.push_back(times.back());
+    const double before_tail = tokens > tail ? times[static_cast<size_t>(tokens - tail - 1)] : 0.0;
+    last.push_back((times.back() - before_tail) / static_cast<double>(tail));
+    double sum = 0.0;
+    for (int i = 0; i < kLengths; ++i) {  // lengths in the middle of sixteenths of the text
+      sum += rerun.ms_of(prompts.next(std::max<int64_t>(1, (2 * i + 1) * tokens / (2 * kLengths))));
+    }
+    rerun_text.push_back(sum / kLengths * static_cast<double>(tokens));
+    rerun_last.push_back(rerun.ms_of(prompts.next(tokens)));
+  }
+  bench.text_ms = median(text);
+  bench.last_token_ms = median(last);
+  bench.rerun_text_ms = median(rerun_text);
+  bench.rerun_last_token_ms = median(rerun_last);
+}
+
+}  // namespace
+
+DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
+                         std::shared_ptr<const Tokenizer> tokenizer, int num_threads, int64_t tokens) {
+  constexpr int64_t kMostSequences = 16, kRoom = 64;
+  const CachedModelOptions options{.num_threads = num_threads, .num_slots = kMostSequences, .capacity = tokens + kRoom};
+  auto model = checkpoint.empty() ? std::make_unique<CachedModel>(unread, std::move(tokenizer), options)
+                                  : std::make_unique<CachedModel>(checkpoint, options);
+  InferenceEngine engine(std::move(model));
+  RerunModel rerun(engine.config(), num_threads, tokens);
+  Prompts prompts(engine.tokenizer().vocab_size());
+  DecodeBench bench{.device = rerun.description(), .batches = {}, .tokens = tokens};
+  time_batch(engine, prompts, kMostSequences, 1);  // warms up
+  for (const int64_t sequences : {int64_t{1}, int64_t{4}, kMostSequences}) {
+    for (const int64_t context : {std::max<int64_t>(1, tokens / 16), tokens}) {
+      bench.batches.push_back(time_batch(engine, prompts, sequences, context));
+    }
+  }
+  time_text_both_ways(engine, rerun, prompts, bench);
+  return bench;
+}
+
+}  // namespace nmoe

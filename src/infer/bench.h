@@ -1,0 +1,40 @@
+// How fast a model writes, and how much faster than one that runs the whole text again for every token.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "infer/engine.h"
+
+namespace nmoe {
+
+struct DecodeBench {
+  // Requests of `context` random ids each that write together, sampled as n generate does: all that a user waits for.
+  struct Batch {
+    int64_t sequences = 0;
+    int64_t context = 0;
+    double prompt_tokens_per_s = 0.0;  // until all have their first token
+    double tokens_per_s = 0.0;         // of all together, after that
+  };
+  std::string device;
+  std::vector<Batch> batches;
+
+  // One text of `tokens` tokens, from its first: by the engine, and by a forward of everything so far for every token
+  // (products that need not be batch invariant, logits of the last position alone; no sampling). Medians of runs that
+  // alternate.
+  int64_t tokens = 0;
+  double text_ms = 0.0;
+  double rerun_text_ms = 0.0;  // from forwards of 16 lengths
+  double last_token_ms = 0.0;  // the token at position `tokens`: a mean over the last eighth of the text
+  double rerun_last_token_ms = 0.0;
+};
+
+// Random weights of `config` (model.vocab_size set) where `checkpoint` is empty. Errors: InferenceEngine.
+DecodeBench bench_decode(const std::string& checkpoint, const Config& config,
+                         std::shared_ptr<const Tokenizer> tokenizer, int num_threads, int64_t tokens);
+
+}  // namespace nmoe

@@ -1,0 +1,364 @@
+// Many requests at once, over models with random weights.
+#include "infer/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <stdexcept>
+#include <thread>
+
+#include "config/load.h"
+#include "infer/cached_model.h"
+#include "infer/recording.h"
+#include "model/model.h"
+#include "ops/factory.h"
+#include "support/errors.h"
+#include "support/tensors.h"
+#include "support/tiny_run.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+using test::generate;
+using test::Recording;
+using test::run_all;
+
+// A vocabulary of bytes; weights large enough for texts that are anything but flat.
+Config random_config(const std::vector<std::string>& overrides = {}) {
+  std::vector<std::string> all = {"model.vocab_size=257", "model.init.std=0.3", "model.init.embedding_std=1",
+                                  "run.seed=3", "model.num_layers=3"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return parse_config(test::kTinyToml, "tiny.toml", all);
+}
+
+std::unique_ptr<InferenceEngine> make_engine(const Config& config, int64_t slots, int64_t context = 64,
+                                             int num_threads = 2) {
+  return std::make_unique<InferenceEngine>(std::make_unique<CachedModel>(
+      config, byte_tokenizer(),
+      CachedModelOptions{.num_threads = num_threads, .num_slots = slots, .capacity = context}));
+}
+
+GenerationRequest request_of(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling) {
+  GenerationRequest request;
+  request.prompt.assign(prompt.begin(), prompt.end());
+  request.max_tokens = max_tokens;
+  request.sampling = sampling;
+  request.ignore_eos = true;
+  request.logprobs = true;
+  return request;
+}
+
+// Greedy and sampled, of many lengths, one with a prompt longer than a step reads.
+std::vector<GenerationRequest> mixed_requests() {
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 9; ++i) {
+    const std::string prompt = test::tiny_text(3 + 17 * (i % 4), i).substr(0, 1 + 11 * (i % 4));
+    const double temperature = i % 3 == 0 ? 0.0 : 0.7 + 0.1 * static_cast<double>(i);
+    requests.push_back(request_of(prompt, static_cast<int64_t>(5 + 7 * (i % 5)),
+                                  {.repetition_penalty = i % 2 == 0 ? 1.2 : 1.0,
+                                   .temperature = temperature,
+                                   .top_k = i == 4 ? 20 : 0,
+                                   .top_p = i == 5 ? 0.8 : 1.0,
+                                   .seed = 10 + i}));
+  }
+  requests.push_back(request_of(test::tiny_text(400, 77), 10, {.temperature = 0.9, .seed = 3}));
+  return requests;
+}
+
+void expect_same(const Recording& actual, const Recording& expected) {
+  EXPECT_EQ(actual.ids, expected.ids);
+  EXPECT_EQ(actual.text, expected.text);
+  ASSERT_EQ(actual.tokens.size(), expected.tokens.size());
+  for (size_t i = 0; i < actual.tokens.size(); ++i) {
+    EXPECT_EQ(actual.tokens[i].logprob, expected.tokens[i].logprob) << "token " << i;  // the bits
+  }
+}
+
+struct Attention {
+  std::string name;
+  std::vector<std::string> overrides;
+};
+const Attention kAttentions[] = {
+    {"mla", {}},
+    {"mla_query_latent_windows", {"model.mla.q_lora_rank=6", "model.window=5", "model.attn_global_every=2"}},
+    {"gqa",
+     {"model.attention=gqa", "model.num_heads=4", "model.gqa.num_kv_heads=2", "model.gqa.head_dim=8",
+      "model.gqa.qk_norm=true", "model.rope.layout=half_split"}},
+};
+
+class EveryAttention : public testing::TestWithParam<Attention> {
+ protected:
+  // kTinyToml has a section of MLA, which may not stand beside GQA.
+  static Config config() {
+    std::string toml(test::kTinyToml);
+    if (GetParam().name == "gqa") {
+      const size_t begin = toml.find("[model.mla]"), end = toml.find("[model.moe]");
+      toml.erase(begin, end - begin);
+    }
+    std::vector<std::string> overrides = {"model.vocab_size=257", "model.init.std=0.3", "model.init.embedding_std=1"};
+    overrides.insert(overrides.end(), GetParam().overrides.begin(), GetParam().overrides.end());
+    return parse_config(toml, "tiny.toml", overrides);
+  }
+};
+
+// Each alone in an engine of one slot; all together in as many slots, in three, and joining while others write.
+TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
+  const std::vector<GenerationRequest> requests = mixed_requests();
+  std::vector<Recording> alone;
+  for (const GenerationRequest& request : requests) {
+    alone.push_back(generate(*make_engine(config(), 1, 512, 1), request));
+    EXPECT_EQ(alone.back().ids.size(), static_cast<size_t>(request.max_tokens));
+  }
+  for (const int64_t slots : {10, 3}) {
+    const auto engine = make_engine(config(), slots, 512);
+    std::vector<Recording> together(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) engine->submit(requests[i], together[i].listener());
+    run_all(*engine);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(i);
+      expect_same(together[i], alone[i]);
+    }
+  }
+  const auto engine = make_engine(config(), 4, 512);
+  std::vector<Recording> joining(requests.size());
+  for (size_t i = requests.size(); i-- > 0;) {
+    engine->submit(requests[i], joining[i].listener());
+    engine->step();
+    engine->step();
+  }
+  run_all(*engine);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_same(joining[i], alone[i]);
+  }
+}
+
+// log p(ids[i] | ids before it), i > 0, of the model run over all of them at once, as training does.
+std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_t>& ids) {
+  const auto ops = make_backend({.device = "cpu", .num_threads = 1});
+  const auto size = static_cast<int64_t>(ids.size()), vocab = config.model.vocab_size;
+  Model model(config.model, *ops, size);
+  Arena values("values"), grads("grads"), state("state"), activations("activations");
+  for (Arena* arena : {&values, &state, &activations, &ops->scratch()}) arena->reserve(ops->memory(), 8 << 20);
+  model.allocate(values, grads, state);
+  model.initialise(static_cast<uint64_t>(config.run.seed));
+  test::TensorPool pool(DType::kF32);
+  const Tensor tokens = pool.ints({size}, std::vector<double>(ids.begin(), ids.end()));
+  std::vector<double> positions;
+  for (int64_t i = 0; i < size; ++i) positions.push_back(static_cast<double>(i));
+  const Tensor logits = pool.zeros({size, vocab});
+  model.logits(
+      {.num_seqs = 1, .seq_len = size, .tokens = tokens, .targets = tokens, .positions = pool.ints({size}, positions)},
+      activations, logits);
+  std::vector<float> logprobs;
+  for (int64_t i = 1; i < size; ++i) {
+    const std::span<const float> row = logits[i - 1].span<float>();
+    const auto id = static_cast<size_t>(ids[static_cast<size_t>(i)]);
+    logprobs.push_back(static_cast<float>(static_cast<double>(row[id]) - log_sum_exp(row)));
+  }
+  return logprobs;
+}
+
+TEST_P(EveryAttention, LogprobsAreThoseOfTheWholeText) {
+  const auto engine = make_engine(config(), 2, 128);
+  GenerationRequest request =
+      request_of("the cat sat near a river, and then it rained on the old house", 12, {.temperature = 0.8});
+  request.prompt_logprobs = true;
+  request.top_logprobs = 3;
+  const Recording recording = generate(*engine, request);
+  EXPECT_EQ(recording.prompts, 1);
+  ASSERT_EQ(recording.prompt.size(), request.prompt.size());
+  EXPECT_FALSE(recording.prompt[0].logprob.has_value());
+  EXPECT_TRUE(recording.prompt[0].top.empty());
+
+  std::vector<int32_t> ids = request.prompt;
+  ids.insert(ids.end(), recording.ids.begin(), recording.ids.end());
+  GenerationRequest scored = request;  // the whole text as a prompt: cut in other places, the same bits
+  scored.prompt = ids;
+  scored.max_tokens = 0;
+  const Recording scores = generate(*engine, scored);
+  EXPECT_EQ(scores.result->output_tokens, 0);
+  ASSERT_EQ(scores.prompt.size(), ids.size());
+  const std::vector<float> whole = whole_logprobs(config(), ids);
+  for (size_t i = 1; i < ids.size(); ++i) {
+    const bool output = i >= request.prompt.size();
+    const std::optional<float> logprob =
+        output ? recording.tokens[i - request.prompt.size()].logprob : recording.prompt[i].logprob;
+    EXPECT_EQ(scores.prompt[i].logprob, logprob) << i;
+    EXPECT_NEAR(*logprob, whole[i - 1], 1e-3) << i;
+    const std::vector<TokenLogprob>& top = scores.prompt[i].top;
+    ASSERT_EQ(top.size(), 3u);
+    EXPECT_GE(top[0].logprob, top[1].logprob);
+    EXPECT_GE(top[0].logprob, *scores.prompt[i].logprob);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, EveryAttention, testing::ValuesIn(kAttentions),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(EngineTest, ANewPromptGoesOnFromWhatASlotHolds) {
+  const auto engine = make_engine(random_config(), 2, 200), fresh = make_engine(random_config(), 2, 200);
+  const std::string turn = test::tiny_text(80, 1);
+  const Recording first = generate(*engine, request_of(turn, 20, {.temperature = 0.8}));
+  EXPECT_EQ(first.result->cached_tokens, 0);
+  // The next turn: the first, its answer, and more. The answer's last token was never run.
+  std::vector<int32_t> prompt(turn.begin(), turn.end());
+  prompt.insert(prompt.end(), first.ids.begin(), first.ids.end());
+  const auto in_cache = static_cast<int64_t>(prompt.size()) - 1;
+  for (const char byte : std::string(" and then?")) prompt.push_back(byte);
+  GenerationRequest request = request_of("", 15, {.temperature = 0.8, .seed = 4});
+  request.prompt = prompt;
+  const Recording second = generate(*engine, request);
+  EXPECT_EQ(second.result->cached_tokens, in_cache);
+  expect_same(second, generate(*fresh, request));
+
+  // A prompt that shares but a little takes the other slot, and the long one stays.
+  EXPECT_EQ(generate(*engine, request_of(turn.substr(0, 4) + std::string(60, 'x'), 2, {})).result->cached_tokens, 0);
+  EXPECT_GE(generate(*engine, request).result->cached_tokens, in_cache);
+  // The same prompt again: all but its last token.
+  EXPECT_EQ(generate(*engine, request).result->cached_tokens, static_cast<int64_t>(prompt.size()) - 1);
+  // Logprobs of a prompt need all of it.
+  request.prompt_logprobs = true;
+  EXPECT_EQ(generate(*engine, request).result->cached_tokens, 0);
+}
+
+TEST(EngineTest, RequestsWaitForSlots) {
+  const auto engine = make_engine(random_config(), 2);
+  Recording recordings[3];
+  for (int i = 0; i < 3; ++i) engine->submit(request_of("abc", i == 1 ? 2 : 6, {}), recordings[i].listener());
+  EXPECT_EQ(engine->load().waiting, 3);
+  engine->step();
+  EXPECT_EQ(engine->load().running, 2);
+  EXPECT_EQ(engine->load().waiting, 1);
+  EXPECT_EQ(engine->load().max_sequences, 2);
+  EXPECT_EQ(recordings[0].ids.size(), 1u);
+  EXPECT_EQ(recordings[2].ids.size(), 0u);
+  engine->step();
+  EXPECT_TRUE(recordings[1].result.has_value());
+  engine->step();
+  EXPECT_EQ(recordings[2].ids.size(), 1u);
+  run_all(*engine);
+  for (const Recording& recording : recordings) EXPECT_EQ(recording.result->reason, FinishReason::kLength);
+  EXPECT_EQ(recordings[2].ids, recordings[0].ids);
+  EXPECT_EQ(engine->load().running + engine->load().waiting, 0);
+  EXPECT_FALSE(engine->step());
+}
+
+TEST(EngineTest, CancelledRequestsEnd) {
+  const auto engine = make_engine(random_config(), 1);
+  Recording running, waiting, after;
+  const RequestId first = engine->submit(request_of("abc", 50, {}), running.listener());
+  const RequestId second = engine->submit(request_of("abc", 50, {}), waiting.listener());
+  engine->submit(request_of("abc", 3, {}), after.listener());
+  for (int i = 0; i < 4; ++i) engine->step();
+  engine->cancel(second);
+  engine->cancel(first);
+  engine->cancel(12345);
+  engine->step();
+  EXPECT_EQ(running.result->reason, FinishReason::kCancelled);
+  EXPECT_EQ(running.result->output_tokens, 4);
+  EXPECT_EQ(waiting.result->reason, FinishReason::kCancelled);
+  EXPECT_EQ(waiting.result->output_tokens, 0);
+  EXPECT_EQ(finish_reason_name(waiting.result->reason), "cancelled");
+  run_all(*engine);
+  EXPECT_EQ(after.result->reason, FinishReason::kLength);
+  EXPECT_EQ(std::vector<int32_t>(running.ids.begin(), running.ids.begin() + 3), after.ids);
+}
+
+TEST(EngineTest, StopIdsEndATextWithoutBeingPartOfIt) {
+  const auto engine = make_engine(random_config(), 1);
+  const Recording whole = generate(*engine, request_of("abc", 12, {.temperature = 1.0}));
+  const int32_t stop = whole.ids[5];
+  const auto before = static_cast<int64_t>(std::find(whole.ids.begin(), whole.ids.end(), stop) - whole.ids.begin());
+  GenerationRequest request = request_of("abc", 12, {.temperature = 1.0});
+  request.stop_ids = {stop};
+  const Recording ended = generate(*engine, request);
+  EXPECT_EQ(ended.result->reason, FinishReason::kStop);
+  EXPECT_EQ(ended.result->stop, "");
+  EXPECT_EQ(ended.result->output_tokens, before);
+  EXPECT_EQ(ended.ids, std::vector<int32_t>(whole.ids.begin(), whole.ids.begin() + before));
+}
+
+TEST(EngineTest, ThePenaltyCountsPromptAndOutput) {
+  const auto engine = make_engine(random_config(), 1, 300);
+  const Recording plain = generate(*engine, request_of("abcabc", 40, {.temperature = 0}));
+  const Recording penalised =
+      generate(*engine, request_of("abcabc", 40, {.repetition_penalty = 1e6, .temperature = 0}));
+  const std::set<int32_t> ids(penalised.ids.begin(), penalised.ids.end());
+  EXPECT_EQ(ids.size(), 40u) << "none twice";
+  for (const int32_t id : {'a', 'b', 'c'}) EXPECT_FALSE(ids.contains(id));
+  EXPECT_LT(std::set<int32_t>(plain.ids.begin(), plain.ids.end()).size(), 40u);
+}
+
+TEST(EngineTest, WhatAListenerThrowsEndsItsRequestAlone) {
+  const auto engine = make_engine(random_config(), 3);
+  Recording first, last;
+  engine->submit(request_of("abc", 8, {.seed = 1}), first.listener());
+  GenerationListener bad;
+  int tokens = 0;
+  bad.on_token = [&](const GeneratedToken&) {
+    if (++tokens == 2) throw std::runtime_error("no");
+  };
+  engine->submit(request_of("abc", 8, {}), bad);
+  engine->submit(request_of("xyz", 8, {.seed = 2}), last.listener());
+  engine->step();
+  EXPECT_THROW(engine->step(), std::runtime_error);
+  run_all(*engine);
+  EXPECT_EQ(tokens, 2);
+  expect_same(first, generate(*make_engine(random_config(), 1), request_of("abc", 8, {.seed = 1})));
+  expect_same(last, generate(*make_engine(random_config(), 1), request_of("xyz", 8, {.seed = 2})));
+}
+
+TEST(EngineTest, OtherThreadsMaySubmit) {
+  const auto engine = make_engine(random_config(), 4);
+  const Recording expected = generate(*make_engine(random_config(), 1), request_of("abc", 10, {}));
+  constexpr size_t kThreads = 3, kEach = 5;
+  std::vector<Recording> recordings(kThreads * kEach);
+  std::vector<std::thread> threads;
+  for (size_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (size_t i = 0; i < kEach; ++i) {
+        engine->submit(request_of("abc", 10, {}), recordings[thread * kEach + i].listener());
+        engine->cancel(1'000'000);
+      }
+    });
+  }
+  const auto unfinished = [](const Recording& recording) { return !recording.result.has_value(); };
+  while (std::any_of(recordings.begin(), recordings.end(), unfinished)) {
+    if (engine->wait(std::chrono::seconds(10))) engine->step();
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Recording& recording : recordings) expect_same(recording, expected);
+  run_all(*engine);
+  EXPECT_FALSE(engine->wait(std::chrono::milliseconds(1)));
+}
+
+TEST(EngineTest, RequestsThatCannotBeServedAreRefused) {
+  const auto engine = make_engine(random_config(), 1, 8);
+  const auto fault = [&](auto&& change) {
+    GenerationRequest request = request_of("abc", 4, {});
+    change(request);
+    const Error error = error_of([&] { engine->submit(request, {}); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_NE(error.remedy(), "");
+    return std::string(error.what());
+  };
+  EXPECT_EQ(fault([](auto& r) { r.prompt.clear(); }), "the prompt is empty");
+  EXPECT_EQ(fault([](auto& r) { r.prompt[1] = 257; }), "the prompt has id 257, the tokenizer has 257");
+  EXPECT_EQ(fault([](auto& r) { r.prompt.resize(9); }), "the prompt has 9 tokens, the context 8");
+  EXPECT_EQ(fault([](auto& r) { r.max_tokens = -1; }), "max_tokens is -1");
+  EXPECT_EQ(fault([](auto& r) { r.sampling.min_p = 2; }), "min_p is 2");
+  EXPECT_EQ(fault([](auto& r) { r.stop = {"x", ""}; }), "a stop string is empty");
+  EXPECT_EQ(fault([](auto& r) { r.top_logprobs = 258; }), "top_logprobs is 258");
+  EXPECT_EQ(fault([](auto& r) {
+              r.top_logprobs = 1;
+              r.logprobs = false;
+            }),
+            "top_logprobs is 1");
+  EXPECT_FALSE(engine->step());
+}
+
+}  // namespace
+}  // namespace nmoe

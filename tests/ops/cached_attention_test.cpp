@@ -1,0 +1,198 @@
+// Attention to a cache against a plain softmax over what each row sees, and MLA's absorbed products against expanded
+// keys and values.
+#include <gtest/gtest.h>
+
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+struct Case {
+  std::string name;
+  int64_t H, G, Dk, Dv, window, capacity;
+  std::vector<double> slots, positions;
+  bool values_in_keys = false;
+};
+const Case kCases[] = {
+    {"one row, one position", 2, 1, 3, 2, 0, 4, {0}, {0}},
+    {"a full slot", 2, 2, 5, 4, 0, 40, {1}, {39}},
+    {"rows of many slots", 4, 2, 9, 17, 0, 70, {2, 0, 1, 2, 1}, {69, 3, 0, 12, 33}},
+    {"one window", 4, 4, 8, 8, 1, 20, {0, 1}, {19, 0}},
+    {"windows", 6, 2, 8, 24, 7, 50, {1, 1, 0, 1}, {5, 49, 30, 6}},
+    {"more heads than a task takes", 22, 2, 16, 33, 0, 30, {0, 1, 0}, {29, 8, 2}},
+    {"values in keys", 5, 1, 21, 18, 0, 33, {1, 0}, {32, 16}, true},
+    {"values in keys, windows", 9, 1, 12, 12, 4, 33, {1, 0}, {32, 2}, true},
+    {"no rows", 2, 1, 3, 2, 0, 4, {}, {}},
+};
+
+CachedAttention problem(TensorPool& pool, const Case& c) {
+  const auto T = static_cast<int64_t>(c.slots.size());
+  return {.scale = 0.4,
+          .window = c.window,
+          .q = pool.normal({T, c.H, c.Dk}),
+          .slots = pool.ints({T}, c.slots),
+          .positions = pool.ints({T}, c.positions),
+          .keys = pool.normal({3, c.capacity, c.G * c.Dk}),
+          .values = c.values_in_keys ? Tensor() : pool.normal({3, c.capacity, c.G * c.Dv}),
+          .num_kv_heads = c.G,
+          .out = pool.full({T, c.H, c.Dv}, NAN)};
+}
+
+// The definition.
+std::vector<double> reference(const Case& c, const CachedAttention& a) {
+  std::vector<double> out;
+  for (size_t t = 0; t < c.slots.size(); ++t) {
+    const auto slot = static_cast<int64_t>(c.slots[t]), last = static_cast<int64_t>(c.positions[t]);
+    for (int64_t h = 0; h < c.H; ++h) {
+      const int64_t g = h / (c.H / c.G), row = static_cast<int64_t>(t) * c.H + h;
+      std::vector<double> sums(static_cast<size_t>(c.Dv));
+      double total = 0;
+      for (int64_t j = c.window == 0 ? 0 : std::max<int64_t>(0, last - c.window + 1); j <= last; ++j) {
+        const int64_t place = slot * c.capacity + j;
+        double score = 0;
+        for (int64_t d = 0; d < c.Dk; ++d)
+          score += get(a.q, row * c.Dk + d) * get(a.keys, (place * c.G + g) * c.Dk + d);
+        const double weight = std::exp(a.scale * score);
+        total += weight;
+        for (int64_t d = 0; d < c.Dv; ++d) {
+          const double value =
+              c.values_in_keys ? get(a.keys, place * c.Dk + d) : get(a.values, (place * c.G + g) * c.Dv + d);
+          sums[static_cast<size_t>(d)] += weight * value;
+        }
+      }
+      for (const double sum : sums) out.push_back(sum / total);
+    }
+  }
+  return out;
+}
+
+class CachedAttentionTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(CachedAttentionTest, IsTheSoftmaxOverWhatARowSees) {
+  for (const auto& [real, tolerance] : {std::pair(DType::kF64, 1e-10), std::pair(DType::kF32, 1e-3)}) {
+    TensorPool pool(real);
+    const CachedAttention args = problem(pool, GetParam());
+    const std::vector<double> expected = reference(GetParam(), args);
+    cpu_backend(real)->cached_attention(args);
+    EXPECT_TRUE(near(args.out, expected, tolerance));
+  }
+}
+
+TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
+  TensorPool pool(DType::kF32);
+  const CachedAttention args = problem(pool, GetParam());
+  cpu_backend(DType::kF32, 1)->cached_attention(args);
+  CachedAttention again = args;
+  again.out = pool.full(args.out.shape(), NAN);
+  cpu_backend(DType::kF32, 3)->cached_attention(again);
+  EXPECT_TRUE(same_bits(again.out, args.out));
+  for (int64_t t = 0; t < args.q.dim(0); ++t) {
+    CachedAttention one = args;
+    one.q = args.q.rows(t, t + 1);
+    one.slots = args.slots.rows(t, t + 1);
+    one.positions = args.positions.rows(t, t + 1);
+    one.out = pool.full(args.out.rows(t, t + 1).shape(), NAN);
+    cpu_backend(DType::kF32, 2)->cached_attention(one);
+    EXPECT_TRUE(same_bits(one.out, args.out.rows(t, t + 1))) << "row " << t;
+  }
+}
+
+// A counting run claims the scratch that the run itself needs.
+TEST_P(CachedAttentionTest, ClaimsItsScratch) {
+  TensorPool pool(DType::kF32);
+  const CachedAttention args = problem(pool, GetParam());
+  cpu::CpuBackend counter(2, DType::kF32), backend(2, DType::kF32);
+  CachedAttention empty = args;
+  for (Tensor* tensor : {&empty.q, &empty.slots, &empty.positions, &empty.keys, &empty.out}) {
+    *tensor = without_data(*tensor);
+  }
+  if (args.values.defined()) empty.values = without_data(args.values);
+  counter.cached_attention(empty);
+  backend.scratch().reserve(backend.memory(), counter.scratch().high_water());
+  backend.cached_attention(args);
+  EXPECT_TRUE(near(args.out, reference(GetParam(), args), 1e-3));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CachedAttentionTest, ::testing::ValuesIn(kCases), [](const auto& test) {
+  std::string name = test.param.name;
+  std::erase_if(name, [](char c) { return c == ','; });
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name;
+});
+
+TEST(CacheWriteTest, WritesTheNamedPlacesAndColumnsOnly) {
+  TensorPool pool;
+  const Tensor cache = pool.full({2, 3, 4}, -1), rows = pool.of({2, 2}, {1, 2, 3, 4});
+  cpu_backend()->cache_write({.rows = rows,
+                              .slots = pool.ints({2}, {1, 0}),
+                              .positions = pool.ints({2}, {2, 1}),
+                              .cache = cache,
+                              .offset = 1});
+  std::vector<double> expected(24, -1);
+  expected[(1 * 3 + 2) * 4 + 1] = 1;
+  expected[(1 * 3 + 2) * 4 + 2] = 2;
+  expected[(0 * 3 + 1) * 4 + 1] = 3;
+  expected[(0 * 3 + 1) * 4 + 2] = 4;
+  EXPECT_EQ(values(cache), expected);
+}
+
+TEST(CacheWriteTest, PlacesOutsideTheCacheAreABug) {
+  TensorPool pool;
+  const Tensor cache = pool.zeros({2, 3, 4}), row = pool.zeros({1, 4});
+  const auto write = [&](double slot, double position, int64_t offset) {
+    cpu_backend()->cache_write({.rows = row,
+                                .slots = pool.ints({1}, {slot}),
+                                .positions = pool.ints({1}, {position}),
+                                .cache = cache,
+                                .offset = offset});
+  };
+  EXPECT_NO_THROW(write(1, 2, 0));
+  EXPECT_THROW(write(2, 0, 0), CheckFailure);
+  EXPECT_THROW(write(-1, 0, 0), CheckFailure);
+  EXPECT_THROW(write(0, 3, 0), CheckFailure);
+  EXPECT_THROW(write(0, 0, 1), CheckFailure);
+}
+
+// q.k and the sum of values by way of the latents, against keys and values expanded from them.
+TEST(MlaAbsorbTest, EqualsExpandedKeysAndValues) {
+  for (const auto& [real, tolerance] : {std::pair(DType::kF64, 1e-10), std::pair(DType::kF32, 2e-3)}) {
+    constexpr int64_t kTokens = 5, kHeads = 3, kNope = 7, kRope = 4, kValue = 10, kRank = 19;
+    TensorPool pool(real);
+    const auto backend = cpu_backend(real);
+    const Tensor q = pool.normal({kTokens, kHeads, kNope + kRope});
+    const Tensor latents = pool.normal({kTokens, kRank}), rotated = pool.normal({kTokens, kRope});
+    const Tensor kv_up = pool.normal({kHeads * (kNope + kValue), kRank});
+    const Tensor kv = pool.zeros({kTokens, kHeads, kNope + kValue});
+    const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
+    backend->linear_forward(latents, kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)}));
+    backend->mla_expand_forward(kv, rotated, k, v);
+
+    const Tensor latent_q = pool.full({kTokens, kHeads, kRank + kRope}, NAN);
+    backend->mla_absorb_query(q, kv_up, latent_q);
+    std::vector<double> absorbed, expanded;
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t h = 0; h < kHeads; ++h) {
+        for (int64_t j = 0; j < kTokens; ++j) {
+          double by_latent = 0, by_key = 0;
+          for (int64_t r = 0; r < kRank; ++r) by_latent += get(latent_q[t][h], r) * get(latents[j], r);
+          for (int64_t r = 0; r < kRope; ++r) by_latent += get(latent_q[t][h], kRank + r) * get(rotated[j], r);
+          for (int64_t d = 0; d < kNope + kRope; ++d) by_key += get(q[t][h], d) * get(k[j][h], d);
+          absorbed.push_back(by_latent);
+          expanded.push_back(by_key);
+        }
+      }
+    }
+    EXPECT_TRUE(near(absorbed, expanded, tolerance));
+
+    // Every head with the latent of its own token: the values of that token.
+    const Tensor per_head = pool.zeros({kTokens, kHeads, kRank}), out = pool.full({kTokens, kHeads, kValue}, NAN);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t h = 0; h < kHeads; ++h) backend->copy(latents[t], per_head[t][h]);
+    }
+    backend->mla_expand_output(per_head, kv_up, out);
+    EXPECT_TRUE(near(out, v, tolerance));
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
