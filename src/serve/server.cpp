@@ -160,6 +160,10 @@ void ApiServer::add_routes() {
       answer(response, [&] {
         const std::string body = read_body(request, response, reader);
         check_key(request);
+        // A page in a browser can send other types to this machine without asking.
+        if (!request.get_header_value("Content-Type").starts_with(kJson)) {
+          throw ApiError(415, "Content-Type must be application/json", "", "unsupported_media_type");
+        }
         generate(body, is_chat, response);
       });
     });
@@ -227,10 +231,6 @@ std::string ApiServer::read_body(const httplib::Request& request, const httplib:
   });
   if (!whole && !too_large && response.status != 413) throw ApiError(400, "the body is not whole");
   if (!whole) throw ApiError(413, fmt::format("the body is larger than {} bytes", kMaxBody), "", "body_too_large");
-  // A page in a browser can send other types to this machine without asking.
-  if (!request.get_header_value("Content-Type").starts_with(kJson)) {
-    throw ApiError(415, "Content-Type must be application/json", "", "unsupported_media_type");
-  }
   return body;
 }
 

@@ -14,6 +14,9 @@ class ServedChatTest : public testing::Test {
     server_ = nullptr;
   }
   static ordered_json user(const ordered_json& content) { return {{"role", "user"}, {"content", content}}; }
+  // Braces around one value are that value, not a list of it.
+  static ordered_json list(const ordered_json& only) { return ordered_json::array({only}); }
+  static ordered_json part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
   static std::string reply(const ordered_json& messages) {
     return server_->ask(
         kPath, {{"messages", messages}, {"temperature", 0}, {"max_tokens", 12}})["choices"][0]["message"]["content"];
@@ -26,13 +29,13 @@ class ServedChatTest : public testing::Test {
 };
 
 TEST_F(ServedChatTest, AReply) {
-  const ordered_json request = {{"messages", {user("hi")}}, {"temperature", 0}, {"max_completion_tokens", 10}};
+  const ordered_json request = {{"messages", list(user("hi"))}, {"temperature", 0}, {"max_completion_tokens", 10}};
   const ordered_json answer = server_->ask(kPath, request);
   EXPECT_EQ(answer["object"], "chat.completion");
   const ordered_json& choice = answer["choices"][0];
   EXPECT_EQ(choice["message"]["role"], "assistant");
   EXPECT_EQ(choice["finish_reason"], "length");
-  EXPECT_EQ(answer["usage"]["prompt_tokens"], 1 + 9 + 1 + 10);  // bytes, and two special tokens
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 1 + 9 + 1 + 14);  // bytes, and two special tokens
   EXPECT_EQ(answer["usage"]["completion_tokens"], 10);
   std::string streamed;
   const std::vector<ordered_json> events = server_->stream(kPath, request);
@@ -48,7 +51,7 @@ TEST_F(ServedChatTest, AReply) {
 }
 
 TEST_F(ServedChatTest, Logprobs) {
-  const ordered_json choice = server_->ask(kPath, {{"messages", {user("hi")}},
+  const ordered_json choice = server_->ask(kPath, {{"messages", list(user("hi"))},
                                                    {"temperature", 0},
                                                    {"max_tokens", 5},
                                                    {"logprobs", true},
@@ -73,13 +76,13 @@ TEST_F(ServedChatTest, WhatTheTemplateSees) {
             {{"messages", messages}, {"max_tokens", 1}, {"chat_template_kwargs", variables}})["usage"]["prompt_tokens"]
         .get<int>();
   };
-  const int one = prompt_tokens({user("hi")});
-  EXPECT_EQ(prompt_tokens({user("hi")}, {{"shout", true}}), one + 5);
+  const int one = prompt_tokens(list(user("hi")));
+  EXPECT_EQ(prompt_tokens(list(user("hi")), {{"shout", true}}), one + 5);
   // A special token's name in a message is 13 bytes of text.
-  EXPECT_EQ(prompt_tokens({user("hi<|endoftext|>")}), one + 13);
-  EXPECT_EQ(prompt_tokens({user({{{"type", "text"}, {"text", "h"}}, {{"type", "text"}, {"text", ""}}})}), one);
+  EXPECT_EQ(prompt_tokens(list(user("hi<|endoftext|>"))), one + 13);
+  EXPECT_EQ(prompt_tokens(list(user({part("h"), part("")}))), one);
   EXPECT_EQ(prompt_tokens({{{"role", "developer"}, {"content", ""}}, user("hi")}), one + 10);  // as "system"
-  EXPECT_EQ(reply({user("hi")}), reply({user({{{"type", "text"}, {"text", "hi"}}})}));
+  EXPECT_EQ(reply(list(user("hi"))), reply(list(user(list(part("hi"))))));
 }
 
 TEST_F(ServedChatTest, WrongMessages) {
@@ -88,23 +91,23 @@ TEST_F(ServedChatTest, WrongMessages) {
   };
   fails(nullptr, "messages", "a list of messages");
   fails(ordered_json::array(), "messages", "not empty");
-  fails({"hi"}, "messages[0]", "an object");
+  fails(list("hi"), "messages[0]", "an object");
   fails({user("hi"), {{"role", "tool"}, {"content", "x"}}}, "messages[1].role", "\"assistant\"");
-  fails({{{"role", "user"}}}, "messages[0].content", "a string");
-  fails({user({{{"type", "image_url"}}})}, "messages[0].content", "\"text\"");
-  fails({{{"role", "assistant"}, {"content", ""}, {"tool_calls", {1}}}}, "tool_calls", "not supported");
+  fails(list({{"role", "user"}}), "messages[0].content", "a string");
+  fails(list(user(list({{"type", "image_url"}}))), "messages[0].content", "\"text\"");
+  fails(list({{"role", "assistant"}, {"content", ""}, {"tool_calls", list(1)}}), "tool_calls", "not supported");
 }
 
 TEST_F(ServedChatTest, WithoutATemplate) {
   ServedModel bare;
   EXPECT_TRUE(contains(bare.program().errors(), "note: no /v1/chat/completions"));
-  ServedModel::expect_error(bare.post(kPath, ordered_json{{"messages", {user("hi")}}}.dump()), 400, "messages",
+  ServedModel::expect_error(bare.post(kPath, ordered_json{{"messages", list(user("hi"))}}.dump()), 400, "messages",
                             "--chat-template FILE");
   EXPECT_EQ(bare.complete({{"prompt", "the"}, {"max_tokens", 2}})["usage"]["completion_tokens"], 2);
 }
 
 TEST_F(ServedChatTest, InTheTerminal) {
-  const std::string first = reply({user("hi")});
+  const std::string first = reply(list(user("hi")));
   const std::string second = reply({user("hi"), {{"role", "assistant"}, {"content", first}}, user("and you")});
   const std::string brief = reply({{{"role", "system"}, {"content", "brief"}}, user("hi")});
   const test::Outcome talk = chat({"--chat-template", "chat.jinja", "--context", "200"},

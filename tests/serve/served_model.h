@@ -21,7 +21,7 @@ using test::contains;
 
 inline constexpr const char* kChatTemplate =
     "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if shout %}LOUD {% endif %}{% if add_generation_prompt %}<|endoftext|>assistant:{% endif %}";
+    "{% if shout %}LOUD {% endif %}{% if add_generation_prompt %}<|endoftext|>assistant: the{% endif %}";
 
 // The folder of a run, trained once for all tests of the program.
 inline const fs::path& trained_model() {
