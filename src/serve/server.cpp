@@ -60,9 +60,14 @@ std::string printable(std::string text) {
 }
 
 void log_request(const httplib::Request& request, const httplib::Response& response) {
-  const std::chrono::duration<double> time = Clock::now() - log_start;
-  fmt::print(stderr, "{} {} {} {} {}{}{}\n", request.remote_addr, printable(request.method), printable(request.path),
-             response.status, human_seconds(time.count()), log_note.empty() ? "" : ": ", printable(log_note));
+  // What is no request at all has neither beginning nor address.
+  const bool known = log_start != Clock::time_point();
+  const std::chrono::duration<double> time = known ? Clock::now() - log_start : Clock::duration();
+  fmt::print(stderr, "{} {} {} {} {}{}{}\n", known ? request.remote_addr : "-", printable(request.method),
+             printable(request.path), response.status, human_seconds(time.count()), log_note.empty() ? "" : ": ",
+             printable(log_note));
+  log_start = {};
+  log_note.clear();
 }
 
 // Takes as long whether it is right or not.
@@ -92,9 +97,15 @@ void answer(httplib::Response& response, Action&& action) {
 // A generation and the answer made of it.
 struct ApiServer::Exchange {
   Exchange(ApiRequest the_request, std::vector<ReplyPrompt> prompts, const std::string& model,
-           const Tokenizer& tokenizer)
-      : request(std::move(the_request)), reply(request, std::move(prompts), model, tokenizer) {}
+           const Tokenizer& tokenizer, std::atomic<int64_t>& count)
+      : num_exchanges(count), request(std::move(the_request)), reply(request, std::move(prompts), model, tokenizer) {
+    ++num_exchanges;
+  }
+  ~Exchange() { --num_exchanges; }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
 
+  std::atomic<int64_t>& num_exchanges;
   ApiRequest request;
   ApiReply reply;
   std::unique_ptr<Reply> events;
@@ -137,7 +148,6 @@ ApiServer::~ApiServer() = default;
 
 void ApiServer::add_routes() {
   http_->set_pre_routing_handler([](const httplib::Request&, httplib::Response&) {
-    log_note.clear();
     log_start = Clock::now();
     return httplib::Server::HandlerResponse::Unhandled;
   });
@@ -314,7 +324,7 @@ void ApiServer::generate(const std::string& body, bool is_chat, httplib::Respons
   }
 
   auto exchange =
-      std::make_shared<Exchange>(std::move(request), std::move(shown), options_.model_name, engine_.tokenizer());
+      std::make_shared<Exchange>(std::move(request), std::move(shown), options_.model_name, tokenizer, num_exchanges_);
   exchange->events = queue_.submit(std::move(generations));
   if (exchange->events == nullptr) {
     throw ApiError(
@@ -375,20 +385,30 @@ bool ApiServer::send(Exchange& exchange, httplib::DataSink& sink) const {
 }
 
 void ApiServer::run(const StopSignal& stop) {
-  std::thread listener([this] { http_->listen_after_bind(); });
-  while (!stop.requested() && queue_.failure() == nullptr) std::this_thread::sleep_for(milliseconds(20));
+  std::atomic<bool> ended = false;
+  std::thread listener([&] {
+    http_->listen_after_bind();
+    ended = true;
+  });
+  const auto pause = [] { std::this_thread::sleep_for(milliseconds(20)); };
+  while (!stop.requested() && queue_.failure() == nullptr && !ended) pause();
+  const bool asked = !ended;
   stopping_ = true;
-  const Clock::time_point end = Clock::now() + kGrace;
-  while (queue_.in_flight() > 0 && queue_.failure() == nullptr && Clock::now() < end) {
-    std::this_thread::sleep_for(milliseconds(20));
-  }
+  const auto wait_for_exchanges = [&](Clock::duration most) {
+    const Clock::time_point end = Clock::now() + most;
+    while (num_exchanges_ > 0 && queue_.failure() == nullptr && Clock::now() < end) pause();
+  };
+  wait_for_exchanges(kGrace);
   aborting_ = true;
-  // What was finished just now is still being sent.
-  std::this_thread::sleep_for(2 * kLookForClient);
-  while (!http_->is_running()) std::this_thread::sleep_for(milliseconds(1));
+  wait_for_exchanges(2 * kLookForClient);
+  while (!http_->is_running() && !ended) pause();
   http_->stop();
   listener.join();
   if (queue_.failure() != nullptr) std::rethrow_exception(queue_.failure());
+  if (!asked) {
+    throw runtime_error(fmt::format("listening on {}:{} ended", options_.host, port_),
+                        "the system says why, if the network changed; start the server again");
+  }
 }
 
 }  // namespace nmoe

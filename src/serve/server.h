@@ -69,9 +69,10 @@ class ApiServer {
   ServerOptions options_;
   int64_t created_;  // seconds since 1970
   GenerationQueue queue_;
-  std::atomic<bool> stopping_ = false;  // nothing new is taken
-  std::atomic<bool> aborting_ = false;  // what runs is given up
-  std::atomic<uint64_t> seeds_;         // of requests that name none
+  std::atomic<bool> stopping_ = false;      // nothing new is taken
+  std::atomic<bool> aborting_ = false;      // what runs is given up
+  std::atomic<uint64_t> seeds_;             // of requests that name none
+  std::atomic<int64_t> num_exchanges_ = 0;  // requests that are being answered with a text
   std::unique_ptr<httplib::Server> http_;
   int port_ = 0;
 };

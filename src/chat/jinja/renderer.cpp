@@ -11,7 +11,7 @@ namespace nmoe::jinja {
 namespace {
 
 constexpr int64_t kMaxSteps = 5'000'000;  // statements and expressions, repeated ones counted again
-constexpr int kMaxCalls = 20;              // macros within macros
+constexpr int kMaxCalls = 20;             // macros within macros
 
 // The variables of a block, and the block around it.
 struct Scope {
