@@ -54,8 +54,6 @@ ApiReply::ApiReply(const ApiRequest& request, std::vector<ReplyPrompt> prompts, 
   for (size_t i = 0; i < choices_.size(); ++i) {
     choices_[i].text = echo_of(i);
     choices_[i].logprobs = choices_[i].unsent_logprobs = empty_logprobs();
-    // Without logprobs of the prompt, the offsets begin behind it all the same.
-    if (!request_.echo) choices_[i].text_offset = 0;
   }
 }
 
