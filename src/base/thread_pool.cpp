@@ -16,13 +16,18 @@ namespace {
 // this long before they sleep.
 constexpr auto kSpin = std::chrono::microseconds(200);
 
+constexpr uint64_t kOpen = uint64_t{1} << 32;  // ThreadPool::state_
+constexpr uint64_t kInside = kOpen - 1;
+
+uint64_t job_number(uint64_t state) { return state >> 33; }
+uint64_t next_job(uint64_t state) { return (job_number(state) + 1) << 33; }
+
 }  // namespace
 
 struct ThreadPool::Job {
   const std::function<void(int64_t, int)>* fn;
   int64_t num_tasks;
   std::atomic<int64_t> next{0};
-  std::atomic<int> working{0};  // workers that have yet to leave this job
   std::mutex error_mutex;
   std::exception_ptr error;
 };
@@ -47,7 +52,7 @@ ThreadPool::~ThreadPool() {
   {
     const std::lock_guard lock(mutex_);
     stop_.store(true);
-    generation_.fetch_add(1);
+    state_.store(next_job(state_.load()));
   }
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
@@ -71,19 +76,25 @@ void ThreadPool::worker_loop(int thread) {
   uint64_t seen = 0;
   for (;;) {
     const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    while (generation_.load(std::memory_order_acquire) == seen) {
+    while (job_number(state_.load(std::memory_order_acquire)) == seen) {
       _mm_pause();
       if (std::chrono::steady_clock::now() > deadline) {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+        wake_.wait(lock, [&] { return job_number(state_.load(std::memory_order_acquire)) != seen; });
         break;
       }
     }
-    seen = generation_.load(std::memory_order_acquire);
+    uint64_t state = state_.load(std::memory_order_acquire);
+    seen = job_number(state);
     if (stop_.load()) return;
-    Job* job = job_.load(std::memory_order_acquire);
-    run_tasks(*job, thread);
-    job->working.fetch_sub(1, std::memory_order_release);
+    // A job that has been closed already, or that gave way to another, is not entered.
+    bool inside = false;
+    while (!inside && (state & kOpen) != 0 && job_number(state) == seen) {
+      inside = state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire);
+    }
+    if (!inside) continue;
+    run_tasks(*job_.load(std::memory_order_acquire), thread);
+    state_.fetch_sub(1, std::memory_order_release);
   }
 }
 
@@ -93,17 +104,18 @@ void ThreadPool::parallel_for(int64_t num_tasks, const std::function<void(int64_
     for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
     return;
   }
-  Job job{&fn, num_tasks, {}, {}, {}, {}};
-  job.working.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  Job job{&fn, num_tasks, {}, {}, {}};
   job_.store(&job, std::memory_order_release);
   {
     const std::lock_guard lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_acq_rel);
+    state_.store(next_job(state_.load(std::memory_order_relaxed)) | kOpen, std::memory_order_release);
   }
   wake_.notify_all();
   run_tasks(job, 0);
-  // Every worker passes through each job once, so none can still hold a pointer to it after this.
-  for (unsigned spins = 0; job.working.load(std::memory_order_acquire) != 0; ++spins) {
+  // No task is left to hand out. Who has not entered by now, because another program has its processor, is not waited
+  // for; who has is gone when the count is 0, and none can hold a pointer to the job after that.
+  state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  for (unsigned spins = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spins) {
     _mm_pause();
     if (spins > 4096) std::this_thread::yield();
   }

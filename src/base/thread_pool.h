@@ -38,7 +38,9 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<uint64_t> generation_{0};  // a new value announces a new job, or the end
+  // From the low end: 32 bits of how many workers are inside the job, one that says whether more may enter, and the
+  // job's number. A new number announces a job, or the end.
+  std::atomic<uint64_t> state_{0};
   std::atomic<Job*> job_{nullptr};
   std::atomic<bool> stop_{false};
 };

@@ -109,8 +109,7 @@ CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const To
   read_generation(read_object(generation_file), generation_file, tokenizer, settings);
   if (const auto eos = named("eos_token")) settings.stop_ids.push_back(*eos);
   std::ranges::sort(settings.stop_ids);
-  const auto repeated = std::ranges::unique(settings.stop_ids);
-  settings.stop_ids.erase(repeated.begin(), repeated.end());
+  settings.stop_ids.erase(std::unique(settings.stop_ids.begin(), settings.stop_ids.end()), settings.stop_ids.end());
   return settings;
 }
 

@@ -1,6 +1,7 @@
 #include "infer/cached_model.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/process.h"
 #include "base/text.h"
@@ -29,11 +30,16 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
 
 // Measured with counting arenas, then made: as in train/engine.h.
 void CachedModel::set_up() {
-  if (options_.num_slots < 1) {
-    throw usage_error(fmt::format("{} sequences at a time", options_.num_slots), "allow at least one");
+  constexpr int64_t kMostSlots = 1 << 16;
+  if (options_.num_slots < 1 || options_.num_slots > kMostSlots) {
+    throw usage_error(fmt::format("{} sequences at a time", options_.num_slots),
+                      fmt::format("give a number from 1 to {}", kMostSlots));
   }
-  if (options_.capacity < 0)
-    throw usage_error(fmt::format("a context of {} tokens", options_.capacity), "give 1 or more");
+  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();
+  if (options_.capacity < 0 || options_.capacity > kLongest) {
+    throw usage_error(fmt::format("a context of {} tokens", options_.capacity),
+                      fmt::format("give a number from 0 (the model's own) to {}", kLongest));
+  }
   if (options_.capacity == 0) {
     options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
   }
@@ -51,10 +57,10 @@ void CachedModel::set_up() {
     throw usage_error(
         fmt::format("generation needs {}, this machine's free memory is {}", human_bytes(needed),
                     human_bytes(available)),
-        fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes {}, the "
-                    "weights {}",
-                    options_.num_slots, options_.capacity, human_bytes(state.high_water()),
-                    human_bytes(values.high_water())));
+        fmt::format(
+            "lower the sequences at a time (now {}) or the context (now {} tokens): with their cache the state takes "
+            "{}, the weights take {}",
+            options_.num_slots, options_.capacity, human_bytes(state.high_water()), human_bytes(values.high_water())));
   }
   ops_ = backend();
   values_.reserve(ops_->memory(), values.high_water());

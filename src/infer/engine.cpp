@@ -122,11 +122,13 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   sequence->tokens.assign(first, prompt.end());
   if (static_cast<int64_t>(sequence->tokens.size()) > max_context()) {
     throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
-                      "shorten the prompt, or load the model with a longer context");
+                      "shorten the prompt, or allow a longer context (--context)");
   }
-  sequence->seen = prompt;
+  if (sequence->request.sampling.repetition_penalty != 1.0) sequence->seen = prompt;
   sequence->result.prompt_tokens = static_cast<int64_t>(prompt.size());
-  for (const int32_t id : prompt) sequence->prompt.push_back({.id = id, .logprob = {}, .top = {}});
+  if (sequence->request.prompt_logprobs) {
+    for (const int32_t id : prompt) sequence->prompt.push_back({.id = id, .logprob = {}, .top = {}});
+  }
   return sequence;
 }
 
@@ -165,6 +167,17 @@ void InferenceEngine::publish_load() {
 }
 
 bool InferenceEngine::step() {
+  try {
+    run_step();
+  } catch (...) {
+    publish_load();
+    throw;
+  }
+  publish_load();
+  return load().running + load().waiting > 0;
+}
+
+void InferenceEngine::run_step() {
   take_submissions();
   admit();
   const std::vector<Part> parts = plan_step();
@@ -182,31 +195,29 @@ bool InferenceEngine::step() {
                       .position = static_cast<int32_t>(position)});
     }
   }
-  if (!rows.empty()) {
-    const std::span<const float> logits = model_->run(rows, wanted);
-    // A part that is not reached, because a listener throws, is computed again in the next step.
-    for (const Part& part : parts) advance(part, logits);
-  }
-  publish_load();
-  return load().running + load().waiting > 0;
+  if (rows.empty()) return;
+  const std::span<const float> logits = model_->run(rows, wanted);
+  // A part that is not reached, because a listener throws, is computed again in the next step.
+  for (const Part& part : parts) advance(part, logits);
 }
 
 void InferenceEngine::take_submissions() {
-  std::set<RequestId> cancelled;
   {
     const std::lock_guard lock(mutex_);
     std::move(submitted_.begin(), submitted_.end(), std::back_inserter(waiting_));
     submitted_.clear();
-    cancelled.swap(cancelled_);
+    ending_.merge(cancelled_);
+    cancelled_.clear();
   }
-  std::vector<Sequence*> ended;
-  for (const auto& sequence : running_) {
-    if (cancelled.contains(sequence->id)) ended.push_back(sequence.get());
+  while (!ending_.empty()) {
+    const RequestId id = *ending_.begin();
+    ending_.erase(ending_.begin());
+    const auto is_meant = [&](const auto& sequence) { return sequence->id == id; };
+    const auto running = std::find_if(running_.begin(), running_.end(), is_meant);
+    const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), is_meant);
+    if (running != running_.end()) finish(**running, FinishReason::kCancelled);
+    if (waiting != waiting_.end()) finish(**waiting, FinishReason::kCancelled);
   }
-  for (const auto& sequence : waiting_) {
-    if (cancelled.contains(sequence->id)) ended.push_back(sequence.get());
-  }
-  for (Sequence* sequence : ended) finish(*sequence, FinishReason::kCancelled);
 }
 
 // A slot that holds at least half of the prompt already, or else the one that has not been used for longest.

@@ -151,6 +151,7 @@ class InferenceEngine {
   };
 
   std::unique_ptr<Sequence> make_sequence(GenerationRequest request, GenerationListener listener) const;
+  void run_step();
   void take_submissions();
   void admit();
   std::vector<Part> plan_step() const;
@@ -168,6 +169,7 @@ class InferenceEngine {
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::set<RequestId> ending_;  // to be cancelled in this step
   Sampler sampler_;
   uint64_t num_admitted_ = 0;
 

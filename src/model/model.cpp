@@ -49,9 +49,10 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   parameters_.allocate(ops_, values, grads);
   for (Moe* moe : moe_layers_) moe->allocate_stats(state);
   const int64_t dim = rope_dim(config_);
-  const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
   rope_ = {.cos = state.allocate(ops_.compute_dtype(), {max_positions_, dim / 2}),
            .sin = state.allocate(ops_.compute_dtype(), {max_positions_, dim / 2})};
+  if (ops_.counting()) return;  // a plan must not cost what is planned
+  const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
   upload_reals(ops_, rope_.cos, angles.cos);
   upload_reals(ops_, rope_.sin, angles.sin);
 }

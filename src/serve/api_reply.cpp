@@ -72,7 +72,7 @@ std::string ApiReply::bytes_of(int32_t id) const {
 
 // As a string; one that is no whole characters is told by its bytes, so that different tokens have different names.
 std::string ApiReply::name_of(int32_t id) const {
-  const std::string bytes = bytes_of(id);
+  std::string bytes = bytes_of(id);
   if (jinja::encode(jinja::decode(bytes, 0)) == bytes) return bytes;
   std::string name = "bytes:";
   for (const char byte : bytes) name += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));

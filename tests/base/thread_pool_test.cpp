@@ -16,7 +16,7 @@ class ThreadPoolTest : public ::testing::TestWithParam<int> {
   ThreadPool pool_{GetParam()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, ::testing::Values(1, 2, 5));
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, ::testing::Values(1, 2, 5, 16));
 
 TEST_P(ThreadPoolTest, RunsEveryTaskOnce) {
   EXPECT_EQ(pool_.num_threads(), GetParam());

@@ -267,6 +267,22 @@ TEST(EngineTest, CancelledRequestsEnd) {
   EXPECT_EQ(std::vector<int32_t>(running.ids.begin(), running.ids.begin() + 3), after.ids);
 }
 
+// One listener fails while several requests are being cancelled: the others are cancelled in the next step.
+TEST(EngineTest, CancellingGoesOnAfterAListenerThrew) {
+  const auto engine = make_engine(random_config(), 2);
+  GenerationListener bad;
+  bad.on_finish = [](const GenerationResult&) { throw std::runtime_error("no"); };
+  Recording other;
+  const RequestId first = engine->submit(request_of("abc", 50, {}), bad);
+  const RequestId second = engine->submit(request_of("abc", 50, {}), other.listener());
+  engine->step();
+  engine->cancel(first);
+  engine->cancel(second);
+  EXPECT_THROW(engine->step(), std::runtime_error);
+  EXPECT_FALSE(engine->step());
+  EXPECT_EQ(other.result->reason, FinishReason::kCancelled);
+}
+
 TEST(EngineTest, StopIdsEndATextWithoutBeingPartOfIt) {
   const auto engine = make_engine(random_config(), 1);
   const Recording whole = generate(*engine, request_of("abc", 12, {.temperature = 1.0}));
@@ -307,6 +323,16 @@ TEST(EngineTest, WhatAListenerThrowsEndsItsRequestAlone) {
   EXPECT_THROW(engine->step(), std::runtime_error);
   run_all(*engine);
   EXPECT_EQ(tokens, 2);
+  // In the first step of all: the others are still waited for.
+  Recording beside;
+  tokens = 1;
+  engine->submit(request_of("abc", 2, {}), bad);
+  engine->submit(request_of("abc", 2, {}), beside.listener());
+  EXPECT_THROW(engine->step(), std::runtime_error);
+  EXPECT_EQ(engine->load().running, 1);
+  EXPECT_TRUE(engine->wait(std::chrono::milliseconds(0)));
+  run_all(*engine);
+  EXPECT_TRUE(beside.result.has_value());
   expect_same(first, generate(*make_engine(random_config(), 1), request_of("abc", 8, {.seed = 1})));
   expect_same(last, generate(*make_engine(random_config(), 1), request_of("xyz", 8, {.seed = 2})));
 }

@@ -173,9 +173,9 @@ TEST_F(GenerationTest, TakesAFolderOfCheckpoints) {
 
 TEST_F(GenerationTest, WhatDoesNotFitIsSaidBeforeItIsTaken) {
   const Error error =
-      error_of([] { InferenceEngine(checkpoint_, {.max_sequences = 1 << 20, .max_context = 1 << 20}); });
+      error_of([] { InferenceEngine(checkpoint_, {.max_sequences = 1 << 12, .max_context = 1 << 30}); });
   EXPECT_TRUE(contains(error.what(), "generation needs "));
-  EXPECT_TRUE(contains(error.remedy(), "sequences at a time (now 1048576)"));
+  EXPECT_TRUE(contains(error.remedy(), "sequences at a time (now 4096)"));
   EXPECT_EQ(error.exit_code(), 2);
   EXPECT_THROW(InferenceEngine(checkpoint_, {.max_sequences = 0}), Error);
 }

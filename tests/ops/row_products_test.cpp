@@ -33,7 +33,7 @@ Rows<Real> mutable_rows_of(Tensor x, int64_t first = 0) {
 }
 
 template <class Real>
-void check(double tolerance) {
+void check(const cpu::RowProducts<Real>& products, double tolerance) {
   for (const auto& [m, n, depth] : kExtents) {
     SCOPED_TRACE(fmt::format("{} x {} x {}", m, n, depth));
     // Rows lie further apart than they are long.
@@ -42,14 +42,14 @@ void check(double tolerance) {
     const Tensor dots = pool.full({m, n + 5}, 0.5), sums = pool.full({m, n + 2}, 0.5);
     const Tensor dots_by_row = pool.full({m, n + 5}, 0.5), sums_by_row = pool.full({m, n + 2}, 0.5);
     const auto two = static_cast<Real>(2);
-    cpu::dot_rows<Real>(m, n, depth, two, rows_of<Real>(a), rows_of<Real>(b), mutable_rows_of<Real>(dots), false);
-    cpu::dot_rows<Real>(m, n, depth, two, rows_of<Real>(a), rows_of<Real>(b), mutable_rows_of<Real>(dots), true);
-    cpu::combine_rows<Real>(m, n, depth, rows_of<Real>(a), rows_of<Real>(v), mutable_rows_of<Real>(sums));
+    products.dot(m, n, depth, two, rows_of<Real>(a), rows_of<Real>(b), mutable_rows_of<Real>(dots), false);
+    products.dot(m, n, depth, two, rows_of<Real>(a), rows_of<Real>(b), mutable_rows_of<Real>(dots), true);
+    products.combine(m, n, depth, rows_of<Real>(a), rows_of<Real>(v), mutable_rows_of<Real>(sums));
     for (int64_t i = 0; i < m; ++i) {
       const Rows<const Real> row = rows_of<Real>(a, i);
-      cpu::dot_rows<Real>(1, n, depth, two, row, rows_of<Real>(b), mutable_rows_of<Real>(dots_by_row, i), false);
-      cpu::dot_rows<Real>(1, n, depth, two, row, rows_of<Real>(b), mutable_rows_of<Real>(dots_by_row, i), true);
-      cpu::combine_rows<Real>(1, n, depth, row, rows_of<Real>(v), mutable_rows_of<Real>(sums_by_row, i));
+      products.dot(1, n, depth, two, row, rows_of<Real>(b), mutable_rows_of<Real>(dots_by_row, i), false);
+      products.dot(1, n, depth, two, row, rows_of<Real>(b), mutable_rows_of<Real>(dots_by_row, i), true);
+      products.combine(1, n, depth, row, rows_of<Real>(v), mutable_rows_of<Real>(sums_by_row, i));
     }
     EXPECT_TRUE(same_bits(dots, dots_by_row));
     EXPECT_TRUE(same_bits(sums, sums_by_row));
@@ -72,8 +72,14 @@ void check(double tolerance) {
 }
 
 TEST(RowProducts, AreTheProductsAndEachRowIsItsOwn) {
-  check<float>(kFloatTolerance);
-  check<double>(kDoubleTolerance);
+  check<float>(cpu::avx2_row_products<float>(), kFloatTolerance);
+  check<double>(cpu::avx2_row_products<double>(), kDoubleTolerance);
+}
+
+TEST(RowProducts, OfAvx512Too) {
+  if (!cpu::has_avx512()) GTEST_SKIP() << "this processor has none";
+  check<float>(cpu::avx512_row_products<float>(), kFloatTolerance);
+  check<double>(cpu::avx512_row_products<double>(), kDoubleTolerance);
 }
 
 std::unique_ptr<Backend> invariant_backend(DType real, int num_threads) {

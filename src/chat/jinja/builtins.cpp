@@ -37,6 +37,7 @@ Text title(TextView text, IsSeparator&& is_separator) {
 
 Value text_list(std::vector<Text> parts) {
   std::vector<Value> items;
+  items.reserve(parts.size());
   for (Text& part : parts) items.push_back(make_text(std::move(part)));
   return make_list(std::move(items));
 }
@@ -243,7 +244,8 @@ Value map_items(const Value& input, const Arguments& arguments) {
     const Bound bound("map", arguments, {"attribute", "default"});
     for (const Value& item : iterate(input)) {
       Value value = attribute_of(item, bound.value(0));
-      results.push_back(is_undefined(value) && bound.has(1) ? bound.value(1) : std::move(value));
+      if (is_undefined(value) && bound.has(1)) value = bound.value(1);
+      results.push_back(std::move(value));
     }
   } else {
     const std::string filter = name_argument(arguments, 0, "map");
@@ -282,12 +284,15 @@ Value sort_items(const Value& input, const Bound& bound) {
     return reverse ? compare(b.first, a.first) < 0 : compare(a.first, b.first) < 0;
   });
   std::vector<Value> sorted;
+  sorted.reserve(items.size());
   for (auto& [key, item] : items) sorted.push_back(std::move(item));
   return make_list(std::move(sorted));
 }
 
 Value tojson(const Value& input, const Bound& bound) {
-  JsonStyle style{.sort_keys = bound.flag_or(3, false), .ascii = bound.flag_or(0, false)};
+  JsonStyle style;
+  style.sort_keys = bound.flag_or(3, false);
+  style.ascii = bound.flag_or(0, false);
   Text indent;
   if (bound.has(1) && !is_none(bound.value(1))) {
     indent = as_text(bound.value(1)) != nullptr
@@ -453,7 +458,9 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
   }
   if (name == "replace") {
     const Bound bound = bind({"old", "new", "count"});
-    Arguments call{.positional = {make_text(to_text(bound.value(0))), make_text(to_text(bound.value(1)))}, .named = {}};
+    Arguments call;
+    call.positional.push_back(make_text(to_text(bound.value(0))));
+    call.positional.push_back(make_text(to_text(bound.value(1))));
     if (bound.has(2)) call.positional.push_back(bound.value(2));
     return call_text_method(to_text(input), "replace", call);
   }
@@ -564,7 +571,7 @@ Value call_function(const std::string& name, const Arguments& arguments) {
     items = dict->items;
   }
   for (const auto& [key, value] : arguments.named) items.emplace_back(make_text(std::string_view(key)), value);
-  const Value checked = make_dict(std::move(items));
+  Value checked = make_dict(std::move(items));
   if (name == "dict") return checked;
   auto result = std::make_shared<Namespace>();
   for (const auto& [key, value] : as_dict(checked)->items) result->items.emplace_back(encode(to_text(key)), value);

@@ -328,7 +328,8 @@ class Parser {
 
   ExpressionPtr parse_comparison() {
     const int line = token().line;
-    Comparison result{.first = parse_sum(), .rest = {}};
+    Comparison result;
+    result.first = parse_sum();
     int depth = depth_of(result.first);
     while (const auto op = take_comparison()) {
       result.rest.emplace_back(*op, parse_sum());
@@ -464,10 +465,11 @@ class Parser {
       const int depth = depth_of(value);
       if (skip_operator(U".")) {
         if (token().kind == TokenKind::kInteger) {
-          const Token index = take();
-          value = make(line, depth, Subscript{std::move(value), make(line, 0, Literal{number(index)})});
+          ExpressionPtr index = make(line, 0, Literal{number(take())});
+          value = make(line, depth, Subscript{std::move(value), std::move(index)});
         } else {
-          value = make(line, depth, Attribute{std::move(value), expect_identifier("the name of an attribute")});
+          std::string name = expect_identifier("the name of an attribute");
+          value = make(line, depth, Attribute{std::move(value), std::move(name)});
         }
       } else if (skip_operator(U"[")) {
         value = parse_subscript(std::move(value), line);

@@ -343,11 +343,13 @@ class Renderer {
 
   std::vector<Value> evaluate_all(const std::vector<ExpressionPtr>& expressions) {
     std::vector<Value> values;
+    values.reserve(expressions.size());
     for (const ExpressionPtr& expression : expressions) values.push_back(evaluate(expression));
     return values;
   }
   Arguments evaluate_arguments(const CallArguments& arguments) {
-    Arguments values{.positional = evaluate_all(arguments.positional), .named = {}};
+    Arguments values;
+    values.positional = evaluate_all(arguments.positional);
     for (const auto& [name, value] : arguments.named) values.named.emplace_back(name, evaluate(value));
     return values;
   }

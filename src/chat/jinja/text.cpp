@@ -18,7 +18,8 @@ bool one_of(char32_t character, const Text* characters) {
 Text map_characters(TextView text, utf8proc_int32_t (*map)(utf8proc_int32_t)) {
   Text result;
   for (const char32_t c : text) {
-    result += static_cast<char32_t>(map(static_cast<utf8proc_int32_t>(code_point(c)))) | (c & kFromData);
+    const auto mapped = static_cast<char32_t>(map(static_cast<utf8proc_int32_t>(code_point(c))));
+    result.push_back(mapped | (c & kFromData));
   }
   return result;
 }
@@ -32,7 +33,7 @@ Text decode(std::string_view utf8, char32_t mark) {
   for (size_t i = 0; i < utf8.size();) {
     utf8proc_int32_t point = -1;
     const auto length = utf8proc_iterate(bytes + i, static_cast<utf8proc_ssize_t>(utf8.size() - i), &point);
-    text += (length > 0 ? static_cast<char32_t>(point) : kReplacement) | mark;
+    text.push_back((length > 0 ? static_cast<char32_t>(point) : kReplacement) | mark);
     i += length > 0 ? static_cast<size_t>(length) : 1;
   }
   return text;

@@ -236,15 +236,17 @@ Value make_list(std::vector<Value> items, bool tuple) {
 Value make_dict(std::vector<std::pair<Value, Value>> items) {
   auto dict = std::make_shared<Dict>();
   int depth = 0;
-  for (auto& [key, value] : items) {
-    depth = std::max({depth, depth_of(key), depth_of(value)});
-    if (as_list(key) != nullptr || as_dict(key) != nullptr) fail("a ", type_name(key), " cannot be a key");
-    const auto same = [&](const auto& item) { return equal(item.first, key); };
+  for (auto& item : items) {
+    depth = std::max({depth, depth_of(item.first), depth_of(item.second)});
+    if (as_list(item.first) != nullptr || as_dict(item.first) != nullptr) {
+      fail("a ", type_name(item.first), " cannot be a key");
+    }
+    const auto same = [&](const auto& other) { return equal(other.first, item.first); };
     const auto found = std::ranges::find_if(dict->items, same);
     if (found != dict->items.end()) {
-      found->second = value;
+      found->second = std::move(item.second);
     } else {
-      dict->items.emplace_back(key, value);
+      dict->items.push_back(std::move(item));
     }
   }
   dict->depth = checked_depth(depth + 1);

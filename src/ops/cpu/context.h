@@ -31,7 +31,7 @@ constexpr int64_t kTaskElements = 1 << 15;
 constexpr int64_t task_rows(int64_t width) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, width)); }
 
 // Multiplications a task of a product over few rows does: several microseconds too.
-constexpr int64_t kTaskProducts = 1 << 17;
+constexpr int64_t kTaskProducts = 1 << 18;
 
 // Calls fn(begin, end, thread) over [0, size) cut into blocks of `block`: cut by the problem, never
 // by threads.

@@ -53,12 +53,16 @@ void parallel_tiles(Context& ctx, int64_t rows, int64_t cols, const Fn& fn) {
 
 namespace {
 
+// What it costs to fetch a weight, in multiplications: for few rows that is the work.
+constexpr int64_t kFetchProducts = 8;
+
 // How the batch invariant products of `rows` rows (of one weight matrix) are cut into tasks.
 Tiling choose_row_tiling(int64_t rows, int64_t in, int64_t out) {
   constexpr int64_t kTaskRows = 64, kLeastColumns = 16;
   const int64_t tile_rows = std::max<int64_t>(1, std::min(rows, kTaskRows));
-  const int64_t wanted = kTaskProducts / std::max<int64_t>(1, tile_rows * in) / kLeastColumns * kLeastColumns;
-  return {rows, out, tile_rows, std::max(kLeastColumns, wanted)};
+  const int64_t column_products = std::max<int64_t>(1, (tile_rows + kFetchProducts) * in);
+  return {rows, out, tile_rows,
+          std::max(kLeastColumns, kTaskProducts / column_products / kLeastColumns * kLeastColumns)};
 }
 
 // Rows of y = x w^T, each for itself.
@@ -143,7 +147,8 @@ void grouped_rows_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tens
              offset[num_experts], num_rows);
   const Tiling columns = choose_row_tiling(ceil_div(num_rows, num_experts), in, out);
   const int64_t tiles = columns.tiles_across();
-  const int64_t expert_products = std::max<int64_t>(1, num_rows * in * out / num_experts);
+  const int64_t all_products = (num_rows + kFetchProducts * std::min(num_rows, num_experts)) * in * out;
+  const int64_t expert_products = std::max<int64_t>(1, all_products / num_experts);
   const int64_t experts_per_task = tiles > 1 ? 1 : std::max<int64_t>(1, kTaskProducts / expert_products);
   parallel_blocks(ctx, num_experts * tiles, experts_per_task, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {

@@ -1,6 +1,6 @@
 // Matrix products that treat every row of their left operand alike: a row of the result has the same bits whatever the
 // other rows are and however many. For few rows they are also faster than a general product, which packs its operands
-// first. One thread; float and double.
+// first. One thread; float and double. Between processors with and without AVX-512 the bits differ.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,30 @@ struct Rows {
   Real* data;
   int64_t stride;
 
-  Real* operator[](int64_t row) const { return data + row * stride; }
+  // As if static: code for one instruction set must not be linked into another's callers.
+  [[gnu::always_inline]] Real* operator[](int64_t row) const { return data + row * stride; }
 };
 
-// c[i][j] = or += alpha * (a[i] . b[j]) for i < m, j < n, over `depth` elements. c overlaps neither a nor b.
+// What one instruction set has to offer.
+template <class Real>
+struct RowProducts {
+  // c[i][j] = or += alpha * (a[i] . b[j]) for i < m, j < n, over `depth` elements. c overlaps neither a nor b.
+  void (*dot)(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
+              bool accumulate);
+  // c[i] = sum over j < depth of a[i][j] * b[j], rows of `n` elements, for i < m. The sum goes from j = 0 on.
+  void (*combine)(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c);
+};
+
+template <class Real>
+const RowProducts<Real>& avx2_row_products();
+template <class Real>
+const RowProducts<Real>& avx512_row_products();  // to be called where has_avx512()
+bool has_avx512();
+
+// The best of this processor.
 template <class Real>
 void dot_rows(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
               bool accumulate);
-
-// c[i] = sum over j < depth of a[i][j] * b[j], rows of `n` elements, for i < m. The sum goes from j = 0 on.
 template <class Real>
 void combine_rows(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c);
 

@@ -1,0 +1,73 @@
+// Writing text, and timing it.
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class GenerateCommandTest : public CliTest {
+ protected:
+  GenerateCommandTest() {
+    prepare();
+    output(train({"train.steps=12"}));
+  }
+  // What a generation prints beside the line's end.
+  std::string generate(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), {"generate", "runs/checkpoints/tiny", "--max-tokens", "40", "--context", "64"});
+    std::string text = output(std::move(arguments));
+    EXPECT_TRUE(text.ends_with("\n"));
+    text.pop_back();
+    return text;
+  }
+};
+
+TEST_F(GenerateCommandTest, SeveralPromptsGetWhatEachGetsAlone) {
+  const std::string first = generate({"--prompt", "the cat ", "--seed", "3"}),
+                    second = generate({"--prompt", "a", "--seed", "3"});
+  EXPECT_TRUE(first.starts_with("the cat "));
+  EXPECT_GT(first.size(), 30u);
+  EXPECT_EQ(generate({"--prompt", "the cat ", "--prompt", "a", "--seed", "3"}),
+            "--- 1\n" + first + "\n--- 2\n" + second);
+}
+
+TEST_F(GenerateCommandTest, OptionsOfSampling) {
+  const std::string greedy = generate({"--prompt", "the ", "--temperature", "0"});
+  EXPECT_EQ(generate({"--prompt", "the ", "--top-k", "1", "--seed", "9"}), greedy);
+  EXPECT_EQ(generate({"--prompt", "the ", "--top-p", "0", "--seed", "9"}), greedy);
+  EXPECT_EQ(generate({"--prompt", "the ", "--min-p", "1", "--seed", "9"}), greedy);
+  const std::string varied = generate({"--prompt", "the ", "--temperature", "0", "--repetition-penalty", "1e9"});
+  EXPECT_NE(varied, greedy);
+  const char stop = greedy[10];
+  EXPECT_EQ(generate({"--prompt", "the ", "--temperature", "0", "--stop", "never", "--stop", std::string(1, stop)}),
+            greedy.substr(0, greedy.find(stop, 4)));
+  expect_error(n({"generate", "runs/checkpoints/tiny", "--repetition-penalty", "0"}), 2, "repetition_penalty is 0",
+               "above 0");
+}
+
+TEST_F(GenerateCommandTest, TheContextIsALimit) {
+  // data.seq_len = 16: an eos_id, four bytes of prompt, and twelve more.
+  const std::vector<std::string> arguments = {"generate", "runs/checkpoints/tiny", "--prompt",
+                                              "the ",     "--temperature",         "0"};
+  EXPECT_EQ(output(arguments).size(), 4u + 12u + 1u);
+  expect_error(n({"generate", "runs/checkpoints/tiny", "--prompt", std::string(20, 'a')}), 2,
+               "the prompt has 21 tokens, the context 16", "--context");
+  expect_error(n({"generate", "runs/checkpoints/tiny", "--context", "2000000000"}), 2, "generation needs ",
+               "the context (now 2000000000 tokens)");
+  expect_error(n({"generate", "runs/checkpoints/tiny", "--context", "3000000000"}), 2, "a context of 3000000000 tokens",
+               "2147483647");
+}
+
+TEST_F(GenerateCommandTest, BenchOfACheckpointOrAConfiguration) {
+  const std::string json = output({"bench", "decode", "runs/checkpoints/tiny", "--tokens", "20", "--json"});
+  for (const char* key : {"{\"device\": \"CPU", "\"sequences\": 16, \"context\": 20, \"prompt_tokens_per_s\": ",
+                          "\"tokens\": 20, ", "\"text_ratio\": ", "\"last_token_ratio\": "}) {
+    EXPECT_TRUE(contains(json, key));
+  }
+  EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--tokens", "8", "--threads", "1"}), "text of 8 "));
+  expect_error(n({"bench", "decode", "tiny.toml", "--set", "data.path=nowhere"}), 2, "model.vocab_size is 0",
+               "at least 257");
+  expect_error(n({"bench", "decode", "runs/checkpoints/tiny", "--set", "model.dim=8"}), 2, "--set with a checkpoint",
+               ".toml");
+}
+
+}  // namespace
+}  // namespace nmoe
