@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "chat/checkpoint_settings.h"
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
 #include "hf/export.h"
@@ -90,6 +91,34 @@ struct GenerateArguments {
   int64_t context = 0;  // 0: the model's
 };
 void generate_command(const GenerateArguments& arguments);
+
+struct ChatArguments {
+  std::string checkpoint;
+  std::string chat_template;  // a file; "": the checkpoint's own
+  std::string system;
+  SamplingDefaults sampling;  // before what the checkpoint says
+  uint64_t seed = 1;
+  int64_t max_tokens = 0;  // of a reply; 0: as many as there is room for
+  int threads = 0;
+  int64_t context = 0;  // 0: the model's
+};
+// A conversation: lines of standard input are what the user says, replies go to standard output.
+void chat_command(const ChatArguments& arguments);
+
+struct ServeArguments {
+  std::string checkpoint;
+  std::string chat_template;
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  int64_t max_sequences = 8;
+  int64_t max_context = 0;  // 0: the model's
+  int64_t max_queue = 64;
+  std::string api_key;
+  std::string model_name;  // "": run.name
+  int threads = 0;
+};
+// Serves OpenAI's API over HTTP until SIGINT or SIGTERM (docs/serving.md).
+void serve_command(const ServeArguments& arguments);
 
 struct RunsArguments {
   std::string dir = "runs";

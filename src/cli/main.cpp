@@ -68,6 +68,7 @@ class CommandLine {
     add_data(app);
     add_checkpoints(app);
     add_hugging_face(app);
+    add_conversation(app);
     add_measurement(app);
   }
 
@@ -304,6 +305,49 @@ class CommandLine {
     parity->callback([this] { run_ = [this] { parity_command(parity_); }; });
   }
 
+  void add_conversation(CLI::App& app) {
+    constexpr const char* kTemplate = "Jinja file, instead of the checkpoint's own chat template";
+    CLI::App* chat = app.add_subcommand("chat", "talk with a model");
+    chat->add_option("checkpoint", chat_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+    chat->add_option("--system", chat_.system, "the system prompt")->type_name("TEXT");
+    chat->add_option("--chat-template", chat_.chat_template, kTemplate)->type_name("FILE");
+    chat->add_option("--max-tokens", chat_.max_tokens, "of a reply; 0: as many as the context has room for")
+        ->check(number(0))
+        ->capture_default_str();
+    chat->add_option("--threads", chat_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    chat->add_option("--context", chat_.context, "tokens of the whole conversation; 0: the model's")
+        ->check(number(0))
+        ->capture_default_str();
+    constexpr const char* kSampling = "Sampling (unless given, as the checkpoint says, else as n generate)";
+    SamplingDefaults& sampling = chat_.sampling;
+    chat->add_option("--repetition-penalty", sampling.repetition_penalty)->check(number(0))->group(kSampling);
+    chat->add_option("--temperature", sampling.temperature)->check(number(0))->group(kSampling);
+    chat->add_option("--top-k", sampling.top_k)->check(number(0))->group(kSampling);
+    chat->add_option("--top-p", sampling.top_p)->check(number(0, 1))->group(kSampling);
+    chat->add_option("--min-p", sampling.min_p)->check(number(0, 1))->group(kSampling);
+    chat->add_option("--seed", chat_.seed)->capture_default_str()->group(kSampling);
+    chat->callback([this] { run_ = [this] { chat_command(chat_); }; });
+
+    CLI::App* serve = app.add_subcommand("serve", "serve a model over HTTP, as OpenAI's API");
+    serve->add_option("checkpoint", serve_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+    serve->add_option("--host", serve_.host, "address to listen on")->capture_default_str();
+    serve->add_option("--port", serve_.port, "0: any that is free")->check(number(0, 65535))->capture_default_str();
+    serve->add_option("--max-sequences", serve_.max_sequences, "texts written at the same time")
+        ->check(number(1))
+        ->capture_default_str();
+    serve->add_option("--max-context", serve_.max_context, "tokens of a prompt and its text; 0: the model's")
+        ->check(number(0))
+        ->capture_default_str();
+    serve->add_option("--max-queue", serve_.max_queue, "texts that may wait; more are refused")
+        ->check(number(0, 100000))
+        ->capture_default_str();
+    serve->add_option("--api-key", serve_.api_key, "what clients have to send")->envname("NMOE_API_KEY");
+    serve->add_option("--model-name", serve_.model_name, "what clients call the model; else the run's name");
+    serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FILE");
+    serve->add_option("--threads", serve_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
+  }
+
   void add_measurement(CLI::App& app) {
     CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
     CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
@@ -366,6 +410,8 @@ class CommandLine {
   ExportOptions export_;
   std::string shard_size_;
   ParityArguments parity_;
+  ChatArguments chat_;
+  ServeArguments serve_;
   BenchTrainArguments bench_train_;
   BenchDecodeArguments bench_decode_;
   BenchLoaderArguments bench_loader_;

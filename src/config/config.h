@@ -13,8 +13,8 @@
 namespace nmoe {
 
 enum class AttentionKind { kMla, kGqa };
-// What activations and the weights in products are: kDevice is bf16 on CUDA and fp32 on the CPU. Master weights, gradients
-// and moments are fp32 either way.
+// What activations and the weights in products are: kDevice is bf16 on CUDA and fp32 on the CPU. Master weights,
+// gradients and moments are fp32 either way.
 enum class Precision { kDevice, kBf16, kFp32 };
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
@@ -26,8 +26,8 @@ struct RunConfig {
   std::string dir = "runs";            // experiments.db, metrics/ and checkpoints/ live under it
   std::string device = "cpu";          // "cpu" or "cuda"
   Precision precision = Precision::kDevice;
-  int64_t threads = 0;                 // CPU threads; 0: one per available CPU
-  int64_t seed = 1;                    // initialisation and data order
+  int64_t threads = 0;  // CPU threads; 0: one per available CPU
+  int64_t seed = 1;     // initialisation and data order
 };
 
 struct RopeConfig {

@@ -251,7 +251,8 @@ EngineMemory Engine::used() const {
 }
 
 std::unique_ptr<Backend> make_backend(const RunConfig& run) {
-  const bool is_fp32 = run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && run.device == "cpu");
+  const bool is_fp32 =
+      run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && run.device == "cpu");
   return make_backend({.device = run.device,
                        .num_threads = static_cast<int>(run.threads),
                        .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16});

@@ -17,7 +17,7 @@ TEST_F(ArgumentsTest, NamesItsVersion) {
 TEST_F(ArgumentsTest, HelpListsTheCommands) {
   const std::string text = output({"--help"});
   for (const char* command :
-       {"train", "plan", "config", "runs", "prep", "tokenizer", "checkpoint", "generate", "bench"}) {
+       {"train", "plan", "config", "runs", "prep", "tokenizer", "checkpoint", "generate", "chat", "serve", "bench"}) {
     EXPECT_TRUE(contains(text, command));
   }
   EXPECT_TRUE(contains(output({"train", "--help"}), "--resume"));

@@ -11,12 +11,25 @@ namespace nmoe {
 namespace {
 
 // What may change between a run and its continuation.
-const std::set<std::string> kFree = {"run.name",          "run.experiment",       "run.dir",
-                                     "run.device",        "run.precision", "run.threads",          "data.path",
-                                     "data.mixture",      "data.profile",         "train.microbatch_seqs",
-                                     "train.steps",       "train.memory_limit",   "train.log_every",
-                                     "train.valid_every", "train.valid_seqs",     "train.stop_on_collapse",
-                                     "checkpoint.every",  "checkpoint.keep_last", "model.max_positions"};
+const std::set<std::string> kFree = {"run.name",
+                                     "run.experiment",
+                                     "run.dir",
+                                     "run.device",
+                                     "run.precision",
+                                     "run.threads",
+                                     "data.path",
+                                     "data.mixture",
+                                     "data.profile",
+                                     "train.microbatch_seqs",
+                                     "train.steps",
+                                     "train.memory_limit",
+                                     "train.log_every",
+                                     "train.valid_every",
+                                     "train.valid_seqs",
+                                     "train.stop_on_collapse",
+                                     "checkpoint.every",
+                                     "checkpoint.keep_last",
+                                     "model.max_positions"};
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.
 const std::string kInitFrom = "model.init.from";
 

@@ -84,6 +84,8 @@ bool Program::wait_for(std::string_view text) {
   return false;
 }
 
+std::string Program::errors() const { return content(err_); }
+
 void Program::send(int signal) const {
   if (pid_ > 0) ::kill(pid_, signal);
 }

@@ -1,0 +1,39 @@
+// Conversations as prompts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chat/checkpoint_settings.h"
+#include "chat/jinja/template.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace nmoe {
+
+// A checkpoint's chat template and special tokens. Immutable; safe to use from several threads at once.
+class ChatTemplate {
+ public:
+  // `file` is a Jinja template to use instead of the checkpoint's own; "": none. Errors: JinjaTemplate; (usage) when
+  // there is no template at all.
+  ChatTemplate(const CheckpointSettings& settings, const std::string& file);
+
+  // The text of a conversation. `messages` is a list of {"role", "content", ...}, `extra` an object of more variables
+  // for the template ("enable_thinking"). With `add_generation_prompt`, the beginning of a reply follows. Error
+  // (runtime): the template refuses it.
+  std::vector<RenderedPiece> render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
+                                    const nlohmann::ordered_json& extra) const;
+
+ private:
+  JinjaTemplate template_;
+  std::map<std::string, std::string> special_tokens_;
+};
+
+// The ids of a rendered text. Special tokens count where the template wrote them. In what came with the messages they
+// are text: no message can end its turn and speak for another role. (The package transformers lets them.)
+std::vector<int32_t> encode_rendered(const std::vector<RenderedPiece>& pieces, const Tokenizer& tokenizer);
+
+}  // namespace nmoe

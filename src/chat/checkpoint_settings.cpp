@@ -1,0 +1,116 @@
+#include "chat/checkpoint_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+using nlohmann::json;
+
+Error wrong(const fs::path& file, std::string_view key, std::string_view expected) {
+  return runtime_error(fmt::format("{}: {} is not {}", file.string(), key, expected),
+                       "correct the file, or remove it to go without what it says");
+}
+
+// An empty object where there is no such file.
+json read_object(const fs::path& file) {
+  if (!fs::exists(file)) return json::object();
+  json object = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) throw wrong(file, "its content", "a JSON object");
+  return object;
+}
+
+std::optional<int32_t> id_of(const Tokenizer& tokenizer, const std::string& token) {
+  for (const NamedToken& special : tokenizer.special_tokens()) {
+    if (special.text == token) return special.id;
+  }
+  return std::nullopt;
+}
+
+// "" where there is none.
+std::string template_of(const json& config, const fs::path& file) {
+  const json value = config.value("chat_template", json());
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  constexpr std::string_view kExpected = "a string, or a list of {\"name\", \"template\"} with a \"default\"";
+  if (value.is_array()) {
+    for (const json& named : value) {
+      const bool good = named.is_object() && named.contains("template") && named["template"].is_string();
+      if (good && named.value("name", json()) == "default") return named["template"].get<std::string>();
+    }
+  }
+  throw wrong(file, "chat_template", kExpected);
+}
+
+void read_tokens(const json& config, const fs::path& file, CheckpointSettings& settings) {
+  for (const auto& [key, value] : config.items()) {
+    if (!key.ends_with("_token") || key.starts_with("add_") || value.is_null()) continue;
+    const json content = value.is_object() ? value.value("content", json()) : value;
+    if (!content.is_string()) throw wrong(file, key, "a string or {\"content\": string}");
+    settings.special_tokens[key] = content.get<std::string>();
+  }
+}
+
+void read_generation(const json& config, const fs::path& file, const Tokenizer& tokenizer,
+                     CheckpointSettings& settings) {
+  const json eos = config.value("eos_token_id", json());
+  for (const json& id : eos.is_array() ? eos : eos.is_null() ? json::array() : json::array({eos})) {
+    if (!id.is_number_integer() || id < 0 || id >= tokenizer.vocab_size()) {
+      throw wrong(file, "eos_token_id", fmt::format("an id below {}, or a list of them", tokenizer.vocab_size()));
+    }
+    settings.stop_ids.push_back(id.get<int32_t>());
+  }
+  const auto number = [&](const char* key, double min, double max) -> std::optional<double> {
+    const json value = config.value(key, json());
+    if (value.is_null()) return std::nullopt;
+    if (!value.is_number() || !(value.get<double>() >= min && value.get<double>() <= max)) {
+      throw wrong(file, key, fmt::format("a number from {} to {}", min, max));
+    }
+    return value.get<double>();
+  };
+  SamplingDefaults& sampling = settings.sampling;
+  sampling.temperature = number("temperature", 0, 100);
+  sampling.top_p = number("top_p", 0, 1);
+  sampling.min_p = number("min_p", 0, 1);
+  sampling.repetition_penalty = number("repetition_penalty", 0.01, 100);
+  if (const auto top_k = number("top_k", 0, 1e9)) sampling.top_k = static_cast<int64_t>(*top_k);
+}
+
+}  // namespace
+
+CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const Tokenizer& tokenizer) {
+  const fs::path folder = checkpoint / "huggingface";
+  const fs::path template_file = folder / "chat_template.jinja", tokenizer_file = folder / "tokenizer_config.json",
+                 generation_file = folder / "generation_config.json";
+  CheckpointSettings settings;
+  settings.imported = fs::exists(folder);
+  const json config = read_object(tokenizer_file);
+  read_tokens(config, tokenizer_file, settings);
+  const bool own_file = fs::exists(template_file);
+  settings.chat_template = own_file ? read_file(template_file) : template_of(config, tokenizer_file);
+  settings.chat_template_file = own_file ? template_file.string() : tokenizer_file.string() + " (chat_template)";
+
+  if (!settings.imported) {
+    for (const NamedToken& special : tokenizer.special_tokens()) {
+      if (special.id == tokenizer.eos_id()) settings.special_tokens["eos_token"] = special.text;
+    }
+  }
+  const auto named = [&](const char* role) -> std::optional<int32_t> {
+    const auto found = settings.special_tokens.find(role);
+    return found == settings.special_tokens.end() ? std::nullopt : id_of(tokenizer, found->second);
+  };
+  if (config.value("add_bos_token", json()) == true) settings.bos_id = named("bos_token");
+
+  read_generation(read_object(generation_file), generation_file, tokenizer, settings);
+  if (const auto eos = named("eos_token")) settings.stop_ids.push_back(*eos);
+  std::ranges::sort(settings.stop_ids);
+  settings.stop_ids.erase(std::unique(settings.stop_ids.begin(), settings.stop_ids.end()), settings.stop_ids.end());
+  return settings;
+}
+
+}  // namespace nmoe

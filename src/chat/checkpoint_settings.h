@@ -1,0 +1,44 @@
+// What a checkpoint that came from Hugging Face says about its use: the folder `huggingface` in it.
+//
+//   chat_template.jinja      how a conversation becomes text; else "chat_template" of tokenizer_config.json, a string
+//   or
+//                            a list of {"name", "template"}, of which "default" counts
+//   tokenizer_config.json    "bos_token", "eos_token" and the like: a string, or {"content": string}; "add_bos_token"
+//   generation_config.json   "eos_token_id" (an id or a list), "temperature", "top_k", "top_p", "min_p",
+//                            "repetition_penalty"
+//
+// Every file may be missing, as they all are in checkpoints that nmoe trained.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace nmoe {
+
+// null where the checkpoint says nothing.
+struct SamplingDefaults {
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int64_t> top_k;
+};
+
+struct CheckpointSettings {
+  std::string chat_template;                          // "": none
+  std::string chat_template_file;                     // where it is, for messages
+  std::map<std::string, std::string> special_tokens;  // by role: "bos_token", "eos_token", ...
+  std::vector<int32_t> stop_ids;                      // ids that end a reply beside the tokenizer's eos_id; ascending
+  std::optional<int32_t> bos_id;                      // begins every text, if anything does
+  bool imported = false;                              // the folder is there
+  SamplingDefaults sampling;
+};
+
+// `checkpoint` is one checkpoint's own folder, `tokenizer` what is in it. Without the folder `huggingface`, eos_token
+// is the name of the tokenizer's eos_id. Error (runtime) naming the file and the key that is not as above.
+CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const Tokenizer& tokenizer);
+
+}  // namespace nmoe

@@ -1,0 +1,80 @@
+// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions, /v1/models and /health.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/signals.h"
+#include "chat/chat_template.h"
+#include "chat/checkpoint_settings.h"
+#include "infer/engine.h"
+#include "serve/api_error.h"
+#include "serve/api_request.h"
+#include "serve/generation_queue.h"
+
+namespace httplib {
+class ContentReader;
+class DataSink;
+class Server;
+struct Request;
+struct Response;
+}  // namespace httplib
+
+namespace nmoe {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;         // 0: any that is free
+  int64_t max_queue = 64;  // generations that wait for a slot; more are refused
+  std::string api_key;     // "": none is asked for
+  std::string model_name;
+};
+
+class ApiServer {
+ public:
+  // What there is to serve. `chat` may be nothing; then `no_chat` says why. All live as long as the server, which alone
+  // drives the engine.
+  ApiServer(InferenceEngine& engine, const CheckpointSettings& settings, const ChatTemplate* chat, std::string no_chat,
+            ServerOptions options);
+  ~ApiServer();
+  ApiServer(const ApiServer&) = delete;
+  ApiServer& operator=(const ApiServer&) = delete;
+
+  // Where it listens, from construction on. Error (runtime) when that is not possible.
+  int port() const { return port_; }
+
+  // Answers until `stop` is requested; then refuses what is new, gives what runs a few seconds, and returns. One line a
+  // request goes to standard error.
+  void run(const StopSignal& stop);
+
+ private:
+  struct Exchange;
+
+  void add_routes();
+  void check_key(const httplib::Request& request) const;
+  static std::string read_body(const httplib::Request& request, const httplib::Response& response,
+                               const httplib::ContentReader& reader);
+  void generate(const std::string& body, bool is_chat, httplib::Response& response);
+  std::vector<int32_t> encode_text(const std::string& text) const;
+  std::vector<int32_t> encode_chat(const ApiRequest& request) const;
+  bool send(Exchange& exchange, httplib::DataSink& sink) const;
+
+  InferenceEngine& engine_;
+  const CheckpointSettings& settings_;
+  const ChatTemplate* chat_;
+  std::string no_chat_;
+  ServerOptions options_;
+  int64_t created_;  // seconds since 1970
+  GenerationQueue queue_;
+  std::atomic<bool> stopping_ = false;      // nothing new is taken
+  std::atomic<bool> aborting_ = false;      // what runs is given up
+  std::atomic<uint64_t> seeds_;             // of requests that name none
+  std::atomic<int64_t> num_exchanges_ = 0;  // requests that are being answered with a text
+  std::unique_ptr<httplib::Server> http_;
+  int port_ = 0;
+};
+
+}  // namespace nmoe

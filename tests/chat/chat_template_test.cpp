@@ -1,0 +1,114 @@
+#include "chat/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "chat/checkpoint_settings.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+
+namespace nmoe {
+namespace {
+
+using nlohmann::ordered_json;
+using test::contains;
+using test::error_of;
+
+constexpr const char* kTemplate =
+    "{{ bos_token }}{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}{% if quiet %} hush{% endif %}{{ tools is none }}";
+
+class ChatTemplateTest : public test::TempDirTest {
+ protected:
+  void write(const std::string& name, const std::string& text) const {
+    make_directories(dir_ / "huggingface");
+    write_file_atomically(dir_ / "huggingface" / name, text);
+  }
+  CheckpointSettings settings() const { return read_checkpoint_settings(dir_, *tokenizer_); }
+
+  const std::shared_ptr<const Tokenizer> tokenizer_ = byte_tokenizer();
+  const ordered_json messages_ = {{{"role", "user"}, {"content", "a<|endoftext|>b"}}};
+};
+
+std::string text_of(const std::vector<RenderedPiece>& pieces) {
+  std::string text;
+  for (const RenderedPiece& piece : pieces) text += piece.text;
+  return text;
+}
+
+TEST_F(ChatTemplateTest, RendersAsTransformersDoes) {
+  write("chat_template.jinja", kTemplate);
+  write("tokenizer_config.json", R"({"bos_token": {"content": "<s>"}, "eos_token": null, "chat_template": "other"})");
+  const ChatTemplate chat(settings(), "");
+  EXPECT_EQ(text_of(chat.render(messages_, true, {{"quiet", true}})),
+            "<s><|endoftext|>user: a<|endoftext|>b\nassistant: hushTrue");
+  EXPECT_EQ(text_of(chat.render(ordered_json::array(), false, ordered_json::object())), "<s>True");
+}
+
+TEST_F(ChatTemplateTest, AMessageCannotSmuggleSpecialTokens) {
+  write("chat_template.jinja", kTemplate);
+  const ChatTemplate chat(settings(), "");
+  const auto ids = encode_rendered(chat.render(messages_, false, ordered_json::object()), *tokenizer_);
+  EXPECT_EQ(std::ranges::count(ids, tokenizer_->eos_id()), 1);
+  EXPECT_EQ(ids.front(), tokenizer_->eos_id());
+  EXPECT_EQ(tokenizer_->decode(std::span(ids).subspan(1)), "user: a<|endoftext|>b\nTrue");
+  // Half of one from the template and half from the message is none either.
+  write("chat_template.jinja", "<|endof{{ messages[0].content }}{{ eos_token }}");
+  const ChatTemplate halves(settings(), "");
+  const ordered_json half = {{{"role", "user"}, {"content", "text|>"}}};
+  EXPECT_EQ(encode_rendered(halves.render(half, false, ordered_json::object()), *tokenizer_).size(), 13U);
+}
+
+TEST_F(ChatTemplateTest, WhereTheTemplateIs) {
+  EXPECT_FALSE(settings().imported);
+  EXPECT_EQ(settings().special_tokens.at("eos_token"), "<|endoftext|>");
+  const Error none = error_of([&] { ChatTemplate(settings(), ""); });
+  EXPECT_TRUE(contains(none.what(), "has no chat template"));
+  EXPECT_TRUE(contains(none.remedy(), "--chat-template FILE"));
+  EXPECT_EQ(none.exit_code(), 2);
+
+  write("tokenizer_config.json", R"({"chat_template": "one"})");
+  EXPECT_TRUE(settings().imported);
+  EXPECT_EQ(settings().chat_template, "one");
+  write("tokenizer_config.json",
+        R"({"chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "two"}]})");
+  EXPECT_EQ(settings().chat_template, "two");
+  write("chat_template.jinja", "three");
+  EXPECT_EQ(settings().chat_template, "three");
+  write_file_atomically(dir_ / "own.jinja", "{{ messages|length }}{% bad %}");
+  EXPECT_TRUE(contains(error_of([&] { ChatTemplate(settings(), dir_ / "own.jinja"); }).what(),
+                       "own.jinja:1: the block {% bad"));
+  EXPECT_TRUE(contains(error_of([&] { ChatTemplate(settings(), dir_ / "no.jinja"); }).what(), "no.jinja"));
+}
+
+TEST_F(ChatTemplateTest, StopIdsAndDefaults) {
+  EXPECT_EQ(settings().stop_ids, std::vector<int32_t>{256});
+  write("generation_config.json", R"({"eos_token_id": [7, 3, 7], "temperature": 0.6, "top_k": 20, "top_p": null})");
+  write("tokenizer_config.json",
+        R"({"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "add_bos_token": true})");
+  const CheckpointSettings read = settings();
+  EXPECT_EQ(read.stop_ids, (std::vector<int32_t>{3, 7, 256}));
+  EXPECT_EQ(read.bos_id, 256);
+  EXPECT_EQ(read.sampling.temperature, 0.6);
+  EXPECT_EQ(read.sampling.top_k, 20);
+  EXPECT_FALSE(read.sampling.top_p.has_value());
+  write("generation_config.json", R"({"eos_token_id": 5})");
+  EXPECT_EQ(settings().stop_ids, (std::vector<int32_t>{5, 256}));
+}
+
+TEST_F(ChatTemplateTest, WrongSettings) {
+  const auto fails = [&](const std::string& file, const std::string& content, const std::string& what) {
+    write(file, content);
+    EXPECT_TRUE(contains(error_of([&] { settings(); }).what(), what));
+    fs::remove(dir_ / "huggingface" / file);
+  };
+  fails("tokenizer_config.json", "[", "tokenizer_config.json: its content is not a JSON object");
+  fails("tokenizer_config.json", R"({"eos_token": 3})", "eos_token is not a string");
+  fails("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "x"}]})", "chat_template is not");
+  fails("generation_config.json", R"({"eos_token_id": 257})", "eos_token_id is not an id below 257");
+  fails("generation_config.json", R"({"top_p": 1.5})", "top_p is not a number from 0 to 1");
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,44 @@
+// The template language against Jinja itself (scripts/jinja_vectors.py).
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "chat/jinja/template.h"
+
+namespace nmoe {
+namespace {
+
+using nlohmann::ordered_json;
+
+// What Jinja prints and nmoe refuses.
+const std::set<std::string> kRefused = {"strings 8", "for 26"};
+
+TEST(JinjaVectorsTest, EveryCase) {
+  const ordered_json vectors =
+      ordered_json::parse(read_file(std::string(NMOE_SOURCE_DIR) + "/tests/chat/fixtures/jinja.json"));
+  ASSERT_GE(vectors.at("cases").size(), 500U);
+  for (const ordered_json& entry : vectors.at("cases")) {
+    const auto name = entry.at("name").get<std::string>();
+    const auto source = entry.at("template").get<std::string>();
+    const bool refused = entry.contains("error") || kRefused.contains(name);
+    SCOPED_TRACE(name + ": " + source);
+    std::string text;
+    try {
+      for (const RenderedPiece& piece : JinjaTemplate(source, "vectors").render(vectors.at("context"), {})) {
+        text += piece.text;
+      }
+    } catch (const Error& error) {
+      EXPECT_TRUE(refused) << error.what();
+      EXPECT_NE(std::string(error.what()).find("vectors:"), std::string::npos) << error.what();
+      continue;
+    }
+    EXPECT_FALSE(refused) << text;
+    EXPECT_EQ(text, refused ? text : entry.at("expected").get<std::string>());
+  }
+}
+
+}  // namespace
+}  // namespace nmoe
