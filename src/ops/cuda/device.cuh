@@ -29,7 +29,7 @@ namespace nmoe::cuda {
 
 constexpr int kWarp = 32;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The number of blocks along a grid's first dimension.
 inline unsigned grid_size(int64_t num_blocks) {
