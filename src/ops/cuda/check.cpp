@@ -8,8 +8,4 @@ void check_status(cudaError_t status, const char* call, const char* file, int li
   if (status != cudaSuccess) check_failed(file, line, call, cudaGetErrorString(status));
 }
 
-void check_argument(bool holds, const char* condition, const char* file, int line) {
-  if (!holds) check_failed(file, line, condition, "argument out of range");
-}
-
 }  // namespace nmoe::cuda

@@ -1,67 +1,85 @@
-// The CUDA kernel against the CPU operation. Needs a GPU: label gpu.
 #include "ops/cuda/rms_norm.h"
 
-#include <gtest/gtest.h>
-
-#include "ops/cuda/check.h"
-#include "support/tensors.h"
+#include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
 namespace {
 
-// A device copy of a host tensor's values.
-class DeviceArray {
- public:
-  explicit DeviceArray(Tensor host) : bytes_(static_cast<size_t>(host.num_bytes())) {
-    NMOE_CUDA_CHECK(cudaMalloc(&data_, bytes_));
-    NMOE_CUDA_CHECK(cudaMemcpy(data_, host.raw(), bytes_, cudaMemcpyHostToDevice));
-  }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
+constexpr double kEps = 1e-6;
+// Two orders of summing D squares in fp32: D^(1/2) rounding errors of 6e-8, with room.
+constexpr double kForward = 4e-6;
+// Differences of terms of like size, down to a thousandth of them; sums of a thousand terms of either sign.
+constexpr double kBackward = 5e-4;
 
-  float* data() const { return static_cast<float*>(data_); }
-  void download(Tensor host) const { NMOE_CUDA_CHECK(cudaMemcpy(host.raw(), data_, bytes_, cudaMemcpyDeviceToHost)); }
+// Rows and widths: heads, models, a warp's rows and a block's, none, odd ones.
+constexpr std::pair<int64_t, int64_t> kShapes[] = {{0, 64},   {1, 1},    {3, 7},      {65, 255},  {17, 256},
+                                                   {9, 1024}, {5, 1025}, {1000, 768}, {33, 2048}, {5, 7168}};
 
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-};
+using CudaRmsNorm = CudaTest;
 
-class CudaRmsNorm : public ::testing::TestWithParam<std::pair<int64_t, int64_t>> {};
-
-TEST_P(CudaRmsNorm, MatchesTheCpu) {
-  const auto [rows, dim] = GetParam();
-  constexpr double kEps = 1e-6;
+TEST_F(CudaRmsNorm, ForwardIsThatOfTheCpu) {
+  auto ctx = context();
   const auto cpu = cpu_backend(DType::kF32);
-  TensorPool pool(DType::kF32);
-  const Tensor x = pool.normal({rows, dim}), gain = pool.normal({dim}, 0.1, 1.0);
-  const Tensor expected = pool.zeros({rows, dim}), expected_rstd = pool.zeros({rows});
-  cpu->rms_norm_forward(x, gain, kEps, expected, expected_rstd);
-
-  const Tensor y = pool.zeros({rows, dim}), rstd = pool.zeros({rows});
-  const DeviceArray device_x(x), device_gain(gain), device_y(y), device_rstd(rstd);
-  cuda::rms_norm_forward({.x = device_x.data(),
-                          .gain = device_gain.data(),
-                          .y = device_y.data(),
-                          .rstd = device_rstd.data(),
-                          .num_vectors = rows,
-                          .dim = dim,
-                          .eps = static_cast<float>(kEps)},
-                         nullptr);
-  NMOE_CUDA_CHECK(cudaDeviceSynchronize());
-  device_y.download(y);
-  device_rstd.download(rstd);
-  // Two orders of summing D squares in fp32: D^(1/2) rounding errors of 6e-8, with room.
-  EXPECT_TRUE(near(y, expected, 4e-6));
-  EXPECT_TRUE(near(rstd, expected_rstd, 4e-6));
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [rows, width] : kShapes) {
+      const Tensor x = normal({rows, width}, dtype), gain = normal({width}, DType::kF32, 0.1, 1.0);
+      const Tensor expected = pool_.zeros({rows, width}), expected_rstd = pool_.zeros({rows});
+      cpu->rms_norm_forward(x, gain, kEps, expected, expected_rstd);
+      const Tensor y = tensors_.allocate(dtype, {rows, width}), rstd = tensors_.allocate(DType::kF32, {rows});
+      const Tensor device_x = up(x, dtype);
+      cuda::rms_norm_forward(ctx, device_x, up(gain), kEps, y, rstd);
+      EXPECT_TRUE(near(down(y), expected, tolerance(dtype, kForward))) << rows << " x " << width;
+      EXPECT_TRUE(near(down(rstd), expected_rstd, kForward)) << rows << " x " << width;
+      cuda::rms_norm_forward(ctx, device_x, up(gain), kEps, device_x, rstd);
+      EXPECT_TRUE(same_bits(down(device_x), down(y))) << "in place, " << rows << " x " << width;
+    }
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CudaRmsNorm,
-                         ::testing::Values(std::pair<int64_t, int64_t>{1, 1}, std::pair<int64_t, int64_t>{3, 7},
-                                           std::pair<int64_t, int64_t>{65, 255}, std::pair<int64_t, int64_t>{17, 256},
-                                           std::pair<int64_t, int64_t>{1000, 768},
-                                           std::pair<int64_t, int64_t>{5, 7168}));
+TEST_F(CudaRmsNorm, BackwardIsThatOfTheCpu) {
+  auto ctx = context();
+  const auto cpu = cpu_backend(DType::kF32);
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [rows, width] : kShapes) {
+      for (const bool accumulate : {false, true}) {
+        const Tensor x = normal({rows, width}, dtype), dy = normal({rows, width}, dtype);
+        const Tensor gain = normal({width}, DType::kF32, 0.1, 1.0), rstd = pool_.zeros({rows});
+        const Tensor dx = normal({rows, width}, dtype), dgain = normal({width});
+        cpu->rms_norm_forward(x, gain, kEps, pool_.zeros({rows, width}), rstd);
+        const Tensor device_dx = up(dx, dtype), device_dgain = up(dgain), device_dy = up(dy, dtype);
+        const Tensor device_x = up(x, dtype), device_gain = up(gain), device_rstd = up(rstd);
+        const Tensor second_dgain = up(dgain);
+        cpu->rms_norm_backward(x, gain, rstd, dy, dx, dgain, accumulate);
+        cuda::rms_norm_backward(ctx, device_x, device_gain, device_rstd, device_dy, device_dx, device_dgain,
+                                accumulate);
+        EXPECT_TRUE(near(down(device_dx), dx, tolerance(dtype, kBackward))) << rows << " x " << width;
+        EXPECT_TRUE(near(down(device_dgain), dgain, kBackward)) << rows << " x " << width;
+        if (accumulate) continue;
+        cuda::rms_norm_backward(ctx, device_x, device_gain, device_rstd, device_dy, device_dy, second_dgain, false);
+        EXPECT_TRUE(same_bits(down(device_dy), down(device_dx))) << "in place, " << rows << " x " << width;
+        EXPECT_TRUE(same_bits(down(second_dgain), down(device_dgain))) << rows << " x " << width;
+      }
+    }
+  }
+}
+
+// Chunks of more rows than the least.
+TEST_F(CudaRmsNorm, GainsOfManyRowsAddUp) {
+  auto ctx = context();
+  const auto cpu = cpu_backend(DType::kF64);
+  constexpr int64_t kRows = 50'001, kWidth = 40;
+  TensorPool exact(DType::kF64, 7), single(DType::kF32, 7);
+  const Tensor x = exact.normal({kRows, kWidth}), dy = exact.normal({kRows, kWidth}), gain = exact.full({kWidth}, 1);
+  const Tensor rstd = exact.full({kRows}, 1), dgain = exact.zeros({kWidth});
+  cpu->rms_norm_backward(x, gain, rstd, dy, exact.zeros({kRows, kWidth}), dgain);
+  const Tensor device_x = up(single.normal({kRows, kWidth})), device_dy = up(single.normal({kRows, kWidth}));
+  const Tensor device_dgain = up(single.zeros({kWidth}));
+  cuda::rms_norm_backward(ctx, device_x, up(single.full({kWidth}, 1)), up(single.full({kRows}, 1)), device_dy,
+                          device_dy, device_dgain, false);
+  // 50,000 terms around 1 in short chains, sums around 200: errors of some 1e-6, relative to a thousandth of the
+  // largest.
+  EXPECT_TRUE(near(down(device_dgain), values(dgain), 5e-4));
+}
 
 }  // namespace
 }  // namespace nmoe::test

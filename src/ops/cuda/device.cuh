@@ -1,0 +1,152 @@
+// What the kernels share: element types, 16-byte access, sums over warps and blocks, launch sizes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+#include "base/error.h"
+#include "ops/cuda/check.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+template <>
+struct DTypeOf<__nv_bfloat16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<int16_t> {
+  static constexpr DType value = DType::kI16;
+};
+
+}  // namespace nmoe
+
+namespace nmoe::cuda {
+
+constexpr int kWarp = 32;
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The number of blocks along a grid's first dimension.
+inline unsigned grid_size(int64_t num_blocks) {
+  NMOE_CHECK(num_blocks > 0 && num_blocks <= std::numeric_limits<int32_t>::max(), "a grid of {} blocks", num_blocks);
+  return static_cast<unsigned>(num_blocks);
+}
+// Along its second or third.
+inline unsigned short_grid_size(int64_t num_blocks) {
+  NMOE_CHECK(num_blocks > 0 && num_blocks <= 65535, "{} blocks along a grid's second or third dimension", num_blocks);
+  return static_cast<unsigned>(num_blocks);
+}
+
+// Calls fn with a value of an act tensor's element type.
+template <class Fn>
+void dispatch_act(DType dtype, const Fn& fn) {
+  if (dtype == DType::kBF16) {
+    fn(__nv_bfloat16{});
+  } else {
+    NMOE_CHECK(dtype == DType::kF32, "CUDA computes in F32 or BF16, not {}", dtype_name(dtype));
+    fn(float{});
+  }
+}
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ inline T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return __float2bfloat16_rn(x);
+  }
+}
+
+// Whether load8 and store8 may take 16 bytes at a time: every row of `width` elements, one after another from the
+// tensor's start, begins at a multiple of 16 bytes.
+template <class... Tensors>
+bool can_vectorise(int64_t width, const Tensors&... tensors) {
+  return width % 8 == 0 && ((std::bit_cast<uintptr_t>(tensors.raw()) % 16 == 0) && ...);
+}
+
+// Elements [i, i + 8) of a row of `width`, as floats; 0 past its end. `vector`: as can_vectorise says; i is a multiple
+// of 8.
+__device__ inline void load8(const float* row, int64_t i, int64_t width, bool vector, float (&v)[8]) {
+  if (vector) {
+    const float4 low = *reinterpret_cast<const float4*>(row + i), high = *reinterpret_cast<const float4*>(row + i + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = i + j < width ? row[i + j] : 0.0F;
+  }
+}
+__device__ inline void load8(const __nv_bfloat16* row, int64_t i, int64_t width, bool vector, float (&v)[8]) {
+  if (vector) {
+    const uint4 packed = *reinterpret_cast<const uint4*>(row + i);
+    const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[2 * j] = __uint_as_float(words[j] << 16);
+      v[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000U);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = i + j < width ? to_float(row[i + j]) : 0.0F;
+  }
+}
+
+// The other way; nothing past the end.
+__device__ inline void store8(float* row, int64_t i, int64_t width, bool vector, const float (&v)[8]) {
+  if (vector) {
+    *reinterpret_cast<float4*>(row + i) = make_float4(v[0], v[1], v[2], v[3]);
+    *reinterpret_cast<float4*>(row + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (i + j < width) row[i + j] = v[j];
+    }
+  }
+}
+__device__ inline void store8(__nv_bfloat16* row, int64_t i, int64_t width, bool vector, const float (&v)[8]) {
+  if (vector) {
+    unsigned words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const unsigned low = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j]));
+      const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j + 1]));
+      words[j] = low | high << 16;
+    }
+    *reinterpret_cast<uint4*>(row + i) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (i + j < width) row[i + j] = __float2bfloat16_rn(v[j]);
+    }
+  }
+}
+
+// Every lane returns the sum over its warp, of which all lanes take part.
+template <class T>
+__device__ T warp_sum(T value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFFU, value, offset);
+  return value;
+}
+
+// Every thread returns the sum over its block of whole warps, of which all threads take part. An order fixed by the
+// block's size.
+template <class T>
+__device__ T block_sum(T value) {
+  __shared__ T warp_sums[kWarp];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  value = warp_sum(value);
+  __syncthreads();  // the sums of the call before may still be read
+  if (lane == 0) warp_sums[warp] = value;
+  __syncthreads();
+  return warp_sum(lane < static_cast<int>(blockDim.x) / kWarp ? warp_sums[lane] : T{0});
+}
+
+}  // namespace nmoe::cuda
