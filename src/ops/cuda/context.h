@@ -1,5 +1,5 @@
-// What every CUDA operation gets: the stream to enqueue on and scratch to use. An operation first claims all its scratch,
-// then returns if counting(): that is how a plan learns how much scratch a step needs.
+// What every CUDA operation gets: the stream to enqueue on and scratch to use. An operation first claims all its
+// scratch, then returns if counting(): that is how a plan learns how much scratch a step needs.
 #pragma once
 
 #include <cublasLt.h>

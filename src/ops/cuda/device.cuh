@@ -87,6 +87,14 @@ __device__ inline void store8(__nv_bfloat16* target, const float (&values)[8]) {
   *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+// Two values at `target`, which is aligned to their size.
+__device__ inline void store2(float* target, float first, float second) {
+  *reinterpret_cast<float2*>(target) = make_float2(first, second);
+}
+__device__ inline void store2(__nv_bfloat16* target, float first, float second) {
+  *reinterpret_cast<__nv_bfloat162*>(target) = __floats2bfloat162_rn(first, second);
+}
+
 // Every lane returns the sum over the warp; all 32 lanes take part.
 template <class T>
 __device__ T warp_sum(T value) {
