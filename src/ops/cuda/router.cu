@@ -153,9 +153,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   if (!rule.softmax) {
     for (int i = lane; i < num_experts; i += kWarp) scores[i] = 1.0F / (1.0F + expf(-logits[i]));
   }
-  float score_sum = 0.0F;
   for (int i = lane; i < num_experts; i += kWarp) {
-    score_sum += scores[i];
     ranks[i] = eligible_rank(__fadd_rn(scores[i], bias[i]));  // of the score as it was rounded
   }
   __syncwarp();  // orders the scores too, which other lanes read below
@@ -163,7 +161,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   if (terms.z != nullptr && lane == 0)
     terms.z[warp.token] = static_cast<double>(log_sum) * static_cast<double>(log_sum);
   if (terms.entropy != nullptr) {
-    const double sum = static_cast<double>(warp_sum(score_sum)) + kTinySum;
+    double sum = 0.0;
+    for (int i = lane; i < num_experts; i += kWarp) sum += static_cast<double>(scores[i]);
+    sum = warp_sum(sum) + kTinySum;
     double entropy = 0.0;
     for (int i = lane; i < num_experts; i += kWarp) {
       const double p = static_cast<double>(scores[i]) / sum;

@@ -46,8 +46,9 @@ class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<
   }
 
   // Both sum exact products (bf16) or products rounded to fp32, in fp32, in different orders: some 1e-7 of the largest
-  // results, seen relative to a thousandth of them. A result in bf16 is rounded to 8 bits: 2^-9.
-  double tolerance(DType result) const { return result == DType::kBF16 ? 2.5e-3 : 5e-4; }
+  // results, seen relative to a thousandth of them. A result in bf16 is rounded to 8 bits besides: half a unit is at
+  // most 2^-8 of it.
+  double tolerance(DType result) const { return result == DType::kBF16 ? 4.4e-3 : 5e-4; }
 
   GroupCase case_ = cases()[std::get<0>(GetParam())];
   DType act_ = std::get<1>(GetParam());

@@ -192,8 +192,8 @@ TEST_P(CudaRouter, BackwardMatchesTheCpu) {
     cuda::router_backward(ctx, {case_.rule, case_.loss, device_.logits, device_.scores, device_.top_idx,
                                 device_.weights, up(dweights), dlogits});
     // fp32: differences of sums over E that cancel, seen relative to a thousandth of the largest gradient.
-    // bf16: half a unit in the last of 8 bits, 2^-9, besides.
-    EXPECT_TRUE(near(down(dlogits), expected, act == DType::kBF16 ? 4e-3 : 1e-3)) << dtype_name(act);
+    // bf16: half a unit in the last of 8 bits besides, at most 2^-8 of the value.
+    EXPECT_TRUE(near(down(dlogits), expected, act == DType::kBF16 ? 5e-3 : 1e-3)) << dtype_name(act);
   }
 }
 
