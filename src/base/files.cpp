@@ -195,7 +195,7 @@ void FileWriter::reserve(uint64_t bytes) {
   if (bytes == 0) return;
   size_ += bytes;
   if (::fallocate(fd_, 0, 0, static_cast<off_t>(size_)) == 0) return;
-  if (errno != EOPNOTSUPP || ::ftruncate(fd_, static_cast<off_t>(size_)) != 0) throw io_error("extend", path_, errno);
+  if (errno != EOPNOTSUPP || ::ftruncate(fd_, static_cast<off_t>(size_)) != 0) throw io_error("write", path_, errno);
 }
 
 void FileWriter::write_at(uint64_t offset, const void* data, size_t bytes) {

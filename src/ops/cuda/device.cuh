@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "base/error.h"
 #include "ops/cuda/check.h"
@@ -29,7 +30,15 @@ namespace nmoe::cuda {
 
 constexpr int kWarp = 32;
 
-__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+template <class A, class B>
+__host__ __device__ constexpr auto ceil_div(A a, B b) {
+  return (a + b - 1) / b;
+}
+
+// Whether accesses of 16 bytes may start at `pointer`.
+inline bool aligned16(const void* pointer) { return std::bit_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // The number of blocks along a grid's first dimension.
 inline unsigned grid_size(int64_t num_blocks) {
@@ -71,13 +80,49 @@ bool can_vectorise(int64_t width, const Tensors&... tensors) {
   return width % 8 == 0 && ((std::bit_cast<uintptr_t>(tensors.raw()) % 16 == 0) && ...);
 }
 
+// Eight values at `source`, which is aligned to 16 bytes.
+__device__ inline void load8(const float* source, float (&v)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(source)[0], high = reinterpret_cast<const float4*>(source)[1];
+  v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+  v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+__device__ inline void load8(const __nv_bfloat16* source, float (&v)[8]) {
+  const uint4 packed = *reinterpret_cast<const uint4*>(source);
+  const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    v[2 * j] = __uint_as_float(words[j] << 16);
+    v[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000U);
+  }
+}
+__device__ inline void store8(float* target, const float (&v)[8]) {
+  reinterpret_cast<float4*>(target)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(target)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+__device__ inline void store8(__nv_bfloat16* target, const float (&v)[8]) {
+  unsigned words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const unsigned low = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j]));
+    const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j + 1]));
+    words[j] = low | high << 16;
+  }
+  *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Two values at `target`, which is aligned to their size.
+__device__ inline void store2(float* target, float first, float second) {
+  *reinterpret_cast<float2*>(target) = make_float2(first, second);
+}
+__device__ inline void store2(__nv_bfloat16* target, float first, float second) {
+  *reinterpret_cast<__nv_bfloat162*>(target) = __floats2bfloat162_rn(first, second);
+}
+
 // Elements [i, i + 8) of a row of `width`, as floats; 0 past its end. `vector`: as can_vectorise says; i is a multiple
 // of 8.
 __device__ inline void load8(const float* row, int64_t i, int64_t width, bool vector, float (&v)[8]) {
   if (vector) {
-    const float4 low = *reinterpret_cast<const float4*>(row + i), high = *reinterpret_cast<const float4*>(row + i + 4);
-    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+    load8(row + i, v);
   } else {
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = i + j < width ? row[i + j] : 0.0F;
@@ -85,13 +130,7 @@ __device__ inline void load8(const float* row, int64_t i, int64_t width, bool ve
 }
 __device__ inline void load8(const __nv_bfloat16* row, int64_t i, int64_t width, bool vector, float (&v)[8]) {
   if (vector) {
-    const uint4 packed = *reinterpret_cast<const uint4*>(row + i);
-    const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      v[2 * j] = __uint_as_float(words[j] << 16);
-      v[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000U);
-    }
+    load8(row + i, v);
   } else {
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = i + j < width ? to_float(row[i + j]) : 0.0F;
@@ -101,8 +140,7 @@ __device__ inline void load8(const __nv_bfloat16* row, int64_t i, int64_t width,
 // The other way; nothing past the end.
 __device__ inline void store8(float* row, int64_t i, int64_t width, bool vector, const float (&v)[8]) {
   if (vector) {
-    *reinterpret_cast<float4*>(row + i) = make_float4(v[0], v[1], v[2], v[3]);
-    *reinterpret_cast<float4*>(row + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    store8(row + i, v);
   } else {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -112,14 +150,7 @@ __device__ inline void store8(float* row, int64_t i, int64_t width, bool vector,
 }
 __device__ inline void store8(__nv_bfloat16* row, int64_t i, int64_t width, bool vector, const float (&v)[8]) {
   if (vector) {
-    unsigned words[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const unsigned low = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j]));
-      const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j + 1]));
-      words[j] = low | high << 16;
-    }
-    *reinterpret_cast<uint4*>(row + i) = make_uint4(words[0], words[1], words[2], words[3]);
+    store8(row + i, v);
   } else {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -132,7 +163,12 @@ __device__ inline void store8(__nv_bfloat16* row, int64_t i, int64_t width, bool
 template <class T>
 __device__ T warp_sum(T value) {
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFFU, value, offset);
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(kAllLanes, value, offset);
+  return value;
+}
+__device__ inline float warp_max(float value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, offset));
   return value;
 }
 

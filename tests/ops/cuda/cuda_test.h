@@ -28,6 +28,23 @@ class CudaTest : public ::testing::Test {
   }
 
   cuda::Context context() { return {stream_, scratch_, num_sms_, cublas_}; }
+  // One in which operations only claim their scratch from `counting`.
+  cuda::Context context(Arena& counting) const { return {stream_, counting, num_sms_, cublas_}; }
+
+  // Does `work(context)` twice: to count scratch, then with just that much left.
+  template <class Work>
+  void run(const Work& work) {
+    Arena counter("counter");
+    cuda::Context counting = context(counter);
+    work(counting);
+    const ArenaScope scope(scratch_);
+    const int64_t spare = scratch_.capacity() - counter.high_water();
+    NMOE_CHECK(spare >= 0, "the test wants {} bytes of scratch", counter.high_water());
+    if (spare > 0) scratch_.allocate(DType::kU8, {spare / Arena::kAlignment * Arena::kAlignment});
+    cuda::Context real = context();
+    work(real);
+    NMOE_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
 
   // A device copy; F32 values are rounded to `dtype` when it is BF16. Undefined stays undefined.
   Tensor up(Tensor host, DType dtype) {

@@ -1,0 +1,110 @@
+// Grouped linear layers on CUDA against the CPU's. Needs a GPU.
+#include "ops/cuda/grouped_linear.h"
+
+#include <numeric>
+
+#include "ops/cuda/cuda_test.h"
+
+namespace nmoe::test {
+namespace {
+
+struct GroupCase {
+  int64_t in, out;
+  std::vector<double> rows;  // of every expert
+};
+
+// Sizes around the tiles' (64 and 128), and widths that are multiples of 8, of 2 and of nothing.
+std::vector<GroupCase> cases() {
+  return {
+      {64, 32, {5, 0, 17, 1}},
+      {128, 128, {128, 256}},
+      {136, 264, {0, 129, 0, 63, 127, 0}},
+      {30, 50, {3, 40, 0, 70}},  // no accesses of 16 bytes
+      {33, 7, {65, 1, 0, 2}},    // odd: nor of pairs
+      {40, 35, {10, 0, 150}},    // one operand by 16 bytes, the other not
+      {1, 1, {1}},
+      {8, 200, {0, 0, 0}},       // no rows at all
+      {96, 72, {0, 0, 0, 300}},  // all to the last expert
+      {72, 96, {300, 0, 0, 0}},
+      {48, 40, {1, 2, 0, 1, 0, 3, 1, 1, 0, 2, 1, 0, 1, 1, 1, 4, 0, 0, 1, 2, 1, 0,
+                1, 1, 5, 0, 1, 1, 1, 0, 0, 0, 0, 2, 1, 1, 0, 9, 0, 1, 1, 0, 1}},  // more experts than lanes
+      {264, 136, {700, 300, 1}},                                                  // more steps than stages
+  };
+}
+
+class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<std::tuple<size_t, DType>> {
+ protected:
+  CudaGroupedLinear() {
+    const int64_t num_experts = static_cast<int64_t>(case_.rows.size());
+    std::vector<double> ends(case_.rows.size() + 1);
+    std::partial_sum(case_.rows.begin(), case_.rows.end(), ends.begin() + 1);
+    offsets_ = pool_.ints({num_experts + 1}, ends);
+    num_rows_ = static_cast<int64_t>(ends.back());
+    x_ = rounded(pool_.normal({num_rows_, case_.in}), act_);
+    w_ = rounded(pool_.normal({num_experts, case_.out, case_.in}), act_);
+    dy_ = rounded(pool_.normal({num_rows_, case_.out}), act_);
+  }
+
+  // Both sum exact products (bf16) or products rounded to fp32, in fp32, in different orders: some 1e-7 of the largest
+  // results, seen relative to a thousandth of them. A result in bf16 is rounded to 8 bits besides: half a unit is at
+  // most 2^-8 of it.
+  double tolerance(DType result) const { return result == DType::kBF16 ? 4.4e-3 : 5e-4; }
+
+  GroupCase case_ = cases()[std::get<0>(GetParam())];
+  DType act_ = std::get<1>(GetParam());
+  std::unique_ptr<Backend> cpu_ = cpu_backend(DType::kF32);
+  Tensor offsets_, x_, w_, dy_;
+  int64_t num_rows_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaGroupedLinear,
+                         ::testing::Combine(::testing::Range(size_t{0}, cases().size()),
+                                            ::testing::Values(DType::kF32, DType::kBF16)));
+
+TEST_P(CudaGroupedLinear, ForwardMatchesTheCpu) {
+  const Tensor expected = pool_.full({num_rows_, case_.out}, 9.0), y = up(expected, act_);  // must be overwritten
+  cuda::Context ctx = context();
+  cuda::grouped_linear_forward(ctx, up(x_, act_), up(w_, act_), up(offsets_), y);
+  cpu_->grouped_linear_forward(x_, w_, offsets_, expected);
+  EXPECT_TRUE(near(down(y), expected, tolerance(act_)));
+}
+
+TEST_P(CudaGroupedLinear, BackwardInputMatchesTheCpu) {
+  const Tensor expected = pool_.full({num_rows_, case_.in}, 9.0), dx = up(expected, act_);  // must be overwritten
+  cuda::Context ctx = context();
+  cuda::grouped_linear_backward_input(ctx, up(dy_, act_), up(w_, act_), up(offsets_), dx);
+  cpu_->grouped_linear_backward_input(dy_, w_, offsets_, expected);
+  EXPECT_TRUE(near(down(dx), expected, tolerance(act_)));
+}
+
+TEST_P(CudaGroupedLinear, BackwardWeightAddsWhatTheCpuAdds) {
+  const Tensor expected = pool_.normal(w_.shape()), before = pool_.clone(expected), dw = up(expected);
+  cuda::Context ctx = context();
+  cuda::grouped_linear_backward_weight(ctx, up(x_, act_), up(dy_, act_), up(offsets_), dw);
+  cpu_->grouped_linear_backward_weight(x_, dy_, offsets_, expected);
+  const Tensor actual = down(dw);
+  EXPECT_TRUE(near(actual, expected, tolerance(DType::kF32)));
+  for (int64_t expert = 0; expert < w_.dim(0); ++expert) {
+    if (case_.rows[static_cast<size_t>(expert)] > 0) continue;
+    EXPECT_TRUE(same_bits(actual[expert], before[expert])) << "expert " << expert << " has no rows";
+  }
+}
+
+// What other rows there are does not show in a row's bits.
+TEST_P(CudaGroupedLinear, RowsDoNotDependOnOtherRows) {
+  if (num_rows_ == 0) return;
+  const auto last = static_cast<int64_t>(case_.rows.size()) - 1;
+  if (case_.rows[static_cast<size_t>(last)] == 0) return;
+  std::vector<double> one_row(case_.rows.size() + 1);
+  one_row.back() = 1;
+  const Tensor all = up(pool_.zeros({num_rows_, case_.out}), act_), one = up(pool_.zeros({1, case_.out}), act_);
+  const Tensor w = up(w_, act_);
+  cuda::Context ctx = context();
+  cuda::grouped_linear_forward(ctx, up(x_, act_), w, up(offsets_), all);
+  cuda::grouped_linear_forward(ctx, up(x_.rows(num_rows_ - 1, num_rows_), act_), w,
+                               up(pool_.ints({offsets_.dim(0)}, one_row)), one);
+  EXPECT_TRUE(same_bits(down(one), down(all.rows(num_rows_ - 1, num_rows_))));
+}
+
+}  // namespace
+}  // namespace nmoe::test
