@@ -72,7 +72,7 @@ TEST_F(CudaHeadLoss, MatchesTheCpu) {
       rounded(args.w, act);
       const HeadLoss device = to_device(args, act);
       run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
-      cpu_backend(DType::kF32, 2, int64_t{512} << 20)->head_loss(args);
+      cpu_backend(DType::kF32, 2, int64_t{64} << 20)->head_loss(args);
       EXPECT_TRUE(near(to_host(device.losses), args.losses, 1e-3));
       const double tolerance = act == DType::kF32 ? 3e-5 : 8e-3;
       EXPECT_LE(worst_error(to_host(device.dw), args.dw), tolerance) << "dw";
