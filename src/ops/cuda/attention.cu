@@ -107,6 +107,7 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   const Tensor sees = claim_sees(scope, g);
   if (ctx.counting() || g.T == 0) return;
   find_sees(args.shape, sees, g, ctx.stream);
+  if (mma_attention_takes(g, args.q.dtype())) return mma_attention_forward(g, args, ctx.stream);
   plain_attention_forward(g, args, ctx.stream);
 }
 
@@ -128,6 +129,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   } else {
     find_delta<__nv_bfloat16>(g, args, delta.data<float>(), ctx.stream);
   }
+  if (mma_attention_takes(g, act)) return mma_attention_backward(g, args, delta.data<float>(), ctx.stream);
   plain_attention_backward(g, args, delta.data<float>(), ctx.stream);
 }
 

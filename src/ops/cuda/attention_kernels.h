@@ -31,4 +31,10 @@ void plain_attention_forward(const AttentionGeometry& g, const AttentionForward&
 void plain_attention_backward(const AttentionGeometry& g, const AttentionBackward& args, const float* delta,
                               cudaStream_t stream);
 
+// --- BF16 with Dk and Dv multiples of 16 up to 256: tiles of queries and keys, mma.sync.
+bool mma_attention_takes(const AttentionGeometry& g, DType act);
+void mma_attention_forward(const AttentionGeometry& g, const AttentionForward& args, cudaStream_t stream);
+void mma_attention_backward(const AttentionGeometry& g, const AttentionBackward& args, const float* delta,
+                            cudaStream_t stream);
+
 }  // namespace nmoe::cuda
