@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 __device__ double term_sum(const double* terms, int64_t num_tokens) {
   double sum = 0.0;
   for (int64_t token = threadIdx.x; token < num_tokens; token += kReduceThreads) sum += terms[token];
-  return block_sum<kReduceThreads>(sum);
+  return block_sum(sum);
 }
 
 // One block. entropy may be null.
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kBiasThreads)
   if (!isfinite(*grad_scale)) return;
   long long sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kBiasThreads) sum += counts[i];
-  sum = block_sum<kBiasThreads>(sum);
+  sum = block_sum(sum);
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kBiasThreads) {
     const long long shortfall = sum - static_cast<long long>(num_experts) * counts[i];  // E (mean load - load), exact
     bias[i] += rate * static_cast<float>((shortfall > 0) - (shortfall < 0));

@@ -74,7 +74,7 @@ class CudaTest : public ::testing::Test {
   Tensor normal(Shape shape, DType dtype = DType::kF32, double scale = 1.0, double mean = 0.0) {
     return rounded(pool_.normal(shape, scale, mean), dtype);
   }
-  Tensor rounded(Tensor x, DType dtype) {
+  static Tensor rounded(Tensor x, DType dtype) {
     if (dtype != DType::kBF16) return x;
     for (float& value : x.span<float>()) value = bf16_to_float(float_to_bf16(value));
     return x;

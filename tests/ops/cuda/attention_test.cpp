@@ -1,0 +1,171 @@
+// Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that every kernel has its turn, and
+// lengths, windows and documents that cross their tiles. Needs a GPU: label gpu.
+#include "ops/cuda/attention.h"
+
+#include "cuda_test.h"
+
+namespace nmoe::test {
+namespace {
+
+struct Case {
+  std::string name;
+  int64_t B, S, H, G, Dk, Dv, window;
+  std::vector<double> cu_seqlens = {};  // empty: none
+};
+const Case kCases[] = {
+    {"one position", 2, 1, 2, 1, 3, 2, 0},
+    {"one value a head", 1, 5, 1, 1, 1, 1, 0},
+    {"odd sizes, grouped heads", 2, 70, 4, 2, 33, 21, 0},
+    {"odd sizes, window", 2, 133, 3, 1, 8, 40, 7},
+    {"odd sizes, documents", 2, 70, 2, 2, 5, 3, 0, {0, 3, 4, 70, 120, 140, 140, 140}},
+    {"one position of model size", 3, 1, 4, 2, 64, 64, 0},
+    {"less than a tile", 2, 13, 4, 2, 64, 64, 0},
+    {"heads of 16", 1, 65, 2, 1, 16, 16, 0},
+    {"heads of 48 and 80", 2, 100, 2, 2, 48, 80, 0},
+    {"heads of 64", 2, 300, 4, 2, 64, 64, 0},
+    {"heads of 64, whole tiles", 2, 256, 4, 1, 64, 64, 0},
+    {"heads of 128, all share one", 1, 333, 4, 1, 128, 128, 0},
+    {"MLA's heads", 2, 200, 2, 2, 192, 128, 0},
+    {"the largest heads", 1, 150, 2, 1, 256, 256, 0},
+    {"large keys, small values", 1, 130, 2, 1, 240, 32, 0},
+    {"small keys, large values", 1, 130, 2, 1, 32, 208, 0},
+    {"window of one", 1, 100, 2, 2, 64, 64, 1},
+    {"window within a tile", 2, 200, 2, 1, 64, 64, 5},
+    {"window across tiles", 1, 400, 2, 2, 128, 128, 130},
+    {"window of the whole sequence", 1, 70, 2, 2, 64, 64, 70},
+    {"window beyond the sequence", 2, 70, 2, 2, 64, 64, int64_t{1} << 40},
+    {"documents of one token", 1, 5, 2, 1, 64, 64, 0, {0, 1, 2, 3, 4, 5}},
+    {"documents on tile borders", 1, 320, 2, 1, 64, 64, 0, {0, 64, 128, 129, 256, 320}},
+    {"documents, spare capacity", 2, 300, 4, 2, 64, 64, 0, {0, 1, 130, 300, 340, 404, 600, 600, 600, 600}},
+    {"MLA's heads, documents and a window", 2, 150, 2, 2, 192, 128, 40, {0, 5, 145, 150, 250, 300}},
+};
+
+struct Problem {
+  AttentionForward forward;
+  AttentionBackward backward;
+};
+Problem make_problem(TensorPool& pool, const Case& c) {
+  const int64_t tokens = c.B * c.S;
+  AttentionShape shape{c.B, c.S, 1.0 / std::sqrt(static_cast<double>(c.Dk)), c.window};
+  if (!c.cu_seqlens.empty()) shape.cu_seqlens = pool.ints({static_cast<int64_t>(c.cu_seqlens.size())}, c.cu_seqlens);
+  // Scores of up to about 10: some rows see many keys, some hardly more than one.
+  const Tensor q = pool.normal({tokens, c.H, c.Dk}, 2.0), k = pool.normal({tokens, c.G, c.Dk});
+  const Tensor v = pool.normal({tokens, c.G, c.Dv}), dout = pool.normal({tokens, c.H, c.Dv});
+  const Tensor out = pool.full(dout.shape(), NAN), lse = pool.full({c.B, c.H, c.S}, NAN);
+  return {{shape, q, k, v, out, lse},
+          {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
+           pool.full(v.shape(), NAN)}};
+}
+
+// Largest difference in units of the largest expected value, but at least of 1, the size of the terms that gradients
+// sum with either sign: where a query sees one key, nothing but rounding is left of dq.
+double worst_error(Tensor actual, Tensor expected) {
+  double largest = 1, worst = 0;
+  for (const double value : values(expected)) largest = std::max(largest, std::abs(value));
+  for (int64_t i = 0; i < expected.num_elements(); ++i) {
+    const double error = std::abs(get(actual, i) - get(expected, i)) / largest;
+    if (!(error <= worst)) worst = error;
+    if (std::isnan(error)) break;
+  }
+  return worst;
+}
+
+class CudaAttention : public CudaTest {
+ protected:
+  // What `problem` is on the device; its inputs are rounded.
+  Problem up(const Problem& problem, DType act) {
+    for (const Tensor& x : {problem.backward.q, problem.backward.k, problem.backward.v, problem.backward.dout}) {
+      rounded(x, act);
+    }
+    const auto copy = [&](Tensor x) { return CudaTest::up(x, act); };
+    const AttentionBackward& a = problem.backward;
+    AttentionShape shape = a.shape;
+    if (shape.cu_seqlens.defined()) shape.cu_seqlens = CudaTest::up(shape.cu_seqlens);
+    const Tensor q = copy(a.q), k = copy(a.k), v = copy(a.v), out = copy(a.out), lse = CudaTest::up(a.lse);
+    const Tensor dout = copy(a.dout), dq = copy(a.dq), dk = copy(a.dk), dv = copy(a.dv);
+    return {{shape, q, k, v, out, lse}, {shape, q, k, v, out, lse, dout, dq, dk, dv}};
+  }
+  void forward(const Problem& device) {
+    run([&](cuda::Context& ctx) { cuda::attention_forward(ctx, device.forward); });
+  }
+  void backward(const Problem& device) {
+    run([&](cuda::Context& ctx) { cuda::attention_backward(ctx, device.backward); });
+  }
+};
+
+// F32: exponentials of scores that are good to 1e-6, in other orders of summing. BF16: probabilities and the gradients
+// of scores are rounded (2^-9 of each) before they multiply, results once more, and delta is of the rounded output.
+TEST_F(CudaAttention, MatchesTheCpu) {
+  for (const Case& c : kCases) {
+    for (const DType act : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(fmt::format("{}, {}", c.name, dtype_name(act)));
+      TensorPool pool(DType::kF32);
+      const Problem problem = make_problem(pool, c);
+      const Problem device = up(problem, act);
+      forward(device);
+      backward(device);
+      const auto cpu = cpu_backend(DType::kF32, 2, int64_t{64} << 20);
+      cpu->attention_forward(problem.forward);
+      cpu->attention_backward(problem.backward);
+      const double tolerance = act == DType::kF32 ? 2e-5 : 1.5e-2;
+      EXPECT_LE(worst_error(down(device.forward.lse), problem.forward.lse), 1e-5) << "lse";
+      EXPECT_LE(worst_error(down(device.forward.out), problem.forward.out), tolerance) << "out";
+      EXPECT_LE(worst_error(down(device.backward.dq), problem.backward.dq), tolerance) << "dq";
+      EXPECT_LE(worst_error(down(device.backward.dk), problem.backward.dk), tolerance) << "dk";
+      EXPECT_LE(worst_error(down(device.backward.dv), problem.backward.dv), tolerance) << "dv";
+    }
+  }
+}
+
+// Scores of hundreds: exp would overflow without the running maximum.
+TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
+  for (const DType act : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(dtype_name(act));
+    TensorPool pool(DType::kF32);
+    Problem problem = make_problem(pool, {"", 1, 200, 2, 1, 64, 64, 0});
+    problem.forward.shape.scale = problem.backward.shape.scale = 20.0;
+    const Problem device = up(problem, act);
+    forward(device);
+    cpu_backend(DType::kF32)->attention_forward(problem.forward);
+    EXPECT_LE(worst_error(down(device.forward.lse), problem.forward.lse), 1e-5);
+    EXPECT_LE(worst_error(down(device.forward.out), problem.forward.out), act == DType::kF32 ? 2e-3 : 1.5e-2);
+  }
+}
+
+TEST_F(CudaAttention, SameBitsEveryTime) {
+  for (const Case& c : {Case{"odd", 2, 133, 4, 2, 33, 21, 0}, Case{"MLA", 2, 333, 4, 2, 192, 128, 0}}) {
+    SCOPED_TRACE(c.name);
+    TensorPool pool(DType::kF32);
+    const Problem problem = make_problem(pool, c);
+    const Problem first = up(problem, DType::kBF16), again = up(problem, DType::kBF16);
+    for (const Problem* device : {&first, &again}) {
+      forward(*device);
+      backward(*device);
+    }
+    for (const auto& [a, b] : {std::pair{first.forward.out, again.forward.out},
+                               {first.forward.lse, again.forward.lse},
+                               {first.backward.dq, again.backward.dq},
+                               {first.backward.dk, again.backward.dk},
+                               {first.backward.dv, again.backward.dv}}) {
+      EXPECT_TRUE(same_bits(down(a), down(b)));
+    }
+  }
+}
+
+TEST_F(CudaAttention, NoTokensIsLegal) {
+  TensorPool pool(DType::kF32);
+  const Problem device = up(make_problem(pool, {"", 0, 8, 2, 1, 16, 16, 0}), DType::kBF16);
+  forward(device);
+  backward(device);
+}
+
+TEST_F(CudaAttention, ShapesThatDoNotFitAreABug) {
+  TensorPool pool(DType::kF32);
+  Problem problem = make_problem(pool, {"", 1, 8, 3, 1, 16, 16, 0});
+  problem.forward.k = problem.forward.v = pool.zeros({8, 2, 16});  // 3 heads over 2
+  cuda::Context ctx = context();
+  EXPECT_THROW(cuda::attention_forward(ctx, problem.forward), CheckFailure);
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,144 @@
+// The fused head on the GPU against the CPU's, over odd and even vocabularies, one as large as models have, and more
+// tokens than a chunk. Needs a GPU: label gpu.
+#include "ops/cuda/head_loss.h"
+
+#include "cuda_test.h"
+
+namespace nmoe::test {
+namespace {
+
+struct HeadShape {
+  int64_t tokens, dim, vocab;
+};
+constexpr HeadShape kShapes[] = {
+    {0, 3, 5}, {1, 3, 2}, {7, 5, 37}, {600, 33, 1030}, {65, 16, 1024}, {8200, 3, 8}, {3, 16, 201'088}, {2, 8, 100'003},
+};
+
+// Where a token has no loss at all, nothing else than 0 may come out.
+HeadLoss make_head_loss(TensorPool& pool, const HeadShape& shape) {
+  const auto [tokens, dim, vocab] = shape;
+  const Tensor x = pool.normal({tokens, dim}), w = pool.normal({vocab, dim});
+  const Tensor targets = pool.random_ints({tokens}, vocab), grad_scale = pool.zeros(DType::kF64, {1});
+  for (int64_t t = 2; t < tokens; t += 5) set(targets, t, -1);
+  set(grad_scale, 0, 0.25);
+  return {x,
+          w,
+          targets,
+          grad_scale,
+          pool.full({tokens}, NAN),
+          pool.full({tokens, dim}, NAN),
+          pool.normal({vocab, dim}),
+          pool.zeros(DType::kI32, {tokens})};
+}
+
+class CudaHeadLoss : public CudaTest {
+ protected:
+  HeadLoss up(const HeadLoss& args, DType act) {
+    const auto copy = [&](Tensor x, DType dtype) { return x.defined() ? CudaTest::up(x, dtype) : Tensor(); };
+    return {copy(args.x, act),
+            copy(args.w, act),
+            copy(args.targets, DType::kI32),
+            copy(args.grad_scale, DType::kF64),
+            copy(args.losses, DType::kF32),
+            copy(args.dx, act),
+            copy(args.dw, DType::kF32),
+            copy(args.predictions, DType::kI32)};
+  }
+};
+
+// The largest difference in units of the largest expected value: small elements of the gradients are what is left of
+// large terms of either sign.
+double worst_error(Tensor actual, Tensor expected) {
+  double largest = 1e-30, worst = 0;
+  for (const double value : values(expected)) largest = std::max(largest, std::abs(value));
+  for (int64_t i = 0; i < expected.num_elements(); ++i) {
+    const double error = std::abs(get(actual, i) - get(expected, i)) / largest;
+    if (!(error <= worst)) worst = error;
+    if (std::isnan(error)) break;
+  }
+  return worst;
+}
+
+// F32: logits are good to about 2e-6, which is the relative error of their exponentials. BF16: the gradient of the
+// logits is rounded (2^-9 of each value), and so is dx.
+TEST_F(CudaHeadLoss, MatchesTheCpu) {
+  for (const HeadShape& shape : kShapes) {
+    for (const DType act : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(
+          fmt::format("{} tokens of {}, vocabulary {}, {}", shape.tokens, shape.dim, shape.vocab, dtype_name(act)));
+      TensorPool pool(DType::kF32);
+      const HeadLoss args = make_head_loss(pool, shape);
+      rounded(args.x, act);
+      rounded(args.w, act);
+      const HeadLoss device = up(args, act);
+      run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
+      cpu_backend(DType::kF32, 2, int64_t{64} << 20)->head_loss(args);
+      EXPECT_TRUE(near(down(device.losses), args.losses, 1e-3));
+      const double tolerance = act == DType::kF32 ? 3e-5 : 8e-3;
+      EXPECT_LE(worst_error(down(device.dw), args.dw), tolerance) << "dw";
+      EXPECT_LE(worst_error(down(device.dx), args.dx), tolerance) << "dx";
+    }
+  }
+}
+
+// Doubled rows of the weight make equal logits; the lower is the prediction. With and without gradients, which then may
+// not be needed at all.
+TEST_F(CudaHeadLoss, PredictionsAreTheLowestOfTheLargest) {
+  for (const HeadShape& shape : {HeadShape{1, 3, 2}, {70, 5, 38}, {600, 3, 66}, {40, 16, 8192}}) {
+    for (const bool want_gradient : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}, gradient {}", shape.tokens, shape.vocab, want_gradient));
+      TensorPool pool(DType::kF32);
+      HeadLoss args = make_head_loss(pool, shape);
+      const int64_t half = args.w.num_elements() / 2;
+      // Small integers: logits are exact in any order of summing.
+      for (int64_t i = 0; i < half; ++i) {
+        set(args.w, i, std::round(2 * get(args.w, i)));
+        set(args.w, half + i, get(args.w, i));
+      }
+      for (int64_t i = 0; i < args.x.num_elements(); ++i) set(args.x, i, std::round(2 * get(args.x, i)));
+      if (!want_gradient) args.dx = args.dw = args.grad_scale = Tensor();
+      const HeadLoss device = up(args, DType::kBF16);
+      run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
+      cpu_backend(DType::kF32, 2, int64_t{64} << 20)->head_loss(args);
+      EXPECT_TRUE(same_bits(down(device.predictions), args.predictions));
+      EXPECT_TRUE(near(down(device.losses), args.losses, 1e-3));
+    }
+  }
+}
+
+TEST_F(CudaHeadLoss, NoTargetNoGradient) {
+  TensorPool pool(DType::kF32);
+  HeadLoss args = make_head_loss(pool, {9, 16, 40});
+  args.targets = pool.ints({9}, std::vector<double>(9, -1));
+  args.dw = pool.zeros(args.dw.shape());
+  const HeadLoss device = up(args, DType::kBF16);
+  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
+  for (const Tensor& x : {device.losses, device.dx, device.dw}) {
+    for (const double value : values(down(x))) EXPECT_EQ(value, 0.0);
+  }
+}
+
+TEST_F(CudaHeadLoss, SameBitsEveryTime) {
+  TensorPool pool(DType::kF32);
+  const HeadLoss args = make_head_loss(pool, {600, 64, 5003});
+  const HeadLoss first = up(args, DType::kBF16), again = up(args, DType::kBF16);
+  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, first); });
+  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, again); });
+  EXPECT_TRUE(same_bits(down(again.losses), down(first.losses)));
+  EXPECT_TRUE(same_bits(down(again.dx), down(first.dx)));
+  EXPECT_TRUE(same_bits(down(again.dw), down(first.dw)));
+}
+
+TEST_F(CudaHeadLoss, TargetBeyondTheVocabularyMakesNaN) {
+  TensorPool pool(DType::kF32);
+  HeadLoss args = make_head_loss(pool, {2, 3, 8});
+  args.targets = pool.ints({2}, {8, 1});
+  const HeadLoss device = up(args, DType::kF32);
+  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
+  const std::vector<double> losses = values(down(device.losses));
+  EXPECT_TRUE(std::isnan(losses[0]));
+  EXPECT_TRUE(std::isfinite(losses[1]));
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,120 @@
+// cuBLASLt's products against the CPU's, over shapes that are odd, empty, misaligned and large. Needs a GPU: label gpu.
+#include "ops/cuda/linear.h"
+
+#include "cuda_test.h"
+
+namespace nmoe::test {
+namespace {
+
+struct LinearShape {
+  int64_t tokens, in, out;
+};
+constexpr LinearShape kShapes[] = {
+    {1, 1, 1}, {3, 5, 7}, {0, 4, 3}, {1, 70, 300}, {67, 1, 130}, {300, 70, 515}, {2100, 17, 9}, {384, 512, 256},
+};
+
+// BF16: the result is rounded once, by 2^-9 of itself. F32: a sum of `depth` products of order one is off by about
+// sqrt(depth) * 6e-8, measured against a thousandth of the largest sum at least; TF32 would be off by 1e-1 there.
+double tolerance_of(DType dtype) { return dtype == DType::kBF16 ? 4e-3 : 2e-3; }
+
+class CudaLinear : public CudaTest {
+ protected:
+  static Tensor normal(TensorPool& pool, Shape shape, DType dtype) { return rounded(pool.normal(shape), dtype); }
+};
+
+TEST_F(CudaLinear, ForwardMatchesTheCpu) {
+  for (const auto& [tokens, in, out] : kShapes) {
+    // act into act, and BF16 into stat
+    for (const auto& [act, result] : {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
+                                      std::pair{DType::kBF16, DType::kF32}}) {
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}, {} into {}, accumulate {}", tokens, in, out, dtype_name(act),
+                                 dtype_name(result), accumulate));
+        TensorPool pool(DType::kF32);
+        const Tensor x = normal(pool, {tokens, in}, act), w = normal(pool, {out, in}, act);
+        const Tensor y = accumulate ? normal(pool, {tokens, out}, result) : pool.full({tokens, out}, NAN);
+        const Tensor device_x = up(x, act), device_w = up(w, act), device_y = up(y, result);
+        run([&](cuda::Context& ctx) { cuda::linear_forward(ctx, device_x, device_w, device_y, accumulate); });
+        cpu_backend(DType::kF32)->linear_forward(x, w, y, accumulate);
+        EXPECT_TRUE(near(down(device_y), y, tolerance_of(result)));
+      }
+    }
+  }
+}
+
+TEST_F(CudaLinear, BackwardMatchesTheCpu) {
+  for (const auto& [tokens, in, out] : kShapes) {
+    for (const DType act : {DType::kF32, DType::kBF16}) {
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}, {}, accumulate {}", tokens, in, out, dtype_name(act), accumulate));
+        TensorPool pool(DType::kF32);
+        const Tensor x = normal(pool, {tokens, in}, act), w = normal(pool, {out, in}, act);
+        const Tensor dy = normal(pool, {tokens, out}, act), dw = pool.normal({out, in});
+        const Tensor dx = accumulate ? normal(pool, {tokens, in}, act) : pool.full({tokens, in}, NAN);
+        const Tensor device_x = up(x, act), device_w = up(w, act), device_dy = up(dy, act);
+        const Tensor device_dx = up(dx, act), device_dw = up(dw);
+        run([&](cuda::Context& ctx) { cuda::linear_backward_input(ctx, device_dy, device_w, device_dx, accumulate); });
+        run([&](cuda::Context& ctx) { cuda::linear_backward_weight(ctx, device_x, device_dy, device_dw); });
+        const auto cpu = cpu_backend(DType::kF32);
+        cpu->linear_backward_input(dy, w, dx, accumulate);
+        cpu->linear_backward_weight(x, dy, dw);
+        EXPECT_TRUE(near(down(device_dx), dx, tolerance_of(act)));
+        EXPECT_TRUE(near(down(device_dw), dw, tolerance_of(DType::kF32)));
+      }
+    }
+  }
+}
+
+// Rows from the second on start at a multiple of 2 or 4 bytes only. The rows outside the views stay as they are.
+TEST_F(CudaLinear, ViewsNeedNoAlignment) {
+  constexpr int64_t kTokens = 131, kIn = 13, kOut = 27;
+  for (const DType act : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(dtype_name(act));
+    TensorPool pool(DType::kF32);
+    const Tensor x = normal(pool, {kTokens + 2, kIn}, act), w = normal(pool, {kOut + 1, kIn}, act);
+    const Tensor y = pool.full({kTokens + 2, kOut}, 7), dw = pool.zeros({kOut + 1, kIn});
+    const Tensor device_x = up(x, act), device_w = up(w, act), device_y = up(y, act);
+    const Tensor device_dw = up(dw);
+    const auto cpu = cpu_backend(DType::kF32);
+    cpu->linear_forward(x.rows(1, kTokens + 1), w.rows(1, kOut + 1), y.rows(1, kTokens + 1));
+    run([&](cuda::Context& ctx) {
+      cuda::linear_forward(ctx, device_x.rows(1, kTokens + 1), device_w.rows(1, kOut + 1),
+                           device_y.rows(1, kTokens + 1), false);
+    });
+    EXPECT_TRUE(near(down(device_y), y, tolerance_of(act)));
+    const Tensor dy = rounded(y, act);
+    const Tensor device_dy = up(dy, act);
+    cpu->linear_backward_weight(x.rows(1, kTokens + 1), dy.rows(1, kTokens + 1), dw.rows(1, kOut + 1));
+    run([&](cuda::Context& ctx) {
+      cuda::linear_backward_weight(ctx, device_x.rows(1, kTokens + 1), device_dy.rows(1, kTokens + 1),
+                                   device_dw.rows(1, kOut + 1));
+    });
+    EXPECT_TRUE(near(down(device_dw), dw, tolerance_of(DType::kF32)));
+  }
+}
+
+// A long sum into a small output is what cuBLASLt splits.
+TEST_F(CudaLinear, SameBitsEveryTime) {
+  TensorPool pool(DType::kF32);
+  const Tensor x = up(pool.normal({20000, 64}), DType::kBF16);
+  const Tensor dy = up(pool.normal({20000, 48}), DType::kBF16);
+  const Tensor first = up(pool.zeros({48, 64}));
+  run([&](cuda::Context& ctx) { cuda::linear_backward_weight(ctx, x, dy, first); });
+  for (int i = 0; i < 5; ++i) {
+    const Tensor again = up(pool.zeros({48, 64}));
+    run([&](cuda::Context& ctx) { cuda::linear_backward_weight(ctx, x, dy, again); });
+    EXPECT_TRUE(same_bits(down(again), down(first)));
+  }
+}
+
+TEST_F(CudaLinear, ShapesThatDoNotFitAreABug) {
+  TensorPool pool(DType::kF32);
+  const Tensor x = pool.zeros({4, 3}), w = pool.zeros({5, 2}), y = pool.zeros({4, 5});
+  cuda::Context ctx = context();
+  EXPECT_THROW(cuda::linear_forward(ctx, x, w, y, false), CheckFailure);
+  const Tensor narrow(nullptr, DType::kBF16, {5, 3});
+  EXPECT_THROW(cuda::linear_forward(ctx, x, narrow, y, false), CheckFailure);
+}
+
+}  // namespace
+}  // namespace nmoe::test
