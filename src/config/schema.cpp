@@ -199,8 +199,7 @@ void describe_run(FieldList& f, RunConfig& run) {
   f.key("experiment", run.experiment, kSomeText, "runs are grouped by it").not_in_fingerprint();
   f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live").not_in_fingerprint();
   f.key("device", run.device, kDevices, "where the arithmetic is done").not_in_fingerprint();
-  f.key("precision", run.precision, kPrecisions, "device: bf16 on cuda, fp32 on the cpu")
-      .not_in_fingerprint();
+  f.key("precision", run.precision, kPrecisions, "device: bf16 on cuda, fp32 on the cpu").not_in_fingerprint();
   f.key("threads", run.threads, Integers{0, 4096}, "CPU threads; 0: one per available CPU").not_in_fingerprint();
   f.key("seed", run.seed, Integers{0}, "initialisation and data order");
 }

@@ -4,6 +4,9 @@
 
 #include "base/error.h"
 #include "ops/cpu/cpu_backend.h"
+#ifdef NMOE_CUDA
+#include "ops/cuda/cuda_backend.h"
+#endif
 
 namespace nmoe {
 namespace {
@@ -17,19 +20,18 @@ std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   if (options.device == "cpu") {
     return std::make_unique<cpu::CpuBackend>(options.num_threads, options.compute_dtype, options.batch_invariant);
   }
-  if (options.device == "cuda" && kCudaArch.empty()) {
-    throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
-                      "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"");
-  }
-  throw usage_error(fmt::format("run.device = \"{}\": this version trains on the CPU only", options.device),
-                    "set run.device = \"cpu\"");
+  NMOE_CHECK(options.device == "cuda", "device {}", options.device);
+#ifdef NMOE_CUDA
+  return std::make_unique<cuda::CudaBackend>(options.compute_dtype);
+#else
+  throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
+                    "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"");
+#endif
 }
 
 std::string compiled_devices() {
   std::string text = "cpu: x86-64-v3, fp32";
-  if (!kCudaArch.empty()) {
-    text += fmt::format("\ncuda: sm_{}, single kernels; training on it is not supported yet", kCudaArch);
-  }
+  if (!kCudaArch.empty()) text += fmt::format("\ncuda: sm_{}, bf16 and fp32", kCudaArch);
   return text;
 }
 

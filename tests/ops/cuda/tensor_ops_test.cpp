@@ -133,8 +133,8 @@ TEST_F(CudaTensorOps, HalvesOfAMasterJoinToItsBits) {
   }
   bits.push_back(0x7F800000);
   const Philox rng(3, 0);
-  while (bits.size() < 100'001) {
-    const auto random = static_cast<uint32_t>(rng.bits(bits.size()));
+  for (uint64_t i = 0; i < 100'001; ++i) {
+    const auto random = static_cast<uint32_t>(rng.bits(i));
     if (std::isfinite(std::bit_cast<float>(random))) bits.push_back(random);
   }
   const auto count = static_cast<int64_t>(bits.size());

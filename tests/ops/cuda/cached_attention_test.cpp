@@ -1,0 +1,147 @@
+#include "ops/cuda/cached_attention.h"
+
+#include "ops/cuda/cuda_test.h"
+
+namespace nmoe::test {
+namespace {
+
+// Sums of up to hundreds of terms of either sign, down to a thousandth of the largest sum.
+constexpr double kTolerance = 5e-4;
+
+using CudaCache = CudaTest;
+
+TEST_F(CudaCache, WriteTouchesTheNamedPartsOnly) {
+  auto ctx = context();
+  const auto cpu = cpu_backend(DType::kF32);
+  struct Case {
+    int64_t width, offset, cache_width;
+  };
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [width, offset, cache_width] : {Case{8, 0, 8}, {64, 512, 576}, {5, 3, 11}, {1200, 8, 1208}}) {
+      CacheWrite args;
+      args.rows = normal({4, width}, dtype);
+      args.slots = pool_.ints({4}, {0, 2, 2, 1});
+      args.positions = pool_.ints({4}, {4, 0, 3, 4});
+      args.cache = normal({3, 5, cache_width}, dtype);
+      args.offset = offset;
+      CacheWrite device = args;
+      device.rows = up(args.rows, dtype);
+      device.slots = up(args.slots);
+      device.positions = up(args.positions);
+      device.cache = up(args.cache, dtype);
+      cpu->cache_write(args);
+      cuda::cache_write(ctx, device);
+      EXPECT_TRUE(same_bits(down(device.cache), args.cache)) << width << " at " << offset;
+    }
+  }
+}
+
+TEST_F(CudaCache, WriteSkipsPlacesThatAreNotThere) {
+  auto ctx = context();
+  const Tensor cache = up(pool_.zeros({2, 3, 1}));
+  cuda::cache_write(ctx, {.rows = up(pool_.full({4, 1}, 1)),
+                          .slots = up(pool_.ints({4}, {0, 2, -1, 1})),
+                          .positions = up(pool_.ints({4}, {3, 0, 0, -1})),
+                          .cache = cache});
+  EXPECT_TRUE(near(down(cache), std::vector<double>(6, 0.0), 0));
+}
+
+struct AttentionCase {
+  int64_t tokens, heads, kv_heads, key, value, window;
+  bool own_values;
+};
+constexpr AttentionCase kAttentionCases[] = {
+    {0, 2, 1, 8, 8, 0, true},    {1, 1, 1, 1, 1, 0, true},       {9, 6, 2, 7, 5, 0, true},
+    {9, 8, 2, 64, 64, 0, true},  {9, 8, 8, 192, 128, 70, true},  {9, 3, 3, 16, 16, 1, true},
+    {9, 4, 1, 33, 20, 0, false}, {5, 16, 1, 576, 512, 0, false},
+};
+
+// The tokens' positions run from a slot's first to its last, among them the ends of tiles of keys.
+CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor q, Tensor keys, Tensor values) {
+  const Tensor slots = pool.random_ints({c.tokens}, 3), positions = pool.random_ints({c.tokens}, 300);
+  const int32_t chosen[] = {0, 63, 64, 127, 299};
+  for (int64_t t = 0; t < std::min<int64_t>(c.tokens, 5); ++t) positions.data<int32_t>()[t] = chosen[t];
+  CachedAttention args;
+  args.scale = 1 / std::sqrt(static_cast<double>(c.key));
+  args.window = c.window;
+  args.q = q;
+  args.slots = slots;
+  args.positions = positions;
+  args.keys = keys;
+  args.values = values;
+  args.num_kv_heads = c.kv_heads;
+  args.out = pool.zeros({c.tokens, c.heads, c.value});
+  return args;
+}
+
+TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
+  auto ctx = context();
+  const auto cpu = cpu_backend(DType::kF32);
+  for (const DType dtype : kActDTypes) {
+    for (const AttentionCase& c : kAttentionCases) {
+      const CachedAttention args = attention_args(
+          pool_, c, normal({c.tokens, c.heads, c.key}, dtype, 2.0), normal({3, 300, c.kv_heads * c.key}, dtype),
+          c.own_values ? normal({3, 300, c.kv_heads * c.value}, dtype) : Tensor());
+      cpu->cached_attention(args);
+      CachedAttention device = args;
+      device.q = up(args.q, dtype);
+      device.slots = up(args.slots);
+      device.positions = up(args.positions);
+      device.keys = up(args.keys, dtype);
+      device.values = up(args.values, dtype);
+      device.out = tensors_.allocate(dtype, args.out.shape());
+      cuda::cached_attention(ctx, device);
+      EXPECT_TRUE(near(down(device.out), args.out, tolerance(dtype, kTolerance)))
+          << c.heads << " heads, keys " << c.key << ", values " << c.value << ", window " << c.window;
+      // A row on its own has the same bits.
+      for (int64_t t = 0; t < c.tokens; ++t) {
+        CachedAttention alone = device;
+        alone.q = device.q.rows(t, t + 1);
+        alone.slots = device.slots.rows(t, t + 1);
+        alone.positions = device.positions.rows(t, t + 1);
+        alone.out = tensors_.allocate(dtype, {1, c.heads, c.value});
+        cuda::cached_attention(ctx, alone);
+        EXPECT_TRUE(same_bits(down(alone.out), down(device.out.rows(t, t + 1)))) << "row " << t;
+      }
+    }
+  }
+}
+
+TEST_F(CudaCache, RowsWithoutAPlaceAttendAsNan) {
+  auto ctx = context();
+  CachedAttention args;
+  args.q = up(pool_.full({2, 1, 1}, 1));
+  args.slots = up(pool_.ints({2}, {0, 1}));
+  args.positions = up(pool_.ints({2}, {2, 0}));
+  args.keys = args.values = up(pool_.full({1, 2, 1}, 1));
+  args.out = up(pool_.zeros({2, 1, 1}));
+  cuda::cached_attention(ctx, args);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(std::isnan(get(down(args.out), i))) << i;
+}
+
+TEST_F(CudaCache, AbsorbedProductsAreThoseOfTheCpu) {
+  auto ctx = context();
+  const auto cpu = cpu_backend(DType::kF32);
+  struct Case {
+    int64_t tokens, heads, nope, rope, value, rank;
+  };
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [tokens, heads, nope, rope, value, rank] :
+         {Case{0, 1, 8, 8, 8, 8}, Case{1, 1, 1, 1, 1, 1}, Case{11, 3, 7, 3, 5, 130}, Case{19, 16, 128, 64, 128, 512}}) {
+      const Tensor q = normal({tokens, heads, nope + rope}, dtype), latents = normal({tokens, heads, rank}, dtype);
+      const Tensor kv_up = normal({heads * (nope + value), rank}, dtype);
+      const Tensor latent_q = pool_.zeros({tokens, heads, rank + rope}), out = pool_.zeros({tokens, heads, value});
+      cpu->mla_absorb_query(q, kv_up, latent_q);
+      cpu->mla_expand_output(latents, kv_up, out);
+      const Tensor device_latent_q = tensors_.allocate(dtype, latent_q.shape());
+      const Tensor device_out = tensors_.allocate(dtype, out.shape()), device_kv_up = up(kv_up, dtype);
+      cuda::mla_absorb_query(ctx, up(q, dtype), device_kv_up, device_latent_q);
+      cuda::mla_expand_output(ctx, up(latents, dtype), device_kv_up, device_out);
+      EXPECT_TRUE(near(down(device_latent_q), latent_q, tolerance(dtype, kTolerance))) << "rank " << rank;
+      EXPECT_TRUE(near(down(device_out), out, tolerance(dtype, kTolerance))) << "rank " << rank;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
