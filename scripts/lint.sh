@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.cu')
+mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 case ${1:-} in
   '') clang-format --dry-run --Werror "${files[@]}" ;;
   --fix) clang-format -i "${files[@]}" ;;

@@ -25,9 +25,10 @@ void rehearse_step(const Config& config) {
   tiny.data.seq_len = 64;
   tiny.train.batch_seqs = tiny.train.microbatch_seqs = 8;
   tiny.optim = config.optim;
+  tiny.run = config.run;
 
   const EngineMemory memory = measure_memory(tiny);
-  const auto ops = make_backend(config.run);
+  const auto ops = make_backend(tiny.run);
   Engine engine(tiny, *ops, &memory);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);

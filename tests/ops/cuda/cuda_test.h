@@ -13,18 +13,16 @@ namespace nmoe::test {
 
 class CudaTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  CudaTest() {
     NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    int device = 0;
-    NMOE_CUDA_CHECK(cudaGetDevice(&device));
-    NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device));
+    NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, 0));
     NMOE_CHECK(cublasLtCreate(&cublas_) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate failed");
     scratch_.reserve(memory_, int64_t{64} << 20);
     tensors_.reserve(memory_, int64_t{512} << 20);
   }
-  void TearDown() override {
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-    if (cublas_ != nullptr) cublasLtDestroy(cublas_);
+  ~CudaTest() override {
+    cudaStreamDestroy(stream_);
+    cublasLtDestroy(cublas_);
   }
 
   cuda::Context context() { return {stream_, scratch_, num_sms_, cublas_}; }

@@ -41,6 +41,7 @@ TEST_F(CudaRmsNorm, BackwardIsThatOfTheCpu) {
   const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const auto& [rows, width] : kShapes) {
+      if (width == 1) continue;  // the gradient of x / |x| is nothing but rounding
       for (const bool accumulate : {false, true}) {
         const Tensor x = normal({rows, width}, dtype), dy = normal({rows, width}, dtype);
         const Tensor gain = normal({width}, DType::kF32, 0.1, 1.0), rstd = pool_.zeros({rows});
