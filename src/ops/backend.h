@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tensor/arena.h"
@@ -207,6 +208,12 @@ class Recording {
   virtual void run() = 0;
 };
 
+// Memory of a device apart from the host's.
+struct DeviceMemoryUse {
+  int64_t used_bytes = 0;  // by everything: the context, libraries, arenas, other processes
+  int64_t free_bytes = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -219,7 +226,8 @@ class Backend {
   DType stat_dtype() const { return compute_dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
   virtual double peak_flops() = 0;  // FLOP/s of the compute dtype; measured, where that is possible
   virtual MemorySource& memory() = 0;
-  virtual MemorySource& host_memory() = 0;  // that the device copies to and from
+  virtual MemorySource& host_memory() = 0;                           // that the device copies to and from
+  virtual std::optional<DeviceMemoryUse> device_memory() const = 0;  // nothing where memory() is the host's
   // Temporary storage of single operations. Reserve it once after a counting run.
   Arena& scratch() { return scratch_; }
   bool counting() const { return scratch_.counting(); }

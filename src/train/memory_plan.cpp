@@ -86,16 +86,30 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
       {"data", mapped_bytes, "shards, mapped"},
       {"process", process, "program, libraries, threads, databases"},
   };
-  for (const MemoryLine& line : plan.lines) plan.total_bytes += line.bytes;
+  const auto ops = make_backend(config.run);
+  if (const auto device = ops->device_memory()) {
+    for (MemoryLine& line : plan.lines) {
+      line.on_device = line.owner != "checkpoint staging" && line.owner != "data" && line.owner != "process";
+    }
+    // The rehearsal has loaded what a run loads.
+    plan.lines.push_back({"context", device->used_bytes, "CUDA context, libraries, others on the device", true});
+    plan.device_limit = device->used_bytes + device->free_bytes;
+  }
+  for (const MemoryLine& line : plan.lines) (line.on_device ? plan.device_bytes : plan.total_bytes) += line.bytes;
   return plan;
 }
 
 std::string print_plan(const MemoryPlan& plan, const Config& config) {
   std::string text;
-  for (const MemoryLine& line : plan.lines) {
-    text += fmt::format("  {:<19}{:>12}  {}\n", line.owner, human_bytes(line.bytes), line.meaning);
-  }
-  text += fmt::format("  {:<19}{:>12}\n", "total", human_bytes(plan.total_bytes));
+  const auto add_lines = [&](bool on_device, std::string_view total_name, int64_t total) {
+    for (const MemoryLine& line : plan.lines) {
+      if (line.on_device != on_device) continue;
+      text += fmt::format("  {:<19}{:>12}  {}\n", line.owner, human_bytes(line.bytes), line.meaning);
+    }
+    text += fmt::format("  {:<19}{:>12}\n", total_name, human_bytes(total));
+  };
+  if (plan.device_bytes > 0) add_lines(true, "total on the device", plan.device_bytes);
+  add_lines(false, plan.device_bytes > 0 ? "total in the host" : "total", plan.total_bytes);
   const double parameters = static_cast<double>(plan.cost.parameters);
   text += fmt::format("  {} parameters, {} active for a token; {}FLOP per token (training, {} positions)\n",
                       human_count(parameters), human_count(static_cast<double>(plan.cost.active_parameters)),
@@ -105,11 +119,20 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
 
 void check_memory(const MemoryPlan& plan, const Config& config) {
   const bool limited = !config.train.memory_limit.empty();
+  const bool on_device = plan.device_bytes > 0;
   // What is resident already counts as available to the plan, which has a line for it.
-  const int64_t machine = available_memory_bytes() + resident_bytes();
+  const int64_t host = available_memory_bytes() + resident_bytes();
+  if (on_device && plan.total_bytes > host) {
+    throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
+                                  human_bytes(plan.total_bytes), human_bytes(host)),
+                      fmt::format("free some: checkpoints are staged there, which takes {}",
+                                  human_bytes(plan.engine.checkpoint_staging)));
+  }
+  const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
+  const int64_t machine = on_device ? plan.device_limit : host;
   const int64_t limit =
       limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
-  if (plan.total_bytes <= limit) return;
+  if (needed <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
   const bool activations_dominate = plan.engine.activations > plan.engine.parameters + plan.engine.optimizer;
@@ -122,8 +145,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 "their optimizer take {}",
                 human_bytes(plan.engine.parameters + plan.engine.gradients + plan.engine.optimizer));
   if (limit_binds) remedy += "; or raise train.memory_limit";
-  throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(plan.total_bytes),
-                                limit_binds ? "train.memory_limit" : "this machine's free memory", human_bytes(limit)),
+  const std::string_view memory = on_device ? "the device's memory" : "this machine's free memory";
+  throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(needed),
+                                limit_binds ? "train.memory_limit" : memory, human_bytes(limit)),
                     remedy);
 }
 

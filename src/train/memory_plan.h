@@ -15,12 +15,15 @@ struct MemoryLine {
   std::string owner;
   int64_t bytes = 0;
   std::string meaning;
+  bool on_device = false;  // in a device's memory, not the host's
 };
 
 struct MemoryPlan {
   EngineMemory engine;
   std::vector<MemoryLine> lines;  // largest part of a run's resident size, by owner
-  int64_t total_bytes = 0;
+  int64_t total_bytes = 0;        // in host memory
+  int64_t device_bytes = 0;       // in the device's, where it has its own
+  int64_t device_limit = 0;       // what that can hold
   ModelCost cost;
 };
 

@@ -17,6 +17,7 @@ class CpuBackend final : public Backend {
   double peak_flops() override;
   MemorySource& memory() override;
   MemorySource& host_memory() override { return memory(); }
+  std::optional<DeviceMemoryUse> device_memory() const override { return std::nullopt; }
   std::unique_ptr<Recording> record(std::function<void()> work) override;
 
   void upload(Tensor destination, const void* host) override;

@@ -109,6 +109,13 @@ MemorySource& CudaBackend::host_memory() {
   return memory;
 }
 
+std::optional<DeviceMemoryUse> CudaBackend::device_memory() const {
+  size_t free_bytes = 0, total_bytes = 0;
+  NMOE_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return DeviceMemoryUse{.used_bytes = static_cast<int64_t>(total_bytes - free_bytes),
+                         .free_bytes = static_cast<int64_t>(free_bytes)};
+}
+
 std::unique_ptr<Recording> CudaBackend::record(std::function<void()> work) {
   return std::make_unique<Graph>(context_.stream, work);
 }

@@ -18,6 +18,7 @@ class CudaBackend final : public Backend {
   double peak_flops() override;
   MemorySource& memory() override;
   MemorySource& host_memory() override;
+  std::optional<DeviceMemoryUse> device_memory() const override;
   // A CUDA graph. What `work` uses must have run once before: libraries load kernels at their first use.
   std::unique_ptr<Recording> record(std::function<void()> work) override;
 
