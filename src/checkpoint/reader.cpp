@@ -208,19 +208,36 @@ void CheckpointReader::verify_contents() const {
   for (const ManifestTensor& tensor : manifest_.optimizer) {
     verify_tensor(optimizer_file_, tensor, nullptr);
   }
-  for (const CarriedFile& file : carried()) {
-    if (sha256_of_file(file.source) != file.sha256) throw fault(file.source, "altered: its hash differs");
-  }
+  verified_carried();
 }
 
-std::vector<CarriedFile> CheckpointReader::carried() const {
+std::vector<CarriedFile> CheckpointReader::verified_carried() const {
   const std::string prefix = fmt::format("{}/", kCarriedFolder);
   std::vector<CarriedFile> files;
   for (const ManifestFile& file : manifest_.files) {
     if (!file.name.starts_with(prefix)) continue;
-    files.push_back({file.name.substr(prefix.size()), sized_file(path_, manifest_, file.name), file.sha256});
+    const fs::path source = sized_file(path_, manifest_, file.name);
+    if (sha256_of_file(source) != file.sha256) throw fault(source, "altered: its hash differs");
+    files.push_back({file.name.substr(prefix.size()), source, file.sha256});
   }
   return files;
+}
+
+std::vector<CarriedFile> CheckpointReader::carried() const {
+  try {
+    return verified_carried();
+  } catch (const Error& error) {
+    throw refusal(path_, error);
+  }
+}
+
+std::shared_ptr<const Tokenizer> CheckpointReader::tokenizer() const {
+  if (tokenizer_json_.empty()) {
+    throw usage_error(fmt::format("checkpoint '{}' has no tokenizer for text", path_.string()),
+                      "n import says why the model's own is of no use here; without one it can be exported, compared "
+                      "(n parity) and trained from");
+  }
+  return load_tokenizer((path_ / kTokenizerFile).string());
 }
 
 std::string CheckpointReader::weights_sha256() const {

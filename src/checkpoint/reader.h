@@ -1,11 +1,13 @@
 // Reading and verifying checkpoints. Nothing is believed that does not hash to what was written.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
@@ -24,7 +26,9 @@ class CheckpointReader {
   const CheckpointInfo& info() const { return manifest_.info; }
   const std::string& config_toml() const { return config_toml_; }
   const std::string& tokenizer_json() const { return tokenizer_json_; }  // empty: there is none
-  // As they are passed on to a checkpoint written after this one.
+  // What is in tokenizer.json. Error (usage) when there is none.
+  std::shared_ptr<const Tokenizer> tokenizer() const;
+  // Verified, as they are passed on to a checkpoint written after this one.
   std::vector<CarriedFile> carried() const;
   std::span<const ManifestTensor> model() const { return manifest_.model; }
   std::span<const ManifestTensor> optimizer() const { return manifest_.optimizer; }
@@ -47,6 +51,7 @@ class CheckpointReader {
 
   explicit CheckpointReader(fs::path checkpoint);
   void verify_contents() const;  // tensors and carried files
+  std::vector<CarriedFile> verified_carried() const;
   void load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors, const std::string& name,
                  const Tensor& destination) const;
   void load_all(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,

@@ -45,7 +45,7 @@ SamplingOptions sampling_of(const SamplingDefaults& chosen, const SamplingDefaul
 class Conversation {
  public:
   Conversation(const fs::path& checkpoint, const ChatArguments& arguments)
-      : settings_(read_checkpoint_settings(checkpoint, *load_tokenizer((checkpoint / "tokenizer.json").string()))),
+      : settings_(read_checkpoint_settings(checkpoint, *CheckpointReader::open(checkpoint).tokenizer())),
         template_(settings_, arguments.chat_template),
         engine_(checkpoint, {.num_threads = arguments.threads, .max_sequences = 1, .max_context = arguments.context}),
         sampling_(sampling_of(arguments.sampling, settings_.sampling)),

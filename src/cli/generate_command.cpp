@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "chat/prompt.h"
+#include "checkpoint/reader.h"
 #include "cli/commands.h"
-#include "infer/engine.h"
 
 namespace nmoe::cli {
 
@@ -12,15 +13,17 @@ namespace nmoe::cli {
 void generate_command(const GenerateArguments& arguments) {
   const std::vector<std::string> prompts = arguments.prompts.empty() ? std::vector<std::string>{""} : arguments.prompts;
   constexpr int64_t kMostAtOnce = 32;  // more wait until one of these is done
-  InferenceEngine engine(arguments.checkpoint,
-                         {.num_threads = arguments.threads,
-                          .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
-                          .max_context = arguments.context});
+  const CheckpointReader reader = CheckpointReader::open(arguments.checkpoint);
+  const CheckpointSettings settings = read_checkpoint_settings(reader.path(), *reader.tokenizer());
+  InferenceEngine engine(reader.path(), {.num_threads = arguments.threads,
+                                         .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
+                                         .max_context = arguments.context});
   const bool stream = prompts.size() == 1;
   std::vector<std::string> texts = prompts;
   for (size_t i = 0; i < prompts.size(); ++i) {
     GenerationRequest request;
-    request.prompt = engine.encode_prompt(prompts[i]);
+    request.prompt = encode_prompt(settings, engine, prompts[i]);
+    request.stop_ids = settings.stop_ids;
     request.max_tokens = arguments.max_tokens;
     request.sampling = arguments.sampling;
     request.stop = arguments.stop;

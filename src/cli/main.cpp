@@ -262,12 +262,19 @@ class CommandLine {
   }
 
   void add_hugging_face(CLI::App& app) {
-    const std::map<std::string, DType> dtypes = {{"bf16", DType::kBF16}, {"fp32", DType::kF32}};
+    // Without it, nothing is converted.
+    const auto add_dtype = [](CLI::App* command, std::optional<DType>& dtype, const char* meaning) {
+      command
+          ->add_option_function<std::string>(
+              "--dtype", [&dtype](const std::string& name) { dtype = name == "bf16" ? DType::kBF16 : DType::kF32; },
+              meaning)
+          ->check(CLI::IsMember({"bf16", "fp32"}))
+          ->type_name("bf16|fp32");
+    };
     CLI::App* imported = app.add_subcommand("import", "turn a Hugging Face model into a checkpoint");
     imported->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
     imported->add_option("out", import_.out, "gets the checkpoint, step_00000000")->required();
-    imported->add_option("--dtype", import_.dtype, "of the weights; without it, as they are, bf16 for FP8")
-        ->transform(CLI::CheckedTransformer(dtypes));
+    add_dtype(imported, import_.dtype, "of the weights; without it, as they are, bf16 for FP8");
     imported->add_option("--threads", import_.num_threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
@@ -276,9 +283,8 @@ class CommandLine {
     CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
     exported->add_option("checkpoint", export_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
     exported->add_option("out", export_.out, "the model's folder, to be made")->required();
-    exported->add_option("--dtype", export_.dtype, "of the weights; without it, the checkpoint's")
-        ->transform(CLI::CheckedTransformer(dtypes));
-    exported->add_option("--shard-size", shard_size_, "largest file of weights, \"5GB\"");
+    add_dtype(exported, export_.dtype, "of the weights; without it, the checkpoint's");
+    exported->add_option("--shard-size", shard_size_, "largest file of weights; without it 5GB");
     exported->add_option("--threads", export_.num_threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();

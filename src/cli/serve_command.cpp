@@ -19,9 +19,9 @@ bool is_loopback(const std::string& host) { return host == "localhost" || host =
 }  // namespace
 
 void serve_command(const ServeArguments& arguments) {
-  const fs::path checkpoint = CheckpointReader::open(arguments.checkpoint).path();
-  const CheckpointSettings settings =
-      read_checkpoint_settings(checkpoint, *load_tokenizer((checkpoint / "tokenizer.json").string()));
+  const CheckpointReader reader = CheckpointReader::open(arguments.checkpoint);
+  const fs::path& checkpoint = reader.path();
+  const CheckpointSettings settings = read_checkpoint_settings(checkpoint, *reader.tokenizer());
 
   // Completions need no template: only one that was asked for must be there and good.
   std::optional<ChatTemplate> chat;

@@ -1,7 +1,5 @@
 #include "hf/export.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -100,7 +98,7 @@ class UnfinishedFolder {
   explicit UnfinishedFolder(fs::path final) : final_(std::move(final)) {
     if (!final_.has_filename()) final_ = final_.parent_path();  // "model/"
     path_ = final_;
-    path_ += fmt::format(".tmp-{}", ::getpid());
+    path_ += ".tmp";  // what a killed export left goes when the next begins
     if (fs::exists(final_) && !(fs::is_directory(final_) && fs::is_empty(final_))) {
       throw usage_error(fmt::format("'{}' exists already", final_.string()), "name a new folder for the export");
     }
@@ -196,21 +194,28 @@ void check_unmapped(const std::vector<MappedParameter>& parameters, const Safete
 }
 
 // The tokenizer that nmoe trained with, as transformers finds it.
-void write_tokenizer(const fs::path& dir, const Tokenizer& tokenizer, int64_t max_positions) {
+void write_tokenizer(const fs::path& dir, const Tokenizer& tokenizer, const Config& config) {
   const auto eos = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
-  OrderedJson config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                        {"model_max_length", max_positions},
-                        {"clean_up_tokenization_spaces", false}};
-  if (eos != tokenizer.special_tokens().end()) config["eos_token"] = eos->text;
+  const int64_t max_positions = config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
+  OrderedJson json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                      {"model_max_length", max_positions},
+                      {"clean_up_tokenization_spaces", false}};
+  if (eos != tokenizer.special_tokens().end()) {
+    json["eos_token"] = eos->text;
+    json["bos_token"] = eos->text;
+    json["add_bos_token"] = !config.data.mask_documents;  // else a text was trained to see nothing before it
+  }
   write_file_atomically(dir / "tokenizer.json", tokenizer.json());
-  write_file_atomically(dir / "tokenizer_config.json", config.dump(2) + "\n");
+  write_file_atomically(dir / "tokenizer_config.json", json.dump(2) + "\n");
 }
 
 }  // namespace
 
 ExportReport export_model(const ExportOptions& options) {
+  if (options.shard_bytes <= 0) throw usage_error("a shard of 0 bytes holds nothing", "give --shard-size as \"5GB\"");
   const CheckpointReader reader = CheckpointReader::open(options.checkpoint);
   const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  if (options.out.empty()) throw usage_error("the folder to export to has no name", "name a new folder");
   UnfinishedFolder folder(options.out);
 
   // What an import left, or what a model that was trained from the start is.
@@ -225,13 +230,15 @@ ExportReport export_model(const ExportOptions& options) {
   std::shared_ptr<const Tokenizer> tokenizer;
   if (base.empty()) {
     model.type = model_type_for(config.model);
-    if (!reader.tokenizer_json().empty()) tokenizer = load_tokenizer((reader.path() / "tokenizer.json").string());
-    if (tokenizer) {
-      model.bos_id = tokenizer->eos_id();  // a document begins where the last one ended
-      model.eos_ids = {tokenizer->eos_id()};
-    }
   } else {
     model = from_config_json(base, (reader.path() / kCarriedFolder / "config.json").string());
+  }
+  const bool carries_tokenizer =
+      std::ranges::find(carried_files, "tokenizer.json", &CarriedFile::name) != carried_files.end();
+  if (!carries_tokenizer && !reader.tokenizer_json().empty()) {
+    tokenizer = reader.tokenizer();
+    model.bos_id = tokenizer->eos_id();  // a document begins where the last one ended
+    model.eos_ids = {tokenizer->eos_id()};
   }
   model.config = config.model;
   if (model.config.max_positions == 0) model.config.max_positions = config.data.seq_len;
@@ -265,7 +272,7 @@ ExportReport export_model(const ExportOptions& options) {
     fs::copy_file(file.source, folder.path() / file.name);
     sync_file(folder.path() / file.name);
   }
-  if (tokenizer && tokenizer->name() == "bpe") write_tokenizer(folder.path(), *tokenizer, model.config.max_positions);
+  if (tokenizer && tokenizer->name() == "bpe") write_tokenizer(folder.path(), *tokenizer, config);
 
   read_back(folder.path(), hashes, pool);
   report.has_tokenizer = fs::exists(folder.path() / "tokenizer.json");

@@ -72,6 +72,10 @@ Config checkpoint_config(const HfModel& model, const fs::path& path) {
 }  // namespace
 
 ImportReport import_model(const ImportOptions& options) {
+  if (options.source.empty() || options.out.empty()) {
+    throw usage_error("a folder to import from or to has no name",
+                      "name the model's folder and one for the checkpoint");
+  }
   if (const auto present = latest_checkpoint(options.out)) {
     throw usage_error(
         fmt::format("'{}' holds the checkpoint {} already", options.out.string(), present->filename().string()),

@@ -14,7 +14,7 @@ namespace nmoe {
 CachedModel::CachedModel(const fs::path& checkpoint, const CachedModelOptions& options) : options_(options) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
   config_ = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  tokenizer_ = load_tokenizer((reader.path() / "tokenizer.json").string());
+  tokenizer_ = reader.tokenizer();
   set_up();
   std::vector<NamedTensor> weights;
   for (const Parameter& parameter : model_->parameters().all()) weights.push_back({parameter.name, parameter.value});

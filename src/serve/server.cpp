@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "chat/prompt.h"
 #include "serve/api_reply.h"
 
 namespace nmoe {
@@ -244,14 +245,6 @@ std::string ApiServer::read_body(const httplib::Request& request, const httplib:
   return body;
 }
 
-std::vector<int32_t> ApiServer::encode_text(const std::string& text) const {
-  if (!settings_.imported) return engine_.encode_prompt(text);
-  std::vector<int32_t> ids;
-  if (settings_.bos_id) ids.push_back(*settings_.bos_id);
-  engine_.tokenizer().encode(text, ids);
-  return ids;
-}
-
 std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {
   if (chat_ == nullptr) throw ApiError(400, no_chat_, "messages", "no_chat_template");
   try {
@@ -286,7 +279,7 @@ void ApiServer::generate(const std::string& body, bool is_chat, httplib::Respons
   }
   for (const auto& prompt : request.prompts) {
     if (const auto* text = std::get_if<std::string>(&prompt)) {
-      prompts.push_back(encode_text(*text));
+      prompts.push_back(encode_prompt(settings_, engine_, *text));
       // The text's own ids are never special: a special one in front is ours.
       const int32_t begin = settings_.bos_id.value_or(tokenizer.eos_id());
       const bool hidden = !prompts.back().empty() && prompts.back().front() == begin;

@@ -58,7 +58,6 @@ class ApiServer {
   static std::string read_body(const httplib::Request& request, const httplib::Response& response,
                                const httplib::ContentReader& reader);
   void generate(const std::string& body, bool is_chat, httplib::Response& response);
-  std::vector<int32_t> encode_text(const std::string& text) const;
   std::vector<int32_t> encode_chat(const ApiRequest& request) const;
   bool send(Exchange& exchange, httplib::DataSink& sink) const;
 

@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -33,6 +34,30 @@ class RunFailure : public Error {
 
 std::string answers_text(const ValidationResult& result) {
   return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
+}
+
+// How the model of `saved` computes otherwise than that of `config`, in what may not change when training goes on with
+// its weights; rotation wavelengths, routing losses and rates may.
+std::string other_model(const Config& saved, const Config& config) {
+  Config a, b;
+  a.model = saved.model;
+  b.model = config.model;
+  b.model.init = a.model.init;
+  b.model.rope.theta = a.model.rope.theta;
+  b.model.yarn = a.model.yarn;
+  b.model.max_positions = a.model.max_positions;
+  b.model.moe.bias_rate = a.model.moe.bias_rate;
+  b.model.moe.balance_loss = a.model.moe.balance_loss;
+  b.model.moe.z_loss = a.model.moe.z_loss;
+  return explain_difference(a, b);
+}
+
+// Of the files a Hugging Face model has beside its weights.
+bool is_tokenizer_file(const CarriedFile& file) {
+  constexpr std::string_view kNames[] = {
+      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
+      "merges.txt",     "tokenizer.model",       "tiktoken.model",          "chat_template.jinja"};
+  return std::ranges::find(kNames, file.name) != std::end(kNames);
 }
 
 class Trainer {
@@ -153,8 +178,14 @@ void Trainer::start_or_resume() {
 // The weights of a checkpoint that is not of this run; optimizer and progress begin at nothing.
 void Trainer::start_from(const fs::path& path) {
   const CheckpointReader reader = CheckpointReader::open(path);
-  if (!reader.tokenizer_json().empty() &&
-      load_tokenizer((reader.path() / "tokenizer.json").string())->hash() != data_.tokenizer->hash()) {
+  const Config saved = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  if (const std::string difference = other_model(saved, config_); !difference.empty()) {
+    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
+                                  reader.path().string(), difference),
+                      "take [model] from its config.toml");
+  }
+  const bool has_tokenizer = !reader.tokenizer_json().empty();
+  if (has_tokenizer && reader.tokenizer()->hash() != data_.tokenizer->hash()) {
     throw usage_error(
         fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
         fmt::format("prepare it with that one: n prep ... --tokenizer {}",
@@ -164,6 +195,7 @@ void Trainer::start_from(const fs::path& path) {
   reader.load_model(engine_->staging().model);
   engine_->restore();
   carried_ = reader.carried();
+  if (!has_tokenizer) std::erase_if(carried_, is_tokenizer_file);  // from now on it is the data's
 }
 
 StepResult Trainer::take_step() {

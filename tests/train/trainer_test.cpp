@@ -281,5 +281,24 @@ TEST_F(TrainerTest, ACheckpointSaysWhereItIsFrom) {
   EXPECT_EQ(config_fingerprint(config), reader.info().config_fingerprint);
 }
 
+// A checkpoint's weights, before anything is trained.
+TEST_F(TrainerTest, StartsFromTheWeightsOfACheckpoint) {
+  run("first", {"train.steps=4"});
+  const std::string from = fmt::format("model.init.from={}", checkpoints("first").string());
+  // Rates of 0 leave the weights as they were; the router's bias moves all the same.
+  run("second", {"train.steps=1", from, "model.moe.bias_rate=0", "optim.matrices.lr=0", "optim.experts.lr=0",
+                 "optim.router.lr=0", "optim.rest.lr=0"});
+  EXPECT_EQ(weights_of(checkpoints("second")), weights_of(checkpoints("first")));
+  EXPECT_EQ(CheckpointReader::open(checkpoints("second")).info().step, 1);
+}
+
+TEST_F(TrainerTest, RefusesTheWeightsOfAModelThatComputesOtherwise) {
+  run("first", {"train.steps=1"});
+  const std::string from = fmt::format("model.init.from={}", checkpoints("first").string());
+  const Error error = error_of([&] { run("second", {"train.steps=1", from, "model.rope.layout=half_split"}); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), "model.rope.layout")) << error.what();
+}
+
 }  // namespace
 }  // namespace nmoe
