@@ -8,8 +8,10 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -176,7 +178,14 @@ void RunStore::open() {
   check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
   // Readers and the writer do not wait for each other. A file system without shared memory keeps
   // the old mode.
-  execute("PRAGMA journal_mode = WAL");
+  // Two that make the file at once meet here, where SQLite does not wait as it does elsewhere.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kBusyTimeoutMs);
+  int code = SQLITE_BUSY;
+  while (code == SQLITE_BUSY && std::chrono::steady_clock::now() < deadline) {
+    code = sqlite3_exec(database_, "PRAGMA journal_mode = WAL", nullptr, nullptr, nullptr);
+    if (code == SQLITE_BUSY) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  check(code);
   execute("PRAGMA synchronous = NORMAL");
   execute("PRAGMA foreign_keys = ON");
 
