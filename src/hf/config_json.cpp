@@ -252,12 +252,13 @@ void read_quantization(Keys& file, const std::string& path, HfModel& model) {
 
 void read_ids(Keys& keys, HfModel& model) {
   const int64_t bos = keys.at_least(0, {"bos_token_id"}, -1);
+  if (bos >= model.config.vocab_size) throw keys.error("bos_token_id", "must be below vocab_size", Keys::kBroken);
   if (bos >= 0) model.bos_id = bos;
   const Json* eos = keys.find("eos_token_id");
   if (eos == nullptr) return;
   for (const Json& id : eos->is_array() ? *eos : Json::array({*eos})) {
-    if (!id.is_number_integer() || id < 0) {
-      throw keys.error("eos_token_id", "must be a token id or a list of them", Keys::kBroken);
+    if (!id.is_number_integer() || id < 0 || id >= model.config.vocab_size) {
+      throw keys.error("eos_token_id", "must be a token id below vocab_size, or a list of them", Keys::kBroken);
     }
     model.eos_ids.push_back(id.get<int64_t>());
   }

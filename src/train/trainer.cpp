@@ -182,7 +182,7 @@ void Trainer::start_from(const fs::path& path) {
   if (const std::string difference = other_model(saved, config_); !difference.empty()) {
     throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
                                   reader.path().string(), difference),
-                      "take [model] from its config.toml");
+                      "take [model] from its config.toml, without [model.init]");
   }
   const bool has_tokenizer = !reader.tokenizer_json().empty();
   if (has_tokenizer && reader.tokenizer()->hash() != data_.tokenizer->hash()) {
