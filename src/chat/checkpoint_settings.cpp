@@ -78,7 +78,8 @@ void read_generation(const json& config, const fs::path& file, const Tokenizer& 
   sampling.top_p = number("top_p", 0, 1);
   sampling.min_p = number("min_p", 0, 1);
   sampling.repetition_penalty = number("repetition_penalty", 0.01, 100);
-  if (const auto top_k = number("top_k", -1, 1e9)) sampling.top_k = static_cast<int64_t>(std::max(*top_k, 0.0));  // -1: all
+  // -1 means all, as 0 does
+  if (const auto top_k = number("top_k", -1, 1e9)) sampling.top_k = static_cast<int64_t>(std::max(*top_k, 0.0));
 }
 
 }  // namespace
