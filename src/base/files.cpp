@@ -152,6 +152,25 @@ void make_directories(const fs::path& path) {
   sync_directory(parent);
 }
 
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) {
+    throw runtime_error(fmt::format("cannot remove '{}': {}", path.string(), error.message()),
+                        "remove it by hand, or correct the permissions of the folder it is in");
+  }
+}
+
+TemporaryFolder::TemporaryFolder(fs::path path) : path_(std::move(path)) {
+  remove_tree(path_);
+  make_directories(path_);
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;  // the failure that led here is the one to report
+  fs::remove_all(path_, ignored);
+}
+
 FileWriter::FileWriter(fs::path path) : FileWriter(std::move(path), 0, O_CREAT | O_TRUNC) {}
 
 FileWriter::FileWriter(fs::path path, uint64_t size) : FileWriter(std::move(path), size, 0) {}

@@ -29,6 +29,24 @@ void sync_directory(const fs::path& path);  // makes renames inside durable
 // Creates what is missing of `path`, durably.
 void make_directories(const fs::path& path);
 
+// Removes a file or a folder with all in it; nothing there is fine.
+void remove_tree(const fs::path& path);
+
+// A folder for what is being written, empty at first; removed with what is in it by the destructor, unless it was
+// renamed.
+class TemporaryFolder {
+ public:
+  // What a killed process left there goes.
+  explicit TemporaryFolder(fs::path path);
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
 // A regular file being written in order, unbuffered: the caller's blocks are the system calls.
 // Removed by the destructor unless closed, if this object created it.
 class FileWriter {

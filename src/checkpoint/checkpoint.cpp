@@ -38,15 +38,6 @@ std::optional<T> parse_number(std::string_view text) {
   return number;
 }
 
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) {
-    throw runtime_error(fmt::format("cannot remove '{}': {}", path.string(), error.message()),
-                        "remove it by hand, or correct the permissions of the folder it is in");
-  }
-}
-
 // What is in `dir`; nothing when there is no such folder.
 std::vector<fs::path> entries_of(const fs::path& dir) {
   std::vector<fs::path> entries;
@@ -69,25 +60,6 @@ void rename_path(const fs::path& from, const fs::path& to) {
                         "check the permissions of the folder they are in");
   }
 }
-
-// Removes a half-written folder when writing fails.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(fs::path path) : path_(std::move(path)) {
-    remove_tree(path_);  // left by a killed process that had this process's number
-    make_directories(path_);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;  // the failure that led here is the one to report
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 void remove_checkpoint(const fs::path& checkpoint) {
   const fs::path doomed = temporary_path(checkpoint.parent_path(), "removed-" + checkpoint.filename().string());

@@ -171,12 +171,6 @@ std::vector<std::string> write_safetensors(const fs::path& path, std::span<const
   return hashes;
 }
 
-std::string sha256_of(const TensorSource& tensor) {
-  Sha256 hash;
-  read_in_blocks(tensor, [&](size_t, std::span<const std::byte> bytes) { hash.update(bytes.data(), bytes.size()); });
-  return hash.finish();
-}
-
 SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
   const Json header = parse_header(file_);
   for (const auto& [name, object] : header.items()) {

@@ -43,9 +43,6 @@ std::vector<TensorSource> in_memory(std::span<const NamedTensor> tensors);
 std::vector<std::string> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
                                            ThreadPool& pool, const std::map<std::string, std::string>& metadata = {});
 
-// The hashes that write_safetensors would return, without a file.
-std::string sha256_of(const TensorSource& tensor);
-
 // A safetensors file, mapped for reading. Const members may be called from several threads.
 class SafetensorsFile {
  public:

@@ -13,11 +13,11 @@ namespace nmoe::cli {
 void generate_command(const GenerateArguments& arguments) {
   const std::vector<std::string> prompts = arguments.prompts.empty() ? std::vector<std::string>{""} : arguments.prompts;
   constexpr int64_t kMostAtOnce = 32;  // more wait until one of these is done
-  const CheckpointReader reader = CheckpointReader::open(arguments.checkpoint);
-  const CheckpointSettings settings = read_checkpoint_settings(reader.path(), *reader.tokenizer());
-  InferenceEngine engine(reader.path(), {.num_threads = arguments.threads,
-                                         .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
-                                         .max_context = arguments.context});
+  const fs::path checkpoint = CheckpointReader::open(arguments.checkpoint).path();
+  InferenceEngine engine(checkpoint, {.num_threads = arguments.threads,
+                                      .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
+                                      .max_context = arguments.context});
+  const CheckpointSettings settings = read_checkpoint_settings(checkpoint, engine.tokenizer());
   const bool stream = prompts.size() == 1;
   std::vector<std::string> texts = prompts;
   for (size_t i = 0; i < prompts.size(); ++i) {

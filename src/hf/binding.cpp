@@ -63,12 +63,11 @@ HfBinding::HfBinding(const fs::path& dir)
 
   const int64_t num_layers = model_.config.num_layers;
   std::set<int64_t> prediction_layers;
+  const HfTensor* table = weights_.find("model.embed_tokens.weight");  // a tied head may be in the file a second time
   for (const auto& [name, tensor] : weights_.tensors()) {
     if (used.contains(name)) continue;
     const auto layer = layer_of(name);
     const bool predicts = layer && *layer >= num_layers && *layer < num_layers + model_.num_nextn_predict_layers;
-    // A tied head may be in the file a second time.
-    const HfTensor* table = weights_.find("model.embed_tokens.weight");
     const bool is_tied_copy =
         model_.config.tied_head && name == "lm_head.weight" && table && same_values(tensor, *table);
     if (predicts) prediction_layers.insert(*layer);

@@ -92,37 +92,15 @@ std::string transformers_dtype(DType dtype) {
   return dtype == DType::kF16 ? "float16" : "float32";
 }
 
-// A folder under a temporary name until it is complete.
-class UnfinishedFolder {
- public:
-  explicit UnfinishedFolder(fs::path final) : final_(std::move(final)) {
-    if (!final_.has_filename()) final_ = final_.parent_path();  // "model/"
-    path_ = final_;
-    path_ += ".tmp";  // what a killed export left goes when the next begins
-    if (fs::exists(final_) && !(fs::is_directory(final_) && fs::is_empty(final_))) {
-      throw usage_error(fmt::format("'{}' exists already", final_.string()), "name a new folder for the export");
-    }
-    fs::remove_all(path_);
-    make_directories(path_);
+// Where the export is to be, once it is known to be free.
+fs::path free_folder(fs::path out) {
+  if (!out.has_filename()) out = out.parent_path();  // "model/"
+  if (out.empty()) throw usage_error("the folder to export to has no name", "name a new folder");
+  if (fs::exists(out) && !(fs::is_directory(out) && fs::is_empty(out))) {
+    throw usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
   }
-  ~UnfinishedFolder() {
-    std::error_code ignored;  // the failure that led here is the one to report
-    fs::remove_all(path_, ignored);
-  }
-  UnfinishedFolder(const UnfinishedFolder&) = delete;
-  UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
-
-  const fs::path& path() const { return path_; }
-  void finish() {
-    sync_directory(path_);
-    fs::rename(path_, final_);
-    sync_directory(fs::absolute(final_).parent_path());
-  }
-
- private:
-  fs::path final_;
-  fs::path path_;
-};
+  return out;
+}
 
 // Tensors cut into files in their order.
 std::vector<std::vector<TensorSource>> cut_into_shards(std::vector<TensorSource> tensors, int64_t shard_bytes) {
@@ -215,8 +193,8 @@ ExportReport export_model(const ExportOptions& options) {
   if (options.shard_bytes <= 0) throw usage_error("a shard of 0 bytes holds nothing", "give --shard-size as \"5GB\"");
   const CheckpointReader reader = CheckpointReader::open(options.checkpoint);
   const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  if (options.out.empty()) throw usage_error("the folder to export to has no name", "name a new folder");
-  UnfinishedFolder folder(options.out);
+  const fs::path out = free_folder(options.out);
+  const TemporaryFolder folder(out.string() + ".tmp");  // what a killed export left goes when the next begins
 
   // What an import left, or what a model that was trained from the start is.
   std::string base;
@@ -279,7 +257,9 @@ ExportReport export_model(const ExportOptions& options) {
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     report.num_files += entry.path().extension() == ".safetensors" ? 1 : 0;
   }
-  folder.finish();
+  sync_directory(folder.path());
+  fs::rename(folder.path(), out);
+  sync_directory(fs::absolute(out).parent_path());
   return report;
 }
 
