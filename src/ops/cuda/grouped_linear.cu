@@ -1,72 +1,20 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// Each is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block
-// takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third, C has
-// the shape of a weight and the rows are what is summed over: one block a tile of every expert.
+// BF16 rows of whole 16 bytes go to the kernels of grouped_wgmma.h, where the program has them. Elsewhere each product
+// is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes
+// every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third, C has the
+// shape of a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
 #include "ops/cuda/check.h"
 #include "ops/cuda/gemm_tile.cuh"
 #include "ops/cuda/grouped_linear.h"
+#include "ops/cuda/grouped_wgmma.h"
+#include "ops/cuda/tile_cursor.cuh"
 
 namespace nmoe::cuda {
 namespace {
-
-// The tiles of all experts, numbered by (expert, column tile, row tile): tiles that share a weight run together. All
-// lanes of a warp hold the same cursor, which only moves forward.
-class TileCursor {
- public:
-  __device__ TileCursor(const int32_t* offsets, int num_experts, int num_col_tiles)
-      : offsets_(offsets), num_experts_(num_experts), num_col_tiles_(num_col_tiles) {}
-
-  // Moves to tile `tile`, which is not before that of the last call. False: there are no more.
-  template <int kTileRows>
-  __device__ bool move_to(int tile) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    for (; first_expert_ < num_experts_; first_expert_ += kWarp) {
-      const int expert = first_expert_ + lane;
-      const int begin = expert < num_experts_ ? offsets_[expert] : 0;
-      const int rows = expert < num_experts_ ? offsets_[expert + 1] - begin : 0;
-      const int row_tiles = ceil_div(rows, kTileRows), tiles = row_tiles * num_col_tiles_;
-      int end = tiles;  // inclusive sum over the lanes
-#pragma unroll
-      for (int offset = 1; offset < kWarp; offset *= 2) {
-        const int below = __shfl_up_sync(kAllLanes, end, offset);
-        if (lane >= offset) end += below;
-      }
-      end += tiles_before_;
-      const unsigned ends_behind = __ballot_sync(kAllLanes, tile < end);
-      if (ends_behind != 0) {
-        const int owner = __ffs(static_cast<int>(ends_behind)) - 1;
-        const int in_expert = tile - __shfl_sync(kAllLanes, end - tiles, owner);
-        const int owner_row_tiles = __shfl_sync(kAllLanes, row_tiles, owner);
-        expert_ = first_expert_ + owner;
-        row_begin_ = __shfl_sync(kAllLanes, begin, owner);
-        num_rows_ = __shfl_sync(kAllLanes, rows, owner);
-        row_tile_ = in_expert % owner_row_tiles;
-        col_tile_ = in_expert / owner_row_tiles;
-        return true;
-      }
-      tiles_before_ = __shfl_sync(kAllLanes, end, kWarp - 1);
-    }
-    return false;
-  }
-
-  __device__ int expert() const { return expert_; }
-  __device__ int row_begin() const { return row_begin_; }  // of the expert
-  __device__ int num_rows() const { return num_rows_; }    // of the expert
-  __device__ int row_tile() const { return row_tile_; }
-  __device__ int col_tile() const { return col_tile_; }
-
- private:
-  const int32_t* offsets_;
-  int num_experts_;
-  int num_col_tiles_;
-  int first_expert_ = 0;  // of the 32 looked at
-  int tiles_before_ = 0;  // tiles of the experts before it
-  int expert_ = 0, row_begin_ = 0, num_rows_ = 0, row_tile_ = 0, col_tile_ = 0;
-};
 
 // y[r, n] = sum over k of x[r, k] w_e[n, k], or of w_e[k, n] when not kWKMajor.
 template <class T>
@@ -83,9 +31,8 @@ template <class T, bool kWKMajor>
 __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPerSm) rows_kernel(RowsProduct<T> p) {
   using Tile = GemmTile<T>;
   extern __shared__ uint4 shared[];
-  TileCursor cursor(p.offsets, p.num_experts, ceil_div(p.width, Tile::kCols));
-  for (int tile = static_cast<int>(blockIdx.x); cursor.template move_to<Tile::kRows>(tile);
-       tile += static_cast<int>(gridDim.x)) {
+  TileCursor<Tile::kRows> cursor(p.offsets, p.num_experts, ceil_div(p.width, Tile::kCols));
+  for (int tile = static_cast<int>(blockIdx.x); cursor.move_to(tile); tile += static_cast<int>(gridDim.x)) {
     const int64_t row_begin = cursor.row_begin(), weight_size = static_cast<int64_t>(p.width) * p.depth;
     const int num_rows = cursor.num_rows();
     const GemmOperand<T, true> a{p.x + row_begin * p.depth, p.depth, num_rows, p.x_vectors};
@@ -214,6 +161,7 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw
 void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
   check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
   if (ctx.counting() || y.num_elements() == 0) return;
+  if (grouped_wgmma_takes(x, w, y)) return grouped_wgmma_forward(ctx, x, w, offsets, y);
   if (x.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y);
   } else {
@@ -224,6 +172,7 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
 void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
   if (ctx.counting() || dx.num_elements() == 0) return;
+  if (grouped_wgmma_takes(dy, w, dx)) return grouped_wgmma_backward_input(ctx, dy, w, offsets, dx);
   if (dy.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx);
   } else {
@@ -234,6 +183,7 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
 void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
   check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
   if (ctx.counting() || x.dim(0) == 0 || dw.num_elements() == 0) return;
+  if (grouped_wgmma_takes(x, dw, dy)) return grouped_wgmma_backward_weight(ctx, x, dy, offsets, dw);
   if (x.dtype() == DType::kBF16) {
     weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw);
   } else {

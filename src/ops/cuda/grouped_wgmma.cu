@@ -1,0 +1,381 @@
+// Grouped products on Hopper: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e.
+//
+// One block a multiprocessor takes every gridDim.x-th tile of 128 x 256. One warp keeps the copy engine filling a ring
+// of stages (k in steps of 64); two warpgroups multiply 64 x 256 each out of it, so that the copies for the next tile
+// are under way while a tile is written. Rows of a tile beyond the expert's belong to the next: they are multiplied and
+// not stored. Where rows are what is summed over, those of the next expert are made zeros in shared memory.
+//
+// A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
+#include <algorithm>
+
+#include "ops/cuda/check.h"
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/grouped_wgmma.h"
+#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/tensor_map.h"
+#include "ops/cuda/tile_cursor.cuh"
+
+namespace nmoe::cuda {
+namespace {
+
+using namespace hopper;
+
+enum class Form { kForward, kInputGradient, kWeightGradient };
+
+constexpr int kTileRows = 128, kTileCols = 256;
+constexpr int kStepK = kPanel;
+constexpr int kPanelsA = kTileRows / kPanel, kPanelsB = kTileCols / kPanel;
+constexpr int kStageBytes = (kPanelsA + kPanelsB) * kPanelBytes;
+constexpr int kConsumers = 2;  // warpgroups, each with a panel of A
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
+constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 168 that each thread begins with
+
+// Rows of C wait in shared memory for the copy engine, 16 a warp; 16 bytes apart in banks.
+constexpr int kStagedRows = 16;
+constexpr int kStagedRowBytes = kTileCols * 2 + 16;
+
+template <Form kForm>
+struct Layout {
+  static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
+  static constexpr bool kAKMajor = kRagged;
+  static constexpr bool kBKMajor = kForm == Form::kForward;
+  static constexpr int kStages = kRagged ? 3 : 4;
+  static constexpr int kStagedBytes = kRagged ? kConsumerWarps * kStagedRows * kStagedRowBytes : 0;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kStagedBytes + 2 * kStages * 8;
+};
+
+struct Product {
+  CUtensorMap a, b;
+  const int32_t* offsets;
+  void* c;
+  int num_experts;
+  int rows;   // of an expert's C; ragged: not used
+  int width;  // of C
+  int depth;  // ragged: k; else not used
+};
+
+// One tile of C, and where its operands lie.
+struct Tile {
+  int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
+  int depth;
+  int a_i, a_k, b_i, b_k;  // first coordinates in the operands
+  int64_t c;               // index of the first value in C
+};
+
+// The tiles a block works on, in order. A warp calls together.
+template <Form kForm>
+class Tiles {
+ public:
+  __device__ explicit Tiles(const Product& p)
+      : p_(p), cursor_(p.offsets, p.num_experts, ceil_div(p.width, kTileCols)), next_(static_cast<int>(blockIdx.x)) {}
+
+  __device__ bool next(Tile& tile) {
+    if constexpr (Layout<kForm>::kRagged) {
+      if (!cursor_.move_to(next_)) return false;
+      next_ += static_cast<int>(gridDim.x);
+      const int row = cursor_.row_tile() * kTileRows, col = cursor_.col_tile() * kTileCols;
+      tile.num_rows = cursor_.num_rows() - row;
+      tile.num_cols = p_.width - col;
+      tile.depth = p_.depth;
+      tile.a_i = cursor_.row_begin() + row;
+      tile.a_k = 0;
+      tile.b_i = col;
+      tile.b_k = 0;
+      (Layout<kForm>::kBKMajor ? tile.b_i : tile.b_k) +=
+          cursor_.expert() * (Layout<kForm>::kBKMajor ? p_.width : p_.depth);
+      tile.c = static_cast<int64_t>(tile.a_i) * p_.width + col;
+      return true;
+    } else {
+      const int row_tiles = ceil_div(p_.rows, kTileRows), col_tiles = ceil_div(p_.width, kTileCols);
+      for (;; next_ += static_cast<int>(gridDim.x)) {
+        const int expert = next_ / (row_tiles * col_tiles);
+        if (expert >= p_.num_experts) return false;
+        const int begin = p_.offsets[expert];
+        tile.depth = p_.offsets[expert + 1] - begin;
+        if (tile.depth <= 0) continue;
+        const int in_expert = next_ % (row_tiles * col_tiles);
+        const int row = in_expert % row_tiles * kTileRows, col = in_expert / row_tiles * kTileCols;
+        tile.num_rows = p_.rows - row;
+        tile.num_cols = p_.width - col;
+        tile.a_i = row;
+        tile.b_i = col;
+        tile.a_k = tile.b_k = begin;
+        tile.c = (static_cast<int64_t>(expert) * p_.rows + row) * p_.width + col;
+        next_ += static_cast<int>(gridDim.x);
+        return true;
+      }
+    }
+  }
+
+ private:
+  const Product& p_;
+  TileCursor<kTileRows> cursor_;
+  int next_;
+};
+
+// The ring of stages: where a side of it is.
+template <int kStages>
+struct RingPosition {
+  int stage = 0, parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <bool kKMajor>
+__device__ void load_panel(const CUtensorMap& map, int i, int k, void* panel, uint64_t* barrier) {
+  if constexpr (kKMajor) {
+    load_box(map, k, i, panel, barrier);
+  } else {
+    load_box(map, i, k, panel, barrier);
+  }
+}
+
+// Zeros for the rows of k from `first` on, of the first `num_panels` panels of a stage, by all consumers.
+__device__ void clear_rows(std::byte* stage, int first, int num_panels) {
+  constexpr int kVectorsPerRow = kPanel * 2 / 16;
+  const int vectors = (kPanel - first) * kVectorsPerRow;
+  for (int panel = 0; panel < num_panels; ++panel) {
+    auto* rows = reinterpret_cast<uint4*>(stage + panel * kPanelBytes) + first * kVectorsPerRow;
+    for (int i = static_cast<int>(threadIdx.x) - kWarpgroup; i < vectors; i += kConsumers * kWarpgroup) {
+      rows[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_async_proxy();
+  sync_threads(1, kConsumers * kWarpgroup);
+}
+
+__device__ uint32_t bf16_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The warpgroup's 64 rows of C, rounded, through shared memory: a warp's rows are its own.
+__device__ void write_rows(const float (&c)[128], const Tile& tile, int width, int warp_row, std::byte* staged,
+                           __nv_bfloat16* target) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  wait_stores_read<0>();  // of the tile before
+  __syncwarp();
+  std::byte* const corner = staged + (lane % 16) * kStagedRowBytes + lane / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < kTileCols / 16; ++i) {
+    if (16 * i < tile.num_cols) {
+      store_matrices(corner + 32 * i, bf16_pair(c[8 * i], c[8 * i + 1]), bf16_pair(c[8 * i + 2], c[8 * i + 3]),
+                     bf16_pair(c[8 * i + 4], c[8 * i + 5]), bf16_pair(c[8 * i + 6], c[8 * i + 7]));
+    }
+  }
+  fence_async_proxy();
+  __syncwarp();
+  if (lane < kStagedRows && warp_row + lane < tile.num_rows) {
+    store_bytes(target + static_cast<int64_t>(warp_row + lane) * width, staged + lane * kStagedRowBytes,
+                min(tile.num_cols, kTileCols) * 2);
+  }
+  commit_stores();
+}
+
+__device__ void add_pair(float* target, float c0, float c1) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(c0), "f"(c1) : "memory");
+}
+
+// The warpgroup's 64 rows of C, added to what is there.
+__device__ void add_rows(const float (&c)[128], const Tile& tile, int width, int warp_row, float* target) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, row = warp_row + lane / 4;
+  float* const corner = target + static_cast<int64_t>(row) * width + lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kTileCols / 8; ++j) {
+    if (8 * j < tile.num_cols) {
+      if (row < tile.num_rows) add_pair(corner + 8 * j, c[4 * j], c[4 * j + 1]);
+      if (row + 8 < tile.num_rows)
+        add_pair(corner + 8 * static_cast<int64_t>(width) + 8 * j, c[4 * j + 2], c[4 * j + 3]);
+    }
+  }
+}
+
+template <Form kForm>
+__device__ void copy_operands(const Product& p, std::byte* stages, uint64_t* full, uint64_t* empty) {
+  using L = Layout<kForm>;
+  const bool elected = threadIdx.x == 0;
+  Tiles<kForm> tiles(p);
+  RingPosition<L::kStages> at;
+  Tile tile;
+  while (tiles.next(tile)) {
+    const int panels_a = min(ceil_div(tile.num_rows, kPanel), kPanelsA);
+    const int panels_b = min(ceil_div(tile.num_cols, kPanel), kPanelsB);
+    for (int k = 0; k < tile.depth; k += kStepK) {
+      if (elected) {
+        wait_phase(&empty[at.stage], at.parity ^ 1);
+        arrive_expecting(&full[at.stage], (panels_a + panels_b) * kPanelBytes);
+        std::byte* const stage = stages + at.stage * kStageBytes;
+        for (int i = 0; i < panels_a; ++i) {
+          load_panel<L::kAKMajor>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, &full[at.stage]);
+        }
+        for (int i = 0; i < panels_b; ++i) {
+          load_panel<L::kBKMajor>(p.b, tile.b_i + i * kPanel, tile.b_k + k, stage + (kPanelsA + i) * kPanelBytes,
+                                  &full[at.stage]);
+        }
+      }
+      at.advance();
+    }
+  }
+}
+
+// k's 64 of a stage. kCols: 256, or 128 where a tile has no more.
+template <Form kForm, int kCols>
+__device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, float (&c)[128]) {
+  using L = Layout<kForm>;
+  const uint64_t a = operand(stage + consumer * kPanelBytes), b = operand(stage + kPanelsA * kPanelBytes);
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < kStepK / 16; ++k) {
+    const uint64_t a_k = a + k * operand_step<L::kAKMajor>(), b_k = b + k * operand_step<L::kBKMajor>();
+    if constexpr (kCols == kTileCols) {
+      wgmma_n256<!L::kAKMajor, !L::kBKMajor>(c, a_k, b_k, accumulate || k > 0);
+    } else {
+      wgmma_n128<!L::kAKMajor, !L::kBKMajor>(c, a_k, b_k, accumulate || k > 0);
+    }
+  }
+  commit_products();
+}
+
+// The products of a tile's rows, which `consumer` has 64 of. Every stage is released once it is read.
+template <Form kForm, int kCols>
+__device__ void multiply_tile(const Tile& tile, std::byte* stages, uint64_t* full, uint64_t* empty, int consumer,
+                              RingPosition<Layout<kForm>::kStages>& at, float (&c)[128]) {
+  using L = Layout<kForm>;
+  const bool elected = threadIdx.x % kWarp == 0;
+  int before = -1;  // the stage that is being read
+  for (int k = 0; k < tile.depth; k += kStepK) {
+    wait_phase(&full[at.stage], at.parity);
+    std::byte* const stage = stages + at.stage * kStageBytes;
+    if constexpr (!L::kRagged) {
+      if (k + kStepK > tile.depth) clear_rows(stage, tile.depth - k, kPanelsA + kPanelsB);
+    }
+    multiply_stage<kForm, kCols>(stage, consumer, k > 0, c);
+    wait_products<1>();
+    if (before >= 0 && elected) arrive(&empty[before]);
+    before = at.stage;
+    at.advance();
+  }
+  wait_products<0>();
+  if (elected) arrive(&empty[before]);
+}
+
+template <Form kForm>
+__device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* staged, uint64_t* full,
+                               uint64_t* empty) {
+  using L = Layout<kForm>;
+  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+  const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
+  const int warp_row = consumer * kPanel + warp * kStagedRows;
+  Tiles<kForm> tiles(p);
+  RingPosition<L::kStages> at;
+  Tile tile;
+  float c[128];
+  while (tiles.next(tile)) {
+    if (tile.num_cols > kTileCols / 2) {
+      multiply_tile<kForm, kTileCols>(tile, stages, full, empty, consumer, at, c);
+    } else {
+      multiply_tile<kForm, kTileCols / 2>(tile, stages, full, empty, consumer, at, c);
+    }
+    if constexpr (L::kRagged) {
+      write_rows(c, tile, p.width, warp_row, staged + (consumer * 4 + warp) * kStagedRows * kStagedRowBytes,
+                 static_cast<__nv_bfloat16*>(p.c) + tile.c);
+    } else {
+      add_rows(c, tile, p.width, warp_row, static_cast<float*>(p.c) + tile.c);
+    }
+  }
+  wait_stores_read<0>();
+}
+
+template <Form kForm>
+__global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using L = Layout<kForm>;
+  extern __shared__ __align__(1024) std::byte shared[];
+  std::byte* const staged = shared + L::kStages * kStageBytes;
+  auto* const full = reinterpret_cast<uint64_t*>(staged + L::kStagedBytes);
+  uint64_t* const empty = full + L::kStages;
+  if (threadIdx.x == 0) {
+    prefetch_map(p.a);
+    prefetch_map(p.b);
+    for (int i = 0; i < L::kStages; ++i) {
+      init_barrier(&full[i], 1);
+      init_barrier(&empty[i], kConsumerWarps);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x < kWarp) copy_operands<kForm>(p, shared, full, empty);
+  } else {
+    take_registers<kConsumerRegisters>();
+    multiply_tiles<kForm>(p, shared, staged, full, empty);
+  }
+#endif
+}
+
+template <Form kForm>
+void launch(Context& ctx, const Product& product, int64_t max_tiles) {
+  using L = Layout<kForm>;
+  NMOE_CHECK(max_tiles <= INT32_MAX / 2, "grouped linear of {} tiles", max_tiles);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
+  NMOE_CUDA_CHECK(
+      cudaFuncSetAttribute(grouped_kernel<kForm>, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kSharedBytes));
+  grouped_kernel<kForm><<<blocks, kThreads, L::kSharedBytes, ctx.stream>>>(product);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+// y [R, width] = the product of x [R, depth] with the experts' weights.
+template <Form kForm>
+void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+  const int64_t num_experts = w.dim(0), R = x.dim(0), depth = x.dim(1), width = y.dim(1);
+  const Product product{.a = panel_map(x.raw(), R, depth),
+                        .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
+                        .offsets = offsets.data<int32_t>(),
+                        .c = y.raw(),
+                        .num_experts = static_cast<int>(num_experts),
+                        .rows = 0,
+                        .width = static_cast<int>(width),
+                        .depth = static_cast<int>(depth)};
+  // Every expert has at most one row tile that is not full.
+  const int64_t row_tiles = R / kTileRows + std::min(num_experts, R);
+  launch<kForm>(ctx, product, row_tiles * ceil_div<int64_t>(width, kTileCols));
+}
+
+}  // namespace
+
+bool grouped_wgmma_takes(Tensor rows, Tensor w, Tensor other_rows) {
+  const bool aligned =
+      aligned16(rows.raw()) && aligned16(other_rows.raw()) && (w.dtype() != DType::kBF16 || aligned16(w.raw()));
+  return NMOE_CUDA_MAJOR == 9 && rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0 &&
+         aligned;
+}
+
+void grouped_wgmma_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+  rows_product<Form::kForward>(ctx, x, w, offsets, y);
+}
+
+void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
+  rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx);
+}
+
+void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
+  const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
+  const Product product{.a = panel_map(dy.raw(), dy.dim(0), rows),
+                        .b = panel_map(x.raw(), x.dim(0), cols),
+                        .offsets = offsets.data<int32_t>(),
+                        .c = dw.raw(),
+                        .num_experts = static_cast<int>(num_experts),
+                        .rows = static_cast<int>(rows),
+                        .width = static_cast<int>(cols),
+                        .depth = 0};
+  const int64_t tiles = ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
+  launch<Form::kWeightGradient>(ctx, product, num_experts * tiles);
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,17 @@
+// The grouped products of grouped_linear.h by warpgroup matrix instructions: BF16 on Hopper.
+#pragma once
+
+#include "ops/backend.h"
+#include "ops/cuda/context.h"
+
+namespace nmoe::cuda {
+
+// Whether these kernels are in this program and take rows of `in` and `out` BF16 values.
+bool grouped_wgmma_takes(Tensor rows, Tensor w, Tensor other_rows);
+
+// As in grouped_linear.h, R > 0.
+void grouped_wgmma_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
+void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx);
+void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw);
+
+}  // namespace nmoe::cuda
