@@ -96,8 +96,8 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
 
   // Experts. Their gate weight is applied to the hidden units, so that combine is a plain sum and the experts'
   // outputs need not be kept for the gate's gradient.
-  ops.grouped_linear_forward(saved_.rows, w_in_.value, saved_.plan.offsets, saved_.pre);
-  ops.activation_forward(config_.activation, saved_.pre, saved_.row_weight, saved_.hidden);
+  ops.grouped_activation_forward(config_.activation, saved_.rows, w_in_.value, saved_.plan.offsets, saved_.row_weight,
+                                 saved_.pre, saved_.hidden);
   pass.look(name_, "expert_hidden", saved_.hidden);
   {
     const ArenaScope scope(pass.activations);

@@ -297,6 +297,9 @@ class Backend {
   // Linear layers over ragged groups of rows. x [R, in], w [E, out, in], offsets [E + 1] i32, y [R, out].
   // An expert without rows is legal and leaves its dw untouched.
   virtual void grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) = 0;
+  // The experts' first layer: pre = grouped_linear_forward(x, w), h = activation_forward(kind, pre, row_weight).
+  virtual void grouped_activation_forward(Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
+                                          Tensor pre, Tensor h) = 0;
   virtual void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) = 0;   // dx =
   virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) = 0;  // dw += stat
   // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), in integers. Nothing is changed

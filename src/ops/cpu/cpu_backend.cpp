@@ -109,6 +109,11 @@ void CpuBackend::linear_backward_weight(Tensor x, Tensor dy, Tensor dw) {
 void CpuBackend::grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) {
   NMOE_CPU_DISPATCH(grouped_linear_forward, x, w, offsets, y);
 }
+void CpuBackend::grouped_activation_forward(Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
+                                            Tensor pre, Tensor h) {
+  grouped_linear_forward(x, w, offsets, pre);
+  activation_forward(kind, pre, row_weight, h);
+}
 void CpuBackend::grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   NMOE_CPU_DISPATCH(grouped_linear_backward_input, dy, w, offsets, dx);
 }

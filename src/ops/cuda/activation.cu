@@ -1,15 +1,11 @@
 // SwiGLU and squared ReLU, memory-bound: every element is read and written once. Rows of width F; SwiGLU's
 // pre-activations are 2F wide, gate then up.
+#include "ops/cuda/activation.cuh"
 #include "ops/cuda/activation.h"
 #include "ops/cuda/row_groups.cuh"
 
 namespace nmoe::cuda {
 namespace {
-
-__device__ float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
-
-// max(x, 0) that lets a NaN through.
-__device__ float relu(float x) { return x < 0.0F ? 0.0F : x; }
 
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -26,7 +22,7 @@ __global__ void __launch_bounds__(kRowThreads)
       float up[8];
       load8(pre + width, i, width, vector, up);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) h[j] = gate[j] * sigmoid(gate[j]) * up[j] * weight;
+      for (int j = 0; j < 8; ++j) h[j] = swiglu(gate[j], up[j]) * weight;
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j) h[j] = relu(gate[j]) * relu(gate[j]) * weight;

@@ -162,6 +162,10 @@ void CudaBackend::linear_backward_weight(Tensor x, Tensor dy, Tensor dw) {
 void CudaBackend::grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) {
   cuda::grouped_linear_forward(context_, x, w, offsets, y);
 }
+void CudaBackend::grouped_activation_forward(Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
+                                             Tensor pre, Tensor h) {
+  cuda::grouped_activation_forward(context_, kind, x, w, offsets, row_weight, pre, h);
+}
 void CudaBackend::grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   cuda::grouped_linear_backward_input(context_, dy, w, offsets, dx);
 }

@@ -7,6 +7,7 @@
 // shape of a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
+#include "ops/cuda/activation.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/gemm_tile.cuh"
 #include "ops/cuda/grouped_linear.h"
@@ -167,6 +168,23 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
   } else {
     rows_product<float, true>(ctx, x, w, offsets, y);
   }
+}
+
+void grouped_activation_forward(Context& ctx, Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
+                                Tensor pre, Tensor h) {
+  const bool fused = kind == Activation::kSwiGlu && row_weight.defined() && grouped_wgmma_takes(x, w, pre) &&
+                     h.dim(1) % 8 == 0 && aligned16(h.raw());
+  if (!fused) {
+    grouped_linear_forward(ctx, x, w, offsets, pre);
+    activation_forward(ctx, kind, pre, row_weight, h);
+    return;
+  }
+  check_groups(x, w, offsets, pre, w.dim(2), w.dim(1));
+  NMOE_CHECK(h.shape() == Shape({x.dim(0), w.dim(1) / 2}) && h.dtype() == x.dtype() && row_weight.dim(0) == x.dim(0),
+             "grouped activation of {} into {} {}, weights {}", pre.shape(), dtype_name(h.dtype()), h.shape(),
+             row_weight.shape());
+  if (ctx.counting() || h.num_elements() == 0) return;
+  grouped_wgmma_swiglu(ctx, x, w, offsets, row_weight, pre, h);
 }
 
 void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {

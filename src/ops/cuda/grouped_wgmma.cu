@@ -5,9 +5,12 @@
 // are under way while a tile is written. Rows of a tile beyond the expert's belong to the next: they are multiplied and
 // not stored. Where rows are what is summed over, those of the next expert are made zeros in shared memory.
 //
+// With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate, so that one thread has both of a pair.
+//
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
 #include <algorithm>
 
+#include "ops/cuda/activation.cuh"
 #include "ops/cuda/check.h"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/grouped_wgmma.h"
@@ -20,7 +23,7 @@ namespace {
 
 using namespace hopper;
 
-enum class Form { kForward, kInputGradient, kWeightGradient };
+enum class Form { kForward, kForwardSwiGlu, kInputGradient, kWeightGradient };
 
 constexpr int kTileRows = 128, kTileCols = 256;
 constexpr int kStepK = kPanel;
@@ -39,7 +42,10 @@ template <Form kForm>
 struct Layout {
   static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
   static constexpr bool kAKMajor = kRagged;
-  static constexpr bool kBKMajor = kForm == Form::kForward;
+  static constexpr bool kSwiGlu = kForm == Form::kForwardSwiGlu;
+  static constexpr bool kBKMajor = kForm == Form::kForward || kSwiGlu;
+  static constexpr int kParts = kSwiGlu ? 2 : 1;
+  static constexpr int kCols = kTileCols / kParts;  // of each part
   static constexpr int kStages = kRagged ? 3 : 4;
   static constexpr int kStagedBytes = kRagged ? kConsumerWarps * kStagedRows * kStagedRowBytes : 0;
   static constexpr int kSharedBytes = kStages * kStageBytes + kStagedBytes + 2 * kStages * 8;
@@ -50,9 +56,11 @@ struct Product {
   const int32_t* offsets;
   void* c;
   int num_experts;
-  int rows;   // of an expert's C; ragged: not used
-  int width;  // of C
-  int depth;  // ragged: k; else not used
+  int rows;                 // of an expert's C; ragged: not used
+  int width;                // of C; with SwiGLU: of the hidden units, half of C
+  int depth;                // ragged: k; else not used
+  const float* row_weight;  // of C's rows; with SwiGLU only, as is
+  void* hidden;             // = [R, width]
 };
 
 // One tile of C, and where its operands lie.
@@ -60,31 +68,33 @@ struct Tile {
   int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
   int depth;
   int a_i, a_k, b_i, b_k;  // first coordinates in the operands
-  int64_t c;               // index of the first value in C
+  int64_t c_row;           // first row and column in C
+  int c_col;
 };
 
 // The tiles a block works on, in order. A warp calls together.
 template <Form kForm>
 class Tiles {
+  using L = Layout<kForm>;
+
  public:
   __device__ explicit Tiles(const Product& p)
-      : p_(p), cursor_(p.offsets, p.num_experts, ceil_div(p.width, kTileCols)), next_(static_cast<int>(blockIdx.x)) {}
+      : p_(p), cursor_(p.offsets, p.num_experts, ceil_div(p.width, L::kCols)), next_(static_cast<int>(blockIdx.x)) {}
 
   __device__ bool next(Tile& tile) {
-    if constexpr (Layout<kForm>::kRagged) {
+    if constexpr (L::kRagged) {
       if (!cursor_.move_to(next_)) return false;
       next_ += static_cast<int>(gridDim.x);
-      const int row = cursor_.row_tile() * kTileRows, col = cursor_.col_tile() * kTileCols;
+      const int row = cursor_.row_tile() * kTileRows, col = cursor_.col_tile() * L::kCols;
       tile.num_rows = cursor_.num_rows() - row;
       tile.num_cols = p_.width - col;
       tile.depth = p_.depth;
       tile.a_i = cursor_.row_begin() + row;
       tile.a_k = 0;
-      tile.b_i = col;
-      tile.b_k = 0;
-      (Layout<kForm>::kBKMajor ? tile.b_i : tile.b_k) +=
-          cursor_.expert() * (Layout<kForm>::kBKMajor ? p_.width : p_.depth);
-      tile.c = static_cast<int64_t>(tile.a_i) * p_.width + col;
+      tile.b_i = L::kBKMajor ? cursor_.expert() * L::kParts * p_.width + col : col;
+      tile.b_k = L::kBKMajor ? 0 : cursor_.expert() * p_.depth;
+      tile.c_row = tile.a_i;
+      tile.c_col = col;
       return true;
     } else {
       const int row_tiles = ceil_div(p_.rows, kTileRows), col_tiles = ceil_div(p_.width, kTileCols);
@@ -101,7 +111,8 @@ class Tiles {
         tile.a_i = row;
         tile.b_i = col;
         tile.a_k = tile.b_k = begin;
-        tile.c = (static_cast<int64_t>(expert) * p_.rows + row) * p_.width + col;
+        tile.c_row = static_cast<int64_t>(expert) * p_.rows + row;
+        tile.c_col = col;
         next_ += static_cast<int>(gridDim.x);
         return true;
       }
@@ -154,26 +165,75 @@ __device__ uint32_t bf16_pair(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// The warpgroup's 64 rows of C, rounded, through shared memory: a warp's rows are its own.
-__device__ void write_rows(const float (&c)[128], const Tile& tile, int width, int warp_row, std::byte* staged,
-                           __nv_bfloat16* target) {
+// Columns [first, first + kCols) of the warpgroup's 64 rows of C, rounded, to the warp's staged rows.
+template <int kFirst, int kCols>
+__device__ void stage_columns(const float (&c)[128], int num_cols, std::byte* staged) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  wait_stores_read<0>();  // of the tile before
-  __syncwarp();
-  std::byte* const corner = staged + (lane % 16) * kStagedRowBytes + lane / 16 * 16;
+  std::byte* const corner = staged + lane % kStagedRows * kStagedRowBytes + lane / kStagedRows * 16;
 #pragma unroll
-  for (int i = 0; i < kTileCols / 16; ++i) {
-    if (16 * i < tile.num_cols) {
+  for (int i = kFirst / 16; i < (kFirst + kCols) / 16; ++i) {
+    if (16 * i - kFirst < num_cols) {
       store_matrices(corner + 32 * i, bf16_pair(c[8 * i], c[8 * i + 1]), bf16_pair(c[8 * i + 2], c[8 * i + 3]),
                      bf16_pair(c[8 * i + 4], c[8 * i + 5]), bf16_pair(c[8 * i + 6], c[8 * i + 7]));
     }
   }
+}
+
+// The warp's staged rows to `target`, rows of `width`: those that exist.
+__device__ void store_staged(const std::byte* staged, int num_rows, int num_cols, __nv_bfloat16* target,
+                             int64_t width) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   fence_async_proxy();
   __syncwarp();
-  if (lane < kStagedRows && warp_row + lane < tile.num_rows) {
-    store_bytes(target + static_cast<int64_t>(warp_row + lane) * width, staged + lane * kStagedRowBytes,
-                min(tile.num_cols, kTileCols) * 2);
+  if (lane < min(num_rows, kStagedRows)) {
+    store_bytes(target + lane * width, staged + lane * kStagedRowBytes, num_cols * 2);
   }
+}
+
+// Before the warp's staged rows are written again.
+__device__ void reuse_staged() {
+  wait_stores_read<0>();
+  __syncwarp();
+}
+
+// The warpgroup's 64 rows of C: a warp's 16 are its own.
+__device__ void write_rows(const float (&c)[128], const Product& p, const Tile& tile, int warp_row, std::byte* staged) {
+  const int num_cols = min(tile.num_cols, kTileCols);
+  reuse_staged();
+  stage_columns<0, kTileCols>(c, num_cols, staged);
+  store_staged(staged, tile.num_rows - warp_row, num_cols,
+               static_cast<__nv_bfloat16*>(p.c) + (tile.c_row + warp_row) * p.width + tile.c_col, p.width);
+  commit_stores();
+}
+
+__device__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+
+// c[j] = silu(c[j]) * c[j + 64] * weight, of values rounded as they are stored.
+__device__ void apply_swiglu(float (&c)[128], float upper_weight, float lower_weight) {
+#pragma unroll
+  for (int j = 0; j < 64; ++j) {
+    const float gate = rounded(c[j]), up = rounded(c[j + 64]);
+    c[j] = swiglu(gate, up) * (j % 4 < 2 ? upper_weight : lower_weight);
+  }
+}
+
+// Gates and what they gate are C's two halves; then the hidden units.
+__device__ void write_swiglu_rows(float (&c)[128], const Product& p, const Tile& tile, int warp_row, float upper_weight,
+                                  float lower_weight, std::byte* staged) {
+  constexpr int kCols = kTileCols / 2;
+  const int num_cols = min(tile.num_cols, kCols), num_rows = tile.num_rows - warp_row;
+  const int64_t row = tile.c_row + warp_row;
+  auto* const pre = static_cast<__nv_bfloat16*>(p.c) + row * 2 * p.width + tile.c_col;
+  reuse_staged();
+  stage_columns<0, kCols>(c, num_cols, staged);
+  stage_columns<kCols, kCols>(c, num_cols, staged);
+  store_staged(staged, num_rows, num_cols, pre, 2 * p.width);
+  store_staged(staged + kCols * 2, num_rows, num_cols, pre + p.width, 2 * p.width);
+  commit_stores();
+  apply_swiglu(c, upper_weight, lower_weight);
+  reuse_staged();
+  stage_columns<0, kCols>(c, num_cols, staged);
+  store_staged(staged, num_rows, num_cols, static_cast<__nv_bfloat16*>(p.hidden) + row * p.width + tile.c_col, p.width);
   commit_stores();
 }
 
@@ -182,15 +242,15 @@ __device__ void add_pair(float* target, float c0, float c1) {
 }
 
 // The warpgroup's 64 rows of C, added to what is there.
-__device__ void add_rows(const float (&c)[128], const Tile& tile, int width, int warp_row, float* target) {
+__device__ void add_rows(const float (&c)[128], const Product& p, const Tile& tile, int warp_row) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, row = warp_row + lane / 4;
-  float* const corner = target + static_cast<int64_t>(row) * width + lane % 4 * 2;
+  const int64_t width = p.width;
+  float* const corner = static_cast<float*>(p.c) + (tile.c_row + row) * width + tile.c_col + lane % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kTileCols / 8; ++j) {
     if (8 * j < tile.num_cols) {
       if (row < tile.num_rows) add_pair(corner + 8 * j, c[4 * j], c[4 * j + 1]);
-      if (row + 8 < tile.num_rows)
-        add_pair(corner + 8 * static_cast<int64_t>(width) + 8 * j, c[4 * j + 2], c[4 * j + 3]);
+      if (row + 8 < tile.num_rows) add_pair(corner + 8 * width + 8 * j, c[4 * j + 2], c[4 * j + 3]);
     }
   }
 }
@@ -204,18 +264,22 @@ __device__ void copy_operands(const Product& p, std::byte* stages, uint64_t* ful
   Tile tile;
   while (tiles.next(tile)) {
     const int panels_a = min(ceil_div(tile.num_rows, kPanel), kPanelsA);
-    const int panels_b = min(ceil_div(tile.num_cols, kPanel), kPanelsB);
+    const int panels_b = min(ceil_div(tile.num_cols, kPanel), kPanelsB / L::kParts);  // of each part
     for (int k = 0; k < tile.depth; k += kStepK) {
       if (elected) {
         wait_phase(&empty[at.stage], at.parity ^ 1);
-        arrive_expecting(&full[at.stage], (panels_a + panels_b) * kPanelBytes);
+        arrive_expecting(&full[at.stage], (panels_a + L::kParts * panels_b) * kPanelBytes);
         std::byte* const stage = stages + at.stage * kStageBytes;
         for (int i = 0; i < panels_a; ++i) {
           load_panel<L::kAKMajor>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, &full[at.stage]);
         }
-        for (int i = 0; i < panels_b; ++i) {
-          load_panel<L::kBKMajor>(p.b, tile.b_i + i * kPanel, tile.b_k + k, stage + (kPanelsA + i) * kPanelBytes,
-                                  &full[at.stage]);
+#pragma unroll
+        for (int part = 0; part < L::kParts; ++part) {
+          for (int i = 0; i < panels_b; ++i) {
+            load_panel<L::kBKMajor>(p.b, tile.b_i + part * p.width + i * kPanel, tile.b_k + k,
+                                    stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes,
+                                    &full[at.stage]);
+          }
         }
       }
       at.advance();
@@ -271,21 +335,29 @@ __device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* s
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   const int warp_row = consumer * kPanel + warp * kStagedRows;
+  staged += (consumer * (kWarpgroup / kWarp) + warp) * kStagedRows * kStagedRowBytes;
   Tiles<kForm> tiles(p);
   RingPosition<L::kStages> at;
   Tile tile;
   float c[128];
   while (tiles.next(tile)) {
-    if (tile.num_cols > kTileCols / 2) {
+    float upper_weight = 0.0F, lower_weight = 0.0F;  // of rows lane / 4 and 8 further, asked for ahead of their use
+    if constexpr (L::kSwiGlu) {
+      const int row = warp_row + static_cast<int>(threadIdx.x) % kWarp / 4;
+      if (row < tile.num_rows) upper_weight = p.row_weight[tile.c_row + row];
+      if (row + 8 < tile.num_rows) lower_weight = p.row_weight[tile.c_row + row + 8];
+    }
+    if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
       multiply_tile<kForm, kTileCols>(tile, stages, full, empty, consumer, at, c);
     } else {
       multiply_tile<kForm, kTileCols / 2>(tile, stages, full, empty, consumer, at, c);
     }
-    if constexpr (L::kRagged) {
-      write_rows(c, tile, p.width, warp_row, staged + (consumer * 4 + warp) * kStagedRows * kStagedRowBytes,
-                 static_cast<__nv_bfloat16*>(p.c) + tile.c);
+    if constexpr (L::kSwiGlu) {
+      write_swiglu_rows(c, p, tile, warp_row, upper_weight, lower_weight, staged);
+    } else if constexpr (L::kRagged) {
+      write_rows(c, p, tile, warp_row, staged);
     } else {
-      add_rows(c, tile, p.width, warp_row, static_cast<float*>(p.c) + tile.c);
+      add_rows(c, p, tile, warp_row);
     }
   }
   wait_stores_read<0>();
@@ -330,21 +402,24 @@ void launch(Context& ctx, const Product& product, int64_t max_tiles) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// y [R, width] = the product of x [R, depth] with the experts' weights.
+// C [R, parts of `width`] = the product of x [R, depth] with the experts' weights.
 template <Form kForm>
-void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
-  const int64_t num_experts = w.dim(0), R = x.dim(0), depth = x.dim(1), width = y.dim(1);
+void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, int64_t width, const float* row_weight,
+                  void* hidden) {
+  const int64_t num_experts = w.dim(0), R = x.dim(0), depth = x.dim(1);
   const Product product{.a = panel_map(x.raw(), R, depth),
                         .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
                         .offsets = offsets.data<int32_t>(),
-                        .c = y.raw(),
+                        .c = c.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = 0,
                         .width = static_cast<int>(width),
-                        .depth = static_cast<int>(depth)};
+                        .depth = static_cast<int>(depth),
+                        .row_weight = row_weight,
+                        .hidden = hidden};
   // Every expert has at most one row tile that is not full.
   const int64_t row_tiles = R / kTileRows + std::min(num_experts, R);
-  launch<kForm>(ctx, product, row_tiles * ceil_div<int64_t>(width, kTileCols));
+  launch<kForm>(ctx, product, row_tiles * ceil_div<int64_t>(width, Layout<kForm>::kCols));
 }
 
 }  // namespace
@@ -357,11 +432,15 @@ bool grouped_wgmma_takes(Tensor rows, Tensor w, Tensor other_rows) {
 }
 
 void grouped_wgmma_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
-  rows_product<Form::kForward>(ctx, x, w, offsets, y);
+  rows_product<Form::kForward>(ctx, x, w, offsets, y, y.dim(1), nullptr, nullptr);
+}
+
+void grouped_wgmma_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h) {
+  rows_product<Form::kForwardSwiGlu>(ctx, x, w, offsets, pre, h.dim(1), row_weight.data<float>(), h.raw());
 }
 
 void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
-  rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx);
+  rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx, dx.dim(1), nullptr, nullptr);
 }
 
 void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
@@ -373,7 +452,9 @@ void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor off
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),
                         .width = static_cast<int>(cols),
-                        .depth = 0};
+                        .depth = 0,
+                        .row_weight = nullptr,
+                        .hidden = nullptr};
   const int64_t tiles = ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   launch<Form::kWeightGradient>(ctx, product, num_experts * tiles);
 }

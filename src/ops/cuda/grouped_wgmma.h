@@ -11,6 +11,7 @@ bool grouped_wgmma_takes(Tensor rows, Tensor w, Tensor other_rows);
 
 // As in grouped_linear.h, R > 0.
 void grouped_wgmma_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
+void grouped_wgmma_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h);
 void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx);
 void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw);
 
