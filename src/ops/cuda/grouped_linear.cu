@@ -200,8 +200,9 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
 
 void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
   check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
-  if (ctx.counting() || x.dim(0) == 0 || dw.num_elements() == 0) return;
+  if (x.dim(0) == 0 || dw.num_elements() == 0) return;
   if (grouped_wgmma_takes(x, dw, dy)) return grouped_wgmma_backward_weight(ctx, x, dy, offsets, dw);
+  if (ctx.counting()) return;
   if (x.dtype() == DType::kBF16) {
     weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw);
   } else {

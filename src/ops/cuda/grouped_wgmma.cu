@@ -1,9 +1,10 @@
 // Grouped products on Hopper: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e.
 //
-// One block a multiprocessor takes every gridDim.x-th tile of 128 x 256. One warp keeps the copy engine filling a ring
-// of stages (k in steps of 64); two warpgroups multiply 64 x 256 each out of it, so that the copies for the next tile
-// are under way while a tile is written. Rows of a tile beyond the expert's belong to the next: they are multiplied and
-// not stored. Where rows are what is summed over, those of the next expert are made zeros in shared memory.
+// One block a multiprocessor works on tiles of 128 x 256. One warp keeps the copy engine filling a ring
+// of stages (k in steps of 64), each tile's description with its first; two warpgroups multiply 64 x 256 each out of
+// it, so that the copies for the next tile are under way while a tile is written. Rows of a tile beyond the expert's
+// belong to the next: they are multiplied and not stored. Where rows are what is summed over, those of the next expert
+// are made zeros in shared memory.
 //
 // With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate, so that one thread has both of a pair.
 //
@@ -38,6 +39,15 @@ constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 168 that
 constexpr int kStagedRows = 16;
 constexpr int kStagedRowBytes = kTileCols * 2 + 16;
 
+// One tile of C, and where its operands lie.
+struct alignas(16) Tile {
+  int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
+  int depth;               // 0: there are no more tiles
+  int a_i, a_k, b_i, b_k;  // first coordinates in the operands
+  int c_col;               // first column and row in C
+  int64_t c_row;
+};
+
 template <Form kForm>
 struct Layout {
   static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
@@ -48,12 +58,15 @@ struct Layout {
   static constexpr int kCols = kTileCols / kParts;  // of each part
   static constexpr int kStages = kRagged ? 3 : 4;
   static constexpr int kStagedBytes = kRagged ? kConsumerWarps * kStagedRows * kStagedRowBytes : 0;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kStagedBytes + 2 * kStages * 8;
+  static constexpr int kSharedBytes =
+      kStages * kStageBytes + kStagedBytes + kStages * (sizeof(Tile) + 2 * sizeof(uint64_t));
 };
 
 struct Product {
   CUtensorMap a, b;
   const int32_t* offsets;
+  const int* order;  // of the experts; ragged: not used, nor is tiles_taken
+  int* tiles_taken;
   void* c;
   int num_experts;
   int rows;                 // of an expert's C; ragged: not used
@@ -63,23 +76,22 @@ struct Product {
   void* hidden;             // = [R, width]
 };
 
-// One tile of C, and where its operands lie.
-struct Tile {
-  int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
-  int depth;
-  int a_i, a_k, b_i, b_k;  // first coordinates in the operands
-  int64_t c_row;           // first row and column in C
-  int c_col;
-};
-
-// The tiles a block works on, in order. A warp calls together.
+// The tiles a block works on. A warp calls together.
+//
+// Where C's rows are ragged, tiles take equally long and a block has every gridDim.x-th. Of weights' gradients, those
+// of experts with more rows take longer: they come first, and a block takes the next whenever it is free.
 template <Form kForm>
 class Tiles {
   using L = Layout<kForm>;
 
  public:
-  __device__ explicit Tiles(const Product& p)
-      : p_(p), cursor_(p.offsets, p.num_experts, ceil_div(p.width, L::kCols)), next_(static_cast<int>(blockIdx.x)) {}
+  __device__ explicit Tiles(const Product& p) : p_(p), cursor_(p.offsets, p.num_experts, ceil_div(p.width, L::kCols)) {
+    if constexpr (L::kRagged) {
+      next_ = static_cast<int>(blockIdx.x);
+    } else {
+      next_ = take();
+    }
+  }
 
   __device__ bool next(Tile& tile) {
     if constexpr (L::kRagged) {
@@ -95,35 +107,52 @@ class Tiles {
       tile.b_k = L::kBKMajor ? 0 : cursor_.expert() * p_.depth;
       tile.c_row = tile.a_i;
       tile.c_col = col;
-      return true;
     } else {
-      const int row_tiles = ceil_div(p_.rows, kTileRows), col_tiles = ceil_div(p_.width, kTileCols);
-      for (;; next_ += static_cast<int>(gridDim.x)) {
-        const int expert = next_ / (row_tiles * col_tiles);
-        if (expert >= p_.num_experts) return false;
-        const int begin = p_.offsets[expert];
-        tile.depth = p_.offsets[expert + 1] - begin;
-        if (tile.depth <= 0) continue;
-        const int in_expert = next_ % (row_tiles * col_tiles);
-        const int row = in_expert % row_tiles * kTileRows, col = in_expert / row_tiles * kTileCols;
-        tile.num_rows = p_.rows - row;
-        tile.num_cols = p_.width - col;
-        tile.a_i = row;
-        tile.b_i = col;
-        tile.a_k = tile.b_k = begin;
-        tile.c_row = static_cast<int64_t>(expert) * p_.rows + row;
-        tile.c_col = col;
-        next_ += static_cast<int>(gridDim.x);
-        return true;
-      }
+      const int row_tiles = ceil_div(p_.rows, kTileRows), tiles = row_tiles * ceil_div(p_.width, kTileCols);
+      const int place = next_ / tiles, in_expert = next_ % tiles;
+      if (place >= p_.num_experts) return false;
+      next_ = take();  // ahead of its use
+      const int expert = p_.order[place], begin = p_.offsets[expert];
+      tile.depth = p_.offsets[expert + 1] - begin;
+      if (tile.depth <= 0) return false;
+      const int row = in_expert % row_tiles * kTileRows, col = in_expert / row_tiles * kTileCols;
+      tile.num_rows = p_.rows - row;
+      tile.num_cols = p_.width - col;
+      tile.a_i = row;
+      tile.b_i = col;
+      tile.a_k = tile.b_k = begin;
+      tile.c_row = static_cast<int64_t>(expert) * p_.rows + row;
+      tile.c_col = col;
     }
+    return true;
   }
 
  private:
+  __device__ int take() const {
+    const int tile = threadIdx.x % kWarp == 0 ? atomicAdd(p_.tiles_taken, 1) : 0;
+    return __shfl_sync(kAllLanes, tile, 0);
+  }
+
   const Product& p_;
   TileCursor<kTileRows> cursor_;
   int next_;
 };
+
+// The experts' indices by falling number of rows, a warp each; equal ones by index. Sets `tiles_taken` to 0.
+__global__ void __launch_bounds__(256)
+    order_kernel(const int32_t* offsets, int num_experts, int* order, int* tiles_taken) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *tiles_taken = 0;
+  const int expert = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / kWarp);
+  if (expert >= num_experts) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, rows = offsets[expert + 1] - offsets[expert];
+  int place = 0;
+  for (int other = lane; other < num_experts; other += kWarp) {
+    const int other_rows = offsets[other + 1] - offsets[other];
+    place += other_rows > rows || (other_rows == rows && other < expert);
+  }
+  place = __reduce_add_sync(kAllLanes, place);
+  if (lane == 0) order[place] = expert;
+}
 
 // The ring of stages: where a side of it is.
 template <int kStages>
@@ -256,7 +285,7 @@ __device__ void add_rows(const float (&c)[128], const Product& p, const Tile& ti
 }
 
 template <Form kForm>
-__device__ void copy_operands(const Product& p, std::byte* stages, uint64_t* full, uint64_t* empty) {
+__device__ void copy_operands(const Product& p, std::byte* stages, Tile* stage_tiles, uint64_t* full, uint64_t* empty) {
   using L = Layout<kForm>;
   const bool elected = threadIdx.x == 0;
   Tiles<kForm> tiles(p);
@@ -268,6 +297,7 @@ __device__ void copy_operands(const Product& p, std::byte* stages, uint64_t* ful
     for (int k = 0; k < tile.depth; k += kStepK) {
       if (elected) {
         wait_phase(&empty[at.stage], at.parity ^ 1);
+        if (k == 0) stage_tiles[at.stage] = tile;
         arrive_expecting(&full[at.stage], (panels_a + L::kParts * panels_b) * kPanelBytes);
         std::byte* const stage = stages + at.stage * kStageBytes;
         for (int i = 0; i < panels_a; ++i) {
@@ -284,6 +314,11 @@ __device__ void copy_operands(const Product& p, std::byte* stages, uint64_t* ful
       }
       at.advance();
     }
+  }
+  if (elected) {
+    wait_phase(&empty[at.stage], at.parity ^ 1);
+    stage_tiles[at.stage].depth = 0;
+    arrive(&full[at.stage]);
   }
 }
 
@@ -329,18 +364,19 @@ __device__ void multiply_tile(const Tile& tile, std::byte* stages, uint64_t* ful
 }
 
 template <Form kForm>
-__device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* staged, uint64_t* full,
-                               uint64_t* empty) {
+__device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* staged, const Tile* stage_tiles,
+                               uint64_t* full, uint64_t* empty) {
   using L = Layout<kForm>;
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   const int warp_row = consumer * kPanel + warp * kStagedRows;
   staged += (consumer * (kWarpgroup / kWarp) + warp) * kStagedRows * kStagedRowBytes;
-  Tiles<kForm> tiles(p);
   RingPosition<L::kStages> at;
-  Tile tile;
   float c[128];
-  while (tiles.next(tile)) {
+  for (;;) {
+    wait_phase(&full[at.stage], at.parity);  // a tile comes with its first stage
+    const Tile tile = stage_tiles[at.stage];
+    if (tile.depth == 0) break;
     float upper_weight = 0.0F, lower_weight = 0.0F;  // of rows lane / 4 and 8 further, asked for ahead of their use
     if constexpr (L::kSwiGlu) {
       const int row = warp_row + static_cast<int>(threadIdx.x) % kWarp / 4;
@@ -369,7 +405,8 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   using L = Layout<kForm>;
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* const staged = shared + L::kStages * kStageBytes;
-  auto* const full = reinterpret_cast<uint64_t*>(staged + L::kStagedBytes);
+  auto* const stage_tiles = reinterpret_cast<Tile*>(staged + L::kStagedBytes);
+  auto* const full = reinterpret_cast<uint64_t*>(stage_tiles + L::kStages);
   uint64_t* const empty = full + L::kStages;
   if (threadIdx.x == 0) {
     prefetch_map(p.a);
@@ -383,10 +420,10 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x < kWarp) copy_operands<kForm>(p, shared, full, empty);
+    if (threadIdx.x < kWarp) copy_operands<kForm>(p, shared, stage_tiles, full, empty);
   } else {
     take_registers<kConsumerRegisters>();
-    multiply_tiles<kForm>(p, shared, staged, full, empty);
+    multiply_tiles<kForm>(p, shared, staged, stage_tiles, full, empty);
   }
 #endif
 }
@@ -410,6 +447,8 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, in
   const Product product{.a = panel_map(x.raw(), R, depth),
                         .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
                         .offsets = offsets.data<int32_t>(),
+                        .order = nullptr,
+                        .tiles_taken = nullptr,
                         .c = c.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = 0,
@@ -445,9 +484,18 @@ void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offs
 
 void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
   const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
+  ArenaScope scope(ctx.scratch);
+  const Tensor order = scope.allocate(DType::kI32, {num_experts}), tiles_taken = scope.allocate(DType::kI32, {1});
+  if (ctx.counting()) return;
+  constexpr int kOrderThreads = 256;
+  order_kernel<<<grid_size(ceil_div<int64_t>(num_experts, kOrderThreads / kWarp)), kOrderThreads, 0, ctx.stream>>>(
+      offsets.data<int32_t>(), static_cast<int>(num_experts), order.data<int32_t>(), tiles_taken.data<int32_t>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
   const Product product{.a = panel_map(dy.raw(), dy.dim(0), rows),
                         .b = panel_map(x.raw(), x.dim(0), cols),
                         .offsets = offsets.data<int32_t>(),
+                        .order = order.data<int32_t>(),
+                        .tiles_taken = tiles_taken.data<int32_t>(),
                         .c = dw.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),

@@ -9,7 +9,7 @@ namespace nmoe::cuda {
 // Whether these kernels are in this program and take rows of `in` and `out` BF16 values.
 bool grouped_wgmma_takes(Tensor rows, Tensor w, Tensor other_rows);
 
-// As in grouped_linear.h, R > 0.
+// As in grouped_linear.h, R > 0. Gradients of weights take scratch, and so come here in a counting run too.
 void grouped_wgmma_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
 void grouped_wgmma_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h);
 void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx);

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "ops/cuda/activation.h"
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -29,6 +30,7 @@ std::vector<GroupCase> cases() {
       {48, 40, {1, 2, 0, 1, 0, 3, 1, 1, 0, 2, 1, 0, 1, 1, 1, 4, 0, 0, 1, 2, 1, 0,
                 1, 1, 5, 0, 1, 1, 1, 0, 0, 0, 0, 2, 1, 1, 0, 9, 0, 1, 1, 0, 1}},  // more experts than lanes
       {264, 136, {700, 300, 1}},                                                  // more steps than stages
+      {384, 640, {300, 0, 130, 1000, 64, 0}},  // last tiles of half the width, experts of very different sizes
   };
 }
 
@@ -79,14 +81,32 @@ TEST_P(CudaGroupedLinear, BackwardInputMatchesTheCpu) {
 
 TEST_P(CudaGroupedLinear, BackwardWeightAddsWhatTheCpuAdds) {
   const Tensor expected = pool_.normal(w_.shape()), before = pool_.clone(expected), dw = up(expected);
-  cuda::Context ctx = context();
-  cuda::grouped_linear_backward_weight(ctx, up(x_, act_), up(dy_, act_), up(offsets_), dw);
+  const Tensor x = up(x_, act_), dy = up(dy_, act_), offsets = up(offsets_);
+  run([&](cuda::Context& ctx) { cuda::grouped_linear_backward_weight(ctx, x, dy, offsets, dw); });
   cpu_->grouped_linear_backward_weight(x_, dy_, offsets_, expected);
   const Tensor actual = down(dw);
   EXPECT_TRUE(near(actual, expected, tolerance(DType::kF32)));
   for (int64_t expert = 0; expert < w_.dim(0); ++expert) {
     if (case_.rows[static_cast<size_t>(expert)] > 0) continue;
     EXPECT_TRUE(same_bits(actual[expert], before[expert])) << "expert " << expert << " has no rows";
+  }
+}
+
+// The first layer with its activation is the two operations, to the bit.
+TEST_P(CudaGroupedLinear, ActivationMatchesThatOfTheProduct) {
+  if (case_.out % 2 != 0) return;
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const int64_t hidden = kind == Activation::kSwiGlu ? case_.out / 2 : case_.out;
+    const Tensor x = up(x_, act_), w = up(w_, act_), offsets = up(offsets_), weight = up(pool_.normal({num_rows_}));
+    const auto poisoned = [&](int64_t width) { return up(pool_.full({num_rows_, width}, 9.0), act_); };
+    const Tensor pre = poisoned(case_.out), h = poisoned(hidden);
+    const Tensor expected_pre = poisoned(case_.out), expected_h = poisoned(hidden);
+    cuda::Context ctx = context();
+    cuda::grouped_activation_forward(ctx, kind, x, w, offsets, weight, pre, h);
+    cuda::grouped_linear_forward(ctx, x, w, offsets, expected_pre);
+    cuda::activation_forward(ctx, kind, expected_pre, weight, expected_h);
+    EXPECT_TRUE(same_bits(down(pre), down(expected_pre)));
+    EXPECT_TRUE(same_bits(down(h), down(expected_h)));
   }
 }
 
