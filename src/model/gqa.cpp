@@ -111,7 +111,7 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
 
   const Tensor dout = pass.push({T, H, C});
   ops.linear_backward_input(dy, wo_.value, dout.reshape({T, H * C}));
-  ops.linear_backward_weight(saved_.out.reshape({T, H * C}), dy, wo_.grad);
+  ops.linear_backward_weight(saved_.out.reshape({T, H * C}), dy, wo_.grad, pass.accumulate_grads);
 
   const Tensor dq = pass.push({T, H, C});
   const Tensor dk = pass.push({T, G, C});
@@ -132,9 +132,9 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 
   const Tensor dq2 = dq.reshape({T, H * C}), dk2 = dk.reshape({T, G * C}), dv2 = dv.reshape({T, G * C});
-  ops.linear_backward_weight(saved_.x, dq2, wq_.grad);
-  ops.linear_backward_weight(saved_.x, dk2, wk_.grad);
-  ops.linear_backward_weight(saved_.x, dv2, wv_.grad);
+  ops.linear_backward_weight(saved_.x, dq2, wq_.grad, pass.accumulate_grads);
+  ops.linear_backward_weight(saved_.x, dk2, wk_.grad, pass.accumulate_grads);
+  ops.linear_backward_weight(saved_.x, dv2, wv_.grad, pass.accumulate_grads);
   ops.linear_backward_input(dq2, wq_.value, dx);
   ops.linear_backward_input(dk2, wk_.value, dx, /*accumulate=*/true);
   ops.linear_backward_input(dv2, wv_.value, dx, /*accumulate=*/true);

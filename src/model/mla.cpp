@@ -148,7 +148,7 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
 
   const Tensor dout = pass.push({T, H, U});
   ops.linear_backward_input(dy, wo_.value, dout.reshape({T, H * U}));
-  ops.linear_backward_weight(saved_.out.reshape({T, H * U}), dy, wo_.grad);
+  ops.linear_backward_weight(saved_.out.reshape({T, H * U}), dy, wo_.grad, pass.accumulate_grads);
 
   const Tensor dq = pass.push({T, H, N + P});
   const Tensor dk = pass.push({T, H, N + P});
@@ -169,29 +169,29 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dk_rope = pass.push({T, 1, P});
   ops.mla_expand_backward(dk, dv, dkv, dk_rope.reshape({T, P}));
   ops.rope_backward(rope_args(pass, dk_rope, 0));
-  ops.linear_backward_weight(saved_.x, dk_rope.reshape({T, P}), wk_rope_.grad);
+  ops.linear_backward_weight(saved_.x, dk_rope.reshape({T, P}), wk_rope_.grad, pass.accumulate_grads);
   ops.linear_backward_input(dk_rope.reshape({T, P}), wk_rope_.value, dx);
 
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  ops.linear_backward_weight(saved_.kv_latent, dkv.reshape({T, H * (N + U)}), wkv_up_.grad);
+  ops.linear_backward_weight(saved_.kv_latent, dkv.reshape({T, H * (N + U)}), wkv_up_.grad, pass.accumulate_grads);
   ops.linear_backward_input(dkv.reshape({T, H * (N + U)}), wkv_up_.value, dkv_latent);
   kv_norm_.backward(pass, dkv_latent, dkv_latent);
-  ops.linear_backward_weight(saved_.x, dkv_latent, wkv_down_.grad);
+  ops.linear_backward_weight(saved_.x, dkv_latent, wkv_down_.grad, pass.accumulate_grads);
   ops.linear_backward_input(dkv_latent, wkv_down_.value, dx, /*accumulate=*/true);
 
   // Queries.
   ops.rope_backward(rope_args(pass, dq, N));
   const Tensor dq2 = dq.reshape({T, H * (N + P)});
   if (!q_low_rank_) {
-    ops.linear_backward_weight(saved_.x, dq2, wq_.grad);
+    ops.linear_backward_weight(saved_.x, dq2, wq_.grad, pass.accumulate_grads);
     ops.linear_backward_input(dq2, wq_.value, dx, /*accumulate=*/true);
     return;
   }
   const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
-  ops.linear_backward_weight(saved_.q_latent, dq2, wq_.grad);
+  ops.linear_backward_weight(saved_.q_latent, dq2, wq_.grad, pass.accumulate_grads);
   ops.linear_backward_input(dq2, wq_.value, dq_latent);
   q_low_rank_->norm.backward(pass, dq_latent, dq_latent);
-  ops.linear_backward_weight(saved_.x, dq_latent, q_low_rank_->down.grad);
+  ops.linear_backward_weight(saved_.x, dq_latent, q_low_rank_->down.grad, pass.accumulate_grads);
   ops.linear_backward_input(dq_latent, q_low_rank_->down.value, dx, /*accumulate=*/true);
 }
 

@@ -27,10 +27,10 @@ void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const int64_t T = dy.dim(0);
   const Tensor dhidden = pass.push({T, hidden_});
   pass.ops.linear_backward_input(dy, w_out_.value, dhidden);
-  pass.ops.linear_backward_weight(saved_.hidden, dy, w_out_.grad);
+  pass.ops.linear_backward_weight(saved_.hidden, dy, w_out_.grad, pass.accumulate_grads);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
   pass.ops.activation_backward(activation_, saved_.pre, Tensor(), dhidden, dpre, Tensor());
-  pass.ops.linear_backward_weight(saved_.x, dpre, w_in_.grad);
+  pass.ops.linear_backward_weight(saved_.x, dpre, w_in_.grad, pass.accumulate_grads);
   pass.ops.linear_backward_input(dpre, w_in_.value, dx);
 }
 

@@ -1,5 +1,7 @@
 #include "model/model.h"
 
+#include <utility>
+
 #include "model/rope_table.h"
 
 namespace nmoe {
@@ -68,7 +70,11 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
 }
 
 void Model::begin_step() {
-  parameters_.zero_grads(ops_);
+  has_grads_ = false;
+  // Those of linear layers are written by the first microbatch.
+  for (const Parameter& parameter : parameters_.all()) {
+    if (parameter.group == ParameterGroup::kRest && &parameter != &head_) ops_.fill(parameter.grad, 0.0);
+  }
   for (const Moe* moe : moe_layers_) {
     ops_.fill(moe->stats().counts, 0.0);
     ops_.fill(moe->stats().aux_loss, 0.0);
@@ -82,6 +88,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
   pass.inspect = inspect;
+  pass.accumulate_grads = std::exchange(has_grads_, true);
   const Shape stream({batch.num_tokens(), config_.dim});
 
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
@@ -104,7 +111,8 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
                   .grad_scale = scale.loss,
                   .losses = losses,
                   .dx = dx,
-                  .dw = head_.grad});
+                  .dw = head_.grad,
+                  .accumulate = pass.accumulate_grads});
   pass.look("", "losses", losses);
   final_norm_.backward(pass, dx, dx);
   for (size_t layer = blocks_.size(); layer-- > 0;) {

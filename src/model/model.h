@@ -66,7 +66,8 @@ class Model {
   Parameter& embedding_;  // [V, D]
   std::vector<std::unique_ptr<Block>> blocks_;
   Norm final_norm_;
-  Parameter& head_;  // [V, D]; the embedding itself when tied
+  Parameter& head_;         // [V, D]; the embedding itself when tied
+  bool has_grads_ = false;  // of the step: a microbatch was run
   std::vector<Moe*> moe_layers_;
   RopeTable rope_;
 };

@@ -120,12 +120,12 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dhidden = pass.push({R, F});
   const Tensor drow_weight = pass.push_stat({R});
   ops.moe_dispatch(dy, saved_.plan, drows);
-  ops.grouped_linear_backward_weight(saved_.hidden, drows, saved_.plan.offsets, w_out_.grad);
+  ops.grouped_linear_backward_weight(saved_.hidden, drows, saved_.plan.offsets, w_out_.grad, pass.accumulate_grads);
   ops.grouped_linear_backward_input(drows, w_out_.value, saved_.plan.offsets, dhidden);
 
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
   ops.activation_backward(config_.activation, saved_.pre, saved_.row_weight, dhidden, dpre, drow_weight);
-  ops.grouped_linear_backward_weight(saved_.rows, dpre, saved_.plan.offsets, w_in_.grad);
+  ops.grouped_linear_backward_weight(saved_.rows, dpre, saved_.plan.offsets, w_in_.grad, pass.accumulate_grads);
   ops.grouped_linear_backward_input(dpre, w_in_.value, saved_.plan.offsets, drows);
   // Dispatch's backward is a combine.
   ops.moe_combine(drows, saved_.plan, dx, /*accumulate=*/shared_.has_value());
@@ -141,7 +141,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
                        .weights = saved_.weights,
                        .dweights = dweights,
                        .dlogits = dlogits});
-  ops.linear_backward_weight(saved_.x, dlogits, w_router_.grad);
+  ops.linear_backward_weight(saved_.x, dlogits, w_router_.grad, pass.accumulate_grads);
   ops.linear_backward_input(dlogits, w_router_.value, dx, /*accumulate=*/true);
 }
 

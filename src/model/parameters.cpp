@@ -80,12 +80,6 @@ void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
   }
 }
 
-void ParameterSet::zero_grads(Backend& ops) {
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.grad.defined()) ops.fill(parameter.grad, 0.0);
-  }
-}
-
 int64_t ParameterSet::num_trained() const {
   int64_t count = 0;
   for (const Parameter& parameter : parameters_) {

@@ -50,7 +50,6 @@ class ParameterSet {
   void allocate(Backend& ops, Arena& values, Arena& grads);
   // Fills the values. Each is drawn from its own stream, keyed by seed and name: adding a layer changes no other.
   void initialise(Backend& ops, uint64_t seed, double truncation);
-  void zero_grads(Backend& ops);
 
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }

@@ -46,7 +46,8 @@ struct Pass {
   const Batch& batch;
   const RopeTable& rope;
   StepScale scale;
-  bool statistics = true;  // whether routers keep theirs, auxiliary losses included
+  bool accumulate_grads = true;  // of linear layers: false in a step's first microbatch, which writes them
+  bool statistics = true;        // whether routers keep theirs, auxiliary losses included
   std::function<void(std::string_view name, Tensor value)> inspect;
 
   Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }

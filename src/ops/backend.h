@@ -167,13 +167,14 @@ struct MoePlan {
 
 // The language-model head fused with softmax cross-entropy; logits exist only in chunks of rows.
 struct HeadLoss {
-  Tensor x;                 // [T, D]
-  Tensor w;                 // [V, D]
-  Tensor targets;           // [T] i32; negative: no loss at this position
-  Tensor grad_scale;        // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
-  Tensor losses;            // = [T] stat: token losses in nats, 0 where there is no target
-  Tensor dx;                // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
-  Tensor dw;                // += [V, D] stat; undefined with dx
+  Tensor x;           // [T, D]
+  Tensor w;           // [V, D]
+  Tensor targets;     // [T] i32; negative: no loss at this position
+  Tensor grad_scale;  // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
+  Tensor losses;      // = [T] stat: token losses in nats, 0 where there is no target
+  Tensor dx;          // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
+  Tensor dw;          // += [V, D] stat, = without `accumulate`; undefined with dx
+  bool accumulate = true;
   Tensor predictions = {};  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
 };
 
@@ -252,7 +253,8 @@ class Backend {
   // y = x w^T, or += with accumulate. x [T, in], w [out, in], y [T, out] act or stat
   virtual void linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate = false) = 0;
   virtual void linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate = false) = 0;  // dx = dy w
-  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) = 0;  // dw += dy^T x, stat
+  virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw,
+                                      bool accumulate = true) = 0;  // dw += dy^T x, stat
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last dimension (arXiv 1910.07467, equation 4).
   // x [N, D], gain [D] stat, y [N, D], rstd [N] stat, dgain stat. In backward dx may be the storage of dy.
   virtual void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) = 0;
@@ -295,13 +297,14 @@ class Backend {
   virtual void moe_dispatch_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) = 0;  // stat [T, K] -> [R]
   virtual void moe_combine_weights(Tensor row_weight, const MoePlan& plan, Tensor weights) = 0;   // stat [R] -> [T, K]
   // Linear layers over ragged groups of rows. x [R, in], w [E, out, in], offsets [E + 1] i32, y [R, out].
-  // An expert without rows is legal and leaves its dw untouched.
+  // An expert without rows is legal; what it adds to dw is nothing, without accumulate zeros.
   virtual void grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) = 0;
   // The experts' first layer: pre = grouped_linear_forward(x, w), h = activation_forward(kind, pre, row_weight).
   virtual void grouped_activation_forward(Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
                                           Tensor pre, Tensor h) = 0;
-  virtual void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) = 0;   // dx =
-  virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) = 0;  // dw += stat
+  virtual void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) = 0;  // dx =
+  virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw,
+                                              bool accumulate = true) = 0;  // dw += stat
   // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), in integers. Nothing is changed
   // where grad_scale [1] f64 is not finite.
   virtual void router_bias_update(Tensor counts, Tensor bias, double rate, Tensor grad_scale) = 0;

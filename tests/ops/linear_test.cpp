@@ -66,6 +66,21 @@ TEST(Linear, BackwardMatchesFiniteDifferences) {
   EXPECT_TRUE(gradient_matches(loss, w, dw));
 }
 
+// Without accumulate, gradients of weights are what they would be on zeros, whatever was there.
+TEST(Linear, BackwardWeightWritesWhatItWouldAddToZeros) {
+  TensorPool pool;
+  const Tensor x = pool.normal({70, 30}), dy = pool.normal({70, 20}), offsets = pool.ints({4}, {0, 50, 50, 70});
+  const Tensor dw = pool.full({20, 30}, NAN), on_zeros = pool.zeros({20, 30});
+  const Tensor grouped = pool.full({3, 20, 30}, NAN), grouped_on_zeros = pool.zeros({3, 20, 30});
+  const auto backend = cpu_backend();
+  backend->linear_backward_weight(x, dy, dw, /*accumulate=*/false);
+  backend->linear_backward_weight(x, dy, on_zeros);
+  backend->grouped_linear_backward_weight(x, dy, offsets, grouped, /*accumulate=*/false);
+  backend->grouped_linear_backward_weight(x, dy, offsets, grouped_on_zeros);
+  EXPECT_EQ(values(dw), values(on_zeros));
+  EXPECT_EQ(values(grouped), values(grouped_on_zeros));
+}
+
 // dx = dy w and dw = dy^T x are adjoint to y = x w^T: <dy, x w^T> = <dx, x> = <dw, w>. Checked with one nonzero dy at a
 // time in the corners of large outputs, and with a dense one.
 TEST(Linear, BackwardIsTheAdjointOfForward) {

@@ -103,8 +103,8 @@ void CpuBackend::linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate) {
 void CpuBackend::linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate) {
   NMOE_CPU_DISPATCH(linear_backward_input, dy, w, dx, accumulate);
 }
-void CpuBackend::linear_backward_weight(Tensor x, Tensor dy, Tensor dw) {
-  NMOE_CPU_DISPATCH(linear_backward_weight, x, dy, dw);
+void CpuBackend::linear_backward_weight(Tensor x, Tensor dy, Tensor dw, bool accumulate) {
+  NMOE_CPU_DISPATCH(linear_backward_weight, x, dy, dw, accumulate);
 }
 void CpuBackend::grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) {
   NMOE_CPU_DISPATCH(grouped_linear_forward, x, w, offsets, y);
@@ -117,8 +117,8 @@ void CpuBackend::grouped_activation_forward(Activation kind, Tensor x, Tensor w,
 void CpuBackend::grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   NMOE_CPU_DISPATCH(grouped_linear_backward_input, dy, w, offsets, dx);
 }
-void CpuBackend::grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
-  NMOE_CPU_DISPATCH(grouped_linear_backward_weight, x, dy, offsets, dw);
+void CpuBackend::grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
+  NMOE_CPU_DISPATCH(grouped_linear_backward_weight, x, dy, offsets, dw, accumulate);
 }
 void CpuBackend::rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) {
   NMOE_CPU_DISPATCH(rms_norm_forward, x, gain, eps, y, rstd);

@@ -35,12 +35,12 @@ class CpuBackend final : public Backend {
   void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) override;
   void linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate) override;
   void linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate) override;
-  void linear_backward_weight(Tensor x, Tensor dy, Tensor dw) override;
+  void linear_backward_weight(Tensor x, Tensor dy, Tensor dw, bool accumulate) override;
   void grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) override;
   void grouped_activation_forward(Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre,
                                   Tensor h) override;
   void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) override;
-  void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) override;
+  void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) override;
   void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) override;
   void rms_norm_backward(Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
                          bool accumulate_dx) override;

@@ -66,7 +66,7 @@ void head_loss(Context& ctx, const HeadLoss& args) {
     });
     if (!want_gradient) continue;
     linear_backward_input<Real>(ctx, logits, args.w, args.dx.rows(begin, end), false);
-    linear_backward_weight<Real>(ctx, x, logits, args.dw);
+    linear_backward_weight<Real>(ctx, x, logits, args.dw, args.accumulate || begin > 0);
   }
 }
 

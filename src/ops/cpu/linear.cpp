@@ -103,12 +103,12 @@ void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool ac
 }
 
 template <class Real>
-void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw) {
+void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw, bool accumulate) {
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
   if (ctx.counting()) return;
   parallel_tiles(ctx, out, in, [&](const Tile& t) {
     gemm<Real>(t.rows, t.cols, num_tokens, 1, {dy.data<Real>() + t.row, out, Transpose::kYes},
-               {x.data<Real>() + t.col, in}, 1, dw.data<Real>() + t.row * in + t.col, in);
+               {x.data<Real>() + t.col, in}, accumulate ? 1 : 0, dw.data<Real>() + t.row * in + t.col, in);
   });
 }
 
@@ -183,7 +183,7 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
 }
 
 template <class Real>
-void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
+void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
@@ -192,19 +192,23 @@ void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor of
     const int64_t expert = task / tiling.num_tiles();
     const Tile t = tile_at(tiling, task % tiling.num_tiles());
     const int64_t begin = offset[expert], num_rows = offset[expert + 1] - begin;
-    if (num_rows == 0) return;
+    Real* const target = dw.data<Real>() + (expert * out + t.row) * in + t.col;
+    if (num_rows == 0) {
+      for (int64_t row = 0; row < t.rows && !accumulate; ++row) std::fill_n(target + row * in, t.cols, Real{0});
+      return;
+    }
     gemm<Real>(t.rows, t.cols, num_rows, 1, {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes},
-               {x.data<Real>() + begin * in + t.col, in}, 1, dw.data<Real>() + (expert * out + t.row) * in + t.col, in);
+               {x.data<Real>() + begin * in + t.col, in}, accumulate ? 1 : 0, target, in);
   });
 }
 
 #define NMOE_INSTANTIATE(Real)                                                                 \
   template void linear_forward<Real>(Context&, Tensor, Tensor, Tensor, bool);                  \
   template void linear_backward_input<Real>(Context&, Tensor, Tensor, Tensor, bool);           \
-  template void linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor);                \
+  template void linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor, bool);          \
   template void grouped_linear_forward<Real>(Context&, Tensor, Tensor, Tensor, Tensor);        \
   template void grouped_linear_backward_input<Real>(Context&, Tensor, Tensor, Tensor, Tensor); \
-  template void grouped_linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor, Tensor);
+  template void grouped_linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor, Tensor, bool);
 NMOE_INSTANTIATE(float)
 NMOE_INSTANTIATE(double)
 #undef NMOE_INSTANTIATE

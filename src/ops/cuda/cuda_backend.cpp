@@ -156,8 +156,8 @@ void CudaBackend::linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate) 
 void CudaBackend::linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate) {
   cuda::linear_backward_input(context_, dy, w, dx, accumulate);
 }
-void CudaBackend::linear_backward_weight(Tensor x, Tensor dy, Tensor dw) {
-  cuda::linear_backward_weight(context_, x, dy, dw);
+void CudaBackend::linear_backward_weight(Tensor x, Tensor dy, Tensor dw, bool accumulate) {
+  cuda::linear_backward_weight(context_, x, dy, dw, accumulate);
 }
 void CudaBackend::grouped_linear_forward(Tensor x, Tensor w, Tensor offsets, Tensor y) {
   cuda::grouped_linear_forward(context_, x, w, offsets, y);
@@ -169,8 +169,8 @@ void CudaBackend::grouped_activation_forward(Activation kind, Tensor x, Tensor w
 void CudaBackend::grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   cuda::grouped_linear_backward_input(context_, dy, w, offsets, dx);
 }
-void CudaBackend::grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
-  cuda::grouped_linear_backward_weight(context_, x, dy, offsets, dw);
+void CudaBackend::grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
+  cuda::grouped_linear_backward_weight(context_, x, dy, offsets, dw, accumulate);
 }
 void CudaBackend::rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) {
   cuda::rms_norm_forward(context_, x, gain, eps, y, rstd);

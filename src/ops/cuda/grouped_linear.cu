@@ -62,6 +62,7 @@ struct WeightProduct {
   float* dw;  // += [E, rows, cols]
   int rows, cols;
   bool dy_vectors, x_vectors;
+  bool accumulate;
 };
 
 // Grid (tiles of a weight, experts).
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPer
   extern __shared__ uint4 shared[];
   const int64_t expert = blockIdx.y, row_begin = p.offsets[expert];
   const int depth = p.offsets[expert + 1] - static_cast<int>(row_begin);
-  if (depth <= 0) return;
+  if (depth <= 0 && p.accumulate) return;
   const int row_tiles = ceil_div(p.rows, Tile::kRows), tile = static_cast<int>(blockIdx.x);
   const GemmOperand<T, false> a{p.dy + row_begin * p.rows, p.rows, p.rows, p.dy_vectors};
   const GemmOperand<T, false> b{p.x + row_begin * p.cols, p.cols, p.cols, p.x_vectors};
@@ -83,11 +84,11 @@ __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPer
               float* target = dw + static_cast<int64_t>(i) * p.cols + j;
               if (pairs) {
                 auto* pair = reinterpret_cast<float2*>(target);
-                const float2 old = *pair;
+                const float2 old = p.accumulate ? *pair : make_float2(0.0F, 0.0F);
                 *pair = make_float2(old.x + c0, old.y + c1);
               } else {
-                target[0] += c0;
-                if (j + 1 < p.cols) target[1] += c1;
+                target[0] = (p.accumulate ? target[0] : 0.0F) + c0;
+                if (j + 1 < p.cols) target[1] = (p.accumulate ? target[1] : 0.0F) + c1;
               }
             });
 }
@@ -138,7 +139,7 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
 }
 
 template <class T>
-void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
+void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   using Tile = GemmTile<T>;
   const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
   const WeightProduct<T> product{.dy = dy.data<T>(),
@@ -148,7 +149,8 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw
                                  .rows = static_cast<int>(rows),
                                  .cols = static_cast<int>(cols),
                                  .dy_vectors = vector_rows(dy, rows),
-                                 .x_vectors = vector_rows(x, cols)};
+                                 .x_vectors = vector_rows(x, cols),
+                                 .accumulate = accumulate};
   const int64_t tiles = ceil_div<int64_t>(rows, Tile::kRows) * ceil_div<int64_t>(cols, Tile::kCols);
   NMOE_CHECK(tiles <= INT32_MAX, "grouped linear of {} tiles a weight", tiles);
   allow_shared(weight_kernel<T>, Tile::kSharedBytes);
@@ -198,15 +200,17 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
   }
 }
 
-void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
+void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
-  if (x.dim(0) == 0 || dw.num_elements() == 0) return;
-  if (grouped_wgmma_takes(x, dw, dy)) return grouped_wgmma_backward_weight(ctx, x, dy, offsets, dw);
+  if (dw.num_elements() == 0) return;
+  if (x.dim(0) > 0 && grouped_wgmma_takes(x, dw, dy)) {
+    return grouped_wgmma_backward_weight(ctx, x, dy, offsets, dw, accumulate);
+  }
   if (ctx.counting()) return;
   if (x.dtype() == DType::kBF16) {
-    weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw);
+    weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw, accumulate);
   } else {
-    weight_product<float>(ctx, x, dy, offsets, dw);
+    weight_product<float>(ctx, x, dy, offsets, dw, accumulate);
   }
 }
 

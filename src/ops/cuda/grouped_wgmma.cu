@@ -42,11 +42,14 @@ constexpr int kStagedRowBytes = kTileCols * 2 + 16;
 // One tile of C, and where its operands lie.
 struct alignas(16) Tile {
   int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
-  int depth;               // 0: there are no more tiles
+  int depth;               // negative: there are no more tiles
   int a_i, a_k, b_i, b_k;  // first coordinates in the operands
   int c_col;               // first column and row in C
   int64_t c_row;
 };
+
+// A sum of nothing takes a step, of zeros.
+__device__ int steps_of(const Tile& tile) { return max(1, ceil_div(tile.depth, kStepK)); }
 
 template <Form kForm>
 struct Layout {
@@ -74,6 +77,7 @@ struct Product {
   int depth;                // ragged: k; else not used
   const float* row_weight;  // of C's rows; with SwiGLU only, as is
   void* hidden;             // = [R, width]
+  bool accumulate;          // weights' gradients: whether C is added to
 };
 
 // The tiles a block works on. A warp calls together.
@@ -114,7 +118,7 @@ class Tiles {
       next_ = take();  // ahead of its use
       const int expert = p_.order[place], begin = p_.offsets[expert];
       tile.depth = p_.offsets[expert + 1] - begin;
-      if (tile.depth <= 0) return false;
+      if (tile.depth <= 0 && p_.accumulate) return false;
       const int row = in_expert % row_tiles * kTileRows, col = in_expert / row_tiles * kTileCols;
       tile.num_rows = p_.rows - row;
       tile.num_cols = p_.width - col;
@@ -270,16 +274,23 @@ __device__ void add_pair(float* target, float c0, float c1) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(c0), "f"(c1) : "memory");
 }
 
-// The warpgroup's 64 rows of C, added to what is there.
-__device__ void add_rows(const float (&c)[128], const Product& p, const Tile& tile, int warp_row) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, row = warp_row + lane / 4;
-  const int64_t width = p.width;
-  float* const corner = static_cast<float*>(p.c) + (tile.c_row + row) * width + tile.c_col + lane % 4 * 2;
+// The warpgroup's 64 rows of C in fp32.
+template <bool kAccumulate>
+__device__ void write_sums(const float (&c)[128], const Product& p, const Tile& tile, int warp_row) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
-  for (int j = 0; j < kTileCols / 8; ++j) {
-    if (8 * j < tile.num_cols) {
-      if (row < tile.num_rows) add_pair(corner + 8 * j, c[4 * j], c[4 * j + 1]);
-      if (row + 8 < tile.num_rows) add_pair(corner + 8 * width + 8 * j, c[4 * j + 2], c[4 * j + 3]);
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp_row + lane / 4 + 8 * half;
+    if (row >= tile.num_rows) return;
+    float* const target = static_cast<float*>(p.c) + (tile.c_row + row) * p.width + tile.c_col + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kTileCols / 8; ++j) {
+      if (8 * j >= tile.num_cols) continue;
+      if constexpr (kAccumulate) {
+        add_pair(target + 8 * j, c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
+      } else {
+        *reinterpret_cast<float2*>(target + 8 * j) = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
+      }
     }
   }
 }
@@ -294,10 +305,12 @@ __device__ void copy_operands(const Product& p, std::byte* stages, Tile* stage_t
   while (tiles.next(tile)) {
     const int panels_a = min(ceil_div(tile.num_rows, kPanel), kPanelsA);
     const int panels_b = min(ceil_div(tile.num_cols, kPanel), kPanelsB / L::kParts);  // of each part
-    for (int k = 0; k < tile.depth; k += kStepK) {
+    const int num_steps = steps_of(tile);
+    for (int step = 0; step < num_steps; ++step) {
+      const int k = step * kStepK;
       if (elected) {
         wait_phase(&empty[at.stage], at.parity ^ 1);
-        if (k == 0) stage_tiles[at.stage] = tile;
+        if (step == 0) stage_tiles[at.stage] = tile;
         arrive_expecting(&full[at.stage], (panels_a + L::kParts * panels_b) * kPanelBytes);
         std::byte* const stage = stages + at.stage * kStageBytes;
         for (int i = 0; i < panels_a; ++i) {
@@ -317,7 +330,7 @@ __device__ void copy_operands(const Product& p, std::byte* stages, Tile* stage_t
   }
   if (elected) {
     wait_phase(&empty[at.stage], at.parity ^ 1);
-    stage_tiles[at.stage].depth = 0;
+    stage_tiles[at.stage].depth = -1;
     arrive(&full[at.stage]);
   }
 }
@@ -347,13 +360,15 @@ __device__ void multiply_tile(const Tile& tile, std::byte* stages, uint64_t* ful
   using L = Layout<kForm>;
   const bool elected = threadIdx.x % kWarp == 0;
   int before = -1;  // the stage that is being read
-  for (int k = 0; k < tile.depth; k += kStepK) {
+  const int num_steps = steps_of(tile);
+  for (int step = 0; step < num_steps; ++step) {
+    const int k = step * kStepK;
     wait_phase(&full[at.stage], at.parity);
     std::byte* const stage = stages + at.stage * kStageBytes;
     if constexpr (!L::kRagged) {
       if (k + kStepK > tile.depth) clear_rows(stage, tile.depth - k, kPanelsA + kPanelsB);
     }
-    multiply_stage<kForm, kCols>(stage, consumer, k > 0, c);
+    multiply_stage<kForm, kCols>(stage, consumer, step > 0, c);
     wait_products<1>();
     if (before >= 0 && elected) arrive(&empty[before]);
     before = at.stage;
@@ -376,7 +391,7 @@ __device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* s
   for (;;) {
     wait_phase(&full[at.stage], at.parity);  // a tile comes with its first stage
     const Tile tile = stage_tiles[at.stage];
-    if (tile.depth == 0) break;
+    if (tile.depth < 0) break;
     float upper_weight = 0.0F, lower_weight = 0.0F;  // of rows lane / 4 and 8 further, asked for ahead of their use
     if constexpr (L::kSwiGlu) {
       const int row = warp_row + static_cast<int>(threadIdx.x) % kWarp / 4;
@@ -392,8 +407,10 @@ __device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* s
       write_swiglu_rows(c, p, tile, warp_row, upper_weight, lower_weight, staged);
     } else if constexpr (L::kRagged) {
       write_rows(c, p, tile, warp_row, staged);
+    } else if (p.accumulate) {
+      write_sums<true>(c, p, tile, warp_row);
     } else {
-      add_rows(c, p, tile, warp_row);
+      write_sums<false>(c, p, tile, warp_row);
     }
   }
   wait_stores_read<0>();
@@ -455,7 +472,8 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, in
                         .width = static_cast<int>(width),
                         .depth = static_cast<int>(depth),
                         .row_weight = row_weight,
-                        .hidden = hidden};
+                        .hidden = hidden,
+                        .accumulate = false};
   // Every expert has at most one row tile that is not full.
   const int64_t row_tiles = R / kTileRows + std::min(num_experts, R);
   launch<kForm>(ctx, product, row_tiles * ceil_div<int64_t>(width, Layout<kForm>::kCols));
@@ -482,7 +500,7 @@ void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offs
   rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx, dx.dim(1), nullptr, nullptr);
 }
 
-void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw) {
+void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
   ArenaScope scope(ctx.scratch);
   const Tensor order = scope.allocate(DType::kI32, {num_experts}), tiles_taken = scope.allocate(DType::kI32, {1});
@@ -502,7 +520,8 @@ void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor off
                         .width = static_cast<int>(cols),
                         .depth = 0,
                         .row_weight = nullptr,
-                        .hidden = nullptr};
+                        .hidden = nullptr,
+                        .accumulate = accumulate};
   const int64_t tiles = ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   launch<Form::kWeightGradient>(ctx, product, num_experts * tiles);
 }

@@ -13,6 +13,6 @@ bool grouped_wgmma_takes(Tensor rows, Tensor w, Tensor other_rows);
 void grouped_wgmma_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
 void grouped_wgmma_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h);
 void grouped_wgmma_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx);
-void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw);
+void grouped_wgmma_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate);
 
 }  // namespace nmoe::cuda

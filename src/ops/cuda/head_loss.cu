@@ -197,7 +197,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args) {
     }
     if (want_gradient) {
       linear_backward_input(ctx, gradient.rows(0, rows), args.w, args.dx.rows(begin, end), /*accumulate=*/false);
-      linear_backward_weight(ctx, x, gradient.rows(0, rows), args.dw);
+      linear_backward_weight(ctx, x, gradient.rows(0, rows), args.dw, args.accumulate || begin > 0);
     }
     if (ctx.counting()) return;  // one chunk stands for all
   }

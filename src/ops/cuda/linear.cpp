@@ -155,9 +155,9 @@ void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool ac
   multiply(ctx, {dy, /*transpose_a=*/false, w, /*transpose_b=*/false, dx, accumulate});
 }
 
-void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw) {
+void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw, bool accumulate) {
   NMOE_CHECK(dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(dw.dtype()));
-  multiply(ctx, {dy, /*transpose_a=*/true, x, /*transpose_b=*/false, dw, /*accumulate=*/true});
+  multiply(ctx, {dy, /*transpose_a=*/true, x, /*transpose_b=*/false, dw, accumulate});
 }
 
 }  // namespace nmoe::cuda

@@ -12,6 +12,6 @@ namespace nmoe::cuda {
 
 void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate);
 void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool accumulate);
-void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw);
+void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw, bool accumulate = true);
 
 }  // namespace nmoe::cuda

@@ -92,6 +92,15 @@ TEST_P(CudaGroupedLinear, BackwardWeightAddsWhatTheCpuAdds) {
   }
 }
 
+// Without accumulate, what was there does not matter, and experts without rows get zeros.
+TEST_P(CudaGroupedLinear, BackwardWeightWritesWhatItWouldAddToZeros) {
+  const Tensor dw = up(pool_.full(w_.shape(), NAN)), expected = up(pool_.zeros(w_.shape()));
+  const Tensor x = up(x_, act_), dy = up(dy_, act_), offsets = up(offsets_);
+  run([&](cuda::Context& ctx) { cuda::grouped_linear_backward_weight(ctx, x, dy, offsets, dw, false); });
+  run([&](cuda::Context& ctx) { cuda::grouped_linear_backward_weight(ctx, x, dy, offsets, expected, true); });
+  EXPECT_EQ(values(down(dw)), values(down(expected)));
+}
+
 // The first layer with its activation is the two operations, to the bit.
 TEST_P(CudaGroupedLinear, ActivationMatchesThatOfTheProduct) {
   if (case_.out % 2 != 0) return;
