@@ -1,0 +1,30 @@
+// Attention by cuDNN's fused kernels, BF16.
+//
+// A plan for a shape is built when the shape is first met, in a counting run or not: some 0.7 s of the host where
+// cuDNN compiles a kernel, 0.05 s where it has it already. So a step that will be captured must have run or been
+// counted before. Plans are kept for the life of the process, for all backends. Thread-safe.
+#pragma once
+
+#include "ops/backend.h"
+#include "ops/cuda/context.h"
+
+namespace nmoe::cuda {
+
+struct CudnnAttentionOptions {
+  // The same bits every time. Costs a workspace of 2 bytes a pair of positions and head.
+  bool deterministic = true;
+  // Backward goes over the sequences, then over the heads, in as many parts as keep that workspace below this many
+  // bytes.
+  int64_t workspace_limit = int64_t{2} << 30;
+};
+
+// Head sizes that are multiples of 8: on Hopper up to 256, on Blackwell up to 128, or 192 for keys and 128 for values.
+bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size);
+
+// `first_keys` [T] I32: where the document of a token begins, counted in the token's sequence; undefined: every
+// sequence is one document. It takes the place of shape.cu_seqlens. Time does not depend on it.
+void cudnn_attention_forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys);
+void cudnn_attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
+                              const CudnnAttentionOptions& options = {});
+
+}  // namespace nmoe::cuda
