@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/error.h"
 #include "ops/cuda/cudnn_graph.h"
@@ -214,7 +215,9 @@ Part part_of(const Key& key, const CudnnAttentionOptions& options) {
   if (!options.deterministic) return {key.num_seqs, key.all_kv_heads};
   constexpr int64_t kTile = 128;
   const int64_t rows = (key.seq_len + kTile - 1) / kTile * kTile;
-  const int64_t head_bytes = key.group * rows * rows * 2;
+  int64_t head_bytes = key.group * rows * rows * 2;
+  if (key.group > 1)
+    head_bytes += key.group * rows * (key.key_size + key.value_size) * 2;  // dk and dv before their sum
   const int64_t heads = std::max<int64_t>(options.workspace_limit / head_bytes, 1);
   if (heads < key.all_kv_heads) return {1, heads};
   return {std::min(heads / key.all_kv_heads, key.num_seqs), key.all_kv_heads};
@@ -258,13 +261,15 @@ bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size) {
 
 void cudnn_attention_forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
   const Key key = key_of(args.shape, args.q, args.k, args.v, first_keys.defined());
-  const std::shared_future<Plan> future = start_plan(key);
-  if (ctx.counting()) {  // a plan for backward is likely to be wanted next: both take as long as one
+  std::vector<std::shared_future<Plan>> futures = {start_plan(key)};
+  if (ctx.counting()) {  // backward's are likely to be wanted next, and all together take as long as one
     const CudnnAttentionOptions options;
     const Key backward = backward_key(key, options);
-    for_each_part(backward, part_of(key, options), [](int64_t, int64_t, const Key& part) { start_plan(part); });
+    for_each_part(backward, part_of(backward, options),
+                  [&](int64_t, int64_t, const Key& part) { futures.push_back(start_plan(part)); });
+    for (const auto& future : futures) future.wait();
   }
-  const Plan& plan = future.get();
+  const Plan& plan = futures.front().get();
   ArenaScope scope(ctx.scratch);
   const Tensor workspace = scope.allocate(DType::kU8, {plan.plan.workspace_bytes()});
   if (ctx.counting()) return;
