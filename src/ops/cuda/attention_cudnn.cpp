@@ -215,9 +215,9 @@ Part part_of(const Key& key, const CudnnAttentionOptions& options) {
   if (!options.deterministic) return {key.num_seqs, key.all_kv_heads};
   constexpr int64_t kTile = 128;
   const int64_t rows = (key.seq_len + kTile - 1) / kTile * kTile;
-  int64_t head_bytes = key.group * rows * rows * 2;
-  if (key.group > 1)
-    head_bytes += key.group * rows * (key.key_size + key.value_size) * 2;  // dk and dv before their sum
+  // The gradients of scores; where heads are shared, those of keys and values before their sum.
+  const int64_t shared_bytes = key.group > 1 ? rows * (key.key_size + key.value_size) * 2 : 0;
+  const int64_t head_bytes = key.group * (rows * rows * 2 + shared_bytes);
   const int64_t heads = std::max<int64_t>(options.workspace_limit / head_bytes, 1);
   if (heads < key.all_kv_heads) return {1, heads};
   return {std::min(heads / key.all_kv_heads, key.num_seqs), key.all_kv_heads};
@@ -242,7 +242,7 @@ Key backward_key(Key key, const CudnnAttentionOptions& options) {
   return key;
 }
 
-// Memory from one element on; nothing of a tensor without data.
+// Memory from one element on.
 template <class T>
 const void* from(const Tensor& x, int64_t element) {
   return static_cast<const T*>(x.raw()) + element;

@@ -103,8 +103,7 @@ void CudnnPlan::run(cudnnHandle_t handle, std::span<const Binding> bindings, voi
   }
   for (const auto& [id, value] : scalars_) {
     ids.push_back(id);
-    pointers.push_back(
-        std::visit([](const auto& x) { return const_cast<void*>(static_cast<const void*>(&x)); }, value));
+    pointers.push_back(const_cast<float*>(&value));
   }
   const CudnnDescriptor pack = make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, std::span<const int64_t>(ids));

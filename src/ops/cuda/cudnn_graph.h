@@ -13,7 +13,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace nmoe::cuda {
@@ -28,7 +27,7 @@ struct DestroyCudnnDescriptor {
 };
 using CudnnDescriptor = std::unique_ptr<void, DestroyCudnnDescriptor>;
 
-// A tensor of a graph; the graph keeps the descriptor.
+// A tensor of a graph. The descriptor is the graph's and goes with it; the id stays, in the graph's plan.
 struct CudnnTensor {
   int64_t id = 0;  // how the plan names it
   cudnnBackendDescriptor_t descriptor = nullptr;
@@ -49,11 +48,10 @@ class CudnnPlan {
 
  private:
   friend class CudnnGraph;
-  using Scalar = std::variant<float, int32_t>;
 
   CudnnDescriptor plan_;
   int64_t workspace_bytes_ = 0;
-  std::vector<std::pair<int64_t, Scalar>> scalars_;
+  std::vector<std::pair<int64_t, float>> scalars_;
 };
 
 // Describes one graph. Operations compute in F32 unless named otherwise; what they return is virtual: it has no memory.
@@ -107,7 +105,7 @@ class CudnnGraph {
   int64_t next_id_ = 1;
   std::vector<CudnnDescriptor> kept_;  // tensors and what operations refer to
   std::vector<CudnnDescriptor> operations_;
-  std::vector<std::pair<int64_t, CudnnPlan::Scalar>> scalars_;
+  std::vector<std::pair<int64_t, float>> scalars_;
 };
 
 }  // namespace nmoe::cuda
