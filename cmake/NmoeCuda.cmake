@@ -22,4 +22,22 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit 13.0 REQUIRED)
+
+# cuDNN is no part of the toolkit. Only its headers are needed to build: the program loads the library when it wants it
+# (ops/cuda/cudnn_library.h), and looks last where it is now.
+set(NMOE_CUDNN_MINIMUM 9.19)
+find_path(NMOE_CUDNN_INCLUDE cudnn.h HINTS ENV CUDNN_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+find_library(NMOE_CUDNN_LIBRARY NAMES libcudnn.so.9 HINTS ENV CUDNN_HOME ${CUDAToolkit_LIBRARY_DIR}
+  PATH_SUFFIXES lib lib64)
+if(NOT NMOE_CUDNN_INCLUDE OR NOT NMOE_CUDNN_LIBRARY)
+  message(FATAL_ERROR "cuDNN not found: cudnn.h is ${NMOE_CUDNN_INCLUDE}, libcudnn.so.9 is ${NMOE_CUDNN_LIBRARY}. Install "
+    "cuDNN ${NMOE_CUDNN_MINIMUM} or newer for CUDA 13, or set CUDNN_HOME to the folder above its include/ and lib/.")
+endif()
+file(STRINGS ${NMOE_CUDNN_INCLUDE}/cudnn_version.h cudnn_lines REGEX "^#define CUDNN_(MAJOR|MINOR) ")
+list(TRANSFORM cudnn_lines REPLACE "^#define CUDNN_[A-Z]+ " "")
+list(JOIN cudnn_lines "." NMOE_CUDNN_VERSION)
+if(NMOE_CUDNN_VERSION VERSION_LESS NMOE_CUDNN_MINIMUM)
+  message(FATAL_ERROR "cuDNN ${NMOE_CUDNN_VERSION} found in ${NMOE_CUDNN_INCLUDE}; nmoe needs ${NMOE_CUDNN_MINIMUM} or "
+    "newer: install it, or set CUDNN_HOME to the folder above its include/ and lib/.")
+endif()
 set(NMOE_CUDA ON)

@@ -46,6 +46,7 @@ readonly ranks_sha256='e50075c9a98389fbe59bf6b42d8d50b49c1cbd7aec6c205bfc28847ee
 readonly ranks_files=(r50k_base.tiktoken cl100k_base.tiktoken o200k_base.tiktoken)
 
 readonly min_nvcc=13.0
+readonly min_cudnn=9.19
 
 repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 duckdb_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}/duckdb
@@ -278,27 +279,34 @@ check_cuda() {
     [[ -z $dir ]] || dirs+=("$dir")
   done
 
-  # check_header LABEL HEADER REMEDY VERSION_HEADER MACRO...
+  # check_header LABEL HEADER MIN_VERSION REMEDY VERSION_HEADER MACRO...
   check_header() {
-    local label=$1 header=$2 remedy=$3 version_header=$4 path versions
-    shift 4
+    local label=$1 header=$2 min_version=$3 remedy=$4 version_header=$5 path versions found
+    shift 5
     if path=$(find_header "$header" "${dirs[@]}"); then
       versions=$(dirname "$path")/$version_header
       [[ -f $versions ]] || versions=$path
-      say "$label: $(header_version "$versions" "$@") ($path)"
+      found=$(header_version "$versions" "$@")
+      if printf '%s\n' "$min_version" "$found" | sort -VC; then
+        say "$label: $found ($path)"
+      else
+        say "$label: $found ($path) is too old"
+        say "  remedy: $remedy"
+        failed=1
+      fi
     else
       say "$label: $header not found in: ${dirs[*]}"
       say "  remedy: $remedy"
       failed=1
     fi
   }
-  check_header cublasLt cublasLt.h \
+  check_header cublasLt cublasLt.h "$min_nvcc" \
     "install the toolkit's cuBLAS development files (libcublas-dev of its version)" \
     cublas_api.h CUBLAS_VER_MAJOR CUBLAS_VER_MINOR CUBLAS_VER_PATCH
-  check_header cuDNN cudnn.h \
-    "install cuDNN 9 for this CUDA version, or set CUDNN_HOME to the folder above its include/" \
+  check_header cuDNN cudnn.h "$min_cudnn" \
+    "install cuDNN $min_cudnn or newer for this CUDA version, or set CUDNN_HOME to the folder above its include/" \
     cudnn_version.h CUDNN_MAJOR CUDNN_MINOR CUDNN_PATCHLEVEL
-  check_header NCCL nccl.h \
+  check_header NCCL nccl.h 2 \
     "install libnccl-dev for this CUDA version, or set NCCL_HOME to the folder above its include/" \
     nccl.h NCCL_MAJOR NCCL_MINOR NCCL_PATCH
 

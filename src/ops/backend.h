@@ -59,12 +59,13 @@ struct RopeArgs {
 
 // Causal softmax attention over B sequences of S positions; query head h reads key/value head h / (H / G).
 // Position i sees positions j with i - window < j <= i, or all j <= i when window is 0, of its own document only.
-// O(S) memory.
+// O(S) memory, beside a workspace that CUDA's backward bounds.
 //
 // Documents are runs of the T tokens: document d is [cu_seqlens[d], cu_seqlens[d + 1]). cu_seqlens[0] is 0, no entry is
 // less than the one before, and the last is T. None crosses from one sequence into the next: every multiple of S up
 // to T is among the entries. The capacity C is at least the number of documents + 1 and may be more (it stays the same
-// from batch to batch); entries that are not needed repeat T. Work is proportional to the documents' lengths.
+// from batch to batch); entries that are not needed repeat T. Work is proportional to the documents' lengths on the
+// CPU; on CUDA it is that of whole sequences.
 struct AttentionShape {
   int64_t num_seqs = 0;    // B
   int64_t seq_len = 0;     // S
@@ -174,8 +175,8 @@ struct HeadLoss {
   Tensor losses;      // = [T] stat: token losses in nats, 0 where there is no target
   Tensor dx;          // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
   Tensor dw;          // += [V, D] stat, = without `accumulate`; undefined with dx
-  bool accumulate = true;
   Tensor predictions = {};  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
+  bool accumulate = true;
 };
 
 // AdamW with decoupled decay (arXiv 1711.05101): m, v updated, then

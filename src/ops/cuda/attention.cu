@@ -1,9 +1,13 @@
-// Checks, the table of who sees whom, delta, and the choice of a kernel.
+// Checks, who sees whom, delta, and the choice of a kernel:
+//
+//   BF16, head sizes that cuDNN takes (cudnn_attention_takes)   cuDNN, with documents and windows or without
+//   F32, and BF16 of any other head sizes                       attention_plain.cu
 #include <algorithm>
 #include <climits>
 
 #include "ops/cuda/attention.h"
-#include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_cudnn.h"
+#include "ops/cuda/attention_plain.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/device.cuh"
 
@@ -36,30 +40,55 @@ AttentionGeometry geometry_of(const AttentionShape& shape, const Tensor& q, cons
   return g;
 }
 
-// The entry of sees[] of every token; a search in cu_seqlens each. What cu_seqlens says is cut to the token's sequence.
+// The document [x, y) of token t: a search in cu_seqlens [capacity]. What that says is cut to the token's sequence.
+__device__ int2 document_of(int t, int S, const int32_t* cu_seqlens, int capacity) {
+  int2 document = make_int2(t / S * S, t / S * S + S);
+  if (cu_seqlens == nullptr) return document;
+  int low = 0, high = capacity;  // to the first entry beyond t
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens[middle] <= t) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low > 0) document.x = max(document.x, cu_seqlens[low - 1]);
+  if (low < capacity) document.y = min(document.y, cu_seqlens[low]);
+  return document;
+}
+
 __global__ void __launch_bounds__(kThreads)
     sees_kernel(int T, int S, int window, const int32_t* cu_seqlens, int capacity, int2* sees) {
   const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (t >= T) return;
-  int begin = t / S * S, end = begin + S;
-  if (cu_seqlens != nullptr) {
-    int low = 0, high = capacity;  // to the first entry beyond t
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (cu_seqlens[middle] <= t) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low > 0) begin = max(begin, cu_seqlens[low - 1]);
-    if (low < capacity) end = min(end, cu_seqlens[low]);
-  }
+  int2 seen = document_of(t, S, cu_seqlens, capacity);
   if (window > 0) {
-    begin = max(begin, t - window + 1);
-    end = min(end, t + min(window, T));
+    seen.x = max(seen.x, t - window + 1);
+    seen.y = min(seen.y, t + min(window, T));
   }
-  sees[t] = make_int2(begin, end);
+  sees[t] = seen;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    first_keys_kernel(int T, int S, const int32_t* cu_seqlens, int capacity, int32_t* first_keys) {
+  const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (t < T) first_keys[t] = document_of(t, S, cu_seqlens, capacity).x - t / S * S;
+}
+
+unsigned blocks_of(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
+
+// Where each token's document begins, counted in its sequence: [T] I32, undefined without documents.
+Tensor find_first_keys(Context& ctx, ArenaScope& scope, const AttentionShape& shape) {
+  if (!shape.cu_seqlens.defined()) return {};
+  const int64_t T = shape.num_seqs * shape.seq_len;
+  const Tensor first_keys = scope.allocate(DType::kI32, {T});
+  if (ctx.counting()) return first_keys;
+  first_keys_kernel<<<blocks_of(T), kThreads, 0, ctx.stream>>>(
+      static_cast<int>(T), static_cast<int>(shape.seq_len), shape.cu_seqlens.data<int32_t>(),
+      static_cast<int>(shape.cu_seqlens.dim(0)), first_keys.data<int32_t>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  return first_keys;
 }
 
 // Claimed whether or not anything will run; two I32 a token.
@@ -69,7 +98,7 @@ void find_sees(const AttentionShape& shape, const Tensor& storage, AttentionGeom
   auto* sees = static_cast<int2*>(storage.raw());
   const bool has_documents = shape.cu_seqlens.defined();
   const int window = static_cast<int>(std::min<int64_t>(shape.window, g.T));
-  sees_kernel<<<static_cast<unsigned>((g.T + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+  sees_kernel<<<blocks_of(g.T), kThreads, 0, stream>>>(
       g.T, g.S, window, has_documents ? shape.cu_seqlens.data<int32_t>() : nullptr,
       has_documents ? static_cast<int>(shape.cu_seqlens.dim(0)) : 0, sees);
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -103,11 +132,14 @@ void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float
 
 void attention_forward(Context& ctx, const AttentionForward& args) {
   AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
+  if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
+  if (cudnn_attention_takes(args.q.dtype(), g.Dk, g.Dv)) {
+    return cudnn_attention_forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+  }
   const Tensor sees = claim_sees(scope, g);
-  if (ctx.counting() || g.T == 0) return;
+  if (ctx.counting()) return;
   find_sees(args.shape, sees, g, ctx.stream);
-  if (mma_attention_takes(g, args.q.dtype())) return mma_attention_forward(g, args, ctx.stream);
   plain_attention_forward(g, args, ctx.stream);
 }
 
@@ -120,16 +152,19 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
              "gradients of attention: dout {}, dq {}, dk {}, dv {} for q {}, k {}, v {} of {}", args.dout.shape(),
              args.dq.shape(), args.dk.shape(), args.dv.shape(), args.q.shape(), args.k.shape(), args.v.shape(),
              dtype_name(act));
+  if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
+  if (cudnn_attention_takes(act, g.Dk, g.Dv)) {
+    return cudnn_attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+  }
   const Tensor sees = claim_sees(scope, g), delta = scope.allocate(DType::kF32, args.lse.shape());
-  if (ctx.counting() || g.T == 0) return;
+  if (ctx.counting()) return;
   find_sees(args.shape, sees, g, ctx.stream);
   if (act == DType::kF32) {
     find_delta<float>(g, args, delta.data<float>(), ctx.stream);
   } else {
     find_delta<__nv_bfloat16>(g, args, delta.data<float>(), ctx.stream);
   }
-  if (mma_attention_takes(g, act)) return mma_attention_backward(g, args, delta.data<float>(), ctx.stream);
   plain_attention_backward(g, args, delta.data<float>(), ctx.stream);
 }
 

@@ -1,6 +1,6 @@
 // Causal softmax attention. Contracts: ops/backend.h.
 //
-// One of several kernels does the work, by dtype and head sizes (ops/cuda/attention_kernels.h). Whatever cu_seqlens
+// cuDNN or a slow kernel of our own does the work, by dtype and head sizes (see attention.cu). Whatever cu_seqlens
 // says, no position sees another sequence's.
 #pragma once
 

@@ -8,7 +8,7 @@
 // memory. Every score reads its key from L1 or L2: for head sizes and dtypes that nothing faster takes.
 #include <math_constants.h>
 
-#include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_plain.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/device.cuh"
 

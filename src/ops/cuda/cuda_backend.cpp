@@ -6,6 +6,7 @@
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cached_attention.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/cudnn_library.h"
 #include "ops/cuda/embedding.h"
 #include "ops/cuda/grouped_linear.h"
 #include "ops/cuda/head_loss.h"
@@ -77,6 +78,7 @@ CudaBackend::CudaBackend(DType compute_dtype)
       device_name_(check_device()) {
   NMOE_CHECK(compute_dtype == DType::kBF16 || compute_dtype == DType::kF32, "CUDA computes in BF16 or F32, not {}",
              dtype_name(compute_dtype));
+  if (compute_dtype == DType::kBF16) cudnn();  // or an error now, not in the first step
   NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
   NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&context_.num_sms, cudaDevAttrMultiProcessorCount, 0));
   NMOE_CHECK(cublasLtCreate(&context_.cublas) == CUBLAS_STATUS_SUCCESS, "cuBLASLt does not start");
@@ -89,7 +91,9 @@ CudaBackend::~CudaBackend() {
 
 std::string CudaBackend::description() const {
   return fmt::format("{}, {} SMs, {}", device_name_, context_.num_sms,
-                     compute_dtype_ == DType::kBF16 ? "bf16 with fp32 master weights" : "fp32");
+                     compute_dtype_ == DType::kBF16 ? fmt::format("bf16 with fp32 master weights, cuDNN {}",
+                                                                  cudnn_version_text(cudnn().get_version()))
+                                                    : "fp32");
 }
 
 // The vendor's dense figures for the SXM parts: H100 and H200, B200.

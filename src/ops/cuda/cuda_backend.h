@@ -8,8 +8,8 @@ namespace nmoe::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // compute_dtype: BF16 or F32. Error (usage) when the machine has no device that these kernels were compiled for, or
-  // too old a driver.
+  // compute_dtype: BF16 or F32. Error (usage) when the machine has no device that these kernels were compiled for, too
+  // old a driver, or, for BF16, no cuDNN or too old a one.
   explicit CudaBackend(DType compute_dtype);
   ~CudaBackend() override;
 

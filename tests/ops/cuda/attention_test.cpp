@@ -1,8 +1,9 @@
-// Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that every kernel has its turn, and
-// lengths, windows and documents that cross their tiles. Needs a GPU: label gpu.
+// Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that cuDNN and the plain kernels have
+// their turn, and lengths, windows and documents that cross tiles. Needs a GPU: label gpu.
 #include "ops/cuda/attention.h"
 
 #include "cuda_test.h"
+#include "ops/cuda/attention_cudnn.h"
 
 namespace nmoe::test {
 namespace {
@@ -21,6 +22,8 @@ const Case kCases[] = {
     {"one position of model size", 3, 1, 4, 2, 64, 64, 0},
     {"less than a tile", 2, 13, 4, 2, 64, 64, 0},
     {"heads of 16", 1, 65, 2, 1, 16, 16, 0},
+    {"heads of 24", 2, 133, 3, 1, 24, 24, 0},
+    {"heads of 20, which cuDNN does not take", 2, 133, 3, 1, 20, 20, 40},
     {"heads of 48 and 80", 2, 100, 2, 2, 48, 80, 0},
     {"heads of 64", 2, 300, 4, 2, 64, 64, 0},
     {"heads of 64, whole tiles", 2, 256, 4, 1, 64, 64, 0},
@@ -37,6 +40,7 @@ const Case kCases[] = {
     {"documents of one token", 1, 5, 2, 1, 64, 64, 0, {0, 1, 2, 3, 4, 5}},
     {"documents on tile borders", 1, 320, 2, 1, 64, 64, 0, {0, 64, 128, 129, 256, 320}},
     {"documents, spare capacity", 2, 300, 4, 2, 64, 64, 0, {0, 1, 130, 300, 340, 404, 600, 600, 600, 600}},
+    {"heads of 128, documents and a window, shared heads", 2, 200, 4, 2, 128, 128, 30, {0, 5, 145, 200, 250, 400}},
     {"MLA's heads, documents and a window", 2, 150, 2, 2, 192, 128, 40, {0, 5, 145, 150, 250, 300}},
 };
 
@@ -150,6 +154,47 @@ TEST_F(CudaAttention, SameBitsEveryTime) {
       EXPECT_TRUE(same_bits(down(a), down(b)));
     }
   }
+}
+
+// Sequences and heads one after another, and the last part smaller: the limit changes scratch, not the result.
+TEST_F(CudaAttention, PartsOfBackwardAreTheWhole) {
+  TensorPool pool(DType::kF32);
+  const Problem problem = make_problem(pool, {"", 5, 200, 6, 3, 192, 128, 0});
+  const Problem whole = up(problem, DType::kBF16);
+  forward(whole);
+  backward(whole);
+  // Of two query heads that share a key/value head: scores, and gradients of keys and values before their sum.
+  const int64_t head_bytes = 2 * 256 * 256 * 2 + 2 * 256 * (192 + 128) * 2, rest = 64 << 10;
+  for (const int64_t heads_at_a_time : {1, 2, 3, 6, 9}) {
+    const Problem parts = up(problem, DType::kBF16);
+    forward(parts);
+    run([&](cuda::Context& ctx) {
+      const int64_t limit = heads_at_a_time * head_bytes;
+      cuda::cudnn_attention_backward(ctx, parts.backward, {}, {.workspace_limit = limit});
+      if (ctx.counting()) {
+        EXPECT_LE(ctx.scratch.high_water(), limit + rest);
+      }
+    });
+    for (const auto& [a, b] : {std::pair{whole.backward.dq, parts.backward.dq},
+                               {whole.backward.dk, parts.backward.dk},
+                               {whole.backward.dv, parts.backward.dv}}) {
+      EXPECT_TRUE(same_bits(down(a), down(b))) << heads_at_a_time;
+    }
+  }
+}
+
+TEST_F(CudaAttention, TheFormInAnyOrderIsAsGood) {
+  TensorPool pool(DType::kF32);
+  const Problem problem = make_problem(pool, {"", 2, 300, 4, 2, 128, 128, 0});
+  const Problem device = up(problem, DType::kBF16);
+  forward(device);
+  run([&](cuda::Context& ctx) { cuda::cudnn_attention_backward(ctx, device.backward, {}, {.deterministic = false}); });
+  const auto cpu = cpu_backend(DType::kF32, 2, int64_t{64} << 20);
+  cpu->attention_forward(problem.forward);
+  cpu->attention_backward(problem.backward);
+  EXPECT_LE(worst_error(down(device.backward.dq), problem.backward.dq), 1.5e-2);
+  EXPECT_LE(worst_error(down(device.backward.dk), problem.backward.dk), 1.5e-2);
+  EXPECT_LE(worst_error(down(device.backward.dv), problem.backward.dv), 1.5e-2);
 }
 
 TEST_F(CudaAttention, NoTokensIsLegal) {

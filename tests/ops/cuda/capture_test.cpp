@@ -1,5 +1,6 @@
 // Operations that call other libraries on the host, recorded into a CUDA graph: nothing may happen outside of the
 // stream.
+#include "ops/cuda/attention.h"
 #include "ops/cuda/embedding.h"
 #include "ops/cuda/muon.h"
 #include "ops/cuda/optimizer_test.h"
@@ -62,6 +63,47 @@ TEST_F(CudaCapture, MuonReadsItsRatesWhenItRuns) {
   };
   record_and_run([&] { cuda::muon_step(ctx, step); }, set_rates, 1);
   EXPECT_TRUE(same_bits(master(recorded), master(direct)));
+}
+
+// Documents are read when the recording runs, not when it is made.
+TEST_F(CudaCapture, AttentionReadsItsDocumentsWhenItRuns) {
+  auto ctx = context();
+  const int64_t B = 2, S = 200, H = 4, G = 2, Dk = 192, Dv = 128;
+  const auto tensor = [&](Shape shape) { return up(normal(shape), DType::kBF16); };
+  const auto empty = [&](Shape shape) { return up(pool_.zeros(shape), DType::kBF16); };
+  const Tensor q = tensor({B * S, H, Dk}), k = tensor({B * S, G, Dk}), v = tensor({B * S, G, Dv});
+  const Tensor dout = tensor({B * S, H, Dv}), changing = up(pool_.ints({5}, {0, 10, 200, 400, 400}));
+  const Tensor final_bounds = pool_.ints({5}, {0, 200, 250, 333, 400});
+  const auto args = [&](Tensor cu_seqlens) {
+    AttentionBackward result;
+    result.shape = {.num_seqs = B, .seq_len = S, .scale = 0.1, .window = 150, .cu_seqlens = cu_seqlens};
+    result.q = q;
+    result.k = k;
+    result.v = v;
+    result.out = empty({B * S, H, Dv});
+    result.lse = up(pool_.zeros({B, H, S}));
+    result.dout = dout;
+    result.dq = empty(q.shape());
+    result.dk = empty(k.shape());
+    result.dv = empty(v.shape());
+    return result;
+  };
+  const auto both = [&](const AttentionBackward& a) {
+    cuda::attention_forward(ctx, {a.shape, a.q, a.k, a.v, a.out, a.lse});
+    cuda::attention_backward(ctx, a);
+  };
+  const AttentionBackward direct = args(up(final_bounds)), recorded = args(changing);
+  both(direct);
+  const auto change = [&] {
+    NMOE_CUDA_CHECK(cudaMemcpy(changing.raw(), final_bounds.raw(), static_cast<size_t>(changing.num_bytes()),
+                               cudaMemcpyHostToDevice));
+  };
+  record_and_run([&] { both(recorded); }, change, 2);
+  EXPECT_TRUE(same_bits(down(recorded.out), down(direct.out)));
+  EXPECT_TRUE(same_bits(down(recorded.lse), down(direct.lse)));
+  EXPECT_TRUE(same_bits(down(recorded.dq), down(direct.dq)));
+  EXPECT_TRUE(same_bits(down(recorded.dk), down(direct.dk)));
+  EXPECT_TRUE(same_bits(down(recorded.dv), down(direct.dv)));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// What the kernels of attention have in common, and their launchers. Only ops/cuda/attention*.cu use this.
+// Attention for any head sizes, F32 and BF16: a warp a query or key, F32 arithmetic, no reuse of what is read. Slow.
+// Only ops/cuda/attention*.cu use this.
 //
 // Kernels count tokens from 0 to T across sequences. Who sees whom is in one table, into which sequences, documents
-// and the window have gone: query i sees the keys [sees[i].x, i], key j is seen by the queries [j, sees[j].y). Neither
-// entry falls as the token grows, so a tile of queries needs the keys from the first that its first query sees.
+// and the window have gone: query i sees the keys [sees[i].x, i], key j is seen by the queries [j, sees[j].y).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,16 +25,9 @@ __host__ __device__ inline int64_t statistic_index(const AttentionGeometry& g, i
   return (static_cast<int64_t>(token / g.S) * g.H + head) * g.S + token % g.S;
 }
 
-// --- any head sizes, F32 and BF16: a warp a query or key, F32 arithmetic, no reuse of what is read. Slow.
 void plain_attention_forward(const AttentionGeometry& g, const AttentionForward& args, cudaStream_t stream);
 // delta [B, H, S] F32: the sum of dout * out over a head.
 void plain_attention_backward(const AttentionGeometry& g, const AttentionBackward& args, const float* delta,
                               cudaStream_t stream);
-
-// --- BF16 with Dk and Dv multiples of 16 up to 256: tiles of queries and keys, mma.sync.
-bool mma_attention_takes(const AttentionGeometry& g, DType act);
-void mma_attention_forward(const AttentionGeometry& g, const AttentionForward& args, cudaStream_t stream);
-void mma_attention_backward(const AttentionGeometry& g, const AttentionBackward& args, const float* delta,
-                            cudaStream_t stream);
 
 }  // namespace nmoe::cuda

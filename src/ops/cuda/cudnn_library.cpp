@@ -1,0 +1,77 @@
+#include "ops/cuda/cudnn_library.h"
+
+#include <dlfcn.h>
+
+#include "base/error.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr const char* kRemedy =
+    "install cuDNN 9.19 or newer for CUDA 13 (NVIDIA's packages, or Python's nvidia-cudnn-cu13), name the folder of "
+    "its "
+    "libraries in LD_LIBRARY_PATH, or set run.precision = \"fp32\"";
+
+// Never closed: cuDNN keeps state until the process ends.
+void* open_library(std::string& name) {
+  std::string tried;
+  for (const char* candidate : {"libcudnn.so.9", NMOE_CUDNN_LIBRARY}) {
+    name = candidate;
+    if (void* library = dlopen(candidate, RTLD_NOW | RTLD_LOCAL); library != nullptr) return library;
+    tried += fmt::format("{}{}", tried.empty() ? "" : "; ", dlerror());
+  }
+  throw usage_error(fmt::format("cuDNN cannot be loaded ({})", tried), kRemedy);
+}
+
+template <class Function>
+void find(void* library, const std::string& path, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  if (function == nullptr) throw usage_error(fmt::format("{} has no {}", path, name), kRemedy);
+}
+
+CudnnLibrary load() {
+  std::string path;
+  void* library = open_library(path);
+  CudnnLibrary result{};
+  find(library, path, "cudnnGetVersion", result.get_version);
+  if (const size_t version = result.get_version(); version < kMinCudnnVersion) {
+    Dl_info info{};
+    dladdr(reinterpret_cast<void*>(result.get_version), &info);
+    throw usage_error(
+        fmt::format("cuDNN {} in {} is too old: attention needs {}", cudnn_version_text(version),
+                    info.dli_fname == nullptr ? path : info.dli_fname, cudnn_version_text(kMinCudnnVersion)),
+        kRemedy);
+  }
+  find(library, path, "cudnnGetErrorString", result.get_error_string);
+  find(library, path, "cudnnGetLastErrorString", result.get_last_error_string);
+  find(library, path, "cudnnCreate", result.create);
+  find(library, path, "cudnnDestroy", result.destroy);
+  find(library, path, "cudnnSetStream", result.set_stream);
+  find(library, path, "cudnnBackendCreateDescriptor", result.create_descriptor);
+  find(library, path, "cudnnBackendDestroyDescriptor", result.destroy_descriptor);
+  find(library, path, "cudnnBackendSetAttribute", result.set_attribute);
+  find(library, path, "cudnnBackendGetAttribute", result.get_attribute);
+  find(library, path, "cudnnBackendFinalize", result.finalize);
+  find(library, path, "cudnnBackendExecute", result.execute);
+  return result;
+}
+
+}  // namespace
+
+const CudnnLibrary& cudnn() {
+  static const CudnnLibrary library = load();
+  return library;
+}
+
+std::string cudnn_version_text(size_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  char detail[512] = "";
+  cudnn().get_last_error_string(detail, sizeof(detail));
+  check_failed(file, line, call, fmt::format("{}: {}", cudnn().get_error_string(status), detail));
+}
+
+}  // namespace nmoe::cuda
