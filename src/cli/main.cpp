@@ -305,6 +305,9 @@ class CommandLine {
     add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats");
     add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit");
     add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative");
+    parity->add_option("--device", parity_.options.device, "where it is computed here, in fp32: cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
     parity->add_option("--threads", parity_.options.num_threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();

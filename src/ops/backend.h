@@ -201,6 +201,15 @@ struct MuonStep {
   int iterations = 5;
 };
 
+// Random numbers std * z, z standard normal but |z| <= truncation: element i is draw i of Philox(seed, stream)
+// (base/rng.h). The same bits on every device.
+struct TruncatedNormal {
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+  double std = 1.0;
+  double truncation = 3.0;
+};
+
 // Work that was recorded once and runs as often as wanted, on what its tensors hold then.
 class Recording {
  public:
@@ -240,6 +249,7 @@ class Backend {
   virtual void upload(Tensor destination, const void* host) = 0;
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
   virtual void fill(Tensor x, double value) = 0;         // any dtype
+  virtual void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) = 0;  // x stat
   virtual void copy(Tensor source, Tensor destination) = 0;
   // Between a weight and its master, [n] stat in the memory of the device.
   virtual void split_weight(Tensor master, Tensor w, Tensor low) = 0;

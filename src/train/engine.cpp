@@ -15,14 +15,13 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
     optimizer_state_.reserve(ops.memory(), memory->optimizer);
     activations_.reserve(ops.memory(), memory->activations);
     step_state_.reserve(ops.memory(), memory->step_state);
-    staging_.reserve(ops.host_memory(), memory->checkpoint_staging);
+    staging_bytes_ = memory->checkpoint_staging;
     ops.scratch().reserve(ops.memory(), memory->scratch);
   }
   model_.allocate(parameters_, gradients_, step_state_);
   optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_);
 
   allocate_batches();
-  allocate_staging();
   losses_ = step_state_.allocate(ops.stat_dtype(), {batches_[0].num_tokens()});
   predictions_ = step_state_.allocate(DType::kI32, {batches_[0].num_tokens()});
   loss_scale_ = step_state_.allocate(DType::kF64, {1});
@@ -55,6 +54,7 @@ void Engine::allocate_batches() {
 }
 
 void Engine::allocate_staging() {
+  if (!ops_.counting()) staging_.reserve(ops_.host_memory(), staging_bytes_);
   for (const Parameter& parameter : model_.parameters().all()) {
     staged_.model.push_back({parameter.name, staging_.allocate(ops_.stat_dtype(), parameter.shape)});
   }
@@ -225,7 +225,13 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   if (!predictions.empty()) ops_.download(predictions.data(), batch_predictions);
 }
 
+const StateTensors& Engine::staging() {
+  if (staged_.model.empty()) allocate_staging();
+  return staged_;
+}
+
 const StateTensors& Engine::stage() {
+  staging();
   const auto& parameters = model_.parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
@@ -270,6 +276,7 @@ EngineMemory measure_memory(const Config& config) {
   for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
   engine.step({.steps = 1, .tokens = 1}, 1);
   engine.evaluate(ids, ids, losses, documents);
+  engine.stage();
   return engine.used();
 }
 

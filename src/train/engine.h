@@ -92,9 +92,10 @@ class Engine {
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
-  // What a checkpoint holds, in host memory: weights as their masters. stage() copies it there, where it keeps while
+  // What a checkpoint holds, in host memory: weights as their masters. Allocated at first use: locking so much memory
+  // takes longer than a run's first steps. stage() copies it there, where it keeps while
   // training goes on: call it again only when the last is written. restore() copies what is there to the device.
-  const StateTensors& staging() const { return staged_; }
+  const StateTensors& staging();
   const StateTensors& stage();
   void restore();
 
@@ -126,6 +127,7 @@ class Engine {
   std::vector<Batch> batches_;       // the step's microbatches; cu_seqlens for as many documents as tokens
   std::vector<int32_t> cu_seqlens_;  // host side of a batch's cu_seqlens
   int64_t num_targets_ = 1;          // of the step
+  int64_t staging_bytes_ = 0;        // that staging_ will take
   StateTensors staged_;
   Tensor losses_;                    // [T] stat
   Tensor predictions_;               // [T] i32

@@ -28,13 +28,13 @@ struct Size {
 // 3 x 768 x 384.
 std::map<std::string, Size> published_sizes() {
   return {
-    {"super.toml", {2.84e9, 0.193e9}},
-    {"ultra.toml", {43.64e9, 0.228e9}},
-    {"moonlet.toml", {7.19e9, 1.67e9}},
-    {"moonlight.toml", {15.29e9 + 0.671e9, 2.24e9 + 0.671e9}},
-    {"dsv2-lite.toml", {15.7e9, 2.4e9 + 0.210e9}},
-    {"dsv3.toml", {671e9, 37e9 + 0.927e9}},
-    {"qwen3-30b-a3b.toml", {30.5e9, 3.3e9}},
+      {"super.toml", {2.84e9, 0.193e9}},
+      {"ultra.toml", {43.64e9, 0.228e9}},
+      {"moonlet.toml", {7.19e9, 1.67e9}},
+      {"moonlight.toml", {15.29e9 + 0.671e9, 2.24e9 + 0.671e9}},
+      {"dsv2-lite.toml", {15.7e9, 2.4e9 + 0.210e9}},
+      {"dsv3.toml", {671e9, 37e9 + 0.927e9}},
+      {"qwen3-30b-a3b.toml", {30.5e9, 3.3e9}},
   };
 }
 
@@ -77,9 +77,8 @@ TEST(ConfigsTest, SpeedrunModelsHaveTheirPublishedSizes) {
     ++num_found;
   }
   const auto files = toml_files();
-  EXPECT_EQ(num_found, static_cast<size_t>(std::ranges::count_if(files, [](const fs::path& file) {
-              return file.parent_path().filename() == "speedrun";
-            })));
+  EXPECT_EQ(num_found, static_cast<size_t>(std::ranges::count_if(
+                           files, [](const fs::path& file) { return file.parent_path().filename() == "speedrun"; })));
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ class CpuBackend final : public Backend {
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
   void fill(Tensor x, double value) override;
+  void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;
   void copy(Tensor source, Tensor destination) override;
   void split_weight(Tensor master, Tensor w, Tensor low) override;
   void join_weight(Tensor w, Tensor low, Tensor master) override;

@@ -134,6 +134,9 @@ void CudaBackend::download(void* host, Tensor source) {
 }
 
 void CudaBackend::fill(Tensor x, double value) { cuda::fill(context_, x, value); }
+void CudaBackend::fill_truncated_normal(Tensor x, const TruncatedNormal& draws) {
+  cuda::fill_truncated_normal(context_, x, draws);
+}
 void CudaBackend::copy(Tensor source, Tensor destination) { cuda::copy(context_, source, destination); }
 void CudaBackend::split_weight(Tensor master, Tensor w, Tensor low) { cuda::split_weight(context_, master, w, low); }
 void CudaBackend::join_weight(Tensor w, Tensor low, Tensor master) { cuda::join_weight(context_, w, low, master); }
