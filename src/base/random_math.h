@@ -1,5 +1,6 @@
-// The arithmetic of base/rng.h, for host and device. Only additions, products, fused multiply-adds, quotients and roots,
-// which IEEE 754 rounds one way, and no place where a compiler may fuse two of them: every device gets the same bits.
+// The arithmetic of base/rng.h, for host and device. Only additions, products, fused multiply-adds, quotients and
+// roots, which IEEE 754 rounds one way, and no place where a compiler may fuse two of them: every device gets the same
+// bits.
 #pragma once
 
 #include <cmath>
@@ -44,8 +45,8 @@ NMOE_HOST_DEVICE inline uint64_t bits(uint64_t seed, uint64_t stream, uint64_t i
 // 52 of them, centred in their cell: strictly inside (0, 1).
 NMOE_HOST_DEVICE inline double to_unit(uint64_t bits) { return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52; }
 
-// log(x) for normal x in (0, 1/2], to a relative 3e-16: x = 2^e m with m around 1, and log m = 2 atanh((m - 1) / (m + 1))
-// by its power series.
+// log(x) for normal x in (0, 1/2], to a relative 3e-16: x = 2^e m with m around 1, and log m = 2 atanh((m - 1) / (m +
+// 1)) by its power series.
 NMOE_HOST_DEVICE inline double log_below_half(double x) {
   constexpr uint64_t kOneBits = 0x3FF0000000000000U, kRootHalfBits = 0x3FE6A09E667F3BCDU;
   uint64_t x_bits = 0;
@@ -94,8 +95,8 @@ NMOE_HOST_DEVICE inline double normal_quantile(double p) {
                                   3.9307895800092710610e+4,
                                   2.8729085735721942674e+4,
                                   5.2264952788528545610e+3};
-  constexpr double kTailA[8] = {1.42343711074968357734e0,  4.63033784615654529590e0,  5.76949722146069140550e0,
-                                3.64784832476320460504e0,  1.27045825245236838258e0,  2.41780725177450611770e-1,
+  constexpr double kTailA[8] = {1.42343711074968357734e0,  4.63033784615654529590e0, 5.76949722146069140550e0,
+                                3.64784832476320460504e0,  1.27045825245236838258e0, 2.41780725177450611770e-1,
                                 2.27238449892691845833e-2, 7.74545014278341407640e-4};
   constexpr double kTailB[8] = {1.0,
                                 2.05319162663775882187e0,

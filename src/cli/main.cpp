@@ -362,7 +362,11 @@ class CommandLine {
     CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
     add_config_arguments(train, bench_train_.config);
     train->add_option("--steps", bench_train_.steps, "steps to time")->check(number(1))->capture_default_str();
-    train->add_option("--warmup", bench_train_.warmup, "steps before")->check(number(0))->capture_default_str();
+    train
+        ->add_option("--warmup", bench_train_.warmup,
+                     "steps before, of which the first is timed from the program's start")
+        ->check(number(1))
+        ->capture_default_str();
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
 

@@ -217,6 +217,12 @@ class Recording {
   virtual void run() = 0;
 };
 
+// What lies between these operations and a device of its own, for reports; empty where there is none.
+struct SoftwareVersions {
+  std::string driver;
+  std::string toolkit;  // "CUDA 13.0"
+};
+
 // Memory of a device apart from the host's.
 struct DeviceMemoryUse {
   int64_t used_bytes = 0;  // by everything: the context, libraries, arenas, other processes
@@ -233,7 +239,9 @@ class Backend {
   virtual std::string description() const = 0;  // "CPU, 2 threads, AVX2, oneDNN 2.6.3"
   virtual DType compute_dtype() const = 0;      // what `act` means
   DType stat_dtype() const { return compute_dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
-  virtual double peak_flops() = 0;  // FLOP/s of the compute dtype; measured, where that is possible
+  virtual SoftwareVersions software() const = 0;
+  virtual double peak_flops() = 0;              // FLOP/s of the compute dtype
+  virtual std::string peak_source() const = 0;  // "measured: ..." or whose figure it is
   virtual MemorySource& memory() = 0;
   virtual MemorySource& host_memory() = 0;                           // that the device copies to and from
   virtual std::optional<DeviceMemoryUse> device_memory() const = 0;  // nothing where memory() is the host's

@@ -1,11 +1,40 @@
 #include "train/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "ops/factory.h"
 
 namespace nmoe {
+namespace {
+
+// The intermediates (Pass::inspect) with which a phase of a step ends.
+struct PhaseEnd {
+  std::string_view value;
+  std::string_view phase;
+};
+constexpr PhaseEnd kPhaseEnds[] = {
+    {"zero_gradients", "zero gradients"},
+    {"embedding_out", "embedding"},
+    {"attention_out", "attention forward"},
+    {"mlp_out", "feed-forward forward"},
+    {"losses", "head and loss"},
+    {"mlp_gradient", "feed-forward backward"},
+    {"attention_gradient", "attention backward"},
+};
+
+}  // namespace
+
+std::span<const std::string_view> step_phases() {
+  static const auto phases = [] {
+    std::array<std::string_view, std::size(kPhaseEnds) + 1> names;
+    std::ranges::transform(kPhaseEnds, names.begin(), &PhaseEnd::phase);
+    names.back() = "update";
+    return names;
+  }();
+  return phases;
+}
 
 Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
     : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len) {
@@ -105,11 +134,12 @@ void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<cons
   upload_batch(batch, inputs, targets, documents);
 }
 
-void Engine::enqueue_gradients() {
+void Engine::enqueue_gradients(const Model::Inspector& inspect) {
   model_.begin_step();
   ops_.fill(loss_sum_, 0.0);
+  if (inspect) inspect("zero_gradients", loss_sum_);
   for (const Batch& batch : batches_) {
-    model_.forward_backward(batch, step_scale(), activations_, losses_);
+    model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
     ops_.sum(losses_, loss_sum_);
   }
 }
@@ -150,9 +180,15 @@ void Engine::step(const Progress& progress, int64_t num_targets) {
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
                             const std::function<void(std::string_view phase)>& done) {
   set_step(progress, num_targets);
-  enqueue_gradients();
-  result();  // waits
-  done("forward and backward");
+  enqueue_gradients([&](std::string_view name, Tensor) {
+    for (const PhaseEnd& end : kPhaseEnds) {
+      if (!name.ends_with(end.value)) continue;
+      result();  // waits
+      done(end.phase);
+    }
+  });
+  result();
+  done("embedding");  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();
   result();
   done("update");

@@ -242,7 +242,14 @@ TEST(EngineTest, PhasesMakeTheSameStep) {
   whole.engine.step(progress, progress.tokens / 2);
   parts.engine.step_in_phases(progress, progress.tokens / 2,
                               [&](std::string_view phase) { phases.emplace_back(phase); });
-  EXPECT_EQ(phases, (std::vector<std::string>{"forward and backward", "update"}));
+  EXPECT_EQ(phases.front(), "zero gradients");
+  EXPECT_EQ(phases.back(), "update");
+  for (const std::string_view phase : step_phases()) {
+    // Two microbatches of two layers. The embedding's backward is in the next microbatch's turn, or the last.
+    const bool by_layer = phase.ends_with("ward"), once = phase == phases.front() || phase == phases.back();
+    const int turns = once ? 1 : by_layer ? 4 : phase == "embedding" ? 3 : 2;
+    EXPECT_EQ(std::ranges::count(phases, phase), turns) << phase;
+  }
   EXPECT_EQ(differences(snapshot(parts.engine.stage()), snapshot(whole.engine.stage())), std::vector<std::string>{});
 }
 

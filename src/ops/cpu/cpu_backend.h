@@ -14,7 +14,9 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   DType compute_dtype() const override { return compute_dtype_; }
+  SoftwareVersions software() const override { return {}; }
   double peak_flops() override;
+  std::string peak_source() const override { return "measured: fused multiply-adds on all threads"; }
   MemorySource& memory() override;
   MemorySource& host_memory() override { return memory(); }
   std::optional<DeviceMemoryUse> device_memory() const override { return std::nullopt; }

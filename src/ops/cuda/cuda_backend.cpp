@@ -1,5 +1,7 @@
 #include "ops/cuda/cuda_backend.h"
 
+#include <dlfcn.h>
+
 #include "base/error.h"
 #include "ops/cuda/activation.h"
 #include "ops/cuda/adamw.h"
@@ -69,6 +71,22 @@ std::string check_device() {
   return properties.name;
 }
 
+// "580.159.04". The management library comes with the driver and is the only one that knows; the runtime gives the
+// CUDA version that the driver can run.
+std::string driver_version() {
+  if (void* library = dlopen("libnvidia-ml.so.1", RTLD_LAZY)) {
+    const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
+    const auto read = reinterpret_cast<int (*)(char*, unsigned)>(dlsym(library, "nvmlSystemGetDriverVersion"));
+    char version[128] = "";
+    const bool known = init != nullptr && read != nullptr && init() == 0 && read(version, sizeof(version)) == 0;
+    dlclose(library);
+    if (known) return version;
+  }
+  int cuda = 0;
+  NMOE_CUDA_CHECK(cudaDriverGetVersion(&cuda));
+  return fmt::format("for CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(DType compute_dtype)
@@ -90,6 +108,16 @@ CudaBackend::~CudaBackend() {
 std::string CudaBackend::description() const {
   return fmt::format("{}, {} SMs, {}", device_name_, context_.num_sms,
                      compute_dtype_ == DType::kBF16 ? "bf16 with fp32 master weights" : "fp32");
+}
+
+SoftwareVersions CudaBackend::software() const {
+  int runtime = 0;
+  NMOE_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+  return {.driver = driver_version(), .toolkit = fmt::format("CUDA {}.{}", runtime / 1000, runtime % 1000 / 10)};
+}
+
+std::string CudaBackend::peak_source() const {
+  return fmt::format("NVIDIA's datasheet, SXM, dense {}", compute_dtype_ == DType::kBF16 ? "bf16" : "fp32");
 }
 
 // The vendor's dense figures for the SXM parts: H100 and H200, B200.

@@ -15,7 +15,9 @@ class CudaBackend final : public Backend {
 
   std::string description() const override;
   DType compute_dtype() const override { return compute_dtype_; }
+  SoftwareVersions software() const override;
   double peak_flops() override;
+  std::string peak_source() const override;
   MemorySource& memory() override;
   MemorySource& host_memory() override;
   std::optional<DeviceMemoryUse> device_memory() const override;
