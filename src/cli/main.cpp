@@ -370,6 +370,19 @@ class CommandLine {
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
 
+    CLI::App* ops = bench->add_subcommand("ops", "time each operation of a training step against what bounds it");
+    ops->add_option("--device", bench_ops_.run.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    ops->add_flag_callback(
+        "--fp32", [this] { bench_ops_.run.precision = Precision::kFp32; }, "on cuda: fp32 instead of bf16");
+    ops->add_option("--threads", bench_ops_.run.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    ops->add_option("--only", bench_ops_.only, "operations with this in their names")->type_name("TEXT");
+    ops->add_flag("--json", bench_ops_.json, "print JSON");
+    ops->callback([this] { run_ = [this] { bench_ops_command(bench_ops_); }; });
+
     CLI::App* decode =
         bench->add_subcommand("decode", "time generation, beside running the text again for every token");
     decode->add_option("model", bench_decode_.model, "a checkpoint, or a configuration (.toml): random weights")
@@ -426,6 +439,7 @@ class CommandLine {
   ChatArguments chat_;
   ServeArguments serve_;
   BenchTrainArguments bench_train_;
+  BenchOpsArguments bench_ops_;
   BenchDecodeArguments bench_decode_;
   BenchLoaderArguments bench_loader_;
   BenchTokenizerArguments bench_tokenizer_;

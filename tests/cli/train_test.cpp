@@ -149,5 +149,27 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   }
 }
 
+TEST_F(TrainCommandTest, BenchOfOperations) {
+  const std::vector<std::string> command = {"bench", "ops", "--threads", "1", "--only"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return more;
+  };
+  const auto bench = nlohmann::json::parse(output(with({"RMS norm", "--json"})));
+  ASSERT_EQ(bench["ops"].size(), 2u);
+  for (const auto& op : bench["ops"]) {
+    EXPECT_EQ(op["bound"], "memory");
+    EXPECT_EQ(op["flops"], 0.0);
+    // A call takes its bytes at the measured rate, divided by its share of that.
+    const double ms = op["bytes"].get<double>() / bench["copy_gb_per_s"].get<double>() / 1e6;
+    EXPECT_NEAR(ms / op["ms"].get<double>(), op["share_of_bound"].get<double>(),
+                1e-6 * op["share_of_bound"].get<double>());
+  }
+  const std::string table = output(with({"MoE layer"}));
+  EXPECT_TRUE(contains(table, "MoE layer, forward "));
+  EXPECT_TRUE(contains(table, "MoE layer, backward "));
+  expect_error(n(with({"convolution"})), 2, "--only convolution", "RMS norm, forward");
+}
+
 }  // namespace
 }  // namespace nmoe
