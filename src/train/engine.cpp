@@ -37,7 +37,7 @@ std::span<const std::string_view> step_phases() {
 }
 
 Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
-    : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len) {
+    : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len, config_.train.recompute) {
   if (memory != nullptr) {
     parameters_.reserve(ops.memory(), memory->parameters);
     gradients_.reserve(ops.memory(), memory->gradients);

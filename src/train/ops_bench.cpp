@@ -158,8 +158,8 @@ class Cases {
 
   Case linear_forward(const Sizes::Linear& size) const {
     const auto [T, in, out] = size;
-    return {"linear, forward", shape_of(size), 2 * count(T, in, out), act_ * (count(T, in) + count(out, in) + count(T, out)),
-            [=](Workbench& w) -> Work {
+    return {"linear, forward", shape_of(size), 2 * count(T, in, out),
+            act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
               const Tensor x = w.act({T, in}), weight = w.act({out, in}, 0.02), y = w.empty({T, out});
               return [&w, x, weight, y] { w.ops().linear_forward(x, weight, y); };
             }};
@@ -197,8 +197,12 @@ class Cases {
     };
     const auto make = [=](Workbench& w) -> Tensors {
       const double scale = 1.0 / std::sqrt(static_cast<double>(Dk));
-      return {{.num_seqs = B, .seq_len = S, .scale = scale}, w.act({T, H, Dk}), w.act({T, H, Dk}), w.act({T, H, Dv}),
-              w.empty({T, H, Dv}), w.empty_stat({B, H, S})};
+      return {{.num_seqs = B, .seq_len = S, .scale = scale},
+              w.act({T, H, Dk}),
+              w.act({T, H, Dk}),
+              w.act({T, H, Dv}),
+              w.empty({T, H, Dv}),
+              w.empty_stat({B, H, S})};
     };
     cases.push_back({"attention, forward", shape, 2 * pairs * static_cast<double>(Dk + Dv),
                      2 * q_bytes + 2 * v_bytes + lse_bytes, [=](Workbench& w) -> Work {
@@ -237,18 +241,20 @@ class Cases {
 
   void add_norm(std::vector<Case>& cases, int64_t T, int64_t D) const {
     const std::string shape = fmt::format("{} x {}", T, D);
-    cases.push_back({"RMS norm, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
-                       return [&w, x, y, gain, rstd] { w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd); };
-                     }});
-    cases.push_back({"RMS norm, backward", shape, 0.0, 4 * act_ * count(T, D), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
-                       const Tensor dy = w.act({T, D}), dx = w.act({T, D}), dgain = w.stat({D});
-                       w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd);
-                       return [&w, x, gain, rstd, dy, dx, dgain] {
-                         w.ops().rms_norm_backward(x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true);
-                       };
-                     }});
+    cases.push_back(
+        {"RMS norm, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
+           const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
+           return [&w, x, y, gain, rstd] { w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd); };
+         }});
+    cases.push_back(
+        {"RMS norm, backward", shape, 0.0, 4 * act_ * count(T, D), [=](Workbench& w) -> Work {
+           const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
+           const Tensor dy = w.act({T, D}), dx = w.act({T, D}), dgain = w.stat({D});
+           w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd);
+           return [&w, x, gain, rstd, dy, dx, dgain] {
+             w.ops().rms_norm_backward(x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true);
+           };
+         }});
   }
 
   // A whole layer of routed experts, as the model has it: router, plan, dispatch, experts, combine.
@@ -342,15 +348,13 @@ class Cases {
       const int64_t R = T * K, in = second ? F : D, out = second ? D : 2 * F, num_experts = E;
       const std::string shape = fmt::format("{} rows, {} to {}, {} experts", R, in, out, E);
       const double flops = 2 * count(R, in, out), row_bytes = act_ * (count(R, in) + count(R, out));
-      cases.push_back({"grouped linear, forward", shape, flops, row_bytes + act_ * count(E, in, out),
-                       [=](Workbench& w) -> Work {
-                         const Tensor x = w.act({R, in}), weight = w.act({num_experts, out, in}, 0.02);
-                         const Tensor y = w.empty({R, out});
-                         const MoePlan plan = make_plan(w, size);
-                         return [&w, x, weight, y, plan] {
-                           w.ops().grouped_linear_forward(x, weight, plan.offsets, y);
-                         };
-                       }});
+      cases.push_back(
+          {"grouped linear, forward", shape, flops, row_bytes + act_ * count(E, in, out), [=](Workbench& w) -> Work {
+             const Tensor x = w.act({R, in}), weight = w.act({num_experts, out, in}, 0.02);
+             const Tensor y = w.empty({R, out});
+             const MoePlan plan = make_plan(w, size);
+             return [&w, x, weight, y, plan] { w.ops().grouped_linear_forward(x, weight, plan.offsets, y); };
+           }});
       cases.push_back({"grouped linear, input gradient", shape, flops, row_bytes + act_ * count(E, in, out),
                        [=](Workbench& w) -> Work {
                          const Tensor dy = w.act({R, out}), weight = w.act({num_experts, out, in}, 0.02);
@@ -364,9 +368,8 @@ class Cases {
                        [=](Workbench& w) -> Work {
                          const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({num_experts, out, in});
                          const MoePlan plan = make_plan(w, size);
-                         return [&w, x, dy, dw, plan] {
-                           w.ops().grouped_linear_backward_weight(x, dy, plan.offsets, dw);
-                         };
+                         return
+                             [&w, x, dy, dw, plan] { w.ops().grouped_linear_backward_weight(x, dy, plan.offsets, dw); };
                        }});
     }
   }
@@ -388,18 +391,18 @@ class Cases {
                        const MoePlan plan = make_plan(w, size);
                        return [&w, router, plan] { w.ops().moe_plan(router.top_idx, plan, Tensor()); };
                      }});
-    cases.push_back({"dispatch", shape, 0.0, act_ * (count(T, D) + count(R, D)) + index_bytes,
-                     [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({tokens, width}), rows = w.empty({R, width});
-                       const MoePlan plan = make_plan(w, size);
-                       return [&w, x, rows, plan] { w.ops().moe_dispatch(x, plan, rows); };
-                     }});
-    cases.push_back({"combine", shape, 0.0, act_ * (2 * count(T, D) + count(R, D)) + index_bytes,
-                     [=](Workbench& w) -> Work {
-                       const Tensor rows = w.act({R, width}), y = w.act({tokens, width});
-                       const MoePlan plan = make_plan(w, size);
-                       return [&w, rows, y, plan] { w.ops().moe_combine(rows, plan, y, /*accumulate=*/true); };
-                     }});
+    cases.push_back(
+        {"dispatch", shape, 0.0, act_ * (count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
+           const Tensor x = w.act({tokens, width}), rows = w.empty({R, width});
+           const MoePlan plan = make_plan(w, size);
+           return [&w, x, rows, plan] { w.ops().moe_dispatch(x, plan, rows); };
+         }});
+    cases.push_back(
+        {"combine", shape, 0.0, act_ * (2 * count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
+           const Tensor rows = w.act({R, width}), y = w.act({tokens, width});
+           const MoePlan plan = make_plan(w, size);
+           return [&w, rows, y, plan] { w.ops().moe_combine(rows, plan, y, /*accumulate=*/true); };
+         }});
     cases.push_back({"SwiGLU, forward", shape, 0.0, act_ * count(R, 3, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, hidden});
                        return [&w, x, weight, h] { w.ops().activation_forward(Activation::kSwiGlu, x, weight, h); };
@@ -535,9 +538,7 @@ class Timer {
 
 }  // namespace
 
-bool OpsBench::is_memory_bound(const OpTiming& op) const {
-  return op.bytes / copy_bytes_per_s > op.flops / gemm_flops;
-}
+bool OpsBench::is_memory_bound(const OpTiming& op) const { return op.bytes / copy_bytes_per_s > op.flops / gemm_flops; }
 
 double OpsBench::bound_ms(const OpTiming& op) const {
   return 1e3 * std::max(op.bytes / copy_bytes_per_s, op.flops / gemm_flops);

@@ -253,6 +253,22 @@ TEST(EngineTest, PhasesMakeTheSameStep) {
   EXPECT_EQ(differences(snapshot(parts.engine.stage()), snapshot(whole.engine.stage())), std::vector<std::string>{});
 }
 
+TEST(EngineTest, RecomputationChangesNoBit) {
+  const Config config = config_with();
+  ReadyEngine keeps_all(config);
+  for (int64_t step = 1; step <= 3; ++step) random_step(keeps_all.engine, config, step);
+  for (const std::string level : {"norms", "experts", "blocks"}) {
+    const Config again = config_with({"train.recompute=" + level});
+    EXPECT_EQ(config_fingerprint(again), config_fingerprint(config));
+    ReadyEngine ready(again);
+    for (int64_t step = 1; step <= 3; ++step) random_step(ready.engine, again, step);
+    EXPECT_EQ(differences(snapshot(ready.engine.stage()), snapshot(keeps_all.engine.stage())),
+              std::vector<std::string>{})
+        << level;
+    expect_equal(ready.engine.used(), ready.memory);
+  }
+}
+
 TEST(EngineTest, RouterHealthCountsEveryTokensChoices) {
   const Config config = config_with();
   ReadyEngine ready(config);
