@@ -52,7 +52,7 @@ measure() {
   shift
   json=$("$@")
   printf '{"variant": "%s", "result": %s}\n' "$variant" "$json" >> "$results"
-  ms=${json#*'"ms_per_step": '}
+  ms=${json#*'"ms_per_step":'}
   printf '%-20s %s ms/step\n' "$variant" "${ms%%,*}"
 }
 

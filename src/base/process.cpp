@@ -1,9 +1,11 @@
 #include "base/process.h"
 
 #include <malloc.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -31,6 +33,22 @@ int64_t read_kib_line(const char* path, std::string_view key) {
 int64_t resident_bytes() { return read_kib_line("/proc/self/status", "VmRSS:"); }
 int64_t peak_resident_bytes() { return read_kib_line("/proc/self/status", "VmHWM:"); }
 int64_t available_memory_bytes() { return read_kib_line("/proc/meminfo", "MemAvailable:"); }
+
+double seconds_since_start() {
+  // Since the system started: what went by, and when the process began, field 22 of stat (proc(5)). Its second field is
+  // the program's name in brackets, which may hold anything.
+  double uptime = 0;
+  std::ifstream("/proc/uptime") >> uptime;
+  std::string stat;
+  std::getline(std::ifstream("/proc/self/stat"), stat);
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));
+  std::string field;
+  for (int i = 3; i < 22; ++i) fields >> field;
+  double start_ticks = 0;
+  fields >> start_ticks;
+  NMOE_CHECK(!fields.fail() && uptime > 0, "/proc/self/stat reads '{}'", stat);
+  return uptime - start_ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
 
 void reset_peak_resident_bytes() { std::ofstream("/proc/self/clear_refs") << "5"; }
 

@@ -9,6 +9,8 @@ int64_t resident_bytes();          // memory in use now
 int64_t peak_resident_bytes();     // most memory in use since the process, or reset_peak_resident_bytes(), began
 int64_t available_memory_bytes();  // what the machine can still give without swapping
 
+double seconds_since_start();  // of this process, by the system's clock of 10 ms
+
 // Begins a new peak from what is in use now. Where the system does not allow that, the old one goes on.
 void reset_peak_resident_bytes();
 

@@ -13,6 +13,9 @@ namespace nmoe {
 // Four 32-bit words for one 128-bit counter and one 64-bit key.
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
+// How much of the standard normal lies below z.
+double normal_mass_below(double z);
+
 // A stream of random numbers addressed by index.
 class Philox {
  public:

@@ -134,6 +134,13 @@ struct BenchTrainArguments {
 };
 void bench_train_command(const BenchTrainArguments& arguments);
 
+struct BenchOpsArguments {
+  RunConfig run;     // device, precision and threads of it
+  std::string only;  // part of the names of the operations to time; "": all
+  bool json = false;
+};
+void bench_ops_command(const BenchOpsArguments& arguments);
+
 struct BenchDecodeArguments {
   std::string model;                   // a checkpoint, a folder of them, or a configuration: random weights
   std::vector<std::string> overrides;  // of a configuration

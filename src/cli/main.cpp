@@ -305,6 +305,9 @@ class CommandLine {
     add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats");
     add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit");
     add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative");
+    parity->add_option("--device", parity_.options.device, "where it is computed here, in fp32: cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
     parity->add_option("--threads", parity_.options.num_threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
@@ -359,9 +362,26 @@ class CommandLine {
     CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
     add_config_arguments(train, bench_train_.config);
     train->add_option("--steps", bench_train_.steps, "steps to time")->check(number(1))->capture_default_str();
-    train->add_option("--warmup", bench_train_.warmup, "steps before")->check(number(0))->capture_default_str();
+    train
+        ->add_option("--warmup", bench_train_.warmup,
+                     "steps before, of which the first is timed from the program's start")
+        ->check(number(1))
+        ->capture_default_str();
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
+
+    CLI::App* ops = bench->add_subcommand("ops", "time each operation of a training step against what bounds it");
+    ops->add_option("--device", bench_ops_.run.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    ops->add_flag_callback(
+        "--fp32", [this] { bench_ops_.run.precision = Precision::kFp32; }, "on cuda: fp32 instead of bf16");
+    ops->add_option("--threads", bench_ops_.run.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    ops->add_option("--only", bench_ops_.only, "operations with this in their names")->type_name("TEXT");
+    ops->add_flag("--json", bench_ops_.json, "print JSON");
+    ops->callback([this] { run_ = [this] { bench_ops_command(bench_ops_); }; });
 
     CLI::App* decode =
         bench->add_subcommand("decode", "time generation, beside running the text again for every token");
@@ -419,6 +439,7 @@ class CommandLine {
   ChatArguments chat_;
   ServeArguments serve_;
   BenchTrainArguments bench_train_;
+  BenchOpsArguments bench_ops_;
   BenchDecodeArguments bench_decode_;
   BenchLoaderArguments bench_loader_;
   BenchTokenizerArguments bench_tokenizer_;

@@ -158,10 +158,19 @@ struct OptimConfig {
   ScheduleConfig schedule;
 };
 
+// What forward does not keep and backward computes again, to the same bits. Each level includes those before it.
+enum class Recompute {
+  kNone,
+  kNorms,    // the outputs of a block's norms, and of activations: memory-bound work of a few per cent
+  kExperts,  // dispatched rows and pre-activations: the first of a feed-forward's two products once more
+  kBlocks,   // everything but a block's input: all of forward once more
+};
+
 struct TrainConfig {
   int64_t steps = 100;           // where to stop, 0: where the data plan ends; not part of the fingerprint
   int64_t batch_seqs = 16;       // sequences of an optimizer step
   int64_t microbatch_seqs = 16;  // sequences of a forward/backward; divides batch_seqs
+  Recompute recompute = Recompute::kNone;
   std::string memory_limit;      // "8 GiB"; empty: what the machine has
   int64_t log_every = 10;        // steps
   int64_t valid_every = 0;       // steps between validations; 0: only at the end

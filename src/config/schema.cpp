@@ -112,6 +112,11 @@ constexpr Named<Shuffle> kShuffles[] = {
 constexpr Named<DecayShape> kDecayShapes[] = {
     {DecayShape::kCosine, "cosine"}, {DecayShape::kLinear, "linear"}, {DecayShape::kSqrt, "sqrt"}};
 
+constexpr Named<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
+                                            {Recompute::kNorms, "norms"},
+                                            {Recompute::kExperts, "experts"},
+                                            {Recompute::kBlocks, "blocks"}};
+
 // A TOML integer serves where a double is wanted; nothing else converts.
 template <class T>
 std::optional<T> as(const Value& value) {
@@ -343,6 +348,7 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
   f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass")
       .not_in_fingerprint();
+  f.key("recompute", train.recompute, kRecomputes, "done again in backward").not_in_fingerprint();
   f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")
       .not_in_fingerprint();
   f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines").not_in_fingerprint();

@@ -223,8 +223,9 @@ ParityReport compare_with_reference(const ParityOptions& options) {
   const auto expected_logits = expectation.values<float>("logits", {B, S, V});
   const double expected_loss = expectation.values<float>("loss", {1})[0];
 
-  const auto counter = make_backend({.device = "cpu", .num_threads = options.num_threads});
-  const auto ops = make_backend({.device = "cpu", .num_threads = options.num_threads});
+  const BackendOptions backend = {.device = options.device, .num_threads = options.num_threads};
+  const auto counter = make_backend(backend);
+  const auto ops = make_backend(backend);
   Workspace measured(config, *counter, B, S, nullptr);
   measured.run();
   Workspace work(config, *ops, B, S, &measured);

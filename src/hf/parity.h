@@ -18,7 +18,8 @@ struct ParityOptions {
   // a layer may be one tensor as transformers holds them (fused_expert_name) or a tensor each. scripts/hf_fixture.py
   // writes such files.
   fs::path expected;
-  int num_threads = 0;  // 0: one per available CPU
+  std::string device = "cpu";  // where it is computed here, in fp32: "cpu" or "cuda"
+  int num_threads = 0;         // of the CPU; 0: one per available CPU
 };
 
 // The part of a parameter's gradient that is furthest off.
@@ -45,8 +46,8 @@ struct ParityReport {
   double loss_error() const;
 };
 
-// One forward and backward on the CPU. Error (runtime) when a file is damaged, or `expected` lacks a tensor, has one
-// of another shape or dtype, or one that is no part of the model.
+// One forward and backward. Error (usage) when there is no such device; Error (runtime) when a file is damaged, or
+// `expected` lacks a tensor, has one of another shape or dtype, or one that is no part of the model.
 ParityReport compare_with_reference(const ParityOptions& options);
 
 }  // namespace nmoe

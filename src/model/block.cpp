@@ -25,7 +25,7 @@ Block::Block(const ModelConfig& config, ParameterSet& parameters, int64_t layer_
 template <class Attend>
 Tensor Block::attend(const Pass& pass, Tensor x, const Attend& attention) {
   const Tensor attended = pass.push(x.shape());
-  const Tensor normed = pass.push(x.shape());
+  const Tensor normed = pass.normed.defined() ? pass.normed : pass.push(x.shape());
   attention_norm_.forward(pass, x, normed);
   pass.ops.copy(x, attended);
   attention(normed, attended);
@@ -35,7 +35,7 @@ Tensor Block::attend(const Pass& pass, Tensor x, const Attend& attention) {
 
 Tensor Block::feed_forward(const Pass& pass, Tensor attended) {
   const Tensor out = pass.push(attended.shape());
-  const Tensor mlp_in = pass.push(attended.shape());
+  const Tensor mlp_in = pass.normed.defined() ? pass.normed : pass.push(attended.shape());
   mlp_norm_.forward(pass, attended, mlp_in);
   pass.ops.copy(attended, out);
   mlp_->forward(pass, mlp_in, out);
@@ -43,9 +43,18 @@ Tensor Block::feed_forward(const Pass& pass, Tensor attended) {
   return out;
 }
 
-Tensor Block::forward(const Pass& pass, Tensor x) {
+Tensor Block::run(const Pass& pass, Tensor x) {
   const auto attention = [&](Tensor normed, Tensor attended) { attention_->forward(pass, normed, attended); };
   return feed_forward(pass, attend(pass, x, attention));
+}
+
+Tensor Block::forward(const Pass& pass, Tensor x) {
+  input_ = x;
+  if (!pass.drops(Recompute::kBlocks)) return run(pass, x);
+  const Tensor out = pass.push(x.shape());
+  const ArenaScope scope(pass.activations);
+  pass.ops.copy(run(pass.keeping_all(), x), out);
+  return out;
 }
 
 Tensor Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) {
@@ -57,10 +66,18 @@ Tensor Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache
 
 void Block::backward(const Pass& pass, Tensor dx) {
   const ArenaScope scope(pass.activations);
+  if (!pass.drops(Recompute::kBlocks)) return run_backward(pass, dx);
+  run(pass.once_more(), input_);
+  run_backward(pass.keeping_all(), dx);
+}
+
+void Block::run_backward(const Pass& pass, Tensor dx) {
   const Tensor dnormed = pass.push(dx.shape());
+  if (pass.normed.defined()) mlp_norm_.forward_again(pass, pass.normed);
   mlp_->backward(pass, dx, dnormed);
   pass.look(name_, "mlp_gradient", dnormed);
   mlp_norm_.backward(pass, dnormed, dx, /*accumulate=*/true);
+  if (pass.normed.defined()) attention_norm_.forward_again(pass, pass.normed);
   attention_->backward(pass, dx, dnormed);
   pass.look(name_, "attention_gradient", dnormed);
   attention_norm_.backward(pass, dnormed, dx, /*accumulate=*/true);

@@ -14,7 +14,8 @@ class Block {
  public:
   Block(const ModelConfig& config, ParameterSet& parameters, int64_t layer_idx);
 
-  // x [T, D] stays alive for backward. Returns the block's output, [T, D] on the activation stack.
+  // x [T, D] stays alive for backward (see pass.recompute for what else does). Returns the block's output, [T, D] on
+  // the activation stack.
   Tensor forward(const Pass& pass, Tensor x);
   // The same with attention to a cache (model/attention.h).
   Tensor cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
@@ -30,6 +31,9 @@ class Block {
   Tensor attend(const Pass& pass, Tensor x, const Attend& attention);
   // attended + feed-forward(norm(attended))
   Tensor feed_forward(const Pass& pass, Tensor attended);
+  Tensor run(const Pass& pass, Tensor x);
+  // Backward of the last run().
+  void run_backward(const Pass& pass, Tensor dx);
 
   std::string name_;  // "layers.3."
   Norm attention_norm_;
@@ -37,6 +41,7 @@ class Block {
   Norm mlp_norm_;
   std::unique_ptr<FeedForward> mlp_;
   Moe* moe_ = nullptr;
+  Tensor input_;  // [T, D]
 };
 
 // The window of a layer: 0 (global) every attn_global_every-th layer and in the last one, else config.window.

@@ -27,7 +27,6 @@ double attention_flops_per_position(const ModelConfig& config) {
 
 ModelCost model_cost(const ModelConfig& config, const ParameterSet& parameters, int64_t seq_len) {
   ModelCost cost;
-  int64_t active_matrix = 0;
   for (const Parameter& parameter : parameters.all()) {
     if (parameter.group == ParameterGroup::kBuffer) continue;
     const int64_t count = parameter.shape.num_elements();
@@ -36,9 +35,9 @@ ModelCost model_cost(const ModelConfig& config, const ParameterSet& parameters, 
     cost.parameters += count;
     cost.active_parameters += active;
     const bool multiplied = parameter.shape.rank() > 1 && (parameter.name != "embedding" || config.tied_head);
-    if (multiplied) active_matrix += active;
+    if (multiplied) cost.active_matrix_parameters += active;
   }
-  cost.flops_per_token = 6.0 * static_cast<double>(active_matrix);
+  cost.flops_per_token = 6.0 * static_cast<double>(cost.active_matrix_parameters);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     cost.flops_per_token += attention_flops_per_position(config) * mean_visible(seq_len, layer_window(config, layer));
   }

@@ -14,17 +14,30 @@ Mlp::Mlp(const ModelConfig& config, ParameterSet& parameters, const std::string&
 
 void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t T = x.dim(0);
-  saved_ = {
-      .x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = pass.push({T, hidden_})};
+  const int64_t without_pre = pass.activations.mark();
+  saved_ = {.x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
+  const int64_t without_hidden = pass.activations.mark();
+  saved_.hidden = pass.push({T, hidden_});
   pass.ops.linear_forward(x, w_in_.value, saved_.pre);
   pass.ops.activation_forward(activation_, saved_.pre, Tensor(), saved_.hidden);
   pass.look(name_, "hidden", saved_.hidden);
   pass.ops.linear_forward(saved_.hidden, w_out_.value, y, /*accumulate=*/true);
+  if (pass.drops(Recompute::kNorms)) {
+    pass.activations.rewind(pass.drops(Recompute::kExperts) ? without_pre : without_hidden);
+  }
 }
 
 void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0);
+  if (pass.drops(Recompute::kExperts)) {
+    saved_.pre = pass.push(saved_.pre.shape());
+    pass.ops.linear_forward(saved_.x, w_in_.value, saved_.pre);
+  }
+  if (pass.drops(Recompute::kNorms)) {
+    saved_.hidden = pass.push(saved_.hidden.shape());
+    pass.ops.activation_forward(activation_, saved_.pre, Tensor(), saved_.hidden);
+  }
   const Tensor dhidden = pass.push({T, hidden_});
   pass.ops.linear_backward_input(dy, w_out_.value, dhidden);
   pass.ops.linear_backward_weight(saved_.hidden, dy, w_out_.grad, pass.accumulate_grads);

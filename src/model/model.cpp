@@ -26,10 +26,11 @@ void upload_reals(Backend& ops, Tensor destination, const std::vector<double>& v
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Backend& ops, int64_t max_positions)
+Model::Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Recompute recompute)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
+      recompute_(recompute),
       embedding_(parameters_.add({.name = "embedding",
                                   .shape = {config.vocab_size, config.dim},
                                   .group = ParameterGroup::kRest,
@@ -91,6 +92,9 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.accumulate_grads = std::exchange(has_grads_, true);
   const Shape stream({batch.num_tokens(), config_.dim});
 
+  pass.recompute = recompute_;
+  const bool keeps_norms = !pass.drops(Recompute::kNorms) || pass.drops(Recompute::kBlocks);
+  if (!keeps_norms) pass.normed = pass.push(stream);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
   ops_.embedding_forward(batch.tokens, embedding_.value, x);

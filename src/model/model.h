@@ -20,7 +20,8 @@ class Model {
   using Inspector = std::function<void(std::string_view name, Tensor value)>;
 
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
-  Model(const ModelConfig& config, Backend& ops, int64_t max_positions);
+  // `recompute` changes what forward_backward keeps, and no result.
+  Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Recompute recompute = Recompute::kNone);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
@@ -62,6 +63,7 @@ class Model {
   ModelConfig config_;
   Backend& ops_;
   int64_t max_positions_;
+  Recompute recompute_;
   ParameterSet parameters_;
   Parameter& embedding_;  // [V, D]
   std::vector<std::unique_ptr<Block>> blocks_;

@@ -73,10 +73,15 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
       .top_idx = pass.push_i32({T, K}),
       .weights = pass.push_stat({T, K}),
       .plan = {.offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of_row = pass.push_i32({R})},
-      .rows = pass.push({R, D}),
       .row_weight = pass.push_stat({R}),
-      .pre = pass.push({R, W}),
-      .hidden = pass.push({R, F})};
+      .rows = {},
+      .pre = {},
+      .hidden = {}};
+  const int64_t router_only = pass.activations.mark();
+  saved_.rows = pass.push({R, D});
+  saved_.pre = pass.push({R, W});
+  const int64_t without_hidden = pass.activations.mark();
+  saved_.hidden = pass.push({R, F});
 
   ops.linear_forward(x, w_router_.value, saved_.logits);
   pass.look(name_, "logits", saved_.logits);
@@ -105,6 +110,9 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
     ops.grouped_linear_forward(saved_.hidden, w_out_.value, saved_.plan.offsets, rows_out);
     ops.moe_combine(rows_out, saved_.plan, y, /*accumulate=*/true);
   }
+  if (pass.drops(Recompute::kNorms)) {
+    pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
+  }
   if (shared_) shared_->forward(pass, x, y);
 }
 
@@ -114,6 +122,18 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, R = T * K,
                 F = config_.moe.expert_dim;
   if (shared_) shared_->backward(pass, dy, dx);
+
+  // What was not kept. The router's decisions always are: rows go where they went.
+  if (pass.drops(Recompute::kExperts)) {
+    saved_.rows = pass.push(saved_.rows.shape());
+    saved_.pre = pass.push(saved_.pre.shape());
+    ops.moe_dispatch(saved_.x, saved_.plan, saved_.rows);
+    ops.grouped_linear_forward(saved_.rows, w_in_.value, saved_.plan.offsets, saved_.pre);
+  }
+  if (pass.drops(Recompute::kNorms)) {
+    saved_.hidden = pass.push(saved_.hidden.shape());
+    ops.activation_forward(config_.activation, saved_.pre, saved_.row_weight, saved_.hidden);
+  }
 
   // Combine's backward is a dispatch.
   const Tensor drows = pass.push({R, D});

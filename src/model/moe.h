@@ -36,8 +36,8 @@ class Moe final : public FeedForward {
     Tensor top_idx;  // [T, K] i32
     Tensor weights;  // [T, K]
     MoePlan plan;
-    Tensor rows;        // [R, D] x dispatched
     Tensor row_weight;  // [R] weights dispatched
+    Tensor rows;        // [R, D] x dispatched
     Tensor pre;         // [R, W]
     Tensor hidden;      // [R, F], times row_weight
   };

@@ -27,6 +27,11 @@ class Norm {
     pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape({num_vectors, dim}), saved_.rstd);
   }
 
+  // y = once more, to the same bits.
+  void forward_again(const Pass& pass, Tensor y) {
+    pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape(saved_.x.shape()), saved_.rstd);
+  }
+
   // dx = or, with accumulate, +=. dx may be the storage of dy.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false) {
     const Shape shape = saved_.x.shape();

@@ -1,30 +1,15 @@
 #include "model/parameters.h"
 
-#include <algorithm>
-#include <vector>
-
 #include "base/rng.h"
-#include "base/thread_pool.h"
 
 namespace nmoe {
 namespace {
 
-// Draws a thread makes at a time.
-constexpr int64_t kBlock = 1 << 14;
-
-template <class Real>
-void upload_truncated_normal(Backend& ops, ThreadPool& pool, const Parameter& parameter, uint64_t seed,
-                             double truncation) {
-  const Philox random(seed, parameter.name);
-  const int64_t count = parameter.shape.num_elements();
-  std::vector<Real> values(static_cast<size_t>(count));
-  pool.parallel_for((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
-    const auto end = static_cast<size_t>(std::min(count, (block + 1) * kBlock));
-    for (auto i = static_cast<size_t>(block * kBlock); i < end; ++i) {
-      values[i] = static_cast<Real>(parameter.init_std * random.truncated_normal(i, truncation));
-    }
-  });
-  upload_parameter(ops, parameter, values.data());
+void draw_truncated_normal(Backend& ops, const Parameter& parameter, uint64_t seed, double truncation) {
+  const Tensor master = parameter.low.defined() ? parameter.grad : parameter.value;
+  ops.fill_truncated_normal(
+      master, {.seed = seed, .stream = fnv1a64(parameter.name), .std = parameter.init_std, .truncation = truncation});
+  if (parameter.low.defined()) ops.split_weight(master, parameter.value, parameter.low);
 }
 
 }  // namespace
@@ -60,7 +45,6 @@ void ParameterSet::allocate(Backend& ops, Arena& values, Arena& grads) {
 }
 
 void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
-  ThreadPool pool;
   for (const Parameter& parameter : parameters_) {
     switch (parameter.init) {
       case InitKind::kZeros:
@@ -70,11 +54,7 @@ void ParameterSet::initialise(Backend& ops, uint64_t seed, double truncation) {
         ops.fill(parameter.value, 1.0);
         break;
       case InitKind::kTruncatedNormal:
-        if (ops.stat_dtype() == DType::kF64) {
-          upload_truncated_normal<double>(ops, pool, parameter, seed, truncation);
-        } else {
-          upload_truncated_normal<float>(ops, pool, parameter, seed, truncation);
-        }
+        draw_truncated_normal(ops, parameter, seed, truncation);
         break;
     }
   }

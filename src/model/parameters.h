@@ -48,7 +48,8 @@ class ParameterSet {
 
   // Gives every parameter its storage, in the backend's compute dtype.
   void allocate(Backend& ops, Arena& values, Arena& grads);
-  // Fills the values. Each is drawn from its own stream, keyed by seed and name: adding a layer changes no other.
+  // Fills the values; gradients are overwritten, as by upload_parameter. Each is drawn from its own stream, keyed by
+  // seed and name: adding a layer changes no other.
   void initialise(Backend& ops, uint64_t seed, double truncation);
 
   std::deque<Parameter>& all() { return parameters_; }

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "config/config.h"
 #include "ops/backend.h"
 #include "tensor/arena.h"
 
@@ -49,6 +50,26 @@ struct Pass {
   bool accumulate_grads = true;  // of linear layers: false in a step's first microbatch, which writes them
   bool statistics = true;        // whether routers keep theirs, auxiliary losses included
   std::function<void(std::string_view name, Tensor value)> inspect;
+  Recompute recompute = Recompute::kNone;
+  // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what
+  // comes next needs, backward fills it again.
+  Tensor normed = {};
+
+  // Whether forward leaves out what this level is about.
+  bool drops(Recompute level) const { return recompute >= level; }
+  // The same, but everything is kept.
+  Pass keeping_all() const {
+    Pass pass = *this;
+    pass.recompute = Recompute::kNone;
+    return pass;
+  }
+  // For a forward that was done before: everything is kept, and nobody looks or counts again.
+  Pass once_more() const {
+    Pass pass = keeping_all();
+    pass.statistics = false;
+    pass.inspect = {};
+    return pass;
+  }
 
   Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }
   Tensor push_stat(Shape shape) const { return activations.allocate(ops.stat_dtype(), shape); }

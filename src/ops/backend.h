@@ -203,11 +203,26 @@ struct MuonStep {
   int iterations = 5;
 };
 
+// Random numbers std * z, z standard normal but |z| <= truncation: element i is draw i of Philox(seed, stream)
+// (base/rng.h). The same bits on every device.
+struct TruncatedNormal {
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+  double std = 1.0;
+  double truncation = 3.0;
+};
+
 // Work that was recorded once and runs as often as wanted, on what its tensors hold then.
 class Recording {
  public:
   virtual ~Recording() = default;
   virtual void run() = 0;
+};
+
+// What lies between these operations and a device of its own, for reports; empty where there is none.
+struct SoftwareVersions {
+  std::string driver;
+  std::string toolkit;  // "CUDA 13.0"
 };
 
 // Memory of a device apart from the host's.
@@ -226,7 +241,9 @@ class Backend {
   virtual std::string description() const = 0;  // "CPU, 2 threads, AVX2, oneDNN 2.6.3"
   virtual DType compute_dtype() const = 0;      // what `act` means
   DType stat_dtype() const { return compute_dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
-  virtual double peak_flops() = 0;  // FLOP/s of the compute dtype; measured, where that is possible
+  virtual SoftwareVersions software() const = 0;
+  virtual double peak_flops() = 0;              // FLOP/s of the compute dtype
+  virtual std::string peak_source() const = 0;  // "measured: ..." or whose figure it is
   virtual MemorySource& memory() = 0;
   virtual MemorySource& host_memory() = 0;                           // that the device copies to and from
   virtual std::optional<DeviceMemoryUse> device_memory() const = 0;  // nothing where memory() is the host's
@@ -242,6 +259,7 @@ class Backend {
   virtual void upload(Tensor destination, const void* host) = 0;
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
   virtual void fill(Tensor x, double value) = 0;         // any dtype
+  virtual void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) = 0;  // x stat
   virtual void copy(Tensor source, Tensor destination) = 0;
   // Between a weight and its master, [n] stat in the memory of the device.
   virtual void split_weight(Tensor master, Tensor w, Tensor low) = 0;

@@ -2,28 +2,26 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <numeric>
 #include <optional>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "base/rng.h"
-#include "model/cost.h"
-#include "ops/factory.h"
+#include "config/load.h"
 #include "train/batch_stream.h"
 #include "train/engine.h"
+#include "train/memory_plan.h"
 #include "train/training_data.h"
 
 namespace nmoe {
 namespace {
 
-// Ids that mean nothing, where there is no corpus.
-std::vector<int32_t> random_ids(size_t count, int64_t vocab_size, uint64_t seed) {
-  const Philox random(seed, "bench");
-  std::vector<int32_t> ids;
-  for (size_t i = 0; i < count; ++i) {
-    ids.push_back(static_cast<int32_t>(random.bits(i) % static_cast<uint64_t>(vocab_size)));
-  }
-  return ids;
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
 double median(std::vector<double> values) {
@@ -42,84 +40,157 @@ double worst_load(std::span<const RouterHealth> layers) {
   return worst;
 }
 
-}  // namespace
-
-TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t steps) {
-  std::optional<TrainingData> data;
-  if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
-  const Config config = data ? resolve_vocab_size(unresolved, *data->tokenizer) : unresolved;
-  if (config.model.vocab_size == 0) {
-    throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
-                      "prepare the corpus in data.path, or add --set model.vocab_size=N");
-  }
-  const EngineMemory memory = measure_memory(config);
-  const auto ops = make_backend(config.run);
-  Engine engine(config, *ops, &memory);
-  engine.initialise();
-
-  TrainBench bench{.device = ops->description(),
-                   .tokens = data ? "the corpus" : "random ids",
-                   .steps = steps,
-                   .tokens_per_step = config.train.batch_seqs * config.data.seq_len,
-                   .cost = model_cost(config.model, engine.model().parameters(), config.data.seq_len)};
-  const double peak_before = ops->peak_flops();
-  std::optional<BatchStream> batches;
-  if (data) batches.emplace(config, *data, bench.cost.active_parameters);
-  const std::vector<int32_t> random_tokens = random_ids(
-      static_cast<size_t>(bench.tokens_per_step) + 1, config.model.vocab_size, static_cast<uint64_t>(config.run.seed));
-  const size_t microbatch_tokens = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
-  std::vector<double> forward_backward, update, total;
-  using Clock = std::chrono::steady_clock;
-  const auto ms_between = [](Clock::time_point a, Clock::time_point b) {
-    return std::chrono::duration<double, std::milli>(b - a).count();
-  };
-  // Loads a step's microbatches and returns its number of targets.
-  const auto load = [&] {
-    if (batches) {
-      batches->next();
-      for (int64_t i = 0; i < batches->num_microbatches(); ++i) {
-        const Microbatch part = batches->microbatch(i);
-        engine.load(i, part.inputs, part.targets, part.documents);
-      }
-      return batches->num_targets();
+// Fills an engine's microbatches: from the corpus, or with ids that mean nothing where there is none.
+class Batches {
+ public:
+  Batches(const Config& config, const TrainingData* data, int64_t active_parameters) : config_(config) {
+    if (data != nullptr) {
+      stream_.emplace(config, *data, active_parameters);
+      return;
     }
-    const std::span ids = random_tokens;
+    const Philox random(static_cast<uint64_t>(config.run.seed), "bench");
+    const int64_t count = config.train.batch_seqs * config.data.seq_len + 1;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t id = random.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(config.model.vocab_size);
+      random_ids_.push_back(static_cast<int32_t>(id));
+    }
+  }
+
+  // The next step's microbatches. Returns the number of its targets.
+  int64_t load(Engine& engine) {
+    if (!stream_) return load_random_ids(engine);
+    stream_->next();
+    for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
+      const Microbatch part = stream_->microbatch(i);
+      engine.load(i, part.inputs, part.targets, part.documents);
+    }
+    return stream_->num_targets();
+  }
+
+ private:
+  int64_t load_random_ids(Engine& engine) {
+    const std::span ids = random_ids_;
+    const auto size = static_cast<size_t>(config_.train.microbatch_seqs * config_.data.seq_len);
     Documents documents;  // made-up ids have none: each sequence is one
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
-      const size_t begin = static_cast<size_t>(i) * microbatch_tokens;
-      const auto inputs = ids.subspan(begin, microbatch_tokens);
+      const size_t begin = static_cast<size_t>(i) * size;
+      const auto inputs = ids.subspan(begin, size);
       if (engine.masks_documents()) {
-        find_documents(inputs, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
+        find_documents(inputs, config_.train.microbatch_seqs, config_.data.seq_len, /*eos_id=*/-1, documents);
       }
-      engine.load(i, inputs, ids.subspan(begin + 1, microbatch_tokens), documents);
+      engine.load(i, inputs, ids.subspan(begin + 1, size), documents);
     }
-    return bench.tokens_per_step;
-  };
-  constexpr int64_t kPhaseSteps =
-      3;  // run apart, so that measuring phases does not slow the steps that are timed whole
-  for (int64_t step = 0; step < warmup + steps + kPhaseSteps; ++step) {
-    const Progress progress{.steps = step + 1, .tokens = (step + 1) * bench.tokens_per_step};
-    auto begin = Clock::now();
-    const int64_t num_targets = load();
-    if (step >= warmup + steps) {
-      engine.step_in_phases(progress, num_targets, [&](std::string_view phase) {
-        const auto now = Clock::now();
-        (phase == "update" ? update : forward_backward).push_back(ms_between(begin, now));
-        begin = now;
-      });
-      continue;
-    }
-    engine.step(progress, num_targets);
-    engine.result();
-    if (step >= warmup) total.push_back(ms_between(begin, Clock::now()));
+    return static_cast<int64_t>(ids.size()) - 1;
   }
-  bench.ms_forward_backward = median(forward_backward);
-  bench.ms_optimizer = median(update);
-  bench.ms_per_step = median(total);
+
+  const Config& config_;
+  std::optional<BatchStream> stream_;
+  std::vector<int32_t> random_ids_;
+};
+
+// The configuration with its vocabulary resolved.
+Config resolve(const Config& config, const TrainingData* data) {
+  if (data != nullptr) return resolve_vocab_size(config, *data->tokenizer);
+  if (config.model.vocab_size > 0) return config;
+  throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
+                    "prepare the corpus in data.path, or add --set model.vocab_size=N");
+}
+
+// The steps of a bench, one behind the other.
+class Steps {
+ public:
+  Steps(const Config& config, Engine& engine, Batches& batches)
+      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
+
+  void enqueue() {
+    const int64_t num_targets = batches_.load(engine_);
+    engine_.step(next(), num_targets);
+  }
+  // Milliseconds by phase of one more step.
+  std::map<std::string_view, double> run_in_phases() {
+    std::map<std::string_view, double> ms;
+    const int64_t num_targets = batches_.load(engine_);
+    engine_.result();  // waits
+    auto begin = Clock::now();
+    engine_.step_in_phases(next(), num_targets, [&](std::string_view phase) {
+      ms[phase] += ms_since(begin);
+      begin = Clock::now();
+    });
+    return ms;
+  }
+
+ private:
+  Progress next() {
+    ++num_steps_;
+    return {.steps = num_steps_, .tokens = num_steps_ * tokens_per_step_};
+  }
+
+  int64_t tokens_per_step_;
+  Engine& engine_;
+  Batches& batches_;
+  int64_t num_steps_ = 0;
+};
+
+std::vector<TrainBench::Phase> time_phases(Steps& steps) {
+  constexpr int kSteps = 3;
+  std::map<std::string_view, std::vector<double>> ms;
+  for (int i = 0; i < kSteps; ++i) {
+    for (const auto& [phase, phase_ms] : steps.run_in_phases()) ms[phase].push_back(phase_ms);
+  }
+  std::vector<TrainBench::Phase> phases;
+  for (const std::string_view name : step_phases()) phases.push_back({name, median(ms.at(name))});
+  return phases;
+}
+
+TrainBench::Memory memory_of(const MemoryPlan& plan, const Backend& ops) {
+  if (const auto device = ops.device_memory()) return {plan.device_bytes, device->used_bytes};
+  return {plan.total_bytes - plan.engine.checkpoint_staging, peak_resident_bytes()};
+}
+
+}  // namespace
+
+TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_steps) {
+  std::optional<TrainingData> data;
+  if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
+  const TrainingData* corpus = data ? &*data : nullptr;
+  const Config config = resolve(unresolved, corpus);
+  const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
+  const auto ops = make_backend(config.run);
+  Engine engine(config, *ops, &plan.engine);
+  engine.initialise();
+  Batches batches(config, corpus, plan.cost.active_parameters);
+  Steps steps(config, engine, batches);
+
+  TrainBench bench;
+  bench.device = ops->description();
+  bench.software = ops->software();
+  bench.fingerprint = config_fingerprint(config);
+  bench.tokens = data ? "the corpus" : "random ids";
+  bench.warmup = warmup;
+  bench.steps = num_steps;
+  bench.tokens_per_step = config.train.batch_seqs * config.data.seq_len;
+  bench.num_microbatches = engine.num_microbatches();
+  bench.cost = plan.cost;
+
+  for (int64_t i = 0; i < warmup; ++i) {
+    steps.enqueue();
+    if (i > 0) continue;
+    engine.result();  // waits
+    bench.first_step_s = seconds_since_start();
+  }
+  engine.result();
+  const double peak_before = ops->peak_flops();
+  const auto begin = Clock::now();
+  for (int64_t i = 0; i < num_steps; ++i) steps.enqueue();
+  engine.result();
+  bench.ms_per_step = ms_since(begin) / static_cast<double>(num_steps);
+  bench.load_max_over_mean = worst_load(engine.router_health());
+  bench.memory = memory_of(plan, *ops);
+  bench.peak_flops = std::max(peak_before, ops->peak_flops());
+  bench.peak_source = ops->peak_source();
+  bench.phases = time_phases(steps);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.cost.flops_per_token * bench.tokens_per_s;
-  bench.peak_flops = std::max(peak_before, ops->peak_flops());
-  bench.load_max_over_mean = worst_load(engine.router_health());
   return bench;
 }
 

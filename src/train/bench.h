@@ -3,25 +3,44 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "config/config.h"
 #include "model/cost.h"
+#include "ops/backend.h"
 
 namespace nmoe {
 
 struct TrainBench {
+  // Of steps that were run apart, unrecorded and with a wait after every part: they add up to more than a step.
+  struct Phase {
+    std::string_view name;  // of step_phases()
+    double ms = 0.0;        // a step's, median
+  };
+  // The memory of the device, or of this process where the device has none of its own.
+  struct Memory {
+    int64_t planned_bytes = 0;  // without the copy for checkpoints, of which a bench writes none
+    int64_t peak_bytes = 0;     // when the steps were over: nothing that a step allocates goes before
+  };
   std::string device;
-  std::string tokens;  // where they came from: the corpus, or random ids
+  SoftwareVersions software;
+  std::string fingerprint;  // of the configuration, its vocabulary resolved
+  std::string tokens;       // where they came from: the corpus, or random ids
+  int64_t warmup = 0;       // steps before
   int64_t steps = 0;
   int64_t tokens_per_step = 0;
+  int64_t num_microbatches = 0;  // of a step
   ModelCost cost;
-  double ms_per_step = 0.0;  // median
-  double ms_forward_backward = 0.0;
-  double ms_optimizer = 0.0;  // gradient norm, clipping, update, router bias
+  double first_step_s = 0.0;  // from the start of the process to the end of its first step
+  double ms_per_step = 0.0;   // mean of steps enqueued one behind the other, as a trainer does
+  std::vector<Phase> phases;
   double tokens_per_s = 0.0;
-  double flops = 0.0;               // cost.flops_per_token * tokens_per_s
-  double peak_flops = 0.0;          // measured before and after the steps; the larger
-  double load_max_over_mean = 0.0;  // of the last step, worst layer; 0 without routers
+  double flops = 0.0;       // cost.flops_per_token * tokens_per_s
+  double peak_flops = 0.0;  // measured before and after the steps, the larger; or known
+  std::string peak_source;
+  Memory memory;
+  double load_max_over_mean = 0.0;  // an expert's rows in the last timed step, in the worst layer; 0 without routers
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then

@@ -1,28 +1,56 @@
 #include "train/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "ops/factory.h"
 
 namespace nmoe {
+namespace {
+
+// The intermediates (Pass::inspect) with which a phase of a step ends.
+struct PhaseEnd {
+  std::string_view value;
+  std::string_view phase;
+};
+constexpr PhaseEnd kPhaseEnds[] = {
+    {"zero_gradients", "zero gradients"},
+    {"embedding_out", "embedding"},
+    {"attention_out", "attention forward"},
+    {"mlp_out", "feed-forward forward"},
+    {"losses", "head and loss"},
+    {"mlp_gradient", "feed-forward backward"},
+    {"attention_gradient", "attention backward"},
+};
+
+}  // namespace
+
+std::span<const std::string_view> step_phases() {
+  static const auto phases = [] {
+    std::array<std::string_view, std::size(kPhaseEnds) + 1> names;
+    std::ranges::transform(kPhaseEnds, names.begin(), &PhaseEnd::phase);
+    names.back() = "update";
+    return names;
+  }();
+  return phases;
+}
 
 Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
-    : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len) {
+    : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len, config_.train.recompute) {
   if (memory != nullptr) {
     parameters_.reserve(ops.memory(), memory->parameters);
     gradients_.reserve(ops.memory(), memory->gradients);
     optimizer_state_.reserve(ops.memory(), memory->optimizer);
     activations_.reserve(ops.memory(), memory->activations);
     step_state_.reserve(ops.memory(), memory->step_state);
-    staging_.reserve(ops.host_memory(), memory->checkpoint_staging);
+    staging_bytes_ = memory->checkpoint_staging;
     ops.scratch().reserve(ops.memory(), memory->scratch);
   }
   model_.allocate(parameters_, gradients_, step_state_);
   optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_);
 
   allocate_batches();
-  allocate_staging();
   losses_ = step_state_.allocate(ops.stat_dtype(), {batches_[0].num_tokens()});
   predictions_ = step_state_.allocate(DType::kI32, {batches_[0].num_tokens()});
   loss_scale_ = step_state_.allocate(DType::kF64, {1});
@@ -55,6 +83,7 @@ void Engine::allocate_batches() {
 }
 
 void Engine::allocate_staging() {
+  if (!ops_.counting()) staging_.reserve(ops_.host_memory(), staging_bytes_);
   for (const Parameter& parameter : model_.parameters().all()) {
     staged_.model.push_back({parameter.name, staging_.allocate(ops_.stat_dtype(), parameter.shape)});
   }
@@ -105,11 +134,12 @@ void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<cons
   upload_batch(batch, inputs, targets, documents);
 }
 
-void Engine::enqueue_gradients() {
+void Engine::enqueue_gradients(const Model::Inspector& inspect) {
   model_.begin_step();
   ops_.fill(loss_sum_, 0.0);
+  if (inspect) inspect("zero_gradients", loss_sum_);
   for (const Batch& batch : batches_) {
-    model_.forward_backward(batch, step_scale(), activations_, losses_);
+    model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
     ops_.sum(losses_, loss_sum_);
   }
 }
@@ -150,9 +180,15 @@ void Engine::step(const Progress& progress, int64_t num_targets) {
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
                             const std::function<void(std::string_view phase)>& done) {
   set_step(progress, num_targets);
-  enqueue_gradients();
-  result();  // waits
-  done("forward and backward");
+  enqueue_gradients([&](std::string_view name, Tensor) {
+    for (const PhaseEnd& end : kPhaseEnds) {
+      if (!name.ends_with(end.value)) continue;
+      result();  // waits
+      done(end.phase);
+    }
+  });
+  result();
+  done("embedding");  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();
   result();
   done("update");
@@ -225,7 +261,13 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   if (!predictions.empty()) ops_.download(predictions.data(), batch_predictions);
 }
 
+const StateTensors& Engine::staging() {
+  if (staged_.model.empty()) allocate_staging();
+  return staged_;
+}
+
 const StateTensors& Engine::stage() {
+  staging();
   const auto& parameters = model_.parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
@@ -270,6 +312,7 @@ EngineMemory measure_memory(const Config& config) {
   for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
   engine.step({.steps = 1, .tokens = 1}, 1);
   engine.evaluate(ids, ids, losses, documents);
+  engine.stage();
   return engine.used();
 }
 

@@ -76,8 +76,8 @@ class Engine {
   // `num_targets`: targets with a loss in all of it; the loss is their mean. A step that is not finite changes nothing.
   // Enqueued as one recording, made at the second call: it waits for nothing.
   void step(const Progress& progress, int64_t num_targets);
-  // The same unrecorded, for measuring: calls `done` after each phase, "forward and backward" and "update", when its
-  // work is over.
+  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over. The phases of
+  // step_phases() take turns by layer and microbatch.
   void step_in_phases(const Progress& progress, int64_t num_targets,
                       const std::function<void(std::string_view phase)>& done);
   StepResult result() const;                        // of the last step; waits for it
@@ -92,9 +92,10 @@ class Engine {
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
-  // What a checkpoint holds, in host memory: weights as their masters. stage() copies it there, where it keeps while
-  // training goes on: call it again only when the last is written. restore() copies what is there to the device.
-  const StateTensors& staging() const { return staged_; }
+  // What a checkpoint holds, in host memory: weights as their masters. Allocated at first use: locking so much memory
+  // takes longer than a run's first steps. stage() copies it there, where it keeps while training goes on: call it
+  // again only when the last is written. restore() copies what is there to the device.
+  const StateTensors& staging();
   const StateTensors& stage();
   void restore();
 
@@ -107,7 +108,7 @@ class Engine {
   void upload_batch(Batch& batch, std::span<const int32_t> inputs, std::span<const int32_t> targets,
                     const Documents& documents);
   void set_step(const Progress& progress, int64_t num_targets);
-  void enqueue_gradients();
+  void enqueue_gradients(const Model::Inspector& inspect = {});
   void enqueue_update();
   StepScale step_scale() const;
   void allocate_batches();
@@ -126,6 +127,7 @@ class Engine {
   std::vector<Batch> batches_;       // the step's microbatches; cu_seqlens for as many documents as tokens
   std::vector<int32_t> cu_seqlens_;  // host side of a batch's cu_seqlens
   int64_t num_targets_ = 1;          // of the step
+  int64_t staging_bytes_ = 0;        // that staging_ will take
   StateTensors staged_;
   Tensor losses_;                    // [T] stat
   Tensor predictions_;               // [T] i32
@@ -137,6 +139,10 @@ class Engine {
   bool warm_ = false;                // a step was run
   std::unique_ptr<Recording> step_;  // last: it uses all of the above
 };
+
+// What Engine::step_in_phases tells apart, in the order of their first turns: "zero gradients", "embedding", ...
+// "update".
+std::span<const std::string_view> step_phases();
 
 // The backend that a run asks for.
 std::unique_ptr<Backend> make_backend(const RunConfig& run);

@@ -111,6 +111,9 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   if (plan.device_bytes > 0) add_lines(true, "total on the device", plan.device_bytes);
   add_lines(false, plan.device_bytes > 0 ? "total in the host" : "total", plan.total_bytes);
   const double parameters = static_cast<double>(plan.cost.parameters);
+  if (config.train.recompute != Recompute::kNone) {
+    text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
+  }
   text += fmt::format("  {} parameters, {} active for a token; {}FLOP per token (training, {} positions)\n",
                       human_count(parameters), human_count(static_cast<double>(plan.cost.active_parameters)),
                       human_count(plan.cost.flops_per_token), config.data.seq_len);
@@ -138,7 +141,8 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const bool activations_dominate = plan.engine.activations > plan.engine.parameters + plan.engine.optimizer;
   std::string remedy =
       config.train.microbatch_seqs > 1 && activations_dominate
-          ? fmt::format("lower train.microbatch_seqs (now {}): activations take {}", config.train.microbatch_seqs,
+          ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
+                        config.train.recompute == Recompute::kBlocks ? "" : " or raise train.recompute",
                         human_bytes(plan.engine.activations))
           : fmt::format(
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "

@@ -35,6 +35,7 @@ TEST_F(ParityCommandTest, WrongArguments) {
   expect_error(n({"parity", "nowhere", expected_}), 1, "nowhere", "");
   expect_error(n({"parity", model_, expected_, "--loss-tolerance", "-1"}), 2, "--loss-tolerance", "");
   expect_error(n({"parity", model_}), 2, "expected", "");
+  expect_error(n({"parity", model_, expected_, "--device", "tpu"}), 2, "--device", "");
 }
 
 }  // namespace

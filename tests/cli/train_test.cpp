@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <nlohmann/json.hpp>
 
 #include "cli/cli_test.h"
 
@@ -123,10 +124,51 @@ TEST_F(TrainCommandTest, MetricsThatCannotBeWritten) {
 }
 
 TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
-  const std::string json = output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1", "--json"});
-  EXPECT_TRUE(contains(json, "\"steps\": 2"));
-  EXPECT_TRUE(contains(json, "\"tokens_per_step\": 128"));
+  const auto bench =
+      nlohmann::json::parse(output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1", "--json"}));
+  EXPECT_EQ(bench["steps"], 2);
+  EXPECT_EQ(bench["tokens"], "the corpus");
+  EXPECT_EQ(bench["tokens_per_step"], 128);
+  EXPECT_EQ(bench["microbatches"], 2);
+  const double rate = bench["tokens_per_s"];
+  EXPECT_NEAR(rate, 1e3 * 128 / bench["ms_per_step"].get<double>(), 1e-6 * rate);
+  const double flops = bench["flops_per_token"];
+  EXPECT_NEAR(bench["mfu"].get<double>() * bench["peak_gflops"].get<double>() * 1e9, flops * rate, 1e-6 * flops * rate);
+  EXPECT_GT(flops, 6.0 * bench["active_matrix_parameters"].get<double>());
+  EXPECT_GT(bench["first_step_s"], 0.0);
+  EXPECT_GE(bench["load_max_over_mean"], 1.0);
+  EXPECT_EQ(bench["ms_by_phase"].size(), 8u);
+  // What a run has its plan for; this one writes no metrics.
+  EXPECT_GT(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() / 2);
+  EXPECT_LE(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() * 1.1);
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
+
+  const std::string report = output({"bench", "train", "tiny.toml", "--steps", "1"});
+  for (const char* line : {"first step ", "router load ", "  attention backward ", "throughput ", "MFU "}) {
+    EXPECT_TRUE(contains(report, line));
+  }
+}
+
+TEST_F(TrainCommandTest, BenchOfOperations) {
+  const std::vector<std::string> command = {"bench", "ops", "--threads", "1", "--only"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return more;
+  };
+  const auto bench = nlohmann::json::parse(output(with({"RMS norm", "--json"})));
+  ASSERT_EQ(bench["ops"].size(), 2u);
+  for (const auto& op : bench["ops"]) {
+    EXPECT_EQ(op["bound"], "memory");
+    EXPECT_EQ(op["flops"], 0.0);
+    // A call takes its bytes at the measured rate, divided by its share of that.
+    const double ms = op["bytes"].get<double>() / bench["copy_gb_per_s"].get<double>() / 1e6;
+    EXPECT_NEAR(ms / op["ms"].get<double>(), op["share_of_bound"].get<double>(),
+                1e-6 * op["share_of_bound"].get<double>());
+  }
+  const std::string table = output(with({"MoE layer"}));
+  EXPECT_TRUE(contains(table, "MoE layer, forward "));
+  EXPECT_TRUE(contains(table, "MoE layer, backward "));
+  expect_error(n(with({"convolution"})), 2, "--only convolution", "RMS norm, forward");
 }
 
 }  // namespace

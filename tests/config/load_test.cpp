@@ -120,7 +120,7 @@ TEST(Load, WrongTypesAndValuesOutOfRange) {
 
 TEST(Load, TheFirstErrorOfTheFileIsReported) {
   expect_error("[train]\nzzz = 1\n[checkpoint]\naaa = 1\n", "bad.toml:2: unknown key train.zzz",
-               "keys of [train]: steps, batch_seqs, microbatch_seqs, memory_limit, log_every, "
+               "keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
                "valid_every, valid_seqs, stop_on_collapse");
 }
 

@@ -16,8 +16,8 @@ constexpr int64_t kSeqs = 2, kLen = 5;
 // A model with storage of its own, in double precision.
 class TestModel {
  public:
-  explicit TestModel(const ModelConfig& config, int num_threads = 2)
-      : ops_(cpu_backend(DType::kF64, num_threads)), model_(config, *ops_, kLen) {
+  explicit TestModel(const ModelConfig& config, int num_threads = 2, Recompute recompute = Recompute::kNone)
+      : ops_(cpu_backend(DType::kF64, num_threads)), model_(config, *ops_, kLen, recompute) {
     for (Arena* arena : {&values_, &grads_, &state_, &activations_}) arena->reserve(ops_->memory(), 4 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(7);
@@ -112,6 +112,28 @@ TEST_P(EveryModel, SameBitsForAnyNumberOfThreads) {
   three.backward();
   EXPECT_EQ(one.grads(), three.grads());
   EXPECT_EQ(values(one.losses()), values(three.losses()));
+}
+
+TEST_P(EveryModel, SameBitsWhateverIsComputedAgain) {
+  const auto statistics = [](TestModel& test) {
+    std::vector<std::vector<double>> all;
+    for (const Moe* moe : test.model().moe_layers()) {
+      const RouterStats& stats = moe->stats();
+      for (const Tensor tensor : {stats.counts, stats.aux_loss, stats.entropy}) all.push_back(values(tensor));
+    }
+    return all;
+  };
+  TestModel keeps_all(GetParam().config);
+  keeps_all.backward();
+  for (const Recompute level : {Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks}) {
+    TestModel test(GetParam().config, 2, level);
+    test.backward();
+    test.backward();  // nothing of a first pass is left over
+    EXPECT_EQ(test.grads(), keeps_all.grads()) << static_cast<int>(level);
+    EXPECT_EQ(values(test.losses()), values(keeps_all.losses())) << static_cast<int>(level);
+    EXPECT_EQ(statistics(test), statistics(keeps_all)) << "counted twice, or not";
+    EXPECT_EQ(test.activations().used(), 0);
+  }
 }
 
 // Documents of 2 and 3 tokens packed into a sequence, and of 5: each loss is that of the document in a sequence of its

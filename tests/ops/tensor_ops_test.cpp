@@ -41,6 +41,20 @@ TEST(Fill, RoundsBfloat16ToNearestEven) {
   EXPECT_EQ(filled_with(kInfinity), 0x7F80);
 }
 
+TEST(FillTruncatedNormal, DrawsTheStreamOfTheGenerator) {
+  const Philox random(7, "weights");
+  for (const int num_threads : {1, 2}) {
+    const auto backend = cpu_backend(DType::kF32, num_threads);
+    TensorPool pool;
+    const Tensor x = pool.zeros(DType::kF32, {kLarge});
+    backend->fill_truncated_normal(x, {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = 2.5});
+    for (int64_t i = 0; i < kLarge; ++i) {
+      ASSERT_EQ(x.span<float>()[static_cast<size_t>(i)],
+                static_cast<float>(0.02 * random.truncated_normal(static_cast<uint64_t>(i), 2.5)));
+    }
+  }
+}
+
 TEST(Copy, MovesTheBytesOfAnyType) {
   const auto backend = cpu_backend();
   TensorPool pool(DType::kF32);

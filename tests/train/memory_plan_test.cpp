@@ -71,6 +71,16 @@ TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
               1e-2 * static_cast<double>(memory.checkpoint_staging));
 }
 
+TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
+  // Deep enough that what layers keep is more than what the last one needs beside it.
+  const auto activations = [](const std::string& recompute) {
+    return measure_memory(config_with({"model.num_layers=8", "train.recompute=" + recompute})).activations;
+  };
+  EXPECT_LT(activations("norms"), activations("none"));
+  EXPECT_LT(activations("experts"), activations("norms"));
+  EXPECT_LT(activations("blocks"), activations("experts"));
+}
+
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
   const Config config = config_with({"train.memory_limit=10 MiB"});
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);
@@ -86,7 +96,7 @@ TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
     return error_of([&] { check_memory(plan, limited); }).remedy();
   };
   EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 8 * kMiB, 0), config),
-                       "lower train.microbatch_seqs (now 4): activations take 8.00 MiB"));
+                       "lower train.microbatch_seqs (now 4) or raise train.recompute: activations take 8.00 MiB"));
   EXPECT_TRUE(contains(remedy_of(plan_of(8 * kMiB, kMiB, 0), config),
                        "make the model smaller (model.dim, model.num_layers, "
                        "model.moe.num_experts): weights and their optimizer take 8.00 MiB"));

@@ -74,6 +74,9 @@ void CpuBackend::download(void* host, Tensor source) {
 }
 
 void CpuBackend::fill(Tensor x, double value) { cpu::fill(context_, x, value); }
+void CpuBackend::fill_truncated_normal(Tensor x, const TruncatedNormal& draws) {
+  cpu::fill_truncated_normal(context_, x, draws);
+}
 void CpuBackend::copy(Tensor source, Tensor destination) { cpu::copy(context_, source, destination); }
 // Weights are their own masters here.
 void CpuBackend::split_weight(Tensor master, Tensor w, Tensor low) {

@@ -14,7 +14,9 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   DType compute_dtype() const override { return compute_dtype_; }
+  SoftwareVersions software() const override { return {}; }
   double peak_flops() override;
+  std::string peak_source() const override { return "measured: fused multiply-adds on all threads"; }
   MemorySource& memory() override;
   MemorySource& host_memory() override { return memory(); }
   std::optional<DeviceMemoryUse> device_memory() const override { return std::nullopt; }
@@ -23,6 +25,7 @@ class CpuBackend final : public Backend {
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
   void fill(Tensor x, double value) override;
+  void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;
   void copy(Tensor source, Tensor destination) override;
   void split_weight(Tensor master, Tensor w, Tensor low) override;
   void join_weight(Tensor w, Tensor low, Tensor master) override;

@@ -5,6 +5,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/random_math.h"
+#include "base/rng.h"
 #include "tensor/convert.h"
 
 namespace nmoe::cpu {
@@ -14,6 +16,17 @@ template <class T>
 void fill_with(Context& ctx, T* x, int64_t size, T value) {
   parallel_blocks(ctx, size, kTaskElements,
                   [&](int64_t begin, int64_t end, int) { std::fill(x + begin, x + end, value); });
+}
+
+template <class T>
+void fill_with_normals(Context& ctx, T* x, int64_t size, const TruncatedNormal& draws) {
+  const double mass_below = normal_mass_below(-draws.truncation);
+  parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const double u = random::to_unit(random::bits(draws.seed, draws.stream, static_cast<uint64_t>(i)));
+      x[i] = static_cast<T>(draws.std * random::truncated_normal(u, mass_below));
+    }
+  });
 }
 
 // The sum of term(x[i]), in independent lanes: a single one would wait for every addition.
@@ -69,6 +82,12 @@ void fill(Context& ctx, Tensor x, double value) {
     default:
       NMOE_CHECK(false, "{} is no dtype of a computation", dtype_name(x.dtype()));
   }
+}
+
+void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws) {
+  if (ctx.counting()) return;
+  if (x.dtype() == DType::kF64) return fill_with_normals(ctx, x.data<double>(), x.num_elements(), draws);
+  fill_with_normals(ctx, x.data<float>(), x.num_elements(), draws);
 }
 
 void copy(Context& ctx, Tensor source, Tensor destination) {

@@ -7,6 +7,7 @@
 namespace nmoe::cpu {
 
 void fill(Context& ctx, Tensor x, double value);
+void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws);
 void copy(Context& ctx, Tensor source, Tensor destination);
 template <class Real>
 void add(Context& ctx, Tensor x, Tensor y);

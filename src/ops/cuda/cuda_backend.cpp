@@ -1,5 +1,7 @@
 #include "ops/cuda/cuda_backend.h"
 
+#include <dlfcn.h>
+
 #include "base/error.h"
 #include "ops/cuda/activation.h"
 #include "ops/cuda/adamw.h"
@@ -70,6 +72,22 @@ std::string check_device() {
   return properties.name;
 }
 
+// "580.159.04". The management library comes with the driver and is the only one that knows; the runtime gives the
+// CUDA version that the driver can run.
+std::string driver_version() {
+  if (void* library = dlopen("libnvidia-ml.so.1", RTLD_LAZY)) {
+    const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
+    const auto read = reinterpret_cast<int (*)(char*, unsigned)>(dlsym(library, "nvmlSystemGetDriverVersion"));
+    char version[128] = "";
+    const bool known = init != nullptr && read != nullptr && init() == 0 && read(version, sizeof(version)) == 0;
+    dlclose(library);
+    if (known) return version;
+  }
+  int cuda = 0;
+  NMOE_CUDA_CHECK(cudaDriverGetVersion(&cuda));
+  return fmt::format("for CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(DType compute_dtype)
@@ -94,6 +112,16 @@ std::string CudaBackend::description() const {
                      compute_dtype_ == DType::kBF16 ? fmt::format("bf16 with fp32 master weights, cuDNN {}",
                                                                   cudnn_version_text(cudnn().get_version()))
                                                     : "fp32");
+}
+
+SoftwareVersions CudaBackend::software() const {
+  int runtime = 0;
+  NMOE_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+  return {.driver = driver_version(), .toolkit = fmt::format("CUDA {}.{}", runtime / 1000, runtime % 1000 / 10)};
+}
+
+std::string CudaBackend::peak_source() const {
+  return fmt::format("NVIDIA's datasheet, SXM, dense {}", compute_dtype_ == DType::kBF16 ? "bf16" : "fp32");
 }
 
 // The vendor's dense figures for the SXM parts: H100 and H200, B200.
@@ -138,6 +166,9 @@ void CudaBackend::download(void* host, Tensor source) {
 }
 
 void CudaBackend::fill(Tensor x, double value) { cuda::fill(context_, x, value); }
+void CudaBackend::fill_truncated_normal(Tensor x, const TruncatedNormal& draws) {
+  cuda::fill_truncated_normal(context_, x, draws);
+}
 void CudaBackend::copy(Tensor source, Tensor destination) { cuda::copy(context_, source, destination); }
 void CudaBackend::split_weight(Tensor master, Tensor w, Tensor low) { cuda::split_weight(context_, master, w, low); }
 void CudaBackend::join_weight(Tensor w, Tensor low, Tensor master) { cuda::join_weight(context_, w, low, master); }

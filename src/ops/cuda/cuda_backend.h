@@ -15,7 +15,9 @@ class CudaBackend final : public Backend {
 
   std::string description() const override;
   DType compute_dtype() const override { return compute_dtype_; }
+  SoftwareVersions software() const override;
   double peak_flops() override;
+  std::string peak_source() const override;
   MemorySource& memory() override;
   MemorySource& host_memory() override;
   std::optional<DeviceMemoryUse> device_memory() const override;
@@ -25,6 +27,7 @@ class CudaBackend final : public Backend {
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
   void fill(Tensor x, double value) override;
+  void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;
   void copy(Tensor source, Tensor destination) override;
   void split_weight(Tensor master, Tensor w, Tensor low) override;
   void join_weight(Tensor w, Tensor low, Tensor master) override;

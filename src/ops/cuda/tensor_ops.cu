@@ -4,6 +4,8 @@
 // partial sums. Which elements a thread adds, and in which order, follows from the number of elements alone.
 #include <cstring>
 
+#include "base/random_math.h"
+#include "base/rng.h"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/master_weight.cuh"
 #include "ops/cuda/tensor_ops.h"
@@ -40,6 +42,15 @@ void fill_words(Context& ctx, Tensor x, uint64_t bits) {
   fill_kernel<<<elementwise_grid(size), kThreads, 0, ctx.stream>>>(static_cast<Word*>(x.raw()), size,
                                                                    static_cast<Word>(bits));
   NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+// Some 150 operations in double precision an element: a multiple of what writing it takes.
+__global__ void __launch_bounds__(kThreads)
+    normal_kernel(float* x, int64_t size, uint64_t seed, uint64_t stream, double std, double mass_below) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= size) return;
+  const double u = random::to_unit(random::bits(seed, stream, static_cast<uint64_t>(i)));
+  x[i] = static_cast<float>(std * random::truncated_normal(u, mass_below));
 }
 
 // The bits of `value` as an element of `dtype`, in the low bytes.
@@ -178,6 +189,14 @@ void fill(Context& ctx, Tensor x, double value) {
     default:
       return fill_words<uint8_t>(ctx, x, bits);
   }
+}
+
+void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws) {
+  float* values = x.data<float>();
+  if (ctx.counting() || x.num_elements() == 0) return;
+  normal_kernel<<<grid_size(ceil_div(x.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
+      values, x.num_elements(), draws.seed, draws.stream, draws.std, normal_mass_below(-draws.truncation));
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 void copy(Context& ctx, Tensor source, Tensor destination) {

@@ -7,6 +7,7 @@
 namespace nmoe::cuda {
 
 void fill(Context& ctx, Tensor x, double value);
+void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws);
 void copy(Context& ctx, Tensor source, Tensor destination);
 void split_weight(Context& ctx, Tensor master, Tensor w, Tensor low);
 void join_weight(Context& ctx, Tensor w, Tensor low, Tensor master);

@@ -32,6 +32,22 @@ TEST_F(CudaTensorOps, FillSetsEveryElementOfAnyType) {
   EXPECT_THROW(cuda::fill(ctx, tensors_.allocate(DType::kF8E4M3, {1}), 1), CheckFailure);
 }
 
+// To the bit: a run's first weights do not depend on where it runs. No truncation to speak of reaches the far tails.
+TEST_F(CudaTensorOps, TruncatedNormalsAreTheGenerators) {
+  auto ctx = context();
+  const Philox random(7, "weights");
+  for (const double truncation : {3.0, 40.0}) {
+    const Tensor x = tensors_.allocate(DType::kF32, {kSizes[7]}), expected = pool_.zeros(x.shape());
+    cuda::fill_truncated_normal(ctx, x,
+                                {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = truncation});
+    for (int64_t i = 0; i < x.num_elements(); ++i) {
+      expected.data<float>()[i] =
+          static_cast<float>(0.02 * random.truncated_normal(static_cast<uint64_t>(i), truncation));
+    }
+    EXPECT_TRUE(same_bits(down(x), expected));
+  }
+}
+
 TEST_F(CudaTensorOps, CopyMovesTheBytes) {
   auto ctx = context();
   for (const int64_t size : kSizes) {

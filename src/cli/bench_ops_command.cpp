@@ -1,0 +1,60 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "base/version.h"
+#include "cli/commands.h"
+#include "train/ops_bench.h"
+
+namespace nmoe::cli {
+namespace {
+
+nlohmann::ordered_json to_json(const OpsBench& bench) {
+  nlohmann::ordered_json ops = nlohmann::ordered_json::array();
+  for (const OpTiming& op : bench.ops) {
+    ops.push_back({{"op", op.name},
+                   {"shape", op.shape},
+                   {"ms", op.ms},
+                   {"flops", op.flops},
+                   {"bytes", op.bytes},
+                   {"tflops", op.flops / op.ms / 1e9},
+                   {"gb_per_s", op.bytes / op.ms / 1e6},
+                   {"bound", bench.is_memory_bound(op) ? "memory" : "products"},
+                   {"share_of_bound", bench.bound_ms(op) / op.ms}});
+  }
+  return {{"device", bench.device},
+          {"driver", bench.software.driver},
+          {"toolkit", bench.software.toolkit},
+          {"version", version()},
+          {"commit", commit()},
+          {"copy_gb_per_s", bench.copy_bytes_per_s / 1e9},
+          {"gemm_tflops", bench.gemm_flops / 1e12},
+          {"ops", ops}};
+}
+
+}  // namespace
+
+void bench_ops_command(const BenchOpsArguments& arguments) {
+  const OpsBench bench = bench_ops(arguments.run, arguments.only);
+  if (arguments.json) {
+    fmt::print("{}\n", to_json(bench).dump());
+    return;
+  }
+  fmt::print("device   {}\n", bench.device);
+  if (!bench.software.driver.empty()) {
+    fmt::print("software {}, driver {}\n", bench.software.toolkit, bench.software.driver);
+  }
+  fmt::print("program  nmoe {} ({})\n", version(), commit());
+  fmt::print("bounds   {}B/s copied, read and written; {}FLOP/s in a large product: both measured here\n\n",
+             human_count(bench.copy_bytes_per_s), human_count(bench.gemm_flops));
+  fmt::print("{:<32}{:<46}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");
+  for (const OpTiming& op : bench.ops) {
+    const std::string rate = op.flops > 0 ? fmt::format("{:.2f}", op.flops / op.ms / 1e9) : "";
+    fmt::print("{:<32}{:<46}{:>10.3f}{:>10}{:>10.0f}  {:>5.1f} % of {}\n", op.name, op.shape, op.ms, rate,
+               op.bytes / op.ms / 1e6, 100.0 * bench.bound_ms(op) / op.ms,
+               bench.is_memory_bound(op) ? "memory" : "products");
+  }
+}
+
+}  // namespace nmoe::cli

@@ -1,0 +1,92 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "base/version.h"
+#include "cli/commands.h"
+#include "config/load.h"
+#include "train/bench.h"
+
+namespace nmoe::cli {
+namespace {
+
+constexpr const char* kFlopsFormula = "6 x active matrix parameters + causal attention, forward and backward";
+
+double attention_flops(const ModelCost& cost) {
+  return cost.flops_per_token - 6.0 * static_cast<double>(cost.active_matrix_parameters);
+}
+
+nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& config) {
+  nlohmann::ordered_json phases;
+  for (const TrainBench::Phase& phase : bench.phases) phases[std::string(phase.name)] = phase.ms;
+  return {{"device", bench.device},
+          {"driver", bench.software.driver},
+          {"toolkit", bench.software.toolkit},
+          {"version", version()},
+          {"commit", commit()},
+          {"config", config},
+          {"config_fingerprint", bench.fingerprint},
+          {"tokens", bench.tokens},
+          {"warmup", bench.warmup},
+          {"steps", bench.steps},
+          {"tokens_per_step", bench.tokens_per_step},
+          {"microbatches", bench.num_microbatches},
+          {"parameters", bench.cost.parameters},
+          {"active_parameters", bench.cost.active_parameters},
+          {"active_matrix_parameters", bench.cost.active_matrix_parameters},
+          {"flops_per_token", bench.cost.flops_per_token},
+          {"flops_formula", kFlopsFormula},
+          {"first_step_s", bench.first_step_s},
+          {"ms_per_step", bench.ms_per_step},
+          {"ms_by_phase", phases},
+          {"tokens_per_s", bench.tokens_per_s},
+          {"gflops", bench.flops / 1e9},
+          {"peak_gflops", bench.peak_flops / 1e9},
+          {"peak_source", bench.peak_source},
+          {"mfu", bench.flops / bench.peak_flops},
+          {"peak_memory_bytes", bench.memory.peak_bytes},
+          {"planned_memory_bytes", bench.memory.planned_bytes},
+          {"load_max_over_mean", bench.load_max_over_mean}};
+}
+
+}  // namespace
+
+void bench_train_command(const BenchTrainArguments& arguments) {
+  const Config config = load_config(arguments.config.file, arguments.config.overrides);
+  const TrainBench bench = bench_train(config, arguments.warmup, arguments.steps);
+  if (arguments.json) {
+    fmt::print("{}\n", to_json(bench, arguments.config.file).dump());
+    return;
+  }
+  const ModelCost& cost = bench.cost;
+  const auto count = [](auto number) { return human_count(static_cast<double>(number)); };
+  const auto line = [](const char* name, const std::string& text) { fmt::print("{:<16}{}\n", name, text); };
+  line("device", bench.device);
+  if (!bench.software.driver.empty()) {
+    line("software", fmt::format("{}, driver {}", bench.software.toolkit, bench.software.driver));
+  }
+  line("program", fmt::format("nmoe {} ({})", version(), commit()));
+  line("configuration", fmt::format("{}, fingerprint {:.12}", arguments.config.file, bench.fingerprint));
+  line("tokens",
+       fmt::format("{}, {} a step, {} microbatches", bench.tokens, bench.tokens_per_step, bench.num_microbatches));
+  line("model", fmt::format("{} parameters, {} active", count(cost.parameters), count(cost.active_parameters)));
+  line("work",
+       fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
+                   count(cost.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(cost))));
+  line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
+  line("router load", fmt::format("{:.2f} largest over mean, worst layer, after {} steps", bench.load_max_over_mean,
+                                  bench.warmup + bench.steps));
+  line("memory", fmt::format("{}, {} were planned", human_bytes(bench.memory.peak_bytes),
+                             human_bytes(bench.memory.planned_bytes)));
+  line("step", fmt::format("{:.2f} ms, mean of {} back to back", bench.ms_per_step, bench.steps));
+  for (const TrainBench::Phase& phase : bench.phases) {
+    fmt::print("  {:<24}{:>10.2f} ms{}\n", phase.name, phase.ms,
+               &phase == bench.phases.data() ? "   (phases: run apart, with a wait after each part)" : "");
+  }
+  line("throughput", fmt::format("{:.0f} tokens/s, {}FLOP/s", bench.tokens_per_s, count(bench.flops)));
+  line("MFU", fmt::format("{:.1f} % of {}FLOP/s ({})", 100.0 * bench.flops / bench.peak_flops, count(bench.peak_flops),
+                          bench.peak_source));
+}
+
+}  // namespace nmoe::cli

@@ -1,0 +1,574 @@
+// Letters as in ops/backend.h.
+#include "train/ops_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <numbers>
+
+#include "base/rng.h"
+#include "model/moe.h"
+#include "train/engine.h"
+
+namespace nmoe {
+namespace {
+
+// What one call of an operation is made with: tensors with random contents in an arena.
+class Workbench {
+ public:
+  explicit Workbench(Backend& ops) : ops_(ops) {}
+
+  Backend& ops() { return ops_; }
+  Arena& arena() { return arena_; }
+
+  Tensor empty(Shape shape) { return arena_.allocate(ops_.compute_dtype(), shape); }
+  Tensor empty_stat(Shape shape) { return arena_.allocate(ops_.stat_dtype(), shape); }
+  Tensor empty_i32(Shape shape) { return arena_.allocate(DType::kI32, shape); }
+  // Normal numbers of this standard deviation.
+  Tensor stat(Shape shape, double std = 1.0) {
+    const Tensor x = empty_stat(shape);
+    ops_.fill_truncated_normal(x, {.seed = 1, .stream = ++num_streams_, .std = std, .truncation = 5.0});
+    return x;
+  }
+  Tensor act(Shape shape, double std = 1.0) {
+    if (ops_.compute_dtype() == ops_.stat_dtype()) return stat(shape, std);
+    const Tensor x = empty(shape);
+    const ArenaScope scope(arena_);
+    const Tensor master = stat(shape, std), low = arena_.allocate(DType::kI16, shape);
+    ops_.split_weight(master, x, low);
+    return x;
+  }
+  Tensor i32(const std::vector<int32_t>& values) {
+    const Tensor x = empty_i32({static_cast<int64_t>(values.size())});
+    ops_.upload(x, values.data());
+    return x;
+  }
+  // 0 ... limit - 1, in no order.
+  Tensor random_ids(int64_t count, int64_t limit) {
+    const Philox random(1, ++num_streams_);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < count; ++i) {
+      ids.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(limit)));
+    }
+    return i32(ids);
+  }
+  Tensor f64(const std::vector<double>& values) {
+    const Tensor x = arena_.allocate(DType::kF64, {static_cast<int64_t>(values.size())});
+    ops_.upload(x, values.data());
+    return x;
+  }
+
+ private:
+  Backend& ops_;
+  Arena arena_{"bench"};
+  uint64_t num_streams_ = 0;
+};
+
+using Work = std::function<void()>;
+
+struct Case {
+  std::string name, shape;
+  double flops = 0.0, bytes = 0.0;
+  // Makes what a call needs, and returns the call.
+  std::function<Work(Workbench&)> prepare;
+  // A part of the call that does not count, timed by itself and taken off.
+  std::function<Work(Workbench&)> prepare_excluded = {};
+};
+
+struct Sizes {
+  struct Linear {
+    int64_t T, in, out;
+  };
+  struct Heads {
+    int64_t B, S, H, Dk, Dv;
+  };
+  struct Layer {
+    int64_t T, D, F, E, K;
+  };
+  struct Head {
+    int64_t T, D, V;
+  };
+  int64_t copy_elements, gemm, weights;
+  std::vector<Linear> linears;
+  std::vector<Heads> attentions;
+  std::vector<Layer> layers;
+  std::vector<Head> heads;
+};
+
+// Of `super` and `moonlet`.
+Sizes full_sizes() {
+  return {.copy_elements = int64_t{1} << 29,
+          .gemm = 8192,
+          .weights = int64_t{1} << 28,
+          .linears = {{32768, 2048, 2048}, {65536, 768, 768}},
+          .attentions = {{32, 2048, 12, 64, 64}, {8, 4096, 16, 128, 128}, {8, 4096, 16, 192, 128}},
+          .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}},
+          .heads = {{16384, 2048, 163840}, {65536, 768, 50304}}};
+}
+
+Sizes small_sizes() {
+  return {.copy_elements = int64_t{1} << 24,
+          .gemm = 1024,
+          .weights = int64_t{1} << 22,
+          .linears = {{2048, 512, 512}},
+          .attentions = {{4, 256, 4, 64, 64}, {2, 256, 4, 192, 128}},
+          .layers = {{2048, 256, 128, 16, 2}},
+          .heads = {{1024, 256, 4096}}};
+}
+
+class Cases {
+ public:
+  Cases(const Backend& ops, Sizes sizes)
+      : sizes_(std::move(sizes)),
+        act_(static_cast<double>(dtype_bytes(ops.compute_dtype()))),
+        stat_(static_cast<double>(dtype_bytes(ops.stat_dtype()))),
+        has_masters_(ops.compute_dtype() != ops.stat_dtype()) {}
+
+  Case copy() const {
+    const int64_t n = sizes_.copy_elements;
+    return {"copy", fmt::format("{} elements", n), 0.0, 2 * act_ * count(n), [n](Workbench& w) -> Work {
+              const Tensor x = w.act({n}), y = w.empty({n});
+              return [&w, x, y] { w.ops().copy(x, y); };
+            }};
+  }
+  Case gemm() const { return linear_forward({sizes_.gemm, sizes_.gemm, sizes_.gemm}); }
+
+  std::vector<Case> all() const {
+    std::vector<Case> cases = {copy()};
+    for (const auto& size : sizes_.linears) add_linears(cases, size);
+    for (const auto& size : sizes_.attentions) add_attention(cases, size);
+    for (const auto& size : sizes_.layers) {
+      add_norm(cases, size.T, size.D);
+      add_layer(cases, size);
+      add_grouped(cases, size);
+      add_rows(cases, size);
+    }
+    for (const auto& size : sizes_.heads) add_head(cases, size);
+    add_weights(cases);
+    return cases;
+  }
+
+ private:
+  template <class... Factors>
+  static double count(Factors... factors) {
+    return (1.0 * ... * static_cast<double>(factors));
+  }
+
+  Case linear_forward(const Sizes::Linear& size) const {
+    const auto [T, in, out] = size;
+    return {"linear, forward", shape_of(size), 2 * count(T, in, out),
+            act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
+              const Tensor x = w.act({T, in}), weight = w.act({out, in}, 0.02), y = w.empty({T, out});
+              return [&w, x, weight, y] { w.ops().linear_forward(x, weight, y); };
+            }};
+  }
+  static std::string shape_of(const Sizes::Linear& size) {
+    return fmt::format("{} x {} to {}", size.T, size.in, size.out);
+  }
+
+  void add_linears(std::vector<Case>& cases, const Sizes::Linear& size) const {
+    const auto [T, in, out] = size;
+    cases.push_back(linear_forward(size));
+    cases.push_back({"linear, input gradient", shape_of(size), 2 * count(T, in, out),
+                     act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
+                       const Tensor dy = w.act({T, out}), weight = w.act({out, in}, 0.02), dx = w.empty({T, in});
+                       return [&w, dy, weight, dx] { w.ops().linear_backward_input(dy, weight, dx); };
+                     }});
+    cases.push_back({"linear, weight gradient", shape_of(size), 2 * count(T, in, out),
+                     act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
+                       const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
+                       return [&w, x, dy, dw] { w.ops().linear_backward_weight(x, dy, dw); };
+                     }});
+  }
+
+  // Products of queries with keys and of probabilities with values, over the pairs a causal mask leaves; backward has
+  // five such products to forward's two, the repeated one of queries with keys among them, as is usual.
+  void add_attention(std::vector<Case>& cases, const Sizes::Heads& size) const {
+    const auto [B, S, H, Dk, Dv] = size;
+    const std::string shape = fmt::format("{} x {} tokens, {} heads of {}/{}", B, S, H, Dk, Dv);
+    const int64_t T = B * S;
+    const double pairs = count(T, H) * static_cast<double>(S + 1) / 2;
+    const double q_bytes = act_ * count(T, H, Dk), v_bytes = act_ * count(T, H, Dv), lse_bytes = stat_ * count(T, H);
+    struct Tensors {
+      AttentionShape shape;
+      Tensor q, k, v, out, lse;
+    };
+    const auto make = [=](Workbench& w) -> Tensors {
+      const double scale = 1.0 / std::sqrt(static_cast<double>(Dk));
+      return {{.num_seqs = B, .seq_len = S, .scale = scale},
+              w.act({T, H, Dk}),
+              w.act({T, H, Dk}),
+              w.act({T, H, Dv}),
+              w.empty({T, H, Dv}),
+              w.empty_stat({B, H, S})};
+    };
+    cases.push_back({"attention, forward", shape, 2 * pairs * static_cast<double>(Dk + Dv),
+                     2 * q_bytes + 2 * v_bytes + lse_bytes, [=](Workbench& w) -> Work {
+                       const Tensors t = make(w);
+                       return [&w, t] { w.ops().attention_forward({t.shape, t.q, t.k, t.v, t.out, t.lse}); };
+                     }});
+    cases.push_back({"attention, backward", shape, 2 * pairs * static_cast<double>(3 * Dk + 2 * Dv),
+                     4 * q_bytes + 4 * v_bytes + lse_bytes, [=](Workbench& w) -> Work {
+                       const Tensors t = make(w);
+                       w.ops().attention_forward({t.shape, t.q, t.k, t.v, t.out, t.lse});
+                       const Tensor dout = w.act({T, H, Dv});
+                       const Tensor dq = w.empty({T, H, Dk}), dk = w.empty({T, H, Dk}), dv = w.empty({T, H, Dv});
+                       return [&w, t, dout, dq, dk, dv] {
+                         w.ops().attention_backward({t.shape, t.q, t.k, t.v, t.out, t.lse, dout, dq, dk, dv});
+                       };
+                     }});
+    // All of a head, as in grouped-query attention.
+    cases.push_back({"rope", shape, 0.0, 2 * q_bytes, [=](Workbench& w) -> Work {
+                       std::vector<int32_t> positions(static_cast<size_t>(T));
+                       for (size_t i = 0; i < positions.size(); ++i) {
+                         positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % S);
+                       }
+                       // One angle for all: rotations in place keep their size however many there are.
+                       const Tensor cos = w.empty_stat({S, Dk / 2}), sin = w.empty_stat({S, Dk / 2});
+                       w.ops().fill(cos, std::numbers::sqrt2 / 2);
+                       w.ops().fill(sin, std::numbers::sqrt2 / 2);
+                       const RopeArgs args = {.x = w.act({T, H, Dk}),
+                                              .positions = w.i32(positions),
+                                              .cos = cos,
+                                              .sin = sin,
+                                              .rope_offset = 0,
+                                              .layout = RopeLayout::kHalfSplit};
+                       return [&w, args] { w.ops().rope_forward(args); };
+                     }});
+  }
+
+  void add_norm(std::vector<Case>& cases, int64_t T, int64_t D) const {
+    const std::string shape = fmt::format("{} x {}", T, D);
+    cases.push_back(
+        {"RMS norm, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
+           const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
+           return [&w, x, y, gain, rstd] { w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd); };
+         }});
+    cases.push_back(
+        {"RMS norm, backward", shape, 0.0, 4 * act_ * count(T, D), [=](Workbench& w) -> Work {
+           const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
+           const Tensor dy = w.act({T, D}), dx = w.act({T, D}), dgain = w.stat({D});
+           w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd);
+           return [&w, x, gain, rstd, dy, dx, dgain] {
+             w.ops().rms_norm_backward(x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true);
+           };
+         }});
+  }
+
+  // A whole layer of routed experts, as the model has it: router, plan, dispatch, experts, combine.
+  struct MoeLayer {
+    MoeLayer(Workbench& w, const Sizes::Layer& size)
+        : model(config_of(size)),
+          moe(model, parameters, "moe."),
+          x(w.act({size.T, size.D})),
+          y(w.act({size.T, size.D})),
+          dx(w.empty({size.T, size.D})),
+          batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .targets = {}, .positions = {}},
+          pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
+      parameters.allocate(w.ops(), w.arena(), w.arena());
+      parameters.initialise(w.ops(), 1, 3.0);
+      moe.allocate_stats(w.arena());
+    }
+    static ModelConfig config_of(const Sizes::Layer& size) {
+      ModelConfig config;
+      config.dim = size.D;
+      config.moe.num_experts = size.E;
+      config.moe.top_k = size.K;
+      config.moe.expert_dim = size.F;
+      config.moe.num_shared_experts = 0;
+      return config;
+    }
+
+    ModelConfig model;
+    ParameterSet parameters;
+    Moe moe;
+    Tensor x, y, dx;
+    Batch batch;
+    RopeTable rope;
+    Pass pass;
+  };
+
+  void add_layer(std::vector<Case>& cases, const Sizes::Layer& size) const {
+    const auto [T, D, F, E, K] = size;
+    const std::string shape = shape_of(size);
+    const double forward = 6 * count(T, K, D, F), weights = 3 * count(E, D, F);
+    const auto forward_work = [=](Workbench& w) -> Work {
+      const auto layer = std::make_shared<MoeLayer>(w, size);
+      return [&w, layer] {
+        const ArenaScope scope(w.arena());
+        layer->moe.forward(layer->pass, layer->x, layer->y);
+      };
+    };
+    // What flows between the kernels is not in the definition.
+    const double forward_bytes = act_ * (3 * count(T, D) + weights);
+    const double backward_bytes = act_ * (3 * count(T, D) + weights) + 2 * stat_ * weights;
+    cases.push_back({"MoE layer, forward", shape, forward, forward_bytes, forward_work});
+    cases.push_back({"MoE layer, backward", shape, 2 * forward, backward_bytes,
+                     [=](Workbench& w) -> Work {
+                       const auto layer = std::make_shared<MoeLayer>(w, size);
+                       return [&w, layer] {
+                         const ArenaScope scope(w.arena());
+                         layer->moe.forward(layer->pass, layer->x, layer->y);
+                         layer->moe.backward(layer->pass, layer->y, layer->dx);
+                       };
+                     },
+                     forward_work});
+  }
+  static std::string shape_of(const Sizes::Layer& size) {
+    return fmt::format("{} tokens, {} x {}, {} experts top-{}", size.T, size.D, size.F, size.E, size.K);
+  }
+
+  // Rows sorted to experts as a router with random weights does it.
+  static MoePlan make_plan(Workbench& w, const Sizes::Layer& size) {
+    const auto [T, D, F, E, K] = size;
+    const MoePlan plan = {w.empty_i32({E + 1}), w.empty_i32({T, K}), w.empty_i32({T * K})};
+    const RouterForward router = router_args(w, size);
+    w.ops().router_forward(router);
+    w.ops().moe_plan(router.top_idx, plan, Tensor());
+    return plan;
+  }
+  static RouterForward router_args(Workbench& w, const Sizes::Layer& size) {
+    const auto [T, D, F, E, K] = size;
+    return {.rule = {.top_k = K},
+            .loss = {},
+            .logits = w.stat({T, E}),
+            .bias = w.stat({E}, 0.01),
+            .scores = w.empty_stat({T, E}),
+            .top_idx = w.empty_i32({T, K}),
+            .weights = w.empty_stat({T, K}),
+            .aux_loss = w.f64({0.0, 0.0}),
+            .entropy = w.f64({0.0})};
+  }
+
+  void add_grouped(std::vector<Case>& cases, const Sizes::Layer& size) const {
+    for (const bool second : {false, true}) {
+      const auto [T, D, F, E, K] = size;
+      const int64_t R = T * K, in = second ? F : D, out = second ? D : 2 * F, num_experts = E;
+      const std::string shape = fmt::format("{} rows, {} to {}, {} experts", R, in, out, E);
+      const double flops = 2 * count(R, in, out), row_bytes = act_ * (count(R, in) + count(R, out));
+      cases.push_back(
+          {"grouped linear, forward", shape, flops, row_bytes + act_ * count(E, in, out), [=](Workbench& w) -> Work {
+             const Tensor x = w.act({R, in}), weight = w.act({num_experts, out, in}, 0.02);
+             const Tensor y = w.empty({R, out});
+             const MoePlan plan = make_plan(w, size);
+             return [&w, x, weight, y, plan] { w.ops().grouped_linear_forward(x, weight, plan.offsets, y); };
+           }});
+      cases.push_back({"grouped linear, input gradient", shape, flops, row_bytes + act_ * count(E, in, out),
+                       [=](Workbench& w) -> Work {
+                         const Tensor dy = w.act({R, out}), weight = w.act({num_experts, out, in}, 0.02);
+                         const Tensor dx = w.empty({R, in});
+                         const MoePlan plan = make_plan(w, size);
+                         return [&w, dy, weight, dx, plan] {
+                           w.ops().grouped_linear_backward_input(dy, weight, plan.offsets, dx);
+                         };
+                       }});
+      cases.push_back({"grouped linear, weight gradient", shape, flops, row_bytes + 2 * stat_ * count(E, in, out),
+                       [=](Workbench& w) -> Work {
+                         const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({num_experts, out, in});
+                         const MoePlan plan = make_plan(w, size);
+                         return
+                             [&w, x, dy, dw, plan] { w.ops().grouped_linear_backward_weight(x, dy, plan.offsets, dw); };
+                       }});
+    }
+  }
+
+  // What a layer of experts does beside its products.
+  void add_rows(std::vector<Case>& cases, const Sizes::Layer& size) const {
+    const auto [T, D, F, E, K] = size;
+    const int64_t R = T * K, pre = 2 * F, tokens = T, width = D, hidden = F;
+    const std::string shape = shape_of(size);
+    const double index_bytes = 4 * count(T, K);
+    cases.push_back({"router, forward", shape, 0.0, 2 * stat_ * count(T, E) + stat_ * count(T, K) + index_bytes,
+                     [=](Workbench& w) -> Work {
+                       const RouterForward args = router_args(w, size);
+                       return [&w, args] { w.ops().router_forward(args); };
+                     }});
+    cases.push_back({"MoE plan", shape, 0.0, 3 * index_bytes, [=](Workbench& w) -> Work {
+                       const RouterForward router = router_args(w, size);
+                       w.ops().router_forward(router);
+                       const MoePlan plan = make_plan(w, size);
+                       return [&w, router, plan] { w.ops().moe_plan(router.top_idx, plan, Tensor()); };
+                     }});
+    cases.push_back(
+        {"dispatch", shape, 0.0, act_ * (count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
+           const Tensor x = w.act({tokens, width}), rows = w.empty({R, width});
+           const MoePlan plan = make_plan(w, size);
+           return [&w, x, rows, plan] { w.ops().moe_dispatch(x, plan, rows); };
+         }});
+    cases.push_back(
+        {"combine", shape, 0.0, act_ * (2 * count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
+           const Tensor rows = w.act({R, width}), y = w.act({tokens, width});
+           const MoePlan plan = make_plan(w, size);
+           return [&w, rows, y, plan] { w.ops().moe_combine(rows, plan, y, /*accumulate=*/true); };
+         }});
+    cases.push_back({"SwiGLU, forward", shape, 0.0, act_ * count(R, 3, F), [=](Workbench& w) -> Work {
+                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, hidden});
+                       return [&w, x, weight, h] { w.ops().activation_forward(Activation::kSwiGlu, x, weight, h); };
+                     }});
+    cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
+                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, hidden});
+                       const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});
+                       return [&w, x, weight, dh, dx, dweight] {
+                         w.ops().activation_backward(Activation::kSwiGlu, x, weight, dh, dx, dweight);
+                       };
+                     }});
+  }
+
+  void add_head(std::vector<Case>& cases, const Sizes::Head& size) const {
+    const auto [T, D, V] = size;
+    const int64_t tokens = T, width = D, vocab = V;
+    const std::string shape = fmt::format("{} tokens of {}, vocabulary {}", T, D, V);
+    // Logits, the gradient of the input, that of the weight.
+    cases.push_back({"head and loss, with gradients", shape, 6 * count(T, D, V),
+                     act_ * (2 * count(T, D) + count(V, D)) + 2 * stat_ * count(V, D), [=](Workbench& w) -> Work {
+                       const HeadLoss args = {.x = w.act({tokens, width}),
+                                              .w = w.act({vocab, width}, 0.02),
+                                              .targets = w.random_ids(tokens, vocab),
+                                              .grad_scale = w.f64({1.0 / static_cast<double>(tokens)}),
+                                              .losses = w.empty_stat({tokens}),
+                                              .dx = w.empty({tokens, width}),
+                                              .dw = w.stat({vocab, width})};
+                       return [&w, args] { w.ops().head_loss(args); };
+                     }});
+    cases.push_back({"embedding, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
+                       const Tensor ids = w.random_ids(tokens, vocab), table = w.act({vocab, width});
+                       const Tensor y = w.empty({tokens, width});
+                       return [&w, ids, table, y] { w.ops().embedding_forward(ids, table, y); };
+                     }});
+    cases.push_back({"embedding, backward", shape, 0.0, (act_ + 2 * stat_) * count(T, D), [=](Workbench& w) -> Work {
+                       const Tensor ids = w.random_ids(tokens, vocab), dy = w.act({tokens, width});
+                       const Tensor dtable = w.stat({vocab, width});
+                       return [&w, ids, dy, dtable] { w.ops().embedding_backward(ids, dy, dtable); };
+                     }});
+  }
+
+  void add_weights(std::vector<Case>& cases) const {
+    const int64_t n = sizes_.weights;
+    const std::string shape = fmt::format("{} weights", n);
+    cases.push_back({"zero", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
+                       const Tensor x = w.empty_stat({n});
+                       return [&w, x] { w.ops().fill(x, 0.0); };
+                     }});
+    cases.push_back({"sum of squares", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
+                       const Tensor x = w.stat({n}), out = w.f64({0.0});
+                       return [&w, x, out] { w.ops().sum_of_squares(x, out); };
+                     }});
+    // A master weight takes as much as one of stat; it and both moments are read and written.
+    cases.push_back({"AdamW", shape, 0.0, 7 * stat_ * count(n), [n, masters = has_masters_](Workbench& w) -> Work {
+                       const AdamWStep args = {.w = w.act({n}, 0.02),
+                                               .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
+                                               .grad = w.stat({n}),
+                                               .m = w.stat({n}),
+                                               .v = w.empty_stat({n}),
+                                               .grad_scale = w.f64({1.0}),
+                                               .rates = w.f64({1e-4, 1.0, 1.0})};
+                       w.ops().fill(args.v, 1.0);
+                       return [&w, args] { w.ops().adamw_step(args); };
+                     }});
+  }
+
+  Sizes sizes_;
+  double act_, stat_;  // bytes of an element
+  bool has_masters_;
+};
+
+class Timer {
+ public:
+  // Measures what `cases` need, then takes that much.
+  Timer(const RunConfig& run, const std::vector<Case>& cases) : ops_(make_backend(run)), bench_(*ops_) {
+    const auto counter = make_backend(run);
+    Workbench counting(*counter);
+    for (const Case& one : cases) {
+      for (const auto& prepare : {one.prepare, one.prepare_excluded}) {
+        const ArenaScope scope(counting.arena());
+        if (prepare) prepare(counting)();
+      }
+    }
+    ops_->scratch().reserve(ops_->memory(), counter->scratch().high_water());
+    bench_.arena().reserve(ops_->memory(), counting.arena().high_water());
+    flag_memory_.reserve(ops_->memory(), Arena::kAlignment);
+    flag_ = flag_memory_.allocate(DType::kI32, {1});
+  }
+
+  Backend& ops() { return *ops_; }
+
+  OpTiming time(const Case& one) {
+    OpTiming timing{one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare)};
+    if (one.prepare_excluded) timing.ms -= median_ms(one.prepare_excluded);
+    return timing;
+  }
+
+ private:
+  double median_ms(const std::function<Work(Workbench&)>& prepare) {
+    constexpr int kRuns = 5;
+    constexpr double kRunMs = 20.0;
+    constexpr int kMostCalls = 50;
+    const ArenaScope scope(bench_.arena());
+    const Work work = prepare(bench_);
+    work();  // libraries load their kernels at first use
+    wait();
+    const int num_calls = static_cast<int>(std::clamp(kRunMs / run_ms(work), 1.0, static_cast<double>(kMostCalls)));
+    const auto recording = ops_->record([&] {
+      for (int call = 0; call < num_calls; ++call) work();
+    });
+    std::vector<double> ms;
+    for (int i = 0; i < kRuns; ++i) ms.push_back(run_ms([&] { recording->run(); }) / num_calls);
+    std::ranges::nth_element(ms, ms.begin() + kRuns / 2);
+    return ms[kRuns / 2];
+  }
+  double run_ms(const Work& work) {
+    wait();
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    wait();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  }
+  void wait() {
+    int32_t nothing = 0;
+    ops_->download(&nothing, flag_);
+  }
+
+  std::unique_ptr<Backend> ops_;
+  Workbench bench_;
+  Arena flag_memory_{"flag"};
+  Tensor flag_;  // [1] i32
+};
+
+}  // namespace
+
+bool OpsBench::is_memory_bound(const OpTiming& op) const { return op.bytes / copy_bytes_per_s > op.flops / gemm_flops; }
+
+double OpsBench::bound_ms(const OpTiming& op) const {
+  return 1e3 * std::max(op.bytes / copy_bytes_per_s, op.flops / gemm_flops);
+}
+
+OpsBench bench_ops(const RunConfig& run, const std::string& only) {
+  const auto probe = make_backend(run);
+  const Cases cases(*probe, probe->device_memory() ? full_sizes() : small_sizes());
+  std::vector<Case> chosen = cases.all();
+  std::erase_if(chosen, [&](const Case& one) { return one.name.find(only) == std::string::npos; });
+  if (chosen.empty()) {
+    std::vector<std::string> names;
+    for (const Case& one : cases.all()) {
+      if (std::ranges::find(names, one.name) == names.end()) names.push_back(one.name);
+    }
+    throw usage_error(fmt::format("--only {}: no operation has that in its name", only),
+                      fmt::format("the names are {}", fmt::join(names, "; ")));
+  }
+  std::vector<Case> needed = {cases.copy(), cases.gemm()};
+  needed.insert(needed.end(), chosen.begin(), chosen.end());
+  Timer timer(run, needed);
+
+  OpsBench bench;
+  bench.device = timer.ops().description();
+  bench.software = timer.ops().software();
+  const OpTiming copy = timer.time(needed[0]), gemm = timer.time(needed[1]);
+  bench.copy_bytes_per_s = copy.bytes / (1e-3 * copy.ms);
+  bench.gemm_flops = gemm.flops / (1e-3 * gemm.ms);
+  for (const Case& one : chosen) bench.ops.push_back(timer.time(one));
+  return bench;
+}
+
+}  // namespace nmoe
