@@ -40,7 +40,9 @@ Owned<cublasLtMatrixLayout_t> make_layout(const BatchedGemm& product, int64_t ro
 
 Owned<cublasLtMatmulDesc_t> make_description(const BatchedGemm& product) {
   cublasLtMatmulDesc_t handle = nullptr;
-  check_cublas(cublasLtMatmulDescCreate(&handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate", product);
+  check_cublas(
+      cublasLtMatmulDescCreate(&handle, product.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+      "cublasLtMatmulDescCreate", product);
   Owned<cublasLtMatmulDesc_t> description(handle);
   const cublasOperation_t first = product.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t second = product.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;

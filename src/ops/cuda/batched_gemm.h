@@ -1,4 +1,4 @@
-// Products of stacks of fp32 matrices, in full fp32 (no TF32), through cuBLASLt.
+// Products of stacks of fp32 matrices through cuBLASLt.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct BatchedGemm {
   float* d = nullptr;                      // = [batch, m, n]; overlaps none of the others
   bool transpose_a = false, transpose_b = false;
   float alpha = 1.0F, beta = 0.0F;
+  bool tf32 = false;  // factors are rounded to 11 bits, for the tensor cores; sums stay fp32
 };
 
 // What `workspace` of a product has to hold.

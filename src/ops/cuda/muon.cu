@@ -1,4 +1,5 @@
-// Muon. Everything but the three products of an iteration is memory-bound; these are fp32 and take most of the time.
+// Muon. Everything but the three products of an iteration is memory-bound; these take most of the time. They are fp32
+// for fp32 weights and TF32 for BF16 ones, on tensor cores: the recipe itself iterates in BF16, which rounds more.
 //
 // With x [rows, cols] and G the Gram matrix of its shorter side, an iteration is
 //   wide  x = a x + (b G + c G^2) x, G = x x^T        tall  x = a x + x (b G + c G^2), G = x^T x
@@ -85,8 +86,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One iteration on a stack of x [rows, cols] into next.
-void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, const float* x, float* gram, float* poly,
-             float* next, void* workspace) {
+void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool tf32, const float* x, float* gram,
+             float* poly, float* next, void* workspace) {
   const bool tall = rows > cols;
   const int64_t small = std::min(rows, cols), large = std::max(rows, cols);
   BatchedGemm gram_of;
@@ -97,6 +98,7 @@ void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, cons
   gram_of.d = gram;
   gram_of.transpose_a = tall;
   gram_of.transpose_b = !tall;
+  gram_of.tf32 = tf32;
   batched_gemm(ctx, gram_of, workspace);
 
   BatchedGemm poly_of;
@@ -106,6 +108,7 @@ void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, cons
   poly_of.d = poly;
   poly_of.alpha = kC;
   poly_of.beta = kB;
+  poly_of.tf32 = tf32;
   batched_gemm(ctx, poly_of, workspace);
 
   BatchedGemm next_of;
@@ -118,6 +121,7 @@ void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, cons
   next_of.c = x;
   next_of.d = next;
   next_of.beta = kA;
+  next_of.tf32 = tf32;
   batched_gemm(ctx, next_of, workspace);
 }
 
@@ -161,7 +165,8 @@ void muon_step(Context& ctx, const MuonStep& args) {
       scale_kernel<<<grid, kThreads, 0, ctx.stream>>>(x, inverse_norms.data<float>(), size);
       NMOE_CUDA_CHECK(cudaGetLastError());
       for (int iteration = 0; iteration < args.iterations; ++iteration) {
-        iterate(ctx, count, rows, cols, x, gram.data<float>(), poly.data<float>(), next, workspace.raw());
+        iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, gram.data<float>(), poly.data<float>(), next,
+                workspace.raw());
         std::swap(x, next);
       }
       apply_kernel<<<grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(), step,

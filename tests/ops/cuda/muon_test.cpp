@@ -53,8 +53,9 @@ TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
     // 5 iterations: 3.4^5 roundings of 6e-8, and those of the products' sums.
     EXPECT_LE(distance(master(whole), values(exact_w)), 1e-3) << shape.to_string();
     EXPECT_LE(distance(down(whole_momentum), values(exact_momentum)), 1e-6) << shape.to_string();
-    // The same update, whatever keeps the masters.
-    EXPECT_TRUE(same_bits(master(halves), master(whole))) << shape.to_string();
+    // Factors rounded to 11 bits: 3.4^5 times 5e-4 of an update that is a tenth of the weights at most.
+    EXPECT_LE(distance(master(halves), values(exact_w)), 2e-2) << shape.to_string();
+    EXPECT_TRUE(same_bits(down(halves_momentum), down(whole_momentum))) << shape.to_string();
   }
 }
 
