@@ -2,6 +2,7 @@
 #include "train/ops_bench.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -157,7 +158,7 @@ class Cases {
   }
 
   Case linear_forward(const Sizes::Linear& size) const {
-    const auto [T, in, out] = size;
+    const int64_t T = size.T, in = size.in, out = size.out;
     return {"linear, forward", shape_of(size), 2 * count(T, in, out),
             act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
               const Tensor x = w.act({T, in}), weight = w.act({out, in}, 0.02), y = w.empty({T, out});
@@ -169,7 +170,7 @@ class Cases {
   }
 
   void add_linears(std::vector<Case>& cases, const Sizes::Linear& size) const {
-    const auto [T, in, out] = size;
+    const int64_t T = size.T, in = size.in, out = size.out;
     cases.push_back(linear_forward(size));
     cases.push_back({"linear, input gradient", shape_of(size), 2 * count(T, in, out),
                      act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
@@ -186,7 +187,7 @@ class Cases {
   // Products of queries with keys and of probabilities with values, over the pairs a causal mask leaves; backward has
   // five such products to forward's two, the repeated one of queries with keys among them, as is usual.
   void add_attention(std::vector<Case>& cases, const Sizes::Heads& size) const {
-    const auto [B, S, H, Dk, Dv] = size;
+    const int64_t B = size.B, S = size.S, H = size.H, Dk = size.Dk, Dv = size.Dv;
     const std::string shape = fmt::format("{} x {} tokens, {} heads of {}/{}", B, S, H, Dk, Dv);
     const int64_t T = B * S;
     const double pairs = count(T, H) * static_cast<double>(S + 1) / 2;
@@ -291,7 +292,7 @@ class Cases {
   };
 
   void add_layer(std::vector<Case>& cases, const Sizes::Layer& size) const {
-    const auto [T, D, F, E, K] = size;
+    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
     const std::string shape = shape_of(size);
     const double forward = 6 * count(T, K, D, F), weights = 3 * count(E, D, F);
     const auto forward_work = [=](Workbench& w) -> Work {
@@ -322,7 +323,7 @@ class Cases {
 
   // Rows sorted to experts as a router with random weights does it.
   static MoePlan make_plan(Workbench& w, const Sizes::Layer& size) {
-    const auto [T, D, F, E, K] = size;
+    const int64_t T = size.T, E = size.E, K = size.K;
     const MoePlan plan = {w.empty_i32({E + 1}), w.empty_i32({T, K}), w.empty_i32({T * K})};
     const RouterForward router = router_args(w, size);
     w.ops().router_forward(router);
@@ -330,7 +331,7 @@ class Cases {
     return plan;
   }
   static RouterForward router_args(Workbench& w, const Sizes::Layer& size) {
-    const auto [T, D, F, E, K] = size;
+    const int64_t T = size.T, E = size.E, K = size.K;
     return {.rule = {.top_k = K},
             .loss = {},
             .logits = w.stat({T, E}),
@@ -344,20 +345,20 @@ class Cases {
 
   void add_grouped(std::vector<Case>& cases, const Sizes::Layer& size) const {
     for (const bool second : {false, true}) {
-      const auto [T, D, F, E, K] = size;
-      const int64_t R = T * K, in = second ? F : D, out = second ? D : 2 * F, num_experts = E;
+      const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
+      const int64_t R = T * K, in = second ? F : D, out = second ? D : 2 * F;
       const std::string shape = fmt::format("{} rows, {} to {}, {} experts", R, in, out, E);
       const double flops = 2 * count(R, in, out), row_bytes = act_ * (count(R, in) + count(R, out));
       cases.push_back(
           {"grouped linear, forward", shape, flops, row_bytes + act_ * count(E, in, out), [=](Workbench& w) -> Work {
-             const Tensor x = w.act({R, in}), weight = w.act({num_experts, out, in}, 0.02);
+             const Tensor x = w.act({R, in}), weight = w.act({E, out, in}, 0.02);
              const Tensor y = w.empty({R, out});
              const MoePlan plan = make_plan(w, size);
              return [&w, x, weight, y, plan] { w.ops().grouped_linear_forward(x, weight, plan.offsets, y); };
            }});
       cases.push_back({"grouped linear, input gradient", shape, flops, row_bytes + act_ * count(E, in, out),
                        [=](Workbench& w) -> Work {
-                         const Tensor dy = w.act({R, out}), weight = w.act({num_experts, out, in}, 0.02);
+                         const Tensor dy = w.act({R, out}), weight = w.act({E, out, in}, 0.02);
                          const Tensor dx = w.empty({R, in});
                          const MoePlan plan = make_plan(w, size);
                          return [&w, dy, weight, dx, plan] {
@@ -366,7 +367,7 @@ class Cases {
                        }});
       cases.push_back({"grouped linear, weight gradient", shape, flops, row_bytes + 2 * stat_ * count(E, in, out),
                        [=](Workbench& w) -> Work {
-                         const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({num_experts, out, in});
+                         const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
                          const MoePlan plan = make_plan(w, size);
                          return
                              [&w, x, dy, dw, plan] { w.ops().grouped_linear_backward_weight(x, dy, plan.offsets, dw); };
@@ -376,8 +377,8 @@ class Cases {
 
   // What a layer of experts does beside its products.
   void add_rows(std::vector<Case>& cases, const Sizes::Layer& size) const {
-    const auto [T, D, F, E, K] = size;
-    const int64_t R = T * K, pre = 2 * F, tokens = T, width = D, hidden = F;
+    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
+    const int64_t R = T * K, pre = 2 * F;
     const std::string shape = shape_of(size);
     const double index_bytes = 4 * count(T, K);
     cases.push_back({"router, forward", shape, 0.0, 2 * stat_ * count(T, E) + stat_ * count(T, K) + index_bytes,
@@ -393,22 +394,22 @@ class Cases {
                      }});
     cases.push_back(
         {"dispatch", shape, 0.0, act_ * (count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
-           const Tensor x = w.act({tokens, width}), rows = w.empty({R, width});
+           const Tensor x = w.act({T, D}), rows = w.empty({R, D});
            const MoePlan plan = make_plan(w, size);
            return [&w, x, rows, plan] { w.ops().moe_dispatch(x, plan, rows); };
          }});
     cases.push_back(
         {"combine", shape, 0.0, act_ * (2 * count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
-           const Tensor rows = w.act({R, width}), y = w.act({tokens, width});
+           const Tensor rows = w.act({R, D}), y = w.act({T, D});
            const MoePlan plan = make_plan(w, size);
            return [&w, rows, y, plan] { w.ops().moe_combine(rows, plan, y, /*accumulate=*/true); };
          }});
     cases.push_back({"SwiGLU, forward", shape, 0.0, act_ * count(R, 3, F), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, hidden});
+                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, F});
                        return [&w, x, weight, h] { w.ops().activation_forward(Activation::kSwiGlu, x, weight, h); };
                      }});
     cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, hidden});
+                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, F});
                        const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});
                        return [&w, x, weight, dh, dx, dweight] {
                          w.ops().activation_backward(Activation::kSwiGlu, x, weight, dh, dx, dweight);
@@ -417,29 +418,28 @@ class Cases {
   }
 
   void add_head(std::vector<Case>& cases, const Sizes::Head& size) const {
-    const auto [T, D, V] = size;
-    const int64_t tokens = T, width = D, vocab = V;
+    const int64_t T = size.T, D = size.D, V = size.V;
     const std::string shape = fmt::format("{} tokens of {}, vocabulary {}", T, D, V);
     // Logits, the gradient of the input, that of the weight.
     cases.push_back({"head and loss, with gradients", shape, 6 * count(T, D, V),
                      act_ * (2 * count(T, D) + count(V, D)) + 2 * stat_ * count(V, D), [=](Workbench& w) -> Work {
-                       const HeadLoss args = {.x = w.act({tokens, width}),
-                                              .w = w.act({vocab, width}, 0.02),
-                                              .targets = w.random_ids(tokens, vocab),
-                                              .grad_scale = w.f64({1.0 / static_cast<double>(tokens)}),
-                                              .losses = w.empty_stat({tokens}),
-                                              .dx = w.empty({tokens, width}),
-                                              .dw = w.stat({vocab, width})};
+                       const HeadLoss args = {.x = w.act({T, D}),
+                                              .w = w.act({V, D}, 0.02),
+                                              .targets = w.random_ids(T, V),
+                                              .grad_scale = w.f64({1.0 / static_cast<double>(T)}),
+                                              .losses = w.empty_stat({T}),
+                                              .dx = w.empty({T, D}),
+                                              .dw = w.stat({V, D})};
                        return [&w, args] { w.ops().head_loss(args); };
                      }});
     cases.push_back({"embedding, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
-                       const Tensor ids = w.random_ids(tokens, vocab), table = w.act({vocab, width});
-                       const Tensor y = w.empty({tokens, width});
+                       const Tensor ids = w.random_ids(T, V), table = w.act({V, D});
+                       const Tensor y = w.empty({T, D});
                        return [&w, ids, table, y] { w.ops().embedding_forward(ids, table, y); };
                      }});
     cases.push_back({"embedding, backward", shape, 0.0, (act_ + 2 * stat_) * count(T, D), [=](Workbench& w) -> Work {
-                       const Tensor ids = w.random_ids(tokens, vocab), dy = w.act({tokens, width});
-                       const Tensor dtable = w.stat({vocab, width});
+                       const Tensor ids = w.random_ids(T, V), dy = w.act({T, D});
+                       const Tensor dtable = w.stat({V, D});
                        return [&w, ids, dy, dtable] { w.ops().embedding_backward(ids, dy, dtable); };
                      }});
   }
@@ -494,14 +494,20 @@ class Timer {
 
   Backend& ops() { return *ops_; }
 
+  // Calls behind each other in a recording, as a step has them.
   OpTiming time(const Case& one) {
     OpTiming timing{one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare)};
     if (one.prepare_excluded) timing.ms -= median_ms(one.prepare_excluded);
     return timing;
   }
 
+  // Without a recording. A CUDA graph's copies are slower than the same copies on a stream.
+  OpTiming time_unrecorded(const Case& one) {
+    return {one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare, /*recorded=*/false)};
+  }
+
  private:
-  double median_ms(const std::function<Work(Workbench&)>& prepare) {
+  double median_ms(const std::function<Work(Workbench&)>& prepare, bool recorded = true) {
     constexpr int kRuns = 5;
     constexpr double kRunMs = 20.0;
     constexpr int kMostCalls = 50;
@@ -510,11 +516,13 @@ class Timer {
     work();  // libraries load their kernels at first use
     wait();
     const int num_calls = static_cast<int>(std::clamp(kRunMs / run_ms(work), 1.0, static_cast<double>(kMostCalls)));
-    const auto recording = ops_->record([&] {
+    const Work calls = [&] {
       for (int call = 0; call < num_calls; ++call) work();
-    });
-    std::vector<double> ms;
-    for (int i = 0; i < kRuns; ++i) ms.push_back(run_ms([&] { recording->run(); }) / num_calls);
+    };
+    const auto recording = recorded ? ops_->record(calls) : nullptr;
+    const Work timed = recorded ? Work([&] { recording->run(); }) : calls;
+    std::array<double, kRuns> ms;
+    for (double& run : ms) run = run_ms(timed) / num_calls;
     std::ranges::nth_element(ms, ms.begin() + kRuns / 2);
     return ms[kRuns / 2];
   }
@@ -564,7 +572,7 @@ OpsBench bench_ops(const RunConfig& run, const std::string& only) {
   OpsBench bench;
   bench.device = timer.ops().description();
   bench.software = timer.ops().software();
-  const OpTiming copy = timer.time(needed[0]), gemm = timer.time(needed[1]);
+  const OpTiming copy = timer.time_unrecorded(needed[0]), gemm = timer.time_unrecorded(needed[1]);
   bench.copy_bytes_per_s = copy.bytes / (1e-3 * copy.ms);
   bench.gemm_flops = gemm.flops / (1e-3 * gemm.ms);
   for (const Case& one : chosen) bench.ops.push_back(timer.time(one));
