@@ -208,6 +208,26 @@ class Recording {
   virtual void run() = 0;
 };
 
+// A point in the order of enqueued work, to wait for from the host.
+class Milestone {
+ public:
+  virtual ~Milestone() = default;
+  virtual void set() = 0;            // behind everything that is enqueued by now
+  virtual bool reached() const = 0;  // true before the first set()
+  virtual void wait() const = 0;     // from any thread
+};
+
+// A tensor whose next content travels to the device while work on the present one goes on.
+class Feed {
+ public:
+  virtual ~Feed() = default;
+  // Begins to copy: `host`, in host_memory(), is as large as the tensor and stays as it is until a milestone set after
+  // take() is reached.
+  virtual void send(const void* host) = 0;
+  // Enqueued like any other work: from here on the tensor holds what was sent last.
+  virtual void take() = 0;
+};
+
 // Memory of a device apart from the host's.
 struct DeviceMemoryUse {
   int64_t used_bytes = 0;  // by everything: the context, libraries, arenas, other processes
@@ -239,7 +259,12 @@ class Backend {
   // --- data movement
   virtual void upload(Tensor destination, const void* host) = 0;
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
-  virtual void fill(Tensor x, double value) = 0;         // any dtype
+  // download() without waiting: `host`, in host_memory(), has the values once a milestone set after it is reached.
+  virtual void begin_download(void* host, Tensor source) = 0;
+  virtual std::unique_ptr<Milestone> make_milestone() = 0;
+  // `arena`, in memory(), gives what a device needs to receive into.
+  virtual std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) = 0;
+  virtual void fill(Tensor x, double value) = 0;  // any dtype
   virtual void copy(Tensor source, Tensor destination) = 0;
   // Between a weight and its master, [n] stat in the memory of the device.
   virtual void split_weight(Tensor master, Tensor w, Tensor low) = 0;
@@ -307,9 +332,9 @@ class Backend {
   virtual void head_loss(const HeadLoss& args) = 0;
   virtual void sum(Tensor x, Tensor out) = 0;             // out [1] f64 += sum of x
   virtual void sum_of_squares(Tensor x, Tensor out) = 0;  // out [1] f64 += sum of x^2
-  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0; NaN when sum_squares or loss_sum,
-  // [1] f64 each, is not finite.
-  virtual void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) = 0;
+  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0. When sum_squares or loss_sum, [1]
+  // f64 each, is not finite, stopped [1] i32 becomes 1; where that is not 0, scale is NaN.
+  virtual void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) = 0;
   virtual void count_non_finite(Tensor x, Tensor out) = 0;  // out [1] i32 += number of NaN and infinities
 
   // --- optimizers

@@ -81,16 +81,16 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
       {"optimizer", engine.optimizer, "moments of AdamW and Muon"},
       {"activations", engine.activations, "of one microbatch, train.microbatch_seqs x data.seq_len tokens"},
       {"scratch", engine.scratch, "temporaries of single operations"},
-      {"step state", engine.step_state, "batch, token losses and predictions, router statistics, rope tables"},
+      {"step state", engine.step_state, "batches, token losses and predictions, router statistics, rope tables"},
+      {"exchange", engine.exchange, "batches and results of steps on their way"},
       {"checkpoint staging", engine.checkpoint_staging, "the copy a checkpoint is written from"},
       {"data", mapped_bytes, "shards, mapped"},
       {"process", process, "program, libraries, threads, databases"},
   };
   const auto ops = make_backend(config.run);
   if (const auto device = ops->device_memory()) {
-    for (MemoryLine& line : plan.lines) {
-      line.on_device = line.owner != "checkpoint staging" && line.owner != "data" && line.owner != "process";
-    }
+    constexpr std::string_view kOnHost[] = {"exchange", "checkpoint staging", "data", "process"};
+    for (MemoryLine& line : plan.lines) line.on_device = std::ranges::find(kOnHost, line.owner) == std::end(kOnHost);
     // The rehearsal has loaded what a run loads.
     plan.lines.push_back({"context", device->used_bytes, "CUDA context, libraries, others on the device", true});
     plan.device_limit = device->used_bytes + device->free_bytes;
