@@ -15,7 +15,7 @@
 namespace nmoe {
 namespace {
 
-// One step of a model small enough not to matter.
+// Steps of a model small enough not to matter: the second is the first of a recording.
 void rehearse_step(const Config& config) {
   Config tiny;
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
@@ -32,8 +32,11 @@ void rehearse_step(const Config& config) {
   Engine engine(tiny, *ops, &memory);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
-  engine.load(0, ids, ids);
-  engine.step({.steps = 1, .tokens = 1}, 1);
+  for (int64_t step = 1; step <= 2; ++step) {
+    engine.load(0, ids, ids);
+    engine.step({.steps = step, .tokens = step}, 1);
+  }
+  engine.result();
 }
 
 // A run in throwaway databases: one write of as many metrics as a step has.

@@ -14,11 +14,11 @@ StepInputs allocate_step_inputs(const Config& config, Arena& arena) {
   const bool documents = config.data.mask_documents;
   for (int64_t i = 0; i < config.train.batch_seqs / num_seqs; ++i) {
     inputs.batches.push_back({.num_seqs = num_seqs,
-                       .seq_len = config.data.seq_len,
-                       .tokens = arena.allocate(DType::kI32, {T}),
-                       .targets = arena.allocate(DType::kI32, {T}),
-                       .positions = arena.allocate(DType::kI32, {T}),
-                       .cu_seqlens = documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
+                              .seq_len = config.data.seq_len,
+                              .tokens = arena.allocate(DType::kI32, {T}),
+                              .targets = arena.allocate(DType::kI32, {T}),
+                              .positions = arena.allocate(DType::kI32, {T}),
+                              .cu_seqlens = documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
   }
   inputs.loss_scale = arena.allocate(DType::kF64, {1});
   inputs.rates = Optimizer::allocate_rates(arena);
@@ -33,9 +33,8 @@ Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put)
              "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
              batch.num_tokens());
   const bool masks_documents = batch.cu_seqlens.defined();
-  NMOE_CHECK(documents.empty() != masks_documents,
-             "data.mask_documents is {}, and a microbatch came with {} documents", masks_documents,
-             documents.cu_seqlens.size());
+  NMOE_CHECK(documents.empty() != masks_documents, "data.mask_documents is {}, and a microbatch came with {} documents",
+             masks_documents, documents.cu_seqlens.size());
   batch.num_seqs = T / batch.seq_len;
   batch.tokens = batch.tokens.rows(0, T);
   batch.targets = batch.targets.rows(0, T);

@@ -52,9 +52,9 @@ struct RouterHealth {
 };
 
 struct StepResult {
-  double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
-  double grad_norm = 0.0;  // of all gradients of the step, before clipping
-  bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
+  double loss = 0.0;                  // mean cross-entropy over the step's target tokens, nats
+  double grad_norm = 0.0;             // of all gradients of the step, before clipping
+  bool finite = true;                 // false: loss or gradient is not finite, and no weight was changed
   std::vector<RouterHealth> routers;  // in layer order, where the step was asked for them
 };
 

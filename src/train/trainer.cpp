@@ -386,6 +386,10 @@ TrainSummary Trainer::run() {
     record_failure(RunStatus::kFailed, error.what());
     throw;
   }
+  if (const auto device = ops_->device_memory()) {
+    summary_.device_bytes_planned = plan_.device_bytes;
+    summary_.device_bytes_used = device->used_bytes;
+  }
   summary_.steps = progress_.steps;
   summary_.seconds = clock_.seconds();
   if (summary_.steps_now > 0) {

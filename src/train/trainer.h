@@ -28,6 +28,9 @@ struct TrainSummary {
   double tokens_per_s = 0.0;
   bool interrupted = false;               // by a signal; the checkpoint is where to go on
   std::optional<ValidationResult> valid;  // at the end
+  // Of the device, where it has memory of its own; at the end, by everything on it.
+  int64_t device_bytes_planned = 0;
+  int64_t device_bytes_used = 0;
   std::filesystem::path checkpoint;
 };
 

@@ -32,8 +32,8 @@ class StreamMilestone final : public Milestone {
   cudaStream_t stream_;
 };
 
-// send() copies on `copy_stream` into `staging`, which is free once the last take() is done; take() copies on from there
-// on `stream`.
+// send() copies on `copy_stream` into `staging`, which is free once the last take() is done; take() copies on from
+// there on `stream`.
 class StreamFeed final : public Feed {
  public:
   StreamFeed(cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
