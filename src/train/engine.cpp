@@ -45,6 +45,7 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
   bad_count_ = step_state_.allocate(DType::kI32, {1});
   ops.fill(stopped_, 0.0);
   moment_ = ops.make_milestone();
+  staged_moment_ = ops.make_milestone();
   feed_ = ops.make_feed(inputs_.block, step_state_);
 }
 
@@ -205,7 +206,7 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   if (!predictions.empty()) ops_.download(predictions.data(), batch_predictions);
 }
 
-const StateTensors& Engine::stage() {
+void Engine::stage() {
   const auto& parameters = model_.parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) {
     begin_download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
@@ -214,8 +215,7 @@ const StateTensors& Engine::stage() {
   for (size_t i = 0; i < state.size(); ++i) {
     ops_.begin_download(staged_.optimizer[i].tensor.raw(), state[i].tensor);
   }
-  wait();
-  return staged_;
+  staged_moment_->set();
 }
 
 void Engine::restore() {

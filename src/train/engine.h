@@ -90,10 +90,12 @@ class Engine {
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
-  // What a checkpoint holds, in host memory: weights as their masters. stage() copies it there, where it keeps while
-  // training goes on: call it again only when the last is written. restore() copies what is there to the device.
+  // What a checkpoint holds, in host memory: weights as their masters. stage() enqueues its copies there and does not
+  // wait: it is complete once wait_staged(), from any thread, has returned, and keeps while training goes on. Call it
+  // again only when the last is written. restore() copies what is there to the device.
   const StateTensors& staging() const { return staged_; }
-  const StateTensors& stage();
+  void stage();
+  void wait_staged() const { staged_moment_->wait(); }
   void restore();
 
   bool masks_documents() const { return config_.data.mask_documents; }
@@ -137,7 +139,7 @@ class Engine {
   Tensor stopped_;                // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;              // [1] i32
   bool warm_ = false;             // a step was run
-  std::unique_ptr<Milestone> moment_;
+  std::unique_ptr<Milestone> moment_, staged_moment_;
   std::unique_ptr<Feed> feed_;       // of inputs_
   std::unique_ptr<Recording> step_;  // last: it uses all of the above
 };

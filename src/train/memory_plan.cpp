@@ -93,7 +93,10 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
   const auto ops = make_backend(config.run);
   if (const auto device = ops->device_memory()) {
     constexpr std::string_view kOnHost[] = {"exchange", "checkpoint staging", "data", "process"};
-    for (MemoryLine& line : plan.lines) line.on_device = std::ranges::find(kOnHost, line.owner) == std::end(kOnHost);
+    for (MemoryLine& line : plan.lines) {
+      line.on_device = std::ranges::find(kOnHost, line.owner) == std::end(kOnHost);
+      if (line.on_device) line.bytes = ops->memory().allocation_bytes(line.bytes);
+    }
     // The rehearsal has loaded what a run loads.
     plan.lines.push_back({"context", device->used_bytes, "CUDA context, libraries, others on the device", true});
     plan.device_limit = device->used_bytes + device->free_bytes;

@@ -305,7 +305,7 @@ void Trainer::run_validation() {
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
   writer_->wait();  // staging is free again after it
-  const StateTensors& staged = engine_->stage();
+  engine_->stage();
   CheckpointState state;
   state.info.step = progress_.steps;
   state.info.tokens = progress_.tokens;
@@ -323,9 +323,9 @@ void Trainer::save() {
     for (CarriedFile& file : carried_) file.source = *latest / kCarriedFolder / file.name;
   }
   state.carried = carried_;
-  state.model = staged.model;
-  state.optimizer = staged.optimizer;
-  writer_->submit(std::move(state));
+  state.model = engine_->staging().model;
+  state.optimizer = engine_->staging().optimizer;
+  writer_->submit(std::move(state), [this] { engine_->wait_staged(); });
   saved_step_ = progress_.steps;
 }
 

@@ -60,8 +60,7 @@ TEST(RunAhead, StepsAreThoseOfALoopThatWaits) {
       EXPECT_EQ(actual.bias_range, wanted.bias_range);
     }
     EXPECT_NE(results[0].loss, results[1].loss);
-    EXPECT_EQ(differences(snapshot(ahead.engine.stage()), snapshot(waiting.engine.stage())),
-              std::vector<std::string>{});
+    EXPECT_EQ(differences(snapshot(ahead.engine), snapshot(waiting.engine)), std::vector<std::string>{});
   }
 }
 
@@ -84,7 +83,7 @@ TEST(RunAhead, NothingHappensAfterAStepThatIsNotFinite) {
   const Config config = device_config();
   ReadyEngine ready(config);
   for (int64_t step = 1; step <= 2; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
-  const auto good = snapshot(ready.engine.stage());
+  const auto good = snapshot(ready.engine);
 
   // What only the bad step reads: a row of the embedding, by an id that no other has.
   const auto tokens = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
@@ -92,7 +91,7 @@ TEST(RunAhead, NothingHappensAfterAStepThatIsNotFinite) {
   std::vector<int32_t> bad = fine;
   bad[tokens / 2] = 0;
   set_first(ready, "embedding", std::numeric_limits<double>::infinity());
-  const auto before = snapshot(ready.engine.stage());
+  const auto before = snapshot(ready.engine);
   EXPECT_EQ(differences(before, good), std::vector<std::string>{"embedding"});
   const int64_t step_tokens = config.train.batch_seqs * config.data.seq_len;
   for (int64_t step = 3; step <= 5; ++step) {
@@ -102,19 +101,19 @@ TEST(RunAhead, NothingHappensAfterAStepThatIsNotFinite) {
     ready.engine.step({.steps = step, .tokens = step * step_tokens}, step_tokens);
   }
   EXPECT_FALSE(ready.engine.take_result().finite);
-  EXPECT_EQ(differences(snapshot(ready.engine.stage()), before), std::vector<std::string>{});
+  EXPECT_EQ(differences(snapshot(ready.engine), before), std::vector<std::string>{});
   // The batch is the bad step's, though others came after it.
   EXPECT_TRUE(contains(ready.engine.find_non_finite(), "weight embedding (1 of "));
   EXPECT_EQ(ready.engine.num_pending(), 0);
 
   // Until a state is restored that is known to be good.
   set_first(ready, "embedding", 0.25);
-  const auto mended = snapshot(ready.engine.stage());
+  const auto mended = snapshot(ready.engine);
   EXPECT_TRUE(random_step(ready.engine, config, 3).finite);
-  EXPECT_EQ(differences(snapshot(ready.engine.stage()), mended), std::vector<std::string>{});
+  EXPECT_EQ(differences(snapshot(ready.engine), mended), std::vector<std::string>{});
   ready.engine.restore();
   EXPECT_TRUE(random_step(ready.engine, config, 3).finite);
-  EXPECT_GE(differences(snapshot(ready.engine.stage()), mended).size(), mended.size() - 1);
+  EXPECT_GE(differences(snapshot(ready.engine), mended).size(), mended.size() - 1);
 }
 
 // All weights are finite: only the batch of the bad step leads to the tensor, and its layer.
@@ -131,6 +130,18 @@ TEST(RunAhead, NamesTheTensorOfTheStepThatWentBad) {
   EXPECT_TRUE(contains(first, "layers.1.moe.")) << first;
 }
 
+// The copies are of the step before them, whatever is enqueued behind.
+TEST(RunAhead, StagedCopiesAreOfTheirStep) {
+  const Config config = device_config();
+  ReadyEngine ready(config), waiting(config);
+  for (int64_t step = 1; step <= 6; ++step) {
+    enqueue_random(ready.engine, config, step);
+    if (step == 4) ready.engine.stage();
+    if (step <= 4) random_step(waiting.engine, config, step);
+  }
+  EXPECT_EQ(differences(staged_bytes(ready.engine), snapshot(waiting.engine)), std::vector<std::string>{});
+}
+
 TEST(RunAhead, TwoRunsGiveEqualBits) {
   const Config config = device_config();
   ReadyEngine first(config), second(config);
@@ -141,7 +152,7 @@ TEST(RunAhead, TwoRunsGiveEqualBits) {
     std::vector<float> losses(ids.size());
     if (step == 3) second.engine.evaluate(ids, ids, losses);  // leaves the steps as they are
   }
-  EXPECT_EQ(differences(snapshot(first.engine.stage()), snapshot(second.engine.stage())), std::vector<std::string>{});
+  EXPECT_EQ(differences(snapshot(first.engine), snapshot(second.engine)), std::vector<std::string>{});
 }
 
 }  // namespace

@@ -76,15 +76,22 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
   return engine.result();
 }
 
-// The bytes of everything a checkpoint would hold.
-inline std::map<std::string, std::string> snapshot(const StateTensors& state) {
+// The bytes of what is staged for a checkpoint.
+inline std::map<std::string, std::string> staged_bytes(const Engine& engine) {
+  engine.wait_staged();
   std::map<std::string, std::string> bytes;
-  for (const auto* group : {&state.model, &state.optimizer}) {
+  for (const auto* group : {&engine.staging().model, &engine.staging().optimizer}) {
     for (const auto& [name, tensor] : *group) {
       bytes[name].assign(static_cast<const char*>(tensor.raw()), static_cast<size_t>(tensor.num_bytes()));
     }
   }
   return bytes;
+}
+
+// The bytes of everything a checkpoint would hold.
+inline std::map<std::string, std::string> snapshot(Engine& engine) {
+  engine.stage();
+  return staged_bytes(engine);
 }
 
 // Names of tensors that differ between two snapshots.
