@@ -56,8 +56,9 @@ class Engine {
   void initialise();
 
   // --- a step: load every microbatch, run
-  // Steps that may be enqueued without their results taken. One more, and the oldest is waited for and dropped.
-  static constexpr int64_t kMaxPending = 3;
+  // Steps that may be enqueued without their results taken: one that is computed and one behind it. One more, and the
+  // oldest is waited for and dropped. NOTE: with three of super's graphs in its queue the driver holds up the launch.
+  static constexpr int64_t kMaxPending = 2;
 
   int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches.size()); }
   // Microbatch `index` of the next step: host arrays of microbatch_seqs * seq_len ids. `documents` are those of the
