@@ -24,10 +24,11 @@ AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   thread_.join();
 }
 
-void AsyncCheckpointWriter::submit(CheckpointState state) {
+void AsyncCheckpointWriter::submit(CheckpointState state, std::function<void()> until_staged) {
   wait();
   {
     const std::lock_guard lock(mutex_);
+    until_staged_ = std::move(until_staged);
     pending_ = std::move(state);
   }
   changed_.notify_all();
@@ -47,6 +48,7 @@ void AsyncCheckpointWriter::run() {
     std::exception_ptr failure;
     lock.unlock();  // submit() leaves pending_ alone until it is empty
     try {
+      until_staged_();
       write_checkpoint(dir_, *pending_);
       prune_checkpoints(dir_, keep_last_);
     } catch (...) {

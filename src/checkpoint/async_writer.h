@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -21,10 +22,11 @@ class AsyncCheckpointWriter {
   AsyncCheckpointWriter(const AsyncCheckpointWriter&) = delete;
   AsyncCheckpointWriter& operator=(const AsyncCheckpointWriter&) = delete;
 
-  // Hands a state over and returns. Its tensors stay alive and unchanged until wait() returns: pass
-  // a staged copy, not the weights being trained. Waits first, so there is never more than one in
-  // flight, and an earlier failure is thrown here instead of writing.
-  void submit(CheckpointState state);
+  // Hands a state over and returns. Its tensors have their values once `until_staged`, called by the writing thread,
+  // returns; they stay alive and unchanged until wait() returns: pass a staged copy, not the weights being trained.
+  // Waits first, so there is never more than one in flight, and an earlier failure is thrown here instead of writing.
+  void submit(
+      CheckpointState state, std::function<void()> until_staged = [] {});
 
   // Returns once what was submitted is on the disk; throws what prevented it, once.
   void wait();
@@ -37,6 +39,7 @@ class AsyncCheckpointWriter {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::optional<CheckpointState> pending_;  // until it is written
+  std::function<void()> until_staged_;      // of pending_
   std::exception_ptr failure_;
   bool stop_ = false;
   std::thread thread_;  // last: it uses all of the above

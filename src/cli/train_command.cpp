@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "config/load.h"
@@ -25,6 +26,10 @@ void train_command(const TrainArguments& arguments) {
       fmt::print("answers right {:.1f} % (of {})\n", 100.0 * summary.valid->answers_correct_share(),
                  summary.valid->answers);
     }
+  }
+  if (summary.device_bytes_planned > 0) {
+    fmt::print("device memory {} of {} planned\n", human_bytes(summary.device_bytes_used),
+               human_bytes(summary.device_bytes_planned));
   }
   fmt::print("checkpoint {}\n", summary.checkpoint.string());
   if (summary.interrupted) {

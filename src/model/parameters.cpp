@@ -20,10 +20,10 @@ void upload_parameter(Backend& ops, const Parameter& parameter, const void* host
   ops.split_weight(parameter.grad, parameter.value, parameter.low);
 }
 
-void download_parameter(Backend& ops, const Parameter& parameter, void* host) {
-  if (!parameter.low.defined()) return ops.download(host, parameter.value);
+void begin_download_parameter(Backend& ops, const Parameter& parameter, void* host) {
+  if (!parameter.low.defined()) return ops.begin_download(host, parameter.value);
   ops.join_weight(parameter.value, parameter.low, parameter.grad);
-  ops.download(host, parameter.grad);
+  ops.begin_download(host, parameter.grad);
 }
 
 Parameter& ParameterSet::add(Parameter parameter) {

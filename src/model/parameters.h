@@ -37,9 +37,9 @@ struct Parameter {
 };
 
 // A parameter's values, or its master's, from and to stat numbers in host memory. Gradients are overwritten: where
-// there is a master, it passes through them.
+// there is a master, it passes through them. `host` has the values when the backend's begin_download() would have them.
 void upload_parameter(Backend& ops, const Parameter& parameter, const void* host);
-void download_parameter(Backend& ops, const Parameter& parameter, void* host);
+void begin_download_parameter(Backend& ops, const Parameter& parameter, void* host);
 
 // All parameters in definition order. References stay valid for the set's life.
 class ParameterSet {

@@ -168,13 +168,13 @@ struct MoePlan {
 
 // The language-model head fused with softmax cross-entropy; logits exist only in chunks of rows.
 struct HeadLoss {
-  Tensor x;           // [T, D]
-  Tensor w;           // [V, D]
-  Tensor targets;     // [T] i32; negative: no loss at this position
-  Tensor grad_scale;  // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
-  Tensor losses;      // = [T] stat: token losses in nats, 0 where there is no target
-  Tensor dx;          // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
-  Tensor dw;          // += [V, D] stat, = without `accumulate`; undefined with dx
+  Tensor x;                 // [T, D]
+  Tensor w;                 // [V, D]
+  Tensor targets;           // [T] i32; negative: no loss at this position
+  Tensor grad_scale;        // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
+  Tensor losses;            // = [T] stat: token losses in nats, 0 where there is no target
+  Tensor dx;                // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
+  Tensor dw;                // += [V, D] stat, = without `accumulate`; undefined with dx
   Tensor predictions = {};  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
   bool accumulate = true;
 };
@@ -225,6 +225,26 @@ struct SoftwareVersions {
   std::string toolkit;  // "CUDA 13.0"
 };
 
+// A point in the order of enqueued work, to wait for from the host.
+class Milestone {
+ public:
+  virtual ~Milestone() = default;
+  virtual void set() = 0;            // behind everything that is enqueued by now
+  virtual bool reached() const = 0;  // true before the first set()
+  virtual void wait() const = 0;     // from any thread
+};
+
+// A tensor whose next content travels to the device while work on the present one goes on.
+class Feed {
+ public:
+  virtual ~Feed() = default;
+  // Begins to copy: `host`, in host_memory(), is as large as the tensor and stays as it is until a milestone set after
+  // take() is reached.
+  virtual void send(const void* host) = 0;
+  // Enqueued like any other work: from here on the tensor holds what was sent last.
+  virtual void take() = 0;
+};
+
 // Memory of a device apart from the host's.
 struct DeviceMemoryUse {
   int64_t used_bytes = 0;  // by everything: the context, libraries, arenas, other processes
@@ -258,7 +278,12 @@ class Backend {
   // --- data movement
   virtual void upload(Tensor destination, const void* host) = 0;
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
-  virtual void fill(Tensor x, double value) = 0;         // any dtype
+  // download() without waiting: `host`, in host_memory(), has the values once a milestone set after it is reached.
+  virtual void begin_download(void* host, Tensor source) = 0;
+  virtual std::unique_ptr<Milestone> make_milestone() = 0;
+  // `arena`, in memory(), gives what a device needs to receive into.
+  virtual std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) = 0;
+  virtual void fill(Tensor x, double value) = 0;                                   // any dtype
   virtual void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) = 0;  // x stat
   virtual void copy(Tensor source, Tensor destination) = 0;
   // Between a weight and its master, [n] stat in the memory of the device.
@@ -332,9 +357,9 @@ class Backend {
   virtual void head_loss(const HeadLoss& args) = 0;
   virtual void sum(Tensor x, Tensor out) = 0;             // out [1] f64 += sum of x
   virtual void sum_of_squares(Tensor x, Tensor out) = 0;  // out [1] f64 += sum of x^2
-  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0; NaN when sum_squares or loss_sum,
-  // [1] f64 each, is not finite.
-  virtual void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) = 0;
+  // scale [1] f64 = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is 0. When sum_squares or loss_sum, [1]
+  // f64 each, is not finite, stopped [1] i32 becomes 1; where that is not 0, scale is NaN.
+  virtual void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) = 0;
   virtual void count_non_finite(Tensor x, Tensor out) = 0;  // out [1] i32 += number of NaN and infinities
 
   // --- optimizers

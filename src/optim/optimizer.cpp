@@ -5,19 +5,20 @@
 
 namespace nmoe {
 
-Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena)
-    : config_(config), ops_(ops) {
+Tensor Optimizer::allocate_rates(Arena& arena) {
   constexpr int64_t kTrainedGroups = 4;
-  const Tensor all_rates = arena.allocate(DType::kF64, {kTrainedGroups, 3});
+  return arena.allocate(DType::kF64, {kTrainedGroups, 3});
+}
+
+Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena, Tensor rates)
+    : config_(config), ops_(ops) {
   for (Parameter& parameter : parameters.all()) {
     if (parameter.group == ParameterGroup::kBuffer) continue;
     const GroupConfig& settings = group(parameter.group);
-    auto rates = std::ranges::find(rates_, &settings, &Rates::group);
-    if (rates == rates_.end()) {
-      rates = rates_.insert(rates_.end(), {&settings, all_rates[static_cast<int64_t>(rates_.size())]});
-    }
+    auto index = std::ranges::find(groups_, &settings);
+    if (index == groups_.end()) index = groups_.insert(index, &settings);
     Slot slot{.parameter = &parameter,
-              .rates = rates->tensor,
+              .rates = rates[index - groups_.begin()],
               .m = arena.allocate(ops.stat_dtype(), parameter.shape),
               .v = {}};
     if (settings.optimizer == OptimizerKind::kMuon) {
@@ -48,14 +49,14 @@ const GroupConfig& Optimizer::group(ParameterGroup group) const {
   return config_.rest;
 }
 
-void Optimizer::set_rates(const Progress& progress) {
+void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
   NMOE_CHECK(progress.steps >= 1, "step {}: steps count from 1", progress.steps);
   const auto steps = static_cast<double>(progress.steps);
-  for (const Rates& rates : rates_) {
-    const double values[3] = {scheduled_rate(config_.schedule, rates.group->lr, progress),
-                              1 / (1 - std::pow(config_.adamw.beta1, steps)),
-                              1 / (1 - std::pow(config_.adamw.beta2, steps))};
-    ops_.upload(rates.tensor, values);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    double* values = rates[static_cast<int64_t>(i)].data<double>();
+    values[0] = scheduled_rate(config_.schedule, groups_[i]->lr, progress);
+    values[1] = 1 / (1 - std::pow(config_.adamw.beta1, steps));
+    values[2] = 1 / (1 - std::pow(config_.adamw.beta2, steps));
   }
 }
 

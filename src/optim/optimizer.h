@@ -15,12 +15,17 @@ namespace nmoe {
 
 class Optimizer {
  public:
-  // State starts at zero in `arena`. `config` and `parameters` must outlive the optimizer.
-  Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena);
+  // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/backend.h.
+  static Tensor allocate_rates(Arena& arena);
 
-  // Puts the rates of the step that `progress` ends with on the device; progress.steps is its number, from 1.
-  void set_rates(const Progress& progress);
-  // One update from the gradients times grad_scale ([1] f64), at the rates that are set. Not finite: nothing is
+  // State starts at zero in `arena`. `rates`, made by allocate_rates, is read by step(). `config` and `parameters` must
+  // outlive the optimizer.
+  Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena, Tensor rates);
+
+  // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
+  // number, from 1.
+  void write_rates(const Progress& progress, Tensor rates) const;
+  // One update from the gradients times grad_scale ([1] f64), at what the rates are then. Not finite: nothing is
   // changed.
   void step(Tensor grad_scale);
 
@@ -31,21 +36,16 @@ class Optimizer {
   const GroupConfig& group(ParameterGroup group) const;
 
  private:
-  // Rates of parameters that train alike: [3] f64, ops/backend.h.
-  struct Rates {
-    const GroupConfig* group;
-    Tensor tensor;
-  };
   struct Slot {
     Parameter* parameter;
-    Tensor rates;
-    Tensor m;  // AdamW's first moment or Muon's momentum
-    Tensor v;  // AdamW's second moment; undefined for Muon
+    Tensor rates;  // [3] f64
+    Tensor m;      // AdamW's first moment or Muon's momentum
+    Tensor v;      // AdamW's second moment; undefined for Muon
   };
 
   const OptimConfig& config_;
   Backend& ops_;
-  std::vector<Rates> rates_;
+  std::vector<const GroupConfig*> groups_;  // in the order of their rates
   std::vector<Slot> slots_;
   std::vector<NamedTensor> state_;
 };

@@ -19,6 +19,8 @@ class MemorySource {
   virtual ~MemorySource() = default;
   virtual void* allocate(int64_t bytes) = 0;  // zeroed; Error (runtime) with a remedy when there is none
   virtual void release(void* block, int64_t bytes) noexcept = 0;
+  // What an allocation of `bytes` takes.
+  virtual int64_t allocation_bytes(int64_t bytes) const { return bytes; }
 };
 
 class Arena {

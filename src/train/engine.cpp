@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "ops/factory.h"
 
@@ -37,49 +36,45 @@ std::span<const std::string_view> step_phases() {
 }
 
 Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
-    : config_(config), ops_(ops), model_(config_.model, ops, config_.data.seq_len, config_.train.recompute) {
+    : config_(config),
+      ops_(ops),
+      upload_([&ops](Tensor destination, std::span<const int32_t> ids) { ops.upload(destination, ids.data()); }),
+      write_([&ops](Tensor destination, std::span<const int32_t> ids) {
+        if (!ops.counting()) std::ranges::copy(ids, destination.data<int32_t>());
+      }),
+      model_(config_.model, ops, config_.data.seq_len, config_.train.recompute) {
   if (memory != nullptr) {
     parameters_.reserve(ops.memory(), memory->parameters);
     gradients_.reserve(ops.memory(), memory->gradients);
     optimizer_state_.reserve(ops.memory(), memory->optimizer);
     activations_.reserve(ops.memory(), memory->activations);
     step_state_.reserve(ops.memory(), memory->step_state);
+    exchange_.reserve(ops.host_memory(), memory->exchange);
     staging_bytes_ = memory->checkpoint_staging;
     ops.scratch().reserve(ops.memory(), memory->scratch);
   }
   model_.allocate(parameters_, gradients_, step_state_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_);
+  inputs_ = allocate_step_inputs(config_, step_state_);
+  for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_, inputs_.rates);
+  for (int64_t i = 0; i < kMaxPending; ++i) {
+    slots_.emplace_back(config_, model_, ops, exchange_);
+    for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
+  }
 
-  allocate_batches();
-  losses_ = step_state_.allocate(ops.stat_dtype(), {batches_[0].num_tokens()});
-  predictions_ = step_state_.allocate(DType::kI32, {batches_[0].num_tokens()});
-  loss_scale_ = step_state_.allocate(DType::kF64, {1});
-  loss_sum_ = step_state_.allocate(DType::kF64, {1});
-  square_sum_ = step_state_.allocate(DType::kF64, {1});
+  const int64_t tokens = inputs_.batches[0].num_tokens();
+  losses_ = step_state_.allocate(ops.stat_dtype(), {tokens});
+  predictions_ = step_state_.allocate(DType::kI32, {tokens});
+  sums_ = step_state_.allocate(DType::kF64, {2});
+  loss_sum_ = sums_.rows(0, 1);
+  square_sum_ = sums_.rows(1, 2);
   grad_scale_ = step_state_.allocate(DType::kF64, {1});
+  stopped_ = step_state_.allocate(DType::kI32, {1});
   bad_count_ = step_state_.allocate(DType::kI32, {1});
-}
-
-void Engine::allocate_batches() {
-  const int64_t num_seqs = config_.train.microbatch_seqs, seq_len = config_.data.seq_len, T = num_seqs * seq_len;
-  std::vector<int32_t> positions(static_cast<size_t>(T));
-  for (size_t i = 0; i < positions.size(); ++i) {
-    positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % seq_len);
-  }
-  Tensor shared_positions;  // without documents, all microbatches have the same
-  if (!masks_documents()) {
-    shared_positions = step_state_.allocate(DType::kI32, {T});
-    ops_.upload(shared_positions, positions.data());
-  }
-  for (int64_t i = 0; i < config_.train.batch_seqs / num_seqs; ++i) {
-    batches_.push_back({.num_seqs = num_seqs,
-                        .seq_len = seq_len,
-                        .tokens = step_state_.allocate(DType::kI32, {T}),
-                        .targets = step_state_.allocate(DType::kI32, {T}),
-                        .positions = masks_documents() ? step_state_.allocate(DType::kI32, {T}) : shared_positions,
-                        .cu_seqlens = masks_documents() ? step_state_.allocate(DType::kI32, {T + 1}) : Tensor()});
-  }
-  cu_seqlens_.resize(masks_documents() ? static_cast<size_t>(T + 1) : 0);
+  ops.fill(stopped_, 0.0);
+  moment_ = ops.make_milestone();
+  staged_moment_ = ops.make_milestone();
+  feed_ = ops.make_feed(inputs_.block, step_state_);
 }
 
 void Engine::allocate_staging() {
@@ -92,53 +87,39 @@ void Engine::allocate_staging() {
   }
 }
 
-void Engine::initialise() { model_.initialise(static_cast<uint64_t>(config_.run.seed)); }
+void Engine::initialise() {
+  model_.initialise(static_cast<uint64_t>(config_.run.seed));
+  ops_.fill(stopped_, 0.0);
+}
 
 StepScale Engine::step_scale() const {
   const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .loss = loss_scale_};
-}
-
-// Fills the first rows of the batch's tensors, and makes it so many sequences.
-void Engine::upload_batch(Batch& batch, std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                          const Documents& documents) {
-  const int64_t T = static_cast<int64_t>(inputs.size());
-  NMOE_CHECK(targets.size() == inputs.size() && T % config_.data.seq_len == 0 && T <= batch.num_tokens(),
-             "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
-             batch.num_tokens());
-  batch.num_seqs = T / config_.data.seq_len;
-  batch.tokens = batch.tokens.rows(0, T);
-  batch.targets = batch.targets.rows(0, T);
-  batch.positions = batch.positions.rows(0, T);
-  ops_.upload(batch.tokens, inputs.data());
-  ops_.upload(batch.targets, targets.data());
-  NMOE_CHECK(documents.empty() != masks_documents(),
-             "data.mask_documents is {}, and a microbatch came with {} documents", masks_documents(),
-             documents.cu_seqlens.size());
-  if (masks_documents()) {
-    NMOE_CHECK(documents.positions.size() == inputs.size() && documents.cu_seqlens.size() <= cu_seqlens_.size(),
-               "{} positions and {} document bounds for {} inputs", documents.positions.size(),
-               documents.cu_seqlens.size(), inputs.size());
-    std::ranges::fill(std::ranges::copy(documents.cu_seqlens, cu_seqlens_.begin()).out, cu_seqlens_.end(),
-                      static_cast<int32_t>(T));
-    ops_.upload(batch.cu_seqlens, cu_seqlens_.data());
-    ops_.upload(batch.positions, documents.positions.data());
-  }
+  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .loss = inputs_.loss_scale};
 }
 
 void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
                   const Documents& documents) {
-  Batch& batch = batches_[static_cast<size_t>(index)];
+  if (num_pending() == kMaxPending) take_result();
+  const Batch& batch = slot(num_enqueued_).inputs().batches[static_cast<size_t>(index)];
   NMOE_CHECK(static_cast<int64_t>(inputs.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
              inputs.size(), batch.num_tokens());
-  upload_batch(batch, inputs, targets, documents);
+  fill_batch(batch, {.inputs = inputs, .targets = targets, .documents = documents}, write_);
+}
+
+void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
+  if (num_pending() == kMaxPending) take_result();
+  StepSlot& next = slot(num_enqueued_);
+  next.set_num_targets(num_targets);
+  if (!ops_.counting()) optimizer_->write_rates(progress, next.inputs().rates);
+  feed_->send(next.inputs().block.raw());
+  feed_->take();
 }
 
 void Engine::enqueue_gradients(const Model::Inspector& inspect) {
   model_.begin_step();
   ops_.fill(loss_sum_, 0.0);
   if (inspect) inspect("zero_gradients", loss_sum_);
-  for (const Batch& batch : batches_) {
+  for (const Batch& batch : inputs_.batches) {
     model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
     ops_.sum(losses_, loss_sum_);
   }
@@ -149,82 +130,81 @@ void Engine::enqueue_update() {
   for (const Parameter& parameter : model_.parameters().all()) {
     if (parameter.grad.defined()) ops_.sum_of_squares(parameter.grad, square_sum_);
   }
-  ops_.clip_scale(square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_);
+  ops_.clip_scale(square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_);
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
 }
 
-void Engine::set_step(const Progress& progress, int64_t num_targets) {
-  num_targets_ = std::max<int64_t>(1, num_targets);  // a step without any has loss 0
-  const double scale = 1.0 / static_cast<double>(num_targets_);
-  ops_.upload(loss_scale_, &scale);
-  optimizer_->set_rates(progress);
+void Engine::enqueue_results(bool with_routers) {
+  StepSlot& current = slot(num_enqueued_);
+  if (with_routers) current.fetch_routers(model_);
+  current.fetch_results(sums_);
+  ++num_enqueued_;
 }
 
-void Engine::step(const Progress& progress, int64_t num_targets) {
-  set_step(progress, num_targets);
+void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers) {
+  enqueue_inputs(progress, num_targets);
   const auto work = [this] {
     enqueue_gradients();
     enqueue_update();
   };
   // The first step is not recorded: libraries load their kernels then, which a recording cannot hold.
-  if (!warm_) {
+  if (warm_) {
+    if (!step_) step_ = ops_.record(work);
+    step_->run();
+  } else {
     work();
     warm_ = true;
-    return;
   }
-  if (!step_) step_ = ops_.record(work);
-  step_->run();
+  enqueue_results(with_routers);
 }
 
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
                             const std::function<void(std::string_view phase)>& done) {
-  set_step(progress, num_targets);
+  enqueue_inputs(progress, num_targets);
   enqueue_gradients([&](std::string_view name, Tensor) {
     for (const PhaseEnd& end : kPhaseEnds) {
       if (!name.ends_with(end.value)) continue;
-      result();  // waits
+      wait();
       done(end.phase);
     }
   });
-  result();
+  wait();
   done("embedding");  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();
-  result();
+  wait();
   done("update");
+  enqueue_results(/*with_routers=*/false);
 }
 
-StepResult Engine::result() const {
-  double loss_sum = 0, square_sum = 0;
-  ops_.download(&loss_sum, loss_sum_);
-  ops_.download(&square_sum, square_sum_);
-  StepResult result{.loss = loss_sum / static_cast<double>(num_targets_), .grad_norm = std::sqrt(square_sum)};
-  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  return result;
+void Engine::wait() {
+  moment_->set();
+  moment_->wait();
 }
 
-std::vector<RouterHealth> Engine::router_health() const {
-  std::vector<RouterHealth> result;
-  for (const Moe* moe : model_.moe_layers()) {
-    RouterHealth health;
-    health.counts.resize(static_cast<size_t>(config_.model.moe.num_experts));
-    double aux[2] = {0, 0};
-    ops_.download(health.counts.data(), moe->stats().counts);
-    ops_.download(aux, moe->stats().aux_loss);
-    ops_.download(&health.entropy, moe->stats().entropy);
-    std::vector<float> bias(health.counts.size());
-    ops_.download(bias.data(), moe->router_bias().value);
-    const auto [low, high] = std::minmax_element(bias.begin(), bias.end());
-    health.bias_range = static_cast<double>(*high) - static_cast<double>(*low);
-    health.balance_loss = aux[0];
-    health.z_loss = aux[1];
-    health.entropy /= static_cast<double>(step_scale().num_tokens);
-    result.push_back(std::move(health));
-  }
-  return result;
+bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).arrived(); }
+
+StepResult Engine::take_result() {
+  NMOE_CHECK(num_pending() > 0, "no step's result to take, of {}", num_enqueued_);
+  return slot(num_taken_++).wait();
+}
+
+StepResult Engine::result() {
+  while (num_pending() > 1) take_result();
+  return take_result();
+}
+
+std::vector<RouterHealth> Engine::router_health() {
+  NMOE_CHECK(num_enqueued_ > 0, "router health before any step");
+  StepSlot& last = slot(num_enqueued_ - 1);
+  last.fetch_routers(model_);
+  return last.wait().routers;
 }
 
 std::string Engine::find_non_finite() {
+  NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
+  ops_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
+  num_taken_ = num_enqueued_;
   std::string first;
   const auto look = [&](std::string_view name, Tensor value) {
     if (!first.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
@@ -237,7 +217,7 @@ std::string Engine::find_non_finite() {
     }
   };
   for (const Parameter& parameter : model_.parameters().all()) look("weight " + parameter.name, parameter.value);
-  for (const Batch& batch : batches_) {
+  for (const Batch& batch : inputs_.batches) {
     model_.begin_step();
     model_.forward_backward(batch, step_scale(), activations_, losses_, look);
     for (const Parameter& parameter : model_.parameters().all()) {
@@ -252,8 +232,9 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
                       const Documents& documents, std::span<int32_t> predictions) {
   NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
              "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
-  Batch batch = batches_[0];  // its tensors: the step that was loaded there is over
-  upload_batch(batch, inputs, targets, documents);
+  // In the place of a step's microbatch, which the next step brings anew.
+  const Batch batch =
+      fill_batch(inputs_.batches[0], {.inputs = inputs, .targets = targets, .documents = documents}, upload_);
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
@@ -266,13 +247,17 @@ const StateTensors& Engine::staging() {
   return staged_;
 }
 
-const StateTensors& Engine::stage() {
+void Engine::stage() {
   staging();
   const auto& parameters = model_.parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    begin_download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  }
   const auto& state = optimizer_->state();
-  for (size_t i = 0; i < state.size(); ++i) ops_.download(staged_.optimizer[i].tensor.raw(), state[i].tensor);
-  return staged_;
+  for (size_t i = 0; i < state.size(); ++i) {
+    ops_.begin_download(staged_.optimizer[i].tensor.raw(), state[i].tensor);
+  }
+  staged_moment_->set();
 }
 
 void Engine::restore() {
@@ -280,6 +265,8 @@ void Engine::restore() {
   for (size_t i = 0; i < parameters.size(); ++i) upload_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) ops_.upload(state[i].tensor, staged_.optimizer[i].tensor.raw());
+  ops_.fill(stopped_, 0.0);
+  wait();  // what is staged may be overwritten next
 }
 
 EngineMemory Engine::used() const {
@@ -289,6 +276,7 @@ EngineMemory Engine::used() const {
           .activations = activations_.high_water(),
           .step_state = step_state_.high_water(),
           .scratch = ops_.scratch().high_water(),
+          .exchange = exchange_.high_water(),
           .checkpoint_staging = staging_.high_water()};
 }
 

@@ -3,6 +3,9 @@
 // The same code runs twice. Against counting arenas it measures what a step needs (measure_memory); then an
 // engine with exactly that storage is made, and nothing allocates again.
 //
+// The host runs ahead of the device: step() enqueues, and a step's results are taken when they are there. While a step
+// is computed, the inputs of the next are on their way.
+//
 // T tokens of a microbatch.
 #pragma once
 
@@ -15,12 +18,12 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/stream/documents.h"
 #include "model/model.h"
 #include "ops/backend.h"
 #include "optim/optimizer.h"
 #include "tensor/arena.h"
 #include "tensor/named_tensor.h"
+#include "train/step_exchange.h"
 
 namespace nmoe {
 
@@ -30,28 +33,14 @@ struct EngineMemory {
   int64_t gradients = 0;
   int64_t optimizer = 0;
   int64_t activations = 0;
-  int64_t step_state = 0;          // batch, token losses and predictions, router statistics, rope tables
+  int64_t step_state = 0;          // batches, token losses and predictions, router statistics, rope tables
   int64_t scratch = 0;             // temporary storage of single operations
+  int64_t exchange = 0;            // the host's side of steps that are on their way
   int64_t checkpoint_staging = 0;  // the copy an asynchronous checkpoint writes from
 
   int64_t total() const {
-    return parameters + gradients + optimizer + activations + step_state + scratch + checkpoint_staging;
+    return parameters + gradients + optimizer + activations + step_state + scratch + exchange + checkpoint_staging;
   }
-};
-
-// A router's behaviour over one step.
-struct RouterHealth {
-  std::vector<int32_t> counts;  // [E] rows
-  double balance_loss = 0.0;
-  double z_loss = 0.0;
-  double entropy = 0.0;     // mean over tokens, nats
-  double bias_range = 0.0;  // largest minus smallest selection bias
-};
-
-struct StepResult {
-  double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
-  double grad_norm = 0.0;  // of all gradients of the step, before clipping
-  bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
 };
 
 struct StateTensors {
@@ -67,24 +56,34 @@ class Engine {
   void initialise();
 
   // --- a step: load every microbatch, run
-  int64_t num_microbatches() const { return static_cast<int64_t>(batches_.size()); }
+  // Steps that may be enqueued without their results taken: one that is computed and one behind it. One more, and the
+  // oldest is waited for and dropped. NOTE: with three of super's graphs in its queue the driver holds up the launch.
+  static constexpr int64_t kMaxPending = 2;
+
+  int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches.size()); }
   // Microbatch `index` of the next step: host arrays of microbatch_seqs * seq_len ids. `documents` are those of the
   // inputs where data.mask_documents is set, else empty; so everywhere below.
   void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
             const Documents& documents = {});
-  // Forward, backward, clipping, weights and router biases, over what is loaded; `progress` is where it ends.
-  // `num_targets`: targets with a loss in all of it; the loss is their mean. A step that is not finite changes nothing.
-  // Enqueued as one recording, made at the second call: it waits for nothing.
-  void step(const Progress& progress, int64_t num_targets);
+  // Forward, backward, clipping, weights and router biases, over what was loaded since the last step; `progress` is
+  // where it ends. `num_targets`: targets with a loss in all of it; the loss is their mean. Enqueued as one recording,
+  // made at the second call: it waits for nothing. `with_routers`: the result is to have their health.
+  //
+  // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
+  // meanwhile, until initialise() or restore().
+  void step(const Progress& progress, int64_t num_targets, bool with_routers = false);
   // The same unrecorded, for measuring: calls `done` after each phase, when its work is over. The phases of
   // step_phases() take turns by layer and microbatch.
   void step_in_phases(const Progress& progress, int64_t num_targets,
                       const std::function<void(std::string_view phase)>& done);
-  StepResult result() const;                        // of the last step; waits for it
-  std::vector<RouterHealth> router_health() const;  // of the last step, in layer order; waits
+  int64_t num_pending() const { return num_enqueued_ - num_taken_; }
+  bool has_result() const;                    // take_result() would not wait
+  StepResult take_result();                   // of the oldest pending step
+  StepResult result();                        // of the last step; takes all
+  std::vector<RouterHealth> router_health();  // of the last step, in layer order; waits
 
-  // Names the first parameter or intermediate that is not finite when the loaded microbatches are run again, "" if all
-  // are.
+  // Names the first parameter or intermediate that is not finite when the microbatches of the step whose result was
+  // taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.
   std::string find_non_finite();
 
   // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0. `predictions`, unless empty, become
@@ -93,10 +92,12 @@ class Engine {
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
   // What a checkpoint holds, in host memory: weights as their masters. Allocated at first use: locking so much memory
-  // takes longer than a run's first steps. stage() copies it there, where it keeps while training goes on: call it
-  // again only when the last is written. restore() copies what is there to the device.
+  // takes longer than a run's first steps. stage() enqueues its copies there and does not wait: it is complete once
+  // wait_staged(), from any thread, has returned, and keeps while training goes on. Call it again only when the last is
+  // written. restore() copies what is there to the device.
   const StateTensors& staging();
-  const StateTensors& stage();
+  void stage();
+  void wait_staged() const { staged_moment_->wait(); }
   void restore();
 
   bool masks_documents() const { return config_.data.mask_documents; }
@@ -105,38 +106,44 @@ class Engine {
   EngineMemory used() const;  // most bytes ever in use
 
  private:
-  void upload_batch(Batch& batch, std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                    const Documents& documents);
-  void set_step(const Progress& progress, int64_t num_targets);
+  StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
+  const StepSlot& slot(int64_t step) const { return slots_[static_cast<size_t>(step % kMaxPending)]; }
+  void enqueue_inputs(const Progress& progress, int64_t num_targets);
   void enqueue_gradients(const Model::Inspector& inspect = {});
   void enqueue_update();
+  void enqueue_results(bool with_routers);
+  void wait();  // for all that is enqueued
   StepScale step_scale() const;
-  void allocate_batches();
   void allocate_staging();
 
   Config config_;
   Backend& ops_;
+  PutIds upload_, write_;  // to the device, to the host's side
   Arena parameters_{"parameters"};
   Arena gradients_{"gradients"};
   Arena optimizer_state_{"optimizer"};
   Arena activations_{"activations"};
   Arena step_state_{"step state"};
+  Arena exchange_{"exchange"};
   Arena staging_{"checkpoint staging"};
   Model model_;
+  StepInputs inputs_;  // of the step that is computed
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<Batch> batches_;       // the step's microbatches; cu_seqlens for as many documents as tokens
-  std::vector<int32_t> cu_seqlens_;  // host side of a batch's cu_seqlens
-  int64_t num_targets_ = 1;          // of the step
-  int64_t staging_bytes_ = 0;        // that staging_ will take
+  std::vector<StepSlot> slots_;  // kMaxPending; a step's is the one of its number
+  int64_t num_enqueued_ = 0;     // steps
+  int64_t num_taken_ = 0;
+  int64_t staging_bytes_ = 0;  // that staging_ will take
   StateTensors staged_;
-  Tensor losses_;                    // [T] stat
-  Tensor predictions_;               // [T] i32
-  Tensor loss_scale_;                // [1] f64: 1 / num_targets_
-  Tensor loss_sum_;                  // [1] f64
-  Tensor square_sum_;                // [1] f64
-  Tensor grad_scale_;                // [1] f64
-  Tensor bad_count_;                 // [1] i32
-  bool warm_ = false;                // a step was run
+  Tensor losses_;                 // [T] stat
+  Tensor predictions_;            // [T] i32
+  Tensor sums_;                   // [2] f64: token losses, squares of gradients
+  Tensor loss_sum_, square_sum_;  // [1] f64 each, its parts
+  Tensor grad_scale_;             // [1] f64
+  Tensor stopped_;                // [1] i32: not 0 from the first step that is not finite
+  Tensor bad_count_;              // [1] i32
+  bool warm_ = false;             // a step was run
+  std::unique_ptr<Milestone> moment_, staged_moment_;
+  std::unique_ptr<Feed> feed_;       // of inputs_
   std::unique_ptr<Recording> step_;  // last: it uses all of the above
 };
 

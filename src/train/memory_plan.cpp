@@ -15,7 +15,7 @@
 namespace nmoe {
 namespace {
 
-// One step of a model small enough not to matter.
+// Steps of a model small enough not to matter: the second is the first of a recording.
 void rehearse_step(const Config& config) {
   Config tiny;
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
@@ -32,8 +32,11 @@ void rehearse_step(const Config& config) {
   Engine engine(tiny, *ops, &memory);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
-  engine.load(0, ids, ids);
-  engine.step({.steps = 1, .tokens = 1}, 1);
+  for (int64_t step = 1; step <= 2; ++step) {
+    engine.load(0, ids, ids);
+    engine.step({.steps = step, .tokens = step}, 1);
+  }
+  engine.result();
 }
 
 // A run in throwaway databases: one write of as many metrics as a step has.
@@ -81,15 +84,18 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
       {"optimizer", engine.optimizer, "moments of AdamW and Muon"},
       {"activations", engine.activations, "of one microbatch, train.microbatch_seqs x data.seq_len tokens"},
       {"scratch", engine.scratch, "temporaries of single operations"},
-      {"step state", engine.step_state, "batch, token losses and predictions, router statistics, rope tables"},
+      {"step state", engine.step_state, "batches, token losses and predictions, router statistics, rope tables"},
+      {"exchange", engine.exchange, "batches and results of steps on their way"},
       {"checkpoint staging", engine.checkpoint_staging, "the copy a checkpoint is written from"},
       {"data", mapped_bytes, "shards, mapped"},
       {"process", process, "program, libraries, threads, databases"},
   };
   const auto ops = make_backend(config.run);
   if (const auto device = ops->device_memory()) {
+    constexpr std::string_view kOnHost[] = {"exchange", "checkpoint staging", "data", "process"};
     for (MemoryLine& line : plan.lines) {
-      line.on_device = line.owner != "checkpoint staging" && line.owner != "data" && line.owner != "process";
+      line.on_device = std::ranges::find(kOnHost, line.owner) == std::end(kOnHost);
+      if (line.on_device) line.bytes = ops->memory().allocation_bytes(line.bytes);
     }
     // The rehearsal has loaded what a run loads.
     plan.lines.push_back({"context", device->used_bytes, "CUDA context, libraries, others on the device", true});

@@ -53,7 +53,8 @@ void Recorder::show(const StepReport& report, bool milestone) {
                milestone);
 }
 
-void Recorder::record(const StepReport& report, std::span<const RouterHealth> routers) {
+void Recorder::record(const StepReport& report) {
+  const std::span<const RouterHealth> routers = report.result.routers;
   const int64_t step = report.progress.steps;
   const auto put = [&](std::string_view tag, double value) { metrics_->add(step, std::string(tag), value); };
   put("train/loss", report.result.loss);

@@ -16,16 +16,21 @@
 
 namespace nmoe {
 
-// The wall time of training steps alone, since the last report and in all. Validation and checkpoints stop it.
+// The wall time of training steps alone. Validation and checkpoints stop it.
 class StepClock {
  public:
   void start() { begin_ = Clock::now(); }
-  void stop() { total_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
-  double seconds() const { return total_; }
+  void stop() {
+    total_ = seconds();
+    begin_.reset();
+  }
+  double seconds() const {
+    return total_ + (begin_ ? std::chrono::duration<double>(Clock::now() - *begin_).count() : 0.0);
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
-  Clock::time_point begin_{};
+  std::optional<Clock::time_point> begin_;  // while it runs
   double total_ = 0.0;
 };
 
@@ -48,8 +53,8 @@ class Recorder {
 
   // The progress line, every step.
   void show(const StepReport& report, bool milestone);
-  // Metrics of a step, at the logging cadence.
-  void record(const StepReport& report, std::span<const RouterHealth> routers);
+  // Metrics of a step that was asked for its routers, at the logging cadence.
+  void record(const StepReport& report);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }

@@ -1,7 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <cmath>
+#include <deque>
 #include <numbers>
 
 #include "base/files.h"
@@ -88,9 +88,20 @@ class Trainer {
  private:
   void start_or_resume();
   void start_from(const fs::path& path);
+  // A step that is on its way, and what its report needs.
+  struct Enqueued {
+    Progress progress;    // where it ends
+    StreamCursor cursor;  // same
+    int64_t targets = 0;  // with a loss
+    int64_t bytes = 0;    // of text in them
+    bool log = false;
+  };
+  const Progress& ahead() const { return enqueued_.empty() ? progress_ : enqueued_.back().progress; }
   void loop(const StopSignal& stop);
-  StepResult take_step();
-  void after_step(const StepResult& result);
+  void enqueue_step();
+  void finish_step();
+  void finish_steps();
+  void report(const Enqueued& step, StepResult result);
   void fail_non_finite(const StepResult& result);
   void run_validation();
   void save();
@@ -114,11 +125,11 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<AsyncCheckpointWriter> writer_;
-  Progress progress_;
-  StreamCursor cursor_;  // where the next step begins
+  std::deque<Enqueued> enqueued_;
+  Progress progress_;    // of steps whose results are known
+  StreamCursor cursor_;  // behind them
   int64_t saved_step_ = -1;
-  int64_t step_targets_ = 0;  // with a loss, in this step
-  int64_t step_bytes_ = 0;    // of text in them
+  std::string collapse_;  // of a router that was found collapsed
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
@@ -198,26 +209,39 @@ void Trainer::start_from(const fs::path& path) {
   if (!has_tokenizer) std::erase_if(carried_, is_tokenizer_file);  // from now on it is the data's
 }
 
-StepResult Trainer::take_step() {
-  clock_.start();
+void Trainer::enqueue_step() {
   batches_.next();
-  step_bytes_ = 0;
-  step_targets_ = batches_.num_targets();
+  Enqueued step;
+  step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + batch_tokens()};
+  step.cursor = batches_.cursor();
+  step.targets = batches_.num_targets();
   for (const int32_t target : batches_.targets()) {
-    if (target != kNoTarget) step_bytes_ += token_bytes_[static_cast<size_t>(target)];
+    if (target != kNoTarget) step.bytes += token_bytes_[static_cast<size_t>(target)];
   }
+  const int64_t number = step.progress.steps;
+  step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
     engine_->load(i, part.inputs, part.targets, part.documents);
   }
-  const Progress next{.steps = progress_.steps + 1, .tokens = progress_.tokens + batch_tokens()};
-  engine_->step(next, step_targets_);
-  const StepResult result = engine_->result();
-  clock_.stop();
+  engine_->step(step.progress, step.targets, /*with_routers=*/step.log);
+  enqueued_.push_back(step);
+}
+
+// The oldest that is on its way; waits for it.
+void Trainer::finish_step() {
+  StepResult result = engine_->take_result();
   if (!result.finite) fail_non_finite(result);
-  progress_ = next;
-  cursor_ = batches_.cursor();
-  return result;
+  const Enqueued step = enqueued_.front();
+  enqueued_.pop_front();
+  progress_ = step.progress;
+  cursor_ = step.cursor;
+  ++summary_.steps_now;
+  report(step, std::move(result));
+}
+
+void Trainer::finish_steps() {
+  while (!enqueued_.empty()) finish_step();
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
@@ -231,28 +255,22 @@ void Trainer::fail_non_finite(const StepResult& result) {
                   progress_.steps));
 }
 
-void Trainer::after_step(const StepResult& result) {
-  const int64_t step = progress_.steps;
-  const bool last = step == config_.train.steps;
-  const bool log = step == 1 || last || step % config_.train.log_every == 0;
-  const StepReport report{.progress = progress_,
-                          .result = result,
-                          .bits_per_byte = result.loss * static_cast<double>(step_targets_) /
-                                           (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step_bytes_, 1))),
-                          .seconds = clock_.seconds() - reported_seconds_,
-                          .steps = step - reported_steps_};
-  recorder_->show(report, log);
-  if (!log) return;
-  const std::vector<RouterHealth> routers = engine_->router_health();
-  recorder_->record(report, routers);
+void Trainer::report(const Enqueued& step, StepResult result) {
+  const double nats = result.loss * static_cast<double>(step.targets);
+  const StepReport report{
+      .progress = step.progress,
+      .result = std::move(result),
+      .bits_per_byte = nats / (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step.bytes, 1))),
+      .seconds = clock_.seconds() - reported_seconds_,
+      .steps = step.progress.steps - reported_steps_};
+  recorder_->show(report, step.log);
+  if (!step.log) return;
+  recorder_->record(report);
   reported_seconds_ = clock_.seconds();
-  reported_steps_ = step;
-  const std::string collapse = find_collapse(routers, config_.model.moe);
-  if (!collapse.empty() && config_.train.stop_on_collapse) {
-    throw RunFailure(RunStatus::kFailedCollapse, fmt::format("step {}: {}", step, collapse),
-                     "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "
-                     "train.stop_on_collapse = false trains on regardless");
-  }
+  reported_steps_ = step.progress.steps;
+  if (!collapse_.empty() || !config_.train.stop_on_collapse) return;
+  collapse_ = find_collapse(report.result.routers, config_.model.moe);
+  if (!collapse_.empty()) collapse_ = fmt::format("step {}: {}", step.progress.steps, collapse_);
 }
 
 void Trainer::run_validation() {
@@ -287,7 +305,7 @@ void Trainer::run_validation() {
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
   writer_->wait();  // staging is free again after it
-  const StateTensors& staged = engine_->stage();
+  engine_->stage();
   CheckpointState state;
   state.info.step = progress_.steps;
   state.info.tokens = progress_.tokens;
@@ -305,22 +323,38 @@ void Trainer::save() {
     for (CarriedFile& file : carried_) file.source = *latest / kCarriedFolder / file.name;
   }
   state.carried = carried_;
-  state.model = staged.model;
-  state.optimizer = staged.optimizer;
-  writer_->submit(std::move(state));
+  state.model = engine_->staging().model;
+  state.optimizer = engine_->staging().optimizer;
+  writer_->submit(std::move(state), [this] { engine_->wait_staged(); });
   saved_step_ = progress_.steps;
 }
 
+// Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
+// finished first.
 void Trainer::loop(const StopSignal& stop) {
-  const auto due = [&](int64_t every) { return every > 0 && progress_.steps % every == 0; };
-  while (progress_.steps < config_.train.steps && !stop.requested()) {
-    const StepResult result = take_step();
-    ++summary_.steps_now;
-    after_step(result);
-    const bool last = progress_.steps == config_.train.steps;
-    if (due(config_.train.valid_every) && !last) run_validation();
-    if (due(config_.checkpoint.every) && !last) save();
+  clock_.start();
+  while (ahead().steps < config_.train.steps && !stop.requested() && collapse_.empty()) {
+    enqueue_step();
+    const int64_t number = ahead().steps;
+    const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
+    const bool valid_due = due(config_.train.valid_every), save_due = due(config_.checkpoint.every);
+    if (!valid_due && !save_due) {
+      while (engine_->has_result() || engine_->num_pending() == Engine::kMaxPending) finish_step();
+      continue;
+    }
+    finish_steps();
+    if (!collapse_.empty()) break;
+    clock_.stop();
+    if (valid_due) run_validation();
+    if (save_due) save();
+    clock_.start();
   }
+  finish_steps();
+  clock_.stop();
+  if (collapse_.empty()) return;
+  throw RunFailure(RunStatus::kFailedCollapse, collapse_,
+                   "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "
+                   "train.stop_on_collapse = false trains on regardless");
 }
 
 // What cannot be recorded either, say on a full disk, must not hide the failure itself.
@@ -351,6 +385,10 @@ TrainSummary Trainer::run() {
   } catch (const std::exception& error) {
     record_failure(RunStatus::kFailed, error.what());
     throw;
+  }
+  if (const auto device = ops_->device_memory()) {
+    summary_.device_bytes_planned = plan_.device_bytes;
+    summary_.device_bytes_used = device->used_bytes;
   }
   summary_.steps = progress_.steps;
   summary_.seconds = clock_.seconds();

@@ -28,6 +28,9 @@ struct TrainSummary {
   double tokens_per_s = 0.0;
   bool interrupted = false;               // by a signal; the checkpoint is where to go on
   std::optional<ValidationResult> valid;  // at the end
+  // Of the device, where it has memory of its own; at the end, by everything on it.
+  int64_t device_bytes_planned = 0;
+  int64_t device_bytes_used = 0;
   std::filesystem::path checkpoint;
 };
 
@@ -35,7 +38,9 @@ std::filesystem::path checkpoint_dir(const Config& config);
 
 // Trains until train.steps. Prints the plan first; progress goes to standard error.
 // Errors: whatever makes the run impossible (usage), and at run time a loss that is not finite (naming the first
-// tensor that went bad) or a collapsed router. The state before the failing step is saved first.
+// tensor that went bad) or a collapsed router. The state before the step that is not finite is saved first: steps that
+// were enqueued behind it change nothing. A collapse is seen in a logged step; the steps enqueued meanwhile are
+// finished and saved with it.
 TrainSummary train(const Config& config, const TrainOptions& options);
 
 }  // namespace nmoe

@@ -126,9 +126,10 @@ TEST(Sums, CountingRunClaimsTheScratchOfARealOne) {
 TEST(ClipScale, ShrinksToTheMaximumNorm) {
   const auto backend = cpu_backend();
   TensorPool pool;
+  Tensor stopped = pool.zeros(DType::kI32, {1});
   const auto scale = [&](double sum_squares, double max_norm, double loss_sum = 1) {
     const Tensor out = pool.zeros({1});
-    backend->clip_scale(pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out);
+    backend->clip_scale(pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out, stopped);
     return get(out, 0);
   };
   EXPECT_DOUBLE_EQ(scale(16, 1), 0.25);
@@ -136,9 +137,16 @@ TEST(ClipScale, ShrinksToTheMaximumNorm) {
   EXPECT_EQ(scale(16, 0), 1);  // clipping is off
   EXPECT_EQ(scale(0, 1), 1);
   for (const double max_norm : {0.0, 1.0}) {
+    EXPECT_EQ(get(stopped, 0), 0);
     EXPECT_TRUE(std::isnan(scale(kInfinity, max_norm)));
-    EXPECT_TRUE(std::isnan(scale(kNan, max_norm)));
-    EXPECT_TRUE(std::isnan(scale(16, max_norm, kNan)));
+    EXPECT_EQ(get(stopped, 0), 1);
+    EXPECT_TRUE(std::isnan(scale(16, max_norm)));  // and so for whatever follows
+    for (const auto& [squares, loss] : {std::pair{kNan, 1.0}, std::pair{16.0, kNan}}) {
+      set(stopped, 0, 0);
+      EXPECT_TRUE(std::isnan(scale(squares, max_norm, loss)));
+      EXPECT_EQ(get(stopped, 0), 1);
+    }
+    set(stopped, 0, 0);
   }
 }
 

@@ -17,6 +17,7 @@ class OptimizerTest : public ::testing::Test {
     for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_}) arena->reserve(ops_->memory(), 1 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(1);
+    rates_ = Optimizer::allocate_rates(state_);
     config_.matrices = {.optimizer = OptimizerKind::kMuon, .lr = 0.02, .weight_decay = 0.1};
     config_.experts = {.optimizer = OptimizerKind::kMuon, .lr = 0.01, .weight_decay = 0.1};
     config_.router = {.optimizer = OptimizerKind::kAdamW, .lr = 0.003, .weight_decay = 0.0};
@@ -32,6 +33,7 @@ class OptimizerTest : public ::testing::Test {
 
   std::unique_ptr<Backend> ops_;
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"};
+  Tensor rates_;
   Model model_;
   OptimConfig config_;
   TensorPool pool_;
@@ -40,12 +42,12 @@ class OptimizerTest : public ::testing::Test {
 
 // With zero gradients nothing moves but what decays, and that by exactly lr * weight_decay * w.
 TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
-  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_);
+  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_, rates_);
   const auto before = weights();
   for (const Parameter& parameter : model_.parameters().all()) {
     if (parameter.grad.defined()) ops_->fill(parameter.grad, 0.0);
   }
-  optimizer.set_rates({.steps = 1, .tokens = 1});
+  optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
   optimizer.step(grad_scale_);
   for (const auto& [name, after] : weights()) {
     double rate = 0;
@@ -63,7 +65,7 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
 }
 
 TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
-  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_);
+  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_, rates_);
   std::map<std::string, int64_t> elements;
   for (const NamedTensor& state : optimizer.state()) {
     EXPECT_TRUE(elements.emplace(state.name, state.tensor.num_elements()).second) << state.name;

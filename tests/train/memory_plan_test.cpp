@@ -49,6 +49,7 @@ TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
   EXPECT_EQ(lines["activations"], engine.activations);
   EXPECT_EQ(lines["scratch"], engine.scratch);
   EXPECT_EQ(lines["step state"], engine.step_state);
+  EXPECT_EQ(lines["exchange"], engine.exchange);
   EXPECT_EQ(lines["checkpoint staging"], engine.checkpoint_staging);
   EXPECT_EQ(lines["data"], 12345);
   EXPECT_GT(lines["process"], kMiB);

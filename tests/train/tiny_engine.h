@@ -1,7 +1,11 @@
 // An engine that is ready for steps, and microbatches for it.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/rng.h"
@@ -46,8 +50,8 @@ inline Documents documents_of(std::span<const int32_t> inputs, const Config& con
   return documents;
 }
 
-// One step on random ids, the same for the same seed however it is cut into microbatches.
-inline StepResult random_step(Engine& engine, const Config& config, int64_t step) {
+// Loads random ids, the same for the same step however it is cut into microbatches. Returns where the step ends.
+inline Progress load_random(Engine& engine, const Config& config, int64_t step) {
   const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
   const auto seed = static_cast<uint64_t>(2 * step);
   const auto inputs = random_ids(tokens, config.model.vocab_size, seed);
@@ -58,8 +62,47 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
     const auto microbatch = std::span(inputs).subspan(first, size);
     engine.load(i, microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
   }
-  engine.step({.steps = step, .tokens = step * tokens}, tokens);
+  return {.steps = step, .tokens = step * tokens};
+}
+
+// Enqueues a step on random ids.
+inline void enqueue_random(Engine& engine, const Config& config, int64_t step, bool with_routers = false) {
+  const Progress progress = load_random(engine, config, step);
+  engine.step(progress, progress.tokens / step, with_routers);
+}
+
+inline StepResult random_step(Engine& engine, const Config& config, int64_t step) {
+  enqueue_random(engine, config, step);
   return engine.result();
+}
+
+// The bytes of what is staged for a checkpoint.
+inline std::map<std::string, std::string> staged_bytes(Engine& engine) {
+  engine.wait_staged();
+  std::map<std::string, std::string> bytes;
+  for (const auto* group : {&engine.staging().model, &engine.staging().optimizer}) {
+    for (const auto& [name, tensor] : *group) {
+      bytes[name].assign(static_cast<const char*>(tensor.raw()), static_cast<size_t>(tensor.num_bytes()));
+    }
+  }
+  return bytes;
+}
+
+// The bytes of everything a checkpoint would hold.
+inline std::map<std::string, std::string> snapshot(Engine& engine) {
+  engine.stage();
+  return staged_bytes(engine);
+}
+
+// Names of tensors that differ between two snapshots.
+inline std::vector<std::string> differences(const std::map<std::string, std::string>& a,
+                                            const std::map<std::string, std::string>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : a) {
+    if (b.at(name) != bytes) names.push_back(name);
+  }
+  return names;
 }
 
 }  // namespace nmoe::test

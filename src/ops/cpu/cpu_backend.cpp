@@ -73,6 +73,34 @@ void CpuBackend::download(void* host, Tensor source) {
   std::memcpy(host, source.raw(), static_cast<size_t>(source.num_bytes()));
 }
 
+// Whatever was enqueued is done.
+std::unique_ptr<Milestone> CpuBackend::make_milestone() {
+  class Reached final : public Milestone {
+   public:
+    void set() override {}
+    bool reached() const override { return true; }
+    void wait() const override {}
+  };
+  return std::make_unique<Reached>();
+}
+
+void CpuBackend::begin_download(void* host, Tensor source) { download(host, source); }
+
+std::unique_ptr<Feed> CpuBackend::make_feed(Tensor destination, Arena&) {
+  class Copy final : public Feed {
+   public:
+    Copy(CpuBackend& ops, Tensor destination) : ops_(ops), destination_(destination) {}
+    void send(const void* host) override { host_ = host; }
+    void take() override { ops_.upload(destination_, host_); }
+
+   private:
+    CpuBackend& ops_;
+    Tensor destination_;
+    const void* host_ = nullptr;
+  };
+  return std::make_unique<Copy>(*this, destination);
+}
+
 void CpuBackend::fill(Tensor x, double value) { cpu::fill(context_, x, value); }
 void CpuBackend::fill_truncated_normal(Tensor x, const TruncatedNormal& draws) {
   cpu::fill_truncated_normal(context_, x, draws);
@@ -90,8 +118,8 @@ void CpuBackend::join_weight(Tensor w, Tensor low, Tensor master) {
 void CpuBackend::add(Tensor x, Tensor y) { NMOE_CPU_DISPATCH(add, x, y); }
 void CpuBackend::sum(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(sum, x, out); }
 void CpuBackend::sum_of_squares(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(sum_of_squares, x, out); }
-void CpuBackend::clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) {
-  cpu::clip_scale(context_, sum_squares, loss_sum, max_norm, scale);
+void CpuBackend::clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {
+  cpu::clip_scale(context_, sum_squares, loss_sum, max_norm, scale, stopped);
 }
 void CpuBackend::count_non_finite(Tensor x, Tensor out) { NMOE_CPU_DISPATCH(count_non_finite, x, out); }
 void CpuBackend::embedding_forward(Tensor ids, Tensor table, Tensor y) {

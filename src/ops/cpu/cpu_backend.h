@@ -24,6 +24,9 @@ class CpuBackend final : public Backend {
 
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
+  void begin_download(void* host, Tensor source) override;
+  std::unique_ptr<Milestone> make_milestone() override;
+  std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) override;
   void fill(Tensor x, double value) override;
   void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;
   void copy(Tensor source, Tensor destination) override;
@@ -32,7 +35,7 @@ class CpuBackend final : public Backend {
   void add(Tensor x, Tensor y) override;
   void sum(Tensor x, Tensor out) override;
   void sum_of_squares(Tensor x, Tensor out) override;
-  void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) override;
+  void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) override;
   void count_non_finite(Tensor x, Tensor out) override;
   void embedding_forward(Tensor ids, Tensor table, Tensor y) override;
   void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) override;

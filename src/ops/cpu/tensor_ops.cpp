@@ -133,12 +133,12 @@ void count_non_finite(Context& ctx, Tensor x, Tensor out) {
       ctx, x, out, [](Real value) -> int32_t { return (std::bit_cast<Bits>(value) & kExponent) == kExponent ? 1 : 0; });
 }
 
-void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) {
+void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {
   if (ctx.counting()) return;
   const double squares = *sum_squares.data<double>();
-  const bool finite = std::isfinite(squares) && std::isfinite(*loss_sum.data<double>());
+  if (!std::isfinite(squares) || !std::isfinite(*loss_sum.data<double>())) *stopped.data<int32_t>() = 1;
   const double clipped = max_norm == 0 ? 1.0 : std::min(1.0, max_norm / std::sqrt(squares));
-  *scale.data<double>() = finite ? clipped : std::numeric_limits<double>::quiet_NaN();
+  *scale.data<double>() = *stopped.data<int32_t>() == 0 ? clipped : std::numeric_limits<double>::quiet_NaN();
 }
 
 #define NMOE_INSTANTIATE(Real)                                  \

@@ -15,7 +15,7 @@ template <class Real>
 void sum(Context& ctx, Tensor x, Tensor out);
 template <class Real>
 void sum_of_squares(Context& ctx, Tensor x, Tensor out);
-void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale);
+void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped);
 template <class Real>
 void count_non_finite(Context& ctx, Tensor x, Tensor out);
 

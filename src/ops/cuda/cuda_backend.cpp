@@ -20,6 +20,7 @@
 #include "ops/cuda/rms_norm.h"
 #include "ops/cuda/rope.h"
 #include "ops/cuda/router.h"
+#include "ops/cuda/stream_order.h"
 #include "ops/cuda/tensor_ops.h"
 
 namespace nmoe::cuda {
@@ -45,7 +46,10 @@ class Graph final : public Recording {
     cudaGraphDestroy(graph);
     NMOE_CUDA_CHECK(status);
   }
-  ~Graph() override { cudaGraphExecDestroy(graph_); }
+  ~Graph() override {
+    cudaStreamSynchronize(stream_);  // it may be running still
+    cudaGraphExecDestroy(graph_);
+  }
   void run() override { NMOE_CUDA_CHECK(cudaGraphLaunch(graph_, stream_)); }
 
  private:
@@ -98,12 +102,14 @@ CudaBackend::CudaBackend(DType compute_dtype)
              dtype_name(compute_dtype));
   if (compute_dtype == DType::kBF16) cudnn();  // or an error now, not in the first step
   NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
+  NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking));
   NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&context_.num_sms, cudaDevAttrMultiProcessorCount, 0));
   NMOE_CHECK(cublasLtCreate(&context_.cublas) == CUBLAS_STATUS_SUCCESS, "cuBLASLt does not start");
 }
 
 CudaBackend::~CudaBackend() {
   cublasLtDestroy(context_.cublas);
+  cudaStreamDestroy(copy_stream_);
   cudaStreamDestroy(context_.stream);
 }
 
@@ -158,11 +164,22 @@ void CudaBackend::upload(Tensor destination, const void* host) {
                                   cudaMemcpyHostToDevice, context_.stream));
 }
 
-void CudaBackend::download(void* host, Tensor source) {
+void CudaBackend::begin_download(void* host, Tensor source) {
   if (counting() || source.num_bytes() == 0) return;
   NMOE_CUDA_CHECK(cudaMemcpyAsync(host, source.raw(), static_cast<size_t>(source.num_bytes()), cudaMemcpyDeviceToHost,
                                   context_.stream));
-  NMOE_CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+}
+
+void CudaBackend::download(void* host, Tensor source) {
+  begin_download(host, source);
+  if (!counting()) NMOE_CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+}
+
+std::unique_ptr<Milestone> CudaBackend::make_milestone() { return std::make_unique<StreamMilestone>(context_.stream); }
+
+std::unique_ptr<Feed> CudaBackend::make_feed(Tensor destination, Arena& arena) {
+  const Tensor staging = arena.allocate(destination.dtype(), destination.shape());
+  return std::make_unique<StreamFeed>(context_.stream, copy_stream_, staging, destination);
 }
 
 void CudaBackend::fill(Tensor x, double value) { cuda::fill(context_, x, value); }
@@ -175,8 +192,8 @@ void CudaBackend::join_weight(Tensor w, Tensor low, Tensor master) { cuda::join_
 void CudaBackend::add(Tensor x, Tensor y) { cuda::add(context_, x, y); }
 void CudaBackend::sum(Tensor x, Tensor out) { cuda::sum(context_, x, out); }
 void CudaBackend::sum_of_squares(Tensor x, Tensor out) { cuda::sum_of_squares(context_, x, out); }
-void CudaBackend::clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) {
-  cuda::clip_scale(context_, sum_squares, loss_sum, max_norm, scale);
+void CudaBackend::clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {
+  cuda::clip_scale(context_, sum_squares, loss_sum, max_norm, scale, stopped);
 }
 void CudaBackend::count_non_finite(Tensor x, Tensor out) { cuda::count_non_finite(context_, x, out); }
 void CudaBackend::embedding_forward(Tensor ids, Tensor table, Tensor y) {

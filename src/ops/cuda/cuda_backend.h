@@ -1,4 +1,5 @@
-// The CUDA implementation of the operations, for one device. Everything is enqueued on one stream.
+// The CUDA implementation of the operations, for one device. Everything is enqueued on one stream, but for feeds: their
+// way to the device is a second one.
 #pragma once
 
 #include "ops/backend.h"
@@ -26,6 +27,9 @@ class CudaBackend final : public Backend {
 
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
+  void begin_download(void* host, Tensor source) override;
+  std::unique_ptr<Milestone> make_milestone() override;
+  std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) override;
   void fill(Tensor x, double value) override;
   void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;
   void copy(Tensor source, Tensor destination) override;
@@ -34,7 +38,7 @@ class CudaBackend final : public Backend {
   void add(Tensor x, Tensor y) override;
   void sum(Tensor x, Tensor out) override;
   void sum_of_squares(Tensor x, Tensor out) override;
-  void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) override;
+  void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) override;
   void count_non_finite(Tensor x, Tensor out) override;
   void embedding_forward(Tensor ids, Tensor table, Tensor y) override;
   void embedding_backward(Tensor ids, Tensor dy, Tensor dtable) override;
@@ -77,6 +81,7 @@ class CudaBackend final : public Backend {
  private:
   DType compute_dtype_;
   Context context_;
+  cudaStream_t copy_stream_ = nullptr;
   std::string device_name_;
 };
 

@@ -33,6 +33,13 @@ void DeviceMemory::release(void* block, int64_t) noexcept {
   if (block != nullptr) cudaFree(block);
 }
 
+// The driver maps pages of 2 MiB, which small blocks share.
+int64_t DeviceMemory::allocation_bytes(int64_t bytes) const {
+  constexpr int64_t kPage = int64_t{2} << 20;
+  if (bytes <= kPage / 2) return bytes;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
 void* PinnedMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
   const auto size = static_cast<size_t>(bytes);

@@ -164,10 +164,12 @@ void reduce(Context& ctx, Tensor x, Tensor out) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-__global__ void clip_scale_kernel(const double* sum_squares, const double* loss_sum, double max_norm, double* scale) {
+__global__ void clip_scale_kernel(const double* sum_squares, const double* loss_sum, double max_norm, double* scale,
+                                  int32_t* stopped) {
   const double squares = *sum_squares;
+  if (!isfinite(squares) || !isfinite(*loss_sum)) *stopped = 1;
   const double clipped = max_norm == 0 ? 1.0 : fmin(1.0, max_norm / sqrt(squares));
-  *scale = isfinite(squares) && isfinite(*loss_sum) ? clipped : __longlong_as_double(0x7FF8000000000000LL);
+  *scale = *stopped == 0 ? clipped : __longlong_as_double(0x7FF8000000000000LL);
 }
 
 }  // namespace
@@ -248,10 +250,10 @@ void sum_of_squares(Context& ctx, Tensor x, Tensor out) { reduce<Square>(ctx, x,
 
 void count_non_finite(Context& ctx, Tensor x, Tensor out) { reduce<NonFinite>(ctx, x, out); }
 
-void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale) {
+void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {
   if (ctx.counting()) return;
   clip_scale_kernel<<<1, 1, 0, ctx.stream>>>(sum_squares.data<double>(), loss_sum.data<double>(), max_norm,
-                                             scale.data<double>());
+                                             scale.data<double>(), stopped.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

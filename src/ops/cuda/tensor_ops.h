@@ -15,7 +15,7 @@ void add(Context& ctx, Tensor x, Tensor y);
 // x is F32 or BF16 in the reductions.
 void sum(Context& ctx, Tensor x, Tensor out);
 void sum_of_squares(Context& ctx, Tensor x, Tensor out);
-void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale);
+void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped);
 void count_non_finite(Context& ctx, Tensor x, Tensor out);
 
 }  // namespace nmoe::cuda

@@ -130,11 +130,17 @@ TEST_F(CudaTensorOps, ClipScaleIsThatOfTheCpu) {
   for (const double squares : {0.0, 4.0, 400.0, kInfinity, kNan}) {
     for (const double loss : {1.0, kInfinity, kNan}) {
       for (const double max_norm : {0.0, 1.0, 10.0}) {
-        const Tensor expected = f64(-1), scale = up(expected);
-        cpu->clip_scale(f64(squares), f64(loss), max_norm, expected);
-        cuda::clip_scale(ctx, up(f64(squares)), up(f64(loss)), max_norm, scale);
-        const double actual = get(down(scale), 0), wanted = get(expected, 0);
-        EXPECT_TRUE(std::isnan(wanted) ? std::isnan(actual) : actual == wanted) << actual << " for " << wanted;
+        for (const double stopped : {0.0, 1.0}) {
+          const Tensor expected = f64(-1), scale = up(expected);
+          const Tensor expected_stop = pool_.zeros(DType::kI32, {1});
+          set(expected_stop, 0, stopped);
+          const Tensor stop = up(expected_stop);
+          cpu->clip_scale(f64(squares), f64(loss), max_norm, expected, expected_stop);
+          cuda::clip_scale(ctx, up(f64(squares)), up(f64(loss)), max_norm, scale, stop);
+          const double actual = get(down(scale), 0), wanted = get(expected, 0);
+          EXPECT_TRUE(std::isnan(wanted) ? std::isnan(actual) : actual == wanted) << actual << " for " << wanted;
+          EXPECT_EQ(get(down(stop), 0), get(expected_stop, 0));
+        }
       }
     }
   }

@@ -1,0 +1,125 @@
+#include "train/step_exchange.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "optim/optimizer.h"
+
+namespace nmoe {
+
+StepInputs allocate_step_inputs(const Config& config, Arena& arena) {
+  StepInputs inputs;
+  const int64_t begin = arena.mark();
+  const int64_t num_seqs = config.train.microbatch_seqs, T = num_seqs * config.data.seq_len;
+  const bool documents = config.data.mask_documents;
+  for (int64_t i = 0; i < config.train.batch_seqs / num_seqs; ++i) {
+    inputs.batches.push_back({.num_seqs = num_seqs,
+                              .seq_len = config.data.seq_len,
+                              .tokens = arena.allocate(DType::kI32, {T}),
+                              .targets = arena.allocate(DType::kI32, {T}),
+                              .positions = arena.allocate(DType::kI32, {T}),
+                              .cu_seqlens = documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
+  }
+  inputs.loss_scale = arena.allocate(DType::kF64, {1});
+  inputs.rates = Optimizer::allocate_rates(arena);
+  inputs.block = Tensor(inputs.batches[0].tokens.raw(), DType::kU8, {arena.mark() - begin});
+  return inputs;
+}
+
+Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put) {
+  const auto& [inputs, targets, documents] = arrays;
+  const int64_t T = static_cast<int64_t>(inputs.size());
+  NMOE_CHECK(targets.size() == inputs.size() && T % batch.seq_len == 0 && T <= batch.num_tokens(),
+             "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
+             batch.num_tokens());
+  const bool masks_documents = batch.cu_seqlens.defined();
+  NMOE_CHECK(documents.empty() != masks_documents, "data.mask_documents is {}, and a microbatch came with {} documents",
+             masks_documents, documents.cu_seqlens.size());
+  batch.num_seqs = T / batch.seq_len;
+  batch.tokens = batch.tokens.rows(0, T);
+  batch.targets = batch.targets.rows(0, T);
+  batch.positions = batch.positions.rows(0, T);
+  put(batch.tokens, inputs);
+  put(batch.targets, targets);
+  if (masks_documents) {
+    const auto capacity = static_cast<size_t>(batch.cu_seqlens.dim(0));
+    NMOE_CHECK(documents.positions.size() == inputs.size() && documents.cu_seqlens.size() <= capacity,
+               "{} positions and {} document bounds for {} inputs", documents.positions.size(),
+               documents.cu_seqlens.size(), inputs.size());
+    std::vector<int32_t> cu_seqlens(capacity, static_cast<int32_t>(T));
+    std::ranges::copy(documents.cu_seqlens, cu_seqlens.begin());
+    put(batch.cu_seqlens, cu_seqlens);
+    put(batch.positions, documents.positions);
+  }
+  return batch;
+}
+
+void fill_positions(const Batch& batch, const PutIds& put) {
+  std::vector<int32_t> positions(static_cast<size_t>(batch.num_tokens()));
+  for (size_t i = 0; i < positions.size(); ++i) {
+    positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % batch.seq_len);
+  }
+  put(batch.positions, positions);
+}
+
+StepSlot::StepSlot(const Config& config, const Model& model, Backend& ops, Arena& arena)
+    : ops_(ops),
+      inputs_(allocate_step_inputs(config, arena)),
+      num_tokens_(static_cast<double>(config.train.batch_seqs * config.data.seq_len)),
+      sums_(arena.allocate(DType::kF64, {2})),
+      done_(ops.make_milestone()) {
+  const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
+  for (const Moe* moe : model.moe_layers()) {
+    Router router;
+    router.stats.counts = like(moe->stats().counts);
+    router.stats.aux_loss = like(moe->stats().aux_loss);
+    router.stats.entropy = like(moe->stats().entropy);
+    router.bias = like(moe->router_bias().value);
+    routers_.push_back(router);
+  }
+}
+
+void StepSlot::set_num_targets(int64_t num_targets) {
+  num_targets_ = static_cast<double>(std::max<int64_t>(1, num_targets));  // a step without any has loss 0
+  has_routers_ = false;
+  if (!ops_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
+}
+
+void StepSlot::fetch_results(Tensor sums) {
+  ops_.begin_download(sums_.raw(), sums);
+  done_->set();
+}
+
+void StepSlot::fetch_routers(const Model& model) {
+  for (size_t i = 0; i < routers_.size(); ++i) {
+    const Moe& moe = *model.moe_layers()[i];
+    ops_.begin_download(routers_[i].stats.counts.raw(), moe.stats().counts);
+    ops_.begin_download(routers_[i].stats.aux_loss.raw(), moe.stats().aux_loss);
+    ops_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
+    ops_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
+  }
+  has_routers_ = true;
+  done_->set();
+}
+
+StepResult StepSlot::wait() const {
+  done_->wait();
+  StepResult result;
+  result.loss = sums_.data<double>()[0] / num_targets_;
+  result.grad_norm = std::sqrt(sums_.data<double>()[1]);
+  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  for (size_t i = 0; has_routers_ && i < routers_.size(); ++i) {
+    const auto& [stats, bias] = routers_[i];
+    const std::span<const int32_t> counts = stats.counts.span<int32_t>();
+    const auto [low, high] = std::ranges::minmax(bias.span<float>());
+    RouterHealth& health = result.routers.emplace_back();
+    health.counts.assign(counts.begin(), counts.end());
+    health.balance_loss = stats.aux_loss.data<double>()[0];
+    health.z_loss = stats.aux_loss.data<double>()[1];
+    health.entropy = stats.entropy.data<double>()[0] / num_tokens_;
+    health.bias_range = static_cast<double>(high) - static_cast<double>(low);
+  }
+  return result;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,91 @@
+// What host and device hand each other for a step: its inputs on the way there, its results on the way back.
+//
+// T tokens of a microbatch, E experts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "data/stream/documents.h"
+#include "model/model.h"
+#include "ops/backend.h"
+#include "tensor/arena.h"
+
+namespace nmoe {
+
+// Everything that a step reads and that is another at the next: one block, so that one copy brings it.
+struct StepInputs {
+  std::vector<Batch> batches;  // the step's microbatches; cu_seqlens for as many documents as tokens
+  Tensor loss_scale;           // [1] f64: 1 / (targets with a loss in the step)
+  Tensor rates;                // optim/optimizer.h
+  Tensor block;                // all of the above, [bytes] u8
+};
+
+// The same layout in whichever arena.
+StepInputs allocate_step_inputs(const Config& config, Arena& arena);
+
+// A microbatch's host arrays, of at most as many tokens as a Batch has room for. `documents` are those of the inputs
+// where data.mask_documents is set, else empty.
+struct MicrobatchArrays {
+  std::span<const int32_t> inputs, targets;
+  const Documents& documents;
+};
+
+using PutIds = std::function<void(Tensor destination, std::span<const int32_t> ids)>;
+
+// `batch` with its first rows filled through `put`, as that many sequences.
+Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put);
+// The positions of sequences that are one document each.
+void fill_positions(const Batch& batch, const PutIds& put);
+
+// A router's behaviour over one step.
+struct RouterHealth {
+  std::vector<int32_t> counts;  // [E] rows
+  double balance_loss = 0.0;
+  double z_loss = 0.0;
+  double entropy = 0.0;     // mean over tokens, nats
+  double bias_range = 0.0;  // largest minus smallest selection bias
+};
+
+struct StepResult {
+  double loss = 0.0;                  // mean cross-entropy over the step's target tokens, nats
+  double grad_norm = 0.0;             // of all gradients of the step, before clipping
+  bool finite = true;                 // false: loss or gradient is not finite, and no weight was changed
+  std::vector<RouterHealth> routers;  // in layer order, where the step was asked for them
+};
+
+// The host's side of one step, in memory that the device copies to and from.
+class StepSlot {
+ public:
+  StepSlot(const Config& config, const Model& model, Backend& ops, Arena& arena);
+
+  const StepInputs& inputs() const { return inputs_; }
+  void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
+
+  // Enqueues the copies of what the step left on the device; sums [2] f64: of token losses, of squares of gradients.
+  void fetch_results(Tensor sums);
+  void fetch_routers(const Model& model);
+  bool arrived() const { return done_->reached(); }
+  StepResult wait() const;
+
+ private:
+  struct Router {
+    RouterStats stats;
+    Tensor bias;  // [E] stat
+  };
+
+  Backend& ops_;
+  StepInputs inputs_;
+  double num_tokens_;
+  double num_targets_ = 1.0;
+  Tensor sums_;                  // [2] f64
+  std::vector<Router> routers_;  // in layer order
+  bool has_routers_ = false;     // of this step
+  std::unique_ptr<Milestone> done_;
+};
+
+}  // namespace nmoe

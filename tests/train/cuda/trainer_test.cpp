@@ -1,0 +1,79 @@
+// Whole runs on the GPU.
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "checkpoint/reader.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+#include "support/tiny_corpus.h"
+
+namespace nmoe::test {
+namespace {
+
+class CudaTrainer : public TempDirTest {
+ protected:
+  CudaTrainer() { write_tiny_corpus(dir_ / "data"); }
+
+  TrainSummary run(const std::string& name, std::vector<std::string> overrides, bool resume = false) {
+    overrides.insert(overrides.end(), {"run.device=cuda", "run.name=" + name});
+    return train(tiny_config(dir_, overrides), {.resume = resume});
+  }
+  CheckpointReader checkpoint(const std::string& name) const {
+    return CheckpointReader::open(dir_ / "runs/checkpoints" / name);
+  }
+  void expect_same_state(const std::string& a, const std::string& b) const {
+    const CheckpointReader first = checkpoint(a), second = checkpoint(b);
+    EXPECT_EQ(first.weights_sha256(), second.weights_sha256());
+    EXPECT_EQ(first.info().cursor, second.info().cursor);
+    ASSERT_EQ(first.optimizer().size(), second.optimizer().size());
+    for (size_t i = 0; i < first.optimizer().size(); ++i) {
+      EXPECT_EQ(first.optimizer()[i].sha256, second.optimizer()[i].sha256) << first.optimizer()[i].name;
+    }
+  }
+};
+
+TEST_F(CudaTrainer, ResumesToTheBit) {
+  run("straight", {"train.steps=12"});
+  run("again", {"train.steps=12", "train.valid_every=1", "checkpoint.every=4", "train.log_every=5"});
+  run("halves", {"train.steps=6"});
+  EXPECT_EQ(run("halves", {"train.steps=12"}, /*resume=*/true).steps_now, 6);
+  expect_same_state("straight", "again");
+  expect_same_state("straight", "halves");
+}
+
+TEST_F(CudaTrainer, AStepThatIsNotFiniteStopsTheRunWithTheWeightsBeforeIt) {
+  const std::vector<std::string> absurd = {"optim.rest.lr=1e30", "optim.schedule.warmup=0"};
+  const auto with_steps = [&](const char* steps) {
+    std::vector<std::string> overrides = absurd;
+    overrides.emplace_back(steps);
+    return overrides;
+  };
+  const Error error = error_of([&] { run("nan", with_steps("train.steps=9")); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(contains(error.what(), "step 2: loss ")) << error.what();
+  EXPECT_TRUE(contains(error.what(), "first bad tensor: layers.0.")) << error.what();
+  run("one", with_steps("train.steps=1"));
+  expect_same_state("nan", "one");
+}
+
+TEST_F(CudaTrainer, ACollapsedRouterStopsTheRun) {
+  const Error error = error_of([&] {
+    run("collapse", {"model.init.router_std=0", "model.moe.bias_rate=0", "train.steps=9", "optim.router.lr=0"});
+  });
+  EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed")) << error.what();
+  // Steps that were enqueued meanwhile are part of the run.
+  EXPECT_LE(checkpoint("collapse").info().step, 1 + Engine::kMaxPending);
+}
+
+TEST_F(CudaTrainer, UsesThePlannedMemory) {
+  const TrainSummary summary = run("memory", {"train.steps=4"});
+  const auto planned = static_cast<double>(summary.device_bytes_planned);
+  EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned)
+      << summary.device_bytes_used << " used, " << summary.device_bytes_planned << " planned";
+}
+
+}  // namespace
+}  // namespace nmoe::test
