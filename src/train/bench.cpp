@@ -106,11 +106,15 @@ class Steps {
     const int64_t num_targets = batches_.load(engine_);
     engine_.step(next(), num_targets);
   }
+  // Until all that are enqueued are over.
+  void wait() {
+    if (engine_.num_pending() > 0) engine_.result();
+  }
   // Milliseconds by phase of one more step.
   std::map<std::string_view, double> run_in_phases() {
     std::map<std::string_view, double> ms;
     const int64_t num_targets = batches_.load(engine_);
-    engine_.result();  // waits
+    wait();
     auto begin = Clock::now();
     engine_.step_in_phases(next(), num_targets, [&](std::string_view phase) {
       ms[phase] += ms_since(begin);
@@ -175,14 +179,14 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   for (int64_t i = 0; i < warmup; ++i) {
     steps.enqueue();
     if (i > 0) continue;
-    engine.result();  // waits
+    steps.wait();
     bench.first_step_s = seconds_since_start();
   }
-  engine.result();
+  steps.wait();
   const double peak_before = ops->peak_flops();
   const auto begin = Clock::now();
   for (int64_t i = 0; i < num_steps; ++i) steps.enqueue();
-  engine.result();
+  steps.wait();
   bench.ms_per_step = ms_since(begin) / static_cast<double>(num_steps);
   bench.load_max_over_mean = worst_load(engine.router_health());
   bench.memory = memory_of(plan, *ops);

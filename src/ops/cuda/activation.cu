@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kRowThreads)
       float up[8];
       load8(pre + width, i, width, vector, up);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) h[j] = swiglu(gate[j], up[j]) * weight;
+      for (int j = 0; j < 8; ++j) h[j] = swiglu<T>(gate[j], up[j]) * weight;
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j) h[j] = relu(gate[j]) * relu(gate[j]) * weight;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kRowThreads)
       load8(pre + width, i, width, vector, up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float s = sigmoid(gate[j]), silu = gate[j] * s, dproduct = dh[j] * weight;
+        const float s = sigmoid<T>(gate[j]), silu = gate[j] * s, dproduct = dh[j] * weight;
         dweight += dh[j] * silu * up[j];
         dgate[j] = dproduct * up[j] * (s + silu * (1.0F - s));
         dup[j] = dproduct * silu;

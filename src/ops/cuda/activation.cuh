@@ -1,13 +1,28 @@
 // Activation functions of single values.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
+
+#include <type_traits>
 
 namespace nmoe::cuda {
 
-__device__ inline float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
+// For results that are stored as T. Beside BF16's rounding, what the approximate exponential and quotient lose (2^-21
+// of the result) does not show.
+template <class T>
+__device__ float sigmoid(float x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __fdividef(1.0F, 1.0F + __expf(-x));
+  } else {
+    return 1.0F / (1.0F + expf(-x));
+  }
+}
 
-__device__ inline float swiglu(float gate, float up) { return gate * sigmoid(gate) * up; }
+template <class T>
+__device__ float swiglu(float gate, float up) {
+  return gate * sigmoid<T>(gate) * up;
+}
 
 // max(x, 0) that lets a NaN through.
 __device__ inline float relu(float x) { return x < 0.0F ? 0.0F : x; }

@@ -246,7 +246,7 @@ __device__ void apply_swiglu(float (&c)[128], float upper_weight, float lower_we
 #pragma unroll
   for (int j = 0; j < 64; ++j) {
     const float gate = rounded(c[j]), up = rounded(c[j + 64]);
-    c[j] = swiglu(gate, up) * (j % 4 < 2 ? upper_weight : lower_weight);
+    c[j] = swiglu<__nv_bfloat16>(gate, up) * (j % 4 < 2 ? upper_weight : lower_weight);
   }
 }
 

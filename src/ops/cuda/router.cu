@@ -161,16 +161,16 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   if (terms.z != nullptr && lane == 0)
     terms.z[warp.token] = static_cast<double>(log_sum) * static_cast<double>(log_sum);
   if (terms.entropy != nullptr) {
-    double sum = 0.0;
-    for (int i = lane; i < num_experts; i += kWarp) sum += static_cast<double>(scores[i]);
-    sum = warp_sum(sum) + kTinySum;
-    double entropy = 0.0;
+    // With p = s / sum: -sum p log p = log sum - sum s log s / sum.
+    double sum = 0.0, weighted = 0.0;
     for (int i = lane; i < num_experts; i += kWarp) {
-      const double p = static_cast<double>(scores[i]) / sum;
-      if (p > 0.0) entropy -= p * log(p);
+      const float score = scores[i];
+      sum += static_cast<double>(score);
+      if (!(score <= 0.0F)) weighted += static_cast<double>(score * logf(score));  // NaN stays in the sum
     }
-    entropy = warp_sum(entropy);
-    if (lane == 0) terms.entropy[warp.token] = entropy;
+    sum = warp_sum(sum) + kTinySum;
+    weighted = warp_sum(weighted);
+    if (lane == 0) terms.entropy[warp.token] = log(sum) - weighted / sum;
   }
 
   if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);
