@@ -298,7 +298,7 @@ class Backend {
   virtual void linear_forward(Tensor x, Tensor w, Tensor y, bool accumulate = false) = 0;
   virtual void linear_backward_input(Tensor dy, Tensor w, Tensor dx, bool accumulate = false) = 0;  // dx = dy w
   virtual void linear_backward_weight(Tensor x, Tensor dy, Tensor dw,
-                                      bool accumulate = true) = 0;  // dw += dy^T x, stat
+                                      bool accumulate = true) = 0;  // dw += dy^T x, or = without accumulate; stat
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last dimension (arXiv 1910.07467, equation 4).
   // x [N, D], gain [D] stat, y [N, D], rstd [N] stat, dgain stat. In backward dx may be the storage of dy.
   virtual void rms_norm_forward(Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) = 0;
@@ -348,7 +348,7 @@ class Backend {
                                           Tensor pre, Tensor h) = 0;
   virtual void grouped_linear_backward_input(Tensor dy, Tensor w, Tensor offsets, Tensor dx) = 0;  // dx =
   virtual void grouped_linear_backward_weight(Tensor x, Tensor dy, Tensor offsets, Tensor dw,
-                                              bool accumulate = true) = 0;  // dw += stat
+                                              bool accumulate = true) = 0;  // dw += or =, stat
   // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), in integers. Nothing is changed
   // where grad_scale [1] f64 is not finite.
   virtual void router_bias_update(Tensor counts, Tensor bias, double rate, Tensor grad_scale) = 0;

@@ -103,12 +103,13 @@ class Steps {
       : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
 
   void enqueue() {
+    if (engine_.num_pending() == Engine::kMaxPending) check(engine_.take_result());
     const int64_t num_targets = batches_.load(engine_);
     engine_.step(next(), num_targets);
   }
   // Until all that are enqueued are over.
   void wait() {
-    if (engine_.num_pending() > 0) engine_.result();
+    while (engine_.num_pending() > 0) check(engine_.take_result());
   }
   // Milliseconds by phase of one more step.
   std::map<std::string_view, double> run_in_phases() {
@@ -124,6 +125,9 @@ class Steps {
   }
 
  private:
+  static void check(const StepResult& result) {
+    if (!result.finite) throw runtime_error("a step's loss or gradient is not finite", "lower the learning rates");
+  }
   Progress next() {
     ++num_steps_;
     return {.steps = num_steps_, .tokens = num_steps_ * tokens_per_step_};

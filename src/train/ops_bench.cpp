@@ -304,7 +304,7 @@ class Cases {
     };
     // What flows between the kernels is not in the definition.
     const double forward_bytes = act_ * (3 * count(T, D) + weights);
-    const double backward_bytes = act_ * (3 * count(T, D) + weights) + 2 * stat_ * weights;
+    const double backward_bytes = act_ * (3 * count(T, D) + weights) + stat_ * weights;
     cases.push_back({"MoE layer, forward", shape, forward, forward_bytes, forward_work});
     cases.push_back({"MoE layer, backward", shape, 2 * forward, backward_bytes,
                      [=](Workbench& w) -> Work {
@@ -312,6 +312,7 @@ class Cases {
                        return [&w, layer] {
                          const ArenaScope scope(w.arena());
                          layer->moe.forward(layer->pass, layer->x, layer->y);
+                         layer->pass.accumulate_grads = false;  // as in a step of one microbatch
                          layer->moe.backward(layer->pass, layer->y, layer->dx);
                        };
                      },

@@ -48,15 +48,17 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
     const int64_t count = std::min(microbatch_seqs, num_seqs - first);
     const size_t size = static_cast<size_t>(count * split.seq_len());
     const std::span batch_inputs(inputs.data(), size), batch_targets(targets.data(), size);
-    const std::span batch_losses(losses.data(), size);
+    // The last batch is filled up with windows that have no loss: another shape might need what was not planned.
+    std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(size), inputs.end(), 0);
+    std::fill(targets.begin() + static_cast<std::ptrdiff_t>(size), targets.end(), kNoTarget);
     refs.clear();
     for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
     split.read(refs, batch_inputs, batch_targets);
     if (engine.masks_documents()) {
-      find_documents(batch_inputs, count, split.seq_len(), split.eos_id(), documents);
+      find_documents(inputs, microbatch_seqs, split.seq_len(), split.eos_id(), documents);
     }
     const std::span batch_predictions(predictions.data(), predictions.empty() ? 0 : size);
-    engine.evaluate(batch_inputs, batch_targets, batch_losses, documents, batch_predictions);
+    engine.evaluate(inputs, targets, losses, documents, predictions);
     const auto window = static_cast<size_t>(split.seq_len());
     for (size_t i = 0; i < batch_predictions.size(); i += window) {
       answers.add_window(batch_inputs.subspan(i, window), batch_targets.subspan(i, window),
@@ -66,7 +68,7 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
       if (batch_targets[i] == kNoTarget) continue;
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
       if (bytes == 0) continue;
-      result.nats += static_cast<double>(batch_losses[i]);
+      result.nats += static_cast<double>(losses[i]);
       result.bytes += bytes;
       ++result.tokens;
     }

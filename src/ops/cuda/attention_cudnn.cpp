@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/cuda/check.h"
 #include "ops/cuda/cudnn_graph.h"
 #include "ops/cuda/cudnn_library.h"
 
@@ -212,7 +213,8 @@ struct Part {
   int64_t num_seqs, kv_heads;
 };
 Part part_of(const Key& key, const CudnnAttentionOptions& options) {
-  if (!options.deterministic) return {key.num_seqs, key.all_kv_heads};
+  // Statistics of a part have to begin at multiples of 16 bytes, as graphs are told.
+  if (!options.deterministic || key.seq_len % 4 != 0) return {key.num_seqs, key.all_kv_heads};
   constexpr int64_t kTile = 128;
   const int64_t rows = (key.seq_len + kTile - 1) / kTile * kTile;
   // The gradients of scores; where heads are shared, those of keys and values before their sum.
@@ -296,6 +298,9 @@ void cudnn_attention_backward(Context& ctx, const AttentionBackward& args, const
     const Tensor dq_sum =
         options.deterministic ? Tensor() : scope.allocate(DType::kF32, {key.num_seqs, key.heads(), S, Dk});
     if (ctx.counting()) return;
+    if (dq_sum.defined()) {  // added to
+      NMOE_CUDA_CHECK(cudaMemsetAsync(dq_sum.raw(), 0, static_cast<size_t>(dq_sum.num_bytes()), ctx.stream));
+    }
     const int64_t query_row = seq * S * H + kv_head * key.group, key_row = seq * S * G + kv_head;
     std::vector<CudnnPlan::Binding> bindings = {{plan.q, from<Bf16>(args.q, query_row * Dk)},
                                                 {plan.k, from<Bf16>(args.k, key_row * Dk)},

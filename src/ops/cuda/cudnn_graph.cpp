@@ -269,7 +269,9 @@ CudnnPlan CudnnGraph::build(bool deterministic, const std::string& what) {
   }
   char detail[512] = "";
   cudnn().get_last_error_string(detail, sizeof(detail));
-  check_failed(__FILE__, __LINE__, "an engine takes the graph", fmt::format("cuDNN has no {}: {}", what, detail));
+  throw usage_error(
+      fmt::format("cuDNN has no {}kernel for {}: {}", deterministic ? "deterministic " : "", what, detail),
+      "choose other head sizes (64 and 128 are common) or window, or set run.precision = \"fp32\"");
 }
 
 }  // namespace nmoe::cuda

@@ -12,21 +12,33 @@ constexpr const char* kRemedy =
     "its "
     "libraries in LD_LIBRARY_PATH, or set run.precision = \"fp32\"";
 
-// Never closed: cuDNN keeps state until the process ends.
-void* open_library(std::string& name) {
-  std::string tried;
-  for (const char* candidate : {"libcudnn.so.9", NMOE_CUDNN_LIBRARY}) {
-    name = candidate;
-    if (void* library = dlopen(candidate, RTLD_NOW | RTLD_LOCAL); library != nullptr) return library;
-    tried += fmt::format("{}{}", tried.empty() ? "" : "; ", dlerror());
-  }
-  throw usage_error(fmt::format("cuDNN cannot be loaded ({})", tried), kRemedy);
-}
-
 template <class Function>
 void find(void* library, const std::string& path, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr) throw usage_error(fmt::format("{} has no {}", path, name), kRemedy);
+}
+
+// The first that is new enough. Never closed: cuDNN keeps state until the process ends.
+void* open_library(std::string& path) {
+  std::string tried;
+  for (const char* candidate : {"libcudnn.so.9", NMOE_CUDNN_LIBRARY}) {
+    if (!tried.empty()) tried += "; ";
+    void* const library = dlopen(candidate, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      tried += dlerror();
+      continue;
+    }
+    path = candidate;
+    decltype(CudnnLibrary::get_version) get_version = nullptr;
+    find(library, path, "cudnnGetVersion", get_version);
+    if (get_version() >= kMinCudnnVersion) return library;
+    Dl_info info{};
+    dladdr(reinterpret_cast<void*>(get_version), &info);
+    tried +=
+        fmt::format("{} is {}", info.dli_fname == nullptr ? path : info.dli_fname, cudnn_version_text(get_version()));
+  }
+  throw usage_error(fmt::format("attention in bf16 needs cuDNN {}: {}", cudnn_version_text(kMinCudnnVersion), tried),
+                    kRemedy);
 }
 
 CudnnLibrary load() {
@@ -34,14 +46,6 @@ CudnnLibrary load() {
   void* library = open_library(path);
   CudnnLibrary result{};
   find(library, path, "cudnnGetVersion", result.get_version);
-  if (const size_t version = result.get_version(); version < kMinCudnnVersion) {
-    Dl_info info{};
-    dladdr(reinterpret_cast<void*>(result.get_version), &info);
-    throw usage_error(
-        fmt::format("cuDNN {} in {} is too old: attention needs {}", cudnn_version_text(version),
-                    info.dli_fname == nullptr ? path : info.dli_fname, cudnn_version_text(kMinCudnnVersion)),
-        kRemedy);
-  }
   find(library, path, "cudnnGetErrorString", result.get_error_string);
   find(library, path, "cudnnGetLastErrorString", result.get_last_error_string);
   find(library, path, "cudnnCreate", result.create);

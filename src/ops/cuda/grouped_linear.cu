@@ -1,17 +1,17 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// BF16 rows of whole 16 bytes go to the kernels of grouped_wgmma.h, where the program has them. Elsewhere each product
-// is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes
-// every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third, C has the
-// shape of a weight and the rows are what is summed over: one block a tile of every expert.
+// BF16 rows of whole 16 bytes go to the kernels of sm90_grouped_linear.h, where the program has them. Elsewhere each
+// product is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a
+// block takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third,
+// C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
 #include "ops/cuda/activation.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/gemm_tile.cuh"
 #include "ops/cuda/grouped_linear.h"
-#include "ops/cuda/grouped_wgmma.h"
+#include "ops/cuda/sm90_grouped_linear.h"
 #include "ops/cuda/tile_cursor.cuh"
 
 namespace nmoe::cuda {
@@ -164,7 +164,7 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw
 void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
   check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
   if (ctx.counting() || y.num_elements() == 0) return;
-  if (grouped_wgmma_takes(x, w, y)) return grouped_wgmma_forward(ctx, x, w, offsets, y);
+  if (sm90_grouped_takes(x, w, y)) return sm90_grouped_forward(ctx, x, w, offsets, y);
   if (x.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y);
   } else {
@@ -174,7 +174,7 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
 
 void grouped_activation_forward(Context& ctx, Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
                                 Tensor pre, Tensor h) {
-  const bool fused = kind == Activation::kSwiGlu && row_weight.defined() && grouped_wgmma_takes(x, w, pre) &&
+  const bool fused = kind == Activation::kSwiGlu && row_weight.defined() && sm90_grouped_takes(x, w, pre) &&
                      h.dim(1) % 8 == 0 && aligned16(h.raw());
   if (!fused) {
     grouped_linear_forward(ctx, x, w, offsets, pre);
@@ -186,13 +186,13 @@ void grouped_activation_forward(Context& ctx, Activation kind, Tensor x, Tensor 
              "grouped activation of {} into {} {}, weights {}", pre.shape(), dtype_name(h.dtype()), h.shape(),
              row_weight.shape());
   if (ctx.counting() || h.num_elements() == 0) return;
-  grouped_wgmma_swiglu(ctx, x, w, offsets, row_weight, pre, h);
+  sm90_grouped_swiglu(ctx, x, w, offsets, row_weight, pre, h);
 }
 
 void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
   if (ctx.counting() || dx.num_elements() == 0) return;
-  if (grouped_wgmma_takes(dy, w, dx)) return grouped_wgmma_backward_input(ctx, dy, w, offsets, dx);
+  if (sm90_grouped_takes(dy, w, dx)) return sm90_grouped_backward_input(ctx, dy, w, offsets, dx);
   if (dy.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx);
   } else {
@@ -203,8 +203,8 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
 void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
-  if (x.dim(0) > 0 && grouped_wgmma_takes(x, dw, dy)) {
-    return grouped_wgmma_backward_weight(ctx, x, dy, offsets, dw, accumulate);
+  if (x.dim(0) > 0 && sm90_grouped_takes(x, dw, dy)) {
+    return sm90_grouped_backward_weight(ctx, x, dy, offsets, dw, accumulate);
   }
   if (ctx.counting()) return;
   if (x.dtype() == DType::kBF16) {

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "base/text.h"
@@ -47,17 +48,27 @@ void* PinnedMemory::allocate(int64_t bytes) {
   const cudaError_t status = cudaHostAlloc(&block, size, cudaHostAllocDefault);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // or the next check would report it again
-    throw runtime_error(fmt::format("cannot lock {} of host memory for the GPU", human_bytes(bytes)),
-                        "lower train.microbatch_seqs or the model's size, free memory, or raise the memory limit of "
-                        "this process");
+    block = std::malloc(size);
+    if (block == nullptr) {
+      throw runtime_error(fmt::format("cannot allocate {} of host memory", human_bytes(bytes)),
+                          "lower train.microbatch_seqs or the model's size, free memory, or raise the memory limit of "
+                          "this process");
+    }
+  } else {
+    NMOE_CUDA_CHECK(status);
   }
-  NMOE_CUDA_CHECK(status);
   std::memset(block, 0, size);
   return block;
 }
 
 void PinnedMemory::release(void* block, int64_t) noexcept {
-  if (block != nullptr) cudaFreeHost(block);
+  if (block == nullptr) return;
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, block) == cudaSuccess && attributes.type == cudaMemoryTypeHost) {
+    cudaFreeHost(block);
+  } else {
+    std::free(block);
+  }
 }
 
 }  // namespace nmoe::cuda

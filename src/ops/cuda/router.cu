@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
     }
     sum = warp_sum(sum) + kTinySum;
     weighted = warp_sum(weighted);
-    if (lane == 0) terms.entropy[warp.token] = log(sum) - weighted / sum;
+    if (lane == 0) terms.entropy[warp.token] = sum > kTinySum ? log(sum) - weighted / sum : 0.0;
   }
 
   if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);

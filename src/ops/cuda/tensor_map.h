@@ -7,8 +7,9 @@
 
 namespace nmoe::cuda {
 
-// Panels of 64 x 64 of a BF16 matrix [rows, cols], row-major, copied with the swizzle of 128 bytes (hopper.cuh). `data`
-// is aligned to 16 bytes and cols is a multiple of 8; rows, cols > 0. Throws where the driver refuses.
+// Panels of 64 x 64 of a BF16 matrix [rows, cols], row-major, copied with the swizzle of 128 bytes
+// (sm90_instructions.cuh). `data` is aligned to 16 bytes and cols is a multiple of 8; rows, cols > 0. Throws where the
+// driver refuses.
 CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols);
 
 }  // namespace nmoe::cuda

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace nmoe::cuda::hopper {
+namespace nmoe::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;  // threads that issue a wgmma together
 
@@ -169,4 +169,4 @@ __device__ inline void wgmma_n128(float (&d)[128], uint64_t a, uint64_t b, bool 
 
 #undef NMOE_EIGHT
 
-}  // namespace nmoe::cuda::hopper
+}  // namespace nmoe::cuda::sm90
