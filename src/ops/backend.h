@@ -226,9 +226,9 @@ struct SoftwareVersions {
 };
 
 // A point in the order of enqueued work, to wait for from the host.
-class Milestone {
+class Event {
  public:
-  virtual ~Milestone() = default;
+  virtual ~Event() = default;
   virtual void set() = 0;            // behind everything that is enqueued by now
   virtual bool reached() const = 0;  // true before the first set()
   virtual void wait() const = 0;     // from any thread
@@ -238,7 +238,7 @@ class Milestone {
 class Feed {
  public:
   virtual ~Feed() = default;
-  // Begins to copy: `host`, in host_memory(), is as large as the tensor and stays as it is until a milestone set after
+  // Begins to copy: `host`, in host_memory(), is as large as the tensor and stays as it is until an event set after
   // take() is reached.
   virtual void send(const void* host) = 0;
   // Enqueued like any other work: from here on the tensor holds what was sent last.
@@ -278,9 +278,9 @@ class Backend {
   // --- data movement
   virtual void upload(Tensor destination, const void* host) = 0;
   virtual void download(void* host, Tensor source) = 0;  // waits for the work queued before it
-  // download() without waiting: `host`, in host_memory(), has the values once a milestone set after it is reached.
+  // download() without waiting: `host`, in host_memory(), has the values once an event set after it is reached.
   virtual void begin_download(void* host, Tensor source) = 0;
-  virtual std::unique_ptr<Milestone> make_milestone() = 0;
+  virtual std::unique_ptr<Event> make_event() = 0;
   // `arena`, in memory(), gives what a device needs to receive into.
   virtual std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) = 0;
   virtual void fill(Tensor x, double value) = 0;                                   // any dtype

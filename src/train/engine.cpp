@@ -72,8 +72,8 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
   stopped_ = step_state_.allocate(DType::kI32, {1});
   bad_count_ = step_state_.allocate(DType::kI32, {1});
   ops.fill(stopped_, 0.0);
-  moment_ = ops.make_milestone();
-  staged_moment_ = ops.make_milestone();
+  moment_ = ops.make_event();
+  staged_moment_ = ops.make_event();
   feed_ = ops.make_feed(inputs_.block, step_state_);
 }
 

@@ -142,7 +142,7 @@ class Engine {
   Tensor stopped_;                // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;              // [1] i32
   bool warm_ = false;             // a step was run
-  std::unique_ptr<Milestone> moment_, staged_moment_;
+  std::unique_ptr<Event> moment_, staged_moment_;
   std::unique_ptr<Feed> feed_;       // of inputs_
   std::unique_ptr<Recording> step_;  // last: it uses all of the above
 };

@@ -67,7 +67,7 @@ StepSlot::StepSlot(const Config& config, const Model& model, Backend& ops, Arena
       inputs_(allocate_step_inputs(config, arena)),
       num_tokens_(static_cast<double>(config.train.batch_seqs * config.data.seq_len)),
       sums_(arena.allocate(DType::kF64, {2})),
-      done_(ops.make_milestone()) {
+      done_(ops.make_event()) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
     Router router;

@@ -85,7 +85,7 @@ class StepSlot {
   Tensor sums_;                  // [2] f64
   std::vector<Router> routers_;  // in layer order
   bool has_routers_ = false;     // of this step
-  std::unique_ptr<Milestone> done_;
+  std::unique_ptr<Event> done_;
 };
 
 }  // namespace nmoe

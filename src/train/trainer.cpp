@@ -105,6 +105,7 @@ class Trainer {
   void fail_non_finite(const StepResult& result);
   void run_validation();
   void save();
+  void save_after_failure();
   void record_failure(RunStatus status, const std::string& reason);
   int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
 
@@ -366,6 +367,15 @@ void Trainer::record_failure(RunStatus status, const std::string& reason) {
   }
 }
 
+void Trainer::save_after_failure() {
+  try {
+    save();
+    writer_->wait();
+  } catch (const std::exception& error) {
+    recorder_->message(fmt::format("the state is not saved: {}", error.what()));
+  }
+}
+
 TrainSummary Trainer::run() {
   start_or_resume();
   const StopSignal stop;
@@ -379,8 +389,7 @@ TrainSummary Trainer::run() {
                       summary_.interrupted ? fmt::format("stopped by {}", stop.name()) : "");
   } catch (const RunFailure& failure) {
     record_failure(failure.status(), failure.what());
-    save();
-    writer_->wait();
+    save_after_failure();
     throw;
   } catch (const std::exception& error) {
     record_failure(RunStatus::kFailed, error.what());

@@ -74,8 +74,8 @@ void CpuBackend::download(void* host, Tensor source) {
 }
 
 // Whatever was enqueued is done.
-std::unique_ptr<Milestone> CpuBackend::make_milestone() {
-  class Reached final : public Milestone {
+std::unique_ptr<Event> CpuBackend::make_event() {
+  class Reached final : public Event {
    public:
     void set() override {}
     bool reached() const override { return true; }

@@ -175,7 +175,7 @@ void CudaBackend::download(void* host, Tensor source) {
   if (!counting()) NMOE_CUDA_CHECK(cudaStreamSynchronize(context_.stream));
 }
 
-std::unique_ptr<Milestone> CudaBackend::make_milestone() { return std::make_unique<StreamMilestone>(context_.stream); }
+std::unique_ptr<Event> CudaBackend::make_event() { return std::make_unique<StreamEvent>(context_.stream); }
 
 std::unique_ptr<Feed> CudaBackend::make_feed(Tensor destination, Arena& arena) {
   const Tensor staging = arena.allocate(destination.dtype(), destination.shape());

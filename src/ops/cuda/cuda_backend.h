@@ -28,7 +28,7 @@ class CudaBackend final : public Backend {
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
   void begin_download(void* host, Tensor source) override;
-  std::unique_ptr<Milestone> make_milestone() override;
+  std::unique_ptr<Event> make_event() override;
   std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) override;
   void fill(Tensor x, double value) override;
   void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;

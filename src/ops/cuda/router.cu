@@ -161,16 +161,15 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   if (terms.z != nullptr && lane == 0)
     terms.z[warp.token] = static_cast<double>(log_sum) * static_cast<double>(log_sum);
   if (terms.entropy != nullptr) {
-    // With p = s / sum: -sum p log p = log sum - sum s log s / sum.
-    double sum = 0.0, weighted = 0.0;
+    double sum = 0.0, entropy = 0.0;
+    for (int i = lane; i < num_experts; i += kWarp) sum += static_cast<double>(scores[i]);
+    const auto total = static_cast<float>(warp_sum(sum) + kTinySum);
     for (int i = lane; i < num_experts; i += kWarp) {
-      const float score = scores[i];
-      sum += static_cast<double>(score);
-      if (!(score <= 0.0F)) weighted += static_cast<double>(score * logf(score));  // NaN stays in the sum
+      const float p = scores[i] / total;
+      if (!(p <= 0.0F)) entropy -= static_cast<double>(p * logf(p));  // NaN stays in the sum
     }
-    sum = warp_sum(sum) + kTinySum;
-    weighted = warp_sum(weighted);
-    if (lane == 0) terms.entropy[warp.token] = sum > kTinySum ? log(sum) - weighted / sum : 0.0;
+    entropy = warp_sum(entropy);
+    if (lane == 0) terms.entropy[warp.token] = entropy;
   }
 
   if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);

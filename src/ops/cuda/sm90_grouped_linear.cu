@@ -398,6 +398,7 @@ __device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* s
   for (;;) {
     wait_phase(&full[at.stage], at.parity);  // a tile comes with its first stage
     const Tile tile = stage_tiles[at.stage];
+    __syncwarp();  // all lanes have read it before one releases the stage
     if (tile.depth < 0) break;
     float upper_weight = 0.0F, lower_weight = 0.0F;  // of rows lane / 4 and 8 further, asked for ahead of their use
     if constexpr (L::kSwiGlu) {

@@ -4,18 +4,20 @@
 
 namespace nmoe::cuda {
 
-Event::Event(unsigned flags) { NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags | cudaEventDisableTiming)); }
+CudaEvent::CudaEvent(unsigned flags) {
+  NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags | cudaEventDisableTiming));
+}
 
-void StreamMilestone::set() { NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_)); }
+void StreamEvent::set() { NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_)); }
 
-bool StreamMilestone::reached() const {
+bool StreamEvent::reached() const {
   const cudaError_t status = cudaEventQuery(event_.get());
   if (status == cudaErrorNotReady) return false;
   NMOE_CUDA_CHECK(status);
   return true;
 }
 
-void StreamMilestone::wait() const { NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
+void StreamEvent::wait() const { NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
 
 // A copy that nobody took may still be reading host memory that goes next.
 StreamFeed::~StreamFeed() { cudaStreamSynchronize(copy_stream_); }

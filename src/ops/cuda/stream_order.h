@@ -1,4 +1,4 @@
-// What orders streams among themselves and for the host: milestones and feeds (ops/backend.h) by events.
+// What orders streams among themselves and for the host: events and feeds (ops/backend.h) by CUDA events.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,12 +7,12 @@
 
 namespace nmoe::cuda {
 
-class Event {
+class CudaEvent {
  public:
-  explicit Event(unsigned flags);  // of cudaEventCreateWithFlags; without timing
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
+  explicit CudaEvent(unsigned flags);  // of cudaEventCreateWithFlags; without timing
+  ~CudaEvent() { cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
 
   cudaEvent_t get() const { return event_; }
 
@@ -20,15 +20,15 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-class StreamMilestone final : public Milestone {
+class StreamEvent final : public Event {
  public:
-  explicit StreamMilestone(cudaStream_t stream) : event_(cudaEventBlockingSync), stream_(stream) {}
+  explicit StreamEvent(cudaStream_t stream) : event_(cudaEventBlockingSync), stream_(stream) {}
   void set() override;
   bool reached() const override;
   void wait() const override;  // asleep, not spinning
 
  private:
-  Event event_;
+  CudaEvent event_;
   cudaStream_t stream_;
 };
 
@@ -48,7 +48,7 @@ class StreamFeed final : public Feed {
   void take() override;
 
  private:
-  Event sent_, taken_;
+  CudaEvent sent_, taken_;
   cudaStream_t stream_, copy_stream_;
   Tensor staging_, destination_;
 };
