@@ -2,12 +2,21 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstring>
+
+#include "base/error.h"
 
 namespace nmoe {
 namespace {
 
+constexpr int kStopSignals[] = {SIGINT, SIGTERM};
+
 volatile std::sig_atomic_t received_signal = 0;
+
+// Room for all vector registers, several times over.
+alignas(64) char answer_stack[64 << 10];
 
 void on_signal(int signal) {
   if (received_signal != 0) _exit(128 + signal);  // the shell's convention for death by signal
@@ -18,13 +27,21 @@ void on_signal(int signal) {
 
 StopSignal::StopSignal() {
   received_signal = 0;
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  stack_t stack{};
+  stack.ss_sp = answer_stack;
+  stack.ss_size = sizeof(answer_stack);
+  NMOE_CHECK(sigaltstack(&stack, nullptr) == 0, "sigaltstack: {}", std::strerror(errno));
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_ONSTACK | SA_RESTART;
+  for (const int signal : kStopSignals) sigaction(signal, &action, nullptr);
 }
 
 StopSignal::~StopSignal() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
+  stack_t none{};
+  none.ss_flags = SS_DISABLE;
+  sigaltstack(&none, nullptr);
 }
 
 bool StopSignal::requested() const { return received_signal != 0; }
@@ -32,6 +49,13 @@ bool StopSignal::requested() const { return received_signal != 0; }
 const char* StopSignal::name() const {
   if (received_signal == SIGINT) return "SIGINT";
   return received_signal == SIGTERM ? "SIGTERM" : "";
+}
+
+void block_stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kStopSignals) sigaddset(&set, signal);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
 }  // namespace nmoe

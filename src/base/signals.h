@@ -3,7 +3,8 @@
 
 namespace nmoe {
 
-// While one exists, it owns both signals. One at a time.
+// While one exists, it owns both signals. One at a time. In the thread that makes it they are answered on a stack of
+// their own: kernels of oneDNN point the stack register into their buffers, which an answer there would overwrite.
 class StopSignal {
  public:
   StopSignal();
@@ -14,5 +15,8 @@ class StopSignal {
   bool requested() const;
   const char* name() const;  // "SIGINT" or "SIGTERM"; "" when none came
 };
+
+// Keeps both signals away from the calling thread: for those that compute beside the one with the StopSignal.
+void block_stop_signals();
 
 }  // namespace nmoe

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 namespace nmoe {
 namespace {
@@ -73,6 +74,7 @@ void ThreadPool::run_tasks(Job& job, int thread) {
 }
 
 void ThreadPool::worker_loop(int thread) {
+  block_stop_signals();
   uint64_t seen = 0;
   for (;;) {
     const auto deadline = std::chrono::steady_clock::now() + kSpin;
