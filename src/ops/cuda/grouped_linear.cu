@@ -17,6 +17,8 @@
 namespace nmoe::cuda {
 namespace {
 
+constexpr bool kHasSm90 = NMOE_CUDA_MAJOR == 9;
+
 // y[r, n] = sum over k of x[r, k] w_e[n, k], or of w_e[k, n] when not kWKMajor.
 template <class T>
 struct RowsProduct {
@@ -164,7 +166,9 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw
 void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
   check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
   if (ctx.counting() || y.num_elements() == 0) return;
-  if (sm90_grouped_takes(x, w, y)) return sm90_grouped_forward(ctx, x, w, offsets, y);
+  if constexpr (kHasSm90) {
+    if (sm90_grouped_takes(x, w, y)) return sm90_grouped_forward(ctx, x, w, offsets, y);
+  }
   if (x.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y);
   } else {
@@ -174,25 +178,28 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
 
 void grouped_activation_forward(Context& ctx, Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
                                 Tensor pre, Tensor h) {
-  const bool fused = kind == Activation::kSwiGlu && row_weight.defined() && sm90_grouped_takes(x, w, pre) &&
-                     h.dim(1) % 8 == 0 && aligned16(h.raw());
-  if (!fused) {
-    grouped_linear_forward(ctx, x, w, offsets, pre);
-    activation_forward(ctx, kind, pre, row_weight, h);
-    return;
+  if constexpr (kHasSm90) {
+    if (kind == Activation::kSwiGlu && row_weight.defined() && sm90_grouped_takes(x, w, pre) &&
+        vector_rows(h, h.dim(1))) {
+      check_groups(x, w, offsets, pre, w.dim(2), w.dim(1));
+      NMOE_CHECK(
+          h.shape() == Shape({x.dim(0), w.dim(1) / 2}) && h.dtype() == x.dtype() && row_weight.dim(0) == x.dim(0),
+          "grouped activation of {} into {} {}, weights {}", pre.shape(), dtype_name(h.dtype()), h.shape(),
+          row_weight.shape());
+      if (ctx.counting() || h.num_elements() == 0) return;
+      return sm90_grouped_swiglu(ctx, x, w, offsets, row_weight, pre, h);
+    }
   }
-  check_groups(x, w, offsets, pre, w.dim(2), w.dim(1));
-  NMOE_CHECK(h.shape() == Shape({x.dim(0), w.dim(1) / 2}) && h.dtype() == x.dtype() && row_weight.dim(0) == x.dim(0),
-             "grouped activation of {} into {} {}, weights {}", pre.shape(), dtype_name(h.dtype()), h.shape(),
-             row_weight.shape());
-  if (ctx.counting() || h.num_elements() == 0) return;
-  sm90_grouped_swiglu(ctx, x, w, offsets, row_weight, pre, h);
+  grouped_linear_forward(ctx, x, w, offsets, pre);
+  activation_forward(ctx, kind, pre, row_weight, h);
 }
 
 void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
   if (ctx.counting() || dx.num_elements() == 0) return;
-  if (sm90_grouped_takes(dy, w, dx)) return sm90_grouped_backward_input(ctx, dy, w, offsets, dx);
+  if constexpr (kHasSm90) {
+    if (sm90_grouped_takes(dy, w, dx)) return sm90_grouped_backward_input(ctx, dy, w, offsets, dx);
+  }
   if (dy.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx);
   } else {
@@ -203,8 +210,10 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
 void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
-  if (x.dim(0) > 0 && sm90_grouped_takes(x, dw, dy)) {
-    return sm90_grouped_backward_weight(ctx, x, dy, offsets, dw, accumulate);
+  if constexpr (kHasSm90) {
+    if (x.dim(0) > 0 && sm90_grouped_takes(x, dw, dy)) {
+      return sm90_grouped_backward_weight(ctx, x, dy, offsets, dw, accumulate);
+    }
   }
   if (ctx.counting()) return;
   if (x.dtype() == DType::kBF16) {

@@ -426,7 +426,6 @@ __device__ void multiply_tiles(const Product& p, std::byte* stages, std::byte* s
 
 template <Form kForm>
 __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = Layout<kForm>;
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* const staged = shared + L::kStages * kStageBytes;
@@ -450,7 +449,6 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
     take_registers<kConsumerRegisters>();
     multiply_tiles<kForm>(p, shared, staged, stage_tiles, full, empty);
   }
-#endif
 }
 
 template <Form kForm>
@@ -492,8 +490,7 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, in
 bool sm90_grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
   const bool aligned =
       aligned16(rows.raw()) && aligned16(other_rows.raw()) && (w.dtype() != DType::kBF16 || aligned16(w.raw()));
-  return NMOE_CUDA_MAJOR == 9 && rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0 &&
-         aligned;
+  return rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0 && aligned;
 }
 
 void sm90_grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {

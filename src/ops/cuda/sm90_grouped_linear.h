@@ -1,4 +1,5 @@
 // The grouped products of grouped_linear.h by warpgroup matrix instructions: BF16 on Hopper.
+// Compiled for sm_90a only.
 #pragma once
 
 #include "ops/backend.h"
@@ -6,7 +7,7 @@
 
 namespace nmoe::cuda {
 
-// Whether these kernels are in this program and take rows of `in` and `out` BF16 values.
+// Whether these kernels take such rows and weights: BF16, in whole 16 bytes.
 bool sm90_grouped_takes(Tensor rows, Tensor w, Tensor other_rows);
 
 // As in grouped_linear.h, R > 0. Gradients of weights take scratch, and so come here in a counting run too.
