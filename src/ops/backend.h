@@ -59,7 +59,7 @@ struct RopeArgs {
 
 // Causal softmax attention over B sequences of S positions; query head h reads key/value head h / (H / G).
 // Position i sees positions j with i - window < j <= i, or all j <= i when window is 0, of its own document only.
-// O(S) memory, beside a workspace that CUDA's backward bounds.
+// O(S) memory, beside a workspace that CUDA's backward keeps small where it can: at least one key/value head's.
 //
 // Documents are runs of the T tokens: document d is [cu_seqlens[d], cu_seqlens[d + 1]). cu_seqlens[0] is 0, no entry is
 // less than the one before, and the last is T. None crosses from one sequence into the next: every multiple of S up
