@@ -235,9 +235,9 @@ class Event {
 };
 
 // A tensor whose next content travels to the device while work on the present one goes on.
-class Feed {
+class Prefetch {
  public:
-  virtual ~Feed() = default;
+  virtual ~Prefetch() = default;
   // Begins to copy: `host`, in host_memory(), is as large as the tensor and stays as it is until an event set after
   // take() is reached.
   virtual void send(const void* host) = 0;
@@ -282,7 +282,7 @@ class Backend {
   virtual void begin_download(void* host, Tensor source) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   // `arena`, in memory(), gives what a device needs to receive into.
-  virtual std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) = 0;
+  virtual std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) = 0;
   virtual void fill(Tensor x, double value) = 0;                                   // any dtype
   virtual void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) = 0;  // x stat
   virtual void copy(Tensor source, Tensor destination) = 0;

@@ -74,7 +74,7 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
   ops.fill(stopped_, 0.0);
   moment_ = ops.make_event();
   staged_moment_ = ops.make_event();
-  feed_ = ops.make_feed(inputs_.block, step_state_);
+  prefetch_ = ops.make_prefetch(inputs_.block, step_state_);
 }
 
 void Engine::allocate_staging() {
@@ -111,8 +111,8 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   StepSlot& next = slot(num_enqueued_);
   next.set_num_targets(num_targets);
   if (!ops_.counting()) optimizer_->write_rates(progress, next.inputs().rates);
-  feed_->send(next.inputs().block.raw());
-  feed_->take();
+  prefetch_->send(next.inputs().block.raw());
+  prefetch_->take();
 }
 
 void Engine::enqueue_gradients(const Model::Inspector& inspect) {

@@ -143,8 +143,8 @@ class Engine {
   Tensor bad_count_;              // [1] i32
   bool warm_ = false;             // a step was run
   std::unique_ptr<Event> moment_, staged_moment_;
-  std::unique_ptr<Feed> feed_;       // of inputs_
-  std::unique_ptr<Recording> step_;  // last: it uses all of the above
+  std::unique_ptr<Prefetch> prefetch_;  // of inputs_
+  std::unique_ptr<Recording> step_;     // last: it uses all of the above
 };
 
 // What Engine::step_in_phases tells apart, in the order of their first turns: "zero gradients", "embedding", ...

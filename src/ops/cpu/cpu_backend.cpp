@@ -86,8 +86,8 @@ std::unique_ptr<Event> CpuBackend::make_event() {
 
 void CpuBackend::begin_download(void* host, Tensor source) { download(host, source); }
 
-std::unique_ptr<Feed> CpuBackend::make_feed(Tensor destination, Arena&) {
-  class Copy final : public Feed {
+std::unique_ptr<Prefetch> CpuBackend::make_prefetch(Tensor destination, Arena&) {
+  class Copy final : public Prefetch {
    public:
     Copy(CpuBackend& ops, Tensor destination) : ops_(ops), destination_(destination) {}
     void send(const void* host) override { host_ = host; }

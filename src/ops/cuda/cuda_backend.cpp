@@ -177,9 +177,9 @@ void CudaBackend::download(void* host, Tensor source) {
 
 std::unique_ptr<Event> CudaBackend::make_event() { return std::make_unique<StreamEvent>(context_.stream); }
 
-std::unique_ptr<Feed> CudaBackend::make_feed(Tensor destination, Arena& arena) {
+std::unique_ptr<Prefetch> CudaBackend::make_prefetch(Tensor destination, Arena& arena) {
   const Tensor staging = arena.allocate(destination.dtype(), destination.shape());
-  return std::make_unique<StreamFeed>(context_.stream, copy_stream_, staging, destination);
+  return std::make_unique<StreamPrefetch>(context_.stream, copy_stream_, staging, destination);
 }
 
 void CudaBackend::fill(Tensor x, double value) { cuda::fill(context_, x, value); }

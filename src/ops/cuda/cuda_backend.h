@@ -1,5 +1,5 @@
-// The CUDA implementation of the operations, for one device. Everything is enqueued on one stream, but for feeds: their
-// way to the device is a second one.
+// The CUDA implementation of the operations, for one device. Everything is enqueued on one stream, but for prefetches:
+// their way to the device is a second one.
 #pragma once
 
 #include "ops/backend.h"
@@ -29,7 +29,7 @@ class CudaBackend final : public Backend {
   void download(void* host, Tensor source) override;
   void begin_download(void* host, Tensor source) override;
   std::unique_ptr<Event> make_event() override;
-  std::unique_ptr<Feed> make_feed(Tensor destination, Arena& arena) override;
+  std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
   void fill(Tensor x, double value) override;
   void fill_truncated_normal(Tensor x, const TruncatedNormal& draws) override;
   void copy(Tensor source, Tensor destination) override;

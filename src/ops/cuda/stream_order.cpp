@@ -20,9 +20,9 @@ bool StreamEvent::reached() const {
 void StreamEvent::wait() const { NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
 
 // A copy that nobody took may still be reading host memory that goes next.
-StreamFeed::~StreamFeed() { cudaStreamSynchronize(copy_stream_); }
+StreamPrefetch::~StreamPrefetch() { cudaStreamSynchronize(copy_stream_); }
 
-void StreamFeed::send(const void* host) {
+void StreamPrefetch::send(const void* host) {
   if (staging_.raw() == nullptr) return;  // a counting run's
   NMOE_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_, taken_.get(), 0));
   NMOE_CUDA_CHECK(cudaMemcpyAsync(staging_.raw(), host, static_cast<size_t>(staging_.num_bytes()),
@@ -30,7 +30,7 @@ void StreamFeed::send(const void* host) {
   NMOE_CUDA_CHECK(cudaEventRecord(sent_.get(), copy_stream_));
 }
 
-void StreamFeed::take() {
+void StreamPrefetch::take() {
   if (staging_.raw() == nullptr) return;
   NMOE_CUDA_CHECK(cudaStreamWaitEvent(stream_, sent_.get(), 0));
   NMOE_CUDA_CHECK(cudaMemcpyAsync(destination_.raw(), staging_.raw(), static_cast<size_t>(staging_.num_bytes()),

@@ -1,4 +1,4 @@
-// What orders streams among themselves and for the host: events and feeds (ops/backend.h) by CUDA events.
+// What orders streams among themselves and for the host: events and prefetches (ops/backend.h) by CUDA events.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,16 +34,16 @@ class StreamEvent final : public Event {
 
 // send() copies on `copy_stream` into `staging`, which is free once the last take() is done; take() copies on from
 // there on `stream`.
-class StreamFeed final : public Feed {
+class StreamPrefetch final : public Prefetch {
  public:
-  StreamFeed(cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
+  StreamPrefetch(cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
       : sent_(cudaEventDefault),
         taken_(cudaEventDefault),
         stream_(stream),
         copy_stream_(copy_stream),
         staging_(staging),
         destination_(destination) {}
-  ~StreamFeed() override;
+  ~StreamPrefetch() override;
   void send(const void* host) override;
   void take() override;
 
