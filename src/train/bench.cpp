@@ -114,8 +114,8 @@ class Steps {
   // Milliseconds by phase of one more step.
   std::map<std::string_view, double> run_in_phases() {
     std::map<std::string_view, double> ms;
-    const int64_t num_targets = batches_.load(engine_);
     wait();
+    const int64_t num_targets = batches_.load(engine_);
     auto begin = Clock::now();
     engine_.step_in_phases(next(), num_targets, [&](std::string_view phase) {
       ms[phase] += ms_since(begin);

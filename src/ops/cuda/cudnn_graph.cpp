@@ -140,6 +140,12 @@ CudnnTensor CudnnGraph::scalar(float value) {
   return tensor;
 }
 
+void CudnnGraph::add_operation(CudnnDescriptor kind, CudnnDescriptor operation) {
+  finalize(operation);
+  kept_.push_back(std::move(kind));
+  operations_.push_back(std::move(operation));
+}
+
 void CudnnGraph::add_pointwise(const Pointwise& p) {
   CudnnDescriptor kind = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   set(kind, CUDNN_ATTR_POINTWISE_MODE, p.mode);
@@ -152,9 +158,7 @@ void CudnnGraph::add_pointwise(const Pointwise& p) {
   if (p.b != nullptr) set_descriptor(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor);
   if (p.t != nullptr) set_descriptor(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.t->descriptor);
   set_descriptor(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, p.y->descriptor);
-  finalize(operation);
-  kept_.push_back(std::move(kind));
-  operations_.push_back(std::move(operation));
+  add_operation(std::move(kind), std::move(operation));
 }
 
 CudnnTensor CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& b,
@@ -206,9 +210,7 @@ void CudnnGraph::multiply_into(const CudnnTensor& a, const CudnnTensor& b, const
   set_descriptor(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor);
   set_descriptor(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor);
   set_descriptor(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor);
-  finalize(operation);
-  kept_.push_back(std::move(kind));
-  operations_.push_back(std::move(operation));
+  add_operation(std::move(kind), std::move(operation));
 }
 
 CudnnTensor CudnnGraph::reduce(cudnnReduceTensorOp_t operation, const CudnnTensor& x, const CudnnDims& dims) {
@@ -226,9 +228,7 @@ void CudnnGraph::reduce_into(cudnnReduceTensorOp_t operation, const CudnnTensor&
   set_descriptor(node, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind.get());
   set_descriptor(node, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor);
   set_descriptor(node, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor);
-  finalize(node);
-  kept_.push_back(std::move(kind));
-  operations_.push_back(std::move(node));
+  add_operation(std::move(kind), std::move(node));
 }
 
 CudnnTensor CudnnGraph::transpose(const CudnnTensor& x) {

@@ -99,6 +99,7 @@ class CudnnGraph {
     const CudnnTensor* y;
     int64_t axis;  // or -1
   };
+  void add_operation(CudnnDescriptor kind, CudnnDescriptor operation);  // `kind` describes it and is final
   void add_pointwise(const Pointwise& p);
 
   cudnnHandle_t handle_;

@@ -19,7 +19,7 @@ void find(void* library, const std::string& path, const char* name, Function& fu
 }
 
 // The first that is new enough. Never closed: cuDNN keeps state until the process ends.
-void* open_library(std::string& path) {
+void* open_library(CudnnLibrary& result, std::string& path) {
   std::string tried;
   for (const char* candidate : {"libcudnn.so.9", NMOE_CUDNN_LIBRARY}) {
     if (!tried.empty()) tried += "; ";
@@ -29,13 +29,12 @@ void* open_library(std::string& path) {
       continue;
     }
     path = candidate;
-    decltype(CudnnLibrary::get_version) get_version = nullptr;
-    find(library, path, "cudnnGetVersion", get_version);
-    if (get_version() >= kMinCudnnVersion) return library;
+    find(library, path, "cudnnGetVersion", result.get_version);
+    if (result.get_version() >= kMinCudnnVersion) return library;
     Dl_info info{};
-    dladdr(reinterpret_cast<void*>(get_version), &info);
-    tried +=
-        fmt::format("{} is {}", info.dli_fname == nullptr ? path : info.dli_fname, cudnn_version_text(get_version()));
+    dladdr(reinterpret_cast<void*>(result.get_version), &info);
+    tried += fmt::format("{} is {}", info.dli_fname == nullptr ? path : info.dli_fname,
+                         cudnn_version_text(result.get_version()));
   }
   throw usage_error(fmt::format("attention in bf16 needs cuDNN {}: {}", cudnn_version_text(kMinCudnnVersion), tried),
                     kRemedy);
@@ -43,9 +42,8 @@ void* open_library(std::string& path) {
 
 CudnnLibrary load() {
   std::string path;
-  void* library = open_library(path);
   CudnnLibrary result{};
-  find(library, path, "cudnnGetVersion", result.get_version);
+  void* const library = open_library(result, path);
   find(library, path, "cudnnGetErrorString", result.get_error_string);
   find(library, path, "cudnnGetLastErrorString", result.get_last_error_string);
   find(library, path, "cudnnCreate", result.create);

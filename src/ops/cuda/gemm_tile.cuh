@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/shared_memory.cuh"
 
 namespace nmoe::cuda {
 
@@ -60,10 +61,6 @@ namespace gemm {
 using Bf16 = __nv_bfloat16;
 using Bf16Tile = GemmTile<Bf16>;
 using F32Tile = GemmTile<float>;
-
-__device__ inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
 
 // 16 bytes to shared memory; zeros unless `exists`. The source must be a valid address either way.
 __device__ inline void copy_async16(void* target, const void* source, bool exists) {

@@ -150,7 +150,8 @@ class Tiles {
 };
 
 // The experts' indices by falling number of rows, a warp each; equal ones by index. Sets `tiles_taken` to 0.
-__global__ void __launch_bounds__(256)
+constexpr int kOrderThreads = 256;
+__global__ void __launch_bounds__(kOrderThreads)
     order_kernel(const int32_t* offsets, int num_experts, int* order, int* tiles_taken) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *tiles_taken = 0;
   const int expert = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / kWarp);
@@ -246,7 +247,7 @@ __device__ void write_rows(const float (&c)[128], const Product& p, const Tile& 
   commit_stores();
 }
 
-__device__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+__device__ float rounded(float x) { return to_float(from_float<__nv_bfloat16>(x)); }
 
 // c[j] = silu(c[j]) * c[j + 64] * weight, of values rounded as they are stored.
 __device__ void apply_swiglu(float (&c)[128], float upper_weight, float lower_weight) {
@@ -510,7 +511,6 @@ void sm90_grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offs
   ArenaScope scope(ctx.scratch);
   const Tensor order = scope.allocate(DType::kI32, {num_experts}), tiles_taken = scope.allocate(DType::kI32, {1});
   if (ctx.counting()) return;
-  constexpr int kOrderThreads = 256;
   order_kernel<<<grid_size(ceil_div<int64_t>(num_experts, kOrderThreads / kWarp)), kOrderThreads, 0, ctx.stream>>>(
       offsets.data<int32_t>(), static_cast<int>(num_experts), order.data<int32_t>(), tiles_taken.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());

@@ -7,13 +7,11 @@
 
 #include <cstdint>
 
+#include "ops/cuda/shared_memory.cuh"
+
 namespace nmoe::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;  // threads that issue a wgmma together
-
-__device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // --- barriers. A phase ends when `arrivals` arrived and the bytes that were announced have come; phases alternate in
 // parity, from 0.
