@@ -127,10 +127,11 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   if (pass.drops(Recompute::kExperts)) {
     saved_.rows = pass.push(saved_.rows.shape());
     saved_.pre = pass.push(saved_.pre.shape());
+    saved_.hidden = pass.push(saved_.hidden.shape());
     ops.moe_dispatch(saved_.x, saved_.plan, saved_.rows);
-    ops.grouped_linear_forward(saved_.rows, w_in_.value, saved_.plan.offsets, saved_.pre);
-  }
-  if (pass.drops(Recompute::kNorms)) {
+    ops.grouped_activation_forward(config_.activation, saved_.rows, w_in_.value, saved_.plan.offsets, saved_.row_weight,
+                                   saved_.pre, saved_.hidden);
+  } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     ops.activation_forward(config_.activation, saved_.pre, saved_.row_weight, saved_.hidden);
   }
