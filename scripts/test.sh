@@ -17,7 +17,7 @@ case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan) preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test) ;;
-  --tsan) preset=tsan programs=(base_test ops_test checkpoint_test track_test) ;;
+  --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;
   *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
 esac
 

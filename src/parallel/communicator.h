@@ -1,0 +1,70 @@
+// Communicator: how the ranks of a run meet. A rank is a device and what drives it.
+//
+// All ranks make the same calls in the same order, each from the one thread that drives it; no call returns before
+// every rank has made it, except that work on tensors is enqueued. A wrong order is a bug and found as one.
+//
+// When a rank fails, the calls of all others that it has not made, those that wait and those to come, throw
+// PeerFailure; a call that all have made is completed. Nobody waits for ever: a call that waits longer than the group's
+// timeout for another rank throws an Error (runtime) that says who waited for whom, in which call.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// Another rank failed: which, and with what.
+class PeerFailure : public Error {
+ public:
+  PeerFailure(int64_t rank, const std::string& reason, std::string remedy)
+      : Error(ErrorKind::kRuntime, fmt::format("rank {} failed: {}", rank, reason), std::move(remedy)) {}
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  virtual int64_t index() const = 0;  // of this rank, from 0
+  virtual int64_t count() const = 0;  // of ranks
+
+  // Returns when every rank has called it.
+  virtual void barrier() = 0;
+
+  // Every rank's bytes in the order of ranks; of any length, but meant for little: they are copied several times.
+  virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
+  // The same for values, in which padding must not matter.
+  template <class T>
+  requires std::is_trivially_copyable_v<T> std::vector<T> all_gather_values(const T& value) {
+    std::vector<T> values;
+    for (const std::string& bytes : all_gather({reinterpret_cast<const char*>(&value), sizeof(T)})) {
+      NMOE_CHECK(bytes.size() == sizeof(T), "{} bytes of a rank for a value of {}", bytes.size(), sizeof(T));
+      std::memcpy(&values.emplace_back(), bytes.data(), sizeof(T));
+    }
+    return values;
+  }
+  // Rank 0's bytes, or value, on every rank; what others pass does not matter.
+  std::string broadcast(std::string_view bytes) { return all_gather(index() == 0 ? bytes : "").front(); }
+
+  // Replaces each tensor by its sum over all ranks: rank 0's value, plus rank 1's, plus rank 2's and so on, each
+  // addition rounded to the tensor's dtype. So all ranks get the same bits, and get them every time. F32, F64 or I32;
+  // the i-th tensor has the same dtype and number of elements on every rank. Tensors without data (of counting arenas)
+  // are left alone, and then nobody is waited for.
+  virtual void all_reduce_sum(std::span<const Tensor> tensors) = 0;
+  void all_reduce_sum(Tensor tensor) { all_reduce_sum(std::span(&tensor, 1)); }
+};
+
+// The one of a rank that is alone. It has no state: every call returns at once.
+Communicator& single_rank();
+
+}  // namespace nmoe

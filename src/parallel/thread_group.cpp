@@ -1,0 +1,295 @@
+#include "parallel/thread_group.h"
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+#include "base/signals.h"
+
+namespace nmoe {
+namespace {
+
+std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of an unknown type";
+  }
+}
+
+std::string remedy_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error.remedy();
+  } catch (...) {
+    return "";
+  }
+}
+
+// The elements that a rank sums: whole cache lines, so that no two ranks write to the same one.
+struct Slice {
+  int64_t begin, end;
+};
+Slice slice_of(const Tensor& tensor, int64_t rank, int64_t num_ranks) {
+  const int64_t line = 64 / static_cast<int64_t>(dtype_bytes(tensor.dtype()));
+  const int64_t size = tensor.num_elements(), lines = (size + line - 1) / line;
+  const auto edge = [&](int64_t index) { return std::min(size, lines * index / num_ranks * line); };
+  return {edge(rank), edge(rank + 1)};
+}
+
+// tensors: one a rank, in order. The elements of `slice` become their sum in all of them.
+template <class T>
+void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
+  constexpr int64_t kBlock = 1024;  // stays in the first-level cache
+  std::array<T, kBlock> sum;
+  for (int64_t begin = slice.begin; begin < slice.end; begin += kBlock) {
+    const int64_t size = std::min(kBlock, slice.end - begin);
+    std::copy_n(tensors[0].data<T>() + begin, size, sum.data());
+    for (const Tensor& tensor : tensors.subspan(1)) {
+      const T* values = tensor.data<T>() + begin;
+      for (int64_t i = 0; i < size; ++i) sum[static_cast<size_t>(i)] += values[i];
+    }
+    for (const Tensor& tensor : tensors) std::copy_n(sum.data(), size, tensor.data<T>() + begin);
+  }
+}
+
+bool is_summable(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kI32; }
+
+void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
+  switch (tensors[0].dtype()) {
+    case DType::kF32:
+      return sum_to_all<float>(tensors, slice);
+    case DType::kF64:
+      return sum_to_all<double>(tensors, slice);
+    case DType::kI32:
+      return sum_to_all<int32_t>(tensors, slice);
+    default:
+      return;  // not summable
+  }
+}
+
+}  // namespace
+
+// What a rank brings to a meeting. `tensors` belong to the caller, who stays until all are done with them.
+struct ThreadGroup::Call {
+  std::string_view name;
+  std::string bytes = {};
+  std::span<const Tensor> tensors = {};
+};
+
+// A rank. Calls are made of meetings of all ranks, counted alike by all.
+class ThreadGroup::Member final : public Communicator {
+ public:
+  Member(ThreadGroup& group, int64_t index) : group_(group), index_(index) {}
+
+  int64_t index() const override { return index_; }
+  int64_t count() const override { return static_cast<int64_t>(group_.members_.size()); }
+
+  void barrier() override { group_.meet(*this, {.name = "barrier"}, /*reads_peers=*/false); }
+
+  std::vector<std::string> all_gather(std::string_view bytes) override {
+    group_.meet(*this, {.name = "all_gather", .bytes = std::string(bytes)}, /*reads_peers=*/false);
+    std::vector<std::string> all;
+    for (const auto& member : group_.members_) all.push_back(member->call(meetings_).bytes);
+    return all;
+  }
+
+  void all_reduce_sum(std::span<const Tensor> tensors) override {
+    const auto has_data = [](const Tensor& tensor) { return tensor.raw() != nullptr; };
+    if (std::ranges::none_of(tensors, has_data)) return;
+    for (const Tensor& tensor : tensors) {
+      NMOE_CHECK(is_summable(tensor.dtype()), "a sum over ranks of {}", dtype_name(tensor.dtype()));
+      NMOE_CHECK(has_data(tensor) || tensor.num_elements() == 0, "a tensor of {} without data among others",
+                 tensor.shape());
+    }
+    group_.meet(*this, {.name = "all_reduce_sum", .tensors = tensors}, /*reads_peers=*/true);
+    group_.reduce_slice(*this);
+    group_.meet(*this, {.name = "end of all_reduce_sum"}, /*reads_peers=*/false);
+  }
+
+  // Two are enough: who comes to a meeting has done with the one before the last, as has everyone he met at the last.
+  Call& call(int64_t meeting) { return calls_[static_cast<size_t>(meeting % 2)]; }
+  const Call& call(int64_t meeting) const { return calls_[static_cast<size_t>(meeting % 2)]; }
+  std::string last_call() const {
+    return meetings_ == 0 ? "has made no call" : fmt::format("last came to {} ({})", call(meetings_).name, meetings_);
+  }
+
+  // Guarded by the group's mutex; what a rank wrote there before a meeting may be read after it.
+  int64_t meetings_ = 0;  // that this rank came to
+  bool left_ = false;
+
+ private:
+  ThreadGroup& group_;
+  int64_t index_;
+  std::array<Call, 2> calls_ = {};
+};
+
+// The end of meet(..., reads_peers).
+struct ThreadGroup::Reading {
+  explicit Reading(ThreadGroup& group) : group_(group) {}
+  ~Reading() {
+    const std::lock_guard lock(group_.mutex_);
+    if (--group_.num_readers_ == 0) group_.changed_.notify_all();
+  }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  ThreadGroup& group_;
+};
+
+ThreadGroup::ThreadGroup(int64_t count, std::chrono::milliseconds timeout) : timeout_(timeout) {
+  NMOE_CHECK(count >= 1, "a group of {} ranks", count);
+  for (int64_t rank = 0; rank < count; ++rank) members_.push_back(std::make_unique<Member>(*this, rank));
+}
+
+ThreadGroup::~ThreadGroup() = default;
+
+Communicator& ThreadGroup::communicator(int64_t rank) { return *members_[static_cast<size_t>(rank)]; }
+
+bool ThreadGroup::all_met(int64_t meeting) const {
+  return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings_ >= meeting; });
+}
+
+// Returns when all ranks have come. `reads_peers`: from here to the end of its Reading this rank uses tensors of
+// others, and they stay there: a rank that learns of a failure leaves no call before.
+void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
+  std::unique_lock lock(mutex_);
+  if (failure_) {
+    wait_for_readers(lock);
+    throw_peer_failure();
+  }
+  const int64_t meeting = ++self.meetings_;
+  self.call(meeting) = std::move(call);
+  if (all_met(meeting)) {
+    check_same_call(self);
+    changed_.notify_all();
+  }
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  bool timed_out = false;
+  while (!all_met(meeting)) {
+    for (const auto& member : members_) {
+      if (member->meetings_ >= meeting) continue;
+      check_not_left(self, *member);
+      if (timed_out) give_up(lock, self, *member);
+    }
+    timed_out = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+    if (failure_ && (reads_peers || !all_met(meeting))) {
+      wait_for_readers(lock);
+      throw_peer_failure();
+    }
+  }
+  if (reads_peers) ++num_readers_;
+}
+
+void ThreadGroup::wait_for_readers(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [&] { return num_readers_ == 0; });
+}
+
+void ThreadGroup::throw_peer_failure() const {
+  throw PeerFailure(failure_->rank, reason_of(failure_->exception), remedy_of(failure_->exception));
+}
+
+void ThreadGroup::check_not_left(const Member& self, const Member& missing) const {
+  NMOE_CHECK(!missing.left_, "rank {} has ended, and rank {} waits for it in {} ({}); it {}", missing.index(),
+             self.index(), self.call(self.meetings_).name, self.meetings_, missing.last_call());
+}
+
+void ThreadGroup::give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing) {
+  const Error error =
+      runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in {} ({}), which {}", self.index(),
+                                std::chrono::duration<double>(timeout_).count(), missing.index(),
+                                self.call(self.meetings_).name, self.meetings_, missing.last_call()),
+                    "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+  fail_locked(self.index(), std::make_exception_ptr(error));
+  wait_for_readers(lock);
+  throw error;
+}
+
+// By the last to come, while the others wait and keep what they brought.
+void ThreadGroup::check_same_call(const Member& self) {
+  const int64_t meeting = self.meetings_;
+  const Call& mine = self.call(meeting);
+  try {
+    for (const auto& member : members_) {
+      const Call& other = member->call(meeting);
+      NMOE_CHECK(other.name == mine.name && other.tensors.size() == mine.tensors.size(),
+                 "ranks differ in call {}: {} of {} tensors on rank {}, {} of {} on rank {}", meeting, mine.name,
+                 mine.tensors.size(), self.index(), other.name, other.tensors.size(), member->index());
+      for (size_t i = 0; i < mine.tensors.size(); ++i) {
+        const Tensor &a = mine.tensors[i], &b = other.tensors[i];
+        NMOE_CHECK(a.dtype() == b.dtype() && a.num_elements() == b.num_elements(),
+                   "ranks differ in tensor {} of {} in call {}: {} {} on rank {}, {} {} on rank {}", i, mine.name,
+                   meeting, dtype_name(a.dtype()), a.shape(), self.index(), dtype_name(b.dtype()), b.shape(),
+                   member->index());
+      }
+    }
+  } catch (...) {
+    fail_locked(self.index(), std::current_exception());
+    throw;
+  }
+}
+
+void ThreadGroup::reduce_slice(const Member& self) {
+  const Reading reading(*this);
+  const int64_t meeting = self.meetings_;
+  std::vector<Tensor> tensors(members_.size());
+  for (size_t i = 0; i < self.call(meeting).tensors.size(); ++i) {
+    std::ranges::transform(members_, tensors.begin(),
+                           [&](const auto& member) { return member->call(meeting).tensors[i]; });
+    sum_to_all(tensors, slice_of(tensors[0], self.index(), self.count()));
+  }
+}
+
+void ThreadGroup::leave(int64_t rank) {
+  const std::lock_guard lock(mutex_);
+  members_[static_cast<size_t>(rank)]->left_ = true;
+  changed_.notify_all();
+}
+
+void ThreadGroup::fail(int64_t rank, std::exception_ptr failure) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(rank, std::move(failure));
+}
+
+void ThreadGroup::fail_locked(int64_t rank, std::exception_ptr failure) {
+  if (!failure_) failure_ = Failure{rank, std::move(failure)};
+  changed_.notify_all();
+}
+
+std::exception_ptr ThreadGroup::first_failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ ? failure_->exception : nullptr;
+}
+
+void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive) {
+  if (count == 1) return drive(single_rank());
+  ThreadGroup group(count, timeout);
+  const auto drive_rank = [&](int64_t rank) {
+    try {
+      drive(group.communicator(rank));
+      group.leave(rank);
+    } catch (...) {
+      group.fail(rank, std::current_exception());
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (int64_t rank = 1; rank < count; ++rank) {
+      threads.emplace_back([&drive_rank, rank] {
+        block_stop_signals();
+        drive_rank(rank);
+      });
+    }
+    drive_rank(0);
+  } catch (...) {  // no thread could be had
+    group.fail(0, std::current_exception());
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (const std::exception_ptr failure = group.first_failure()) std::rethrow_exception(failure);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,71 @@
+// Ranks that are threads of this process, with tensors in its memory.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "parallel/communicator.h"
+
+namespace nmoe {
+
+// How long a rank waits for another before it gives the run up.
+inline constexpr std::chrono::milliseconds kDefaultRankTimeout = std::chrono::minutes(10);
+
+// What the ranks share. Outlives their communicators' use.
+class ThreadGroup {
+ public:
+  explicit ThreadGroup(int64_t count, std::chrono::milliseconds timeout = kDefaultRankTimeout);
+  ~ThreadGroup();
+  ThreadGroup(const ThreadGroup&) = delete;
+  ThreadGroup& operator=(const ThreadGroup&) = delete;
+
+  // To be used by one thread at a time.
+  Communicator& communicator(int64_t rank);
+
+  // The rank makes no further calls: it ended, or failed. Who waits for it learns of it at once. From any thread.
+  void leave(int64_t rank);
+  void fail(int64_t rank, std::exception_ptr failure);
+  // What a rank failed with before any other did; null: none has failed.
+  std::exception_ptr first_failure() const;
+
+ private:
+  class Member;
+  struct Call;
+  struct Reading;
+  struct Failure {
+    int64_t rank;
+    std::exception_ptr exception;
+  };
+
+  void meet(Member& self, Call call, bool reads_peers);
+  bool all_met(int64_t meeting) const;
+  void wait_for_readers(std::unique_lock<std::mutex>& lock);
+  [[noreturn]] void throw_peer_failure() const;
+  void check_not_left(const Member& self, const Member& missing) const;
+  [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing);
+  void check_same_call(const Member& self);
+  void fail_locked(int64_t rank, std::exception_ptr failure);
+  void reduce_slice(const Member& self);
+
+  const std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Member>> members_;  // by rank
+  std::optional<Failure> failure_;                // the first
+  int64_t num_readers_ = 0;                       // ranks that read and write tensors of others just now
+};
+
+// Calls `drive` once for each of `count` ranks and returns when all have returned: rank 0 on the calling thread, the
+// others on threads of their own, from which SIGINT and SIGTERM are kept. When one throws, the others are told by
+// their communicators; what was thrown first is rethrown here after all have ended. With one rank this is a call of
+// `drive` with single_rank().
+void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive);
+
+}  // namespace nmoe

@@ -1,0 +1,270 @@
+#include "parallel/thread_group.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "base/rng.h"
+#include "support/errors.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+using namespace std::chrono_literals;
+
+constexpr auto kTimeout = 60s;  // far more than any of these takes
+
+class ThreadGroupTest : public ::testing::TestWithParam<int64_t> {
+ protected:
+  static int64_t count() { return GetParam(); }
+  static void run(const std::function<void(Communicator&)>& drive) { run_ranks(count(), kTimeout, drive); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ThreadGroupTest, ::testing::Values(1, 2, 3, 4));
+
+template <class T>
+Tensor view(std::vector<T>& values) {
+  return {values.data(), DTypeOf<T>::value, {static_cast<int64_t>(values.size())}};
+}
+
+// A rank's values: of all sizes, so that the order of a sum shows in its last bits.
+template <class T>
+std::vector<T> values_of(int64_t rank, int64_t size) {
+  const Philox random(static_cast<uint64_t>(rank), "values");
+  std::vector<T> values(static_cast<size_t>(size));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint64_t bits = random.bits(i);
+    const auto whole = static_cast<int32_t>(bits % 2000) - 1000;
+    if constexpr (std::is_integral_v<T>) {
+      values[i] = whole;
+    } else {
+      values[i] = std::ldexp(static_cast<T>(whole) / T{7}, static_cast<int>(bits / 2000 % 20));
+    }
+  }
+  return values;
+}
+
+// ((rank 0 + rank 1) + rank 2) + ...
+template <class T>
+std::vector<T> sum_in_rank_order(int64_t count, int64_t size) {
+  std::vector<T> sum = values_of<T>(0, size);
+  for (int64_t rank = 1; rank < count; ++rank) {
+    const std::vector<T> values = values_of<T>(rank, size);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+  }
+  return sum;
+}
+
+template <class T>
+void expect_sums_in_rank_order(int64_t count) {
+  for (const int64_t size : {0, 1, 15, 16, 17, 63, 1000, 4099}) {
+    const std::vector<T> expected = sum_in_rank_order<T>(count, size);
+    for (int round = 0; round < 3; ++round) {
+      run_ranks(count, kTimeout, [&](Communicator& ranks) {
+        std::vector<T> values = values_of<T>(ranks.index(), size);
+        ranks.all_reduce_sum(view(values));
+        EXPECT_EQ(values, expected) << size << " elements on rank " << ranks.index();
+      });
+    }
+  }
+}
+
+TEST_P(ThreadGroupTest, SumsAreInRankOrder) {
+  expect_sums_in_rank_order<float>(count());
+  expect_sums_in_rank_order<double>(count());
+  expect_sums_in_rank_order<int32_t>(count());
+}
+
+// Values that were chosen for it: another order gives 0 or 2.
+TEST(ThreadGroup, TheOrderOfASumShows) {
+  const float values[] = {1.0f, 1e8f, -1e8f, 1.0f};
+  run_ranks(4, kTimeout, [&](Communicator& ranks) {
+    std::vector<float> value = {values[ranks.index()]};
+    ranks.all_reduce_sum(view(value));
+    EXPECT_EQ(value[0], 1.0f);
+  });
+}
+
+TEST_P(ThreadGroupTest, SeveralTensorsAreSummedInOneCall) {
+  run([&](Communicator& ranks) {
+    auto a = values_of<float>(ranks.index(), 33);
+    auto b = values_of<double>(ranks.index(), 0);
+    auto c = values_of<int32_t>(ranks.index(), 8);
+    const Tensor tensors[] = {view(a), view(b), view(c)};
+    ranks.all_reduce_sum(tensors);
+    EXPECT_EQ(a, sum_in_rank_order<float>(ranks.count(), 33));
+    EXPECT_EQ(c, sum_in_rank_order<int32_t>(ranks.count(), 8));
+    ranks.all_reduce_sum(std::span<const Tensor>());
+  });
+}
+
+// The planning run of one rank is alone in its group.
+TEST(ThreadGroup, TensorsWithoutDataAreLeftAlone) {
+  ThreadGroup group(3, 1ms);
+  group.communicator(0).all_reduce_sum(Tensor(nullptr, DType::kF32, {4, 8}));
+}
+
+TEST_P(ThreadGroupTest, GathersInRankOrder) {
+  run([&](Communicator& ranks) {
+    EXPECT_EQ(ranks.count(), count());
+    for (int64_t round = 0; round < 200; ++round) {
+      const std::string mine(static_cast<size_t>(ranks.index() + round % 3), static_cast<char>('a' + ranks.index()));
+      const std::vector<std::string> all = ranks.all_gather(mine);
+      const std::vector<int64_t> numbers = ranks.all_gather_values(10 * round + ranks.index());
+      ASSERT_EQ(static_cast<int64_t>(all.size()), count());
+      for (int64_t rank = 0; rank < count(); ++rank) {
+        const auto i = static_cast<size_t>(rank);
+        ASSERT_EQ(all[i], std::string(static_cast<size_t>(rank + round % 3), static_cast<char>('a' + rank)));
+        ASSERT_EQ(numbers[i], 10 * round + rank);
+      }
+      ASSERT_EQ(ranks.broadcast(ranks.index() == 0 ? "first" : "another"), "first");
+    }
+  });
+}
+
+TEST_P(ThreadGroupTest, NobodyPassesABarrierBeforeAllHaveCome) {
+  std::atomic<int64_t> arrived{0};
+  run([&](Communicator& ranks) {
+    for (int64_t round = 1; round <= 500; ++round) {
+      ++arrived;
+      ranks.barrier();
+      ASSERT_GE(arrived, round * count());
+    }
+  });
+}
+
+// Calls of all kinds one behind the other, ranks being slow by turns.
+TEST_P(ThreadGroupTest, ManyRounds) {
+  run([&](Communicator& ranks) {
+    std::vector<float> sums(100);
+    for (int64_t round = 0; round < 300; ++round) {
+      if (round % 50 == ranks.index()) std::this_thread::sleep_for(1ms);
+      std::iota(sums.begin(), sums.end(), static_cast<float>(ranks.index() + round));
+      ranks.all_reduce_sum(view(sums));
+      const auto others = static_cast<float>(count() * (count() - 1) / 2);
+      for (size_t i = 0; i < sums.size(); ++i) {
+        ASSERT_EQ(sums[i], static_cast<float>(count()) * static_cast<float>(static_cast<int64_t>(i) + round) + others);
+      }
+      ASSERT_EQ(ranks.all_gather_values(round).back(), round);
+    }
+  });
+}
+
+TEST(ThreadGroup, AFailingRankEndsAllWithItsOwnError) {
+  for (const int64_t count : {2, 4}) {
+    for (int64_t failing = 0; failing < count; ++failing) {
+      std::atomic<int> told{0};
+      const Error error = error_of([&] {
+        run_ranks(count, kTimeout, [&](Communicator& ranks) {
+          std::vector<float> values(1000);
+          ranks.all_reduce_sum(view(values));
+          if (ranks.index() == failing) throw usage_error("the disk is on fire", "put it out");
+          try {
+            for (;;) ranks.all_reduce_sum(view(values));
+          } catch (const PeerFailure& failure) {
+            EXPECT_EQ(std::string(failure.what()), fmt::format("rank {} failed: the disk is on fire", failing));
+            EXPECT_EQ(failure.remedy(), "put it out");
+            ++told;
+            EXPECT_THROW(ranks.barrier(), PeerFailure);
+            EXPECT_THROW(ranks.all_gather("x"), PeerFailure);
+            throw;
+          }
+        });
+      });
+      EXPECT_EQ(std::string(error.what()), "the disk is on fire");
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      EXPECT_EQ(told, count - 1);
+    }
+  }
+}
+
+// Tensors are freed as a rank unwinds: nobody may be summing them then.
+TEST(ThreadGroup, FailuresBetweenSums) {
+  for (int round = 0; round < 100; ++round) {
+    EXPECT_THROW(run_ranks(3, kTimeout,
+                           [&](Communicator& ranks) {
+                             for (int i = 0;; ++i) {
+                               std::vector<double> values(5000);
+                               if (ranks.index() == round % 3 && i == round % 5) throw std::runtime_error("enough");
+                               ranks.all_reduce_sum(view(values));
+                             }
+                           }),
+                 std::runtime_error);
+  }
+}
+
+TEST(ThreadGroup, ATimeoutNamesWhoWaitedForWhom) {
+  std::atomic<bool> timed_out{false};
+  const Error error = error_of([&] {
+    run_ranks(2, 50ms, [&](Communicator& ranks) {
+      ranks.barrier();
+      if (ranks.index() == 1) {
+        while (!timed_out) std::this_thread::sleep_for(1ms);
+        EXPECT_THROW(ranks.barrier(), PeerFailure);
+        return;
+      }
+      try {
+        ranks.all_gather("x");
+      } catch (...) {
+        timed_out = true;
+        throw;
+      }
+    });
+  });
+  EXPECT_EQ(std::string(error.what()),
+            "rank 0 waited 0.05 s for rank 1 in all_gather (2), which last came to barrier (1)");
+  EXPECT_TRUE(contains(error.remedy(), "parallel.timeout_s"));
+}
+
+TEST(ThreadGroup, ARankThatEndsEarlyIsFound) {
+  try {
+    run_ranks(3, kTimeout, [](Communicator& ranks) {
+      if (ranks.index() != 2) ranks.barrier();
+    });
+    FAIL() << "no failure";
+  } catch (const CheckFailure& failure) {
+    EXPECT_TRUE(contains(failure.what(), "rank 2 has ended, and rank "));
+    EXPECT_TRUE(contains(failure.what(), "waits for it in barrier (1)"));
+  }
+}
+
+TEST(ThreadGroup, RanksThatDifferAreFound) {
+  const auto failure_of = [](const std::function<void(Communicator&)>& drive) -> std::string {
+    try {
+      run_ranks(2, kTimeout, drive);
+    } catch (const CheckFailure& failure) {
+      return failure.what();
+    }
+    return "";
+  };
+  EXPECT_TRUE(contains(failure_of([](Communicator& ranks) {
+                         if (ranks.index() == 0) return ranks.barrier();
+                         ranks.all_gather("x");
+                       }),
+                       "ranks differ in call 1"));
+  EXPECT_TRUE(contains(failure_of([](Communicator& ranks) {
+                         std::vector<float> values(static_cast<size_t>(4 + ranks.index()));
+                         ranks.all_reduce_sum(view(values));
+                       }),
+                       "ranks differ in tensor 0 of all_reduce_sum"));
+  EXPECT_TRUE(contains(failure_of([](Communicator& ranks) {
+                         std::vector<uint8_t> values(4);
+                         ranks.all_reduce_sum(view(values));
+                       }),
+                       "a sum over ranks of U8"));
+}
+
+TEST(ThreadGroup, RankZeroIsTheCallingThread) {
+  const auto caller = std::this_thread::get_id();
+  for (const int64_t count : {1, 3}) {
+    run_ranks(count, kTimeout,
+              [&](Communicator& ranks) { EXPECT_EQ(std::this_thread::get_id() == caller, ranks.index() == 0); });
+  }
+}
+
+}  // namespace
+}  // namespace nmoe
