@@ -26,7 +26,7 @@ struct RunConfig {
   std::string dir = "runs";            // experiments.db, metrics/ and checkpoints/ live under it
   std::string device = "cpu";          // "cpu" or "cuda"
   Precision precision = Precision::kDevice;
-  int64_t threads = 0;  // CPU threads; 0: one per available CPU
+  int64_t threads = 0;  // CPU threads of all ranks together; 0: one per available CPU
   int64_t seed = 1;     // initialisation and data order
 };
 
@@ -168,14 +168,19 @@ enum class Recompute {
 
 struct TrainConfig {
   int64_t steps = 100;           // where to stop, 0: where the data plan ends; not part of the fingerprint
-  int64_t batch_seqs = 16;       // sequences of an optimizer step
-  int64_t microbatch_seqs = 16;  // sequences of a forward/backward; divides batch_seqs
+  int64_t batch_seqs = 16;       // sequences of an optimizer step, of all ranks together
+  int64_t microbatch_seqs = 16;  // sequences of a forward/backward; times parallel.ranks, divides batch_seqs
   Recompute recompute = Recompute::kNone;
   std::string memory_limit;      // "8 GiB"; empty: what the machine has
   int64_t log_every = 10;        // steps
   int64_t valid_every = 0;       // steps between validations; 0: only at the end
   int64_t valid_seqs = 64;       // sequences of one validation; 0: the whole split
   bool stop_on_collapse = true;  // stop when a router has collapsed
+};
+
+struct ParallelConfig {
+  int64_t ranks = 1;        // each with all weights and its share of every batch
+  int64_t timeout_s = 600;  // that a rank waits for another before the run fails
 };
 
 struct CheckpointConfig {
@@ -189,6 +194,7 @@ struct Config {
   DataConfig data;
   OptimConfig optim;
   TrainConfig train;
+  ParallelConfig parallel;
   CheckpointConfig checkpoint;
 };
 

@@ -205,7 +205,8 @@ void describe_run(FieldList& f, RunConfig& run) {
   f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live").not_in_fingerprint();
   f.key("device", run.device, kDevices, "where the arithmetic is done").not_in_fingerprint();
   f.key("precision", run.precision, kPrecisions, "device: bf16 on cuda, fp32 on the cpu").not_in_fingerprint();
-  f.key("threads", run.threads, Integers{0, 4096}, "CPU threads; 0: one per available CPU").not_in_fingerprint();
+  f.key("threads", run.threads, Integers{0, 4096}, "CPU threads, shared by the ranks; 0: one per available CPU")
+      .not_in_fingerprint();
   f.key("seed", run.seed, Integers{0}, "initialisation and data order");
 }
 
@@ -344,7 +345,7 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
 void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) {
   f.section("train");
   f.key("steps", train.steps, kSpan, "where to stop; 0: where the plan of data.mixture ends").not_in_fingerprint();
-  f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step");
+  f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step, on all ranks");
   // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
   f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass")
       .not_in_fingerprint();
@@ -392,6 +393,14 @@ std::vector<Field> describe(Config& config) {
 
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);
+
+  // The number of ranks fixes the order in which gradients are summed, as microbatches do.
+  f.section("parallel");
+  f.key("ranks", config.parallel.ranks, Integers{1, 64}, "share every batch; threads of this process")
+      .not_in_fingerprint();
+  f.key("timeout_s", config.parallel.timeout_s, Integers{1, kSpan.max}, "wait of a rank for another that ends the run")
+      .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
+      .not_in_fingerprint();
 
   f.section("checkpoint");
   f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: only at the end").not_in_fingerprint();

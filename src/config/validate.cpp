@@ -121,6 +121,16 @@ void check_train(Rules& rules, const TrainConfig& train) {
                 "a batch is cut into equal microbatches", "let train.microbatch_seqs divide train.batch_seqs");
 }
 
+void check_parallel(Rules& rules, const Config& config) {
+  const int64_t ranks = config.parallel.ranks;
+  rules.require(config.train.batch_seqs % (ranks * config.train.microbatch_seqs) == 0,
+                {"parallel.ranks", "train.batch_seqs", "train.microbatch_seqs"},
+                "every rank takes an equal share of a batch, in whole microbatches",
+                "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
+  rules.require(ranks == 1 || config.run.device == "cpu", {"parallel.ranks", "run.device"},
+                "several ranks share the work of CPU threads only", "set run.device = \"cpu\" or parallel.ranks = 1");
+}
+
 }  // namespace
 
 std::optional<Issue> find_issue(const Config& config) {
@@ -131,6 +141,7 @@ std::optional<Issue> find_issue(const Config& config) {
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);
   check_train(rules, config.train);
+  check_parallel(rules, config);
   return rules.take_broken();
 }
 

@@ -7,6 +7,22 @@ namespace nmoe {
 
 bool AnswerCounter::in_answer(int32_t target) const { return target != kNoTarget && target != eos_id_; }
 
+void AnswerCounter::end_answer() {
+  answers_ += answer_ == Answer::kRight || answer_ == Answer::kWrong ? 1 : 0;
+  correct_ += answer_ == Answer::kRight ? 1 : 0;
+  answer_ = Answer::kNone;
+}
+
+// An answer that is not over belongs to that window. It is cut if it goes on, and counted there if it does not.
+void AnswerCounter::begin_behind(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
+  answer_ = in_answer(targets.back()) ? Answer::kCut : Answer::kNone;
+  document_ended_ = inputs.back() == eos_id_;
+}
+
+void AnswerCounter::end_before(int32_t next_target) {
+  if (!in_answer(next_target)) end_answer();
+}
+
 void AnswerCounter::add_window(std::span<const int32_t> inputs, std::span<const int32_t> targets,
                                std::span<const int32_t> predictions) {
   NMOE_CHECK(!inputs.empty() && targets.size() == inputs.size() && predictions.size() == inputs.size(),
@@ -19,9 +35,7 @@ void AnswerCounter::add_window(std::span<const int32_t> inputs, std::span<const 
       if (answer_ == Answer::kNone) answer_ = whole_document ? Answer::kRight : Answer::kCut;
       if (answer_ == Answer::kRight && predictions[i] != targets[i]) answer_ = Answer::kWrong;
     } else {
-      answers_ += answer_ == Answer::kRight || answer_ == Answer::kWrong ? 1 : 0;
-      correct_ += answer_ == Answer::kRight ? 1 : 0;
-      answer_ = Answer::kNone;
+      end_answer();
     }
   }
   document_ended_ = inputs.back() == eos_id_;

@@ -35,7 +35,10 @@ inline Config mla_moe_config() {
     [optim.schedule]
     decay = 100
     [train]
-    valid_every = 5)",
+    microbatch_seqs = 8
+    valid_every = 5
+    [parallel]
+    ranks = 2)",
                       "mla_moe.toml");
 }
 

@@ -28,6 +28,8 @@ const std::set<std::string> kFree = {"run.name",
                                      "train.valid_every",
                                      "train.valid_seqs",
                                      "train.stop_on_collapse",
+                                     "parallel.ranks",
+                                     "parallel.timeout_s",
                                      "checkpoint.every",
                                      "checkpoint.keep_last",
                                      "model.max_positions"};

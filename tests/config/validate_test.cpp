@@ -121,5 +121,27 @@ TEST(Validate, FindsUnequalMicrobatches) {
             "microbatches");
 }
 
+TEST(Validate, FindsUnequalSharesOfRanks) {
+  Config config;
+  config.train.batch_seqs = 12;
+  config.train.microbatch_seqs = 3;
+  config.parallel.ranks = 4;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.parallel.ranks = 3;
+  EXPECT_EQ(what_is_wrong(config),
+            "parallel.ranks = 3 with train.batch_seqs = 12, train.microbatch_seqs = 3: every rank takes an equal share "
+            "of a batch, in whole microbatches");
+}
+
+TEST(Validate, FindsRanksWithoutDevices) {
+  Config config;
+  config.train.microbatch_seqs = 1;
+  config.parallel.ranks = 2;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.run.device = "cuda";
+  EXPECT_EQ(what_is_wrong(config),
+            "parallel.ranks = 2 with run.device = \"cuda\": several ranks share the work of CPU threads only");
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/rng.h"
 #include "data/stream/loader.h"
 
 namespace nmoe {
@@ -18,21 +19,43 @@ struct Score {
   bool operator==(const Score&) const = default;
 };
 
+struct Windows {
+  std::vector<std::vector<int32_t>> inputs, targets, predictions;
+};
+
 // `tokens` and `mask` cut into windows of `seq_len`; `predicted[i]` in place of tokens[i], the first of which nobody
 // predicts.
-Score score(const std::vector<int32_t>& tokens, const std::vector<int>& mask, const std::vector<int32_t>& predicted,
+Windows cut(const std::vector<int32_t>& tokens, const std::vector<int>& mask, const std::vector<int32_t>& predicted,
             size_t seq_len) {
-  AnswerCounter counter(kEnd);
+  Windows windows;
   for (size_t first = 0; first + seq_len < tokens.size(); first += seq_len) {
-    std::vector<int32_t> inputs, targets, predictions;
+    auto& inputs = windows.inputs.emplace_back();
+    auto& targets = windows.targets.emplace_back();
+    auto& predictions = windows.predictions.emplace_back();
     for (size_t i = first; i < first + seq_len; ++i) {
       inputs.push_back(tokens[i]);
       targets.push_back(mask[i + 1] != 0 ? tokens[i + 1] : kNoTarget);
       predictions.push_back(predicted[i + 1]);
     }
-    counter.add_window(inputs, targets, predictions);
   }
+  return windows;
+}
+
+// Of windows [begin, end), the others being counted elsewhere.
+Score score(const Windows& windows, size_t begin, size_t end) {
+  AnswerCounter counter(kEnd);
+  if (begin > 0) counter.begin_behind(windows.inputs[begin - 1], windows.targets[begin - 1]);
+  for (size_t i = begin; i < end; ++i) {
+    counter.add_window(windows.inputs[i], windows.targets[i], windows.predictions[i]);
+  }
+  if (end < windows.inputs.size()) counter.end_before(windows.targets[end].front());
   return {counter.answers(), counter.correct()};
+}
+
+Score score(const std::vector<int32_t>& tokens, const std::vector<int>& mask, const std::vector<int32_t>& predicted,
+            size_t seq_len) {
+  const Windows windows = cut(tokens, mask, predicted, seq_len);
+  return score(windows, 0, windows.inputs.size());
 }
 
 // Questions 1, answers of one, two and one tokens; the last one meets the end of its document.
@@ -64,6 +87,29 @@ TEST(AnswerCounter, ABorderBesideAnAnswerCutsNothing) {
 // The last window ends with an answer that might go on.
 TEST(AnswerCounter, AnAnswerWithoutAnEndDoesNotCount) {
   EXPECT_EQ(score({1, 1, 2}, {0, 0, 1}, {1, 1, 2}, 2), (Score{0, 0}));
+}
+
+// Wherever windows are divided, the parts have as many answers as the whole.
+TEST(AnswerCounter, PartsOfASplitAddUp) {
+  const Philox rng(3, "answers");
+  for (uint64_t round = 0; round < 200; ++round) {
+    constexpr size_t kTokenCount = 61;
+    std::vector<int32_t> tokens, predicted;
+    std::vector<int> mask;
+    for (uint64_t i = 0; i < kTokenCount; ++i) {
+      const uint64_t bits = rng.bits(round * kTokenCount + i);
+      tokens.push_back(bits % 5 == 0 ? kEnd : 1);
+      mask.push_back(bits / 5 % 3 == 0 ? 0 : 1);
+      predicted.push_back(bits / 15 % 4 == 0 ? 2 : tokens.back());
+    }
+    const Windows windows = cut(tokens, mask, predicted, 1 + round % 6);
+    const size_t count = windows.inputs.size();
+    const Score whole = score(windows, 0, count);
+    for (size_t border = 1; border < count; ++border) {
+      const Score left = score(windows, 0, border), right = score(windows, border, count);
+      ASSERT_EQ((Score{left.answers + right.answers, left.correct + right.correct}), whole);
+    }
+  }
 }
 
 TEST(AnswerCounter, LengthsAgree) {
