@@ -29,6 +29,16 @@ std::string remedy_of(const std::exception_ptr& failure) {
   }
 }
 
+// Of none, or of all but the empty.
+bool has_data(std::span<const Tensor> tensors) {
+  const auto has = [](const Tensor& tensor) { return tensor.raw() != nullptr; };
+  if (std::ranges::none_of(tensors, has)) return false;
+  for (const Tensor& tensor : tensors) {
+    NMOE_CHECK(has(tensor) || tensor.num_elements() == 0, "a tensor of {} without data among others", tensor.shape());
+  }
+  return true;
+}
+
 // The elements that a rank sums: whole cache lines, so that no two ranks write to the same one.
 struct Slice {
   int64_t begin, end;
@@ -98,16 +108,13 @@ class ThreadGroup::Member final : public Communicator {
   }
 
   void all_reduce_sum(std::span<const Tensor> tensors) override {
-    const auto has_data = [](const Tensor& tensor) { return tensor.raw() != nullptr; };
-    if (std::ranges::none_of(tensors, has_data)) return;
     for (const Tensor& tensor : tensors) {
       NMOE_CHECK(is_summable(tensor.dtype()), "a sum over ranks of {}", dtype_name(tensor.dtype()));
-      NMOE_CHECK(has_data(tensor) || tensor.num_elements() == 0, "a tensor of {} without data among others",
-                 tensor.shape());
     }
-    group_.meet(*this, {.name = "all_reduce_sum", .tensors = tensors}, /*reads_peers=*/true);
-    group_.reduce_slice(*this);
-    group_.meet(*this, {.name = "end of all_reduce_sum"}, /*reads_peers=*/false);
+    if (has_data(tensors)) group_.all_reduce_sum(*this, tensors);
+  }
+  void broadcast(std::span<const Tensor> tensors) override {
+    if (has_data(tensors)) group_.broadcast(*this, tensors);
   }
 
   // Two are enough: who comes to a meeting has done with the one before the last, as has everyone he met at the last.
@@ -233,15 +240,31 @@ void ThreadGroup::check_same_call(const Member& self) {
   }
 }
 
-void ThreadGroup::reduce_slice(const Member& self) {
-  const Reading reading(*this);
-  const int64_t meeting = self.meetings_;
-  std::vector<Tensor> tensors(members_.size());
-  for (size_t i = 0; i < self.call(meeting).tensors.size(); ++i) {
-    std::ranges::transform(members_, tensors.begin(),
-                           [&](const auto& member) { return member->call(meeting).tensors[i]; });
-    sum_to_all(tensors, slice_of(tensors[0], self.index(), self.count()));
+void ThreadGroup::all_reduce_sum(Member& self, std::span<const Tensor> tensors) {
+  meet(self, {.name = "all_reduce_sum", .tensors = tensors}, /*reads_peers=*/true);
+  {
+    const Reading reading(*this);
+    std::vector<Tensor> peers(members_.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      std::ranges::transform(members_, peers.begin(),
+                             [&](const auto& member) { return member->call(self.meetings_).tensors[i]; });
+      sum_to_all(peers, slice_of(tensors[i], self.index(), self.count()));
+    }
   }
+  meet(self, {.name = "end of all_reduce_sum"}, /*reads_peers=*/false);
+}
+
+void ThreadGroup::broadcast(Member& self, std::span<const Tensor> tensors) {
+  meet(self, {.name = "broadcast", .tensors = tensors}, /*reads_peers=*/true);
+  {
+    const Reading reading(*this);
+    const std::span<const Tensor> first = members_[0]->call(self.meetings_).tensors;
+    for (size_t i = 0; i < tensors.size() && self.index() > 0; ++i) {
+      std::copy_n(static_cast<const std::byte*>(first[i].raw()), tensors[i].num_bytes(),
+                  static_cast<std::byte*>(tensors[i].raw()));
+    }
+  }
+  meet(self, {.name = "end of broadcast"}, /*reads_peers=*/false);
 }
 
 void ThreadGroup::leave(int64_t rank) {

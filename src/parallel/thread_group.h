@@ -52,7 +52,8 @@ class ThreadGroup {
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing);
   void check_same_call(const Member& self);
   void fail_locked(int64_t rank, std::exception_ptr failure);
-  void reduce_slice(const Member& self);
+  void all_reduce_sum(Member& self, std::span<const Tensor> tensors);
+  void broadcast(Member& self, std::span<const Tensor> tensors);
 
   const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
