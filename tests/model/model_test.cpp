@@ -185,7 +185,7 @@ TEST(Model, AllTokensToTheSameExpertsStillHasTrueGradients) {
   ModelConfig config = base_model();
   config.moe.top_k = 1;
   TestModel test(config);
-  test.ops().fill(test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0);
+  test.ops().fill({test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0});
   test.backward();
   const Tensor counts = test.model().moe_layers()[0]->stats().counts;
   EXPECT_EQ(values(counts), (std::vector<double>{0, 0, 0, kSeqs * kLen, 0}));

@@ -264,7 +264,7 @@ TEST(MlaExpand, PutsEveryPartInItsPlace) {
   // One token, two heads, nope 2, value 1, rope 2.
   const Tensor kv = pool.of({1, 2, 3}, {1, 2, 3, 4, 5, 6}), k_rope = pool.of({1, 2}, {7, 8});
   const Tensor k = pool.zeros({1, 2, 4}), v = pool.zeros({1, 2, 1});
-  cpu_backend()->mla_expand_forward(kv, k_rope, k, v);
+  cpu_backend()->mla_expand_forward({kv, k_rope, k, v});
   EXPECT_EQ(values(k), (std::vector<double>{1, 2, 7, 8, 4, 5, 7, 8}));
   EXPECT_EQ(values(v), (std::vector<double>{3, 6}));
 }
@@ -277,9 +277,9 @@ TEST(MlaExpand, BackwardMatchesFiniteDifferences) {
   const Tensor dk = pool.normal(k.shape()), dv = pool.normal(v.shape());
   const Tensor dkv = pool.full(kv.shape(), NAN), dk_rope = pool.full(k_rope.shape(), NAN);
   const auto backend = cpu_backend();
-  backend->mla_expand_backward(dk, dv, dkv, dk_rope);
+  backend->mla_expand_backward({dk, dv, dkv, dk_rope});
   const auto loss = [&] {
-    backend->mla_expand_forward(kv, k_rope, k, v);
+    backend->mla_expand_forward({kv, k_rope, k, v});
     return dot(k, dk) + dot(v, dv);
   };
   EXPECT_TRUE(gradient_matches(loss, kv, dkv));

@@ -164,11 +164,11 @@ TEST(MlaAbsorbTest, EqualsExpandedKeysAndValues) {
     const Tensor kv_up = pool.normal({kHeads * (kNope + kValue), kRank});
     const Tensor kv = pool.zeros({kTokens, kHeads, kNope + kValue});
     const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
-    backend->linear_forward(latents, kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)}));
-    backend->mla_expand_forward(kv, rotated, k, v);
+    backend->linear_forward({latents, kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)})});
+    backend->mla_expand_forward({kv, rotated, k, v});
 
     const Tensor latent_q = pool.full({kTokens, kHeads, kRank + kRope}, NAN);
-    backend->mla_absorb_query(q, kv_up, latent_q);
+    backend->mla_absorb_query({q, kv_up, latent_q});
     std::vector<double> absorbed, expanded;
     for (int64_t t = 0; t < kTokens; ++t) {
       for (int64_t h = 0; h < kHeads; ++h) {
@@ -187,9 +187,9 @@ TEST(MlaAbsorbTest, EqualsExpandedKeysAndValues) {
     // Every head with the latent of its own token: the values of that token.
     const Tensor per_head = pool.zeros({kTokens, kHeads, kRank}), out = pool.full({kTokens, kHeads, kValue}, NAN);
     for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t h = 0; h < kHeads; ++h) backend->copy(latents[t], per_head[t][h]);
+      for (int64_t h = 0; h < kHeads; ++h) backend->copy({latents[t], per_head[t][h]});
     }
-    backend->mla_expand_output(per_head, kv_up, out);
+    backend->mla_expand_output({per_head, kv_up, out});
     EXPECT_TRUE(near(out, v, tolerance));
   }
 }

@@ -32,7 +32,7 @@ struct Inputs {
     }
   }
   TensorPool pool;
-  RopeArgs args;
+  Rope args;
 };
 
 class RopeTest : public ::testing::TestWithParam<RopeLayout> {};
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, RopeTest, ::testing::Values(RopeLayout::kInter
 
 TEST_P(RopeTest, MultipliesPairsAsComplexNumbers) {
   Inputs inputs(DType::kF64, GetParam(), 1.3);
-  const RopeArgs& args = inputs.args;
+  const Rope& args = inputs.args;
   std::vector<double> expected = values(args.x);
   for (int64_t row = 0; row < kTokens * kHeads; ++row) {
     const auto position = static_cast<int64_t>(get(args.positions, row / kHeads));
@@ -62,12 +62,12 @@ TEST_P(RopeTest, BackwardMatchesFiniteDifferences) {
   Inputs inputs(DType::kF64, GetParam(), 1.3);
   const auto backend = cpu_backend();
   const Tensor x = inputs.args.x, dy = inputs.pool.normal(x.shape()), dx = inputs.pool.clone(dy);
-  RopeArgs gradients = inputs.args;
+  Rope gradients = inputs.args;
   gradients.x = dx;
   backend->rope_backward(gradients);
   const auto loss = [&] {
     TensorPool pool;
-    RopeArgs copy = inputs.args;
+    Rope copy = inputs.args;
     copy.x = pool.clone(x);
     backend->rope_forward(copy);
     return dot(copy.x, dy);
@@ -103,7 +103,7 @@ TEST_P(RopeTest, ProductsDependOnDistance) {
   const Tensor head = inputs.pool.normal({2, 1, kHeadSize});
   const auto product_at = [&](double query_position, double key_position) {
     TensorPool pool;
-    RopeArgs args = inputs.args;
+    Rope args = inputs.args;
     args.x = pool.clone(head);
     args.positions = pool.ints({2}, {query_position, key_position});
     backend->rope_forward(args);

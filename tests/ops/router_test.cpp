@@ -43,7 +43,7 @@ struct RouterRun {
 
   // The scalar whose gradient dlogits claims to be.
   double loss() const {
-    backend->fill(aux_loss, 0);
+    backend->fill({aux_loss, 0});
     forward();
     return dot(weights, dweights) + get(aux_loss, 0) + get(aux_loss, 1);
   }
@@ -308,13 +308,13 @@ TEST(RouterBias, MovesAgainstTheLoadError) {
   const auto backend = cpu_backend();
   TensorPool pool;
   const Tensor bias = pool.of({4}, {1, 1, 1, 1});
-  backend->router_bias_update(pool.ints({4}, {10, 0, 5, 5}), bias, 0.25, pool.full({1}, 1.0));
+  backend->router_bias_update({pool.ints({4}, {10, 0, 5, 5}), bias, 0.25, pool.full({1}, 1.0)});
   EXPECT_TRUE(near(bias, {0.75, 1.25, 1, 1}, 0));
   // A mean that is no integer: 7 / 3 lies between 2 and 3.
   const Tensor odd = pool.zeros({3});
-  backend->router_bias_update(pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, 1.0));
+  backend->router_bias_update({pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, 1.0)});
   EXPECT_TRUE(near(odd, {0.5, 0.5, -0.5}, 0));
-  backend->router_bias_update(pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, NAN));
+  backend->router_bias_update({pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, NAN)});
   EXPECT_TRUE(near(odd, {0.5, 0.5, -0.5}, 0)) << "a step that is not finite";
 }
 
@@ -322,9 +322,9 @@ TEST(RouterBias, DoesNotOverflowForHugeCounts) {
   const auto backend = cpu_backend();
   TensorPool pool;
   const Tensor counts = pool.zeros(DType::kI32, {4096}), bias = pool.zeros({4096});
-  backend->fill(counts, 2'000'000'000);
+  backend->fill({counts, 2'000'000'000});
   set(counts, 7, 2'000'000'001);
-  backend->router_bias_update(counts, bias, 1.0, pool.full({1}, 1.0));
+  backend->router_bias_update({counts, bias, 1.0, pool.full({1}, 1.0)});
   EXPECT_EQ(get(bias, 7), -1);
   EXPECT_EQ(get(bias, 8), 1);
 }

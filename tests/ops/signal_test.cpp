@@ -16,12 +16,12 @@ TEST(StopSignalTest, InterruptsProductsWithoutAChange) {
   const auto backend = cpu_backend(DType::kF32, /*num_threads=*/1);
   const Tensor dy = pool.normal({128, 257}), w = pool.normal({257, 16});
   const Tensor expected = pool.zeros({128, 16}), dx = pool.zeros({128, 16});
-  backend->linear_backward_input(dy, w, expected, false);
+  backend->linear_backward_input({dy, w, expected, false});
   const pthread_t computing = pthread_self();
   for (int i = 0; i < 500; ++i) {
     const StopSignal stop;
     std::jthread sender([&] { pthread_kill(computing, SIGTERM); });
-    while (!stop.requested()) backend->linear_backward_input(dy, w, dx, false);
+    while (!stop.requested()) backend->linear_backward_input({dy, w, dx, false});
     ASSERT_TRUE(same_bits(dx, expected)) << i;
     EXPECT_STREQ(stop.name(), "SIGTERM");
   }

@@ -15,11 +15,11 @@ TEST(Fill, SetsEveryElementOfAnyType) {
   TensorPool pool;
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kI32}) {
     const Tensor x = pool.zeros(dtype, {kLarge});
-    backend->fill(x, -3);
+    backend->fill({x, -3});
     EXPECT_TRUE(near(x, std::vector<double>(kLarge, -3.0), 0)) << dtype_name(dtype);
   }
   const Tensor bytes = pool.zeros(DType::kU8, {5});
-  backend->fill(bytes, 200);
+  backend->fill({bytes, 200});
   for (const uint8_t byte : bytes.span<uint8_t>()) EXPECT_EQ(byte, 200);
 }
 
@@ -28,7 +28,7 @@ TEST(Fill, RoundsBfloat16ToNearestEven) {
   TensorPool pool;
   const Tensor x = pool.zeros(DType::kBF16, {3});
   const auto filled_with = [&](double value) {
-    backend->fill(x, value);
+    backend->fill({x, value});
     const auto* bits = static_cast<const uint16_t*>(x.raw());
     EXPECT_EQ(bits[0], bits[2]);
     return bits[2];
@@ -47,7 +47,7 @@ TEST(FillTruncatedNormal, DrawsTheStreamOfTheGenerator) {
     const auto backend = cpu_backend(DType::kF32, num_threads);
     TensorPool pool;
     const Tensor x = pool.zeros(DType::kF32, {kLarge});
-    backend->fill_truncated_normal(x, {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = 2.5});
+    backend->fill_truncated_normal({x, {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = 2.5}});
     for (int64_t i = 0; i < kLarge; ++i) {
       ASSERT_EQ(x.span<float>()[static_cast<size_t>(i)],
                 static_cast<float>(0.02 * random.truncated_normal(static_cast<uint64_t>(i), 2.5)));
@@ -59,12 +59,12 @@ TEST(Copy, MovesTheBytesOfAnyType) {
   const auto backend = cpu_backend();
   TensorPool pool(DType::kF32);
   const Tensor x = pool.normal({kLarge}), y = pool.zeros({kLarge});
-  backend->copy(x, y);
+  backend->copy({x, y});
   EXPECT_TRUE(same_bits(x, y));
   const Tensor ids = pool.random_ints({17}, 1000), copied = pool.zeros(DType::kI32, {17});
-  backend->copy(ids, copied);
+  backend->copy({ids, copied});
   EXPECT_TRUE(same_bits(ids, copied));
-  EXPECT_THROW(backend->copy(x, ids), CheckFailure);
+  EXPECT_THROW(backend->copy({x, ids}), CheckFailure);
 }
 
 TEST(Add, AddsElementByElement) {
@@ -90,8 +90,8 @@ TEST(Sums, AreExactToDoubleAndAdd) {
     const Tensor sum_out = pool.zeros(DType::kF64, {1}), squares_out = pool.zeros(DType::kF64, {1});
     set(sum_out, 0, 5);
     set(squares_out, 0, 7);
-    backend->sum(x, sum_out);
-    backend->sum_of_squares(x, squares_out);
+    backend->sum({x, sum_out});
+    backend->sum_of_squares({x, squares_out});
     EXPECT_TRUE(near(sum_out, {static_cast<double>(sum)}, 1e-12));
     EXPECT_TRUE(near(squares_out, {static_cast<double>(squares)}, 1e-12));
   }
@@ -100,15 +100,15 @@ TEST(Sums, AreExactToDoubleAndAdd) {
 TEST(Sums, BitsDoNotDependOnThreads) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}), three = pool.zeros(DType::kF64, {1});
-  cpu_backend(DType::kF32, 1)->sum_of_squares(x, one);
-  cpu_backend(DType::kF32, 3)->sum_of_squares(x, three);
+  cpu_backend(DType::kF32, 1)->sum_of_squares({x, one});
+  cpu_backend(DType::kF32, 3)->sum_of_squares({x, three});
   EXPECT_TRUE(same_bits(one, three));
 }
 
 TEST(Sums, OfNothingIsZero) {
   TensorPool pool(DType::kF32);
   const Tensor out = pool.zeros(DType::kF64, {1});
-  cpu_backend(DType::kF32)->sum(pool.zeros({0, 3}), out);
+  cpu_backend(DType::kF32)->sum({pool.zeros({0, 3}), out});
   EXPECT_EQ(get(out, 0), 0);
 }
 
@@ -116,9 +116,9 @@ TEST(Sums, CountingRunClaimsTheScratchOfARealOne) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.zeros({kLarge}), out = pool.zeros(DType::kF64, {1});
   const auto backend = cpu_backend(DType::kF32);
-  backend->sum(x, out);
+  backend->sum({x, out});
   cpu::CpuBackend counting(2, DType::kF32);
-  counting.sum(without_data(x), without_data(out));
+  counting.sum({without_data(x), without_data(out)});
   EXPECT_GT(counting.scratch().high_water(), 0);
   EXPECT_EQ(counting.scratch().high_water(), backend->scratch().high_water());
 }
@@ -129,7 +129,7 @@ TEST(ClipScale, ShrinksToTheMaximumNorm) {
   Tensor stopped = pool.zeros(DType::kI32, {1});
   const auto scale = [&](double sum_squares, double max_norm, double loss_sum = 1) {
     const Tensor out = pool.zeros({1});
-    backend->clip_scale(pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out, stopped);
+    backend->clip_scale({pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out, stopped});
     return get(out, 0);
   };
   EXPECT_DOUBLE_EQ(scale(16, 1), 0.25);
@@ -158,14 +158,14 @@ TEST(CountNonFinite, FindsNanAndInfinitiesAlone) {
     set(x, 1, 3e38);
     set(x, 2, 1e-42);
     set(x, 3, 0);
-    backend->count_non_finite(x, out);
+    backend->count_non_finite({x, out});
     EXPECT_EQ(get(out, 0), 0);
     set(x, 0, kNan);
     set(x, 50'000, kInfinity);
     set(x, kLarge - 1, -kInfinity);
-    backend->count_non_finite(x, out);
+    backend->count_non_finite({x, out});
     EXPECT_EQ(get(out, 0), 3);
-    backend->count_non_finite(x, out);
+    backend->count_non_finite({x, out});
     EXPECT_EQ(get(out, 0), 6);
   }
 }

@@ -45,7 +45,7 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
   Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_, rates_);
   const auto before = weights();
   for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) ops_->fill(parameter.grad, 0.0);
+    if (parameter.grad.defined()) ops_->fill({parameter.grad, 0.0});
   }
   optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
   optimizer.step(grad_scale_);
