@@ -34,18 +34,11 @@
 #include <optional>
 #include <string>
 
+#include "base/kinds.h"
 #include "tensor/arena.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
-
-enum class Activation { kSwiGlu, kReluSquared };
-enum class ScoreFunction { kSigmoid, kSoftmax };
-// How the two halves of a rotated pair are laid out in a head.
-enum class RopeLayout {
-  kInterleaved,  // (x0, x1), (x2, x3), ...: DeepSeek
-  kHalfSplit,    // (x0, xR/2), (x1, xR/2+1), ...: Llama, Qwen
-};
 
 // Rotates `rope_dim` values of every head, starting `rope_offset` into it. In place.
 struct RopeArgs {
