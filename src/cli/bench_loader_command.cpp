@@ -14,11 +14,12 @@ void bench_loader_command(const BenchLoaderArguments& arguments) {
   Config config = load_config(arguments.config.file, arguments.config.overrides);
   const TrainingData data = open_training_data(config);
   config = resolve_vocab_size(config, *data.tokenizer);
-  BatchStream batches(config, data, cost_of(config).active_parameters);
+  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
+  BatchStream batches(config, data, plan, {0, config.train.batch_seqs});
   const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
   double megabytes = 0.0, seconds = 0.0, slowest = 0.0;
   uint64_t sum = 0;  // of what was read, so that reading cannot be left out
-  const int64_t last_batch = batches.plan().num_sequences() - config.train.batch_seqs;
+  const int64_t last_batch = plan.num_sequences() - config.train.batch_seqs;
   while (megabytes < static_cast<double>(arguments.megabytes) && batches.cursor().sequence <= last_batch) {
     const auto begin = std::chrono::steady_clock::now();
     batches.next();

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/device.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -54,15 +55,15 @@ class Communicator {
     return values;
   }
 
-  // --- on tensors: the i-th has the same dtype and number of elements on every rank. Those without data (of counting
-  // arenas) are left alone, and then nobody is waited for.
+  // --- on tensors in the memory of the ranks' devices, enqueued on a lane of each: the i-th has the same dtype and
+  // number of elements on every rank. Those without data (of counting arenas) are left alone, and then nobody is waited
+  // for.
 
   // Replaces each by its sum over all ranks: rank 0's value, plus rank 1's, plus rank 2's and so on, each addition
   // rounded to the tensor's dtype. So all ranks get the same bits, and get them every time. F32, F64 or I32.
-  virtual void all_reduce_sum(std::span<const Tensor> tensors) = 0;
-  void all_reduce_sum(Tensor tensor) { all_reduce_sum(std::span(&tensor, 1)); }
+  virtual void all_reduce_sum(std::span<const Tensor> tensors, Lane lane) = 0;
   // Replaces each by rank 0's. Any dtype.
-  virtual void broadcast(std::span<const Tensor> tensors) = 0;
+  virtual void broadcast(std::span<const Tensor> tensors, Lane lane) = 0;
 };
 
 // The one of a rank that is alone. It has no state: every call returns at once.

@@ -107,13 +107,14 @@ class ThreadGroup::Member final : public Communicator {
     return all;
   }
 
-  void all_reduce_sum(std::span<const Tensor> tensors) override {
+  // Devices whose memory is the host's have done all that is enqueued, so there is nothing to order.
+  void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
     for (const Tensor& tensor : tensors) {
       NMOE_CHECK(is_summable(tensor.dtype()), "a sum over ranks of {}", dtype_name(tensor.dtype()));
     }
     if (has_data(tensors)) group_.all_reduce_sum(*this, tensors);
   }
-  void broadcast(std::span<const Tensor> tensors) override {
+  void broadcast(std::span<const Tensor> tensors, Lane) override {
     if (has_data(tensors)) group_.broadcast(*this, tensors);
   }
 

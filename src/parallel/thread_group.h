@@ -1,4 +1,4 @@
-// Ranks that are threads of this process, with tensors in its memory.
+// Ranks that are threads of this process, on devices whose memory is the host's.
 #pragma once
 
 #include <chrono>

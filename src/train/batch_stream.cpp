@@ -4,21 +4,22 @@
 
 namespace nmoe {
 
-BatchStream::BatchStream(const Config& config, const TrainingData& data, int64_t active_parameters)
+BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, RankSlice slice)
     : batch_seqs_(config.train.batch_seqs),
+      slice_(slice),
       microbatch_seqs_(config.train.microbatch_seqs),
       mask_documents_(config.data.mask_documents),
       microbatch_tokens_(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len)),
-      plan_(plan_training_data(config, data, active_parameters)),
-      schedule_(plan_),
-      reader_(plan_, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
-      inputs_(static_cast<size_t>(batch_seqs_ * config.data.seq_len)),
+      schedule_(plan),
+      reader_(plan, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
+      inputs_(static_cast<size_t>((slice_.end - slice_.begin) * config.data.seq_len)),
       targets_(inputs_.size()) {}
 
 void BatchStream::next() {
   refs_.clear();
   schedule_.take(batch_seqs_, refs_);
-  reader_.read(refs_, inputs_, targets_);
+  const auto begin = static_cast<size_t>(slice_.begin), size = static_cast<size_t>(slice_.end) - begin;
+  reader_.read(std::span(refs_).subspan(begin, size), inputs_, targets_);
 }
 
 int64_t BatchStream::num_targets() const {

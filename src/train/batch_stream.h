@@ -1,4 +1,4 @@
-// A run's batches: the global stream of its data plan, a step at a time.
+// A rank's share of a run's batches: the global stream of its data plan, a step at a time (data/stream/loader.h).
 #pragma once
 
 #include <cstdint>
@@ -20,35 +20,32 @@ struct Microbatch {
 
 class BatchStream {
  public:
-  // `data` must outlive the stream. Errors: plan_training_data.
-  BatchStream(const Config& config, const TrainingData& data, int64_t active_parameters);
-  BatchStream(const BatchStream&) = delete;  // the schedule refers to the plan
-  BatchStream& operator=(const BatchStream&) = delete;
+  // `data` and its `plan` must outlive the stream. `slice`: the part of every batch to read, in whole microbatches.
+  BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, RankSlice slice);
 
-  const StreamPlan& plan() const { return plan_; }
-
-  // Where the next batch begins.
+  // Where the next batch begins, that of all ranks.
   const StreamCursor& cursor() const { return schedule_.cursor(); }
   void seek(const StreamCursor& cursor) { schedule_.seek(cursor); }
 
-  // Reads the next train.batch_seqs sequences; what microbatch() gave before is overwritten.
+  // Reads this rank's part of the next train.batch_seqs sequences; what microbatch() gave before is overwritten.
   void next();
 
   int64_t num_microbatches() const;
   // Good until the next call.
   Microbatch microbatch(int64_t index);
-  std::span<const int32_t> targets() const { return targets_; }  // of the whole batch
+  std::span<const int32_t> targets() const { return targets_; }  // of all microbatches
   int64_t num_targets() const;                                   // those with a loss
 
  private:
-  int64_t batch_seqs_, microbatch_seqs_;
+  int64_t batch_seqs_;
+  RankSlice slice_;  // of a batch
+  int64_t microbatch_seqs_;
   bool mask_documents_;
   size_t microbatch_tokens_;
-  StreamPlan plan_;
   StreamSchedule schedule_;
   SequenceReader reader_;
   std::vector<SequenceRef> refs_;
-  std::vector<int32_t> inputs_, targets_;  // of one batch
+  std::vector<int32_t> inputs_, targets_;  // of the slice
   Documents documents_;                    // of one microbatch
 };
 

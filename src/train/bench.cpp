@@ -45,7 +45,8 @@ class Batches {
  public:
   Batches(const Config& config, const TrainingData* data, int64_t active_parameters) : config_(config) {
     if (data != nullptr) {
-      stream_.emplace(config, *data, active_parameters);
+      plan_ = plan_training_data(config, *data, active_parameters);
+      stream_.emplace(config, *data, plan_, RankSlice{0, config.train.batch_seqs});
       return;
     }
     const Philox random(static_cast<uint64_t>(config.run.seed), "bench");
@@ -84,6 +85,7 @@ class Batches {
   }
 
   const Config& config_;
+  StreamPlan plan_;
   std::optional<BatchStream> stream_;
   std::vector<int32_t> random_ids_;
 };
@@ -158,6 +160,11 @@ TrainBench::Memory memory_of(const MemoryPlan& plan, const Device& device) {
 }  // namespace
 
 TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_steps) {
+  if (unresolved.parallel.ranks > 1) {
+    throw usage_error(
+        fmt::format("parallel.ranks = {}: a bench times the steps of one rank", unresolved.parallel.ranks),
+        "add --set parallel.ranks=1");
+  }
   std::optional<TrainingData> data;
   if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
   const TrainingData* corpus = data ? &*data : nullptr;
@@ -165,7 +172,7 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
   const auto device = make_device(device_options(config.run));
   Storage storage(*device, plan.storage);
-  Engine engine(config, storage);
+  Engine engine(config, {*device, single_rank()}, storage);
   engine.initialise();
   Batches batches(config, corpus, plan.cost.active_parameters);
   Steps steps(config, engine, batches);

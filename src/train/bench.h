@@ -44,7 +44,7 @@ struct TrainBench {
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then
-// model.vocab_size must be set).
+// model.vocab_size must be set). Error (usage) for several ranks.
 TrainBench bench_train(const Config& config, int64_t warmup, int64_t steps);
 
 }  // namespace nmoe

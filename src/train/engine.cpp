@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "base/thread_pool.h"
+#include "parallel/thread_group.h"
+
 namespace nmoe {
 namespace {
 
@@ -33,8 +36,9 @@ std::span<const std::string_view> step_phases() {
   return phases;
 }
 
-Engine::Engine(const Config& config, Storage& storage)
+Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
     : config_(config),
+      rank_(rank),
       storage_(storage),
       device_(storage.device()),
       ops_(device_.ops()),
@@ -44,14 +48,15 @@ Engine::Engine(const Config& config, Storage& storage)
         if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
       model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute) {
+  NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
-  inputs_ = allocate_step_inputs(config_, step_state);
+  inputs_ = allocate_step_inputs(config_, rank_.count(), step_state);
   for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
   optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops_, storage[ArenaKind::kOptimizer],
                                            inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
-    slots_.emplace_back(config_, model_, device_, storage[ArenaKind::kExchange]);
+    slots_.emplace_back(config_, model_, rank_, storage[ArenaKind::kExchange]);
     for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
   }
 
@@ -64,6 +69,13 @@ Engine::Engine(const Config& config, Storage& storage)
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
+  for (const Parameter& parameter : model_.parameters().all()) {
+    if (parameter.grad.defined()) shared_.push_back(parameter.grad);
+  }
+  shared_.push_back(loss_sum_);
+  for (const Moe* moe : model_.moe_layers()) {
+    shared_.insert(shared_.end(), {moe->stats().counts, moe->stats().aux_loss, moe->stats().entropy});
+  }
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
   staged_ = device_.make_event(Lane::kCompute);
@@ -120,6 +132,7 @@ void Engine::enqueue_gradients(const Model::Inspector& inspect) {
 }
 
 void Engine::enqueue_update() {
+  rank_.communicator.all_reduce_sum(shared_, Lane::kCompute);
   ops_.fill({square_sum_, 0.0});
   for (const Parameter& parameter : model_.parameters().all()) {
     if (parameter.grad.defined()) ops_.sum_of_squares({parameter.grad, square_sum_});
@@ -263,11 +276,23 @@ void Engine::restore() {
   wait();  // what is staged may be overwritten next
 }
 
-DeviceOptions device_options(const RunConfig& run) {
+void Engine::broadcast_state() {
+  std::vector<Tensor> state;
+  for (const Parameter& parameter : model_.parameters().all()) {
+    state.push_back(parameter.value);
+    if (parameter.low.defined()) state.push_back(parameter.low);
+  }
+  for (const NamedTensor& moments : optimizer_->state()) state.push_back(moments.tensor);
+  rank_.communicator.broadcast(state, Lane::kCompute);
+  ops_.fill({stopped_, 0.0});
+}
+
+DeviceOptions device_options(const RunConfig& run, int64_t num_ranks) {
   const bool is_fp32 =
       run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && run.device == "cpu");
+  const int64_t threads = num_ranks > 1 && run.threads == 0 ? available_cpus() : run.threads;
   return {.kind = run.device,
-          .num_threads = static_cast<int>(run.threads),
+          .num_threads = static_cast<int>(num_ranks > 1 ? std::max<int64_t>(1, threads / num_ranks) : threads),
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
@@ -278,8 +303,10 @@ StoragePlan plan_engine_storage(const Config& config) {
   if (config.data.mask_documents) {
     find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
   }
-  return plan_storage(device_options(config.run), [&](Storage& storage) {
-    Engine engine(config, storage);
+  // Tensors that have no data are summed without the other ranks.
+  ThreadGroup ranks(config.parallel.ranks);
+  return plan_storage(device_options(config.run, config.parallel.ranks), [&](Storage& storage) {
+    Engine engine(config, {storage.device(), ranks.communicator(0)}, storage);
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
     engine.step({.steps = 1, .tokens = 1}, 1);
     engine.evaluate(ids, ids, losses, documents);

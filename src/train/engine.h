@@ -6,6 +6,10 @@
 // The host runs ahead of the device: step() enqueues, and a step's results are taken when they are there. While a step
 // is computed, the inputs of the next are on their way.
 //
+// Ranks have the same weights, each its own copy, and share every step's microbatches: gradients, losses and what
+// routers did are summed over the ranks (parallel/communicator.h) before any weight moves, so that all move theirs
+// alike.
+//
 // T tokens of a microbatch.
 #pragma once
 
@@ -33,13 +37,13 @@ struct StateTensors {
 
 class Engine {
  public:
-  // On the device of `storage`, which outlives the engine. config.model.vocab_size must be resolved; `config` is
-  // copied.
-  Engine(const Config& config, Storage& storage);
+  // On `storage`, which outlives the engine and is of the rank's device. config.model.vocab_size must be resolved;
+  // `config` is copied.
+  Engine(const Config& config, const Rank& rank, Storage& storage);
 
   void initialise();
 
-  // --- a step: load every microbatch, run
+  // --- a step: load every microbatch of this rank, run. All ranks make the same steps.
   // Steps that may be enqueued without their results taken: one that is computed and one behind it. One more, and the
   // oldest is waited for and dropped. NOTE: with three of super's graphs in its queue the driver holds up the launch.
   static constexpr int64_t kMaxPending = 2;
@@ -50,8 +54,8 @@ class Engine {
   void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
             const Documents& documents = {});
   // Forward, backward, clipping, weights and router biases, over what was loaded since the last step; `progress` is
-  // where it ends. `num_targets`: targets with a loss in all of it; the loss is their mean. Enqueued as one recording,
-  // made at the second call: it waits for nothing. `with_routers`: the result is to have their health.
+  // where it ends. `num_targets`: targets with a loss in all of it, on all ranks; the loss is their mean. Enqueued as
+  // one recording, made at the second call: it waits for nothing. `with_routers`: the result is to have their health.
   //
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
@@ -66,8 +70,8 @@ class Engine {
   StepResult result();                        // of the last step; takes all
   std::vector<RouterHealth> router_health();  // of the last step, in layer order, whatever came after it; waits
 
-  // Names the first parameter or intermediate that is not finite when the microbatches of the step whose result was
-  // taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.
+  // Names the first parameter or intermediate that is not finite when this rank's microbatches of the step whose result
+  // was taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.
   std::string find_non_finite();
 
   // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0. `predictions`, unless empty, become
@@ -84,6 +88,10 @@ class Engine {
   void wait_staged() const { staged_->wait(); }
   void restore();
 
+  // Weights and optimizer state of every rank become rank 0's. All ranks call it.
+  void broadcast_state();
+
+  const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return *optimizer_; }
@@ -100,6 +108,7 @@ class Engine {
   void allocate_staging();
 
   Config config_;
+  Rank rank_;
   Storage& storage_;
   Device& device_;
   Ops& ops_;
@@ -119,6 +128,7 @@ class Engine {
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32
+  std::vector<Tensor> shared_;          // what a step sums over ranks: gradients, token losses, what routers did
   bool warm_ = false;                   // a step was run
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
@@ -130,10 +140,10 @@ class Engine {
 // "update".
 std::span<const std::string_view> step_phases();
 
-// The device that a run asks for.
-DeviceOptions device_options(const RunConfig& run);
+// The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.
+DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1);
 
-// What one whole step, a validation and a checkpoint's staging use.
+// What one whole step, a validation and a checkpoint's staging use on each rank.
 StoragePlan plan_engine_storage(const Config& config);
 
 }  // namespace nmoe

@@ -8,35 +8,40 @@
 #include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "parallel/thread_group.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 
 namespace nmoe {
 namespace {
 
-// Steps of a model small enough not to matter: the second is the first of a recording.
-void rehearse_step(const Config& config) {
+// Steps of a model small enough not to matter, on as many ranks as the run has: the second is the first of a recording.
+void rehearse_steps(const Config& config) {
   Config tiny;
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
   tiny.model.mla = {
       .q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
   tiny.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 64};
   tiny.data.seq_len = 64;
-  tiny.train.batch_seqs = tiny.train.microbatch_seqs = 8;
+  tiny.train.microbatch_seqs = 8;
+  tiny.train.batch_seqs = 8 * config.parallel.ranks;
   tiny.optim = config.optim;
   tiny.run = config.run;
+  tiny.parallel = config.parallel;
 
   const StoragePlan plan = plan_engine_storage(tiny);
-  const auto device = make_device(device_options(tiny.run));
-  Storage storage(*device, plan);
-  Engine engine(tiny, storage);
-  engine.initialise();
-  const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
-  for (int64_t step = 1; step <= 2; ++step) {
-    engine.load(0, ids, ids);
-    engine.step({.steps = step, .tokens = step}, 1);
-  }
-  engine.result();
+  run_ranks(tiny.parallel.ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
+    const auto device = make_device(device_options(tiny.run, communicator.count()));
+    Storage storage(*device, plan);
+    Engine engine(tiny, {*device, communicator}, storage);
+    engine.initialise();
+    const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.microbatch_seqs * tiny.data.seq_len), 1);
+    for (int64_t step = 1; step <= 2; ++step) {
+      engine.load(0, ids, ids);
+      engine.step({.steps = step, .tokens = step}, 1);
+    }
+    engine.result();
+  });
 }
 
 // A run in throwaway databases: one write of as many metrics as a step has.
@@ -46,7 +51,7 @@ void rehearse_tracking() {
   {
     RunStore runs(folder / "experiments.db");
     runs.finish(runs.start({.name = "rehearsal", .experiment = "rehearsal"}), RunStatus::kCompleted, "");
-    MetricsWriter metrics(folder / "rank_0.duckdb");
+    MetricsWriter metrics(folder / "rehearsal.duckdb");
     for (int i = 0; i < 100; ++i) metrics.add(1, fmt::format("rehearsal/{}", i), 0.0);
     metrics.flush();
   }
@@ -56,7 +61,7 @@ void rehearse_tracking() {
 // Most memory that this process takes beside arenas and data. All that a run loads on first use is loaded after the
 // first rehearsal; what a write of metrics takes while it lasts is in the second one's peak.
 int64_t process_bytes(const Config& config) {
-  rehearse_step(config);
+  rehearse_steps(config);
   rehearse_tracking();
   release_free_memory();
   reset_peak_resident_bytes();
@@ -77,13 +82,17 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
   MemoryPlan plan;
   plan.storage = plan_engine_storage(config);
   plan.cost = cost_of(config);
-  const auto device = make_device(device_options(config.run));
+  const int64_t ranks = config.parallel.ranks;
+  const auto device = make_device(device_options(config.run, ranks));
   const auto use = device->memory_use();
   for (const ArenaDescription& arena : arena_table()) {
     const int64_t bytes = plan.storage[arena.kind];
     if (bytes == 0) continue;
     const bool on_device = use && arena.placement == Placement::kDevice;
-    plan.lines.push_back({std::string(arena.name), on_device ? device->memory().allocation_bytes(bytes) : bytes,
+    // Every rank has its own, in this process or on its device; checkpoints are rank 0's.
+    const int64_t copies = on_device || arena.kind == ArenaKind::kCheckpointStaging ? 1 : ranks;
+    plan.lines.push_back({std::string(arena.name),
+                          on_device ? device->memory().allocation_bytes(bytes) : copies * bytes,
                           std::string(arena.meaning), on_device});
   }
   plan.lines.push_back({"data", mapped_bytes, "shards, mapped"});
@@ -109,6 +118,11 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   if (plan.device_bytes > 0) add_lines(true, "total on the device", plan.device_bytes);
   add_lines(false, plan.device_bytes > 0 ? "total in the host" : "total", plan.total_bytes);
   const double parameters = static_cast<double>(plan.cost.parameters);
+  if (config.parallel.ranks > 1) {
+    text +=
+        fmt::format("  of {} ranks in this process: all but checkpoint staging, data and process is there {} times\n",
+                    config.parallel.ranks, config.parallel.ranks);
+  }
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
@@ -136,8 +150,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   if (needed <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
-  const int64_t activations = plan.storage[ArenaKind::kActivations];
-  const int64_t weights = plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer];
+  const int64_t ranks = on_device ? 1 : config.parallel.ranks;  // that share the memory in question
+  const int64_t activations = ranks * plan.storage[ArenaKind::kActivations];
+  const int64_t weights = ranks * (plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer]);
   std::string remedy =
       config.train.microbatch_seqs > 1 && activations > weights
           ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
@@ -146,7 +161,8 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
           : fmt::format(
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",
-                human_bytes(weights + plan.storage[ArenaKind::kGradients]));
+                human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
+  if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
   const std::string_view memory = on_device ? "the device's memory" : "this machine's free memory";
   throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(needed),

@@ -19,10 +19,10 @@ struct MemoryLine {
 };
 
 struct MemoryPlan {
-  StoragePlan storage;
-  std::vector<MemoryLine> lines;  // largest part of a run's resident size, by owner
+  StoragePlan storage;            // of one rank
+  std::vector<MemoryLine> lines;  // largest part of a run's resident size, by owner; of all ranks
   int64_t total_bytes = 0;        // in host memory
-  int64_t device_bytes = 0;       // in the device's, where it has its own
+  int64_t device_bytes = 0;       // in that of one rank's device, where it has its own
   int64_t device_limit = 0;       // what that can hold
   ModelCost cost;
 };

@@ -11,12 +11,12 @@
 
 namespace nmoe {
 
-Recorder::Recorder(const Config& config, const Optimizer& optimizer, const std::string& run_id, int64_t step,
-                   const std::string& commit, double flops_per_token, double peak_flops)
+Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id,
+                   int64_t step, const std::string& commit, double flops_per_token)
     : config_(config),
       optimizer_(optimizer),
       flops_per_token_(flops_per_token),
-      peak_flops_(peak_flops),
+      peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
       runs_(fs::path(config.run.dir) / "experiments.db"),
       line_("train", "step", config.train.steps, step) {
   const bool dirty = commit.ends_with('+');
@@ -33,7 +33,7 @@ Recorder::Recorder(const Config& config, const Optimizer& optimizer, const std::
     run_id_ = run_id;
   }
   try {
-    metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / "rank_0.duckdb");
+    metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / fmt::format("rank_{}.duckdb", rank.index()));
     metrics_->rewind(step);
   } catch (const std::exception& error) {
     runs_.finish(run_id_, RunStatus::kFailed, error.what());

@@ -44,10 +44,10 @@ struct StepReport {
 
 class Recorder {
  public:
-  // Opens the stores under run.dir. `run_id` empty: a new run; otherwise that run goes on after `step`, and what it
-  // recorded beyond is deleted.
-  Recorder(const Config& config, const Optimizer& optimizer, const std::string& run_id, int64_t step,
-           const std::string& commit, double flops_per_token, double peak_flops);
+  // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
+  // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted.
+  Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id, int64_t step,
+           const std::string& commit, double flops_per_token);
 
   const std::string& run_id() const { return run_id_; }
 
@@ -68,7 +68,7 @@ class Recorder {
   const Config& config_;
   const Optimizer& optimizer_;
   double flops_per_token_;
-  double peak_flops_;
+  double peak_flops_;  // of all ranks
   RunStore runs_;
   std::string run_id_;
   std::optional<MetricsWriter> metrics_;

@@ -92,10 +92,13 @@ void TrainingStart::apply(Engine& engine) const {
     engine.initialise();
     return;
   }
-  reader_->load_model(engine.staging().model);
-  // Without it the optimizer's part of staging is zero, as it is before the first step.
-  if (resumes_) reader_->load_optimizer(engine.staging().optimizer);
-  engine.restore();
+  if (engine.rank().is_first()) {
+    reader_->load_model(engine.staging().model);
+    // Without it the optimizer's part of staging is zero, as it is before the first step.
+    if (resumes_) reader_->load_optimizer(engine.staging().optimizer);
+    engine.restore();
+  }
+  engine.broadcast_state();
 }
 
 }  // namespace nmoe

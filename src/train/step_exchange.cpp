@@ -7,12 +7,12 @@
 
 namespace nmoe {
 
-StepInputs allocate_step_inputs(const Config& config, Arena& arena) {
+StepInputs allocate_step_inputs(const Config& config, int64_t num_ranks, Arena& arena) {
   StepInputs inputs;
   const int64_t begin = arena.mark();
   const int64_t num_seqs = config.train.microbatch_seqs, T = num_seqs * config.data.seq_len;
   const bool documents = config.data.mask_documents;
-  for (int64_t i = 0; i < config.train.batch_seqs / num_seqs; ++i) {
+  for (int64_t i = 0; i < config.train.batch_seqs / (num_ranks * num_seqs); ++i) {
     inputs.batches.push_back({.num_seqs = num_seqs,
                               .seq_len = config.data.seq_len,
                               .tokens = arena.allocate(DType::kI32, {T}),
@@ -62,12 +62,12 @@ void fill_positions(const Batch& batch, const PutIds& put) {
   put(batch.positions, positions);
 }
 
-StepSlot::StepSlot(const Config& config, const Model& model, Device& device, Arena& arena)
-    : device_(device),
-      inputs_(allocate_step_inputs(config, arena)),
+StepSlot::StepSlot(const Config& config, const Model& model, const Rank& rank, Arena& arena)
+    : device_(rank.device),
+      inputs_(allocate_step_inputs(config, rank.count(), arena)),
       num_tokens_(static_cast<double>(config.train.batch_seqs * config.data.seq_len)),
       sums_(arena.allocate(DType::kF64, {2})),
-      done_(device.make_event(Lane::kCompute)) {
+      done_(rank.device.make_event(Lane::kCompute)) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
     Router router;

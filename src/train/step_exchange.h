@@ -12,21 +12,21 @@
 #include "config/config.h"
 #include "data/stream/documents.h"
 #include "model/model.h"
-#include "ops/device.h"
+#include "parallel/rank.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
 
 // Everything that a step reads and that is another at the next: one block, so that one copy brings it.
 struct StepInputs {
-  std::vector<Batch> batches;  // the step's microbatches; cu_seqlens for as many documents as tokens
-  Tensor loss_scale;           // [1] f64: 1 / (targets with a loss in the step)
+  std::vector<Batch> batches;  // the rank's microbatches; cu_seqlens for as many documents as tokens
+  Tensor loss_scale;           // [1] f64: 1 / (targets with a loss in the step, on all ranks)
   Tensor rates;                // optim/optimizer.h
   Tensor block;                // all of the above, [bytes] u8
 };
 
-// The same layout in whichever arena.
-StepInputs allocate_step_inputs(const Config& config, Arena& arena);
+// Of one of `num_ranks`. The same layout in whichever arena.
+StepInputs allocate_step_inputs(const Config& config, int64_t num_ranks, Arena& arena);
 
 // A microbatch's host arrays, of at most as many tokens as a Batch has room for. `documents` are those of the inputs
 // where data.mask_documents is set, else empty.
@@ -42,7 +42,7 @@ Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put)
 // The positions of sequences that are one document each.
 void fill_positions(const Batch& batch, const PutIds& put);
 
-// A router's behaviour over one step.
+// A router's behaviour over one step, on all ranks.
 struct RouterHealth {
   std::vector<int32_t> counts;  // [E] rows
   double balance_loss = 0.0;
@@ -51,6 +51,7 @@ struct RouterHealth {
   double bias_range = 0.0;  // largest minus smallest selection bias
 };
 
+// The same on every rank.
 struct StepResult {
   double loss = 0.0;                  // mean cross-entropy over the step's target tokens, nats
   double grad_norm = 0.0;             // of all gradients of the step, before clipping
@@ -58,10 +59,10 @@ struct StepResult {
   std::vector<RouterHealth> routers;  // in layer order, where the step was asked for them
 };
 
-// The host's side of one step, in memory that the device copies to and from.
+// The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
-  StepSlot(const Config& config, const Model& model, Device& device, Arena& arena);
+  StepSlot(const Config& config, const Model& model, const Rank& rank, Arena& arena);
 
   const StepInputs& inputs() const { return inputs_; }
   void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent

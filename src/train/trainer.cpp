@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "checkpoint/async_writer.h"
 #include "config/load.h"
+#include "parallel/thread_group.h"
 #include "train/batch_stream.h"
 #include "train/memory_plan.h"
 #include "train/recorder.h"
@@ -35,124 +36,182 @@ std::string answers_text(const ValidationResult& result) {
   return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
 }
 
+struct ValidSplit {
+  std::string source;
+  SequenceReader reader;
+};
+
+// What all ranks of a run read and none changes.
+struct TrainingRun {
+  TrainingRun(const Config& raw, const TrainOptions& chosen);
+
+  TrainOptions options;
+  TrainingData data;
+  Config config;
+  MemoryPlan memory;
+  StreamPlan stream;
+  std::vector<ValidSplit> valid_splits;
+  std::vector<int32_t> token_bytes;
+  std::string tokenizer_json;  // in every checkpoint; 10 MB for large vocabularies
+  std::optional<TrainingStart> start;
+};
+
+TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
+    : options(chosen),
+      data(open_training_data(raw)),
+      config(resolve_vocab_size(raw, *data.tokenizer)),
+      memory(plan_memory(config, data.mapped_bytes())),
+      stream(plan_training_data(config, data, memory.cost.active_parameters)),
+      token_bytes(token_byte_counts(*data.tokenizer)),
+      tokenizer_json(data.tokenizer->json()) {
+  config = resolve_steps(std::move(config), stream);
+  fmt::print(stderr, "{}", print_plan(memory, config));
+  if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
+  check_memory(memory, config);
+  for (const DataSource& source : data.sources) {
+    if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
+  }
+  start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
+}
+
+// One rank of a run. Rank 0 also prints, records, saves and hears signals.
+//
+// All ranks enqueue, finish, validate and stop in the same steps. What each sees for itself, a signal or its targets,
+// they tell each other before a step; what the step sums over ranks, its loss and what routers did, all see alike.
 class Trainer {
  public:
-  Trainer(Config config, const TrainOptions& options, TrainingData data)
-      : config_(std::move(config)),
-        options_(options),
-        data_(std::move(data)),
-        plan_(plan_memory(config_, data_.mapped_bytes())),
-        batches_(config_, data_, plan_.cost.active_parameters),
-        token_bytes_(token_byte_counts(*data_.tokenizer)),
-        tokenizer_json_(data_.tokenizer->json()),
-        cursor_(batches_.cursor()) {
-    config_ = resolve_steps(std::move(config_), batches_.plan());
-    fmt::print(stderr, "{}", print_plan(plan_, config_));
-    if (data_.mixture) fmt::print(stderr, "{}", print_stream_plan(batches_.plan()));
-    check_memory(plan_, config_);
-    for (const DataSource& source : data_.sources) {
-      if (source.valid) valid_splits_.push_back({source.name, split_reader(*source.valid, config_.data.seq_len)});
-    }
-    device_ = make_device(device_options(config_.run));
-    storage_ = std::make_unique<Storage>(*device_, plan_.storage);
-    fmt::print(stderr, "device: {}\n", device_->description());
-    engine_ = std::make_unique<Engine>(config_, *storage_);
-  }
+  Trainer(const TrainingRun& run, Communicator& communicator)
+      : run_(run),
+        config_(run.config),
+        device_(make_device(device_options(config_.run, communicator.count()))),
+        rank_{*device_, communicator},
+        storage_(*device_, run.memory.storage),
+        engine_(config_, rank_, storage_),
+        batches_(config_, run.data, run.stream,
+                 rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
+        cursor_(batches_.cursor()) {}
 
   TrainSummary run();
 
  private:
-  void start();
   // A step that is on its way, and what its report needs.
   struct Enqueued {
     Progress progress;    // where it ends
     StreamCursor cursor;  // same
-    int64_t targets = 0;  // with a loss
+    int64_t targets = 0;  // with a loss, of all ranks
     int64_t bytes = 0;    // of text in them
     bool log = false;
   };
   const Progress& ahead() const { return enqueued_.empty() ? progress_ : enqueued_.back().progress; }
-  void loop(const StopSignal& stop);
-  void enqueue_step();
+  void start();
+  void loop();
+  bool stop_requested() const { return stop_ && stop_->requested(); }
+  bool any_rank(bool value);
+  bool enqueue_step();
   void finish_step();
   void finish_steps();
+  bool must_finish_step() const;
   void report(const Enqueued& step, StepResult result);
   void fail_non_finite(const StepResult& result);
   void run_validation();
+  void report_validation(std::string_view source, const ValidationResult& result, double seconds);
   void save();
   void save_after_failure();
   void record_failure(RunStatus status, const std::string& reason);
+  void complete();
   int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
 
-  Config config_;
-  TrainOptions options_;
-  TrainingData data_;
-  MemoryPlan plan_;
-  BatchStream batches_;
-  struct ValidSplit {
-    std::string source;
-    SequenceReader reader;
-  };
-  std::vector<ValidSplit> valid_splits_;
-  std::vector<int32_t> token_bytes_;
-  std::vector<CarriedFile> carried_;  // of the imported model that training began with
-  std::string tokenizer_json_;        // in every checkpoint; 10 MB for large vocabularies
+  const TrainingRun& run_;
+  const Config& config_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<Storage> storage_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Recorder> recorder_;
-  std::unique_ptr<AsyncCheckpointWriter> writer_;
+  Rank rank_;
+  Storage storage_;
+  Engine engine_;
+  BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;    // of steps whose results are known
-  StreamCursor cursor_;  // behind them
-  int64_t saved_step_ = -1;
+  Progress progress_;     // of steps whose results are known
+  StreamCursor cursor_;   // behind them
   std::string collapse_;  // of a router that was found collapsed
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
   TrainSummary summary_;
+
+  // Of rank 0 alone.
+  std::optional<StopSignal> stop_;
+  std::unique_ptr<Recorder> recorder_;
+  std::unique_ptr<AsyncCheckpointWriter> writer_;
+  std::vector<CarriedFile> carried_;  // of the imported model that training began with
+  int64_t saved_step_ = -1;
 };
 
 void Trainer::start() {
-  const fs::path folder = checkpoint_dir(config_);
-  const TrainingStart start(config_, data_, batches_.plan(), folder, options_.resume);
+  if (rank_.is_first()) {
+    fmt::print(stderr, "device: {}{}\n", device_->description(),
+               rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
+  }
+  const TrainingStart& start = *run_.start;
   if (start.resumes()) {
     batches_.seek(*start.cursor());
     cursor_ = *start.cursor();
     progress_ = start.progress();
     saved_step_ = progress_.steps;
   }
-  start.apply(*engine_);
-  carried_ = start.carried();
+  start.apply(engine_);
   reported_steps_ = progress_.steps;
-  recorder_ = std::make_unique<Recorder>(config_, engine_->optimizer(), start.run_id(), progress_.steps,
-                                         options_.commit, plan_.cost.flops_per_token, device_->peak_flops());
-  writer_ = std::make_unique<AsyncCheckpointWriter>(folder, config_.checkpoint.keep_last);
+  if (!rank_.is_first()) return;
+  carried_ = start.carried();
+  recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
+                                         run_.options.commit, run_.memory.cost.flops_per_token);
+  writer_ = std::make_unique<AsyncCheckpointWriter>(checkpoint_dir(config_), config_.checkpoint.keep_last);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
+  stop_.emplace();
 }
 
-void Trainer::enqueue_step() {
+bool Trainer::any_rank(bool value) {
+  const auto values = rank_.communicator.all_gather_values<int64_t>(value ? 1 : 0);
+  return std::ranges::find(values, 1) != values.end();
+}
+
+// False, and nothing enqueued, when a rank was asked to stop.
+bool Trainer::enqueue_step() {
   batches_.next();
+  struct Share {
+    int64_t targets = 0;
+    int64_t bytes = 0;
+    int64_t stops = 0;
+  };
+  Share mine{.targets = batches_.num_targets(), .stops = stop_requested() ? 1 : 0};
+  for (const int32_t target : batches_.targets()) {
+    if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
+  }
+  Share all;
+  for (const Share& share : rank_.communicator.all_gather_values(mine)) {
+    all.targets += share.targets;
+    all.bytes += share.bytes;
+    all.stops += share.stops;
+  }
+  if (all.stops > 0) return false;
+
   Enqueued step;
   step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + batch_tokens()};
   step.cursor = batches_.cursor();
-  step.targets = batches_.num_targets();
-  for (const int32_t target : batches_.targets()) {
-    if (target != kNoTarget) step.bytes += token_bytes_[static_cast<size_t>(target)];
-  }
+  step.targets = all.targets;
+  step.bytes = all.bytes;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
-    engine_->load(i, part.inputs, part.targets, part.documents);
+    engine_.load(i, part.inputs, part.targets, part.documents);
   }
-  engine_->step(step.progress, step.targets, /*with_routers=*/step.log);
+  engine_.step(step.progress, step.targets, /*with_routers=*/step.log);
   enqueued_.push_back(step);
+  return true;
 }
 
 // The oldest that is on its way; waits for it.
 void Trainer::finish_step() {
-  StepResult result = engine_->take_result();
+  StepResult result = engine_.take_result();
   if (!result.finite) fail_non_finite(result);
   const Enqueued step = enqueued_.front();
   enqueued_.pop_front();
@@ -166,8 +225,17 @@ void Trainer::finish_steps() {
   while (!enqueued_.empty()) finish_step();
 }
 
+// Several ranks go by the number of steps alone: when a result arrives differs from one to another.
+bool Trainer::must_finish_step() const {
+  return engine_.num_pending() == Engine::kMaxPending || (rank_.count() == 1 && engine_.has_result());
+}
+
 void Trainer::fail_non_finite(const StepResult& result) {
-  const std::string culprit = engine_->find_non_finite();
+  std::string culprit;
+  const std::vector<std::string> found = rank_.communicator.all_gather(engine_.find_non_finite());
+  for (size_t i = 0; i < found.size() && culprit.empty(); ++i) {
+    culprit = found.size() > 1 && !found[i].empty() ? fmt::format("{} on rank {}", found[i], i) : found[i];
+  }
   throw RunFailure(
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
@@ -185,9 +253,9 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .bits_per_byte = nats / (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step.bytes, 1))),
       .seconds = clock_.seconds() - reported_seconds_,
       .steps = step.progress.steps - reported_steps_};
-  recorder_->show(report, step.log);
+  if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
-  recorder_->record(report);
+  if (recorder_) recorder_->record(report);
   reported_seconds_ = clock_.seconds();
   reported_steps_ = step.progress.steps;
   if (!collapse_.empty() || !config_.train.stop_on_collapse) return;
@@ -195,73 +263,74 @@ void Trainer::report(const Enqueued& step, StepResult result) {
   if (!collapse_.empty()) collapse_ = fmt::format("step {}: {}", step.progress.steps, collapse_);
 }
 
+// `source` empty: all sources together.
+void Trainer::report_validation(std::string_view source, const ValidationResult& result, double seconds) {
+  if (!recorder_) return;
+  const std::string prefix =
+      source.empty() ? fmt::format("step {}", progress_.steps) : fmt::format("step {}: {}", progress_.steps, source);
+  if (result.tokens == 0) {
+    recorder_->message(fmt::format("{}: validation has no token with a loss", prefix));
+    return;
+  }
+  recorder_->record_validation(progress_.steps, source, result, seconds);
+  recorder_->message(fmt::format("{}: validation loss {:.4f} nats, {:.4f} bits per byte{}", prefix, result.loss(),
+                                 result.bits_per_byte(), answers_text(result)));
+}
+
 void Trainer::run_validation() {
-  if (valid_splits_.empty()) return;
-  const bool several = valid_splits_.size() > 1;
-  const auto report = [&](std::string_view source, const ValidationResult& result, double seconds) {
-    const std::string prefix =
-        source.empty() ? fmt::format("step {}", progress_.steps) : fmt::format("step {}: {}", progress_.steps, source);
-    if (result.tokens == 0) {
-      recorder_->message(fmt::format("{}: validation has no token with a loss", prefix));
-      return;
-    }
-    recorder_->record_validation(progress_.steps, source, result, seconds);
-    recorder_->message(fmt::format("{}: validation loss {:.4f} nats, {:.4f} bits per byte{}", prefix, result.loss(),
-                                   result.bits_per_byte(), answers_text(result)));
-  };
+  if (run_.valid_splits.empty()) return;
   ValidationResult all;
   double all_seconds = 0.0;
-  for (const auto& [source, split] : valid_splits_) {
+  for (const auto& [source, split] : run_.valid_splits) {
     const auto begin = std::chrono::steady_clock::now();
     const ValidationResult result =
-        validate(*engine_, split, token_bytes_, config_.train.valid_seqs, config_.train.microbatch_seqs);
+        validate(engine_, split, run_.token_bytes, config_.train.valid_seqs, config_.train.microbatch_seqs);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (several) report(source, result, seconds);
+    if (run_.valid_splits.size() > 1) report_validation(source, result, seconds);
     all += result;
     all_seconds += seconds;
   }
-  report("", all, all_seconds);
+  report_validation("", all, all_seconds);
   if (all.tokens > 0) summary_.valid = all;
 }
 
 void Trainer::save() {
-  if (saved_step_ == progress_.steps) return;
+  if (!writer_ || saved_step_ == progress_.steps) return;
   writer_->wait();  // staging is free again after it
-  engine_->stage();
+  engine_.stage();
   CheckpointState state;
   state.info.step = progress_.steps;
   state.info.tokens = progress_.tokens;
   state.info.cursor = cursor_;
-  state.info.num_parameters = plan_.cost.parameters;
+  state.info.num_parameters = run_.memory.cost.parameters;
   state.info.run_id = recorder_->run_id();
   state.info.config_fingerprint = config_fingerprint(config_);
-  state.info.data_fingerprint = data_fingerprint(data_, batches_.plan());
-  state.info.nmoe_version = options_.version;
-  state.info.nmoe_commit = options_.commit;
+  state.info.data_fingerprint = data_fingerprint(run_.data, run_.stream);
+  state.info.nmoe_version = run_.options.version;
+  state.info.nmoe_commit = run_.options.commit;
   state.config_toml = print_config(config_);
-  state.tokenizer_json = tokenizer_json_;
+  state.tokenizer_json = run_.tokenizer_json;
   if (const auto latest = latest_checkpoint(checkpoint_dir(config_))) {
     // Whichever they were read from may be pruned by now.
     for (CarriedFile& file : carried_) file.source = *latest / kCarriedFolder / file.name;
   }
   state.carried = carried_;
-  state.model = engine_->staging().model;
-  state.optimizer = engine_->staging().optimizer;
-  writer_->submit(std::move(state), [this] { engine_->wait_staged(); });
+  state.model = engine_.staging().model;
+  state.optimizer = engine_.staging().optimizer;
+  writer_->submit(std::move(state), [this] { engine_.wait_staged(); });
   saved_step_ = progress_.steps;
 }
 
 // Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
 // finished first.
-void Trainer::loop(const StopSignal& stop) {
+void Trainer::loop() {
   clock_.start();
-  while (ahead().steps < config_.train.steps && !stop.requested() && collapse_.empty()) {
-    enqueue_step();
+  while (ahead().steps < config_.train.steps && collapse_.empty() && enqueue_step()) {
     const int64_t number = ahead().steps;
     const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
     const bool valid_due = due(config_.train.valid_every), save_due = due(config_.checkpoint.every);
     if (!valid_due && !save_due) {
-      while (engine_->has_result() || engine_->num_pending() == Engine::kMaxPending) finish_step();
+      while (must_finish_step()) finish_step();
       continue;
     }
     finish_steps();
@@ -281,6 +350,7 @@ void Trainer::loop(const StopSignal& stop) {
 
 // What cannot be recorded either, say on a full disk, must not hide the failure itself.
 void Trainer::record_failure(RunStatus status, const std::string& reason) {
+  if (!recorder_) return;
   try {
     recorder_->finish(status, reason);
   } catch (const std::exception& error) {
@@ -289,6 +359,7 @@ void Trainer::record_failure(RunStatus status, const std::string& reason) {
 }
 
 void Trainer::save_after_failure() {
+  if (!writer_) return;
   try {
     save();
     writer_->wait();
@@ -297,17 +368,22 @@ void Trainer::save_after_failure() {
   }
 }
 
+// What is left to do after the last step.
+void Trainer::complete() {
+  summary_.interrupted = any_rank(stop_requested());
+  if (!summary_.interrupted) run_validation();
+  if (!rank_.is_first()) return;
+  save();
+  writer_->wait();
+  recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
+                    summary_.interrupted ? fmt::format("stopped by {}", stop_->name()) : "");
+}
+
 TrainSummary Trainer::run() {
   start();
-  const StopSignal stop;
   try {
-    loop(stop);
-    summary_.interrupted = stop.requested();
-    if (!summary_.interrupted) run_validation();
-    save();
-    writer_->wait();
-    recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
-                      summary_.interrupted ? fmt::format("stopped by {}", stop.name()) : "");
+    loop();
+    complete();
   } catch (const RunFailure& failure) {
     record_failure(failure.status(), failure.what());
     save_after_failure();
@@ -317,7 +393,7 @@ TrainSummary Trainer::run() {
     throw;
   }
   if (const auto device = device_->memory_use()) {
-    summary_.device_bytes_planned = plan_.device_bytes;
+    summary_.device_bytes_planned = run_.memory.device_bytes;
     summary_.device_bytes_used = device->used_bytes;
   }
   summary_.steps = progress_.steps;
@@ -334,9 +410,13 @@ TrainSummary Trainer::run() {
 fs::path checkpoint_dir(const Config& config) { return fs::path(config.run.dir) / "checkpoints" / config.run.name; }
 
 TrainSummary train(const Config& config, const TrainOptions& options) {
-  TrainingData data = open_training_data(config);
-  Config resolved = resolve_vocab_size(config, *data.tokenizer);
-  return Trainer(std::move(resolved), options, std::move(data)).run();
+  const TrainingRun run(config, options);
+  TrainSummary summary;
+  run_ranks(config.parallel.ranks, std::chrono::seconds(config.parallel.timeout_s), [&](Communicator& communicator) {
+    const TrainSummary of_rank = Trainer(run, communicator).run();
+    if (communicator.index() == 0) summary = of_rank;
+  });
+  return summary;
 }
 
 }  // namespace nmoe

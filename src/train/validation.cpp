@@ -32,37 +32,47 @@ ValidationResult& ValidationResult::operator+=(const ValidationResult& other) {
   return *this;
 }
 
-ValidationResult validate(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
-                          int64_t max_seqs, int64_t microbatch_seqs) {
-  const int64_t num_windows = split.num_windows(0);
-  const int64_t num_seqs = max_seqs == 0 ? num_windows : std::min(max_seqs, num_windows);
-  const size_t capacity = static_cast<size_t>(microbatch_seqs * split.seq_len());
+namespace {
+
+// Windows [range.begin, range.end) of a split.
+ValidationResult validate_range(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
+                                RankSlice range, int64_t num_seqs, int64_t microbatch_seqs) {
+  const auto seq_len = static_cast<size_t>(split.seq_len());
+  const size_t capacity = static_cast<size_t>(microbatch_seqs) * seq_len;
+  const bool has_mask = split.has_mask(0);
   std::vector<SequenceRef> refs;
   std::vector<int32_t> inputs(capacity), targets(capacity);
   std::vector<float> losses(capacity);
-  std::vector<int32_t> predictions(split.has_mask(0) ? capacity : 0);
+  std::vector<int32_t> predictions(has_mask ? capacity : 0);
   AnswerCounter answers(split.eos_id());
   Documents documents;
   ValidationResult result;
-  for (int64_t first = 0; first < num_seqs; first += microbatch_seqs) {
-    const int64_t count = std::min(microbatch_seqs, num_seqs - first);
-    const size_t size = static_cast<size_t>(count * split.seq_len());
+  const auto read = [&](int64_t first, int64_t count) {
+    refs.clear();
+    for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
+    const size_t size = static_cast<size_t>(count) * seq_len;
+    split.read(refs, std::span(inputs).first(size), std::span(targets).first(size));
+  };
+  if (has_mask && range.begin > 0) {
+    read(range.begin - 1, 1);
+    answers.begin_behind(std::span(inputs).first(seq_len), std::span(targets).first(seq_len));
+  }
+  for (int64_t first = range.begin; first < range.end; first += microbatch_seqs) {
+    const int64_t count = std::min(microbatch_seqs, range.end - first);
+    const size_t size = static_cast<size_t>(count) * seq_len;
     const std::span batch_inputs(inputs.data(), size), batch_targets(targets.data(), size);
     // The last batch is filled up with windows that have no loss: another shape might need what was not planned.
     std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(size), inputs.end(), 0);
     std::fill(targets.begin() + static_cast<std::ptrdiff_t>(size), targets.end(), kNoTarget);
-    refs.clear();
-    for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
-    split.read(refs, batch_inputs, batch_targets);
+    read(first, count);
     if (engine.masks_documents()) {
       find_documents(inputs, microbatch_seqs, split.seq_len(), split.eos_id(), documents);
     }
-    const std::span batch_predictions(predictions.data(), predictions.empty() ? 0 : size);
+    const std::span batch_predictions(predictions.data(), has_mask ? size : 0);
     engine.evaluate(inputs, targets, losses, documents, predictions);
-    const auto window = static_cast<size_t>(split.seq_len());
-    for (size_t i = 0; i < batch_predictions.size(); i += window) {
-      answers.add_window(batch_inputs.subspan(i, window), batch_targets.subspan(i, window),
-                         batch_predictions.subspan(i, window));
+    for (size_t i = 0; i < batch_predictions.size(); i += seq_len) {
+      answers.add_window(batch_inputs.subspan(i, seq_len), batch_targets.subspan(i, seq_len),
+                         batch_predictions.subspan(i, seq_len));
     }
     for (size_t i = 0; i < size; ++i) {
       if (batch_targets[i] == kNoTarget) continue;
@@ -73,9 +83,27 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
       ++result.tokens;
     }
   }
+  if (has_mask && range.begin < range.end && range.end < num_seqs) {
+    read(range.end, 1);
+    answers.end_before(targets.front());
+  }
   result.answers = answers.answers();
   result.answers_correct = answers.correct();
   return result;
+}
+
+}  // namespace
+
+ValidationResult validate(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
+                          int64_t max_seqs, int64_t microbatch_seqs) {
+  const int64_t num_windows = split.num_windows(0);
+  const int64_t num_seqs = max_seqs == 0 ? num_windows : std::min(max_seqs, num_windows);
+  const Rank& rank = engine.rank();
+  const RankSlice range = rank_slice(num_seqs, rank.index(), rank.count());
+  const ValidationResult part = validate_range(engine, split, token_bytes, range, num_seqs, microbatch_seqs);
+  ValidationResult all;
+  for (const ValidationResult& of_rank : rank.communicator.all_gather_values(part)) all += of_rank;
+  return all;
 }
 
 }  // namespace nmoe

@@ -26,7 +26,9 @@ struct ValidationResult {
   ValidationResult& operator+=(const ValidationResult& other);
 };
 
-// The first max_seqs windows of a split (data/stream/loader.h: split_reader); 0: all of them.
+// The first max_seqs windows of a split (data/stream/loader.h: split_reader); 0: all of them. Every rank calls this,
+// evaluates a contiguous range of the windows and gets the result of all: sums of nats within a rank in the windows'
+// order, then over ranks in theirs. Answers do not depend on how the windows are divided (train/answers.h).
 ValidationResult validate(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
                           int64_t max_seqs, int64_t microbatch_seqs);
 

@@ -31,6 +31,8 @@ Tensor view(std::vector<T>& values) {
   return {values.data(), DTypeOf<T>::value, {static_cast<int64_t>(values.size())}};
 }
 
+void sum(Communicator& ranks, Tensor tensor) { ranks.all_reduce_sum(std::span(&tensor, 1), Lane::kCompute); }
+
 // A rank's values: of all sizes, so that the order of a sum shows in its last bits.
 template <class T>
 std::vector<T> values_of(int64_t rank, int64_t size) {
@@ -66,7 +68,7 @@ void expect_sums_in_rank_order(int64_t count) {
     for (int round = 0; round < 3; ++round) {
       run_ranks(count, kTimeout, [&](Communicator& ranks) {
         std::vector<T> values = values_of<T>(ranks.index(), size);
-        ranks.all_reduce_sum(view(values));
+        sum(ranks, view(values));
         EXPECT_EQ(values, expected) << size << " elements on rank " << ranks.index();
       });
     }
@@ -84,7 +86,7 @@ TEST(ThreadGroup, TheOrderOfASumShows) {
   const float values[] = {1.0f, 1e8f, -1e8f, 1.0f};
   run_ranks(4, kTimeout, [&](Communicator& ranks) {
     std::vector<float> value = {values[ranks.index()]};
-    ranks.all_reduce_sum(view(value));
+    sum(ranks, view(value));
     EXPECT_EQ(value[0], 1.0f);
   });
 }
@@ -95,10 +97,10 @@ TEST_P(ThreadGroupTest, SeveralTensorsAreSummedInOneCall) {
     auto b = values_of<double>(ranks.index(), 0);
     auto c = values_of<int32_t>(ranks.index(), 8);
     const Tensor tensors[] = {view(a), view(b), view(c)};
-    ranks.all_reduce_sum(tensors);
+    ranks.all_reduce_sum(tensors, Lane::kCompute);
     EXPECT_EQ(a, sum_in_rank_order<float>(ranks.count(), 33));
     EXPECT_EQ(c, sum_in_rank_order<int32_t>(ranks.count(), 8));
-    ranks.all_reduce_sum(std::span<const Tensor>());
+    ranks.all_reduce_sum({}, Lane::kCompute);
   });
 }
 
@@ -108,7 +110,7 @@ TEST_P(ThreadGroupTest, TensorsBecomeThoseOfRankZero) {
     auto b = values_of<double>(ranks.index(), 0);
     auto c = std::vector<uint8_t>(5, static_cast<uint8_t>(7 + ranks.index()));
     const Tensor tensors[] = {view(a), view(b), view(c)};
-    ranks.broadcast(tensors);
+    ranks.broadcast(tensors, Lane::kCompute);
     EXPECT_EQ(a, values_of<float>(0, 33));
     EXPECT_EQ(c, std::vector<uint8_t>(5, 7));
   });
@@ -117,7 +119,7 @@ TEST_P(ThreadGroupTest, TensorsBecomeThoseOfRankZero) {
 // The planning run of one rank is alone in its group.
 TEST(ThreadGroup, TensorsWithoutDataAreLeftAlone) {
   ThreadGroup group(3, 1ms);
-  group.communicator(0).all_reduce_sum(Tensor(nullptr, DType::kF32, {4, 8}));
+  sum(group.communicator(0), Tensor(nullptr, DType::kF32, {4, 8}));
 }
 
 TEST_P(ThreadGroupTest, GathersInRankOrder) {
@@ -155,7 +157,7 @@ TEST_P(ThreadGroupTest, ManyRounds) {
     for (int64_t round = 0; round < 300; ++round) {
       if (round % 50 == ranks.index()) std::this_thread::sleep_for(1ms);
       std::iota(sums.begin(), sums.end(), static_cast<float>(ranks.index() + round));
-      ranks.all_reduce_sum(view(sums));
+      sum(ranks, view(sums));
       const auto others = static_cast<float>(count() * (count() - 1) / 2);
       for (size_t i = 0; i < sums.size(); ++i) {
         ASSERT_EQ(sums[i], static_cast<float>(count()) * static_cast<float>(static_cast<int64_t>(i) + round) + others);
@@ -172,10 +174,10 @@ TEST(ThreadGroup, AFailingRankEndsAllWithItsOwnError) {
       const Error error = error_of([&] {
         run_ranks(count, kTimeout, [&](Communicator& ranks) {
           std::vector<float> values(1000);
-          ranks.all_reduce_sum(view(values));
+          sum(ranks, view(values));
           if (ranks.index() == failing) throw usage_error("the disk is on fire", "put it out");
           try {
-            for (;;) ranks.all_reduce_sum(view(values));
+            for (;;) sum(ranks, view(values));
           } catch (const PeerFailure& failure) {
             EXPECT_EQ(std::string(failure.what()), fmt::format("rank {} failed: the disk is on fire", failing));
             EXPECT_EQ(failure.remedy(), "put it out");
@@ -201,7 +203,7 @@ TEST(ThreadGroup, FailuresBetweenSums) {
                              for (int i = 0;; ++i) {
                                std::vector<double> values(5000);
                                if (ranks.index() == round % 3 && i == round % 5) throw std::runtime_error("enough");
-                               ranks.all_reduce_sum(view(values));
+                               sum(ranks, view(values));
                              }
                            }),
                  std::runtime_error);
@@ -259,12 +261,12 @@ TEST(ThreadGroup, RanksThatDifferAreFound) {
                        "ranks differ in call 1"));
   EXPECT_TRUE(contains(failure_of([](Communicator& ranks) {
                          std::vector<float> values(static_cast<size_t>(4 + ranks.index()));
-                         ranks.all_reduce_sum(view(values));
+                         sum(ranks, view(values));
                        }),
                        "ranks differ in tensor 0 of all_reduce_sum"));
   EXPECT_TRUE(contains(failure_of([](Communicator& ranks) {
                          std::vector<uint8_t> values(4);
-                         ranks.all_reduce_sum(view(values));
+                         sum(ranks, view(values));
                        }),
                        "a sum over ranks of U8"));
 }
