@@ -32,7 +32,7 @@ class TestModel {
   // The scalar that forward_backward differentiates.
   double loss() {
     model_.begin_step();
-    model_.forward(batch(), activations_, losses_);
+    model_.forward(batch(), activations_, losses_, /*predictions=*/{}, /*statistics=*/true);
     const std::vector<double> losses = values(losses_);
     double total = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
     for (const Moe* moe : model_.moe_layers()) {
@@ -66,12 +66,12 @@ class TestModel {
   Model& model() { return model_; }
   Tensor losses() { return losses_; }
   Tensor targets() { return targets_; }
-  Backend& ops() { return *ops_; }
+  Ops& ops() { return *ops_; }
   Arena& activations() { return activations_; }
   TensorPool& pool() { return pool_; }
 
  private:
-  std::unique_ptr<Backend> ops_;
+  ReadyDevice ops_;
   TensorPool pool_{DType::kF64, 3};
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, activations_{"activations"};
   Model model_;

@@ -31,7 +31,7 @@ class OptimizerTest : public ::testing::Test {
     return result;
   }
 
-  std::unique_ptr<Backend> ops_;
+  ReadyDevice ops_;
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"};
   Tensor rates_;
   Model model_;
