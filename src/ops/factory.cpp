@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "ops/cpu/cpu_backend.h"
 #ifdef NMOE_CUDA
-#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/runtime/cuda_backend.h"
 #endif
 
 namespace nmoe {

@@ -1,4 +1,4 @@
-#include "ops/cuda/activation.h"
+#include "ops/cuda/kernels/activation.h"
 
 #include "ops/cuda/cuda_test.h"
 

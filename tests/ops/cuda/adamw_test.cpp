@@ -1,4 +1,4 @@
-#include "ops/cuda/adamw.h"
+#include "ops/cuda/kernels/adamw.h"
 
 #include "ops/cuda/optimizer_test.h"
 

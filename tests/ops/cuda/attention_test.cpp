@@ -1,9 +1,9 @@
 // Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that cuDNN and the plain kernels have
 // their turn, and lengths, windows and documents that cross tiles. Needs a GPU: label gpu.
-#include "ops/cuda/attention.h"
+#include "ops/cuda/kernels/attention.h"
 
 #include "cuda_test.h"
-#include "ops/cuda/attention_cudnn.h"
+#include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/cuda/cached_attention.h"
+#include "ops/cuda/kernels/cached_attention.h"
 
 #include "ops/cuda/cuda_test.h"
 

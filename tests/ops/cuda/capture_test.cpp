@@ -1,8 +1,8 @@
 // Operations that call other libraries on the host, recorded into a CUDA graph: nothing may happen outside of the
 // stream.
-#include "ops/cuda/attention.h"
-#include "ops/cuda/embedding.h"
-#include "ops/cuda/muon.h"
+#include "ops/cuda/kernels/attention.h"
+#include "ops/cuda/kernels/embedding.h"
+#include "ops/cuda/kernels/muon.h"
 #include "ops/cuda/optimizer_test.h"
 
 namespace nmoe::test {

@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/cuda/check.h"
-#include "ops/cuda/context.h"
-#include "ops/cuda/memory.h"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/context.h"
+#include "ops/cuda/runtime/memory.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 

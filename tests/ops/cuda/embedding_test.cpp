@@ -1,4 +1,4 @@
-#include "ops/cuda/embedding.h"
+#include "ops/cuda/kernels/embedding.h"
 
 #include "ops/cuda/cuda_test.h"
 

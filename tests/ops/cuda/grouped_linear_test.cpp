@@ -1,9 +1,9 @@
 // Grouped linear layers on CUDA against the CPU's. Needs a GPU.
-#include "ops/cuda/grouped_linear.h"
+#include "ops/cuda/kernels/grouped_linear.h"
 
 #include <numeric>
 
-#include "ops/cuda/activation.h"
+#include "ops/cuda/kernels/activation.h"
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {

@@ -1,6 +1,6 @@
 // The fused head on the GPU against the CPU's, over odd and even vocabularies, one as large as models have, and more
 // tokens than a chunk. Needs a GPU: label gpu.
-#include "ops/cuda/head_loss.h"
+#include "ops/cuda/kernels/head_loss.h"
 
 #include "cuda_test.h"
 

@@ -1,5 +1,5 @@
 // cuBLASLt's products against the CPU's, over shapes that are odd, empty, misaligned and large. Needs a GPU: label gpu.
-#include "ops/cuda/linear.h"
+#include "ops/cuda/vendor/linear.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "ops/cuda/mla_expand.h"
+#include "ops/cuda/kernels/mla_expand.h"
 
 #include "ops/cuda/cuda_test.h"
 

@@ -1,5 +1,5 @@
 // Plan, dispatch and combine on CUDA against the CPU's, bit by bit: sums over K rows have one order. Needs a GPU.
-#include "ops/cuda/moe.h"
+#include "ops/cuda/kernels/moe.h"
 
 #include "ops/cuda/cuda_test.h"
 

@@ -1,4 +1,4 @@
-#include "ops/cuda/muon.h"
+#include "ops/cuda/kernels/muon.h"
 
 #include "ops/cuda/optimizer_test.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/cuda_test.h"
-#include "ops/cuda/tensor_ops.h"
+#include "ops/cuda/kernels/tensor_ops.h"
 
 namespace nmoe::test {
 

@@ -1,4 +1,4 @@
-#include "ops/cuda/rms_norm.h"
+#include "ops/cuda/kernels/rms_norm.h"
 
 #include "ops/cuda/cuda_test.h"
 

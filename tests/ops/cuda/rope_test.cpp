@@ -1,4 +1,4 @@
-#include "ops/cuda/rope.h"
+#include "ops/cuda/kernels/rope.h"
 
 #include "ops/cuda/cuda_test.h"
 

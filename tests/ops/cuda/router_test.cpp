@@ -1,6 +1,6 @@
 // The router on CUDA: scores and gradients against the CPU's, what is discrete and what is summed up against the
 // definition applied to the device's own scores, so that no rounding of a score can move a choice. Needs a GPU.
-#include "ops/cuda/router.h"
+#include "ops/cuda/kernels/router.h"
 
 #include <cmath>
 #include <limits>

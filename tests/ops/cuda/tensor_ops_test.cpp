@@ -1,4 +1,4 @@
-#include "ops/cuda/tensor_ops.h"
+#include "ops/cuda/kernels/tensor_ops.h"
 
 #include <bit>
 #include <limits>

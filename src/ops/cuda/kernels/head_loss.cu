@@ -1,0 +1,223 @@
+// Logits of a chunk of rows by one product in F32, then a kernel that turns each row into its loss, its prediction and
+// its gradient g = grad_scale * (softmax - onehot(target)), then two products of the gradient.
+//
+// The kernel: one block a row. A thread keeps the highest of the logits it reads, where that was first seen, and the
+// sum of exp(logit - highest) (online softmax, arXiv 1805.02867, algorithm 3); these are combined in an order that V
+// alone fixes. Memory-bound: a row is read twice, the second time from L2, and its gradient written once. With F32
+// gradients it is written over the logits: a thread overwrites only what it alone reads.
+#include <algorithm>
+#include <cfloat>
+#include <climits>
+
+#include "ops/cuda/kernels/head_loss.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/vendor/linear.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kVector = 8;
+static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
+
+// Rows whose logits exist at one time: as many as make 2^28 of them, for the gradient of the weight, [V, D] in F32, is
+// read and written once a chunk.
+int64_t chunk_rows_of(int64_t num_tokens, int64_t vocab) {
+  constexpr int64_t kLogits = int64_t{1} << 28, kLeast = 128, kMost = 8192;
+  const int64_t rows = kLogits / std::max<int64_t>(1, vocab) / kLeast * kLeast;
+  return std::min(num_tokens, std::clamp(rows, kLeast, kMost));
+}
+
+// What is known of the logits seen so far.
+struct Seen {
+  float highest = -FLT_MAX;  // finite, so that exp(-inf - highest) is 0
+  float sum = 0.0F;          // of exp(logit - highest)
+  int index = INT_MAX;       // the lowest at which `highest` is
+};
+
+__device__ void see(Seen& seen, float logit, int index) {
+  if (logit > seen.highest) {
+    seen.sum = seen.sum * expf(seen.highest - logit) + 1.0F;
+    seen.highest = logit;
+    seen.index = index;
+  } else {
+    seen.sum += expf(logit - seen.highest);  // NaN stays in the sum
+  }
+}
+
+__device__ Seen combine(const Seen& a, const Seen& b) {
+  Seen both;
+  both.highest = fmaxf(a.highest, b.highest);
+  both.sum = a.sum * expf(a.highest - both.highest) + b.sum * expf(b.highest - both.highest);
+  both.index = a.highest > b.highest ? a.index : b.highest > a.highest ? b.index : min(a.index, b.index);
+  return both;
+}
+
+// Lane 0 returns what the warp has seen.
+__device__ Seen combine_warp(Seen seen) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    Seen other;
+    other.highest = __shfl_down_sync(kAllLanes, seen.highest, offset);
+    other.sum = __shfl_down_sync(kAllLanes, seen.sum, offset);
+    other.index = __shfl_down_sync(kAllLanes, seen.index, offset);
+    seen = combine(seen, other);
+  }
+  return seen;
+}
+
+// Every thread returns what the block has seen. Once a kernel.
+__device__ Seen combine_block(Seen seen) {
+  __shared__ float highest[kWarps], sum[kWarps];
+  __shared__ int index[kWarps];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  seen = combine_warp(seen);
+  if (lane == 0) highest[warp] = seen.highest, sum[warp] = seen.sum, index[warp] = seen.index;
+  __syncthreads();
+  if (warp == 0) {
+    Seen mine;
+    if (lane < kWarps) mine.highest = highest[lane], mine.sum = sum[lane], mine.index = index[lane];
+    mine = combine_warp(mine);
+    __syncwarp();
+    if (lane == 0) highest[0] = mine.highest, sum[0] = mine.sum, index[0] = mine.index;
+  }
+  __syncthreads();
+  seen.highest = highest[0];
+  seen.sum = sum[0];
+  seen.index = index[0];
+  return seen;
+}
+
+template <class T>
+struct RowArgs {
+  const float* logits;       // [rows, V]
+  T* gradient;               // = [rows, V]; null: not wanted. May be `logits`
+  const int32_t* targets;    // [rows]
+  const double* grad_scale;  // [1]; null with `gradient`
+  float* losses;             // = [rows]
+  int32_t* predictions;      // = [rows]; null: not wanted
+  int vocab;
+};
+
+// kValues: logits a thread takes at a time, 8 where V is divisible by it.
+template <class T, int kValues>
+__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
+  const int64_t row = blockIdx.x;
+  const int vocab = args.vocab, target = args.targets[row];
+  const float* logits = args.logits + row * vocab;
+  const bool has_target = target >= 0 && target < vocab;
+  float target_logit = 0.0F;  // read before the gradient may be written over it
+  if (threadIdx.x == 0 && has_target) target_logit = logits[target];
+
+  Seen seen;
+  for (int v = static_cast<int>(threadIdx.x) * kValues; v < vocab; v += kThreads * kValues) {
+    float x[kValues];
+    if constexpr (kValues == kVector) {
+      load8(logits + v, x);
+    } else {
+      x[0] = logits[v];
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) see(seen, x[i], v + i);
+  }
+  seen = combine_block(seen);
+  if (threadIdx.x == 0) {
+    if (args.predictions != nullptr) args.predictions[row] = seen.index < vocab ? seen.index : 0;
+    float loss = 0.0F;
+    if (has_target) loss = logf(seen.sum) - (target_logit - seen.highest);
+    if (target >= vocab) loss = nanf("");
+    args.losses[row] = loss;
+  }
+  if (args.gradient == nullptr) return;
+
+  const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / seen.sum;
+  T* gradient = args.gradient + row * vocab;
+  for (int v = static_cast<int>(threadIdx.x) * kValues; v < vocab; v += kThreads * kValues) {
+    float x[kValues];
+    if constexpr (kValues == kVector) {
+      load8(logits + v, x);
+    } else {
+      x[0] = logits[v];
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const float softmax = has_target ? expf(x[i] - seen.highest) * factor : 0.0F;
+      x[i] = v + i == target ? softmax - scale : softmax;
+    }
+    if constexpr (kValues == kVector) {
+      store8(gradient + v, x);
+    } else {
+      gradient[v] = from_float<T>(x[0]);
+    }
+  }
+}
+
+template <class T>
+void cross_entropy(Context& ctx, const RowArgs<T>& args, int64_t num_rows) {
+  const auto blocks = static_cast<unsigned>(num_rows);
+  if (args.vocab % kVector == 0) {
+    cross_entropy_kernel<T, kVector><<<blocks, kThreads, 0, ctx.stream>>>(args);
+  } else {
+    cross_entropy_kernel<T, 1><<<blocks, kThreads, 0, ctx.stream>>>(args);
+  }
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+template <class T>
+T* data_or_null(const Tensor& x) {
+  return x.defined() ? static_cast<T*>(x.raw()) : nullptr;
+}
+
+template <class T>
+void head_loss_of(Context& ctx, const HeadLoss& args) {
+  const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
+  const bool want_gradient = args.dx.defined();
+  const int64_t chunk_rows = chunk_rows_of(num_tokens, vocab);
+  ArenaScope scope(ctx.scratch);
+  const Tensor logits = scope.allocate(DType::kF32, {chunk_rows, vocab});
+  Tensor gradient;
+  if (want_gradient) {
+    gradient = args.x.dtype() == DType::kF32 ? logits : scope.allocate(args.x.dtype(), {chunk_rows, vocab});
+  }
+  for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
+    const int64_t end = std::min(begin + chunk_rows, num_tokens), rows = end - begin;
+    const Tensor x = args.x.rows(begin, end), chunk = logits.rows(0, rows);
+    linear_forward(ctx, x, args.w, chunk, /*accumulate=*/false);
+    if (!ctx.counting()) {
+      RowArgs<T> row_args{};
+      row_args.logits = chunk.data<float>();
+      row_args.gradient = data_or_null<T>(gradient);
+      row_args.targets = args.targets.data<int32_t>() + begin;
+      row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
+      row_args.losses = args.losses.data<float>() + begin;
+      row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
+      row_args.vocab = static_cast<int>(vocab);
+      cross_entropy(ctx, row_args, rows);
+    }
+    if (want_gradient) {
+      linear_backward_input(ctx, gradient.rows(0, rows), args.w, args.dx.rows(begin, end), /*accumulate=*/false);
+      linear_backward_weight(ctx, x, gradient.rows(0, rows), args.dw, args.accumulate || begin > 0);
+    }
+    if (ctx.counting()) return;  // one chunk stands for all
+  }
+}
+
+}  // namespace
+
+void head_loss(Context& ctx, const HeadLoss& args) {
+  const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
+  NMOE_CHECK(args.targets.shape() == Shape({num_tokens}) && args.losses.shape() == Shape({num_tokens}) && vocab > 0 &&
+                 vocab <= INT_MAX - kThreads * kVector,
+             "head over x {} and w {}: targets {}, losses {}", args.x.shape(), args.w.shape(), args.targets.shape(),
+             args.losses.shape());
+  if (args.x.dtype() == DType::kF32) {
+    head_loss_of<float>(ctx, args);
+  } else {
+    NMOE_CHECK(args.x.dtype() == DType::kBF16, "head over {}", dtype_name(args.x.dtype()));
+    head_loss_of<__nv_bfloat16>(ctx, args);
+  }
+}
+
+}  // namespace nmoe::cuda
