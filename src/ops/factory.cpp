@@ -22,7 +22,7 @@ std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   }
   NMOE_CHECK(options.device == "cuda", "device {}", options.device);
 #ifdef NMOE_CUDA
-  return std::make_unique<cuda::CudaBackend>(options.compute_dtype);
+  return std::make_unique<cuda::CudaBackend>(/*device_index=*/0, options.compute_dtype);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
                     "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"");

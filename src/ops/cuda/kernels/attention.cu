@@ -1,4 +1,4 @@
-// Checks, who sees whom, delta, and the choice of a kernel:
+// Checks, which keys each query attends to, delta, and the choice of a kernel:
 //
 //   BF16, head sizes that cuDNN takes (cudnn_attention_takes)   cuDNN, with documents and windows or without
 //   F32, and BF16 of any other head sizes                       attention_plain.cu
@@ -60,15 +60,15 @@ __device__ int2 document_of(int t, int S, const int32_t* cu_seqlens, int capacit
 }
 
 __global__ void __launch_bounds__(kThreads)
-    sees_kernel(int T, int S, int window, const int32_t* cu_seqlens, int capacity, int2* sees) {
+    span_kernel(int T, int S, int window, const int32_t* cu_seqlens, int capacity, int2* spans) {
   const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (t >= T) return;
-  int2 seen = document_of(t, S, cu_seqlens, capacity);
+  int2 span = document_of(t, S, cu_seqlens, capacity);
   if (window > 0) {
-    seen.x = max(seen.x, t - window + 1);
-    seen.y = min(seen.y, t + min(window, T));
+    span.x = max(span.x, t - window + 1);
+    span.y = min(span.y, t + min(window, T));
   }
-  sees[t] = seen;
+  spans[t] = span;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -93,17 +93,17 @@ Tensor find_first_keys(Context& ctx, ArenaScope& scope, const AttentionShape& sh
 }
 
 // Claimed whether or not anything will run; two I32 a token.
-Tensor claim_sees(ArenaScope& scope, const AttentionGeometry& g) { return scope.allocate(DType::kI32, {g.T, 2}); }
+Tensor claim_spans(ArenaScope& scope, const AttentionGeometry& g) { return scope.allocate(DType::kI32, {g.T, 2}); }
 
-void find_sees(const AttentionShape& shape, const Tensor& storage, AttentionGeometry& g, cudaStream_t stream) {
-  auto* sees = static_cast<int2*>(storage.raw());
+void find_spans(const AttentionShape& shape, const Tensor& storage, AttentionGeometry& g, cudaStream_t stream) {
+  auto* spans = static_cast<int2*>(storage.raw());
   const bool has_documents = shape.cu_seqlens.defined();
   const int window = static_cast<int>(std::min<int64_t>(shape.window, g.T));
-  sees_kernel<<<blocks_of(g.T), kThreads, 0, stream>>>(
+  span_kernel<<<blocks_of(g.T), kThreads, 0, stream>>>(
       g.T, g.S, window, has_documents ? shape.cu_seqlens.data<int32_t>() : nullptr,
-      has_documents ? static_cast<int>(shape.cu_seqlens.dim(0)) : 0, sees);
+      has_documents ? static_cast<int>(shape.cu_seqlens.dim(0)) : 0, spans);
   NMOE_CUDA_CHECK(cudaGetLastError());
-  g.sees = sees;
+  g.spans = spans;
 }
 
 // A warp a head of a token.
@@ -136,11 +136,11 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
   if (cudnn_attention_takes(args.q.dtype(), g.Dk, g.Dv)) {
-    return cudnn_attention_forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    return ctx.cudnn_attention.forward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
-  const Tensor sees = claim_sees(scope, g);
+  const Tensor spans = claim_spans(scope, g);
   if (ctx.counting()) return;
-  find_sees(args.shape, sees, g, ctx.stream);
+  find_spans(args.shape, spans, g, ctx.stream);
   plain_attention_forward(g, args, ctx.stream);
 }
 
@@ -156,11 +156,11 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
   if (cudnn_attention_takes(act, g.Dk, g.Dv)) {
-    return cudnn_attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
-  const Tensor sees = claim_sees(scope, g), delta = scope.allocate(DType::kF32, args.lse.shape());
+  const Tensor spans = claim_spans(scope, g), delta = scope.allocate(DType::kF32, args.lse.shape());
   if (ctx.counting()) return;
-  find_sees(args.shape, sees, g, ctx.stream);
+  find_spans(args.shape, spans, g, ctx.stream);
   if (act == DType::kF32) {
     find_delta<float>(g, args, delta.data<float>(), ctx.stream);
   } else {

@@ -1,7 +1,8 @@
 // Attention for any head sizes, one warp a query (forward, dq) or a key (dk, dv).
 //
-//   forward    p_j = exp(x_j - lse), x_j = scale * q.k_j;  out = sum_j p_j v_j, by a running softmax over 32 keys a
-//   time backward   ds_j = p_j (dout.v_j - delta);  dq = scale * sum_j ds_j k_j;  dk = scale * sum_i ds_i q_i;
+//   forward    p_j = exp(x_j - lse), x_j = scale * q.k_j;  out = sum_j p_j v_j, by a running softmax over 32 keys at a
+//              time
+//   backward   ds_j = p_j (dout.v_j - delta);  dq = scale * sum_j ds_j k_j;  dk = scale * sum_i ds_i q_i;
 //              dv = sum_i p_i dout_i, over the query heads of the group in their order (arXiv 2307.08691, algorithm 2)
 //
 // A lane computes one score; then lanes take the dimensions of a head. Vectors that a warp keeps are F32 in shared
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncwarp();
 
   float highest = -CUDART_INF_F, total = 0.0F;
-  for (int first = g.sees[i].x; first <= i; first += kWarp) {
+  for (int first = g.spans[i].x; first <= i; first += kWarp) {
     const int j = first + lane;
     const float score = j <= i ? g.scale * dot(q_row, head_row(k, j, g.G, kv_head, g.Dk), g.Dk) : -CUDART_INF_F;
     const float before = highest;
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) backward_query_kernel(AttentionGeome
   const float lse = args.lse[statistic_index(g, i, row.head)], delta = args.delta[statistic_index(g, i, row.head)];
   __syncwarp();
 
-  for (int first = g.sees[i].x; first <= i; first += kWarp) {
+  for (int first = g.spans[i].x; first <= i; first += kWarp) {
     const int j = first + lane_of();
     float dscore = 0.0F;
     if (j <= i) {
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) backward_key_kernel(AttentionGeometr
   float* dscores = weights + kWarp;
   const Row row = row_of_warp(g, g.G);
   if (!row.exists) return;
-  const int j = row.token, end = g.sees[j].y, group_size = g.H / g.G, lane = lane_of();
+  const int j = row.token, end = g.spans[j].y, group_size = g.H / g.G, lane = lane_of();
   load_row(k_row, args.k + row.index * g.Dk, g.Dk);
   load_row(v_row, args.v + row.index * g.Dv, g.Dv);
   zero_row(dk_row, g.Dk);

@@ -1,8 +1,9 @@
 // Attention for any head sizes, F32 and BF16: a warp a query or key, F32 arithmetic, no reuse of what is read. Slow.
 // Only ops/cuda/attention*.cu use this.
 //
-// Kernels count tokens from 0 to T across sequences. Who sees whom is in one table, into which sequences, documents
-// and the window have gone: query i sees the keys [sees[i].x, i], key j is seen by the queries [j, sees[j].y).
+// Kernels count tokens from 0 to T across sequences. One table says what attends to what, with sequences, documents
+// and the window worked in: query i attends to the keys [spans[i].x, i], so that key j is attended to by the queries
+// [j, spans[j].y).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +18,7 @@ namespace nmoe::cuda {
 struct AttentionGeometry {
   int T, S, H, G, Dk, Dv;
   float scale;
-  const int2* sees;  // [T]
+  const int2* spans;  // [T]
 };
 
 // Into lse, and delta below: [B, H, S].

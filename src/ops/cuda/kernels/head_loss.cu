@@ -1,9 +1,9 @@
 // Logits of a chunk of rows by one product in F32, then a kernel that turns each row into its loss, its prediction and
 // its gradient g = grad_scale * (softmax - onehot(target)), then two products of the gradient.
 //
-// The kernel: one block a row. A thread keeps the highest of the logits it reads, where that was first seen, and the
-// sum of exp(logit - highest) (online softmax, arXiv 1805.02867, algorithm 3); these are combined in an order that V
-// alone fixes. Memory-bound: a row is read twice, the second time from L2, and its gradient written once. With F32
+// The kernel: one block a row. A thread keeps the largest of the logits it reads, the first index of that, and the sum
+// of exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged in an order that V alone
+// fixes. Memory-bound: a row is read twice, the second time from L2, and its gradient written once. With F32
 // gradients it is written over the logits: a thread overwrites only what it alone reads.
 #include <algorithm>
 #include <cfloat>
@@ -31,63 +31,63 @@ int64_t chunk_rows_of(int64_t num_tokens, int64_t vocab) {
   return std::min(num_tokens, std::clamp(rows, kLeast, kMost));
 }
 
-// What is known of the logits seen so far.
-struct Seen {
-  float highest = -FLT_MAX;  // finite, so that exp(-inf - highest) is 0
-  float sum = 0.0F;          // of exp(logit - highest)
-  int index = INT_MAX;       // the lowest at which `highest` is
+// A running softmax and argmax over some of a row's logits.
+struct OnlineSoftmax {
+  float max = -FLT_MAX;  // finite, so that exp(-inf - max) is 0
+  float sum = 0.0F;      // of exp(logit - max)
+  int argmax = INT_MAX;  // the lowest index at which `max` is
+
+  __device__ void add(float logit, int index) {
+    if (logit > max) {
+      sum = sum * expf(max - logit) + 1.0F;
+      max = logit;
+      argmax = index;
+    } else {
+      sum += expf(logit - max);  // NaN stays in the sum
+    }
+  }
 };
 
-__device__ void see(Seen& seen, float logit, int index) {
-  if (logit > seen.highest) {
-    seen.sum = seen.sum * expf(seen.highest - logit) + 1.0F;
-    seen.highest = logit;
-    seen.index = index;
-  } else {
-    seen.sum += expf(logit - seen.highest);  // NaN stays in the sum
-  }
-}
-
-__device__ Seen combine(const Seen& a, const Seen& b) {
-  Seen both;
-  both.highest = fmaxf(a.highest, b.highest);
-  both.sum = a.sum * expf(a.highest - both.highest) + b.sum * expf(b.highest - both.highest);
-  both.index = a.highest > b.highest ? a.index : b.highest > a.highest ? b.index : min(a.index, b.index);
+__device__ OnlineSoftmax merge(const OnlineSoftmax& a, const OnlineSoftmax& b) {
+  OnlineSoftmax both;
+  both.max = fmaxf(a.max, b.max);
+  both.sum = a.sum * expf(a.max - both.max) + b.sum * expf(b.max - both.max);
+  both.argmax = a.max > b.max ? a.argmax : b.max > a.max ? b.argmax : min(a.argmax, b.argmax);
   return both;
 }
 
-// Lane 0 returns what the warp has seen.
-__device__ Seen combine_warp(Seen seen) {
+// Lane 0 returns that of the warp's logits.
+__device__ OnlineSoftmax merge_warp(OnlineSoftmax softmax) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    Seen other;
-    other.highest = __shfl_down_sync(kAllLanes, seen.highest, offset);
-    other.sum = __shfl_down_sync(kAllLanes, seen.sum, offset);
-    other.index = __shfl_down_sync(kAllLanes, seen.index, offset);
-    seen = combine(seen, other);
+    OnlineSoftmax other;
+    other.max = __shfl_down_sync(kAllLanes, softmax.max, offset);
+    other.sum = __shfl_down_sync(kAllLanes, softmax.sum, offset);
+    other.argmax = __shfl_down_sync(kAllLanes, softmax.argmax, offset);
+    softmax = merge(softmax, other);
   }
-  return seen;
+  return softmax;
 }
 
-// Every thread returns what the block has seen. Once a kernel.
-__device__ Seen combine_block(Seen seen) {
-  __shared__ float highest[kWarps], sum[kWarps];
-  __shared__ int index[kWarps];
+// Every thread returns that of the block's logits. Once a kernel.
+__device__ OnlineSoftmax merge_block(OnlineSoftmax softmax) {
+  __shared__ float maxima[kWarps], sums[kWarps];
+  __shared__ int indices[kWarps];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  seen = combine_warp(seen);
-  if (lane == 0) highest[warp] = seen.highest, sum[warp] = seen.sum, index[warp] = seen.index;
+  softmax = merge_warp(softmax);
+  if (lane == 0) maxima[warp] = softmax.max, sums[warp] = softmax.sum, indices[warp] = softmax.argmax;
   __syncthreads();
   if (warp == 0) {
-    Seen mine;
-    if (lane < kWarps) mine.highest = highest[lane], mine.sum = sum[lane], mine.index = index[lane];
-    mine = combine_warp(mine);
+    OnlineSoftmax of_warp;  // lane l's is warp l's
+    if (lane < kWarps) of_warp.max = maxima[lane], of_warp.sum = sums[lane], of_warp.argmax = indices[lane];
+    of_warp = merge_warp(of_warp);
     __syncwarp();
-    if (lane == 0) highest[0] = mine.highest, sum[0] = mine.sum, index[0] = mine.index;
+    if (lane == 0) maxima[0] = of_warp.max, sums[0] = of_warp.sum, indices[0] = of_warp.argmax;
   }
   __syncthreads();
-  seen.highest = highest[0];
-  seen.sum = sum[0];
-  seen.index = index[0];
-  return seen;
+  softmax.max = maxima[0];
+  softmax.sum = sums[0];
+  softmax.argmax = indices[0];
+  return softmax;
 }
 
 template <class T>
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
   float target_logit = 0.0F;  // read before the gradient may be written over it
   if (threadIdx.x == 0 && has_target) target_logit = logits[target];
 
-  Seen seen;
+  OnlineSoftmax softmax;
   for (int v = static_cast<int>(threadIdx.x) * kValues; v < vocab; v += kThreads * kValues) {
     float x[kValues];
     if constexpr (kValues == kVector) {
@@ -120,19 +120,19 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
       x[0] = logits[v];
     }
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) see(seen, x[i], v + i);
+    for (int i = 0; i < kValues; ++i) softmax.add(x[i], v + i);
   }
-  seen = combine_block(seen);
+  softmax = merge_block(softmax);
   if (threadIdx.x == 0) {
-    if (args.predictions != nullptr) args.predictions[row] = seen.index < vocab ? seen.index : 0;
+    if (args.predictions != nullptr) args.predictions[row] = softmax.argmax < vocab ? softmax.argmax : 0;
     float loss = 0.0F;
-    if (has_target) loss = logf(seen.sum) - (target_logit - seen.highest);
+    if (has_target) loss = logf(softmax.sum) - (target_logit - softmax.max);
     if (target >= vocab) loss = nanf("");
     args.losses[row] = loss;
   }
   if (args.gradient == nullptr) return;
 
-  const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / seen.sum;
+  const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / softmax.sum;
   T* gradient = args.gradient + row * vocab;
   for (int v = static_cast<int>(threadIdx.x) * kValues; v < vocab; v += kThreads * kValues) {
     float x[kValues];
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
     }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const float softmax = has_target ? expf(x[i] - seen.highest) * factor : 0.0F;
-      x[i] = v + i == target ? softmax - scale : softmax;
+      const float scaled = has_target ? expf(x[i] - softmax.max) * factor : 0.0F;  // scale * softmax
+      x[i] = v + i == target ? scaled - scale : scaled;
     }
     if constexpr (kValues == kVector) {
       store8(gradient + v, x);

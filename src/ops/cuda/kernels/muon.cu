@@ -4,8 +4,8 @@
 // With x [rows, cols] and G the Gram matrix of its shorter side, an iteration is
 //   wide  x = a x + (b G + c G^2) x, G = x x^T        tall  x = a x + x (b G + c G^2), G = x^T x
 // so that a tall matrix is never transposed. The sum of a matrix's squares is added up by slices of fixed size, then
-// over the slices: one order. A step that is not to change anything (grad_scale is not finite) leaves moments and
-// weights alone; the products then run on whatever is in scratch.
+// over the slices: one order. A step that is not to change anything (grad_scale is not finite) leaves momentum
+// and weights alone; the products then run on whatever is in scratch.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -15,7 +15,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/vendor/batched_gemm.h"
+#include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kThreads)
   const Slice slice = own_slice(size);
   float squares = 0.0F;
   for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
-    const float g = scale * grad[i], moment = beta * momentum[i] + g, direction = g + beta * moment;
-    momentum[i] = moment;
+    const float g = scale * grad[i], new_momentum = beta * momentum[i] + g, direction = g + beta * new_momentum;
+    momentum[i] = new_momentum;
     x[i] = direction;
     squares += direction * direction;
   }
@@ -88,44 +88,50 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr int64_t kWorkspaceBytes = int64_t{16} << 20;  // of a product
+
+// A product of stacks of F32 matrices: [rows, depth] by [depth, cols].
+GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t depth, bool tf32) {
+  // Every matrix of the stacks begins at a multiple of 16 bytes, or only the first does.
+  const bool aligned = batch == 1 || (rows * depth % 4 == 0 && depth * cols % 4 == 0 && rows * cols % 4 == 0);
+  const uint32_t alignment = aligned ? 16 : sizeof(float);
+  return {.batch = batch,
+          .rows = rows,
+          .cols = cols,
+          .depth = depth,
+          .tf32 = tf32,
+          .align_a = alignment,
+          .align_b = alignment,
+          .align_d = alignment,
+          .workspace_bytes = kWorkspaceBytes};
+}
+
+// Scratch of an iteration.
+struct Buffers {
+  float* gram;  // [batch, small, small], as is poly
+  float* poly;
+  void* workspace;
+};
+
 // One iteration on a stack of x [rows, cols] into next.
-void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool tf32, const float* x, float* gram,
-             float* poly, float* next, void* workspace) {
+void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool tf32, const float* x, float* next,
+             const Buffers& buffers) {
   const bool tall = rows > cols;
   const int64_t small = std::min(rows, cols), large = std::max(rows, cols);
-  BatchedGemm gram_of;
-  gram_of.batch = batch;
-  gram_of.m = gram_of.n = small;
-  gram_of.k = large;
-  gram_of.a = gram_of.b = x;
-  gram_of.d = gram;
-  gram_of.transpose_a = tall;
-  gram_of.transpose_b = !tall;
-  gram_of.tf32 = tf32;
-  batched_gemm(ctx, gram_of, workspace);
+  const auto multiply = [&](const GemmProblem& problem, GemmOperands operands) {
+    operands.workspace = buffers.workspace;
+    ctx.cublas_lt.multiply(problem, operands, ctx.stream);
+  };
+  GemmProblem gram = stacked_product(batch, small, small, large, tf32);
+  gram.transpose_a = tall;
+  gram.transpose_b = !tall;
+  multiply(gram, {.a = x, .b = x, .d = buffers.gram});
 
-  BatchedGemm poly_of;
-  poly_of.batch = batch;
-  poly_of.m = poly_of.n = poly_of.k = small;
-  poly_of.a = poly_of.b = poly_of.c = gram;
-  poly_of.d = poly;
-  poly_of.alpha = kC;
-  poly_of.beta = kB;
-  poly_of.tf32 = tf32;
-  batched_gemm(ctx, poly_of, workspace);
+  multiply(stacked_product(batch, small, small, small, tf32),
+           {.a = buffers.gram, .b = buffers.gram, .c = buffers.gram, .d = buffers.poly, .alpha = kC, .beta = kB});
 
-  BatchedGemm next_of;
-  next_of.batch = batch;
-  next_of.m = rows;
-  next_of.n = cols;
-  next_of.k = small;
-  next_of.a = tall ? x : poly;
-  next_of.b = tall ? poly : x;
-  next_of.c = x;
-  next_of.d = next;
-  next_of.beta = kA;
-  next_of.tf32 = tf32;
-  batched_gemm(ctx, next_of, workspace);
+  multiply(stacked_product(batch, rows, cols, small, tf32),
+           {.a = tall ? x : buffers.poly, .b = tall ? buffers.poly : x, .c = x, .d = next, .alpha = 1.0F, .beta = kA});
 }
 
 }  // namespace
@@ -147,12 +153,13 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const Tensor poly = scope.allocate(DType::kF32, {stack, small, small});
   const Tensor partials = scope.allocate(DType::kF32, {stack, num_slices});
   const Tensor inverse_norms = scope.allocate(DType::kF32, {stack});
-  const Tensor workspace = scope.allocate(DType::kU8, {kGemmWorkspaceBytes});
+  const Tensor workspace = scope.allocate(DType::kU8, {kWorkspaceBytes});
   const auto step = static_cast<float>(0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));
   const auto* grad_scale = args.grad_scale.data<double>();
 
   dispatch_weights(args.w, args.low, [&](auto weights) {
     if (ctx.counting()) return;
+    const Buffers buffers{gram.data<float>(), poly.data<float>(), workspace.raw()};
     for (int64_t begin = 0; begin < batch; begin += stack) {
       const int64_t count = std::min(stack, batch - begin), first = begin * size;
       const dim3 grid(grid_size(num_slices), short_grid_size(count));
@@ -168,8 +175,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
       scale_kernel<<<grid, kThreads, 0, ctx.stream>>>(x, inverse_norms.data<float>(), size);
       NMOE_CUDA_CHECK(cudaGetLastError());
       for (int iteration = 0; iteration < args.iterations; ++iteration) {
-        iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, gram.data<float>(), poly.data<float>(), next,
-                workspace.raw());
+        iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, next, buffers);
         std::swap(x, next);
       }
       apply_kernel<<<grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(), step,

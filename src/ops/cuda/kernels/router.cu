@@ -88,7 +88,7 @@ __device__ SoftmaxSums softmax_sums(const float* x, int num_experts, int lane) {
 __device__ float eligible_rank(float rank) { return rank > -FLT_MAX ? rank : -FLT_MAX; }
 
 // The index of the largest of `ranks`, the lowest of equals, for every lane. Its rank becomes -infinity.
-__device__ int take_best(float* ranks, int size, int lane) {
+__device__ int pop_argmax(float* ranks, int size, int lane) {
   float best = -INFINITY;
   int index = INT32_MAX;
   for (int i = lane; i < size; i += kWarp) {
@@ -124,7 +124,7 @@ __device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ran
     group_ranks[group] = eligible_rank(!rule.softmax && group_size > 1 ? best + second : best);
   }
   __syncwarp();
-  for (int chosen = 0; chosen < rule.top_groups; ++chosen) take_best(group_ranks, rule.num_groups, lane);
+  for (int chosen = 0; chosen < rule.top_groups; ++chosen) pop_argmax(group_ranks, rule.num_groups, lane);
   for (int i = lane; i < num_experts; i += kWarp) {
     if (group_ranks[i / group_size] != -INFINITY) ranks[i] = -INFINITY;
   }
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   float chosen_sum = static_cast<float>(kTinySum), my_score = 0.0F;
   int my_expert = 0;
   for (int k = 0; k < rule.top_k; ++k) {
-    const int expert = take_best(ranks, num_experts, lane);
+    const int expert = pop_argmax(ranks, num_experts, lane);
     const float score = scores[expert];
     chosen_sum += score;
     if (lane == k) {

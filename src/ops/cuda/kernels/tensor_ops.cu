@@ -23,11 +23,6 @@ constexpr int64_t kReduceElements = int64_t{1} << 15;
 
 unsigned elementwise_grid(int64_t size) { return grid_size(ceil_div(size, kThreads * kThreadElements)); }
 
-// The first of a thread's 8 elements.
-__device__ int64_t first_element() {
-  return (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kThreadElements;
-}
-
 template <class Word>
 __global__ void __launch_bounds__(kThreads) fill_kernel(Word* x, int64_t size, Word value) {
   // A block's elements in turns of one a thread: the compiler's 8 stores are coalesced for any word.
@@ -81,19 +76,6 @@ uint64_t element_bits(DType dtype, double value) {
       break;
   }
   NMOE_CHECK(false, "{} is no dtype of a computation", dtype_name(dtype));
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) add_kernel(const T* x, T* y, int64_t size, bool vector) {
-  const int64_t i = first_element();
-  if (i >= size) return;
-  const bool whole = vector && i + kThreadElements <= size;
-  float source[8], target[8];
-  load8(x, i, size, whole, source);
-  load8(y, i, size, whole, target);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) target[j] += source[j];
-  store8(y, i, size, whole, target);
 }
 
 template <class Weights>
@@ -233,18 +215,6 @@ void join_weight(Context& ctx, Tensor w, Tensor low, Tensor master) {
                                                                                          size);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
-}
-
-void add(Context& ctx, Tensor x, Tensor y) {
-  const int64_t size = x.num_elements();
-  NMOE_CHECK(size == y.num_elements(), "add of {} to {}", x.shape(), y.shape());
-  if (ctx.counting() || size == 0) return;
-  dispatch_act(y.dtype(), [&](auto element) {
-    using T = decltype(element);
-    add_kernel<<<elementwise_grid(size), kThreads, 0, ctx.stream>>>(x.data<T>(), y.data<T>(), size,
-                                                                    can_vectorise(8, x, y));
-  });
-  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 void sum(Context& ctx, Tensor x, Tensor out) { reduce<Value>(ctx, x, out); }

@@ -1,4 +1,4 @@
-// Plain loops over tensors: fill, copy, add, reductions, weights and their masters. Contracts: ops/backend.h.
+// Plain loops over tensors: fill, copy, reductions, weights and their masters. Contracts: ops/backend.h.
 #pragma once
 
 #include "ops/backend.h"
@@ -11,7 +11,6 @@ void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws)
 void copy(Context& ctx, Tensor source, Tensor destination);
 void split_weight(Context& ctx, Tensor master, Tensor w, Tensor low);
 void join_weight(Context& ctx, Tensor w, Tensor low, Tensor master);
-void add(Context& ctx, Tensor x, Tensor y);
 // x is F32 or BF16 in the reductions.
 void sum(Context& ctx, Tensor x, Tensor out);
 void sum_of_squares(Context& ctx, Tensor x, Tensor out);

@@ -62,8 +62,9 @@ class GroupTileCursor {
   const int32_t* offsets_;
   int num_experts_;
   int num_col_tiles_;
-  int first_expert_ = 0;                // lane 0's
-  int begin_ = 0, rows_ = 0, end_ = 0;  // of this lane's expert: its first row, its rows, the number behind its last tile
+  int first_expert_ = 0;  // lane 0's
+  int begin_ = 0, rows_ = 0,
+      end_ = 0;  // of this lane's expert: its first row, its rows, the number behind its last tile
   int expert_ = 0, expert_row_begin_ = 0, expert_rows_ = 0, row_tile_ = 0, col_tile_ = 0;  // of the current tile
 };
 

@@ -1,19 +1,24 @@
-// What every CUDA operation gets: the stream to enqueue on and scratch to use. An operation first claims all its
-// scratch, then returns if counting(): that is how a plan learns how much scratch a step needs.
+// What every CUDA operation gets: the stream to enqueue on, scratch to use, and what its device owns. An operation
+// first claims all its scratch, then returns if counting(): that is how a plan learns how much scratch a step needs.
+//
+// The device must be current in the calling thread. Operations of one stream come from one thread at a time.
 #pragma once
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include "tensor/arena.h"
 
 namespace nmoe::cuda {
 
+class CublasLt;
+class CudnnAttention;
+
 struct Context {
   cudaStream_t stream = nullptr;
   Arena& scratch;
   int num_sms = 0;
-  cublasLtHandle_t cublas = nullptr;
+  CublasLt& cublas_lt;
+  CudnnAttention& cudnn_attention;
 
   bool counting() const { return scratch.counting(); }
 };

@@ -58,7 +58,7 @@ class Graph final : public Recording {
 };
 
 // The device's name, once it is known to run these kernels.
-std::string check_device() {
+std::string check_device(int index) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
@@ -67,12 +67,13 @@ std::string check_device() {
         "check `nvidia-smi`: CUDA 13 needs driver 580 or newer; or set run.device = \"cpu\"");
   }
   cudaDeviceProp properties{};
-  NMOE_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  NMOE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
   if (properties.major != kCompiledMajor) {
     throw usage_error(fmt::format("{} has compute capability {}.{}; this program's kernels are for {}.0",
                                   properties.name, properties.major, properties.minor, kCompiledMajor),
                       "build the preset for this device: hopper is 9.0, blackwell 10.0");
   }
+  NMOE_CUDA_CHECK(cudaSetDevice(index));
   return properties.name;
 }
 
@@ -94,21 +95,21 @@ std::string driver_version() {
 
 }  // namespace
 
-CudaBackend::CudaBackend(DType compute_dtype)
-    : compute_dtype_(compute_dtype),
-      context_{.stream = nullptr, .scratch = scratch(), .num_sms = 0, .cublas = nullptr},
-      device_name_(check_device()) {
+CudaBackend::CudaBackend(int device_index, DType compute_dtype)
+    : device_index_(device_index),
+      compute_dtype_(compute_dtype),
+      device_name_(check_device(device_index)),
+      cudnn_attention_(device_index),
+      context_{.scratch = scratch(), .cublas_lt = cublas_lt_, .cudnn_attention = cudnn_attention_} {
   NMOE_CHECK(compute_dtype == DType::kBF16 || compute_dtype == DType::kF32, "CUDA computes in BF16 or F32, not {}",
              dtype_name(compute_dtype));
   if (compute_dtype == DType::kBF16) cudnn();  // or an error now, not in the first step
   NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
   NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking));
-  NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&context_.num_sms, cudaDevAttrMultiProcessorCount, 0));
-  NMOE_CHECK(cublasLtCreate(&context_.cublas) == CUBLAS_STATUS_SUCCESS, "cuBLASLt does not start");
+  NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&context_.num_sms, cudaDevAttrMultiProcessorCount, device_index));
 }
 
 CudaBackend::~CudaBackend() {
-  cublasLtDestroy(context_.cublas);
   cudaStreamDestroy(copy_stream_);
   cudaStreamDestroy(context_.stream);
 }
@@ -189,7 +190,6 @@ void CudaBackend::fill_truncated_normal(Tensor x, const TruncatedNormal& draws) 
 void CudaBackend::copy(Tensor source, Tensor destination) { cuda::copy(context_, source, destination); }
 void CudaBackend::split_weight(Tensor master, Tensor w, Tensor low) { cuda::split_weight(context_, master, w, low); }
 void CudaBackend::join_weight(Tensor w, Tensor low, Tensor master) { cuda::join_weight(context_, w, low, master); }
-void CudaBackend::add(Tensor x, Tensor y) { cuda::add(context_, x, y); }
 void CudaBackend::sum(Tensor x, Tensor out) { cuda::sum(context_, x, out); }
 void CudaBackend::sum_of_squares(Tensor x, Tensor out) { cuda::sum_of_squares(context_, x, out); }
 void CudaBackend::clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {

@@ -4,14 +4,16 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/runtime/context.h"
+#include "ops/cuda/vendor/cublaslt.h"
+#include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // compute_dtype: BF16 or F32. Error (usage) when the machine has no device that these kernels were compiled for, too
-  // old a driver, or, for BF16, no cuDNN or too old a one.
-  explicit CudaBackend(DType compute_dtype);
+  // device_index: as cudaSetDevice counts. compute_dtype: BF16 or F32. Error (usage) when the machine has no device
+  // that these kernels were compiled for, too old a driver, or, for BF16, no cuDNN or too old a one.
+  CudaBackend(int device_index, DType compute_dtype);
   ~CudaBackend() override;
 
   std::string description() const override;
@@ -35,7 +37,6 @@ class CudaBackend final : public Backend {
   void copy(Tensor source, Tensor destination) override;
   void split_weight(Tensor master, Tensor w, Tensor low) override;
   void join_weight(Tensor w, Tensor low, Tensor master) override;
-  void add(Tensor x, Tensor y) override;
   void sum(Tensor x, Tensor out) override;
   void sum_of_squares(Tensor x, Tensor out) override;
   void clip_scale(Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) override;
@@ -79,10 +80,13 @@ class CudaBackend final : public Backend {
   void muon_step(const MuonStep& args) override;
 
  private:
+  int device_index_;
   DType compute_dtype_;
+  std::string device_name_;
+  CublasLt cublas_lt_;
+  CudnnAttention cudnn_attention_;
   Context context_;
   cudaStream_t copy_stream_ = nullptr;
-  std::string device_name_;
 };
 
 }  // namespace nmoe::cuda

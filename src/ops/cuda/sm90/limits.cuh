@@ -18,6 +18,8 @@ __host__ __device__ constexpr int launch_registers(int threads) {
 }
 
 // What setmaxnreg takes: multiples of 8 from 24 to 256.
-__host__ __device__ constexpr bool is_register_count(int registers) { return registers % 8 == 0 && registers >= 24 && registers <= 256; }
+__host__ __device__ constexpr bool is_register_count(int registers) {
+  return registers % 8 == 0 && registers >= 24 && registers <= 256;
+}
 
 }  // namespace nmoe::cuda::sm90

@@ -4,8 +4,8 @@
 //   backward   delta = sum over a head of dout * out;  p = exp(scores - lse);  dv = p^T dout
 //              ds = p * (dout v^T - delta) * scale;  dk = ds^T q;  dq = ds k
 //
-// (arXiv 2307.08691, algorithms 1 and 2, without the tiles.) A deterministic dq is a second product over a stored ds;
-// otherwise blocks of keys add to an F32 dq in any order.
+// (arXiv 2307.08691, algorithms 1 and 2, without the tiles.) dq is a second product over a stored ds, so that it has
+// one order: blocks of keys do not add to it.
 //
 // Matrix-bound: 2 * B * H * S^2 * (Dk + Dv) / 2 FLOP forward when causal, 2.5 times that backward.
 #include "ops/cuda/vendor/cudnn_attention.h"
@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -39,7 +40,7 @@ struct Key {
   int64_t key_size, value_size;
   int64_t window;  // 0: none
   double scale;
-  bool has_first_keys, backward, deterministic;
+  bool has_first_keys, backward;
 
   auto operator<=>(const Key&) const = default;
   int64_t heads() const { return kv_heads * group; }
@@ -48,7 +49,7 @@ struct Key {
 
 // A plan, its tensors (where it has them), and a handle of its own, so that plans can be built side by side.
 struct Plan {
-  CudnnTensor q, k, v, out, lse, first_keys, dout, dq, dk, dv, delta, dq_sum;
+  CudnnTensor q, k, v, out, lse, first_keys, dout, dq, dk, dv, delta;
   Handle handle;
   CudnnPlan plan;
 };
@@ -64,8 +65,7 @@ Key key_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const 
           .window = shape.window < shape.seq_len ? shape.window : 0,
           .scale = shape.scale,
           .has_first_keys = has_first_keys,
-          .backward = false,
-          .deterministic = true};
+          .backward = false};
 }
 
 // A part of a [T, all_heads, size] tensor as cuDNN's [B, heads, S, size].
@@ -159,14 +159,12 @@ void describe_backward(CudnnGraph& graph, const Key& key, Plan& plan) {
                                          graph.scalar(static_cast<float>(key.scale)));
   multiply_into_shared(graph.transpose(ds), plan.q, plan.dk);
 
-  const CudnnTensor k = graph.transpose(plan.k);
-  if (key.deterministic) return graph.multiply_into(ds, k, plan.dq);
-  plan.dq_sum = graph.memory(CUDNN_DATA_FLOAT, {key.num_seqs, key.heads(), key.seq_len, key.key_size});
-  graph.multiply_into(ds, k, plan.dq_sum);
-  graph.pointwise_into(CUDNN_POINTWISE_IDENTITY, plan.dq_sum, plan.dq);
+  graph.multiply_into(ds, graph.transpose(plan.k), plan.dq);
 }
 
-Plan make_plan(const Key& key) {
+// Of the device, which the calling thread may not have used before.
+Plan make_plan(int device_index, const Key& key) {
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index));
   Plan plan;
   cudnnHandle_t handle = nullptr;
   NMOE_CUDNN_CHECK(cudnn().create(&handle));
@@ -177,50 +175,25 @@ Plan make_plan(const Key& key) {
   } else {
     describe_forward(graph, key, plan);
   }
-  plan.plan = graph.build(key.deterministic,
-                          fmt::format("attention {} over {} sequences of {}, {} heads of {} and {} for {} queries each",
+  plan.plan = graph.build(fmt::format("attention {} over {} sequences of {}, {} heads of {} and {} for {} queries each",
                                       key.backward ? "backward" : "forward", key.num_seqs, key.seq_len, key.kv_heads,
                                       key.key_size, key.value_size, key.group));
   return plan;
-}
-
-// Never destroyed: CUDA may be gone by the time that static objects are.
-struct Plans {
-  std::mutex mutex;  // of the map; held too while a plan runs, for its handle has one stream at a time
-  std::map<Key, std::shared_future<Plan>> all;
-};
-Plans& plans() {
-  static Plans& plans = *new Plans;
-  return plans;
-}
-
-// The plan, being built or built already.
-std::shared_future<Plan> start_plan(const Key& key) {
-  const std::lock_guard lock(plans().mutex);
-  auto& plan = plans().all[key];
-  if (!plan.valid()) plan = std::async(std::launch::async, make_plan, key).share();
-  return plan;
-}
-
-void run(const Plan& plan, const Context& ctx, std::span<const CudnnPlan::Binding> bindings, const Tensor& workspace) {
-  const std::lock_guard lock(plans().mutex);
-  NMOE_CUDNN_CHECK(cudnn().set_stream(plan.handle.get(), ctx.stream));
-  plan.plan.run(plan.handle.get(), bindings, workspace.raw());
 }
 
 // How many sequences, and how many of their key/value heads, backward takes at a time.
 struct Part {
   int64_t num_seqs, kv_heads;
 };
-Part part_of(const Key& key, const CudnnAttentionOptions& options) {
+Part part_of(const Key& key, int64_t workspace_limit) {
   // Statistics of a part have to begin at multiples of 16 bytes, as graphs are told.
-  if (!options.deterministic || key.seq_len % 4 != 0) return {key.num_seqs, key.all_kv_heads};
+  if (key.seq_len % 4 != 0) return {key.num_seqs, key.all_kv_heads};
   constexpr int64_t kTile = 128;
   const int64_t rows = (key.seq_len + kTile - 1) / kTile * kTile;
   // The gradients of scores; where heads are shared, those of keys and values before their sum.
   const int64_t shared_bytes = key.group > 1 ? rows * (key.key_size + key.value_size) * 2 : 0;
   const int64_t head_bytes = key.group * (rows * rows * 2 + shared_bytes);
-  const int64_t heads = std::max<int64_t>(options.workspace_limit / head_bytes, 1);
+  const int64_t heads = std::max<int64_t>(workspace_limit / head_bytes, 1);
   if (heads < key.all_kv_heads) return {1, heads};
   return {std::min(heads / key.all_kv_heads, key.num_seqs), key.all_kv_heads};
 }
@@ -238,9 +211,8 @@ void for_each_part(const Key& whole, const Part& part, const Work& work) {
   }
 }
 
-Key backward_key(Key key, const CudnnAttentionOptions& options) {
+Key backward_key(Key key) {
   key.backward = true;
-  key.deterministic = options.deterministic;
   return key;
 }
 
@@ -261,14 +233,36 @@ bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size) {
   return key_size <= kLargest && value_size <= kLargest;
 }
 
-void cudnn_attention_forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
+struct CudnnAttention::Plans {
+  std::mutex mutex;  // of the map; held too while a plan runs, for its handle has one stream at a time
+  std::map<Key, std::shared_future<Plan>> all;
+
+  // The plan, being built or built already.
+  std::shared_future<Plan> start(int device_index, const Key& key) {
+    const std::lock_guard lock(mutex);
+    auto& plan = all[key];
+    if (!plan.valid()) plan = std::async(std::launch::async, make_plan, device_index, key).share();
+    return plan;
+  }
+
+  void run(const Plan& plan, const Context& ctx, std::span<const CudnnPlan::Binding> bindings,
+           const Tensor& workspace) {
+    const std::lock_guard lock(mutex);
+    NMOE_CUDNN_CHECK(cudnn().set_stream(plan.handle.get(), ctx.stream));
+    plan.plan.run(plan.handle.get(), bindings, workspace.raw());
+  }
+};
+
+CudnnAttention::CudnnAttention(int device_index) : device_index_(device_index), plans_(std::make_unique<Plans>()) {}
+CudnnAttention::~CudnnAttention() = default;
+
+void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
   const Key key = key_of(args.shape, args.q, args.k, args.v, first_keys.defined());
-  std::vector<std::shared_future<Plan>> futures = {start_plan(key)};
+  std::vector<std::shared_future<Plan>> futures = {plans_->start(device_index_, key)};
   if (ctx.counting()) {  // backward's are likely to be wanted next, and all together take as long as one
-    const CudnnAttentionOptions options;
-    const Key backward = backward_key(key, options);
-    for_each_part(backward, part_of(backward, options),
-                  [&](int64_t, int64_t, const Key& part) { futures.push_back(start_plan(part)); });
+    const Key backward = backward_key(key);
+    for_each_part(backward, part_of(backward, kWorkspaceLimit),
+                  [&](int64_t, int64_t, const Key& part) { futures.push_back(plans_->start(device_index_, part)); });
     for (const auto& future : futures) future.wait();
   }
   const Plan& plan = futures.front().get();
@@ -281,26 +275,21 @@ void cudnn_attention_forward(Context& ctx, const AttentionForward& args, const T
                                               {plan.out, args.out.raw()},
                                               {plan.lse, args.lse.raw()}};
   if (key.has_first_keys) bindings.emplace_back(plan.first_keys, first_keys.raw());
-  run(plan, ctx, bindings, workspace);
+  plans_->run(plan, ctx, bindings, workspace);
 }
 
-void cudnn_attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
-                              const CudnnAttentionOptions& options) {
-  const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()), options);
+void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
+                              int64_t workspace_limit) {
+  const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()));
   const int64_t H = whole.all_heads(), G = whole.all_kv_heads, S = whole.seq_len;
   const int64_t Dk = whole.key_size, Dv = whole.value_size;
-  for_each_part(whole, part_of(whole, options), [&](int64_t seq, int64_t kv_head, const Key& key) {
-    const std::shared_future<Plan> future = start_plan(key);
+  for_each_part(whole, part_of(whole, workspace_limit), [&](int64_t seq, int64_t kv_head, const Key& key) {
+    const std::shared_future<Plan> future = plans_->start(device_index_, key);
     const Plan& plan = future.get();
     ArenaScope scope(ctx.scratch);
     const Tensor workspace = scope.allocate(DType::kU8, {plan.plan.workspace_bytes()});
     const Tensor delta = scope.allocate(DType::kF32, {key.num_seqs, key.heads(), S});
-    const Tensor dq_sum =
-        options.deterministic ? Tensor() : scope.allocate(DType::kF32, {key.num_seqs, key.heads(), S, Dk});
     if (ctx.counting()) return;
-    if (dq_sum.defined()) {  // added to
-      NMOE_CUDA_CHECK(cudaMemsetAsync(dq_sum.raw(), 0, static_cast<size_t>(dq_sum.num_bytes()), ctx.stream));
-    }
     const int64_t query_row = seq * S * H + kv_head * key.group, key_row = seq * S * G + kv_head;
     std::vector<CudnnPlan::Binding> bindings = {{plan.q, from<Bf16>(args.q, query_row * Dk)},
                                                 {plan.k, from<Bf16>(args.k, key_row * Dk)},
@@ -313,8 +302,7 @@ void cudnn_attention_backward(Context& ctx, const AttentionBackward& args, const
                                                 {plan.dv, from<Bf16>(args.dv, key_row * Dv)},
                                                 {plan.delta, delta.raw()}};
     if (key.has_first_keys) bindings.emplace_back(plan.first_keys, from<int32_t>(first_keys, seq * S));
-    if (!options.deterministic) bindings.emplace_back(plan.dq_sum, dq_sum.raw());
-    run(plan, ctx, bindings, workspace);
+    plans_->run(plan, ctx, bindings, workspace);
   });
 }
 

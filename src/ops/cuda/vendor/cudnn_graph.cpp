@@ -175,12 +175,8 @@ void CudnnGraph::pointwise_into(cudnnPointwiseMode_t mode, const CudnnTensor& x,
 
 CudnnTensor CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x) {
   const CudnnTensor y = add_virtual(CUDNN_DATA_FLOAT, x.dims);
-  pointwise_into(mode, x, y);
-  return y;
-}
-
-void CudnnGraph::pointwise_into(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& y) {
   add_pointwise({mode, CUDNN_DATA_FLOAT, &x, nullptr, nullptr, &y, -1});
+  return y;
 }
 
 CudnnTensor CudnnGraph::select(const CudnnTensor& x, const CudnnTensor& otherwise, const CudnnTensor& condition) {
@@ -244,7 +240,7 @@ CudnnTensor CudnnGraph::transpose(const CudnnTensor& x) {
   return y;
 }
 
-CudnnPlan CudnnGraph::build(bool deterministic, const std::string& what) {
+CudnnPlan CudnnGraph::build(const std::string& what) {
   std::vector<cudnnBackendDescriptor_t> operations;
   for (const CudnnDescriptor& operation : operations_) operations.push_back(operation.get());
   const CudnnDescriptor graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -255,7 +251,7 @@ CudnnPlan CudnnGraph::build(bool deterministic, const std::string& what) {
 
   CudnnPlan result;
   for (const CudnnDescriptor& config : engine_configs(graph)) {
-    if (deterministic && !is_deterministic(config)) continue;
+    if (!is_deterministic(config)) continue;
     CudnnDescriptor plan = make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle_);
     set_descriptor(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config.get());
@@ -269,9 +265,8 @@ CudnnPlan CudnnGraph::build(bool deterministic, const std::string& what) {
   }
   char detail[512] = "";
   cudnn().get_last_error_string(detail, sizeof(detail));
-  throw usage_error(
-      fmt::format("cuDNN has no {}kernel for {}: {}", deterministic ? "deterministic " : "", what, detail),
-      "choose other head sizes (64 and 128 are common) or window, or set run.precision = \"fp32\"");
+  throw usage_error(fmt::format("cuDNN has no deterministic kernel for {}: {}", what, detail),
+                    "choose other head sizes (64 and 128 are common) or window, or set run.precision = \"fp32\"");
 }
 
 }  // namespace nmoe::cuda

@@ -68,7 +68,6 @@ class CudnnGraph {
                         cudnnDataType_t type = CUDNN_DATA_FLOAT);
   void pointwise_into(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& b, const CudnnTensor& y);
   CudnnTensor pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x);
-  void pointwise_into(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& y);
   // x where the condition holds, and otherwise
   CudnnTensor select(const CudnnTensor& x, const CudnnTensor& otherwise, const CudnnTensor& condition);
   CudnnTensor index(const CudnnTensor& x, int64_t axis);  // I32: an element's place along the axis
@@ -80,9 +79,9 @@ class CudnnGraph {
   // The last two dimensions swapped, as BF16: the form in which a product takes it.
   CudnnTensor transpose(const CudnnTensor& x);
 
-  // The first engine that cuDNN's heuristic names and that takes the graph; with `deterministic`, of those that give
-  // the same bits every time. `what` is for the message when there is none.
-  CudnnPlan build(bool deterministic, const std::string& what);
+  // The first engine that cuDNN's heuristic names, that takes the graph, and that gives the same bits every time.
+  // `what` is for the message when there is none.
+  CudnnPlan build(const std::string& what);
 
  private:
   CudnnTensor add_tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, bool is_virtual,
