@@ -1,6 +1,7 @@
 // SwiGLU and squared ReLU, memory-bound: every element is read and written once. Rows of width F; SwiGLU's
-// pre-activations are 2F wide, gate then up.
-#include "ops/cuda/kernels/activation.h"
+// pre-activations are 2F wide, gate then up. The grid is for the capacity of rows; those beyond the number that is
+// there end at once.
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
@@ -9,12 +10,18 @@
 namespace nmoe::cuda {
 namespace {
 
+// How many rows there are: `count` where it is not null, but no more than the capacity.
+__device__ int64_t num_rows_of(const int32_t* count, int64_t capacity) {
+  return count == nullptr ? capacity : min(static_cast<int64_t>(*count), capacity);
+}
+
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    forward_kernel(const T* pres, const float* weights, T* hs, int64_t num_rows, int64_t width, bool vector) {
+    forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
+                   bool vector) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
-  if (row >= num_rows) return;
+  if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
   const T* pre = pres + row * kParts * width;
   const float weight = weights != nullptr ? weights[row] : 1.0F;
   for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
@@ -36,11 +43,11 @@ __global__ void __launch_bounds__(kRowThreads)
 // dpre may be pre: a thread reads the elements that it then writes, and no other does.
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, int64_t num_rows,
-                    int64_t width, bool vector) {
+    backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, const int32_t* count,
+                    int64_t capacity, int64_t width, bool vector) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
-  if (row >= num_rows) return;
+  if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
   const T* pre = pres + row * kParts * width;
   T* dpre = dpres + row * kParts * width;
   const float weight = weights != nullptr ? weights[row] : 1.0F;
@@ -76,12 +83,13 @@ __global__ void __launch_bounds__(kRowThreads)
   if (Group::thread() == 0) dweights[row] = dweight;
 }
 
-void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
+void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h, Tensor num_rows) {
   const int64_t parts = kind == Activation::kSwiGlu ? 2 : 1;
   NMOE_CHECK(pre.dim(0) == h.dim(0) && pre.dim(1) == parts * h.dim(1) && pre.dtype() == h.dtype() &&
-                 (!row_weight.defined() || row_weight.dim(0) == h.dim(0)),
-             "activation of {} {} with weights {} to {} {}", dtype_name(pre.dtype()), pre.shape(), row_weight.shape(),
-             dtype_name(h.dtype()), h.shape());
+                 (!row_weight.defined() || row_weight.dim(0) == h.dim(0)) &&
+                 (!num_rows.defined() || num_rows.shape() == Shape({1})),
+             "activation of {} {} with weights {} to {} {}, number of rows {}", dtype_name(pre.dtype()), pre.shape(),
+             row_weight.shape(), dtype_name(h.dtype()), h.shape(), num_rows.shape());
 }
 
 // Calls fn with an element, a row group, the activation as a type, and the grid.
@@ -99,34 +107,40 @@ void dispatch(Activation kind, Tensor h, const Fn& fn) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-float* data_or_null(Tensor x) { return x.defined() ? x.data<float>() : nullptr; }
+template <class T>
+T* data_or_null(Tensor x) {
+  return x.defined() ? x.data<T>() : nullptr;
+}
 
 }  // namespace
 
-void activation_forward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
-  check_shapes(kind, pre, row_weight, h);
+void activation_forward(Context& ctx, const ActivationForward& args) {
+  const Tensor pre = args.pre, h = args.h;
+  check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (ctx.counting() || h.num_elements() == 0) return;
-  const int64_t num_rows = h.dim(0), width = h.dim(1);
-  dispatch(kind, h, [&](auto element, auto group, auto kind_of, unsigned grid) {
+  const int64_t width = h.dim(1);
+  dispatch(args.kind, h, [&](auto element, auto group, auto kind, unsigned grid) {
     using T = decltype(element);
-    forward_kernel<decltype(group), decltype(kind_of)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
-        pre.data<T>(), data_or_null(row_weight), h.data<T>(), num_rows, width, can_vectorise(width, pre, h));
+    forward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
+        pre.data<T>(), data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows),
+        h.dim(0), width, can_vectorise(width, pre, h));
   });
 }
 
-void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
-                         Tensor drow_weight) {
-  check_shapes(kind, pre, row_weight, dh);
-  check_shapes(kind, dpre, drow_weight, dh);
-  NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}", row_weight.shape(),
-             drow_weight.shape());
+void activation_backward(Context& ctx, const ActivationBackward& args) {
+  const Tensor pre = args.pre, dh = args.dh, dpre = args.dpre;
+  check_shapes(args.kind, pre, args.row_weight, dh, args.num_rows);
+  check_shapes(args.kind, dpre, args.drow_weight, dh, args.num_rows);
+  NMOE_CHECK(args.row_weight.defined() == args.drow_weight.defined(), "row weights {} with gradients {}",
+             args.row_weight.shape(), args.drow_weight.shape());
   if (ctx.counting() || dh.dim(0) == 0) return;
-  const int64_t num_rows = dh.dim(0), width = dh.dim(1);
-  dispatch(kind, dh, [&](auto element, auto group, auto kind_of, unsigned grid) {
+  const int64_t width = dh.dim(1);
+  dispatch(args.kind, dh, [&](auto element, auto group, auto kind, unsigned grid) {
     using T = decltype(element);
-    backward_kernel<decltype(group), decltype(kind_of)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
-        pre.data<T>(), data_or_null(row_weight), dh.data<T>(), dpre.data<T>(), data_or_null(drow_weight), num_rows,
-        width, can_vectorise(width, pre, dh, dpre));
+    backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
+        pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
+        data_or_null<float>(args.drow_weight), data_or_null<int32_t>(args.num_rows), dh.dim(0), width,
+        can_vectorise(width, pre, dh, dpre));
   });
 }
 

@@ -1,5 +1,5 @@
 // AdamW, memory-bound: a weight's 4 bytes, gradient, m and v are read once, all but the gradient written once.
-#include "ops/cuda/kernels/adamw.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/master_weight.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <climits>
 
-#include "ops/cuda/kernels/attention.h"
 #include "ops/cuda/kernels/attention_plain.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"

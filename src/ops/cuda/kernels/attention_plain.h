@@ -10,11 +10,11 @@
 
 #include <cstdint>
 
-#include "ops/backend.h"
+#include "ops/contracts/attention.h"
 
 namespace nmoe::cuda {
 
-// Letters as in ops/backend.h.
+// Letters as in ops/ops.h.
 struct AttentionGeometry {
   int T, S, H, G, Dk, Dv;
   float scale;

@@ -7,7 +7,7 @@
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
 
-#include "ops/cuda/kernels/cached_attention.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -251,7 +251,9 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void mla_absorb_query(Context& ctx, Tensor q, Tensor kv_up, Tensor latent_q) {
+void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
+  const Tensor q = args.q, kv_up = args.kv_up, latent_q = args.latent_q;
+
   const int64_t T = q.dim(0), H = q.dim(1), rank = kv_up.dim(1), rope = latent_q.dim(2) - rank, nope = q.dim(2) - rope;
   const int64_t head_rows = kv_up.dim(0) / H;  // nope + Dv
   NMOE_CHECK(rope >= 0 && nope >= 0 && nope <= head_rows && latent_q.dim(0) == T && latent_q.dim(1) == H,
@@ -268,7 +270,9 @@ void mla_absorb_query(Context& ctx, Tensor q, Tensor kv_up, Tensor latent_q) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void mla_expand_output(Context& ctx, Tensor latents, Tensor kv_up, Tensor out) {
+void mla_expand_output(Context& ctx, const MlaExpandOutput& args) {
+  const Tensor latents = args.latents, kv_up = args.kv_up, out = args.out;
+
   const int64_t T = latents.dim(0), H = latents.dim(1), rank = latents.dim(2), value = out.dim(2);
   const int64_t head_rows = kv_up.dim(0) / H;
   NMOE_CHECK(kv_up.dim(1) == rank && value <= head_rows && out.dim(0) == T && out.dim(1) == H,

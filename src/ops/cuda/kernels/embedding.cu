@@ -5,7 +5,7 @@
 // longest run bounds the time; the sort itself takes microseconds.
 #include <cub/device/device_radix_sort.cuh>
 
-#include "ops/cuda/kernels/embedding.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -71,7 +71,9 @@ void check_shapes(Tensor ids, Tensor table, Tensor rows) {
 
 }  // namespace
 
-void embedding_forward(Context& ctx, Tensor ids, Tensor table, Tensor y) {
+void embedding_forward(Context& ctx, const EmbeddingForward& args) {
+  const Tensor ids = args.ids, table = args.table, y = args.y;
+
   check_shapes(ids, table, y);
   const int64_t num_tokens = ids.dim(0), width = table.dim(1);
   if (ctx.counting() || y.num_elements() == 0) return;
@@ -86,7 +88,9 @@ void embedding_forward(Context& ctx, Tensor ids, Tensor table, Tensor y) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void embedding_backward(Context& ctx, Tensor ids, Tensor dy, Tensor dtable) {
+void embedding_backward(Context& ctx, const EmbeddingBackward& args) {
+  const Tensor ids = args.ids, dy = args.dy, dtable = args.dtable;
+
   check_shapes(ids, dtable, dy);
   const int64_t num_tokens = ids.dim(0), width = dtable.dim(1);
   if (num_tokens == 0 || width == 0) return;

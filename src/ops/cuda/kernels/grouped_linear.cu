@@ -7,8 +7,7 @@
 // C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
-#include "ops/cuda/kernels/activation.h"
-#include "ops/cuda/kernels/grouped_linear.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
 #include "ops/cuda/primitives/group_tiles.cuh"
@@ -159,7 +158,8 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw
 
 }  // namespace
 
-void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
+  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
   check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
   if (ctx.counting() || y.num_elements() == 0) return;
   if constexpr (kHasSm90) {
@@ -172,10 +172,10 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
   }
 }
 
-void grouped_activation_forward(Context& ctx, Activation kind, Tensor x, Tensor w, Tensor offsets, Tensor row_weight,
-                                Tensor pre, Tensor h) {
+void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
+  const Tensor x = args.x, w = args.w, offsets = args.offsets, row_weight = args.row_weight, pre = args.pre, h = args.h;
   if constexpr (kHasSm90) {
-    if (kind == Activation::kSwiGlu && row_weight.defined() && sm90::grouped_takes(x, w, pre) &&
+    if (args.kind == Activation::kSwiGlu && row_weight.defined() && sm90::grouped_takes(x, w, pre) &&
         vector_rows(h, h.dim(1))) {
       check_groups(x, w, offsets, pre, w.dim(2), w.dim(1));
       NMOE_CHECK(
@@ -186,11 +186,17 @@ void grouped_activation_forward(Context& ctx, Activation kind, Tensor x, Tensor 
       return sm90::grouped_swiglu(ctx, x, w, offsets, row_weight, pre, h);
     }
   }
-  grouped_linear_forward(ctx, x, w, offsets, pre);
-  activation_forward(ctx, kind, pre, row_weight, h);
+  grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = offsets, .y = pre});
+  const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
+  activation_forward(ctx, {.kind = args.kind,
+                           .pre = pre,
+                           .row_weight = row_weight,
+                           .h = h,
+                           .num_rows = offsets.rows(num_experts, num_experts + 1)});
 }
 
-void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
+void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
+  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
   if (ctx.counting() || dx.num_elements() == 0) return;
   if constexpr (kHasSm90) {
@@ -203,19 +209,20 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
   }
 }
 
-void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
+void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
   check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
   if constexpr (kHasSm90) {
     if (x.dim(0) > 0 && sm90::grouped_takes(x, dw, dy)) {
-      return sm90::grouped_backward_weight(ctx, x, dy, offsets, dw, accumulate);
+      return sm90::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate);
     }
   }
   if (ctx.counting()) return;
   if (x.dtype() == DType::kBF16) {
-    weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw, accumulate);
+    weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw, args.accumulate);
   } else {
-    weight_product<float>(ctx, x, dy, offsets, dw, accumulate);
+    weight_product<float>(ctx, x, dy, offsets, dw, args.accumulate);
   }
 }
 

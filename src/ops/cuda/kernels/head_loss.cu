@@ -9,11 +9,10 @@
 #include <cfloat>
 #include <climits>
 
-#include "ops/cuda/kernels/head_loss.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
-#include "ops/cuda/vendor/linear.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -184,7 +183,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args) {
   for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
     const int64_t end = std::min(begin + chunk_rows, num_tokens), rows = end - begin;
     const Tensor x = args.x.rows(begin, end), chunk = logits.rows(0, rows);
-    linear_forward(ctx, x, args.w, chunk, /*accumulate=*/false);
+    linear_forward(ctx, {.x = x, .w = args.w, .y = chunk});
     if (!ctx.counting()) {
       RowArgs<T> row_args{};
       row_args.logits = chunk.data<float>();
@@ -197,8 +196,9 @@ void head_loss_of(Context& ctx, const HeadLoss& args) {
       cross_entropy(ctx, row_args, rows);
     }
     if (want_gradient) {
-      linear_backward_input(ctx, gradient.rows(0, rows), args.w, args.dx.rows(begin, end), /*accumulate=*/false);
-      linear_backward_weight(ctx, x, gradient.rows(0, rows), args.dw, args.accumulate || begin > 0);
+      const Tensor dy = gradient.rows(0, rows);
+      linear_backward_input(ctx, {.dy = dy, .w = args.w, .dx = args.dx.rows(begin, end)});
+      linear_backward_weight(ctx, {.x = x, .dy = dy, .dw = args.dw, .accumulate = args.accumulate_dw || begin > 0});
     }
     if (ctx.counting()) return;  // one chunk stands for all
   }

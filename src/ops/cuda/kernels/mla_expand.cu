@@ -1,6 +1,6 @@
 // Copies between [T, H, nope + Dv] with a shared [T, rope], and k [T, H, nope + rope] with v [T, H, Dv]; memory-bound.
 // A block takes a token. Backward adds up the heads' gradients of the shared part in the heads' order.
-#include "ops/cuda/kernels/mla_expand.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -69,7 +69,9 @@ Sizes checked_sizes(Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
 
 }  // namespace
 
-void mla_expand_forward(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
+void mla_expand_forward(Context& ctx, const MlaExpandForward& args) {
+  const Tensor kv = args.kv, k_rope = args.k_rope, k = args.k, v = args.v;
+
   const Sizes sizes = checked_sizes(kv, k_rope, k, v);
   if (ctx.counting() || kv.dim(0) == 0) return;
   dispatch_act(kv.dtype(), [&](auto element) {
@@ -80,7 +82,9 @@ void mla_expand_forward(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void mla_expand_backward(Context& ctx, Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) {
+void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
+  const Tensor dk = args.dk, dv = args.dv, dkv = args.dkv, dk_rope = args.dk_rope;
+
   const Sizes sizes = checked_sizes(dkv, dk_rope, dk, dv);
   if (ctx.counting() || dkv.dim(0) == 0) return;
   dispatch_act(dkv.dtype(), [&](auto element) {

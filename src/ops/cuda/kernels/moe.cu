@@ -4,10 +4,12 @@
 // expert, one block turns the counts [chunk, expert] into each chunk's first row of each expert, and one warp a chunk
 // places its copies, 32 at a time, in order. All integers: shared atomics count, no order depends on them.
 //
+// At most kMaxExperts experts.
+//
 // The rest is memory-bound: dispatch reads a token once and writes K rows, combine reads K rows and writes a token.
 #include <algorithm>
 
-#include "ops/cuda/kernels/moe.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -19,6 +21,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
 constexpr int kScanThreads = 1024;
+constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMinChunkCopies = 512, kMaxChunks = 256;
 static_assert(kScanThreads == kWarp * kWarp && kMinChunkCopies % kWarp == 0);
 
@@ -89,9 +92,8 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 // One warp a chunk.
-__global__ void __launch_bounds__(kWarp)
-    place_kernel(const int32_t* experts, const int32_t* next_row, int32_t* row_of, int32_t* token_of_row,
-                 int64_t num_copies, int64_t chunk_copies, int top_k, int num_experts) {
+__global__ void __launch_bounds__(kWarp) place_kernel(const int32_t* experts, const int32_t* next_row, int32_t* row_of,
+                                                      int64_t num_copies, int64_t chunk_copies, int num_experts) {
   extern __shared__ int32_t next[];
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
@@ -103,11 +105,7 @@ __global__ void __launch_bounds__(kWarp)
     const int expert = active ? experts[copy] : -1;
     const unsigned same = __match_any_sync(kAllLanes, expert);
     const int rank = __popc(same & ((1U << lane) - 1));  // copies of the same expert before this one
-    if (active) {
-      const int row = next[expert] + rank;
-      row_of[copy] = row;
-      token_of_row[row] = static_cast<int32_t>(copy / top_k);
-    }
+    if (active) row_of[copy] = next[expert] + rank;
     __syncwarp();
     if (active && rank == 0) next[expert] += __popc(same);
     __syncwarp();
@@ -164,16 +162,17 @@ __global__ void __launch_bounds__(kThreads)
   if (copy < num_copies) weights[copy] = row_weight[row_of[copy]];
 }
 
-// R and T, which index the rows of a plan, are i32.
+// Of tokens and rows, whose capacity is at least what the plan has copies. R and T, which index the rows of a plan, are
+// i32.
 void check_rows(Tensor tokens, const MoePlan& plan, Tensor rows) {
-  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && rows.dim(0) == plan.row_of.num_elements() &&
+  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && rows.dim(0) >= plan.row_of.num_elements() &&
                  tokens.dim(1) == rows.dim(1) && tokens.dtype() == rows.dtype() && rows.dim(0) <= INT32_MAX,
              "tokens {} {} and rows {} {} by a plan of {}", dtype_name(tokens.dtype()), tokens.shape(),
              dtype_name(rows.dtype()), rows.shape(), plan.row_of.shape());
 }
 
 void check_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) {
-  NMOE_CHECK(weights.shape() == plan.row_of.shape() && row_weight.num_elements() == weights.num_elements() &&
+  NMOE_CHECK(weights.shape() == plan.row_of.shape() && row_weight.num_elements() >= weights.num_elements() &&
                  weights.num_elements() <= INT32_MAX,
              "weights {} and {} of rows by a plan of {}", weights.shape(), row_weight.shape(), plan.row_of.shape());
 }
@@ -184,15 +183,17 @@ unsigned weight_blocks(Tensor weights) {
 
 }  // namespace
 
-void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) {
-  const int64_t top_k = top_idx.dim(1), num_copies = top_idx.num_elements(), num_experts = plan.offsets.dim(0) - 1;
-  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape() &&
-                 plan.token_of_row.dim(0) == num_copies,
-             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}", top_idx.shape(), num_experts,
-             plan.offsets.shape(), plan.row_of.shape(), plan.token_of_row.shape());
-  NMOE_CHECK(num_experts >= 1 && num_experts <= kMaxPlanExperts && num_copies <= INT32_MAX,
+void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
+  const Tensor top_idx = args.top_idx, counts = args.counts;
+  const MoePlan& plan = args.plan;
+
+  const int64_t num_copies = top_idx.num_elements(), num_experts = plan.offsets.dim(0) - 1;
+  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape(),
+             "plan of {} choices over {} experts: offsets {}, row_of {}, counts {}", top_idx.shape(), num_experts,
+             plan.offsets.shape(), plan.row_of.shape(), counts.shape());
+  NMOE_CHECK(num_experts >= 1 && num_experts <= kMaxExperts && num_copies <= INT32_MAX,
              "plan of {} choices over {} experts; on CUDA of at most {} experts", top_idx.shape(), num_experts,
-             kMaxPlanExperts);
+             kMaxExperts);
   const int64_t chunk_copies = std::max(kMinChunkCopies, ceil_div(num_copies, kMaxChunks));
   const int64_t num_chunks = ceil_div(num_copies, chunk_copies);
   ArenaScope scratch(ctx.scratch);
@@ -213,16 +214,18 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
                                                   static_cast<int>(num_chunks), static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
   if (num_chunks > 0) {
-    place_kernel<<<blocks, kWarp, expert_bytes, ctx.stream>>>(
-        experts, next_rows, plan.row_of.data<int32_t>(), plan.token_of_row.data<int32_t>(), num_copies, chunk_copies,
-        static_cast<int>(top_k), static_cast<int>(num_experts));
+    place_kernel<<<blocks, kWarp, expert_bytes, ctx.stream>>>(experts, next_rows, plan.row_of.data<int32_t>(),
+                                                              num_copies, chunk_copies, static_cast<int>(num_experts));
     NMOE_CUDA_CHECK(cudaGetLastError());
   }
 }
 
-void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
+void moe_dispatch(Context& ctx, const MoeDispatch& args) {
+  const Tensor x = args.x, rows = args.rows;
+  const MoePlan& plan = args.plan;
+
   check_rows(x, plan, rows);
-  if (ctx.counting() || rows.num_elements() == 0) return;
+  if (ctx.counting() || x.num_elements() == 0) return;
   const int64_t row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype()));
   const auto run = [&]<class Unit>(Unit) {
     dispatch_kernel<<<static_cast<unsigned>(x.dim(0)), kRowThreads, 0, ctx.stream>>>(
@@ -240,7 +243,10 @@ void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
   }
 }
 
-void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) {
+void moe_combine(Context& ctx, const MoeCombine& args) {
+  const Tensor rows = args.rows, y = args.y;
+  const MoePlan& plan = args.plan;
+
   check_rows(y, plan, rows);
   if (ctx.counting() || y.num_elements() == 0) return;
   const int64_t width = y.dim(1);
@@ -248,7 +254,8 @@ void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool 
   const auto run = [&]<class T>(T* target) {
     const auto kernel = vectors ? combine_kernel<T, true> : combine_kernel<T, false>;
     kernel<<<static_cast<unsigned>(y.dim(0)), kRowThreads, 0, ctx.stream>>>(
-        rows.data<T>(), plan.row_of.data<int32_t>(), target, width, static_cast<int>(plan.row_of.dim(1)), accumulate);
+        rows.data<T>(), plan.row_of.data<int32_t>(), target, width, static_cast<int>(plan.row_of.dim(1)),
+        args.accumulate);
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
   if (y.dtype() == DType::kBF16) {
@@ -258,7 +265,10 @@ void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool 
   }
 }
 
-void moe_dispatch_weights(Context& ctx, Tensor weights, const MoePlan& plan, Tensor row_weight) {
+void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
+  const Tensor weights = args.weights, row_weight = args.row_weight;
+  const MoePlan& plan = args.plan;
+
   check_weights(weights, plan, row_weight);
   if (ctx.counting() || weights.num_elements() == 0) return;
   dispatch_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(
@@ -266,7 +276,10 @@ void moe_dispatch_weights(Context& ctx, Tensor weights, const MoePlan& plan, Ten
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void moe_combine_weights(Context& ctx, Tensor row_weight, const MoePlan& plan, Tensor weights) {
+void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {
+  const Tensor row_weight = args.row_weight, weights = args.weights;
+  const MoePlan& plan = args.plan;
+
   check_weights(weights, plan, row_weight);
   if (ctx.counting() || weights.num_elements() == 0) return;
   combine_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <utility>
 
-#include "ops/cuda/kernels/muon.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/master_weight.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"

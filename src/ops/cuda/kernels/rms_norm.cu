@@ -8,7 +8,7 @@
 // them in the chunks' order. Chunks follow from N alone.
 #include <algorithm>
 
-#include "ops/cuda/kernels/rms_norm.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -144,7 +144,10 @@ void check_shapes(Tensor x, Tensor gain, Tensor y, Tensor rstd) {
 
 }  // namespace
 
-void rms_norm_forward(Context& ctx, Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) {
+void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
+  const Tensor x = args.x, gain = args.gain, y = args.y, rstd = args.rstd;
+  const auto eps = static_cast<float>(args.eps);
+
   check_shapes(x, gain, y, rstd);
   const int64_t num_rows = x.dim(0), width = x.dim(1);
   if (ctx.counting() || num_rows == 0) return;
@@ -152,16 +155,16 @@ void rms_norm_forward(Context& ctx, Tensor x, Tensor gain, double eps, Tensor y,
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_rows(num_rows, width, [&](auto group, unsigned grid) {
-      forward_kernel<decltype(group), T>
-          <<<grid, kRowThreads, 0, ctx.stream>>>(x.data<T>(), gain.data<float>(), static_cast<float>(eps), y.data<T>(),
-                                                 rstd.data<float>(), num_rows, width, vector);
+      forward_kernel<decltype(group), T><<<grid, kRowThreads, 0, ctx.stream>>>(
+          x.data<T>(), gain.data<float>(), eps, y.data<T>(), rstd.data<float>(), num_rows, width, vector);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
-                       bool accumulate_dx) {
+void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
+  const Tensor x = args.x, gain = args.gain, rstd = args.rstd, dy = args.dy, dx = args.dx, dgain = args.dgain;
+
   check_shapes(x, gain, dy, rstd);
   check_shapes(x, dgain, dx, rstd);
   const int64_t num_rows = x.dim(0), width = x.dim(1);
@@ -182,7 +185,7 @@ void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor 
     dispatch_rows(num_rows, width, [&](auto group, unsigned grid) {
       backward_kernel<decltype(group), T>
           <<<grid, kRowThreads, 0, ctx.stream>>>(x.data<T>(), gain.data<float>(), rstd.data<float>(), dy.data<T>(),
-                                                 dx.data<T>(), num_rows, width, accumulate_dx, vector);
+                                                 dx.data<T>(), num_rows, width, args.accumulate_dx, vector);
     });
     NMOE_CUDA_CHECK(cudaGetLastError());
   });

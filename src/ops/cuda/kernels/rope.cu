@@ -3,7 +3,7 @@
 // transpose: direction -1.
 //
 // A block takes a token, a thread 8 pairs of a head at a time.
-#include "ops/cuda/kernels/rope.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void rotate(Context& ctx, const RopeArgs& args, float direction) {
+void rotate(Context& ctx, const Rope& args, float direction) {
   const int64_t num_tokens = args.x.dim(0), num_heads = args.x.dim(1), head_size = args.x.dim(2);
   const int64_t num_positions = args.cos.dim(0), num_pairs = args.cos.dim(1);
   NMOE_CHECK(args.positions.dim(0) == num_tokens && args.sin.shape() == args.cos.shape() && args.rope_offset >= 0 &&
@@ -90,8 +90,8 @@ void rotate(Context& ctx, const RopeArgs& args, float direction) {
 
 }  // namespace
 
-void rope_forward(Context& ctx, const RopeArgs& args) { rotate(ctx, args, 1.0F); }
+void rope_forward(Context& ctx, const Rope& args) { rotate(ctx, args, 1.0F); }
 
-void rope_backward(Context& ctx, const RopeArgs& args) { rotate(ctx, args, -1.0F); }
+void rope_backward(Context& ctx, const Rope& args) { rotate(ctx, args, -1.0F); }
 
 }  // namespace nmoe::cuda

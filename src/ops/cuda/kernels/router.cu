@@ -1,9 +1,11 @@
 // MoE router: scores, top-k selection inside groups, gate weights, balance and z losses, and their gradients. Formulas:
-// ops/backend.h.
+// ops/contracts/router.h.
 //
 // One warp a token: a lane holds every 32nd expert, and a row that is read several times (the ranks that selection
 // works on, the gradient that gets scattered contributions) lies in the warp's part of shared memory. Memory-bound:
 // logits are read and scores written once, besides what the L1 cache serves.
+//
+// At most kMaxExperts experts and kMaxTopK choices.
 //
 // Sums over tokens: every token writes its terms, one block adds them up in an order fixed by T. How often a sequence
 // chose an expert is a sum of integers, so the atomics that add it up do not show.
@@ -11,7 +13,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "ops/cuda/kernels/router.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -20,15 +22,16 @@
 namespace nmoe::cuda {
 namespace {
 
-// Added to sums of scores before dividing by them (ops/backend.h).
+// Added to sums of scores before dividing by them (ops/contracts/router.h).
 constexpr double kTinySum = 1e-20;
 
 constexpr int kMaxWarps = 4;           // of a block
 constexpr int kLoadThreads = 256;      // of the blocks that count choices
 constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
 constexpr int kReduceThreads = 512;
+constexpr int64_t kMaxExperts = 4096, kMaxTopK = kWarp;  // a lane a choice
 constexpr int kBiasThreads = 1024;
-static_assert(2 * kMaxRouterExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes);
+static_assert(2 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes);
 
 // A token's terms of the losses, each [T] f64.
 struct TokenTerms {
@@ -340,9 +343,8 @@ void check_rule(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor we
                  rule.top_groups <= rule.num_groups && rule.top_k >= 1 &&
                  rule.top_k <= rule.top_groups * (num_experts / rule.num_groups),
              "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups, rule.num_groups, num_experts);
-  NMOE_CHECK(num_experts <= kMaxRouterExperts && rule.top_k <= kMaxRouterTopK,
-             "{} experts, top_k {}; on CUDA at most {} and {}", num_experts, rule.top_k, kMaxRouterExperts,
-             kMaxRouterTopK);
+  NMOE_CHECK(num_experts <= kMaxExperts && rule.top_k <= kMaxTopK, "{} experts, top_k {}; on CUDA at most {} and {}",
+             num_experts, rule.top_k, kMaxExperts, kMaxTopK);
 }
 
 int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
@@ -454,13 +456,15 @@ void router_backward(Context& ctx, const RouterBackward& args) {
   }
 }
 
-void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate, Tensor grad_scale) {
+void router_bias_update(Context& ctx, const RouterBiasUpdate& args) {
+  const Tensor counts = args.counts, bias = args.bias;
+
   const int64_t num_experts = counts.dim(0);
   NMOE_CHECK(bias.dim(0) == num_experts && num_experts <= INT32_MAX, "bias {} for counts {}", bias.shape(),
              counts.shape());
   if (ctx.counting() || num_experts == 0) return;
   bias_update_kernel<<<1, kBiasThreads, 0, ctx.stream>>>(counts.data<int32_t>(), bias.data<float>(),
-                                                         static_cast<float>(rate), grad_scale.data<double>(),
+                                                         static_cast<float>(args.rate), args.grad_scale.data<double>(),
                                                          static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

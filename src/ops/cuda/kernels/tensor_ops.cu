@@ -6,7 +6,7 @@
 
 #include "base/random_math.h"
 #include "base/rng.h"
-#include "ops/cuda/kernels/tensor_ops.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/master_weight.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -159,8 +159,10 @@ __global__ void clip_scale_kernel(const double* sum_squares, const double* loss_
 
 }  // namespace
 
-void fill(Context& ctx, Tensor x, double value) {
-  const uint64_t bits = element_bits(x.dtype(), value);
+void fill(Context& ctx, const Fill& args) {
+  const Tensor x = args.x;
+
+  const uint64_t bits = element_bits(x.dtype(), args.value);
   if (ctx.counting() || x.num_elements() == 0) return;
   if (bits == 0) {
     NMOE_CUDA_CHECK(cudaMemsetAsync(x.raw(), 0, static_cast<size_t>(x.num_bytes()), ctx.stream));
@@ -178,7 +180,10 @@ void fill(Context& ctx, Tensor x, double value) {
   }
 }
 
-void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws) {
+void fill_truncated_normal(Context& ctx, const FillTruncatedNormal& args) {
+  const Tensor x = args.x;
+  const TruncatedNormal& draws = args.draws;
+
   float* values = x.data<float>();
   if (ctx.counting() || x.num_elements() == 0) return;
   normal_kernel<<<grid_size(ceil_div(x.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
@@ -186,7 +191,9 @@ void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws)
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void copy(Context& ctx, Tensor source, Tensor destination) {
+void copy(Context& ctx, const Copy& args) {
+  const Tensor source = args.source, destination = args.destination;
+
   NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
              "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
              destination.shape());
@@ -195,7 +202,9 @@ void copy(Context& ctx, Tensor source, Tensor destination) {
                                   cudaMemcpyDeviceToDevice, ctx.stream));
 }
 
-void split_weight(Context& ctx, Tensor master, Tensor w, Tensor low) {
+void split_weight(Context& ctx, const SplitWeight& args) {
+  const Tensor master = args.master, w = args.w, low = args.low;
+
   const int64_t size = master.num_elements();
   NMOE_CHECK(w.num_elements() == size, "splitting {} into {}", master.shape(), w.shape());
   dispatch_weights(w, low, [&](auto weights) {
@@ -206,7 +215,9 @@ void split_weight(Context& ctx, Tensor master, Tensor w, Tensor low) {
   });
 }
 
-void join_weight(Context& ctx, Tensor w, Tensor low, Tensor master) {
+void join_weight(Context& ctx, const JoinWeight& args) {
+  const Tensor w = args.w, low = args.low, master = args.master;
+
   const int64_t size = master.num_elements();
   NMOE_CHECK(w.num_elements() == size, "joining {} to {}", w.shape(), master.shape());
   dispatch_weights(w, low, [&](auto weights) {
@@ -217,16 +228,16 @@ void join_weight(Context& ctx, Tensor w, Tensor low, Tensor master) {
   });
 }
 
-void sum(Context& ctx, Tensor x, Tensor out) { reduce<Value>(ctx, x, out); }
+void sum(Context& ctx, const Sum& args) { reduce<Value>(ctx, args.x, args.out); }
 
-void sum_of_squares(Context& ctx, Tensor x, Tensor out) { reduce<Square>(ctx, x, out); }
+void sum_of_squares(Context& ctx, const SumOfSquares& args) { reduce<Square>(ctx, args.x, args.out); }
 
-void count_non_finite(Context& ctx, Tensor x, Tensor out) { reduce<NonFinite>(ctx, x, out); }
+void count_non_finite(Context& ctx, const CountNonFinite& args) { reduce<NonFinite>(ctx, args.x, args.out); }
 
-void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {
+void clip_scale(Context& ctx, const ClipScale& args) {
   if (ctx.counting()) return;
-  clip_scale_kernel<<<1, 1, 0, ctx.stream>>>(sum_squares.data<double>(), loss_sum.data<double>(), max_norm,
-                                             scale.data<double>(), stopped.data<int32_t>());
+  clip_scale_kernel<<<1, 1, 0, ctx.stream>>>(args.sum_squares.data<double>(), args.loss_sum.data<double>(),
+                                             args.max_norm, args.scale.data<double>(), args.stopped.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

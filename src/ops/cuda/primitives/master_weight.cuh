@@ -1,4 +1,4 @@
-// Weights as optimizers see them: F32 values, kept as such or as a BF16 value and what it lacks (`low`, ops/backend.h).
+// Weights as optimizers see them: F32 values, kept as such or as a BF16 value and what it lacks (`low`, ops/ops.h).
 #pragma once
 
 #include <type_traits>

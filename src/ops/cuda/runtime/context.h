@@ -1,7 +1,9 @@
-// What every CUDA operation gets: the stream to enqueue on, scratch to use, and what its device owns. An operation
-// first claims all its scratch, then returns if counting(): that is how a plan learns how much scratch a step needs.
+// What every CUDA operation gets: the stream to enqueue on, scratch to use, and what belongs to its device. An
+// operation first claims all its scratch, then returns if counting(): that is how a plan learns how much scratch a step
+// needs.
 //
-// The device must be current in the calling thread. Operations of one stream come from one thread at a time.
+// The device must be current in the calling thread, which CudaOps (cuda_ops.h) sees to. Operations of one context come
+// from one thread at a time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,9 +16,10 @@ class CublasLt;
 class CudnnAttention;
 
 struct Context {
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream;
   Arena& scratch;
-  int num_sms = 0;
+  int device_index;
+  int num_sms;  // multiprocessors of the device
   CublasLt& cublas_lt;
   CudnnAttention& cudnn_attention;
 

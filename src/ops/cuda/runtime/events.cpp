@@ -8,7 +8,7 @@ CudaEvent::CudaEvent(unsigned flags) {
   NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags | cudaEventDisableTiming));
 }
 
-void StreamEvent::set() { NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_)); }
+void StreamEvent::record() { NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_)); }
 
 bool StreamEvent::reached() const {
   const cudaError_t status = cudaEventQuery(event_.get());

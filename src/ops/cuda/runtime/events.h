@@ -1,15 +1,17 @@
-// What orders streams among themselves and for the host: events and prefetches (ops/backend.h) by CUDA events.
+// Order between streams, and between a stream and the host: events and prefetches (ops/device.h) by CUDA events.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "ops/backend.h"
+#include "ops/device.h"
+#include "tensor/tensor.h"
 
 namespace nmoe::cuda {
 
+// Without timing. Of the device that is current when it is made; only streams of that device record it.
 class CudaEvent {
  public:
-  explicit CudaEvent(unsigned flags);  // of cudaEventCreateWithFlags; without timing
+  explicit CudaEvent(unsigned flags = cudaEventDefault);  // of cudaEventCreateWithFlags
   ~CudaEvent() { cudaEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -23,7 +25,7 @@ class CudaEvent {
 class StreamEvent final : public Event {
  public:
   explicit StreamEvent(cudaStream_t stream) : event_(cudaEventBlockingSync), stream_(stream) {}
-  void set() override;
+  void record() override;
   bool reached() const override;
   void wait() const override;  // asleep, not spinning
 
@@ -37,12 +39,7 @@ class StreamEvent final : public Event {
 class StreamPrefetch final : public Prefetch {
  public:
   StreamPrefetch(cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
-      : sent_(cudaEventDefault),
-        taken_(cudaEventDefault),
-        stream_(stream),
-        copy_stream_(copy_stream),
-        staging_(staging),
-        destination_(destination) {}
+      : stream_(stream), copy_stream_(copy_stream), staging_(staging), destination_(destination) {}
   ~StreamPrefetch() override;
   void send(const void* host) override;
   void take() override;

@@ -12,6 +12,7 @@ namespace nmoe::cuda {
 
 void* DeviceMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
   const auto size = static_cast<size_t>(bytes);
   void* block = nullptr;
   const cudaError_t status = cudaMalloc(&block, size);
@@ -31,7 +32,9 @@ void* DeviceMemory::allocate(int64_t bytes) {
 }
 
 void DeviceMemory::release(void* block, int64_t) noexcept {
-  if (block != nullptr) cudaFree(block);
+  if (block == nullptr) return;
+  cudaSetDevice(device_index_);  // a thread without a device would get the first one's context
+  cudaFree(block);
 }
 
 // The driver maps pages of 2 MiB, which small blocks share.
@@ -43,6 +46,7 @@ int64_t DeviceMemory::allocation_bytes(int64_t bytes) const {
 
 void* PinnedMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
   const auto size = static_cast<size_t>(bytes);
   void* block = nullptr;
   const cudaError_t status = cudaHostAlloc(&block, size, cudaHostAllocDefault);
@@ -63,6 +67,7 @@ void* PinnedMemory::allocate(int64_t bytes) {
 
 void PinnedMemory::release(void* block, int64_t) noexcept {
   if (block == nullptr) return;
+  cudaSetDevice(device_index_);
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, block) == cudaSuccess && attributes.type == cudaMemoryTypeHost) {
     cudaFreeHost(block);

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "ops/backend.h"
+#include "ops/contracts/attention.h"
 #include "ops/cuda/runtime/context.h"
 
 namespace nmoe::cuda {

@@ -1,6 +1,6 @@
-#include "ops/cuda/vendor/linear.h"
-
+// Dense linear layers: products by cuBLASLt (cublaslt.h).
 #include "base/error.h"
+#include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
@@ -61,17 +61,17 @@ void multiply(Context& ctx, const Product& p) {
 
 }  // namespace
 
-void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate) {
-  multiply(ctx, {x, /*transpose_a=*/false, w, /*transpose_b=*/true, y, accumulate});
+void linear_forward(Context& ctx, const LinearForward& args) {
+  multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.y, args.accumulate});
 }
 
-void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool accumulate) {
-  multiply(ctx, {dy, /*transpose_a=*/false, w, /*transpose_b=*/false, dx, accumulate});
+void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
+  multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, args.dx, args.accumulate});
 }
 
-void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw, bool accumulate) {
-  NMOE_CHECK(dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(dw.dtype()));
-  multiply(ctx, {dy, /*transpose_a=*/true, x, /*transpose_b=*/false, dw, accumulate});
+void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
+  NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
+  multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, args.dw, args.accumulate});
 }
 
 }  // namespace nmoe::cuda
