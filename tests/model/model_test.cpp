@@ -17,7 +17,7 @@ constexpr int64_t kSeqs = 2, kLen = 5;
 class TestModel {
  public:
   explicit TestModel(const ModelConfig& config, int num_threads = 2, Recompute recompute = Recompute::kNone)
-      : ops_(cpu_backend(DType::kF64, num_threads)), model_(config, *ops_, kLen, recompute) {
+      : ops_(cpu_device(DType::kF64, num_threads)), model_(config, *ops_, kLen, recompute) {
     for (Arena* arena : {&values_, &grads_, &state_, &activations_}) arena->reserve(ops_->memory(), 4 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(7);
@@ -185,7 +185,7 @@ TEST(Model, AllTokensToTheSameExpertsStillHasTrueGradients) {
   ModelConfig config = base_model();
   config.moe.top_k = 1;
   TestModel test(config);
-  test.ops().fill(test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0);
+  test.ops().fill({test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0});
   test.backward();
   const Tensor counts = test.model().moe_layers()[0]->stats().counts;
   EXPECT_EQ(values(counts), (std::vector<double>{0, 0, 0, kSeqs * kLen, 0}));
