@@ -22,13 +22,9 @@ class CudaTest : public ::testing::Test {
   Ops& gpu(Lane lane = Lane::kCompute) { return device_->ops(lane); }
   // What results are held against: F32 or F64.
   static Ops& cpu(DType real = DType::kF32) {
-    static const auto make = [](DType dtype) {
-      auto device = make_device({.kind = "cpu", .num_threads = 2, .compute_dtype = dtype});
-      device->scratch(Lane::kCompute).reserve(device->memory(), int64_t{64} << 20);
-      return device;
-    };
-    static const auto single = make(DType::kF32), exact = make(DType::kF64);
-    return (real == DType::kF32 ? single : exact)->ops();
+    static const ReadyDevice single = cpu_device(DType::kF32, 2, int64_t{64} << 20);
+    static const ReadyDevice exact = cpu_device(DType::kF64, 2, int64_t{64} << 20);
+    return real == DType::kF32 ? *single : *exact;
   }
 
   // Until what is enqueued on the lane is done.
