@@ -1,17 +1,13 @@
 #include "model/model.h"
 
-#include <utility>
-
 #include "model/rope_table.h"
 
 namespace nmoe {
 namespace {
 
-std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, ParameterSet& parameters) {
+std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, WeightSet& weights) {
   std::vector<std::unique_ptr<Block>> blocks;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    blocks.push_back(std::make_unique<Block>(config, parameters, layer));
-  }
+  for (const Layer& layer : layers_of(config)) blocks.push_back(std::make_unique<Block>(layer, weights));
   return blocks;
 }
 
@@ -31,33 +27,31 @@ Model::Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Rec
       ops_(ops),
       max_positions_(max_positions),
       recompute_(recompute),
-      embedding_(parameters_.add({.name = "embedding",
-                                  .shape = {config.vocab_size, config.dim},
-                                  .group = ParameterGroup::kRest,
-                                  .decay = false,
-                                  .init_std = config.init.embedding_std})),
-      blocks_(make_blocks(config_, parameters_)),
-      final_norm_(parameters_, "final_norm", config.dim, config.norm_eps),
-      head_(config.tied_head ? embedding_
-                             : parameters_.add({.name = "head",
-                                                .shape = {config.vocab_size, config.dim},
-                                                .group = ParameterGroup::kRest,
-                                                .init_std = config.init.std})) {
+      spec_(describe_model(config_)),
+      weights_(spec_.weights),
+      embedding_(weights_.at("embedding")),
+      blocks_(make_blocks(config_, weights_)),
+      final_norm_(weights_, "final_norm", config_.norm_eps),
+      head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (const auto& block : blocks_) {
     if (block->moe() != nullptr) moe_layers_.push_back(block->moe());
   }
 }
 
 void Model::allocate(Arena& values, Arena& grads, Arena& state) {
-  parameters_.allocate(ops_, values, grads);
+  weights_.allocate(ops_, values, grads);
   for (Moe* moe : moe_layers_) moe->allocate_stats(state);
-  const int64_t dim = rope_dim(config_);
-  rope_ = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
-           .sin = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2})};
-  if (ops_.counting()) return;  // a plan must not cost what is planned
-  const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
-  upload_reals(ops_, rope_.cos, angles.cos);
-  upload_reals(ops_, rope_.sin, angles.sin);
+  for (const MixerSpec& mixer : spec_.mixers) {
+    const int64_t dim = mixer.rope_dim;
+    if (dim == 0 || rope_.by_dim.contains(dim)) continue;
+    const RopeTable table = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
+                             .sin = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2})};
+    rope_.by_dim.emplace(dim, table);
+    if (ops_.counting()) continue;  // a plan must not cost what is planned
+    const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
+    upload_reals(ops_, table.cos, angles.cos);
+    upload_reals(ops_, table.sin, angles.sin);
+  }
 }
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {
@@ -71,11 +65,7 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
 }
 
 void Model::begin_step() {
-  has_grads_ = false;
-  // Those of linear layers are written by the first microbatch.
-  for (const Parameter& parameter : parameters_.all()) {
-    if (parameter.group == ParameterGroup::kRest && &parameter != &head_) ops_.fill(parameter.grad, 0.0);
-  }
+  weights_.begin_step();
   for (const Moe* moe : moe_layers_) {
     ops_.fill(moe->stats().counts, 0.0);
     ops_.fill(moe->stats().aux_loss, 0.0);
@@ -89,7 +79,6 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
   pass.inspect = inspect;
-  pass.accumulate_grads = std::exchange(has_grads_, true);
   const Shape stream({batch.num_tokens(), config_.dim});
 
   pass.recompute = recompute_;
@@ -110,20 +99,21 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.look("", "final_norm_out", normed);
 
   ops_.head_loss({.x = normed,
-                  .w = head_.value,
+                  .w = head_.weight().value,
                   .targets = batch.targets,
                   .grad_scale = scale.loss,
                   .losses = losses,
                   .dx = dx,
-                  .dw = head_.grad,
-                  .accumulate = pass.accumulate_grads});
+                  .dw = head_.weight().grad,
+                  .accumulate = head_.weight().accumulate_grad()});
   pass.look("", "losses", losses);
   final_norm_.backward(pass, dx, dx);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);
     blocks_[layer]->backward(pass, dx);
   }
-  ops_.embedding_backward(batch.tokens, dx, embedding_.grad);
+  ops_.embedding_backward(batch.tokens, dx, embedding_.grad_to_add_to(ops_));
+  weights_.check_grads();
 }
 
 Tensor Model::hidden_states(const Pass& pass) {
@@ -143,7 +133,7 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
   const ArenaScope scope(activations);
   const Tensor normed = hidden_states(make_pass(batch, activations));
   ops_.head_loss({.x = normed,
-                  .w = head_.value,
+                  .w = head_.weight().value,
                   .targets = batch.targets,
                   .grad_scale = {},
                   .losses = losses,
@@ -153,10 +143,10 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
 }
 
 void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) {
-  if (!rows.defined()) return ops_.linear_forward(normed, head_.value, logits);
+  if (!rows.defined()) return head_.forward(ops_, normed, logits);
   const Tensor chosen = pass.push({rows.dim(0), config_.dim});
   ops_.embedding_forward(rows, normed, chosen);
-  ops_.linear_forward(chosen, head_.value, logits);
+  head_.forward(ops_, chosen, logits);
 }
 
 void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows) {
@@ -169,8 +159,11 @@ void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor
 KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {
   NMOE_CHECK(capacity <= max_positions_, "a cache of {} positions, tables of {}", capacity, max_positions_);
   KvCache cache{.num_slots = num_slots, .capacity = capacity};
-  for (const auto& block : blocks_) {
-    cache.layers.push_back(block->attention().allocate_cache(arena, ops_.compute_dtype(), num_slots, capacity));
+  for (const MixerSpec& mixer : spec_.mixers) {
+    LayerCache& layer = cache.layers.emplace_back();
+    for (const int64_t width : mixer.cache.widths) {
+      layer.tensors.push_back(arena.allocate(ops_.compute_dtype(), {num_slots, capacity, width}));
+    }
   }
   return cache;
 }

@@ -1,26 +1,19 @@
 // RMSNorm with a learned gain.
 #pragma once
 
-#include "model/parameters.h"
 #include "model/pass.h"
+#include "model/weight.h"
 
 namespace nmoe {
 
 class Norm {
  public:
-  // Normalises vectors of `dim`.
-  Norm(ParameterSet& parameters, const std::string& name, int64_t dim, double eps)
-      : gain_(parameters.add({.name = name,
-                              .shape = {dim},
-                              .group = ParameterGroup::kRest,
-                              .decay = false,
-                              .is_stat = true,
-                              .init = InitKind::kOnes})),
-        eps_(eps) {}
+  // The gain of that name (WeightList::gain); normalises vectors as long as it.
+  Norm(WeightSet& weights, std::string_view name, double eps) : gain_(weights.at(name)), eps_(eps) {}
 
   // x [..., dim] -> y =, same shape. Keeps a reference to x and one number a vector.
   void forward(const Pass& pass, Tensor x, Tensor y) {
-    const int64_t dim = gain_.shape[0];
+    const int64_t dim = gain_.spec.shape[0];
     const int64_t num_vectors = x.num_elements() / dim;
     saved_.x = x.reshape({num_vectors, dim});
     saved_.rstd = pass.push_stat({num_vectors});
@@ -35,8 +28,8 @@ class Norm {
   // dx = or, with accumulate, +=. dx may be the storage of dy.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false) {
     const Shape shape = saved_.x.shape();
-    pass.ops.rms_norm_backward(saved_.x, gain_.value, saved_.rstd, dy.reshape(shape), dx.reshape(shape), gain_.grad,
-                               accumulate);
+    pass.ops.rms_norm_backward(saved_.x, gain_.value, saved_.rstd, dy.reshape(shape), dx.reshape(shape),
+                               gain_.grad_to_add_to(pass.ops), accumulate);
   }
 
  private:
@@ -45,7 +38,7 @@ class Norm {
     Tensor rstd;  // [N] stat
   };
 
-  Parameter& gain_;
+  Weight& gain_;
   double eps_;
   Saved saved_;
 };

@@ -56,7 +56,7 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
   model_.allocate(parameters_, gradients_, step_state_);
   inputs_ = allocate_step_inputs(config_, step_state_);
   for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_, inputs_.rates);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops, optimizer_state_, inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, model_, ops, exchange_);
     for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
@@ -79,8 +79,8 @@ Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
 
 void Engine::allocate_staging() {
   if (!ops_.counting()) staging_.reserve(ops_.host_memory(), staging_bytes_);
-  for (const Parameter& parameter : model_.parameters().all()) {
-    staged_.model.push_back({parameter.name, staging_.allocate(ops_.stat_dtype(), parameter.shape)});
+  for (const Weight& weight : model_.weights().all()) {
+    staged_.model.push_back({weight.spec.name, staging_.allocate(ops_.stat_dtype(), weight.spec.shape)});
   }
   for (const NamedTensor& state : optimizer_->state()) {
     staged_.optimizer.push_back({state.name, staging_.allocate(state.tensor.dtype(), state.tensor.shape())});
@@ -127,8 +127,8 @@ void Engine::enqueue_gradients(const Model::Inspector& inspect) {
 
 void Engine::enqueue_update() {
   ops_.fill(square_sum_, 0.0);
-  for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) ops_.sum_of_squares(parameter.grad, square_sum_);
+  for (const Weight& weight : model_.weights().all()) {
+    if (weight.grad.defined()) ops_.sum_of_squares(weight.grad, square_sum_);
   }
   ops_.clip_scale(square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_);
   optimizer_->step(grad_scale_);
@@ -216,12 +216,12 @@ std::string Engine::find_non_finite() {
       first = fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements());
     }
   };
-  for (const Parameter& parameter : model_.parameters().all()) look("weight " + parameter.name, parameter.value);
+  for (const Weight& weight : model_.weights().all()) look("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches) {
     model_.begin_step();
     model_.forward_backward(batch, step_scale(), activations_, losses_, look);
-    for (const Parameter& parameter : model_.parameters().all()) {
-      if (parameter.grad.defined()) look("gradient of " + parameter.name, parameter.grad);
+    for (const Weight& weight : model_.weights().all()) {
+      if (weight.grad.defined()) look("gradient of " + weight.spec.name, weight.grad);
     }
     if (!first.empty()) break;
   }
@@ -249,9 +249,9 @@ const StateTensors& Engine::staging() {
 
 void Engine::stage() {
   staging();
-  const auto& parameters = model_.parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    begin_download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  const auto& weights = model_.weights().all();
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i].begin_download(ops_, staged_.model[i].tensor.raw());
   }
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
@@ -261,8 +261,8 @@ void Engine::stage() {
 }
 
 void Engine::restore() {
-  const auto& parameters = model_.parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) upload_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  auto& weights = model_.weights().all();
+  for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staged_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) ops_.upload(state[i].tensor, staged_.optimizer[i].tensor.raw());
   ops_.fill(stopped_, 0.0);
