@@ -71,7 +71,7 @@ void remove_checkpoint(const fs::path& checkpoint) {
 // Gives the finished folder its name. A checkpoint of the same step changes places with it at one
 // stroke where the file system can do that, so that there is always one of the two, and ends up
 // under the temporary name.
-void publish(const fs::path& temporary, const fs::path& checkpoint) {
+void give_name(const fs::path& temporary, const fs::path& checkpoint) {
   if (::rename(temporary.c_str(), checkpoint.c_str()) == 0) return;
   if (errno == ENOTEMPTY || errno == EEXIST) {
     if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, checkpoint.c_str(), RENAME_EXCHANGE) == 0) {
@@ -82,13 +82,13 @@ void publish(const fs::path& temporary, const fs::path& checkpoint) {
   rename_path(temporary, checkpoint);
 }
 
-std::vector<ManifestTensor> manifest_tensors(std::span<const TensorSource> tensors, std::vector<std::string> hashes) {
-  std::vector<ManifestTensor> entries;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    entries.push_back({tensors[i].name, tensors[i].dtype, tensors[i].shape, std::move(hashes[i])});
-  }
-  return entries;
+// "model.safetensors", of several writers "model.rank_00002.safetensors".
+std::string tensor_file(std::string_view group, const WriterIndex& writer) {
+  return writer.count == 1 ? fmt::format("{}.safetensors", group)
+                           : fmt::format("{}.rank_{:05}.safetensors", group, writer.index);
 }
+
+ElementRange range_of(const TensorPart& part) { return {part.offset, part.source.shape.num_elements()}; }
 
 ManifestFile write_text(const fs::path& path, std::string_view text) {
   FileWriter file(path);
@@ -122,30 +122,91 @@ bool is_stale_temporary(std::string_view name) {
   return pid && (*pid == ::getpid() || !is_alive(*pid));
 }
 
-fs::path write(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
-               std::span<const TensorSource> optimizer, std::span<const TensorSource> carried, ThreadPool& pool) {
-  const std::string name = step_name(head.info.step);
-  make_directories(dir);
-  const TemporaryFolder temporary(temporary_path(dir, name));
+// A checkpoint from one writer.
+fs::path write_alone(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
+                     std::span<const TensorSource> optimizer, std::span<const TensorSource> carried, ThreadPool& pool) {
+  const auto whole = [](std::span<const TensorSource> tensors) {
+    std::vector<TensorPart> parts;
+    for (const TensorSource& tensor : tensors) parts.push_back(whole_tensor(tensor));
+    return parts;
+  };
+  CheckpointDraft draft(dir, head.info.step);
+  const WrittenPart part = draft.write({}, whole(model), whole(optimizer), pool);
+  return draft.publish(head, std::span(&part, 1), carried, pool);
+}
 
+}  // namespace
+
+TensorPart whole_tensor(TensorSource source) {
+  const Shape shape = source.shape;
+  return {std::move(source), shape, 0};
+}
+
+TensorPart part_of(const TensorSource& whole, ElementRange range) {
+  const size_t first = static_cast<size_t>(range.offset) * dtype_bytes(whole.dtype);
+  TensorSource source = whole;
+  source.shape = slice_shape(whole.name, whole.dtype, whole.shape, range);
+  source.read = [read = whole.read, first](size_t begin, std::span<std::byte> scratch) {
+    return read(first + begin, scratch);
+  };
+  return {std::move(source), whole.shape, range.offset};
+}
+
+CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step)
+    : dir_(dir), step_(step), folder_((make_directories(dir), temporary_path(dir, step_name(step)))) {}
+
+WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPart> model,
+                                   std::span<const TensorPart> optimizer, ThreadPool& pool) const {
+  NMOE_CHECK(writer.index >= 0 && writer.index < writer.count, "writer {} of {}", writer.index, writer.count);
+  WrittenPart written;
+  const auto write_tensors = [&](std::string_view group, std::span<const TensorPart> parts) {
+    const std::string file = tensor_file(group, writer);
+    std::vector<TensorSource> sources;
+    for (const auto& [source, shape, offset] : parts) {
+      const Shape expected = slice_shape(source.name, source.dtype, shape, {offset, source.shape.num_elements()});
+      NMOE_CHECK(source.shape == expected, "the slice of tensor '{}' is {}, not {}", source.name, source.shape,
+                 expected);
+      sources.push_back(source);
+    }
+    std::vector<ChunkHashes> hashes = write_safetensors(folder_.path() / file, sources, pool);
+    written.files.push_back({file, fs::file_size(folder_.path() / file), ""});
+    std::vector<ManifestTensor> entries;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      ManifestTensor& entry = entries.emplace_back();
+      entry.name = sources[i].name;
+      entry.dtype = sources[i].dtype;
+      entry.shape = parts[i].shape;
+      entry.slices = {{range_of(parts[i]), file}};
+      entry.chunk_sha256 = std::move(hashes[i]);
+    }
+    return entries;
+  };
+  written.model = write_tensors("model", model);
+  written.optimizer = write_tensors("optimizer", optimizer);
+  return written;
+}
+
+fs::path CheckpointDraft::publish(const CheckpointHead& head, std::span<const WrittenPart> parts,
+                                  std::span<const TensorSource> carried, ThreadPool& pool) {
+  NMOE_CHECK(head.info.step == step_, "step {} in the folder of step {}", head.info.step, step_);
   CheckpointManifest manifest;
   manifest.info = head.info;
   manifest.info.created_at = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-  const auto write_tensors = [&](std::string_view file, std::span<const TensorSource> tensors) {
-    const fs::path path = temporary.path() / file;
-    std::vector<std::string> hashes = write_safetensors(path, tensors, pool);
-    manifest.files.push_back({std::string(file), fs::file_size(path), ""});
-    return manifest_tensors(tensors, std::move(hashes));
-  };
-  manifest.model = write_tensors("model.safetensors", model);
-  manifest.optimizer = write_tensors("optimizer.safetensors", optimizer);
+  std::vector<ManifestTensor> model, optimizer;
+  for (const WrittenPart& part : parts) {
+    manifest.files.insert(manifest.files.end(), part.files.begin(), part.files.end());
+    model.insert(model.end(), part.model.begin(), part.model.end());
+    optimizer.insert(optimizer.end(), part.optimizer.begin(), part.optimizer.end());
+  }
+  manifest.model = merge_slices(model);
+  manifest.optimizer = merge_slices(optimizer);
   manifest.weights_sha256 = combined_sha256(manifest.model);
-  manifest.files.push_back(write_text(temporary.path() / "config.toml", head.config_toml));
+  manifest.files.push_back(write_text(folder_.path() / "config.toml", head.config_toml));
   if (!head.tokenizer_json.empty()) {
-    manifest.files.push_back(write_text(temporary.path() / "tokenizer.json", head.tokenizer_json));
+    manifest.files.push_back(write_text(folder_.path() / "tokenizer.json", head.tokenizer_json));
   }
   if (!head.carried.empty() || !carried.empty()) {
-    const fs::path folder = temporary.path() / kCarriedFolder;
+    const fs::path folder = folder_.path() / kCarriedFolder;
     make_directories(folder);
     for (const CarriedFile& file : head.carried) manifest.files.push_back(carry(file, folder / file.name));
     if (!carried.empty()) {
@@ -156,24 +217,23 @@ fs::path write(const fs::path& dir, const CheckpointHead& head, std::span<const 
     }
     sync_directory(folder);
   }
-  write_text(temporary.path() / "manifest.json", print_manifest(manifest));
-  sync_directory(temporary.path());
+  write_text(folder_.path() / "manifest.json", print_manifest(manifest));
+  sync_directory(folder_.path());
 
-  publish(temporary.path(), dir / name);
-  sync_directory(dir);
-  return dir / name;
+  fs::path checkpoint = dir_ / step_name(step_);
+  give_name(folder_.path(), checkpoint);
+  sync_directory(dir_);
+  return checkpoint;
 }
-
-}  // namespace
 
 fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
   ThreadPool pool(1);  // training has the other processors
-  return write(dir, state, in_memory(state.model), in_memory(state.optimizer), {}, pool);
+  return write_alone(dir, state, in_memory(state.model), in_memory(state.optimizer), {}, pool);
 }
 
 fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
                           std::span<const TensorSource> carried, ThreadPool& pool) {
-  return write(dir, head, model, {}, carried, pool);
+  return write_alone(dir, head, model, {}, carried, pool);
 }
 
 std::optional<int64_t> checkpoint_step(const fs::path& path) {

@@ -2,6 +2,8 @@
 //
 //   <dir>/step_00000040/model.safetensors       what the model needs to run
 //                       optimizer.safetensors   what training needs beside it
+//                       model.rank_00002.safetensors, optimizer.rank_00002.safetensors
+//                                               in place of the two, what writer 2 of several has of them
 //                       config.toml             the resolved configuration
 //                       tokenizer.json          absent where an imported model's tokenizer is of no kind known here
 //                       huggingface/            what an imported model had besides, for its export
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "checkpoint/chunks.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 
@@ -58,6 +61,53 @@ fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state);
 // The same from tensors that are made as they are written; `carried` become huggingface/carried.safetensors.
 fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
                           std::span<const TensorSource> carried, ThreadPool& pool);
+
+// A slice of a tensor, as the writer has it that owns it.
+struct TensorPart {
+  TensorSource source;  // under the tensor's name; its shape is slice_shape() (chunks.h)
+  Shape shape;          // of the whole tensor
+  int64_t offset = 0;   // where the slice begins, in elements of the flattened tensor: an edge of a chunk
+};
+TensorPart whole_tensor(TensorSource source);
+// Of a tensor that the writer has all of, as replicas do that share the writing.
+TensorPart part_of(const TensorSource& whole, ElementRange range);
+
+// One of those who write a checkpoint together.
+struct WriterIndex {
+  int index = 0;
+  int count = 1;
+};
+
+// What one of them wrote: plain values, which travel to whoever publishes.
+struct WrittenPart {
+  std::vector<ManifestFile> files;
+  std::vector<ManifestTensor> model, optimizer;  // as merge_slices() takes them
+};
+
+// A checkpoint that is being written, under a temporary name. Every writer writes its part; then one merges what they
+// report and publishes. The tensors' hashes, and with them the hash of the weights, are those that a single writer's
+// would have. Destroyed unpublished, as after an Error in any writer, it leaves nothing.
+class CheckpointDraft {
+ public:
+  // Makes <dir>/.tmp-step_<step>-<pid>, and `dir` when needed.
+  CheckpointDraft(const fs::path& dir, int64_t step);
+
+  // Writes files of this writer's own and returns when they are durable. At most one slice of each tensor. Writers may
+  // be at it at the same time, each from a thread of its own and with a pool of its own. NMOE_CHECK fails where a slice
+  // is not cut at edges of chunks; Error (runtime) for a full disk.
+  WrittenPart write(WriterIndex writer, std::span<const TensorPart> model, std::span<const TensorPart> optimizer,
+                    ThreadPool& pool) const;
+
+  // Adds what is not of the writers and gives the folder its name, replacing a checkpoint of the same step. `parts` are
+  // all that was written, in the writers' order; together they are every tensor, once (checked). Call it once.
+  fs::path publish(const CheckpointHead& head, std::span<const WrittenPart> parts,
+                   std::span<const TensorSource> carried, ThreadPool& pool);
+
+ private:
+  fs::path dir_;
+  int64_t step_;
+  TemporaryFolder folder_;
+};
 
 // The checkpoints in `dir` in ascending order of steps; empty when there is no such folder.
 // Contents are not looked at.

@@ -1,6 +1,7 @@
 #include "checkpoint/manifest.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -12,7 +13,8 @@ namespace {
 // Ordered by key, so that dump() is canonical and can be hashed.
 using Json = nlohmann::json;
 
-constexpr int kFormatVersion = 2;
+constexpr int kFormatVersion = 3;
+constexpr int kWholeTensorsVersion = 2;
 constexpr const char* kOwnHashKey = "manifest_sha256";
 
 // The hash of everything in the manifest but the hash itself.
@@ -21,25 +23,76 @@ std::string own_hash(Json json) {
   return sha256_hex(json.dump());
 }
 
+// Whether slices and chunks are all of the tensor, once.
+void check_whole(const ManifestTensor& tensor) {
+  int64_t end = 0;
+  for (const auto& [range, file] : tensor.slices) {
+    NMOE_CHECK(range.offset == end, "tensor '{}' {}: the slice in {} begins at element {}, the one before ends at {}",
+               tensor.name, tensor.shape, file, range.offset, end);
+    slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
+    end = range.end();
+  }
+  NMOE_CHECK(!tensor.slices.empty() && end == tensor.shape.num_elements(),
+             "tensor '{}' {}: its {} slices have {} elements", tensor.name, tensor.shape, tensor.slices.size(), end);
+  NMOE_CHECK(static_cast<int64_t>(tensor.chunk_sha256.size()) == tensor.chunks.count(),
+             "tensor '{}' {}: {} hashes of {} chunks", tensor.name, tensor.shape, tensor.chunk_sha256.size(),
+             tensor.chunks.count());
+}
+
 Json tensors_to_json(std::span<const ManifestTensor> tensors) {
   Json list = Json::array();
   for (const ManifestTensor& tensor : tensors) {
+    Json slices = Json::array();
+    for (const TensorSlice& slice : tensor.slices) {
+      slices.push_back({{"offset", slice.range.offset}, {"extent", slice.range.extent}, {"file", slice.file}});
+    }
     list.push_back({{"name", tensor.name},
                     {"dtype", dtype_name(tensor.dtype)},
                     {"shape", tensor.shape.dims()},
+                    {"slices", std::move(slices)},
+                    {"chunks", tensor.chunk_sha256},
                     {"sha256", tensor.sha256}});
   }
   return list;
 }
 
+// What every version says of a tensor.
+ManifestTensor tensor_from_json(const Json& item) {
+  const auto dims = item.at("shape").get<std::vector<int64_t>>();
+  const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
+  NMOE_CHECK(dtype.has_value(), "dtype {} in an intact manifest", item.at("dtype").dump());
+  ManifestTensor tensor;
+  tensor.name = item.at("name").get<std::string>();
+  tensor.dtype = *dtype;
+  tensor.shape = Shape{std::span<const int64_t>(dims)};
+  tensor.sha256 = item.at("sha256").get<std::string>();
+  return tensor;
+}
+
 std::vector<ManifestTensor> tensors_from_json(const Json& list) {
   std::vector<ManifestTensor> tensors;
   for (const Json& item : list) {
-    const auto dims = item.at("shape").get<std::vector<int64_t>>();
-    const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
-    NMOE_CHECK(dtype.has_value(), "dtype {} in an intact manifest", item.at("dtype").dump());
-    tensors.push_back({item.at("name").get<std::string>(), *dtype, Shape{std::span<const int64_t>(dims)},
-                       item.at("sha256").get<std::string>()});
+    ManifestTensor& tensor = tensors.emplace_back(tensor_from_json(item));
+    for (const Json& slice : item.at("slices")) {
+      tensor.slices.push_back({{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()},
+                               slice.at("file").get<std::string>()});
+    }
+    tensor.chunks = TensorChunks(tensor.dtype, tensor.shape);
+    item.at("chunks").get_to(tensor.chunk_sha256);
+    check_whole(tensor);
+    NMOE_CHECK(tensor.sha256 == tensor_sha256(tensor.chunk_sha256), "hash of tensor '{}' in an intact manifest",
+               tensor.name);
+  }
+  return tensors;
+}
+
+std::vector<ManifestTensor> whole_tensors_from_json(const Json& list, const std::string& file) {
+  std::vector<ManifestTensor> tensors;
+  for (const Json& item : list) {
+    ManifestTensor& tensor = tensors.emplace_back(tensor_from_json(item));
+    tensor.slices = {{{0, tensor.shape.num_elements()}, file}};
+    tensor.chunks = TensorChunks::undivided(tensor.shape);
+    if (tensor.chunks.count() > 0) tensor.chunk_sha256 = {tensor.sha256};
   }
   return tensors;
 }
@@ -85,10 +138,10 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   }
   // The version comes first: another one may differ in everything else.
   const Json version = json.value("format_version", Json());
-  if (version != kFormatVersion) {
-    throw runtime_error(
-        fmt::format("'{}' has format version {}; this nmoe reads {}", path.string(), version.dump(), kFormatVersion),
-        "use the nmoe that wrote it");
+  if (version != kFormatVersion && version != kWholeTensorsVersion) {
+    throw runtime_error(fmt::format("'{}' has format version {}; this nmoe reads {} and {}", path.string(),
+                                    version.dump(), kWholeTensorsVersion, kFormatVersion),
+                        "use the nmoe that wrote it");
   }
   if (json.value(kOwnHashKey, Json()) != own_hash(json)) {
     throw runtime_error(fmt::format("'{}' was altered: its hash differs", path.string()), "");
@@ -115,9 +168,44 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
     manifest.files.push_back(
         {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
   }
-  manifest.model = tensors_from_json(json.at("model"));
-  manifest.optimizer = tensors_from_json(json.at("optimizer"));
+  const auto tensors = [&](const char* group) {
+    const Json& list = json.at(group);
+    return version == kWholeTensorsVersion ? whole_tensors_from_json(list, fmt::format("{}.safetensors", group))
+                                           : tensors_from_json(list);
+  };
+  manifest.model = tensors("model");
+  manifest.optimizer = tensors("optimizer");
   return manifest;
+}
+
+std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts) {
+  std::vector<std::vector<const ManifestTensor*>> by_tensor;
+  std::map<std::string_view, size_t> index;
+  for (const ManifestTensor& part : parts) {
+    const auto [place, is_new] = index.emplace(part.name, by_tensor.size());
+    if (is_new) by_tensor.emplace_back();
+    by_tensor[place->second].push_back(&part);
+  }
+  std::vector<ManifestTensor> merged;
+  for (std::vector<const ManifestTensor*>& slices : by_tensor) {
+    std::ranges::stable_sort(slices, {}, [](const ManifestTensor* part) { return part->slices.front().range.offset; });
+    const ManifestTensor& first = *slices.front();
+    ManifestTensor& tensor = merged.emplace_back();
+    tensor.name = first.name;
+    tensor.dtype = first.dtype;
+    tensor.shape = first.shape;
+    tensor.chunks = TensorChunks(first.dtype, first.shape);
+    for (const ManifestTensor* part : slices) {
+      NMOE_CHECK(part->dtype == first.dtype && part->shape == first.shape, "tensor '{}' is {} {} in {} and {} {} in {}",
+                 first.name, dtype_name(first.dtype), first.shape, first.slices.front().file, dtype_name(part->dtype),
+                 part->shape, part->slices.front().file);
+      tensor.slices.push_back(part->slices.front());
+      tensor.chunk_sha256.insert(tensor.chunk_sha256.end(), part->chunk_sha256.begin(), part->chunk_sha256.end());
+    }
+    check_whole(tensor);
+    tensor.sha256 = tensor_sha256(tensor.chunk_sha256);
+  }
+  return merged;
 }
 
 std::string combined_sha256(std::span<const ManifestTensor> tensors) {

@@ -1,4 +1,16 @@
 // manifest.json: what a checkpoint consists of, and the hashes that prove it unchanged.
+//
+// Of a tensor it has the whole's shape, the slices it lies in and the hashes of its chunks (chunks.h):
+//
+//   {"name": "layers.1.moe.experts_in", "dtype": "F32", "shape": [64, 512, 256],
+//    "slices": [{"offset": 0, "extent": 4194304, "file": "model.rank_00000.safetensors"},
+//               {"offset": 4194304, "extent": 4194304, "file": "model.rank_00001.safetensors"}],
+//    "chunks": ["9f86...", ...],
+//    "sha256": "2c26..."}
+//
+// Offset and extent count elements of the flattened tensor; both are at edges of chunks. "sha256" is tensor_sha256() of
+// the chunks. In format version 2, which is still read, every tensor is whole, in model.safetensors or
+// optimizer.safetensors, and its "sha256" is that of its bytes: it is one chunk.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +20,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "checkpoint/chunks.h"
 #include "data/stream/cursor.h"
 #include "tensor/tensor.h"
 
@@ -36,20 +49,34 @@ struct ManifestFile {
 // Where carried files are (checkpoint.h).
 inline constexpr std::string_view kCarriedFolder = "huggingface";
 
+// Where a part of a tensor is: under the tensor's name in `file`, with slice_shape().
+struct TensorSlice {
+  ElementRange range;
+  std::string file;
+};
+
 struct ManifestTensor {
   std::string name;
   DType dtype = DType::kF32;
-  Shape shape;
-  std::string sha256;  // of the tensor's bytes
+  Shape shape;                            // of the whole
+  std::vector<TensorSlice> slices;        // by rising offset; together they are the whole
+  TensorChunks chunks;                    // of the whole
+  std::vector<std::string> chunk_sha256;  // of each chunk's bytes
+  std::string sha256;                     // of the tensor, over its chunks'
 };
 
 struct CheckpointManifest {
   CheckpointInfo info;
   std::string weights_sha256;  // combined_sha256(model)
   std::vector<ManifestFile> files;
-  std::vector<ManifestTensor> model;      // in model.safetensors, in file order
-  std::vector<ManifestTensor> optimizer;  // in optimizer.safetensors, in file order
+  std::vector<ManifestTensor> model;
+  std::vector<ManifestTensor> optimizer;
 };
+
+// The tensors that writers wrote slices of. `parts` are their entries, one after the other, each with one slice, the
+// hashes of its chunks alone and no hash of the tensor; the result is in the order in which names appear first.
+// Writers must agree on a tensor, and its slices be all of it, without overlap (checked).
+std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts);
 
 // JSON, ending in a hash of the rest, so that an altered manifest is found out too.
 std::string print_manifest(const CheckpointManifest& manifest);
@@ -59,8 +86,9 @@ std::string print_manifest(const CheckpointManifest& manifest);
 CheckpointManifest parse_manifest(std::string_view text, const fs::path& path);
 
 // One SHA-256 over all the tensors: that of the lines "name dtype shape sha256\n" in byte order of
-// the names, say "embedding F32 [512, 64] 9f86...". It depends on names, dtypes, shapes and bytes,
-// not on their place in a file.
+// the names, say "embedding F32 [512, 64] 9f86...", where sha256 is the tensor's. It depends on names, dtypes, shapes
+// and bytes, not on who wrote what into which file. The hashes of format version 2 being other ones, the same weights
+// have another combined hash there.
 std::string combined_sha256(std::span<const ManifestTensor> tensors);
 
 }  // namespace nmoe

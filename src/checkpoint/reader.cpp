@@ -1,6 +1,8 @@
 #include "checkpoint/reader.h"
 
 #include <algorithm>
+#include <atomic>
+#include <iterator>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -34,6 +36,8 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   return parse_manifest(read_file(path), path);
 }
 
+constexpr int64_t kBlockElements = 1 << 18;  // widened while they are still in the cache
+
 constexpr std::string_view kTokenizerFile = "tokenizer.json";
 
 bool has_file(const CheckpointManifest& manifest, std::string_view name) {
@@ -60,33 +64,18 @@ std::string read_text(const fs::path& checkpoint, const CheckpointManifest& mani
   return text;
 }
 
-// Opens a tensor file and holds its header against the manifest.
-SafetensorsFile open_tensors(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name,
-                             std::span<const ManifestTensor> tensors) {
-  SafetensorsFile file(sized_file(checkpoint, manifest, name));
-  for (const ManifestTensor& tensor : tensors) {
-    const SafetensorsFile::Entry* entry = file.find(tensor.name);
-    if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != tensor.shape) {
-      throw fault(file.path(), fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
-                                           dtype_name(tensor.dtype), tensor.shape));
-    }
-  }
-  if (file.entries().size() != tensors.size()) {
-    throw fault(file.path(), fmt::format("{} tensors, {} in the manifest", file.entries().size(), tensors.size()));
-  }
-  return file;
+// Whether a tensor of one dtype can be loaded as another.
+bool converts(DType stored, DType wanted) {
+  return stored == wanted || (is_weight_dtype(stored) && wanted == DType::kF32);
 }
 
-// Hashes the tensor, into `destination` when there is one.
-void verify_tensor(const SafetensorsFile& file, const ManifestTensor& tensor, void* destination) {
-  if (file.sha256(*file.find(tensor.name), destination) != tensor.sha256) {
-    throw fault(file.path(), fmt::format("tensor '{}' was altered: its hash differs", tensor.name));
-  }
+const ManifestTensor* find_tensor(std::span<const ManifestTensor> tensors, std::string_view name) {
+  const auto found = std::ranges::find(tensors, name, &ManifestTensor::name);
+  return found == tensors.end() ? nullptr : &*found;
 }
 
-bool can_load(const ManifestTensor& tensor, const Tensor& destination) {
-  if (tensor.shape != destination.shape()) return false;
-  return tensor.dtype == destination.dtype() || (is_weight_dtype(tensor.dtype) && destination.dtype() == DType::kF32);
+Error no_tensor(const fs::path& checkpoint, const std::string& name) {
+  return usage_error(fmt::format("checkpoint '{}' has no tensor '{}'", checkpoint.string(), name), kOtherConfigRemedy);
 }
 
 fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
@@ -132,9 +121,39 @@ CheckpointReader::CheckpointReader(fs::path checkpoint)
     : path_(std::move(checkpoint)),
       manifest_(read_manifest(path_)),
       config_toml_(read_text(path_, manifest_, "config.toml")),
-      tokenizer_json_(has_file(manifest_, kTokenizerFile) ? read_text(path_, manifest_, kTokenizerFile) : ""),
-      model_file_(open_tensors(path_, manifest_, "model.safetensors", manifest_.model)),
-      optimizer_file_(open_tensors(path_, manifest_, "optimizer.safetensors", manifest_.optimizer)) {}
+      tokenizer_json_(has_file(manifest_, kTokenizerFile) ? read_text(path_, manifest_, kTokenizerFile) : "") {
+  open_tensor_files();
+}
+
+// Opens the files that slices lie in and holds their headers against the manifest.
+void CheckpointReader::open_tensor_files() {
+  for (const ManifestFile& file : manifest_.files) {
+    if (file.sha256.empty()) files_.emplace(file.name, SafetensorsFile(sized_file(path_, manifest_, file.name)));
+  }
+  std::map<std::string_view, size_t> num_slices;
+  for (const auto* tensors : {&manifest_.model, &manifest_.optimizer}) {
+    for (const ManifestTensor& tensor : *tensors) {
+      for (const auto& [range, name] : tensor.slices) {
+        const auto file = files_.find(name);
+        NMOE_CHECK(file != files_.end(), "no {} in an intact manifest", name);
+        const Shape shape = range.extent == tensor.shape.num_elements()
+                                ? tensor.shape
+                                : slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
+        const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
+        if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {
+          throw fault(path_ / name, fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
+                                                dtype_name(tensor.dtype), shape));
+        }
+        ++num_slices[name];
+      }
+    }
+  }
+  for (const auto& [name, file] : files_) {
+    if (file.entries().size() != num_slices[name]) {
+      throw fault(file.path(), fmt::format("{} tensors, {} in the manifest", file.entries().size(), num_slices[name]));
+    }
+  }
+}
 
 CheckpointReader CheckpointReader::open(const fs::path& path) {
   const fs::path checkpoint = resolve(path);
@@ -145,69 +164,178 @@ CheckpointReader CheckpointReader::open(const fs::path& path) {
   }
 }
 
-void CheckpointReader::load(const std::string& name, const Tensor& destination) const {
-  const auto in_model = std::ranges::find(manifest_.model, name, &ManifestTensor::name);
-  const bool found = in_model != manifest_.model.end();
-  load_from(found ? model_file_ : optimizer_file_, found ? model() : optimizer(), name, destination);
+const TensorSlice& CheckpointReader::slice_at(const ManifestTensor& tensor, int64_t offset) const {
+  const auto after =
+      std::ranges::upper_bound(tensor.slices, offset, {}, [](const TensorSlice& slice) { return slice.range.offset; });
+  NMOE_CHECK(after != tensor.slices.begin() && offset <= tensor.shape.num_elements(), "element {} of tensor '{}' {}",
+             offset, tensor.name, tensor.shape);
+  return *std::prev(after);
 }
 
-void CheckpointReader::load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
-                                 const std::string& name, const Tensor& destination) const {
-  const auto tensor = std::ranges::find(tensors, name, &ManifestTensor::name);
-  if (tensor == tensors.end()) {
-    throw usage_error(fmt::format("checkpoint '{}' has no tensor '{}'", path_.string(), name), kOtherConfigRemedy);
-  }
-  if (!can_load(*tensor, destination)) {
-    throw usage_error(
-        fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}", path_.string(), name,
-                    dtype_name(tensor->dtype), tensor->shape, dtype_name(destination.dtype()), destination.shape()),
-        kOtherConfigRemedy);
-  }
-  NMOE_CHECK(destination.raw() != nullptr || destination.num_bytes() == 0, "tensor '{}' is loaded into no memory",
-             name);
-  try {
-    if (tensor->dtype == destination.dtype()) {
-      verify_tensor(file, *tensor, destination.raw());
-    } else {
-      verify_tensor(file, *tensor, nullptr);
-      widen(tensor->dtype, file.bytes(*file.find(name)).data(), destination.data<float>(),
-            static_cast<size_t>(destination.num_elements()));
+std::span<const std::byte> CheckpointReader::stored_bytes(const ManifestTensor& tensor, int64_t offset) const {
+  const auto& [range, name] = slice_at(tensor, offset);
+  const SafetensorsFile& file = files_.find(name)->second;
+  return file.bytes(*file.find(tensor.name))
+      .subspan(static_cast<size_t>(offset - range.offset) * dtype_bytes(tensor.dtype));
+}
+
+bool CheckpointReader::read_chunk(const ChunkRead& read) const {
+  const ManifestTensor& tensor = *read.tensor;
+  const ElementRange chunk = tensor.chunks[read.chunk];
+  const TensorSlice& slice = slice_at(tensor, chunk.offset);
+  const SafetensorsFile& file = files_.find(slice.file)->second;
+  const SafetensorsFile::Entry& entry = *file.find(tensor.name);
+  const auto element_bytes = static_cast<int64_t>(dtype_bytes(tensor.dtype));
+
+  Sha256 hash;
+  // Hashes elements [begin, end) of the tensor.
+  const auto add = [&](int64_t begin, int64_t end, void* destination = nullptr) {
+    file.hash(entry, static_cast<size_t>((begin - slice.range.offset) * element_bytes),
+              static_cast<size_t>((end - slice.range.offset) * element_bytes), hash, destination);
+  };
+  // Those of [begin, end) that the destination takes.
+  const auto wanted = [&](int64_t begin, int64_t end) {
+    const int64_t from = std::clamp(read.offset, begin, end);
+    return std::pair(from, std::clamp(read.offset + read.destination.num_elements(), from, end));
+  };
+  if (tensor.dtype == read.destination.dtype()) {
+    const auto [from, to] = wanted(chunk.offset, chunk.end());
+    add(chunk.offset, from);
+    if (from < to) {
+      add(from, to, static_cast<std::byte*>(read.destination.raw()) + (from - read.offset) * element_bytes);
     }
+    add(to, chunk.end());
+  } else {
+    std::vector<std::byte> block(static_cast<size_t>(std::min(kBlockElements, chunk.extent) * element_bytes));
+    for (int64_t begin = chunk.offset; begin < chunk.end(); begin += kBlockElements) {
+      const int64_t end = std::min(begin + kBlockElements, chunk.end());
+      add(begin, end, block.data());
+      const auto [from, to] = wanted(begin, end);
+      widen(tensor.dtype, block.data() + (from - begin) * element_bytes,
+            read.destination.data<float>() + (from - read.offset), static_cast<size_t>(to - from));
+    }
+  }
+  return hash.finish() == tensor.chunk_sha256[static_cast<size_t>(read.chunk)];
+}
+
+void CheckpointReader::read_chunks(std::span<const ChunkRead> reads, ThreadPool& pool) const {
+  const auto num_reads = static_cast<int64_t>(reads.size());
+  std::atomic<int64_t> first_bad = num_reads;
+  pool.parallel_for(num_reads, [&](int64_t i, int) {
+    int64_t known = first_bad.load();
+    if (i > known || read_chunk(reads[static_cast<size_t>(i)])) return;
+    while (i < known && !first_bad.compare_exchange_weak(known, i)) {
+    }
+  });
+  if (first_bad == num_reads) return;
+  const ChunkRead& bad = reads[static_cast<size_t>(first_bad.load())];
+  const ElementRange range = bad.tensor->chunks[bad.chunk];
+  throw fault(path_ / slice_at(*bad.tensor, range.offset).file,
+              fmt::format("tensor '{}' was altered: the hash of its chunk {} of {} (elements [{}, {})) differs",
+                          bad.tensor->name, bad.chunk, bad.tensor->chunks.count(), range.offset, range.end()));
+}
+
+// The chunks that the destination's elements are in, from element `offset` of the tensor on.
+void CheckpointReader::append_chunks(const ManifestTensor& tensor, int64_t offset, const Tensor& destination,
+                                     std::vector<ChunkRead>& reads) {
+  if (destination.num_elements() == 0) return;
+  NMOE_CHECK(destination.raw() != nullptr, "tensor '{}' is loaded into no memory", tensor.name);
+  const int64_t last = tensor.chunks.index_of(offset + destination.num_elements() - 1);
+  for (int64_t chunk = tensor.chunks.index_of(offset); chunk <= last; ++chunk) {
+    reads.push_back({&tensor, chunk, offset, destination});
+  }
+}
+
+void CheckpointReader::load_chunks(std::span<const ChunkRead> reads) const {
+  ThreadPool pool;
+  try {
+    read_chunks(reads, pool);
   } catch (const Error& error) {
     throw refusal(path_, error);
   }
 }
 
-void CheckpointReader::load_all(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
+void CheckpointReader::check_loads(const ManifestTensor& tensor, const Tensor& destination) const {
+  if (tensor.shape == destination.shape() && converts(tensor.dtype, destination.dtype())) return;
+  throw usage_error(fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}",
+                                path_.string(), tensor.name, dtype_name(tensor.dtype), tensor.shape,
+                                dtype_name(destination.dtype()), destination.shape()),
+                    kOtherConfigRemedy);
+}
+
+const ManifestTensor& CheckpointReader::find(const std::string& name) const {
+  for (const auto* tensors : {&manifest_.model, &manifest_.optimizer}) {
+    if (const ManifestTensor* tensor = find_tensor(*tensors, name)) return *tensor;
+  }
+  throw no_tensor(path_, name);
+}
+
+void CheckpointReader::load(const std::string& name, const Tensor& destination) const {
+  const ManifestTensor& tensor = find(name);
+  check_loads(tensor, destination);
+  std::vector<ChunkRead> reads;
+  append_chunks(tensor, 0, destination, reads);
+  load_chunks(reads);
+}
+
+void CheckpointReader::load_part(const std::string& name, int64_t offset, const Tensor& destination) const {
+  const ManifestTensor& tensor = find(name);
+  const int64_t count = destination.num_elements(), num_elements = tensor.shape.num_elements();
+  if (offset < 0 || count > num_elements || offset > num_elements - count ||
+      !converts(tensor.dtype, destination.dtype())) {
+    throw usage_error(fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for its elements "
+                                  "[{}, {}) as {}",
+                                  path_.string(), name, dtype_name(tensor.dtype), tensor.shape, offset, offset + count,
+                                  dtype_name(destination.dtype())),
+                      kOtherConfigRemedy);
+  }
+  std::vector<ChunkRead> reads;
+  append_chunks(tensor, offset, destination, reads);
+  load_chunks(reads);
+}
+
+void CheckpointReader::load_all(std::span<const ManifestTensor> tensors,
                                 std::span<const NamedTensor> destinations) const {
   std::set<std::string_view> unclaimed;
   for (const ManifestTensor& tensor : tensors) unclaimed.insert(tensor.name);
-  ThreadPool pool;
-  pool.parallel_for(static_cast<int64_t>(destinations.size()), [&](int64_t i, int) {
-    const NamedTensor& item = destinations[static_cast<size_t>(i)];
-    load_from(file, tensors, item.name, item.tensor);
-  });
-  for (const NamedTensor& item : destinations) unclaimed.erase(item.name);
+  std::vector<ChunkRead> reads;
+  for (const auto& [name, destination] : destinations) {
+    const ManifestTensor* tensor = find_tensor(tensors, name);
+    if (tensor == nullptr) throw no_tensor(path_, name);
+    check_loads(*tensor, destination);
+    append_chunks(*tensor, 0, destination, reads);
+    unclaimed.erase(name);
+  }
   if (!unclaimed.empty()) {
     throw usage_error(fmt::format("checkpoint '{}' has a tensor '{}', unknown to the configuration", path_.string(),
                                   *unclaimed.begin()),
                       kOtherConfigRemedy);
   }
+  load_chunks(reads);
 }
 
 void CheckpointReader::load_model(std::span<const NamedTensor> destinations) const {
-  load_all(model_file_, manifest_.model, destinations);
+  load_all(manifest_.model, destinations);
 }
 
 void CheckpointReader::load_optimizer(std::span<const NamedTensor> destinations) const {
-  load_all(optimizer_file_, manifest_.optimizer, destinations);
+  load_all(manifest_.optimizer, destinations);
+}
+
+void CheckpointReader::verify(std::span<const ManifestTensor> tensors, ThreadPool& pool) const {
+  std::vector<ChunkRead> reads;
+  for (const ManifestTensor& tensor : tensors) {
+    for (int64_t chunk = 0; chunk < tensor.chunks.count(); ++chunk) {
+      reads.push_back({&tensor, chunk, 0, Tensor(nullptr, tensor.dtype, {0})});
+    }
+  }
+  read_chunks(reads, pool);
 }
 
 void CheckpointReader::verify_contents() const {
-  for (const ManifestTensor& tensor : manifest_.model) verify_tensor(model_file_, tensor, nullptr);
-  for (const ManifestTensor& tensor : manifest_.optimizer) {
-    verify_tensor(optimizer_file_, tensor, nullptr);
-  }
+  ThreadPool pool;
+  verify(manifest_.model, pool);
+  verify(manifest_.optimizer, pool);
   verified_carried();
 }
 
@@ -242,7 +370,8 @@ std::shared_ptr<const Tokenizer> CheckpointReader::tokenizer() const {
 
 std::string CheckpointReader::weights_sha256() const {
   try {
-    for (const ManifestTensor& tensor : manifest_.model) verify_tensor(model_file_, tensor, nullptr);
+    ThreadPool pool;
+    verify(manifest_.model, pool);
   } catch (const Error& error) {
     throw refusal(path_, error);
   }

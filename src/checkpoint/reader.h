@@ -1,6 +1,8 @@
 // Reading and verifying checkpoints. Nothing is believed that does not hash to what was written.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,12 +34,20 @@ class CheckpointReader {
   std::vector<CarriedFile> carried() const;
   std::span<const ManifestTensor> model() const { return manifest_.model; }
   std::span<const ManifestTensor> optimizer() const { return manifest_.optimizer; }
-  const SafetensorsFile& model_file() const { return model_file_; }  // its bytes are not verified
 
-  // Copies the tensor `name`, of the model or of the optimizer, to `destination` in host memory,
-  // verifying its hash. An imported BF16 or F16 tensor is widened for an F32 destination. Error (usage) when there is
+  // The bytes of `tensor`, one of the above, from its element `offset` to the end of the slice that it is in, as they
+  // lie mapped from the slice's file. Not verified. Good while this object lives.
+  std::span<const std::byte> stored_bytes(const ManifestTensor& tensor, int64_t offset) const;
+
+  // Copies the tensor `name`, of the model or of the optimizer, from all its slices to `destination` in host memory,
+  // verifying its hashes. An imported BF16 or F16 tensor is widened for an F32 destination. Error (usage) when there is
   // none of that name, dtype and shape: the configuration is another one.
   void load(const std::string& name, const Tensor& destination) const;
+
+  // The same for a part of it, [offset, offset + destination.num_elements()) of the flattened tensor's elements, in
+  // whatever shape. Reads and verifies the chunks that these are in, and no others. Error (usage) when the tensor has
+  // no such part.
+  void load_part(const std::string& name, int64_t offset, const Tensor& destination) const;
 
   // Loads exactly what the checkpoint has: a tensor missing on either side is an Error (usage).
   void load_model(std::span<const NamedTensor> destinations) const;
@@ -49,20 +59,37 @@ class CheckpointReader {
  private:
   friend std::optional<std::string> verify_checkpoint(const fs::path& path);
 
+  // A chunk to be verified, and a destination that takes what it can of the tensor's elements from `offset` on.
+  struct ChunkRead {
+    const ManifestTensor* tensor;
+    int64_t chunk;
+    int64_t offset;
+    Tensor destination;
+  };
+
   explicit CheckpointReader(fs::path checkpoint);
+  void open_tensor_files();
   void verify_contents() const;  // tensors and carried files
+  void verify(std::span<const ManifestTensor> tensors, ThreadPool& pool) const;
   std::vector<CarriedFile> verified_carried() const;
-  void load_from(const SafetensorsFile& file, std::span<const ManifestTensor> tensors, const std::string& name,
-                 const Tensor& destination) const;
-  void load_all(const SafetensorsFile& file, std::span<const ManifestTensor> tensors,
-                std::span<const NamedTensor> destinations) const;
+
+  const TensorSlice& slice_at(const ManifestTensor& tensor, int64_t offset) const;
+  bool read_chunk(const ChunkRead& read) const;  // whether its hash is right
+  // Error (runtime) naming the first, in the order given, whose hash is wrong.
+  void read_chunks(std::span<const ChunkRead> reads, ThreadPool& pool) const;
+
+  const ManifestTensor& find(const std::string& name) const;
+  void check_loads(const ManifestTensor& tensor, const Tensor& destination) const;
+  static void append_chunks(const ManifestTensor& tensor, int64_t offset, const Tensor& destination,
+                            std::vector<ChunkRead>& reads);
+  void load_chunks(std::span<const ChunkRead> reads) const;
+  void load_all(std::span<const ManifestTensor> tensors, std::span<const NamedTensor> destinations) const;
 
   fs::path path_;
   CheckpointManifest manifest_;
   std::string config_toml_;
   std::string tokenizer_json_;
-  SafetensorsFile model_file_;
-  SafetensorsFile optimizer_file_;
+  std::map<std::string, SafetensorsFile, std::less<>> files_;  // those with slices, by name
 };
 
 // What is wrong with a checkpoint (the first bad file or tensor), or nothing when everything in it

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "base/sha256.h"
+#include "checkpoint/chunks.h"
 
 namespace nmoe {
 namespace {
@@ -39,14 +39,13 @@ std::string header_of(std::span<const TensorSource> tensors, const std::map<std:
   return text;
 }
 
-// Calls take(begin, bytes) for the tensor's bytes in order.
-template <class Take>
-void read_in_blocks(const TensorSource& tensor, const Take& take) {
-  std::vector<std::byte> scratch(std::min(kBlock, tensor.num_bytes()));
-  for (size_t begin = 0; begin < tensor.num_bytes(); begin += kBlock) {
-    const size_t count = std::min(kBlock, tensor.num_bytes() - begin);
-    take(begin, tensor.read(begin, std::span(scratch).first(count)));
-  }
+struct ByteRange {
+  size_t begin, end;
+};
+
+ByteRange bytes_of(ElementRange range, DType dtype) {
+  return {static_cast<size_t>(range.offset) * dtype_bytes(dtype),
+          static_cast<size_t>(range.end()) * dtype_bytes(dtype)};
 }
 
 Error damaged(const fs::path& path, const std::string& what) {
@@ -136,7 +135,7 @@ std::vector<TensorSource> in_memory(std::span<const NamedTensor> tensors) {
   return sources;
 }
 
-std::vector<std::string> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
+std::vector<ChunkHashes> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
                                            ThreadPool& pool, const std::map<std::string, std::string>& metadata) {
   std::set<std::string_view> names;
   for (const TensorSource& tensor : tensors) {
@@ -149,23 +148,39 @@ std::vector<std::string> write_safetensors(const fs::path& path, std::span<const
   file.write(&header_bytes, kLengthBytes);
   file.write(header.data(), header.size());
 
-  std::vector<uint64_t> offsets;
+  struct Chunk {
+    const TensorSource* tensor;
+    ByteRange bytes;        // of the tensor
+    uint64_t tensor_begin;  // in the file
+    std::string* sha256;
+  };
+  std::vector<Chunk> chunks;
+  std::vector<ChunkHashes> hashes(tensors.size());
   uint64_t end = file.size();
-  for (const TensorSource& tensor : tensors) {
-    offsets.push_back(end);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorSource& tensor = tensors[i];
+    const TensorChunks layout(tensor.dtype, tensor.shape);
+    hashes[i].resize(static_cast<size_t>(layout.count()));
+    for (int64_t k = 0; k < layout.count(); ++k) {
+      chunks.push_back({&tensor, bytes_of(layout[k], tensor.dtype), end, &hashes[i][static_cast<size_t>(k)]});
+    }
     end += tensor.num_bytes();
   }
   file.reserve(end - file.size());
 
-  std::vector<std::string> hashes(tensors.size());
-  pool.parallel_for(static_cast<int64_t>(tensors.size()), [&](int64_t task, int) {
-    const auto i = static_cast<size_t>(task);
+  std::vector<std::vector<std::byte>> scratch(static_cast<size_t>(pool.num_threads()));
+  pool.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task, int thread) {
+    const Chunk& chunk = chunks[static_cast<size_t>(task)];
+    std::vector<std::byte>& own = scratch[static_cast<size_t>(thread)];
+    own.resize(kBlock);
     Sha256 hash;
-    read_in_blocks(tensors[i], [&](size_t begin, std::span<const std::byte> bytes) {
-      hash.update(bytes.data(), bytes.size());
-      file.write_at(offsets[i] + begin, bytes.data(), bytes.size());
-    });
-    hashes[i] = hash.finish();
+    for (size_t begin = chunk.bytes.begin; begin < chunk.bytes.end; begin += kBlock) {
+      const size_t count = std::min(kBlock, chunk.bytes.end - begin);
+      const std::span<const std::byte> block = chunk.tensor->read(begin, std::span(own).first(count));
+      hash.update(block.data(), block.size());
+      file.write_at(chunk.tensor_begin + begin, block.data(), block.size());
+    }
+    *chunk.sha256 = hash.finish();
   });
   file.close();
   return hashes;
@@ -211,20 +226,32 @@ std::span<const std::byte> SafetensorsFile::bytes(const Entry& entry) const {
   return file_.bytes().subspan(entry.begin, entry.end - entry.begin);
 }
 
-std::string SafetensorsFile::sha256(const Entry& entry, void* destination) const {
+void SafetensorsFile::hash(const Entry& entry, size_t begin, size_t end, Sha256& hash, void* destination) const {
+  NMOE_CHECK(begin <= end && end <= entry.end - entry.begin, "bytes [{}, {}) of tensor '{}', which has {}", begin, end,
+             entry.name, entry.end - entry.begin);
   auto* copy = static_cast<std::byte*>(destination);
-  Sha256 hash;
-  for (size_t begin = entry.begin; begin < entry.end; begin += kBlock) {
-    const size_t count = std::min(kBlock, entry.end - begin);
-    const std::byte* block = file_.bytes().data() + begin;
+  for (size_t at = entry.begin + begin; at < entry.begin + end; at += kBlock) {
+    const size_t count = std::min(kBlock, entry.begin + end - at);
+    const std::byte* block = file_.bytes().data() + at;
     if (copy != nullptr) {
       block = static_cast<const std::byte*>(std::memcpy(copy, block, count));
       copy += count;
     }
     hash.update(block, count);
-    file_.drop(begin, begin + count);
+    file_.drop(at, at + count);
   }
-  return hash.finish();
+}
+
+ChunkHashes SafetensorsFile::chunk_hashes(const Entry& entry) const {
+  const TensorChunks chunks(entry.dtype, entry.shape);
+  ChunkHashes hashes;
+  for (int64_t i = 0; i < chunks.count(); ++i) {
+    const auto [begin, end] = bytes_of(chunks[i], entry.dtype);
+    Sha256 chunk;
+    hash(entry, begin, end, chunk);
+    hashes.push_back(chunk.finish());
+  }
+  return hashes;
 }
 
 }  // namespace nmoe

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/sha256.h"
 #include "base/thread_pool.h"
 #include "tensor/named_tensor.h"
 
@@ -27,8 +28,8 @@ struct TensorSource {
   std::string name;
   DType dtype = DType::kF32;
   Shape shape;
-  // The tensor's bytes [begin, begin + scratch.size()): in memory of its own, or put into `scratch`. Threads may ask
-  // for different tensors at the same time.
+  // The tensor's bytes [begin, begin + scratch.size()): in memory of its own, or put into `scratch`. Both ends are
+  // edges of elements. Threads may ask at the same time.
   std::function<std::span<const std::byte>(size_t begin, std::span<std::byte> scratch)> read;
 
   size_t num_bytes() const { return static_cast<size_t>(shape.num_elements()) * dtype_bytes(dtype); }
@@ -37,10 +38,13 @@ struct TensorSource {
 // Sources over tensors that stay where they are.
 std::vector<TensorSource> in_memory(std::span<const NamedTensor> tensors);
 
-// Writes `tensors` in the order given, several at a time where the pool has several threads, and syncs the file. Tensor
-// bytes begin at a multiple of 8; `metadata`, when there is any, goes under "__metadata__". Returns the SHA-256 of each
-// tensor's bytes, in the same order. Leaves no file behind on an Error (runtime). Names must differ (checked).
-std::vector<std::string> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
+// The SHA-256 of each of a tensor's chunks (chunks.h), in their order.
+using ChunkHashes = std::vector<std::string>;
+
+// Writes `tensors` in the order given, several chunks at a time where the pool has several threads, and syncs the file.
+// Tensor bytes begin at a multiple of 8; `metadata`, when there is any, goes under "__metadata__". Returns the hashes
+// of each tensor, in the same order. Leaves no file behind on an Error (runtime). Names must differ (checked).
+std::vector<ChunkHashes> write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
                                            ThreadPool& pool, const std::map<std::string, std::string>& metadata = {});
 
 // A safetensors file, mapped for reading. Const members may be called from several threads.
@@ -63,9 +67,10 @@ class SafetensorsFile {
   const Entry* find(std::string_view name) const;                 // nullptr when there is none
   std::span<const std::byte> bytes(const Entry& entry) const;
 
-  // The SHA-256 of the entry's bytes. With `destination` (bytes(entry).size() bytes), copies them
+  // Appends the entry's bytes [begin, end) to what `hash` is of. With `destination` (end - begin bytes), copies them
   // there and hashes the copy. Either way the pages read leave the resident size again.
-  std::string sha256(const Entry& entry, void* destination = nullptr) const;
+  void hash(const Entry& entry, size_t begin, size_t end, Sha256& hash, void* destination = nullptr) const;
+  ChunkHashes chunk_hashes(const Entry& entry) const;
 
  private:
   MappedFile file_;

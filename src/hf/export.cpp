@@ -18,7 +18,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};  // transformers asks for it
 
-// A piece of a Hugging Face tensor, in the checkpoint's file.
+// A piece of a Hugging Face tensor, in one of the checkpoint's files.
 struct StoredPiece {
   int64_t tensor_offset;  // in elements
   int64_t num_elements;
@@ -32,19 +32,29 @@ struct HfTarget {
   std::vector<StoredPiece> pieces;  // by rising tensor_offset
 };
 
+const ManifestTensor& stored_tensor(const MappedParameter& parameter, const CheckpointReader& reader) {
+  const auto found = std::ranges::find(reader.model(), parameter.name, &ManifestTensor::name);
+  NMOE_CHECK(found != reader.model().end() && found->shape == parameter.shape, "{} {}", parameter.name,
+             parameter.shape);
+  return *found;
+}
+
 // Turns the map around: from the tensors to the parameters they come from, in the order of the model.
-std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters, const SafetensorsFile& file) {
+std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters, const CheckpointReader& reader) {
   std::vector<HfTarget> targets;
   std::map<std::string, size_t> index;
   for (const MappedParameter& parameter : parameters) {
-    const SafetensorsFile::Entry* entry = file.find(parameter.name);
-    NMOE_CHECK(entry != nullptr && entry->shape == parameter.shape, "{} {}", parameter.name, parameter.shape);
+    const ManifestTensor& stored = stored_tensor(parameter, reader);
+    const auto size = static_cast<int64_t>(dtype_bytes(stored.dtype));
     for (const TensorPiece& piece : parameter.pieces) {
       const auto [place, is_new] = index.emplace(piece.tensor, targets.size());
       if (is_new) targets.push_back({piece.tensor, piece.tensor_shape, {}});
-      const std::byte* values =
-          file.bytes(*entry).data() + static_cast<size_t>(piece.parameter_offset) * dtype_bytes(entry->dtype);
-      targets[place->second].pieces.push_back({piece.tensor_offset, piece.num_elements, entry->dtype, values});
+      for (int64_t done = 0; done < piece.num_elements;) {  // a slice of the parameter after the other
+        const auto bytes = reader.stored_bytes(stored, piece.parameter_offset + done);
+        const int64_t count = std::min(piece.num_elements - done, static_cast<int64_t>(bytes.size()) / size);
+        targets[place->second].pieces.push_back({piece.tensor_offset + done, count, stored.dtype, bytes.data()});
+        done += count;
+      }
     }
   }
   for (HfTarget& target : targets) std::ranges::sort(target.pieces, {}, &StoredPiece::tensor_offset);
@@ -128,9 +138,9 @@ std::map<std::string, std::string> write_weights(const fs::path& dir, std::vecto
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string file = shards.size() == 1 ? "model.safetensors"
                                                 : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    const std::vector<std::string> written = write_safetensors(dir / file, shards[i], pool, kMetadata);
+    const std::vector<ChunkHashes> written = write_safetensors(dir / file, shards[i], pool, kMetadata);
     for (size_t k = 0; k < written.size(); ++k) {
-      hashes[shards[i][k].name] = written[k];
+      hashes[shards[i][k].name] = tensor_sha256(written[k]);
       weight_map[shards[i][k].name] = file;
       total_bytes += shards[i][k].num_bytes();
     }
@@ -160,11 +170,15 @@ void read_back(const fs::path& dir, const std::map<std::string, std::string>& ha
 }
 
 // Selection biases that the format has no place for must be without effect.
-void check_unmapped(const std::vector<MappedParameter>& parameters, const SafetensorsFile& file, ModelType type) {
+void check_unmapped(const std::vector<MappedParameter>& parameters, const CheckpointReader& reader, ModelType type) {
   for (const MappedParameter& parameter : parameters) {
     if (!parameter.pieces.empty()) continue;
-    const auto bytes = file.bytes(*file.find(parameter.name));
-    if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) continue;
+    const ManifestTensor& stored = stored_tensor(parameter, reader);
+    const bool is_zero = std::ranges::all_of(stored.slices, [&](const TensorSlice& slice) {
+      return std::ranges::all_of(reader.stored_bytes(stored, slice.range.offset),
+                                 [](std::byte byte) { return byte == std::byte{0}; });
+    });
+    if (is_zero) continue;
     throw usage_error(
         fmt::format("{} is not zero, and {} has no selection bias", parameter.name, model_type_name(type)),
         "train with model.moe.bias_rate = 0 for this format");
@@ -224,10 +238,10 @@ ExportReport export_model(const ExportOptions& options) {
 
   reader.weights_sha256();  // verifies every byte
   const auto parameters = map_parameters(model.config, model.type);
-  check_unmapped(parameters, reader.model_file(), model.type);
+  check_unmapped(parameters, reader, model.type);
   ExportReport report;
   std::vector<TensorSource> tensors;
-  for (HfTarget& target : hf_targets(parameters, reader.model_file())) {
+  for (HfTarget& target : hf_targets(parameters, reader)) {
     const DType dtype = dtype_of(target, options.dtype);
     tensors.push_back(source_of(std::move(target), dtype));
   }

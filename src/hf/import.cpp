@@ -9,22 +9,15 @@
 #include "config/validate.h"
 #include "data/tokenizer/tokenizer.h"
 #include "hf/binding.h"
+#include "hf/files.h"
 
 namespace nmoe {
 namespace {
 
-// Weights in any format, and what repositories keep for themselves.
-bool is_carried_file(const fs::path& path) {
-  const std::string name = path.filename().string();
-  if (name.starts_with('.') || name.ends_with(".index.json")) return false;
-  constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"};
-  return std::ranges::none_of(kWeights, [&](std::string_view suffix) { return name.ends_with(suffix); });
-}
-
 std::vector<CarriedFile> carried_files(const fs::path& dir) {
   std::vector<CarriedFile> files;
   for (const auto& entry : fs::directory_iterator(dir)) {
-    if (!entry.is_regular_file() || !is_carried_file(entry.path())) continue;
+    if (!entry.is_regular_file() || !is_carried_by_import(entry.path().filename().string())) continue;
     files.push_back({entry.path().filename().string(), entry.path(), ""});
   }
   std::ranges::sort(files, {}, &CarriedFile::name);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/chunks.h"
 #include "checkpoint/safetensors.h"
 
 namespace nmoe {
@@ -28,9 +29,9 @@ class HfTensor {
 
   // Elements [begin, begin + count) as `dtype`, which is dtype() or, where both are weight dtypes, another one.
   void read(int64_t begin, int64_t count, DType dtype, std::byte* out) const;
-  // What is on the disk, and its SHA-256.
+  // What is on the disk, and its hash (tensor_sha256).
   std::span<const std::byte> bytes() const { return file_->bytes(*entry_); }
-  std::string sha256() const { return file_->sha256(*entry_); }
+  std::string sha256() const { return tensor_sha256(file_->chunk_hashes(*entry_)); }
 
  private:
   void dequantise(int64_t begin, int64_t count, float* out) const;

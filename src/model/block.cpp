@@ -14,7 +14,7 @@ Tensor Block::run_mixer(const Pass& pass, Tensor x, const Mix& mix) {
   const Tensor mixed = pass.push(x.shape());
   const Tensor normed = pass.normed.defined() ? pass.normed : pass.push(x.shape());
   mixer_norm_.forward(pass, x, normed);
-  pass.ops.copy(x, mixed);
+  pass.ops.copy({.source = x, .destination = mixed});
   mix(normed, mixed);
   pass.look(name_, "attention_out", mixed);
   return mixed;
@@ -24,7 +24,7 @@ Tensor Block::run_feed_forward(const Pass& pass, Tensor mixed) {
   const Tensor out = pass.push(mixed.shape());
   const Tensor normed = pass.normed.defined() ? pass.normed : pass.push(mixed.shape());
   feed_forward_norm_.forward(pass, mixed, normed);
-  pass.ops.copy(mixed, out);
+  pass.ops.copy({.source = mixed, .destination = out});
   feed_forward_->forward(pass, normed, out);
   pass.look(name_, "mlp_out", out);
   return out;
@@ -40,7 +40,7 @@ Tensor Block::forward(const Pass& pass, Tensor x) {
   if (!pass.drops(Recompute::kBlocks)) return run(pass, x);
   const Tensor out = pass.push(x.shape());
   const ArenaScope scope(pass.activations);
-  pass.ops.copy(run(pass.keeping_all(), x), out);
+  pass.ops.copy({.source = run(pass.keeping_all(), x), .destination = out});
   return out;
 }
 

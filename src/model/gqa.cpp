@@ -48,7 +48,7 @@ AttentionShape GroupedQueryAttention::shape(const Pass& pass) const {
           .cu_seqlens = pass.batch.cu_seqlens};
 }
 
-RopeArgs GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
+Rope GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
   const RopeTable& table = pass.rope.of(config_.gqa.head_dim);
   return {.x = x,
           .positions = pass.batch.positions,
@@ -59,7 +59,7 @@ RopeArgs GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
 }
 
 void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   saved_.x = x;
   saved_.q = pass.push({T, H, C});
@@ -80,19 +80,20 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
 }
 
 void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
+  ops.attention_forward(
+      {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
   pass.look(name_, "heads", saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * C}), y, /*accumulate=*/true);
 }
 
 void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
                                            Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor positions = pass.batch.positions, keys = cache.tensors[0], values = cache.tensors[1];
   project(pass, x);
@@ -112,7 +113,7 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Lay
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 

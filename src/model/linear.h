@@ -17,19 +17,19 @@ class Linear {
   explicit Linear(Weight& weight) : weight_(weight) {}
 
   // y =, or += with accumulate
-  void forward(Backend& ops, Tensor x, Tensor y, bool accumulate = false) const {
-    ops.linear_forward(x, weight_.value, y, accumulate);
+  void forward(Ops& ops, Tensor x, Tensor y, bool accumulate = false) const {
+    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .accumulate = accumulate});
   }
   // dx =, or += with accumulate
-  void backward_input(Backend& ops, Tensor dy, Tensor dx, bool accumulate = false) const {
-    ops.linear_backward_input(dy, weight_.value, dx, accumulate);
+  void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false) const {
+    ops.linear_backward_input({.dy = dy, .w = weight_.value, .dx = dx, .accumulate = accumulate});
   }
   // The weight's gradient, as model/weight.h says.
-  void backward_weight(Backend& ops, Tensor x, Tensor dy) const {
-    ops.linear_backward_weight(x, dy, weight_.grad, weight_.accumulate_grad());
+  void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
+    ops.linear_backward_weight({.x = x, .dy = dy, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
   }
   // Both. dx may not be the storage of x.
-  void backward(Backend& ops, Tensor x, Tensor dy, Tensor dx, bool accumulate = false) const {
+  void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx, bool accumulate = false) const {
     backward_weight(ops, x, dy);
     backward_input(ops, dy, dx, accumulate);
   }
@@ -47,18 +47,20 @@ class GroupedLinear {
   GroupedLinear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
   // y = [N, out]
-  void forward(Backend& ops, Tensor x, Tensor offsets, Tensor y) const {
-    ops.grouped_linear_forward(x, weight_.value, offsets, y);
+  void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y) const {
+    ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y});
   }
   // pre = [N, out], and its activation times row_weight [N] stat: h =
-  void forward_activation(Backend& ops, Activation kind, Tensor x, Tensor offsets, Tensor row_weight, Tensor pre,
+  void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor offsets, Tensor row_weight, Tensor pre,
                           Tensor h) const {
-    ops.grouped_activation_forward(kind, x, weight_.value, offsets, row_weight, pre, h);
+    ops.grouped_activation_forward(
+        {.kind = kind, .x = x, .w = weight_.value, .offsets = offsets, .row_weight = row_weight, .pre = pre, .h = h});
   }
   // The weight's gradient, as model/weight.h says; dx = [N, in], which may not be the storage of x.
-  void backward(Backend& ops, Tensor x, Tensor dy, Tensor offsets, Tensor dx) const {
-    ops.grouped_linear_backward_weight(x, dy, offsets, weight_.grad, weight_.accumulate_grad());
-    ops.grouped_linear_backward_input(dy, weight_.value, offsets, dx);
+  void backward(Ops& ops, Tensor x, Tensor dy, Tensor offsets, Tensor dx) const {
+    ops.grouped_linear_backward_weight(
+        {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
+    ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
   }
 
  private:

@@ -56,7 +56,7 @@ AttentionShape LatentAttention::shape(const Pass& pass) const {
           .cu_seqlens = pass.batch.cu_seqlens};
 }
 
-RopeArgs LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {
+Rope LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {
   const RopeTable& table = pass.rope.of(config_.mla.qk_rope_head_dim);
   return {.x = x,
           .positions = pass.batch.positions,
@@ -67,7 +67,7 @@ RopeArgs LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) 
 }
 
 void LatentAttention::project(const Pass& pass, Tensor x) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
   saved_.x = x;
@@ -94,7 +94,7 @@ void LatentAttention::project_shared_key(const Pass& pass, Tensor x, Tensor k_ro
 }
 
 void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
@@ -109,19 +109,20 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
     const Tensor k_rope = pass.push({T, 1, P});
     kv_up_.forward(ops, saved_.kv_latent, kv.reshape({T, H * (N + U)}));
     project_shared_key(pass, x, k_rope);
-    ops.mla_expand_forward(kv, k_rope.reshape({T, P}), saved_.k, saved_.v);
+    ops.mla_expand_forward({.kv = kv, .k_rope = k_rope.reshape({T, P}), .k = saved_.k, .v = saved_.v});
   }
   pass.look(name_, "q", saved_.q);
   pass.look(name_, "k", saved_.k);
   pass.look(name_, "v", saved_.v);
 
-  ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
+  ops.attention_forward(
+      {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
   pass.look(name_, "heads", saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * U}), y, /*accumulate=*/true);
 }
 
 void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, R = mla.kv_lora_rank, P = mla.qk_rope_head_dim, U = mla.v_head_dim;
   const Tensor positions = pass.batch.positions, keys = cache.tensors[0];
@@ -134,7 +135,7 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
   const Tensor latent_q = pass.push({T, H, R + P});
   const Tensor latents = pass.push({T, H, R});
   const Tensor out = pass.push({T, H, U});
-  ops.mla_absorb_query(saved_.q, kv_up_.weight().value, latent_q);
+  ops.mla_absorb_query({.q = saved_.q, .kv_up = kv_up_.weight().value, .latent_q = latent_q});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
                         .q = latent_q,
@@ -144,12 +145,12 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
                         .values = {},
                         .num_kv_heads = 1,
                         .out = latents});
-  ops.mla_expand_output(latents, kv_up_.weight().value, out);
+  ops.mla_expand_output({.latents = latents, .kv_up = kv_up_.weight().value, .out = out});
   out_.forward(ops, out.reshape({T, H * U}), y, /*accumulate=*/true);
 }
 
 void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const MlaConfig& mla = config_.mla;
   const int64_t T = dy.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
@@ -175,7 +176,7 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   // Keys and values: through the shared rotated part, and through the latent.
   const Tensor dkv = pass.push({T, H, N + U});
   const Tensor dk_rope = pass.push({T, 1, P});
-  ops.mla_expand_backward(dk, dv, dkv, dk_rope.reshape({T, P}));
+  ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = dk_rope.reshape({T, P})});
   ops.rope_backward(rope_args(pass, dk_rope, 0));
   k_rope_.backward(ops, saved_.x, dk_rope.reshape({T, P}), dx);
 

@@ -21,7 +21,7 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({T, hidden_});
   in_.forward(pass.ops, x, saved_.pre);
-  pass.ops.activation_forward(activation_, saved_.pre, Tensor(), saved_.hidden);
+  pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
   pass.look(name_, "hidden", saved_.hidden);
   out_.forward(pass.ops, saved_.hidden, y, /*accumulate=*/true);
   if (pass.drops(Recompute::kNorms)) {
@@ -38,12 +38,12 @@ void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
   }
   if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
-    pass.ops.activation_forward(activation_, saved_.pre, Tensor(), saved_.hidden);
+    pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
   }
   const Tensor dhidden = pass.push({T, hidden_});
   out_.backward(pass.ops, saved_.hidden, dy, dhidden);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
-  pass.ops.activation_backward(activation_, saved_.pre, Tensor(), dhidden, dpre, Tensor());
+  pass.ops.activation_backward({.kind = activation_, .pre = saved_.pre, .dh = dhidden, .dpre = dpre});
   in_.backward(pass.ops, saved_.x, dpre, dx);
 }
 

@@ -11,18 +11,18 @@ std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, Weigh
   return blocks;
 }
 
-void upload_reals(Backend& ops, Tensor destination, const std::vector<double>& values) {
+void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& values) {
   if (ops.stat_dtype() == DType::kF64) {
-    ops.upload(destination, values.data());
+    ops.device().upload(destination, values.data());
   } else {
     const std::vector<float> narrow(values.begin(), values.end());
-    ops.upload(destination, narrow.data());
+    ops.device().upload(destination, narrow.data());
   }
 }
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Recompute recompute)
+Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
@@ -67,9 +67,9 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
 void Model::begin_step() {
   weights_.begin_step();
   for (const Moe* moe : moe_layers_) {
-    ops_.fill(moe->stats().counts, 0.0);
-    ops_.fill(moe->stats().aux_loss, 0.0);
-    ops_.fill(moe->stats().entropy, 0.0);
+    ops_.fill({.x = moe->stats().counts, .value = 0.0});
+    ops_.fill({.x = moe->stats().aux_loss, .value = 0.0});
+    ops_.fill({.x = moe->stats().entropy, .value = 0.0});
   }
 }
 
@@ -86,7 +86,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   if (!keeps_norms) pass.normed = pass.push(stream);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
-  ops_.embedding_forward(batch.tokens, embedding_.value, x);
+  ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
   pass.look("", "embedding_out", x);
   std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
   for (const auto& block : blocks_) {
@@ -105,24 +105,24 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
                   .losses = losses,
                   .dx = dx,
                   .dw = head_.weight().grad,
-                  .accumulate = head_.weight().accumulate_grad()});
+                  .accumulate_dw = head_.weight().accumulate_grad()});
   pass.look("", "losses", losses);
   final_norm_.backward(pass, dx, dx);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);
     blocks_[layer]->backward(pass, dx);
   }
-  ops_.embedding_backward(batch.tokens, dx, embedding_.grad_to_add_to(ops_));
+  ops_.embedding_backward({.ids = batch.tokens, .dy = dx, .dtable = embedding_.grad_to_add_to(ops_)});
   weights_.check_grads();
 }
 
 Tensor Model::hidden_states(const Pass& pass) {
   const Shape stream({pass.batch.num_tokens(), config_.dim});
   const Tensor x = pass.push(stream);
-  ops_.embedding_forward(pass.batch.tokens, embedding_.value, x);
+  ops_.embedding_forward({.ids = pass.batch.tokens, .table = embedding_.value, .y = x});
   for (const auto& block : blocks_) {
     const ArenaScope scope(pass.activations);
-    ops_.copy(block->forward(pass, x), x);
+    ops_.copy({.source = block->forward(pass, x), .destination = x});
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
@@ -145,7 +145,7 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
 void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) {
   if (!rows.defined()) return head_.forward(ops_, normed, logits);
   const Tensor chosen = pass.push({rows.dim(0), config_.dim});
-  ops_.embedding_forward(rows, normed, chosen);
+  ops_.embedding_forward({.ids = rows, .table = normed, .y = chosen});
   head_.forward(ops_, chosen, logits);
 }
 
@@ -178,10 +178,10 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
   pass.statistics = false;
   const Shape stream({num_rows, config_.dim});
   const Tensor x = pass.push(stream);
-  ops_.embedding_forward(rows.tokens, embedding_.value, x);
+  ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const ArenaScope layer_scope(activations);
-    ops_.copy(blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), x);
+    ops_.copy({.source = blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), .destination = x});
   }
   if (wanted.dim(0) == 0) return;
   const Tensor normed = pass.push(stream);
@@ -192,7 +192,10 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
 void Model::update_router_bias(Tensor grad_scale) {
   if (config_.moe.bias_rate == 0.0) return;
   for (const Moe* moe : moe_layers_) {
-    ops_.router_bias_update(moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate, grad_scale);
+    ops_.router_bias_update({.counts = moe->stats().counts,
+                             .bias = moe->router_bias().value,
+                             .rate = config_.moe.bias_rate,
+                             .grad_scale = grad_scale});
   }
 }
 

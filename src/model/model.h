@@ -23,7 +23,7 @@ class Model {
 
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
   // `recompute` changes what forward_backward keeps, and no result.
-  Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Recompute recompute = Recompute::kNone);
+  Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
@@ -37,8 +37,8 @@ class Model {
   // auxiliary losses. losses [T] stat =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
-  // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics grow here
-  // too.
+  // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics
+  // stay as they are: they are of steps.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {});
   // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
   // stay as they are.
@@ -66,7 +66,7 @@ class Model {
   void write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits);
 
   ModelConfig config_;
-  Backend& ops_;
+  Ops& ops_;
   int64_t max_positions_;
   Recompute recompute_;
   ModelSpec spec_;

@@ -72,7 +72,7 @@ RouterLoss Moe::loss(const Pass& pass) const {
 }
 
 void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
   saved_ = {.x = x,
@@ -127,7 +127,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
 }
 
 void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity, F = expert_dim_;
@@ -144,7 +144,11 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
                                    saved_.hidden);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
-    ops.activation_forward(config_.activation, saved_.pre, saved_.row_weight, saved_.hidden);
+    ops.activation_forward({.kind = config_.activation,
+                            .pre = saved_.pre,
+                            .row_weight = saved_.row_weight,
+                            .h = saved_.hidden,
+                            .num_rows = saved_.routed.count()});
   }
 
   const Tensor drows = pass.push({R, D});
@@ -154,7 +158,13 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   experts_out_.backward(ops, saved_.hidden, drows, offsets, dhidden);
 
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
-  ops.activation_backward(config_.activation, saved_.pre, saved_.row_weight, dhidden, dpre, drow_weight);
+  ops.activation_backward({.kind = config_.activation,
+                           .pre = saved_.pre,
+                           .row_weight = saved_.row_weight,
+                           .dh = dhidden,
+                           .dpre = dpre,
+                           .drow_weight = drow_weight,
+                           .num_rows = saved_.routed.count()});
   experts_in_.backward(ops, saved_.rows, dpre, offsets, drows);
   exchange_->dispatch_backward(pass, drows, dx, /*accumulate=*/shared_.has_value());
 

@@ -17,19 +17,22 @@ class Norm {
     const int64_t num_vectors = x.num_elements() / dim;
     saved_.x = x.reshape({num_vectors, dim});
     saved_.rstd = pass.push_stat({num_vectors});
-    pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape({num_vectors, dim}), saved_.rstd);
+    normalise(pass, y);
   }
 
   // y = once more, to the same bits.
-  void forward_again(const Pass& pass, Tensor y) {
-    pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape(saved_.x.shape()), saved_.rstd);
-  }
+  void forward_again(const Pass& pass, Tensor y) { normalise(pass, y); }
 
   // dx = or, with accumulate, +=. dx may be the storage of dy.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false) {
     const Shape shape = saved_.x.shape();
-    pass.ops.rms_norm_backward(saved_.x, gain_.value, saved_.rstd, dy.reshape(shape), dx.reshape(shape),
-                               gain_.grad_to_add_to(pass.ops), accumulate);
+    pass.ops.rms_norm_backward({.x = saved_.x,
+                                .gain = gain_.value,
+                                .rstd = saved_.rstd,
+                                .dy = dy.reshape(shape),
+                                .dx = dx.reshape(shape),
+                                .dgain = gain_.grad_to_add_to(pass.ops),
+                                .accumulate_dx = accumulate});
   }
 
  private:
@@ -37,6 +40,11 @@ class Norm {
     Tensor x;     // [N, dim]
     Tensor rstd;  // [N] stat
   };
+
+  void normalise(const Pass& pass, Tensor y) const {
+    pass.ops.rms_norm_forward(
+        {.x = saved_.x, .gain = gain_.value, .eps = eps_, .y = y.reshape(saved_.x.shape()), .rstd = saved_.rstd});
+  }
 
   Weight& gain_;
   double eps_;

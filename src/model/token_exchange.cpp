@@ -9,28 +9,30 @@ class LocalExchange final : public TokenExchange {
 
   RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t capacity = top_idx.num_elements();
-    plan_ = {.offsets = pass.push_i32({num_experts_ + 1}),
-             .row_of = pass.push_i32(top_idx.shape()),
-             .token_of_row = pass.push_i32({capacity})};
-    pass.ops.moe_plan(top_idx, plan_, counts);
+    plan_ = {.offsets = pass.push_i32({num_experts_ + 1}), .row_of = pass.push_i32(top_idx.shape())};
+    pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
     return {.capacity = capacity, .offsets = plan_.offsets};
   }
 
-  void dispatch(const Pass& pass, Tensor x, Tensor rows) override { pass.ops.moe_dispatch(x, plan_, rows); }
+  void dispatch(const Pass& pass, Tensor x, Tensor rows) override {
+    pass.ops.moe_dispatch({.x = x, .plan = plan_, .rows = rows});
+  }
   void dispatch_weights(const Pass& pass, Tensor weights, Tensor row_weight) override {
-    pass.ops.moe_dispatch_weights(weights, plan_, row_weight);
+    pass.ops.moe_dispatch_weights({.weights = weights, .plan = plan_, .row_weight = row_weight});
   }
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    pass.ops.moe_combine(rows, plan_, y, accumulate);
+    pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
   }
 
   // A sum's gradient goes to each of its terms, a copy's gradients are summed: the one is the other backwards.
-  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override { pass.ops.moe_dispatch(dy, plan_, drows); }
+  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
+    pass.ops.moe_dispatch({.x = dy, .plan = plan_, .rows = drows});
+  }
   void dispatch_backward(const Pass& pass, Tensor drows, Tensor dx, bool accumulate) override {
-    pass.ops.moe_combine(drows, plan_, dx, accumulate);
+    pass.ops.moe_combine({.rows = drows, .plan = plan_, .y = dx, .accumulate = accumulate});
   }
   void dispatch_weights_backward(const Pass& pass, Tensor drow_weight, Tensor dweights) override {
-    pass.ops.moe_combine_weights(drow_weight, plan_, dweights);
+    pass.ops.moe_combine_weights({.row_weight = drow_weight, .plan = plan_, .weights = dweights});
   }
 
  private:

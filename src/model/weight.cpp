@@ -5,36 +5,39 @@
 
 namespace nmoe {
 
-Tensor Weight::grad_to_add_to(Backend& ops) {
-  if (!accumulate_grad()) ops.fill(grad, 0.0);
+Tensor Weight::grad_to_add_to(Ops& ops) {
+  if (!accumulate_grad()) ops.fill({.x = grad, .value = 0.0});
   return grad;
 }
 
-void Weight::upload(Backend& ops, const void* host) {
-  if (!low.defined()) return ops.upload(value, host);
-  ops.upload(grad, host);
-  ops.split_weight(grad, value, low);
+void Weight::upload(Ops& ops, const void* host) {
+  Device& device = ops.device();
+  if (!low.defined()) return device.upload(value, host);
+  device.upload(grad, host);
+  ops.split_weight({.master = grad, .w = value, .low = low});
 }
 
-void Weight::begin_download(Backend& ops, void* host) const {
-  if (!low.defined()) return ops.begin_download(host, value);
-  ops.join_weight(value, low, grad);
-  ops.begin_download(host, grad);
+void Weight::begin_download(Ops& ops, void* host) const {
+  Device& device = ops.device();
+  if (!low.defined()) return device.begin_download(host, value);
+  ops.join_weight({.w = value, .low = low, .master = grad});
+  device.begin_download(host, grad);
 }
 
-void Weight::initialise(Backend& ops, uint64_t seed, double truncation) {
+void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
   switch (spec.init) {
     case InitKind::kZeros:
-      return ops.fill(value, 0.0);
+      return ops.fill({.x = value, .value = 0.0});
     case InitKind::kOnes:
-      return ops.fill(value, 1.0);
+      return ops.fill({.x = value, .value = 1.0});
     case InitKind::kTruncatedNormal:
       break;
   }
   const Tensor master = low.defined() ? grad : value;
   ops.fill_truncated_normal(
-      master, {.seed = seed, .stream = fnv1a64(spec.name), .std = spec.init_std, .truncation = truncation});
-  if (low.defined()) ops.split_weight(master, value, low);
+      {.x = master,
+       .draws = {.seed = seed, .stream = fnv1a64(spec.name), .std = spec.init_std, .truncation = truncation}});
+  if (low.defined()) ops.split_weight({.master = master, .w = value, .low = low});
 }
 
 WeightSet::WeightSet(std::vector<WeightSpec> specs) {
@@ -51,7 +54,7 @@ Weight& WeightSet::at(std::string_view name) {
   return *found->second;
 }
 
-void WeightSet::allocate(Backend& ops, Arena& values, Arena& grads) {
+void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
   for (Weight& weight : weights_) {
     const DType dtype = weight.spec.is_stat ? ops.stat_dtype() : ops.compute_dtype();
     weight.value = values.allocate(dtype, weight.spec.shape);
@@ -60,7 +63,7 @@ void WeightSet::allocate(Backend& ops, Arena& values, Arena& grads) {
   }
 }
 
-void WeightSet::initialise(Backend& ops, uint64_t seed, double truncation) {
+void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {
   for (Weight& weight : weights_) weight.initialise(ops, seed, truncation);
 }
 

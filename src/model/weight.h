@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "model/spec.h"
-#include "ops/backend.h"
+#include "ops/ops.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
@@ -28,25 +28,25 @@ class Weight {
 
   const WeightSpec spec;
   Tensor value;  // act, or stat where spec.is_stat
-  Tensor low;    // i16, the rest of the master weight (ops/backend.h); undefined where the value is stat
+  Tensor low;    // i16, the rest of the master weight (ops/ops.h); undefined where the value is stat
   Tensor grad;   // stat; undefined for buffers
 
   void begin_step() { has_grad_ = false; }
   // For an operation that can write a gradient or add to it: whether it is to add. Ask once for each such operation.
   bool accumulate_grad() { return std::exchange(has_grad_, true); }
   // For an operation that can only add: the gradient, which becomes zero before the first of a step.
-  Tensor grad_to_add_to(Backend& ops);
+  Tensor grad_to_add_to(Ops& ops);
   // Whether the gradient is of this step.
   bool has_grad() const { return has_grad_; }
 
   // The values, or their master's, from and to stat numbers in host memory. Gradients are overwritten: where there is a
-  // master, it passes through them. `host` is free, or has the values, when the backend's upload() or begin_download()
+  // master, it passes through them. `host` is free, or has the values, when the device's upload() or begin_download()
   // says so.
-  void upload(Backend& ops, const void* host);
-  void begin_download(Backend& ops, void* host) const;
+  void upload(Ops& ops, const void* host);
+  void begin_download(Ops& ops, void* host) const;
   // Fills the values as spec says; gradients are overwritten, as by upload(). They are drawn from a stream of their
   // own, keyed by seed and name: adding a layer changes no other.
-  void initialise(Backend& ops, uint64_t seed, double truncation);
+  void initialise(Ops& ops, uint64_t seed, double truncation);
 
  private:
   bool has_grad_ = false;
@@ -63,9 +63,9 @@ class WeightSet {
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
-  // Gives every weight its storage, in the backend's dtypes.
-  void allocate(Backend& ops, Arena& values, Arena& grads);
-  void initialise(Backend& ops, uint64_t seed, double truncation);
+  // Gives every weight its storage, in the device's dtypes.
+  void allocate(Ops& ops, Arena& values, Arena& grads);
+  void initialise(Ops& ops, uint64_t seed, double truncation);
   void begin_step();
   // That every trained weight has a gradient of this step: one without would keep the last step's.
   void check_grads() const;

@@ -9,12 +9,11 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "checkpoint/async_writer.h"
-#include "checkpoint/reader.h"
 #include "config/load.h"
-#include "ops/factory.h"
 #include "train/batch_stream.h"
 #include "train/memory_plan.h"
 #include "train/recorder.h"
+#include "train/resume.h"
 #include "train/router_report.h"
 #include "train/training_data.h"
 
@@ -36,30 +35,6 @@ std::string answers_text(const ValidationResult& result) {
   return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
 }
 
-// How the model of `saved` computes otherwise than that of `config`, in what may not change when training goes on with
-// its weights; rotation wavelengths, routing losses and rates may.
-std::string other_model(const Config& saved, const Config& config) {
-  Config a, b;
-  a.model = saved.model;
-  b.model = config.model;
-  b.model.init = a.model.init;
-  b.model.rope.theta = a.model.rope.theta;
-  b.model.yarn = a.model.yarn;
-  b.model.max_positions = a.model.max_positions;
-  b.model.moe.bias_rate = a.model.moe.bias_rate;
-  b.model.moe.balance_loss = a.model.moe.balance_loss;
-  b.model.moe.z_loss = a.model.moe.z_loss;
-  return explain_difference(a, b);
-}
-
-// Of the files a Hugging Face model has beside its weights.
-bool is_tokenizer_file(const CarriedFile& file) {
-  constexpr std::string_view kNames[] = {
-      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
-      "merges.txt",     "tokenizer.model",       "tiktoken.model",          "chat_template.jinja"};
-  return std::ranges::find(kNames, file.name) != std::end(kNames);
-}
-
 class Trainer {
  public:
   Trainer(Config config, const TrainOptions& options, TrainingData data)
@@ -78,16 +53,16 @@ class Trainer {
     for (const DataSource& source : data_.sources) {
       if (source.valid) valid_splits_.push_back({source.name, split_reader(*source.valid, config_.data.seq_len)});
     }
-    ops_ = make_backend(config_.run);
-    fmt::print(stderr, "device: {}\n", ops_->description());
-    engine_ = std::make_unique<Engine>(config_, *ops_, &plan_.engine);
+    device_ = make_device(device_options(config_.run));
+    storage_ = std::make_unique<Storage>(*device_, plan_.storage);
+    fmt::print(stderr, "device: {}\n", device_->description());
+    engine_ = std::make_unique<Engine>(config_, *storage_);
   }
 
   TrainSummary run();
 
  private:
-  void start_or_resume();
-  void start_from(const fs::path& path);
+  void start();
   // A step that is on its way, and what its report needs.
   struct Enqueued {
     Progress progress;    // where it ends
@@ -122,7 +97,8 @@ class Trainer {
   std::vector<int32_t> token_bytes_;
   std::vector<CarriedFile> carried_;  // of the imported model that training began with
   std::string tokenizer_json_;        // in every checkpoint; 10 MB for large vocabularies
-  std::unique_ptr<Backend> ops_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Storage> storage_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<AsyncCheckpointWriter> writer_;
@@ -137,77 +113,22 @@ class Trainer {
   TrainSummary summary_;
 };
 
-void Trainer::start_or_resume() {
+void Trainer::start() {
   const fs::path folder = checkpoint_dir(config_);
-  const auto latest = latest_checkpoint(folder);
-  std::string run_id;
-  if (!latest || !options_.resume) {
-    if (latest) {
-      throw usage_error(
-          fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config_.run.name),
-          "add --resume to go on with it, or choose another run.name");
-    }
-    if (config_.model.init.from.empty()) {
-      engine_->initialise();
-    } else {
-      start_from(config_.model.init.from);
-    }
-  } else {
-    const CheckpointReader reader = CheckpointReader::open(*latest);
-    const CheckpointInfo& info = reader.info();
-    if (info.config_fingerprint != config_fingerprint(config_)) {
-      const Config saved = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-      throw usage_error(fmt::format("the configuration is not the one that {} was trained with (its values first):\n{}",
-                                    reader.path().string(), explain_difference(saved, config_)),
-                        "undo these changes, or choose another run.name to start afresh");
-    }
-    if (info.data_fingerprint != data_fingerprint(data_, batches_.plan())) {
-      const std::string place = data_.mixture
-                                    ? fmt::format("profile {} of {}", config_.data.profile, config_.data.mixture)
-                                    : config_.data.path;
-      throw usage_error(
-          fmt::format("the data of {} is not what {} was trained on", place, reader.path().string()),
-          "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
-    }
-    batches_.seek(info.cursor);
-    reader.load_model(engine_->staging().model);
-    reader.load_optimizer(engine_->staging().optimizer);
-    engine_->restore();
-    progress_ = {.steps = info.step, .tokens = info.tokens};
-    cursor_ = info.cursor;
-    carried_ = reader.carried();
-    run_id = info.run_id;
-    saved_step_ = info.step;
-    summary_.checkpoint = reader.path();
+  const TrainingStart start(config_, data_, batches_.plan(), folder, options_.resume);
+  if (start.resumes()) {
+    batches_.seek(*start.cursor());
+    cursor_ = *start.cursor();
+    progress_ = start.progress();
+    saved_step_ = progress_.steps;
   }
+  start.apply(*engine_);
+  carried_ = start.carried();
   reported_steps_ = progress_.steps;
-  recorder_ = std::make_unique<Recorder>(config_, engine_->optimizer(), run_id, progress_.steps, options_.commit,
-                                         plan_.cost.flops_per_token, ops_->peak_flops());
+  recorder_ = std::make_unique<Recorder>(config_, engine_->optimizer(), start.run_id(), progress_.steps,
+                                         options_.commit, plan_.cost.flops_per_token, device_->peak_flops());
   writer_ = std::make_unique<AsyncCheckpointWriter>(folder, config_.checkpoint.keep_last);
-  if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", summary_.checkpoint.string()));
-}
-
-// The weights of a checkpoint that is not of this run; optimizer and progress begin at nothing.
-void Trainer::start_from(const fs::path& path) {
-  const CheckpointReader reader = CheckpointReader::open(path);
-  const Config saved = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  if (const std::string difference = other_model(saved, config_); !difference.empty()) {
-    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
-                                  reader.path().string(), difference),
-                      "take [model] from its config.toml, without [model.init]");
-  }
-  const bool has_tokenizer = !reader.tokenizer_json().empty();
-  if (has_tokenizer && reader.tokenizer()->hash() != data_.tokenizer->hash()) {
-    throw usage_error(
-        fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
-        fmt::format("prepare it with that one: n prep ... --tokenizer {}",
-                    (reader.path() / "tokenizer.json").string()));
-  }
-  // The optimizer's part of staging is zero, as it is before the first step.
-  reader.load_model(engine_->staging().model);
-  engine_->restore();
-  carried_ = reader.carried();
-  if (!has_tokenizer) std::erase_if(carried_, is_tokenizer_file);  // from now on it is the data's
+  if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
 
 void Trainer::enqueue_step() {
@@ -377,7 +298,7 @@ void Trainer::save_after_failure() {
 }
 
 TrainSummary Trainer::run() {
-  start_or_resume();
+  start();
   const StopSignal stop;
   try {
     loop(stop);
@@ -395,7 +316,7 @@ TrainSummary Trainer::run() {
     record_failure(RunStatus::kFailed, error.what());
     throw;
   }
-  if (const auto device = ops_->device_memory()) {
+  if (const auto device = device_->memory_use()) {
     summary_.device_bytes_planned = plan_.device_bytes;
     summary_.device_bytes_used = device->used_bytes;
   }

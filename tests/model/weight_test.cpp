@@ -26,14 +26,14 @@ class WeightTest : public ::testing::Test {
                    .init = InitKind::kZeros}}),
         dense_(weights_, "dense"),
         table_(weights_.at("table")) {
-    for (Arena* arena : {&values_, &grads_}) arena->reserve(ops_->memory(), 1 << 12);
+    for (Arena* arena : {&values_, &grads_}) arena->reserve(ops_.device().memory(), 1 << 12);
     weights_.allocate(*ops_, values_, grads_);
     for (Weight& weight : weights_.all()) {
-      if (weight.grad.defined()) ops_->fill(weight.grad, NAN);  // of an earlier step: nothing of it may be left
+      if (weight.grad.defined()) ops_->fill({weight.grad, NAN});  // of an earlier step: nothing of it may be left
     }
   }
 
-  std::unique_ptr<Backend> ops_ = cpu_backend(DType::kF64, 1);
+  ReadyDevice ops_ = cpu_device(DType::kF64, 1);
   TensorPool pool_{DType::kF64, 5};
   Arena values_{"values"}, grads_{"grads"};
   WeightSet weights_;
@@ -57,7 +57,7 @@ TEST_F(WeightTest, AMatrixWhoseBackwardOnlyAddsStartsFromZero) {
   for (int step = 0; step < 2; ++step) {
     weights_.begin_step();
     for (int microbatch = 0; microbatch < 2; ++microbatch) {
-      ops_->embedding_backward(ids_, dy_, table_.grad_to_add_to(*ops_));
+      ops_->embedding_backward({ids_, dy_, table_.grad_to_add_to(*ops_)});
     }
     EXPECT_EQ(values(table_.grad), (std::vector<double>{2, 2, 4, 4})) << "step " << step;
   }
@@ -69,7 +69,7 @@ TEST_F(WeightTest, ATiedHeadWritesAndTheTableAdds) {
     weights_.begin_step();
     for (int microbatch = 0; microbatch < 2; ++microbatch) {
       head.backward_weight(*ops_, x_, dy_);
-      ops_->embedding_backward(ids_, dy_, table_.grad_to_add_to(*ops_));
+      ops_->embedding_backward({ids_, dy_, table_.grad_to_add_to(*ops_)});
     }
     EXPECT_EQ(values(table_.grad), (std::vector<double>{8, 8, 10, 10})) << "step " << step;
   }

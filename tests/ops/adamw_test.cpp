@@ -20,7 +20,7 @@ struct AdamWRun {
   static constexpr double kLr = 1e-2, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1, kGradScale = 0.25;
 
   AdamWRun(DType real, int num_threads, int64_t size) : pool(real) {
-    const auto backend = cpu_backend(real, num_threads);
+    const auto ops = cpu_device(real, num_threads);
     w = pool.normal({size});
     initial = pool.clone(w);
     m = pool.zeros({size});
@@ -29,7 +29,7 @@ struct AdamWRun {
     set(grad_scale, 0, kGradScale);
     for (int step = 1; step <= kSteps; ++step) {
       gradients.push_back(pool.normal({size}, 2.0));
-      backend->adamw_step({.w = w,
+      ops->adamw_step({.w = w,
                            .grad = gradients.back(),
                            .m = m,
                            .v = v,
@@ -81,10 +81,10 @@ TEST(AdamW, BitsDoNotDependOnThreads) {
 }
 
 TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}), v = pool.zeros({4});
-  backend->adamw_step({.w = w,
+  ops->adamw_step({.w = w,
                        .grad = grad,
                        .m = m,
                        .v = v,
@@ -96,10 +96,10 @@ TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
 }
 
 TEST(AdamW, DecaysWithoutGradient) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}), v = pool.zeros({2});
-  backend->adamw_step({.w = w,
+  ops->adamw_step({.w = w,
                        .grad = zero,
                        .m = m,
                        .v = v,
@@ -110,10 +110,10 @@ TEST(AdamW, DecaysWithoutGradient) {
 }
 
 TEST(AdamW, AStepThatIsNotFiniteChangesNothing) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.of({2}, {2, -4}), m = pool.of({2}, {1, 2}), v = pool.of({2}, {3, 4});
-  backend->adamw_step({.w = w,
+  ops->adamw_step({.w = w,
                        .grad = pool.of({2}, {NAN, 1}),
                        .m = m,
                        .v = v,

@@ -85,7 +85,7 @@ TEST(RowProducts, OfAvx512Too) {
 std::unique_ptr<Backend> invariant_backend(DType real, int num_threads) {
   auto backend =
       make_backend({.device = "cpu", .num_threads = num_threads, .compute_dtype = real, .batch_invariant = true});
-  backend->scratch().reserve(backend->memory(), 1 << 20);
+  ops->scratch().reserve(ops->memory(), 1 << 20);
   return backend;
 }
 
@@ -96,7 +96,7 @@ TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {
     TensorPool pool(DType::kF32);
     const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), before = pool.normal({tokens, out});
     const Tensor expected = pool.clone(before), rows = pool.clone(before);
-    cpu_backend(DType::kF32)->linear_forward(x, w, expected, true);
+    cpu_device(DType::kF32)->linear_forward({x, w, expected, true});
     const auto one_thread = invariant_backend(DType::kF32, 1);
     for (int64_t t = 0; t < tokens; ++t) one_thread->linear_forward(x.rows(t, t + 1), w, rows.rows(t, t + 1), true);
     EXPECT_TRUE(near(rows, expected, kFloatTolerance));
@@ -132,7 +132,7 @@ TEST(BatchInvariantLinear, GroupsToo) {
   TensorPool pool(DType::kF32);
   const auto backend = invariant_backend(DType::kF32, 1);
   const Tensor x = pool.normal({4, 2}), w = pool.normal({1, 3, 2}), y = pool.zeros({4, 3});
-  EXPECT_THROW(backend->grouped_linear_forward(x, w, pool.ints({2}, {0, 3}), y), CheckFailure);
+  EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 3}), y}), CheckFailure);
 }
 
 }  // namespace

@@ -181,7 +181,7 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
 TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
   const Config config = config_with();
   ReadyEngine ready(config);
-  ready.ops->fill(weight(ready.engine, "layers.1.moe.experts_in"), 3e38);
+  ready.ops->fill({weight(ready.engine, "layers.1.moe.experts_in"), 3e38});
   EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
   EXPECT_TRUE(contains(ready.engine.find_non_finite(), "layers.1.moe.expert_hidden"));
 }

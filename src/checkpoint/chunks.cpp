@@ -1,0 +1,61 @@
+#include "checkpoint/chunks.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace nmoe {
+namespace {
+
+constexpr int64_t kChunkBytes = 1 << 20;
+constexpr int kStackedRank = 3;
+
+}  // namespace
+
+TensorChunks::TensorChunks(DType dtype, const Shape& shape) : num_elements_(shape.num_elements()) {
+  if (num_elements_ == 0) return;
+  chunk_elements_ =
+      shape.rank() == kStackedRank ? shape[1] * shape[2] : kChunkBytes / static_cast<int64_t>(dtype_bytes(dtype));
+}
+
+TensorChunks TensorChunks::undivided(const Shape& shape) {
+  TensorChunks chunks;
+  chunks.num_elements_ = chunks.chunk_elements_ = shape.num_elements();
+  return chunks;
+}
+
+ElementRange TensorChunks::operator[](int64_t index) const {
+  NMOE_CHECK(index >= 0 && index < count(), "chunk {} of {}", index, count());
+  const int64_t offset = index * chunk_elements_;
+  return {offset, std::min(chunk_elements_, num_elements_ - offset)};
+}
+
+bool TensorChunks::is_edge(int64_t element) const {
+  return element == num_elements_ || (chunk_elements_ > 0 && element % chunk_elements_ == 0);
+}
+
+Shape slice_shape(std::string_view name, DType dtype, const Shape& shape, ElementRange range) {
+  const int64_t num_elements = shape.num_elements();
+  NMOE_CHECK(range.offset >= 0 && range.extent >= 0 && range.end() <= num_elements,
+             "tensor '{}' {} {} has no elements [{}, {})", name, dtype_name(dtype), shape, range.offset, range.end());
+  const TensorChunks chunks(dtype, shape);
+  for (const int64_t cut : {range.offset, range.end()}) {
+    NMOE_CHECK(chunks.is_edge(cut), "tensor '{}' {} {} is cut at element {}, inside a chunk: chunks have {} elements",
+               name, dtype_name(dtype), shape, cut, chunks.chunk_elements());
+  }
+  if (range.extent == num_elements) return shape;
+  if (shape.rank() == kStackedRank) return {range.extent / chunks.chunk_elements(), shape[1], shape[2]};
+  return {range.extent};
+}
+
+std::string tensor_sha256(std::span<const std::string> chunk_sha256) {
+  Sha256 hash;
+  for (const std::string& chunk : chunk_sha256) {
+    hash.update(chunk);
+    hash.update("\n");
+  }
+  return hash.finish();
+}
+
+}  // namespace nmoe

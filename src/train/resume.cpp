@@ -1,0 +1,101 @@
+#include "train/resume.h"
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "config/load.h"
+#include "hf/files.h"
+
+namespace nmoe {
+namespace {
+
+Config config_of(const CheckpointReader& reader) {
+  return parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+}
+
+// How the model of `saved` computes otherwise than that of `config`, in what may not change when training goes on with
+// its weights; rotation wavelengths, routing losses and rates may.
+std::string other_model(const Config& saved, const Config& config) {
+  Config a, b;
+  a.model = saved.model;
+  b.model = config.model;
+  b.model.init = a.model.init;
+  b.model.rope.theta = a.model.rope.theta;
+  b.model.yarn = a.model.yarn;
+  b.model.max_positions = a.model.max_positions;
+  b.model.moe.bias_rate = a.model.moe.bias_rate;
+  b.model.moe.balance_loss = a.model.moe.balance_loss;
+  b.model.moe.z_loss = a.model.moe.z_loss;
+  return explain_difference(a, b);
+}
+
+}  // namespace
+
+TrainingStart::TrainingStart(const Config& config, const TrainingData& data, const StreamPlan& plan,
+                             const fs::path& folder, bool resume) {
+  const auto latest = latest_checkpoint(folder);
+  if (latest && !resume) {
+    throw usage_error(
+        fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config.run.name),
+        "add --resume to go on with it, or choose another run.name");
+  }
+  if (latest) {
+    reader_.emplace(CheckpointReader::open(*latest));
+    resume_from(config, data, plan);
+  } else if (!config.model.init.from.empty()) {
+    reader_.emplace(CheckpointReader::open(config.model.init.from));
+    start_from(config, data);
+  }
+}
+
+void TrainingStart::resume_from(const Config& config, const TrainingData& data, const StreamPlan& plan) {
+  const CheckpointInfo& info = reader_->info();
+  if (info.config_fingerprint != config_fingerprint(config)) {
+    throw usage_error(fmt::format("the configuration is not the one that {} was trained with (its values first):\n{}",
+                                  reader_->path().string(), explain_difference(config_of(*reader_), config)),
+                      "undo these changes, or choose another run.name to start afresh");
+  }
+  if (info.data_fingerprint != data_fingerprint(data, plan)) {
+    const std::string place =
+        data.mixture ? fmt::format("profile {} of {}", config.data.profile, config.data.mixture) : config.data.path;
+    throw usage_error(
+        fmt::format("the data of {} is not what {} was trained on", place, reader_->path().string()),
+        "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
+  }
+  resumes_ = true;
+  progress_ = {.steps = info.step, .tokens = info.tokens};
+  cursor_ = info.cursor;
+  run_id_ = info.run_id;
+  carried_ = reader_->carried();
+}
+
+void TrainingStart::start_from(const Config& config, const TrainingData& data) {
+  if (const std::string difference = other_model(config_of(*reader_), config); !difference.empty()) {
+    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
+                                  reader_->path().string(), difference),
+                      "take [model] from its config.toml, without [model.init]");
+  }
+  const bool has_tokenizer = !reader_->tokenizer_json().empty();
+  if (has_tokenizer && reader_->tokenizer()->hash() != data.tokenizer->hash()) {
+    throw usage_error(
+        fmt::format("the data was prepared with another tokenizer than that of {}", reader_->path().string()),
+        fmt::format("prepare it with that one: n prep ... --tokenizer {}",
+                    (reader_->path() / "tokenizer.json").string()));
+  }
+  carried_ = reader_->carried();
+  if (!has_tokenizer) {  // from now on it is the data's
+    std::erase_if(carried_, [](const CarriedFile& file) { return is_tokenizer_file(file.name); });
+  }
+}
+
+void TrainingStart::apply(Engine& engine) const {
+  if (!reader_) {
+    engine.initialise();
+    return;
+  }
+  reader_->load_model(engine.staging().model);
+  // Without it the optimizer's part of staging is zero, as it is before the first step.
+  if (resumes_) reader_->load_optimizer(engine.staging().optimizer);
+  engine.restore();
+}
+
+}  // namespace nmoe

@@ -1,0 +1,53 @@
+// Where a run begins: with new weights, with those of another checkpoint, or where its own last checkpoint left off.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/reader.h"
+#include "config/config.h"
+#include "optim/schedule.h"
+#include "train/engine.h"
+#include "train/training_data.h"
+
+namespace nmoe {
+
+// Decided once for a run and then applied to each engine that takes part in it. Const members may be called from
+// several threads.
+class TrainingStart {
+ public:
+  // Looks into `folder`, which holds the run's own checkpoints, and refuses what does not belong together before any
+  // weight is read. `config` is resolved (vocabulary, steps); `plan` is that of `data`.
+  //   checkpoints there and `resume`       resumes from the last
+  //   none, and model.init.from is set     takes that checkpoint's weights; optimizer and progress begin at nothing
+  //   none                                 new weights
+  // Errors: (usage) checkpoints there without `resume`; a configuration, a corpus or a tokenizer that is not the
+  // checkpoint's; (runtime) a damaged checkpoint.
+  TrainingStart(const Config& config, const TrainingData& data, const StreamPlan& plan, const fs::path& folder,
+                bool resume);
+
+  bool resumes() const { return resumes_; }
+  const Progress& progress() const { return progress_; }                          // nothing unless it resumes
+  const std::optional<StreamCursor>& cursor() const { return cursor_; }           // of the data plan; same
+  const std::string& run_id() const { return run_id_; }                           // "" unless it resumes: a new run
+  fs::path checkpoint() const { return reader_ ? reader_->path() : fs::path(); }  // empty: new weights
+  // What checkpoints of this run carry along from an imported model (checkpoint.h).
+  const std::vector<CarriedFile>& carried() const { return carried_; }
+
+  // Gives `engine` its weights and optimizer state. Errors: Engine's; CheckpointReader::load_model's.
+  void apply(Engine& engine) const;
+
+ private:
+  void resume_from(const Config& config, const TrainingData& data, const StreamPlan& plan);
+  void start_from(const Config& config, const TrainingData& data);
+
+  std::optional<CheckpointReader> reader_;  // none: new weights
+  bool resumes_ = false;
+  Progress progress_;
+  std::optional<StreamCursor> cursor_;
+  std::string run_id_;
+  std::vector<CarriedFile> carried_;
+};
+
+}  // namespace nmoe

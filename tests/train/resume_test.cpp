@@ -1,0 +1,98 @@
+#include "train/resume.h"
+
+#include <gtest/gtest.h>
+
+#include "config/load.h"
+#include "data/tokenizer/word_tokenizer.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+#include "support/tiny_corpus.h"
+#include "train/trainer.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+
+class ResumeTest : public test::TempDirTest {
+ protected:
+  ResumeTest() {
+    ::unsetenv("NMOE_RUN");
+    test::write_tiny_corpus(dir_ / "data");
+  }
+
+  // How the run `name` would begin.
+  TrainingStart start(std::vector<std::string> overrides, bool resume) {
+    overrides.emplace_back("run.name=run");
+    const Config raw = test::tiny_config(dir_, overrides);
+    const TrainingData data = open_training_data(raw);
+    const StreamPlan plan = plan_training_data(raw, data, /*active_parameters=*/0);
+    const Config config = resolve_steps(resolve_vocab_size(raw, *data.tokenizer), plan);
+    return TrainingStart(config, data, plan, checkpoint_dir(config), resume);
+  }
+
+  // A checkpoint without weights of the model that the overrides describe, as an import would leave it.
+  fs::path imported(const std::string& tokenizer_json) {
+    write_file_atomically(dir_ / "tokenizer.json", "{}");
+    write_file_atomically(dir_ / "generation_config.json", "{}");
+    CheckpointHead head;
+    head.config_toml = print_config(resolve_vocab_size(test::tiny_config(dir_, {}), *byte_tokenizer()));
+    head.tokenizer_json = tokenizer_json;
+    head.carried = {{"generation_config.json", dir_ / "generation_config.json", ""},
+                    {"tokenizer.json", dir_ / "tokenizer.json", ""}};
+    ThreadPool pool(1);
+    return write_checkpoint(dir_ / "imported", head, {}, {}, pool);
+  }
+
+  static std::vector<std::string> carried_names(const TrainingStart& start) {
+    std::vector<std::string> names;
+    for (const CarriedFile& file : start.carried()) names.push_back(file.name);
+    return names;
+  }
+};
+
+TEST_F(ResumeTest, WithoutCheckpointsItIsANewRun) {
+  for (const bool resume : {false, true}) {
+    const TrainingStart fresh = start({}, resume);
+    EXPECT_FALSE(fresh.resumes());
+    EXPECT_EQ(fresh.progress().steps, 0);
+    EXPECT_FALSE(fresh.cursor().has_value());
+    EXPECT_EQ(fresh.run_id(), "");
+    EXPECT_EQ(fresh.checkpoint(), "");
+  }
+}
+
+TEST_F(ResumeTest, GoesOnFromTheLastCheckpoint) {
+  train(test::tiny_config(dir_, {"run.name=run", "train.steps=3", "checkpoint.every=2"}), {});
+  const TrainingStart resumed = start({"train.steps=9"}, /*resume=*/true);
+  EXPECT_TRUE(resumed.resumes());
+  EXPECT_EQ(resumed.progress().steps, 3);
+  EXPECT_EQ(resumed.progress().tokens, 3 * 8 * 16);
+  EXPECT_EQ(resumed.cursor()->sequence, 3 * 8);
+  EXPECT_EQ(resumed.checkpoint().filename(), "step_00000003");
+  EXPECT_NE(resumed.run_id(), "");
+  EXPECT_TRUE(contains(error_of([&] { start({"train.steps=9"}, /*resume=*/false); }).remedy(), "--resume"));
+}
+
+// The tokenizer that an import could not use means nothing to text of another one.
+TEST_F(ResumeTest, CarriesTheTokenizersFilesOnlyWithTheirTokenizer) {
+  const std::string both = fmt::format("model.init.from={}", imported(byte_tokenizer()->json()).string());
+  EXPECT_EQ(carried_names(start({both}, false)),
+            (std::vector<std::string>{"generation_config.json", "tokenizer.json"}));
+  const TrainingStart without = start({fmt::format("model.init.from={}", imported("").string())}, false);
+  EXPECT_EQ(carried_names(without), (std::vector<std::string>{"generation_config.json"}));
+  EXPECT_FALSE(without.resumes());
+  EXPECT_EQ(without.checkpoint(), dir_ / "imported/step_00000000");
+  EXPECT_EQ(without.progress().steps, 0);
+}
+
+TEST_F(ResumeTest, RefusesWeightsOfAnotherTokenizer) {
+  const fs::path other = imported(make_word_tokenizer({"it", "is"})->json());
+  const Error error = error_of([&] { start({fmt::format("model.init.from={}", other.string())}, false); });
+  EXPECT_EQ(error.exit_code(), 2);
+  EXPECT_TRUE(contains(error.what(), "another tokenizer than that of " + other.string())) << error.what();
+}
+
+}  // namespace
+}  // namespace nmoe
