@@ -136,9 +136,7 @@ void CheckpointReader::open_tensor_files() {
       for (const auto& [range, name] : tensor.slices) {
         const auto file = files_.find(name);
         NMOE_CHECK(file != files_.end(), "no {} in an intact manifest", name);
-        const Shape shape = range.extent == tensor.shape.num_elements()
-                                ? tensor.shape
-                                : slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
+        const Shape shape = slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
         const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
         if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {
           throw fault(path_ / name, fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
@@ -211,6 +209,7 @@ bool CheckpointReader::read_chunk(const ChunkRead& read) const {
       const int64_t end = std::min(begin + kBlockElements, chunk.end());
       add(begin, end, block.data());
       const auto [from, to] = wanted(begin, end);
+      if (from == to) continue;
       widen(tensor.dtype, block.data() + (from - begin) * element_bytes,
             read.destination.data<float>() + (from - read.offset), static_cast<size_t>(to - from));
     }

@@ -129,9 +129,11 @@ Tensor Model::hidden_states(const Pass& pass) {
   return normed;
 }
 
-void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions) {
+void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions, bool statistics) {
   const ArenaScope scope(activations);
-  const Tensor normed = hidden_states(make_pass(batch, activations));
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = statistics;
+  const Tensor normed = hidden_states(pass);
   ops_.head_loss({.x = normed,
                   .w = head_.weight().value,
                   .targets = batch.targets,

@@ -38,8 +38,8 @@ class Model {
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics
-  // stay as they are: they are of steps.
-  void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {});
+  // stay as they are, which are those of a step, unless `statistics`.
+  void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);
   // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
   // stay as they are.
   void logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows = {});

@@ -271,6 +271,8 @@ TEST_F(SlicesTest, WhatIsNotAllOfATensorIsNotPublished) {
   EXPECT_TRUE(contains(complaint({{first}, {middle}}), "its 2 slices have 960000 elements"));
   EXPECT_TRUE(contains(complaint({{first}, {middle}, {middle}, {last}}), "begins at element 320000"));
   EXPECT_TRUE(contains(complaint({{first}, {first}, {middle}, {last}}), "begins at element 0"));
+  EXPECT_TRUE(contains(complaint({{first}, {part_of(model[1], {expert, 0})}, {middle}, {last}}),
+                       "the slice in model.rank_00001.safetensors is empty"));
   TensorPart of_other_shape = last;
   of_other_shape.shape = {5, kRows, 8};
   EXPECT_TRUE(contains(complaint({{first}, {middle}, {of_other_shape}}), "[5, 40000, 8] in model.rank_00002"));

@@ -33,7 +33,7 @@ class TestModel {
   // The scalar that forward_backward differentiates.
   double loss() {
     model_.begin_step();
-    model_.forward(batch(), activations_, losses_);
+    model_.forward(batch(), activations_, losses_, /*predictions=*/{}, /*statistics=*/true);
     const std::vector<double> losses = values(losses_);
     double total = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
     for (const Moe* moe : model_.moe_layers()) {

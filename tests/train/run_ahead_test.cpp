@@ -20,7 +20,7 @@ Config device_config(std::vector<std::string> overrides = {}) {
 void set_first(ReadyEngine& ready, const std::string& name, double value) {
   for (const Weight& weight : ready.engine.model().weights().all()) {
     if (weight.spec.name != name) continue;
-    ready.ops->fill(weight.value.reshape({weight.value.num_elements()}).rows(0, 1), value);
+    ready.ops().fill({weight.value.reshape({weight.value.num_elements()}).rows(0, 1), value});
     return;
   }
   FAIL() << "no parameter " << name;
@@ -122,7 +122,7 @@ TEST(RunAhead, NamesTheTensorOfTheStepThatWentBad) {
   ReadyEngine ready(config);
   ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
   for (const Weight& weight : ready.engine.model().weights().all()) {
-    if (weight.spec.name == "layers.1.moe.experts_in") ready.ops->fill({weight.value, 3e38});
+    if (weight.spec.name == "layers.1.moe.experts_in") ready.ops().fill({weight.value, 3e38});
   }
   for (int64_t step = 2; step < 2 + Engine::kMaxPending; ++step) enqueue_random(ready.engine, config, step);
   EXPECT_FALSE(ready.engine.take_result().finite);
