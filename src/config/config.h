@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ops/backend.h"
+#include "base/kinds.h"
 
 namespace nmoe {
 

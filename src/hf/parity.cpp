@@ -13,7 +13,7 @@
 #include "checkpoint/safetensors.h"
 #include "hf/binding.h"
 #include "model/model.h"
-#include "ops/factory.h"
+#include "ops/storage.h"
 
 namespace nmoe {
 namespace {
@@ -59,36 +59,32 @@ class Expectation {
   std::set<std::string> read_;
 };
 
-// The model with one batch and everything one step needs. Without `measured` it only counts; that of a counting one
-// says how much storage to take.
+// The model with one batch and everything one step needs.
 class Workspace {
  public:
-  Workspace(const ModelConfig& config, Backend& ops, int64_t num_seqs, int64_t seq_len, const Workspace* measured)
-      : ops_(ops), model_(config, ops, seq_len) {
-    if (measured != nullptr) {
-      values_.reserve(ops.memory(), measured->values_.high_water());
-      grads_.reserve(ops.memory(), measured->grads_.high_water());
-      state_.reserve(ops.memory(), measured->state_.high_water());
-      activations_.reserve(ops.memory(), measured->activations_.high_water());
-      ops.scratch().reserve(ops.memory(), measured->ops_.scratch().high_water());
-    }
-    model_.allocate(values_, grads_, state_);
+  Workspace(const ModelConfig& config, Storage& storage, int64_t num_seqs, int64_t seq_len)
+      : device_(storage.device()),
+        ops_(device_.ops()),
+        activations_(storage[ArenaKind::kActivations]),
+        model_(config, ops_, seq_len) {
+    Arena& state = storage[ArenaKind::kStepState];
+    model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
     const int64_t T = num_seqs * seq_len;
     batch_ = {.num_seqs = num_seqs,
               .seq_len = seq_len,
-              .tokens = state_.allocate(DType::kI32, {T}),
-              .targets = state_.allocate(DType::kI32, {T}),
-              .positions = state_.allocate(DType::kI32, {T})};
-    losses_ = state_.allocate(DType::kF32, {T});
-    loss_scale_ = state_.allocate(DType::kF64, {1});
-    logits_ = state_.allocate(DType::kF32, {T, config.vocab_size});
+              .tokens = state.allocate(DType::kI32, {T}),
+              .targets = state.allocate(DType::kI32, {T}),
+              .positions = state.allocate(DType::kI32, {T})};
+    losses_ = state.allocate(DType::kF32, {T});
+    loss_scale_ = state.allocate(DType::kF64, {1});
+    logits_ = state.allocate(DType::kF32, {T, config.vocab_size});
   }
 
   void load(const HfBinding& binding) {
     for (const MappedParameter& mapped : binding.parameters()) {
       std::vector<std::byte> bytes(static_cast<size_t>(mapped.shape.num_elements()) * sizeof(float));
       const std::span<const std::byte> values = binding.source(mapped, DType::kF32).read(0, bytes);
-      ops_.upload(parameter(mapped.name).value, values.data());
+      device_.upload(parameter(mapped.name).value, values.data());
     }
   }
   // ids [B, S + 1]
@@ -102,20 +98,20 @@ class Workspace {
       positions.resize(tokens.size());
       std::iota(positions.end() - batch_.seq_len, positions.end(), 0);
     }
-    ops_.upload(batch_.tokens, tokens.data());
-    ops_.upload(batch_.targets, targets.data());
-    ops_.upload(batch_.positions, positions.data());
+    device_.upload(batch_.tokens, tokens.data());
+    device_.upload(batch_.targets, targets.data());
+    device_.upload(batch_.positions, positions.data());
   }
   void run() {
     const int64_t T = batch_.num_tokens();
     const double mean = 1.0 / static_cast<double>(T);
-    ops_.upload(loss_scale_, &mean);
+    device_.upload(loss_scale_, &mean);
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     const Tensor head = parameter(model_.config().tied_head ? "embedding" : "head").value;
     model_.begin_step();
     // The model itself never makes all logits.
     model_.forward_backward(batch_, scale, activations_, losses_, [&](std::string_view name, Tensor value) {
-      if (name == "final_norm_out") ops_.linear_forward(value, head, logits_);
+      if (name == "final_norm_out") ops_.linear_forward({value, head, logits_});
     });
   }
 
@@ -136,12 +132,13 @@ class Workspace {
   }
   std::vector<float> download(Tensor tensor) const {
     std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
-    ops_.download(values.data(), tensor);
+    device_.download(values.data(), tensor);
     return values;
   }
 
-  Backend& ops_;
-  Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
+  Device& device_;
+  Ops& ops_;
+  Arena& activations_;
   Model model_;
   Batch batch_;
   Tensor losses_;      // [T]
@@ -223,12 +220,11 @@ ParityReport compare_with_reference(const ParityOptions& options) {
   const auto expected_logits = expectation.values<float>("logits", {B, S, V});
   const double expected_loss = expectation.values<float>("loss", {1})[0];
 
-  const BackendOptions backend = {.device = options.device, .num_threads = options.num_threads};
-  const auto counter = make_backend(backend);
-  const auto ops = make_backend(backend);
-  Workspace measured(config, *counter, B, S, nullptr);
-  measured.run();
-  Workspace work(config, *ops, B, S, &measured);
+  const DeviceOptions where = {.kind = options.device, .num_threads = options.num_threads};
+  const StoragePlan plan = plan_storage(where, [&](Storage& storage) { Workspace(config, storage, B, S).run(); });
+  const auto device = make_device(where);
+  Storage storage(*device, plan);
+  Workspace work(config, storage, B, S);
   work.load(binding);
   work.set_batch(ids);
   work.run();

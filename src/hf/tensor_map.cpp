@@ -147,8 +147,8 @@ std::vector<TensorPiece> pieces_of(const ModelConfig& config, ModelType type, co
 }  // namespace
 
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
-  const auto ops = make_backend({.device = "cpu", .num_threads = 1});
-  const Model model(config, *ops, /*max_positions=*/1);
+  const auto device = make_device({.num_threads = 1});
+  const Model model(config, device->ops(), /*max_positions=*/1);
   std::vector<MappedParameter> mapped;
   for (const Parameter& parameter : model.parameters().all()) {
     auto pieces = pieces_of(config, type, parameter);

@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 #include "infer/cached_model.h"
-#include "ops/factory.h"
+#include "ops/storage.h"
 
 namespace nmoe {
 namespace {
@@ -85,43 +85,42 @@ DecodeBench::Batch time_batch(InferenceEngine& engine, Prompts& prompts, int64_t
 class RerunModel {
  public:
   RerunModel(const Config& config, int num_threads, int64_t max_tokens) {
-    const auto set_up = [&](Backend& ops, Arena& values, Arena& state, Arena& activations) {
-      auto model = std::make_unique<Model>(config.model, ops, max_tokens);
-      model->allocate(values, grads_, state);
-      tokens_ = state.allocate(DType::kI32, {max_tokens});
-      positions_ = state.allocate(DType::kI32, {max_tokens});
-      last_ = state.allocate(DType::kI32, {1});
-      logits_ = state.allocate(DType::kF32, {1, config.model.vocab_size});
-      if (ops.counting()) model->logits(batch(max_tokens), activations, logits_, last_);
-      return model;
-    };
-    Arena values("parameters"), state("state"), activations("activations");
-    const auto counter = make_backend({.device = "cpu", .num_threads = num_threads});
-    set_up(*counter, values, state, activations);
-    ops_ = make_backend({.device = "cpu", .num_threads = num_threads});
-    values_.reserve(ops_->memory(), values.high_water());
-    state_.reserve(ops_->memory(), state.high_water());
-    activations_.reserve(ops_->memory(), activations.high_water());
-    ops_->scratch().reserve(ops_->memory(), counter->scratch().high_water());
-    model_ = set_up(*ops_, values_, state_, activations_);
+    const DeviceOptions where{.num_threads = num_threads};
+    StoragePlan plan = plan_storage(where, [&](Storage& storage) {
+      make(config, storage, max_tokens)->logits(batch(max_tokens), storage[ArenaKind::kActivations], logits_, last_);
+    });
+    plan.leave_out(ArenaKind::kGradients);
+    device_ = make_device(where);
+    storage_ = std::make_unique<Storage>(*device_, plan);
+    model_ = make(config, *storage_, max_tokens);
     model_->initialise(static_cast<uint64_t>(config.run.seed));
     std::vector<int32_t> positions(static_cast<size_t>(max_tokens));
     std::iota(positions.begin(), positions.end(), 0);
-    ops_->upload(positions_, positions.data());
+    device_->upload(positions_, positions.data());
   }
 
   double ms_of(const std::vector<int32_t>& ids) {
     const auto size = static_cast<int64_t>(ids.size());
     const auto last = static_cast<int32_t>(size - 1);
     const auto begin = Clock::now();
-    ops_->upload(tokens_.rows(0, size), ids.data());
-    ops_->upload(last_, &last);
-    model_->logits(batch(size), activations_, logits_, last_);
+    device_->upload(tokens_.rows(0, size), ids.data());
+    device_->upload(last_, &last);
+    model_->logits(batch(size), (*storage_)[ArenaKind::kActivations], logits_, last_);
     return ms_since(begin);
   }
-  std::string description() const { return ops_->description(); }
+  std::string description() const { return device_->description(); }
 
  private:
+  std::unique_ptr<Model> make(const Config& config, Storage& storage, int64_t max_tokens) {
+    Arena& state = storage[ArenaKind::kStepState];
+    auto model = std::make_unique<Model>(config.model, storage.device().ops(), max_tokens);
+    model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
+    tokens_ = state.allocate(DType::kI32, {max_tokens});
+    positions_ = state.allocate(DType::kI32, {max_tokens});
+    last_ = state.allocate(DType::kI32, {1});
+    logits_ = state.allocate(DType::kF32, {1, config.model.vocab_size});
+    return model;
+  }
   Batch batch(int64_t size) const {
     return {.num_seqs = 1,
             .seq_len = size,
@@ -130,8 +129,8 @@ class RerunModel {
             .positions = positions_.rows(0, size)};
   }
 
-  std::unique_ptr<Backend> ops_;
-  Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
   Tensor tokens_, positions_, last_, logits_;
 };

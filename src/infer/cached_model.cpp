@@ -7,7 +7,6 @@
 #include "base/text.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
-#include "ops/factory.h"
 
 namespace nmoe {
 
@@ -28,7 +27,6 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
   model_->initialise(static_cast<uint64_t>(config_.run.seed));
 }
 
-// Measured with counting arenas, then made: as in train/engine.h.
 void CachedModel::set_up() {
   constexpr int64_t kMostSlots = 1 << 16;
   if (options_.num_slots < 1 || options_.num_slots > kMostSlots) {
@@ -43,15 +41,10 @@ void CachedModel::set_up() {
   if (options_.capacity == 0) {
     options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
   }
-  const auto backend = [&] {
-    return make_backend({.device = "cpu", .num_threads = options_.num_threads, .batch_invariant = true});
-  };
-  Arena values("parameters"), grads("gradients"), state("state"), activations("activations");
-  const auto counter = backend();
-  make(*counter, values, grads, state, activations);
-
-  const int64_t needed =
-      values.high_water() + state.high_water() + activations.high_water() + counter->scratch().high_water();
+  const DeviceOptions where{.num_threads = options_.num_threads, .batch_invariant = true};
+  StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
+  plan.leave_out(ArenaKind::kGradients);  // none are made
+  const int64_t needed = plan.total();
   const int64_t available = available_memory_bytes();
   if (needed > available) {
     throw usage_error(
@@ -60,28 +53,30 @@ void CachedModel::set_up() {
         fmt::format(
             "lower the sequences at a time (now {}) or the context (now {} tokens): with their cache the state takes "
             "{}, the weights take {}",
-            options_.num_slots, options_.capacity, human_bytes(state.high_water()), human_bytes(values.high_water())));
+            options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kStepState]),
+            human_bytes(plan[ArenaKind::kParameters])));
   }
-  ops_ = backend();
-  values_.reserve(ops_->memory(), values.high_water());
-  state_.reserve(ops_->memory(), state.high_water());
-  activations_.reserve(ops_->memory(), activations.high_water());
-  ops_->scratch().reserve(ops_->memory(), counter->scratch().high_water());
-  model_ = make(*ops_, values_, grads_, state_, activations_);  // gradients stay counting: none are made
+  device_ = make_device(where);
+  storage_ = std::make_unique<Storage>(*device_, plan);
+  model_ = make(*storage_);
   host_ids_.resize(static_cast<size_t>(std::max(max_rows(), max_logits())));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
 }
 
-std::unique_ptr<Model> CachedModel::make(Backend& ops, Arena& values, Arena& grads, Arena& state, Arena& activations) {
+std::unique_ptr<Model> CachedModel::make(Storage& storage) {
+  Arena& state = storage[ArenaKind::kStepState];
+  Ops& ops = storage.device().ops();
   auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
-  model->allocate(values, grads, state);
+  model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
   cache_ = model->make_cache(state, options_.num_slots, options_.capacity);
   tokens_ = state.allocate(DType::kI32, {max_rows()});
   slots_ = state.allocate(DType::kI32, {max_rows()});
   positions_ = state.allocate(DType::kI32, {max_rows()});
   wanted_ = state.allocate(DType::kI32, {max_logits()});
   logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
-  if (ops.counting()) model->cached_logits({tokens_, slots_, positions_}, cache_, activations, wanted_, logits_);
+  if (ops.counting()) {
+    model->cached_logits({tokens_, slots_, positions_}, cache_, storage[ArenaKind::kActivations], wanted_, logits_);
+  }
   return model;
 }
 
@@ -91,7 +86,7 @@ std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::spa
              num_logits, max_rows(), max_logits());
   const auto upload = [&](Tensor tensor, auto&& value) {
     for (size_t i = 0; i < rows.size(); ++i) host_ids_[i] = value(rows[i]);
-    ops_->upload(tensor, host_ids_.data());
+    device_->upload(tensor, host_ids_.data());
     return tensor;
   };
   const CachedRows device_rows{
@@ -99,10 +94,10 @@ std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::spa
       .slots = upload(slots_.rows(0, num_rows), [](const CacheRow& row) { return row.slot; }),
       .positions = upload(positions_.rows(0, num_rows), [](const CacheRow& row) { return row.position; })};
   const Tensor device_wanted = wanted_.rows(0, num_logits), logits = logits_.rows(0, num_logits);
-  ops_->upload(device_wanted, wanted.data());
-  model_->cached_logits(device_rows, cache_, activations_, device_wanted, logits);
+  device_->upload(device_wanted, wanted.data());
+  model_->cached_logits(device_rows, cache_, (*storage_)[ArenaKind::kActivations], device_wanted, logits);
   if (num_logits == 0) return {};
-  ops_->download(host_logits_.data(), logits);
+  device_->download(host_logits_.data(), logits);
 
   const int64_t padded = config_.model.vocab_size, vocab = tokenizer_->vocab_size();
   for (int64_t row = 1; row < num_logits && vocab < padded; ++row) {

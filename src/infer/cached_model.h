@@ -1,6 +1,6 @@
 // A model with a key/value cache and the memory to run rows of any of its slots: what generation asks a model for.
 //
-// It runs on a batch invariant backend (ops/backend.h), and prompts take the same way as single tokens. A row's logits
+// It runs on a batch invariant device (ops/ops.h), and prompts take the same way as single tokens. A row's logits
 // therefore have the same bits however the rows of its sequence were spread over calls, and whatever else was in them.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/model.h"
-#include "ops/backend.h"
+#include "ops/storage.h"
 
 namespace nmoe {
 
@@ -52,18 +52,16 @@ class CachedModel {
   int64_t capacity() const { return options_.capacity; }
   int64_t max_rows() const { return std::max(kMaxRows, options_.num_slots); }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
-  Backend& ops() { return *ops_; }
 
  private:
-  struct Storage;
   void set_up();
-  std::unique_ptr<Model> make(Backend& ops, Arena& values, Arena& grads, Arena& state, Arena& activations);
+  std::unique_ptr<Model> make(Storage& storage);
 
   Config config_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   CachedModelOptions options_;
-  std::unique_ptr<Backend> ops_;
-  Arena values_{"parameters"}, grads_{"gradients"}, state_{"state"}, activations_{"activations"};
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
   KvCache cache_;
   Tensor tokens_, slots_, positions_;  // [max_rows] i32

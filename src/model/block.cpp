@@ -27,7 +27,7 @@ Tensor Block::attend(const Pass& pass, Tensor x, const Attend& attention) {
   const Tensor attended = pass.push(x.shape());
   const Tensor normed = pass.normed.defined() ? pass.normed : pass.push(x.shape());
   attention_norm_.forward(pass, x, normed);
-  pass.ops.copy(x, attended);
+  pass.ops.copy({x, attended});
   attention(normed, attended);
   pass.look(name_, "attention_out", attended);
   return attended;
@@ -37,7 +37,7 @@ Tensor Block::feed_forward(const Pass& pass, Tensor attended) {
   const Tensor out = pass.push(attended.shape());
   const Tensor mlp_in = pass.normed.defined() ? pass.normed : pass.push(attended.shape());
   mlp_norm_.forward(pass, attended, mlp_in);
-  pass.ops.copy(attended, out);
+  pass.ops.copy({attended, out});
   mlp_->forward(pass, mlp_in, out);
   pass.look(name_, "mlp_out", out);
   return out;
@@ -53,7 +53,7 @@ Tensor Block::forward(const Pass& pass, Tensor x) {
   if (!pass.drops(Recompute::kBlocks)) return run(pass, x);
   const Tensor out = pass.push(x.shape());
   const ArenaScope scope(pass.activations);
-  pass.ops.copy(run(pass.keeping_all(), x), out);
+  pass.ops.copy({run(pass.keeping_all(), x), out});
   return out;
 }
 

@@ -35,7 +35,7 @@ AttentionShape GroupedQueryAttention::shape(const Pass& pass) const {
           .cu_seqlens = pass.batch.cu_seqlens};
 }
 
-RopeArgs GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
+Rope GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
   return {.x = x,
           .positions = pass.batch.positions,
           .cos = pass.rope.cos,
@@ -45,7 +45,7 @@ RopeArgs GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
 }
 
 void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   saved_.x = x;
   saved_.q = pass.push({T, H, C});
@@ -54,9 +54,9 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   // With norms, the projections are kept apart from what the norms make of them.
   const Tensor q_raw = q_norm_ ? pass.push({T, H, C}) : saved_.q;
   const Tensor k_raw = k_norm_ ? pass.push({T, G, C}) : saved_.k;
-  ops.linear_forward(x, wq_.value, q_raw.reshape({T, H * C}));
-  ops.linear_forward(x, wk_.value, k_raw.reshape({T, G * C}));
-  ops.linear_forward(x, wv_.value, saved_.v.reshape({T, G * C}));
+  ops.linear_forward({x, wq_.value, q_raw.reshape({T, H * C})});
+  ops.linear_forward({x, wk_.value, k_raw.reshape({T, G * C})});
+  ops.linear_forward({x, wv_.value, saved_.v.reshape({T, G * C})});
   if (q_norm_) q_norm_->forward(pass, q_raw, saved_.q);
   if (k_norm_) k_norm_->forward(pass, k_raw, saved_.k);
   ops.rope_forward(rope_args(pass, saved_.q));
@@ -66,14 +66,14 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
 }
 
 void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
   ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
   pass.look(name_, "heads", saved_.out);
-  ops.linear_forward(saved_.out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true);
+  ops.linear_forward({saved_.out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true});
 }
 
 LayerCache GroupedQueryAttention::allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const {
@@ -84,7 +84,7 @@ LayerCache GroupedQueryAttention::allocate_cache(Arena& arena, DType dtype, int6
 
 void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
                                            Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor positions = pass.batch.positions;
   project(pass, x);
@@ -101,17 +101,17 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Lay
                         .values = cache.values,
                         .num_kv_heads = G,
                         .out = out});
-  ops.linear_forward(out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true);
+  ops.linear_forward({out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true});
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
-  ops.linear_backward_input(dy, wo_.value, dout.reshape({T, H * C}));
-  ops.linear_backward_weight(saved_.out.reshape({T, H * C}), dy, wo_.grad, pass.accumulate_grads);
+  ops.linear_backward_input({dy, wo_.value, dout.reshape({T, H * C})});
+  ops.linear_backward_weight({saved_.out.reshape({T, H * C}), dy, wo_.grad, pass.accumulate_grads});
 
   const Tensor dq = pass.push({T, H, C});
   const Tensor dk = pass.push({T, G, C});
@@ -132,12 +132,12 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 
   const Tensor dq2 = dq.reshape({T, H * C}), dk2 = dk.reshape({T, G * C}), dv2 = dv.reshape({T, G * C});
-  ops.linear_backward_weight(saved_.x, dq2, wq_.grad, pass.accumulate_grads);
-  ops.linear_backward_weight(saved_.x, dk2, wk_.grad, pass.accumulate_grads);
-  ops.linear_backward_weight(saved_.x, dv2, wv_.grad, pass.accumulate_grads);
-  ops.linear_backward_input(dq2, wq_.value, dx);
-  ops.linear_backward_input(dk2, wk_.value, dx, /*accumulate=*/true);
-  ops.linear_backward_input(dv2, wv_.value, dx, /*accumulate=*/true);
+  ops.linear_backward_weight({saved_.x, dq2, wq_.grad, pass.accumulate_grads});
+  ops.linear_backward_weight({saved_.x, dk2, wk_.grad, pass.accumulate_grads});
+  ops.linear_backward_weight({saved_.x, dv2, wv_.grad, pass.accumulate_grads});
+  ops.linear_backward_input({dq2, wq_.value, dx});
+  ops.linear_backward_input({dk2, wk_.value, dx, /*accumulate=*/true});
+  ops.linear_backward_input({dv2, wv_.value, dx, /*accumulate=*/true});
 }
 
 }  // namespace nmoe

@@ -33,7 +33,7 @@ class GroupedQueryAttention final : public Attention {
   // Fills saved_.q, .k and .v.
   void project(const Pass& pass, Tensor x);
   AttentionShape shape(const Pass& pass) const;
-  RopeArgs rope_args(const Pass& pass, Tensor x) const;
+  Rope rope_args(const Pass& pass, Tensor x) const;
 
   const ModelConfig& config_;
   std::string name_;

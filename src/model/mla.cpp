@@ -42,7 +42,7 @@ AttentionShape LatentAttention::shape(const Pass& pass) const {
           .cu_seqlens = pass.batch.cu_seqlens};
 }
 
-RopeArgs LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {
+Rope LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {
   return {.x = x,
           .positions = pass.batch.positions,
           .cos = pass.rope.cos,
@@ -52,7 +52,7 @@ RopeArgs LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) 
 }
 
 void LatentAttention::project(const Pass& pass, Tensor x) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
   saved_.x = x;
@@ -61,25 +61,25 @@ void LatentAttention::project(const Pass& pass, Tensor x) {
   saved_.q = pass.push({T, H, N + P});
   if (q_low_rank_) {
     const Tensor raw = pass.push({T, mla.q_lora_rank});
-    ops.linear_forward(x, q_low_rank_->down.value, raw);
+    ops.linear_forward({x, q_low_rank_->down.value, raw});
     q_low_rank_->norm.forward(pass, raw, saved_.q_latent);
   }
-  ops.linear_forward(q_low_rank_ ? saved_.q_latent : x, wq_.value, saved_.q.reshape({T, H * (N + P)}));
+  ops.linear_forward({q_low_rank_ ? saved_.q_latent : x, wq_.value, saved_.q.reshape({T, H * (N + P)})});
   ops.rope_forward(rope_args(pass, saved_.q, N));
 
   const Tensor raw = pass.push({T, mla.kv_lora_rank});
-  ops.linear_forward(x, wkv_down_.value, raw);
+  ops.linear_forward({x, wkv_down_.value, raw});
   kv_norm_.forward(pass, raw, saved_.kv_latent);
 }
 
 void LatentAttention::project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const {
   const int64_t T = x.dim(0), P = config_.mla.qk_rope_head_dim;
-  pass.ops.linear_forward(x, wk_rope_.value, k_rope.reshape({T, P}));
+  pass.ops.linear_forward({x, wk_rope_.value, k_rope.reshape({T, P})});
   pass.ops.rope_forward(rope_args(pass, k_rope, 0));
 }
 
 void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
@@ -92,9 +92,9 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
     ArenaScope scope(pass.activations);
     const Tensor kv = pass.push({T, H, N + U});
     const Tensor k_rope = pass.push({T, 1, P});
-    ops.linear_forward(saved_.kv_latent, wkv_up_.value, kv.reshape({T, H * (N + U)}));
+    ops.linear_forward({saved_.kv_latent, wkv_up_.value, kv.reshape({T, H * (N + U)})});
     project_shared_key(pass, x, k_rope);
-    ops.mla_expand_forward(kv, k_rope.reshape({T, P}), saved_.k, saved_.v);
+    ops.mla_expand_forward({kv, k_rope.reshape({T, P}), saved_.k, saved_.v});
   }
   pass.look(name_, "q", saved_.q);
   pass.look(name_, "k", saved_.k);
@@ -102,7 +102,7 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
 
   ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
   pass.look(name_, "heads", saved_.out);
-  ops.linear_forward(saved_.out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true);
+  ops.linear_forward({saved_.out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true});
 }
 
 LayerCache LatentAttention::allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const {
@@ -111,7 +111,7 @@ LayerCache LatentAttention::allocate_cache(Arena& arena, DType dtype, int64_t nu
 }
 
 void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, R = mla.kv_lora_rank, P = mla.qk_rope_head_dim, U = mla.v_head_dim;
   const Tensor positions = pass.batch.positions;
@@ -125,7 +125,7 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
   const Tensor latent_q = pass.push({T, H, R + P});
   const Tensor latents = pass.push({T, H, R});
   const Tensor out = pass.push({T, H, U});
-  ops.mla_absorb_query(saved_.q, wkv_up_.value, latent_q);
+  ops.mla_absorb_query({saved_.q, wkv_up_.value, latent_q});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
                         .q = latent_q,
@@ -135,20 +135,20 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
                         .values = {},
                         .num_kv_heads = 1,
                         .out = latents});
-  ops.mla_expand_output(latents, wkv_up_.value, out);
-  ops.linear_forward(out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true);
+  ops.mla_expand_output({latents, wkv_up_.value, out});
+  ops.linear_forward({out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true});
 }
 
 void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
-  Backend& ops = pass.ops;
+  Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const MlaConfig& mla = config_.mla;
   const int64_t T = dy.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
 
   const Tensor dout = pass.push({T, H, U});
-  ops.linear_backward_input(dy, wo_.value, dout.reshape({T, H * U}));
-  ops.linear_backward_weight(saved_.out.reshape({T, H * U}), dy, wo_.grad, pass.accumulate_grads);
+  ops.linear_backward_input({dy, wo_.value, dout.reshape({T, H * U})});
+  ops.linear_backward_weight({saved_.out.reshape({T, H * U}), dy, wo_.grad, pass.accumulate_grads});
 
   const Tensor dq = pass.push({T, H, N + P});
   const Tensor dk = pass.push({T, H, N + P});
@@ -167,32 +167,32 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   // Keys and values: through the shared rotated part, and through the latent.
   const Tensor dkv = pass.push({T, H, N + U});
   const Tensor dk_rope = pass.push({T, 1, P});
-  ops.mla_expand_backward(dk, dv, dkv, dk_rope.reshape({T, P}));
+  ops.mla_expand_backward({dk, dv, dkv, dk_rope.reshape({T, P})});
   ops.rope_backward(rope_args(pass, dk_rope, 0));
-  ops.linear_backward_weight(saved_.x, dk_rope.reshape({T, P}), wk_rope_.grad, pass.accumulate_grads);
-  ops.linear_backward_input(dk_rope.reshape({T, P}), wk_rope_.value, dx);
+  ops.linear_backward_weight({saved_.x, dk_rope.reshape({T, P}), wk_rope_.grad, pass.accumulate_grads});
+  ops.linear_backward_input({dk_rope.reshape({T, P}), wk_rope_.value, dx});
 
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  ops.linear_backward_weight(saved_.kv_latent, dkv.reshape({T, H * (N + U)}), wkv_up_.grad, pass.accumulate_grads);
-  ops.linear_backward_input(dkv.reshape({T, H * (N + U)}), wkv_up_.value, dkv_latent);
+  ops.linear_backward_weight({saved_.kv_latent, dkv.reshape({T, H * (N + U)}), wkv_up_.grad, pass.accumulate_grads});
+  ops.linear_backward_input({dkv.reshape({T, H * (N + U)}), wkv_up_.value, dkv_latent});
   kv_norm_.backward(pass, dkv_latent, dkv_latent);
-  ops.linear_backward_weight(saved_.x, dkv_latent, wkv_down_.grad, pass.accumulate_grads);
-  ops.linear_backward_input(dkv_latent, wkv_down_.value, dx, /*accumulate=*/true);
+  ops.linear_backward_weight({saved_.x, dkv_latent, wkv_down_.grad, pass.accumulate_grads});
+  ops.linear_backward_input({dkv_latent, wkv_down_.value, dx, /*accumulate=*/true});
 
   // Queries.
   ops.rope_backward(rope_args(pass, dq, N));
   const Tensor dq2 = dq.reshape({T, H * (N + P)});
   if (!q_low_rank_) {
-    ops.linear_backward_weight(saved_.x, dq2, wq_.grad, pass.accumulate_grads);
-    ops.linear_backward_input(dq2, wq_.value, dx, /*accumulate=*/true);
+    ops.linear_backward_weight({saved_.x, dq2, wq_.grad, pass.accumulate_grads});
+    ops.linear_backward_input({dq2, wq_.value, dx, /*accumulate=*/true});
     return;
   }
   const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
-  ops.linear_backward_weight(saved_.q_latent, dq2, wq_.grad, pass.accumulate_grads);
-  ops.linear_backward_input(dq2, wq_.value, dq_latent);
+  ops.linear_backward_weight({saved_.q_latent, dq2, wq_.grad, pass.accumulate_grads});
+  ops.linear_backward_input({dq2, wq_.value, dq_latent});
   q_low_rank_->norm.backward(pass, dq_latent, dq_latent);
-  ops.linear_backward_weight(saved_.x, dq_latent, q_low_rank_->down.grad, pass.accumulate_grads);
-  ops.linear_backward_input(dq_latent, q_low_rank_->down.value, dx, /*accumulate=*/true);
+  ops.linear_backward_weight({saved_.x, dq_latent, q_low_rank_->down.grad, pass.accumulate_grads});
+  ops.linear_backward_input({dq_latent, q_low_rank_->down.value, dx, /*accumulate=*/true});
 }
 
 }  // namespace nmoe

@@ -3,7 +3,7 @@
 //
 // T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size,
 // Rq and Rkv latent widths. The cache holds, for all heads together, a token's normed latent and behind it the rotated
-// key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/backend.h, mla_absorb_query).
+// key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/ops.h, mla_absorb_query).
 #pragma once
 
 #include <optional>
@@ -44,7 +44,7 @@ class LatentAttention final : public Attention {
   // The rotated key part that heads share: k_rope [T, 1, P] =
   void project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const;
   AttentionShape shape(const Pass& pass) const;
-  RopeArgs rope_args(const Pass& pass, Tensor x, int64_t offset) const;
+  Rope rope_args(const Pass& pass, Tensor x, int64_t offset) const;
 
   const ModelConfig& config_;
   std::string name_;

@@ -15,18 +15,18 @@ std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, Param
   return blocks;
 }
 
-void upload_reals(Backend& ops, Tensor destination, const std::vector<double>& values) {
+void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& values) {
   if (ops.stat_dtype() == DType::kF64) {
-    ops.upload(destination, values.data());
+    ops.device().upload(destination, values.data());
   } else {
     const std::vector<float> narrow(values.begin(), values.end());
-    ops.upload(destination, narrow.data());
+    ops.device().upload(destination, narrow.data());
   }
 }
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Recompute recompute)
+Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
@@ -74,12 +74,12 @@ void Model::begin_step() {
   has_grads_ = false;
   // Those of linear layers are written by the first microbatch.
   for (const Parameter& parameter : parameters_.all()) {
-    if (parameter.group == ParameterGroup::kRest && &parameter != &head_) ops_.fill(parameter.grad, 0.0);
+    if (parameter.group == ParameterGroup::kRest && &parameter != &head_) ops_.fill({parameter.grad, 0.0});
   }
   for (const Moe* moe : moe_layers_) {
-    ops_.fill(moe->stats().counts, 0.0);
-    ops_.fill(moe->stats().aux_loss, 0.0);
-    ops_.fill(moe->stats().entropy, 0.0);
+    ops_.fill({moe->stats().counts, 0.0});
+    ops_.fill({moe->stats().aux_loss, 0.0});
+    ops_.fill({moe->stats().entropy, 0.0});
   }
 }
 
@@ -97,7 +97,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   if (!keeps_norms) pass.normed = pass.push(stream);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
-  ops_.embedding_forward(batch.tokens, embedding_.value, x);
+  ops_.embedding_forward({batch.tokens, embedding_.value, x});
   pass.look("", "embedding_out", x);
   std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
   for (const auto& block : blocks_) {
@@ -116,32 +116,34 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
                   .losses = losses,
                   .dx = dx,
                   .dw = head_.grad,
-                  .accumulate = pass.accumulate_grads});
+                  .accumulate_dw = pass.accumulate_grads});
   pass.look("", "losses", losses);
   final_norm_.backward(pass, dx, dx);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);
     blocks_[layer]->backward(pass, dx);
   }
-  ops_.embedding_backward(batch.tokens, dx, embedding_.grad);
+  ops_.embedding_backward({batch.tokens, dx, embedding_.grad});
 }
 
 Tensor Model::hidden_states(const Pass& pass) {
   const Shape stream({pass.batch.num_tokens(), config_.dim});
   const Tensor x = pass.push(stream);
-  ops_.embedding_forward(pass.batch.tokens, embedding_.value, x);
+  ops_.embedding_forward({pass.batch.tokens, embedding_.value, x});
   for (const auto& block : blocks_) {
     const ArenaScope scope(pass.activations);
-    ops_.copy(block->forward(pass, x), x);
+    ops_.copy({block->forward(pass, x), x});
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
   return normed;
 }
 
-void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions) {
+void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions, bool statistics) {
   const ArenaScope scope(activations);
-  const Tensor normed = hidden_states(make_pass(batch, activations));
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = statistics;
+  const Tensor normed = hidden_states(pass);
   ops_.head_loss({.x = normed,
                   .w = head_.value,
                   .targets = batch.targets,
@@ -153,10 +155,10 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
 }
 
 void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) {
-  if (!rows.defined()) return ops_.linear_forward(normed, head_.value, logits);
+  if (!rows.defined()) return ops_.linear_forward({normed, head_.value, logits});
   const Tensor chosen = pass.push({rows.dim(0), config_.dim});
-  ops_.embedding_forward(rows, normed, chosen);
-  ops_.linear_forward(chosen, head_.value, logits);
+  ops_.embedding_forward({rows, normed, chosen});
+  ops_.linear_forward({chosen, head_.value, logits});
 }
 
 void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows) {
@@ -185,10 +187,10 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
   pass.statistics = false;
   const Shape stream({num_rows, config_.dim});
   const Tensor x = pass.push(stream);
-  ops_.embedding_forward(rows.tokens, embedding_.value, x);
+  ops_.embedding_forward({rows.tokens, embedding_.value, x});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const ArenaScope layer_scope(activations);
-    ops_.copy(blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), x);
+    ops_.copy({blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), x});
   }
   if (wanted.dim(0) == 0) return;
   const Tensor normed = pass.push(stream);
@@ -199,7 +201,7 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
 void Model::update_router_bias(Tensor grad_scale) {
   if (config_.moe.bias_rate == 0.0) return;
   for (const Moe* moe : moe_layers_) {
-    ops_.router_bias_update(moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate, grad_scale);
+    ops_.router_bias_update({moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate, grad_scale});
   }
 }
 

@@ -21,7 +21,7 @@ class Model {
 
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
   // `recompute` changes what forward_backward keeps, and no result.
-  Model(const ModelConfig& config, Backend& ops, int64_t max_positions, Recompute recompute = Recompute::kNone);
+  Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
@@ -34,9 +34,9 @@ class Model {
   // Gradients += those of (sum of token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
-  // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics grow here
-  // too.
-  void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {});
+  // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics
+  // stay as they are, which are those of a step, unless `statistics`.
+  void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);
   // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
   // stay as they are.
   void logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows = {});
@@ -61,7 +61,7 @@ class Model {
   void write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits);
 
   ModelConfig config_;
-  Backend& ops_;
+  Ops& ops_;
   int64_t max_positions_;
   Recompute recompute_;
   ParameterSet parameters_;

@@ -24,19 +24,19 @@ class Norm {
     const int64_t num_vectors = x.num_elements() / dim;
     saved_.x = x.reshape({num_vectors, dim});
     saved_.rstd = pass.push_stat({num_vectors});
-    pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape({num_vectors, dim}), saved_.rstd);
+    pass.ops.rms_norm_forward({saved_.x, gain_.value, eps_, y.reshape({num_vectors, dim}), saved_.rstd});
   }
 
   // y = once more, to the same bits.
   void forward_again(const Pass& pass, Tensor y) {
-    pass.ops.rms_norm_forward(saved_.x, gain_.value, eps_, y.reshape(saved_.x.shape()), saved_.rstd);
+    pass.ops.rms_norm_forward({saved_.x, gain_.value, eps_, y.reshape(saved_.x.shape()), saved_.rstd});
   }
 
   // dx = or, with accumulate, +=. dx may be the storage of dy.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false) {
     const Shape shape = saved_.x.shape();
-    pass.ops.rms_norm_backward(saved_.x, gain_.value, saved_.rstd, dy.reshape(shape), dx.reshape(shape), gain_.grad,
-                               accumulate);
+    pass.ops.rms_norm_backward(
+        {saved_.x, gain_.value, saved_.rstd, dy.reshape(shape), dx.reshape(shape), gain_.grad, accumulate});
   }
 
  private:

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "config/config.h"
-#include "ops/backend.h"
+#include "ops/ops.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
@@ -18,7 +18,7 @@ struct Batch {
   Tensor tokens;     // [T] i32
   Tensor targets;    // [T] i32; negative: no loss
   Tensor positions;  // [T] i32, in the sequence or, with cu_seqlens, in the document
-  // [C] i32, ops/backend.h: a token sees its own document only. Undefined: every sequence is one document.
+  // [C] i32, ops/ops.h: a token sees its own document only. Undefined: every sequence is one document.
   Tensor cu_seqlens = {};
 
   int64_t num_tokens() const { return num_seqs * seq_len; }
@@ -42,7 +42,7 @@ struct RopeTable {
 // `inspect`, when set, is called with the name and value of every intermediate in execution order. It is how
 // a non-finite loss is traced to the first tensor that went bad, at no cost to a normal step.
 struct Pass {
-  Backend& ops;
+  Ops& ops;
   Arena& activations;
   const Batch& batch;
   const RopeTable& rope;

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "ops/cpu/cpu_backend.h"
+#include "ops/cpu/cpu_device.h"
 #ifdef NMOE_CUDA
-#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/runtime/cuda_device.h"
 #endif
 
 namespace nmoe {
@@ -16,13 +16,14 @@ constexpr std::string_view kCudaArch = NMOE_CUDA_ARCH;
 
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
-  if (options.device == "cpu") {
-    return std::make_unique<cpu::CpuBackend>(options.num_threads, options.compute_dtype, options.batch_invariant);
+std::unique_ptr<Device> make_device(const DeviceOptions& options) {
+  if (options.kind == "cpu") {
+    NMOE_CHECK(options.index == 0, "CPU {}: there is one", options.index);
+    return std::make_unique<cpu::CpuDevice>(options.num_threads, options.compute_dtype, options.batch_invariant);
   }
-  NMOE_CHECK(options.device == "cuda", "device {}", options.device);
+  NMOE_CHECK(options.kind == "cuda", "device {}", options.kind);
 #ifdef NMOE_CUDA
-  return std::make_unique<cuda::CudaBackend>(options.compute_dtype);
+  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
                     "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"");

@@ -1,23 +1,24 @@
-// Makes the backend a run asked for.
+// Makes the device a run asked for.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
 
-#include "ops/backend.h"
+#include "ops/ops.h"
 
 namespace nmoe {
 
-struct BackendOptions {
-  std::string_view device = "cpu";  // "cpu" or "cuda"
-  int num_threads = 0;              // CPU: 0 is one per available CPU
+struct DeviceOptions {
+  std::string_view kind = "cpu";  // "cpu" or "cuda"
+  int index = 0;                  // among the machine's devices of this kind
+  int num_threads = 0;            // CPU: 0 is one per available CPU
   DType compute_dtype = DType::kF32;
-  bool batch_invariant = false;  // a row's bits do not depend on the other rows (ops/backend.h): for generation
+  bool batch_invariant = false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation
 };
 
 // Error (usage) when the binary or the machine lacks the device, saying which preset has it.
-std::unique_ptr<Backend> make_backend(const BackendOptions& options);
+std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
 // One line a device: what this binary was built for. For `n --version`.
 std::string compiled_devices();

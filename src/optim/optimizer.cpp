@@ -10,7 +10,7 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
 }
 
-Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena, Tensor rates)
+Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Ops& ops, Arena& arena, Tensor rates)
     : config_(config), ops_(ops) {
   for (Parameter& parameter : parameters.all()) {
     if (parameter.group == ParameterGroup::kBuffer) continue;
@@ -30,7 +30,7 @@ Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Backen
     }
     slots_.push_back(slot);
   }
-  for (const NamedTensor& state : state_) ops_.fill(state.tensor, 0.0);
+  for (const NamedTensor& state : state_) ops_.fill({state.tensor, 0.0});
 }
 
 const GroupConfig& Optimizer::group(ParameterGroup group) const {

@@ -6,7 +6,7 @@
 
 #include "config/config.h"
 #include "model/parameters.h"
-#include "ops/backend.h"
+#include "ops/ops.h"
 #include "optim/schedule.h"
 #include "tensor/arena.h"
 #include "tensor/named_tensor.h"
@@ -15,12 +15,12 @@ namespace nmoe {
 
 class Optimizer {
  public:
-  // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/backend.h.
+  // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
   static Tensor allocate_rates(Arena& arena);
 
   // State starts at zero in `arena`. `rates`, made by allocate_rates, is read by step(). `config` and `parameters` must
   // outlive the optimizer.
-  Optimizer(const OptimConfig& config, ParameterSet& parameters, Backend& ops, Arena& arena, Tensor rates);
+  Optimizer(const OptimConfig& config, ParameterSet& parameters, Ops& ops, Arena& arena, Tensor rates);
 
   // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
   // number, from 1.
@@ -44,7 +44,7 @@ class Optimizer {
   };
 
   const OptimConfig& config_;
-  Backend& ops_;
+  Ops& ops_;
   std::vector<const GroupConfig*> groups_;  // in the order of their rates
   std::vector<Slot> slots_;
   std::vector<NamedTensor> state_;

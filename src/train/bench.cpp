@@ -150,9 +150,9 @@ std::vector<TrainBench::Phase> time_phases(Steps& steps) {
   return phases;
 }
 
-TrainBench::Memory memory_of(const MemoryPlan& plan, const Backend& ops) {
-  if (const auto device = ops.device_memory()) return {plan.device_bytes, device->used_bytes};
-  return {plan.total_bytes - plan.engine.checkpoint_staging, peak_resident_bytes()};
+TrainBench::Memory memory_of(const MemoryPlan& plan, const Device& device) {
+  if (const auto use = device.memory_use()) return {plan.device_bytes, use->used_bytes};
+  return {plan.total_bytes - plan.storage[ArenaKind::kCheckpointStaging], peak_resident_bytes()};
 }
 
 }  // namespace
@@ -163,15 +163,16 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   const TrainingData* corpus = data ? &*data : nullptr;
   const Config config = resolve(unresolved, corpus);
   const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
-  const auto ops = make_backend(config.run);
-  Engine engine(config, *ops, &plan.engine);
+  const auto device = make_device(device_options(config.run));
+  Storage storage(*device, plan.storage);
+  Engine engine(config, storage);
   engine.initialise();
   Batches batches(config, corpus, plan.cost.active_parameters);
   Steps steps(config, engine, batches);
 
   TrainBench bench;
-  bench.device = ops->description();
-  bench.software = ops->software();
+  bench.device = device->description();
+  bench.software = device->software();
   bench.fingerprint = config_fingerprint(config);
   bench.tokens = data ? "the corpus" : "random ids";
   bench.warmup = warmup;
@@ -187,15 +188,15 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
     bench.first_step_s = seconds_since_start();
   }
   steps.wait();
-  const double peak_before = ops->peak_flops();
+  const double peak_before = device->peak_flops();
   const auto begin = Clock::now();
   for (int64_t i = 0; i < num_steps; ++i) steps.enqueue();
   steps.wait();
   bench.ms_per_step = ms_since(begin) / static_cast<double>(num_steps);
   bench.load_max_over_mean = worst_load(engine.router_health());
-  bench.memory = memory_of(plan, *ops);
-  bench.peak_flops = std::max(peak_before, ops->peak_flops());
-  bench.peak_source = ops->peak_source();
+  bench.memory = memory_of(plan, *device);
+  bench.peak_flops = std::max(peak_before, device->peak_flops());
+  bench.peak_source = device->peak_source();
   bench.phases = time_phases(steps);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.cost.flops_per_token * bench.tokens_per_s;

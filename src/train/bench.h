@@ -8,7 +8,7 @@
 
 #include "config/config.h"
 #include "model/cost.h"
-#include "ops/backend.h"
+#include "ops/device.h"
 
 namespace nmoe {
 

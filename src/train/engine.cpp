@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "ops/factory.h"
-
 namespace nmoe {
 namespace {
 
@@ -35,61 +33,57 @@ std::span<const std::string_view> step_phases() {
   return phases;
 }
 
-Engine::Engine(const Config& config, Backend& ops, const EngineMemory* memory)
+Engine::Engine(const Config& config, Storage& storage)
     : config_(config),
-      ops_(ops),
-      upload_([&ops](Tensor destination, std::span<const int32_t> ids) { ops.upload(destination, ids.data()); }),
-      write_([&ops](Tensor destination, std::span<const int32_t> ids) {
-        if (!ops.counting()) std::ranges::copy(ids, destination.data<int32_t>());
+      storage_(storage),
+      device_(storage.device()),
+      ops_(device_.ops()),
+      activations_(storage[ArenaKind::kActivations]),
+      upload_([this](Tensor destination, std::span<const int32_t> ids) { device_.upload(destination, ids.data()); }),
+      write_([this](Tensor destination, std::span<const int32_t> ids) {
+        if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
-      model_(config_.model, ops, config_.data.seq_len, config_.train.recompute) {
-  if (memory != nullptr) {
-    parameters_.reserve(ops.memory(), memory->parameters);
-    gradients_.reserve(ops.memory(), memory->gradients);
-    optimizer_state_.reserve(ops.memory(), memory->optimizer);
-    activations_.reserve(ops.memory(), memory->activations);
-    step_state_.reserve(ops.memory(), memory->step_state);
-    exchange_.reserve(ops.host_memory(), memory->exchange);
-    staging_bytes_ = memory->checkpoint_staging;
-    ops.scratch().reserve(ops.memory(), memory->scratch);
-  }
-  model_.allocate(parameters_, gradients_, step_state_);
-  inputs_ = allocate_step_inputs(config_, step_state_);
+      model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute) {
+  Arena& step_state = storage[ArenaKind::kStepState];
+  model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
+  inputs_ = allocate_step_inputs(config_, step_state);
   for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops, optimizer_state_, inputs_.rates);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops_, storage[ArenaKind::kOptimizer],
+                                           inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
-    slots_.emplace_back(config_, model_, ops, exchange_);
+    slots_.emplace_back(config_, model_, device_, storage[ArenaKind::kExchange]);
     for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
   }
 
   const int64_t tokens = inputs_.batches[0].num_tokens();
-  losses_ = step_state_.allocate(ops.stat_dtype(), {tokens});
-  predictions_ = step_state_.allocate(DType::kI32, {tokens});
-  sums_ = step_state_.allocate(DType::kF64, {2});
+  losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
+  predictions_ = step_state.allocate(DType::kI32, {tokens});
+  sums_ = step_state.allocate(DType::kF64, {2});
   loss_sum_ = sums_.rows(0, 1);
   square_sum_ = sums_.rows(1, 2);
-  grad_scale_ = step_state_.allocate(DType::kF64, {1});
-  stopped_ = step_state_.allocate(DType::kI32, {1});
-  bad_count_ = step_state_.allocate(DType::kI32, {1});
-  ops.fill(stopped_, 0.0);
-  moment_ = ops.make_event();
-  staged_moment_ = ops.make_event();
-  prefetch_ = ops.make_prefetch(inputs_.block, step_state_);
+  grad_scale_ = step_state.allocate(DType::kF64, {1});
+  stopped_ = step_state.allocate(DType::kI32, {1});
+  bad_count_ = step_state.allocate(DType::kI32, {1});
+  ops_.fill({stopped_, 0.0});
+  enqueued_ = device_.make_event(Lane::kCompute);
+  staged_ = device_.make_event(Lane::kCompute);
+  prefetch_ = device_.make_prefetch(inputs_.block, step_state);
 }
 
 void Engine::allocate_staging() {
-  if (!ops_.counting()) staging_.reserve(ops_.host_memory(), staging_bytes_);
+  storage_.reserve(ArenaKind::kCheckpointStaging);
+  Arena& arena = storage_[ArenaKind::kCheckpointStaging];
   for (const Parameter& parameter : model_.parameters().all()) {
-    staged_.model.push_back({parameter.name, staging_.allocate(ops_.stat_dtype(), parameter.shape)});
+    staging_.model.push_back({parameter.name, arena.allocate(ops_.stat_dtype(), parameter.shape)});
   }
   for (const NamedTensor& state : optimizer_->state()) {
-    staged_.optimizer.push_back({state.name, staging_.allocate(state.tensor.dtype(), state.tensor.shape())});
+    staging_.optimizer.push_back({state.name, arena.allocate(state.tensor.dtype(), state.tensor.shape())});
   }
 }
 
 void Engine::initialise() {
   model_.initialise(static_cast<uint64_t>(config_.run.seed));
-  ops_.fill(stopped_, 0.0);
+  ops_.fill({stopped_, 0.0});
 }
 
 StepScale Engine::step_scale() const {
@@ -117,20 +111,20 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
 
 void Engine::enqueue_gradients(const Model::Inspector& inspect) {
   model_.begin_step();
-  ops_.fill(loss_sum_, 0.0);
+  ops_.fill({loss_sum_, 0.0});
   if (inspect) inspect("zero_gradients", loss_sum_);
   for (const Batch& batch : inputs_.batches) {
     model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
-    ops_.sum(losses_, loss_sum_);
+    ops_.sum({losses_, loss_sum_});
   }
 }
 
 void Engine::enqueue_update() {
-  ops_.fill(square_sum_, 0.0);
+  ops_.fill({square_sum_, 0.0});
   for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) ops_.sum_of_squares(parameter.grad, square_sum_);
+    if (parameter.grad.defined()) ops_.sum_of_squares({parameter.grad, square_sum_});
   }
-  ops_.clip_scale(square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_);
+  ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
 }
@@ -150,7 +144,7 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
   };
   // The first step is not recorded: libraries load their kernels then, which a recording cannot hold.
   if (warm_) {
-    if (!step_) step_ = ops_.record(work);
+    if (!step_) step_ = device_.record(work);
     step_->run();
   } else {
     work();
@@ -178,8 +172,8 @@ void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
 }
 
 void Engine::wait() {
-  moment_->set();
-  moment_->wait();
+  enqueued_->record();
+  enqueued_->wait();
 }
 
 bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).arrived(); }
@@ -203,15 +197,15 @@ std::vector<RouterHealth> Engine::router_health() {
 
 std::string Engine::find_non_finite() {
   NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
-  ops_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
+  device_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
   num_taken_ = num_enqueued_;
   std::string first;
   const auto look = [&](std::string_view name, Tensor value) {
     if (!first.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
     int32_t count = 0;
-    ops_.fill(bad_count_, 0.0);
-    ops_.count_non_finite(value, bad_count_);
-    ops_.download(&count, bad_count_);
+    ops_.fill({bad_count_, 0.0});
+    ops_.count_non_finite({value, bad_count_});
+    device_.download(&count, bad_count_);
     if (count > 0) {
       first = fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements());
     }
@@ -238,70 +232,59 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
-  ops_.download(losses.data(), batch_losses);
-  if (!predictions.empty()) ops_.download(predictions.data(), batch_predictions);
+  device_.download(losses.data(), batch_losses);
+  if (!predictions.empty()) device_.download(predictions.data(), batch_predictions);
 }
 
 const StateTensors& Engine::staging() {
-  if (staged_.model.empty()) allocate_staging();
-  return staged_;
+  if (staging_.model.empty()) allocate_staging();
+  return staging_;
 }
 
 void Engine::stage() {
   staging();
   const auto& parameters = model_.parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    begin_download_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+    begin_download_parameter(ops_, parameters[i], staging_.model[i].tensor.raw());
   }
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
-    ops_.begin_download(staged_.optimizer[i].tensor.raw(), state[i].tensor);
+    device_.begin_download(staging_.optimizer[i].tensor.raw(), state[i].tensor);
   }
-  staged_moment_->set();
+  staged_->record();
 }
 
 void Engine::restore() {
   const auto& parameters = model_.parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) upload_parameter(ops_, parameters[i], staged_.model[i].tensor.raw());
+  for (size_t i = 0; i < parameters.size(); ++i) upload_parameter(ops_, parameters[i], staging_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
-  for (size_t i = 0; i < state.size(); ++i) ops_.upload(state[i].tensor, staged_.optimizer[i].tensor.raw());
-  ops_.fill(stopped_, 0.0);
+  for (size_t i = 0; i < state.size(); ++i) device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+  ops_.fill({stopped_, 0.0});
   wait();  // what is staged may be overwritten next
 }
 
-EngineMemory Engine::used() const {
-  return {.parameters = parameters_.high_water(),
-          .gradients = gradients_.high_water(),
-          .optimizer = optimizer_state_.high_water(),
-          .activations = activations_.high_water(),
-          .step_state = step_state_.high_water(),
-          .scratch = ops_.scratch().high_water(),
-          .exchange = exchange_.high_water(),
-          .checkpoint_staging = staging_.high_water()};
-}
-
-std::unique_ptr<Backend> make_backend(const RunConfig& run) {
+DeviceOptions device_options(const RunConfig& run) {
   const bool is_fp32 =
       run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && run.device == "cpu");
-  return make_backend({.device = run.device,
-                       .num_threads = static_cast<int>(run.threads),
-                       .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16});
+  return {.kind = run.device,
+          .num_threads = static_cast<int>(run.threads),
+          .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-EngineMemory measure_memory(const Config& config) {
-  const auto ops = make_backend(config.run);
-  Engine engine(config, *ops, nullptr);
+StoragePlan plan_engine_storage(const Config& config) {
   const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<float> losses(ids.size());
   Documents documents;
   if (config.data.mask_documents) {
     find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
   }
-  for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-  engine.step({.steps = 1, .tokens = 1}, 1);
-  engine.evaluate(ids, ids, losses, documents);
-  engine.stage();
-  return engine.used();
+  return plan_storage(device_options(config.run), [&](Storage& storage) {
+    Engine engine(config, storage);
+    for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
+    engine.step({.steps = 1, .tokens = 1}, 1);
+    engine.evaluate(ids, ids, losses, documents);
+    engine.stage();
+  });
 }
 
 }  // namespace nmoe

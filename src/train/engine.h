@@ -1,7 +1,7 @@
-// Engine: one rank's weights, gradients, optimizer state and buffers on a backend, and the parts of a step.
+// Engine: one rank's weights, gradients, optimizer state and buffers on a device, and the parts of a step.
 //
-// The same code runs twice. Against counting arenas it measures what a step needs (measure_memory); then an
-// engine with exactly that storage is made, and nothing allocates again.
+// The same code runs twice: against counting arenas (plan_engine_storage), then on storage of just that size. Nothing
+// allocates again after that.
 //
 // The host runs ahead of the device: step() enqueues, and a step's results are taken when they are there. While a step
 // is computed, the inputs of the next are on their way.
@@ -19,29 +19,12 @@
 
 #include "config/config.h"
 #include "model/model.h"
-#include "ops/backend.h"
+#include "ops/storage.h"
 #include "optim/optimizer.h"
-#include "tensor/arena.h"
 #include "tensor/named_tensor.h"
 #include "train/step_exchange.h"
 
 namespace nmoe {
-
-// Bytes of each arena.
-struct EngineMemory {
-  int64_t parameters = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;
-  int64_t activations = 0;
-  int64_t step_state = 0;          // batches, token losses and predictions, router statistics, rope tables
-  int64_t scratch = 0;             // temporary storage of single operations
-  int64_t exchange = 0;            // the host's side of steps that are on their way
-  int64_t checkpoint_staging = 0;  // the copy an asynchronous checkpoint writes from
-
-  int64_t total() const {
-    return parameters + gradients + optimizer + activations + step_state + scratch + exchange + checkpoint_staging;
-  }
-};
 
 struct StateTensors {
   std::vector<NamedTensor> model;
@@ -50,8 +33,9 @@ struct StateTensors {
 
 class Engine {
  public:
-  // `memory` null: counting. config.model.vocab_size must be resolved; `config` is copied.
-  Engine(const Config& config, Backend& ops, const EngineMemory* memory);
+  // On the device of `storage`, which outlives the engine. config.model.vocab_size must be resolved; `config` is
+  // copied.
+  Engine(const Config& config, Storage& storage);
 
   void initialise();
 
@@ -80,7 +64,7 @@ class Engine {
   bool has_result() const;                    // take_result() would not wait
   StepResult take_result();                   // of the oldest pending step
   StepResult result();                        // of the last step; takes all
-  std::vector<RouterHealth> router_health();  // of the last step, in layer order; waits
+  std::vector<RouterHealth> router_health();  // of the last step, in layer order, whatever came after it; waits
 
   // Names the first parameter or intermediate that is not finite when the microbatches of the step whose result was
   // taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.
@@ -97,13 +81,12 @@ class Engine {
   // written. restore() copies what is there to the device.
   const StateTensors& staging();
   void stage();
-  void wait_staged() const { staged_moment_->wait(); }
+  void wait_staged() const { staged_->wait(); }
   void restore();
 
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return *optimizer_; }
-  EngineMemory used() const;  // most bytes ever in use
 
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
@@ -117,32 +100,28 @@ class Engine {
   void allocate_staging();
 
   Config config_;
-  Backend& ops_;
+  Storage& storage_;
+  Device& device_;
+  Ops& ops_;
+  Arena& activations_;
   PutIds upload_, write_;  // to the device, to the host's side
-  Arena parameters_{"parameters"};
-  Arena gradients_{"gradients"};
-  Arena optimizer_state_{"optimizer"};
-  Arena activations_{"activations"};
-  Arena step_state_{"step state"};
-  Arena exchange_{"exchange"};
-  Arena staging_{"checkpoint staging"};
   Model model_;
   StepInputs inputs_;  // of the step that is computed
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<StepSlot> slots_;  // kMaxPending; a step's is the one of its number
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
-  int64_t staging_bytes_ = 0;  // that staging_ will take
-  StateTensors staged_;
-  Tensor losses_;                 // [T] stat
-  Tensor predictions_;            // [T] i32
-  Tensor sums_;                   // [2] f64: token losses, squares of gradients
-  Tensor loss_sum_, square_sum_;  // [1] f64 each, its parts
-  Tensor grad_scale_;             // [1] f64
-  Tensor stopped_;                // [1] i32: not 0 from the first step that is not finite
-  Tensor bad_count_;              // [1] i32
-  bool warm_ = false;             // a step was run
-  std::unique_ptr<Event> moment_, staged_moment_;
+  StateTensors staging_;                // empty before its first use
+  Tensor losses_;                       // [T] stat
+  Tensor predictions_;                  // [T] i32
+  Tensor sums_;                         // [2] f64: token losses, squares of gradients
+  Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts
+  Tensor grad_scale_;                   // [1] f64
+  Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
+  Tensor bad_count_;                    // [1] i32
+  bool warm_ = false;                   // a step was run
+  std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
+  std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
   std::unique_ptr<Prefetch> prefetch_;  // of inputs_
   std::unique_ptr<Recording> step_;     // last: it uses all of the above
 };
@@ -151,10 +130,10 @@ class Engine {
 // "update".
 std::span<const std::string_view> step_phases();
 
-// The backend that a run asks for.
-std::unique_ptr<Backend> make_backend(const RunConfig& run);
+// The device that a run asks for.
+DeviceOptions device_options(const RunConfig& run);
 
-// Runs one whole step, a validation and a checkpoint's staging against counting arenas.
-EngineMemory measure_memory(const Config& config);
+// What one whole step, a validation and a checkpoint's staging use.
+StoragePlan plan_engine_storage(const Config& config);
 
 }  // namespace nmoe

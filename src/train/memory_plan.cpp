@@ -8,7 +8,6 @@
 #include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
-#include "ops/factory.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 
@@ -27,9 +26,10 @@ void rehearse_step(const Config& config) {
   tiny.optim = config.optim;
   tiny.run = config.run;
 
-  const EngineMemory memory = measure_memory(tiny);
-  const auto ops = make_backend(tiny.run);
-  Engine engine(tiny, *ops, &memory);
+  const StoragePlan plan = plan_engine_storage(tiny);
+  const auto device = make_device(device_options(tiny.run));
+  Storage storage(*device, plan);
+  Engine engine(tiny, storage);
   engine.initialise();
   const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.batch_seqs * tiny.data.seq_len), 1);
   for (int64_t step = 1; step <= 2; ++step) {
@@ -67,39 +67,31 @@ int64_t process_bytes(const Config& config) {
 }  // namespace
 
 ModelCost cost_of(const Config& config) {
-  const auto ops = make_backend({.device = "cpu", .num_threads = 1});  // shapes are the same everywhere
-  const Model model(config.model, *ops, config.data.seq_len);
+  const auto device = make_device({.num_threads = 1});  // shapes are the same everywhere
+  const Model model(config.model, device->ops(), config.data.seq_len);
   return model_cost(config.model, model.parameters(), config.data.seq_len);
 }
 
 MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
   const int64_t process = process_bytes(config);
   MemoryPlan plan;
-  plan.engine = measure_memory(config);
+  plan.storage = plan_engine_storage(config);
   plan.cost = cost_of(config);
-  const EngineMemory& engine = plan.engine;
-  plan.lines = {
-      {"parameters", engine.parameters, "weights and router biases"},
-      {"gradients", engine.gradients, "one a weight"},
-      {"optimizer", engine.optimizer, "moments of AdamW and Muon"},
-      {"activations", engine.activations, "of one microbatch, train.microbatch_seqs x data.seq_len tokens"},
-      {"scratch", engine.scratch, "temporaries of single operations"},
-      {"step state", engine.step_state, "batches, token losses and predictions, router statistics, rope tables"},
-      {"exchange", engine.exchange, "batches and results of steps on their way"},
-      {"checkpoint staging", engine.checkpoint_staging, "the copy a checkpoint is written from"},
-      {"data", mapped_bytes, "shards, mapped"},
-      {"process", process, "program, libraries, threads, databases"},
-  };
-  const auto ops = make_backend(config.run);
-  if (const auto device = ops->device_memory()) {
-    constexpr std::string_view kOnHost[] = {"exchange", "checkpoint staging", "data", "process"};
-    for (MemoryLine& line : plan.lines) {
-      line.on_device = std::ranges::find(kOnHost, line.owner) == std::end(kOnHost);
-      if (line.on_device) line.bytes = ops->memory().allocation_bytes(line.bytes);
-    }
+  const auto device = make_device(device_options(config.run));
+  const auto use = device->memory_use();
+  for (const ArenaDescription& arena : arena_table()) {
+    const int64_t bytes = plan.storage[arena.kind];
+    if (bytes == 0) continue;
+    const bool on_device = use && arena.placement == Placement::kDevice;
+    plan.lines.push_back({std::string(arena.name), on_device ? device->memory().allocation_bytes(bytes) : bytes,
+                          std::string(arena.meaning), on_device});
+  }
+  plan.lines.push_back({"data", mapped_bytes, "shards, mapped"});
+  plan.lines.push_back({"process", process, "program, libraries, threads, databases"});
+  if (use) {
     // The rehearsal has loaded what a run loads.
-    plan.lines.push_back({"context", device->used_bytes, "CUDA context, libraries, others on the device", true});
-    plan.device_limit = device->used_bytes + device->free_bytes;
+    plan.lines.push_back({"context", use->used_bytes, "CUDA context, libraries, others on the device", true});
+    plan.device_limit = use->used_bytes + use->free_bytes;
   }
   for (const MemoryLine& line : plan.lines) (line.on_device ? plan.device_bytes : plan.total_bytes) += line.bytes;
   return plan;
@@ -135,7 +127,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
     throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
                                   human_bytes(plan.total_bytes), human_bytes(host)),
                       fmt::format("free some: checkpoints are staged there, which takes {}",
-                                  human_bytes(plan.engine.checkpoint_staging)));
+                                  human_bytes(plan.storage[ArenaKind::kCheckpointStaging])));
   }
   const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
   const int64_t machine = on_device ? plan.device_limit : host;
@@ -144,16 +136,17 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   if (needed <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
-  const bool activations_dominate = plan.engine.activations > plan.engine.parameters + plan.engine.optimizer;
+  const int64_t activations = plan.storage[ArenaKind::kActivations];
+  const int64_t weights = plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer];
   std::string remedy =
-      config.train.microbatch_seqs > 1 && activations_dominate
+      config.train.microbatch_seqs > 1 && activations > weights
           ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
                         config.train.recompute == Recompute::kBlocks ? "" : " or raise train.recompute",
-                        human_bytes(plan.engine.activations))
+                        human_bytes(activations))
           : fmt::format(
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",
-                human_bytes(plan.engine.parameters + plan.engine.gradients + plan.engine.optimizer));
+                human_bytes(weights + plan.storage[ArenaKind::kGradients]));
   if (limit_binds) remedy += "; or raise train.memory_limit";
   const std::string_view memory = on_device ? "the device's memory" : "this machine's free memory";
   throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(needed),

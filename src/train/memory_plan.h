@@ -19,7 +19,7 @@ struct MemoryLine {
 };
 
 struct MemoryPlan {
-  EngineMemory engine;
+  StoragePlan storage;
   std::vector<MemoryLine> lines;  // largest part of a run's resident size, by owner
   int64_t total_bytes = 0;        // in host memory
   int64_t device_bytes = 0;       // in the device's, where it has its own

@@ -1,4 +1,4 @@
-// Letters as in ops/backend.h.
+// Letters as in ops/ops.h.
 #include "train/ops_bench.h"
 
 #include <algorithm>
@@ -19,9 +19,9 @@ namespace {
 // What one call of an operation is made with: tensors with random contents in an arena.
 class Workbench {
  public:
-  explicit Workbench(Backend& ops) : ops_(ops) {}
+  explicit Workbench(Storage& storage) : ops_(storage.device().ops()), arena_(storage[ArenaKind::kActivations]) {}
 
-  Backend& ops() { return ops_; }
+  Ops& ops() { return ops_; }
   Arena& arena() { return arena_; }
 
   Tensor empty(Shape shape) { return arena_.allocate(ops_.compute_dtype(), shape); }
@@ -30,7 +30,7 @@ class Workbench {
   // Normal numbers of this standard deviation.
   Tensor stat(Shape shape, double std = 1.0) {
     const Tensor x = empty_stat(shape);
-    ops_.fill_truncated_normal(x, {.seed = 1, .stream = ++num_streams_, .std = std, .truncation = 5.0});
+    ops_.fill_truncated_normal({x, {.seed = 1, .stream = ++num_streams_, .std = std, .truncation = 5.0}});
     return x;
   }
   Tensor act(Shape shape, double std = 1.0) {
@@ -38,12 +38,12 @@ class Workbench {
     const Tensor x = empty(shape);
     const ArenaScope scope(arena_);
     const Tensor master = stat(shape, std), low = arena_.allocate(DType::kI16, shape);
-    ops_.split_weight(master, x, low);
+    ops_.split_weight({master, x, low});
     return x;
   }
   Tensor i32(const std::vector<int32_t>& values) {
     const Tensor x = empty_i32({static_cast<int64_t>(values.size())});
-    ops_.upload(x, values.data());
+    ops_.device().upload(x, values.data());
     return x;
   }
   // 0 ... limit - 1, in no order.
@@ -57,13 +57,13 @@ class Workbench {
   }
   Tensor f64(const std::vector<double>& values) {
     const Tensor x = arena_.allocate(DType::kF64, {static_cast<int64_t>(values.size())});
-    ops_.upload(x, values.data());
+    ops_.device().upload(x, values.data());
     return x;
   }
 
  private:
-  Backend& ops_;
-  Arena arena_{"bench"};
+  Ops& ops_;
+  Arena& arena_;
   uint64_t num_streams_ = 0;
 };
 
@@ -121,7 +121,7 @@ Sizes small_sizes() {
 
 class Cases {
  public:
-  Cases(const Backend& ops, Sizes sizes)
+  Cases(const Ops& ops, Sizes sizes)
       : sizes_(std::move(sizes)),
         act_(static_cast<double>(dtype_bytes(ops.compute_dtype()))),
         stat_(static_cast<double>(dtype_bytes(ops.stat_dtype()))),
@@ -131,7 +131,7 @@ class Cases {
     const int64_t n = sizes_.copy_elements;
     return {"copy", fmt::format("{} elements", n), 0.0, 2 * act_ * count(n), [n](Workbench& w) -> Work {
               const Tensor x = w.act({n}), y = w.empty({n});
-              return [&w, x, y] { w.ops().copy(x, y); };
+              return [&w, x, y] { w.ops().copy({x, y}); };
             }};
   }
   Case gemm() const { return linear_forward({sizes_.gemm, sizes_.gemm, sizes_.gemm}); }
@@ -162,7 +162,7 @@ class Cases {
     return {"linear, forward", shape_of(size), 2 * count(T, in, out),
             act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
               const Tensor x = w.act({T, in}), weight = w.act({out, in}, 0.02), y = w.empty({T, out});
-              return [&w, x, weight, y] { w.ops().linear_forward(x, weight, y); };
+              return [&w, x, weight, y] { w.ops().linear_forward({x, weight, y}); };
             }};
   }
   static std::string shape_of(const Sizes::Linear& size) {
@@ -175,12 +175,12 @@ class Cases {
     cases.push_back({"linear, input gradient", shape_of(size), 2 * count(T, in, out),
                      act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
                        const Tensor dy = w.act({T, out}), weight = w.act({out, in}, 0.02), dx = w.empty({T, in});
-                       return [&w, dy, weight, dx] { w.ops().linear_backward_input(dy, weight, dx); };
+                       return [&w, dy, weight, dx] { w.ops().linear_backward_input({dy, weight, dx}); };
                      }});
     cases.push_back({"linear, weight gradient", shape_of(size), 2 * count(T, in, out),
                      act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
-                       return [&w, x, dy, dw] { w.ops().linear_backward_weight(x, dy, dw); };
+                       return [&w, x, dy, dw] { w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true}); };
                      }});
   }
 
@@ -228,14 +228,14 @@ class Cases {
                        }
                        // One angle for all: rotations in place keep their size however many there are.
                        const Tensor cos = w.empty_stat({S, Dk / 2}), sin = w.empty_stat({S, Dk / 2});
-                       w.ops().fill(cos, std::numbers::sqrt2 / 2);
-                       w.ops().fill(sin, std::numbers::sqrt2 / 2);
-                       const RopeArgs args = {.x = w.act({T, H, Dk}),
-                                              .positions = w.i32(positions),
-                                              .cos = cos,
-                                              .sin = sin,
-                                              .rope_offset = 0,
-                                              .layout = RopeLayout::kHalfSplit};
+                       w.ops().fill({cos, std::numbers::sqrt2 / 2});
+                       w.ops().fill({sin, std::numbers::sqrt2 / 2});
+                       const Rope args = {.x = w.act({T, H, Dk}),
+                                          .positions = w.i32(positions),
+                                          .cos = cos,
+                                          .sin = sin,
+                                          .rope_offset = 0,
+                                          .layout = RopeLayout::kHalfSplit};
                        return [&w, args] { w.ops().rope_forward(args); };
                      }});
   }
@@ -245,15 +245,15 @@ class Cases {
     cases.push_back(
         {"RMS norm, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
            const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
-           return [&w, x, y, gain, rstd] { w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd); };
+           return [&w, x, y, gain, rstd] { w.ops().rms_norm_forward({x, gain, 1e-6, y, rstd}); };
          }});
     cases.push_back(
         {"RMS norm, backward", shape, 0.0, 4 * act_ * count(T, D), [=](Workbench& w) -> Work {
            const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
            const Tensor dy = w.act({T, D}), dx = w.act({T, D}), dgain = w.stat({D});
-           w.ops().rms_norm_forward(x, gain, 1e-6, y, rstd);
+           w.ops().rms_norm_forward({x, gain, 1e-6, y, rstd});
            return [&w, x, gain, rstd, dy, dx, dgain] {
-             w.ops().rms_norm_backward(x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true);
+             w.ops().rms_norm_backward({x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true});
            };
          }});
   }
@@ -325,10 +325,10 @@ class Cases {
   // Rows sorted to experts as a router with random weights does it.
   static MoePlan make_plan(Workbench& w, const Sizes::Layer& size) {
     const int64_t T = size.T, E = size.E, K = size.K;
-    const MoePlan plan = {w.empty_i32({E + 1}), w.empty_i32({T, K}), w.empty_i32({T * K})};
+    const MoePlan plan = {w.empty_i32({E + 1}), w.empty_i32({T, K})};
     const RouterForward router = router_args(w, size);
     w.ops().router_forward(router);
-    w.ops().moe_plan(router.top_idx, plan, Tensor());
+    w.ops().build_moe_plan({router.top_idx, plan, Tensor()});
     return plan;
   }
   static RouterForward router_args(Workbench& w, const Sizes::Layer& size) {
@@ -355,7 +355,7 @@ class Cases {
              const Tensor x = w.act({R, in}), weight = w.act({E, out, in}, 0.02);
              const Tensor y = w.empty({R, out});
              const MoePlan plan = make_plan(w, size);
-             return [&w, x, weight, y, plan] { w.ops().grouped_linear_forward(x, weight, plan.offsets, y); };
+             return [&w, x, weight, y, plan] { w.ops().grouped_linear_forward({x, weight, plan.offsets, y}); };
            }});
       cases.push_back({"grouped linear, input gradient", shape, flops, row_bytes + act_ * count(E, in, out),
                        [=](Workbench& w) -> Work {
@@ -363,15 +363,16 @@ class Cases {
                          const Tensor dx = w.empty({R, in});
                          const MoePlan plan = make_plan(w, size);
                          return [&w, dy, weight, dx, plan] {
-                           w.ops().grouped_linear_backward_input(dy, weight, plan.offsets, dx);
+                           w.ops().grouped_linear_backward_input({dy, weight, plan.offsets, dx});
                          };
                        }});
       cases.push_back({"grouped linear, weight gradient", shape, flops, row_bytes + 2 * stat_ * count(E, in, out),
                        [=](Workbench& w) -> Work {
                          const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
                          const MoePlan plan = make_plan(w, size);
-                         return
-                             [&w, x, dy, dw, plan] { w.ops().grouped_linear_backward_weight(x, dy, plan.offsets, dw); };
+                         return [&w, x, dy, dw, plan] {
+                           w.ops().grouped_linear_backward_weight({x, dy, plan.offsets, dw, /*accumulate=*/true});
+                         };
                        }});
     }
   }
@@ -391,29 +392,29 @@ class Cases {
                        const RouterForward router = router_args(w, size);
                        w.ops().router_forward(router);
                        const MoePlan plan = make_plan(w, size);
-                       return [&w, router, plan] { w.ops().moe_plan(router.top_idx, plan, Tensor()); };
+                       return [&w, router, plan] { w.ops().build_moe_plan({router.top_idx, plan, Tensor()}); };
                      }});
     cases.push_back(
         {"dispatch", shape, 0.0, act_ * (count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
            const Tensor x = w.act({T, D}), rows = w.empty({R, D});
            const MoePlan plan = make_plan(w, size);
-           return [&w, x, rows, plan] { w.ops().moe_dispatch(x, plan, rows); };
+           return [&w, x, rows, plan] { w.ops().moe_dispatch({x, plan, rows}); };
          }});
     cases.push_back(
         {"combine", shape, 0.0, act_ * (2 * count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
            const Tensor rows = w.act({R, D}), y = w.act({T, D});
            const MoePlan plan = make_plan(w, size);
-           return [&w, rows, y, plan] { w.ops().moe_combine(rows, plan, y, /*accumulate=*/true); };
+           return [&w, rows, y, plan] { w.ops().moe_combine({rows, plan, y, /*accumulate=*/true}); };
          }});
     cases.push_back({"SwiGLU, forward", shape, 0.0, act_ * count(R, 3, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, F});
-                       return [&w, x, weight, h] { w.ops().activation_forward(Activation::kSwiGlu, x, weight, h); };
+                       return [&w, x, weight, h] { w.ops().activation_forward({Activation::kSwiGlu, x, weight, h}); };
                      }});
     cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, F});
                        const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});
                        return [&w, x, weight, dh, dx, dweight] {
-                         w.ops().activation_backward(Activation::kSwiGlu, x, weight, dh, dx, dweight);
+                         w.ops().activation_backward({Activation::kSwiGlu, x, weight, dh, dx, dweight});
                        };
                      }});
   }
@@ -436,12 +437,12 @@ class Cases {
     cases.push_back({"embedding, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
                        const Tensor ids = w.random_ids(T, V), table = w.act({V, D});
                        const Tensor y = w.empty({T, D});
-                       return [&w, ids, table, y] { w.ops().embedding_forward(ids, table, y); };
+                       return [&w, ids, table, y] { w.ops().embedding_forward({ids, table, y}); };
                      }});
     cases.push_back({"embedding, backward", shape, 0.0, (act_ + 2 * stat_) * count(T, D), [=](Workbench& w) -> Work {
                        const Tensor ids = w.random_ids(T, V), dy = w.act({T, D});
                        const Tensor dtable = w.stat({V, D});
-                       return [&w, ids, dy, dtable] { w.ops().embedding_backward(ids, dy, dtable); };
+                       return [&w, ids, dy, dtable] { w.ops().embedding_backward({ids, dy, dtable}); };
                      }});
   }
 
@@ -450,11 +451,11 @@ class Cases {
     const std::string shape = fmt::format("{} weights", n);
     cases.push_back({"zero", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
                        const Tensor x = w.empty_stat({n});
-                       return [&w, x] { w.ops().fill(x, 0.0); };
+                       return [&w, x] { w.ops().fill({x, 0.0}); };
                      }});
     cases.push_back({"sum of squares", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
                        const Tensor x = w.stat({n}), out = w.f64({0.0});
-                       return [&w, x, out] { w.ops().sum_of_squares(x, out); };
+                       return [&w, x, out] { w.ops().sum_of_squares({x, out}); };
                      }});
     // A master weight takes as much as one of stat; it and both moments are read and written.
     cases.push_back({"AdamW", shape, 0.0, 7 * stat_ * count(n), [n, masters = has_masters_](Workbench& w) -> Work {
@@ -465,7 +466,7 @@ class Cases {
                                                .v = w.empty_stat({n}),
                                                .grad_scale = w.f64({1.0}),
                                                .rates = w.f64({1e-4, 1.0, 1.0})};
-                       w.ops().fill(args.v, 1.0);
+                       w.ops().fill({args.v, 1.0});
                        return [&w, args] { w.ops().adamw_step(args); };
                      }});
   }
@@ -478,22 +479,22 @@ class Cases {
 class Timer {
  public:
   // Measures what `cases` need, then takes that much.
-  Timer(const RunConfig& run, const std::vector<Case>& cases) : ops_(make_backend(run)), bench_(*ops_) {
-    const auto counter = make_backend(run);
-    Workbench counting(*counter);
-    for (const Case& one : cases) {
-      for (const auto& prepare : {one.prepare, one.prepare_excluded}) {
-        const ArenaScope scope(counting.arena());
-        if (prepare) prepare(counting)();
-      }
-    }
-    ops_->scratch().reserve(ops_->memory(), counter->scratch().high_water());
-    bench_.arena().reserve(ops_->memory(), counting.arena().high_water());
-    flag_memory_.reserve(ops_->memory(), Arena::kAlignment);
-    flag_ = flag_memory_.allocate(DType::kI32, {1});
-  }
+  Timer(const RunConfig& run, const std::vector<Case>& cases)
+      : device_(make_device(device_options(run))),
+        storage_(*device_, plan_storage(device_options(run),
+                                        [&](Storage& storage) {
+                                          Workbench counting(storage);
+                                          for (const Case& one : cases) {
+                                            for (const auto& prepare : {one.prepare, one.prepare_excluded}) {
+                                              const ArenaScope scope(counting.arena());
+                                              if (prepare) prepare(counting)();
+                                            }
+                                          }
+                                        })),
+        bench_(storage_),
+        done_(device_->make_event(Lane::kCompute)) {}
 
-  Backend& ops() { return *ops_; }
+  const Device& device() const { return *device_; }
 
   // Calls behind each other in a recording, as a step has them.
   OpTiming time(const Case& one) {
@@ -520,7 +521,7 @@ class Timer {
     const Work calls = [&] {
       for (int call = 0; call < num_calls; ++call) work();
     };
-    const auto recording = recorded ? ops_->record(calls) : nullptr;
+    const auto recording = recorded ? device_->record(calls) : nullptr;
     const Work timed = recorded ? Work([&] { recording->run(); }) : calls;
     std::array<double, kRuns> ms;
     for (double& run : ms) run = run_ms(timed) / num_calls;
@@ -535,14 +536,14 @@ class Timer {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
   void wait() {
-    int32_t nothing = 0;
-    ops_->download(&nothing, flag_);
+    done_->record();
+    done_->wait();
   }
 
-  std::unique_ptr<Backend> ops_;
+  std::unique_ptr<Device> device_;
+  Storage storage_;
   Workbench bench_;
-  Arena flag_memory_{"flag"};
-  Tensor flag_;  // [1] i32
+  std::unique_ptr<Event> done_;
 };
 
 }  // namespace
@@ -554,8 +555,8 @@ double OpsBench::bound_ms(const OpTiming& op) const {
 }
 
 OpsBench bench_ops(const RunConfig& run, const std::string& only) {
-  const auto probe = make_backend(run);
-  const Cases cases(*probe, probe->device_memory() ? full_sizes() : small_sizes());
+  const auto probe = make_device(device_options(run));
+  const Cases cases(probe->ops(), probe->memory_use() ? full_sizes() : small_sizes());
   std::vector<Case> chosen = cases.all();
   std::erase_if(chosen, [&](const Case& one) { return one.name.find(only) == std::string::npos; });
   if (chosen.empty()) {
@@ -571,8 +572,8 @@ OpsBench bench_ops(const RunConfig& run, const std::string& only) {
   Timer timer(run, needed);
 
   OpsBench bench;
-  bench.device = timer.ops().description();
-  bench.software = timer.ops().software();
+  bench.device = timer.device().description();
+  bench.software = timer.device().software();
   const OpTiming copy = timer.time_unrecorded(needed[0]), gemm = timer.time_unrecorded(needed[1]);
   bench.copy_bytes_per_s = copy.bytes / (1e-3 * copy.ms);
   bench.gemm_flops = gemm.flops / (1e-3 * gemm.ms);

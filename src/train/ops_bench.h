@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "ops/backend.h"
+#include "ops/ops.h"
 
 namespace nmoe {
 

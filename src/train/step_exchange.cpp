@@ -62,12 +62,12 @@ void fill_positions(const Batch& batch, const PutIds& put) {
   put(batch.positions, positions);
 }
 
-StepSlot::StepSlot(const Config& config, const Model& model, Backend& ops, Arena& arena)
-    : ops_(ops),
+StepSlot::StepSlot(const Config& config, const Model& model, Device& device, Arena& arena)
+    : device_(device),
       inputs_(allocate_step_inputs(config, arena)),
       num_tokens_(static_cast<double>(config.train.batch_seqs * config.data.seq_len)),
       sums_(arena.allocate(DType::kF64, {2})),
-      done_(ops.make_event()) {
+      done_(device.make_event(Lane::kCompute)) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
     Router router;
@@ -82,24 +82,24 @@ StepSlot::StepSlot(const Config& config, const Model& model, Backend& ops, Arena
 void StepSlot::set_num_targets(int64_t num_targets) {
   num_targets_ = static_cast<double>(std::max<int64_t>(1, num_targets));  // a step without any has loss 0
   has_routers_ = false;
-  if (!ops_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
+  if (!device_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
 }
 
 void StepSlot::fetch_results(Tensor sums) {
-  ops_.begin_download(sums_.raw(), sums);
-  done_->set();
+  device_.begin_download(sums_.raw(), sums);
+  done_->record();
 }
 
 void StepSlot::fetch_routers(const Model& model) {
   for (size_t i = 0; i < routers_.size(); ++i) {
     const Moe& moe = *model.moe_layers()[i];
-    ops_.begin_download(routers_[i].stats.counts.raw(), moe.stats().counts);
-    ops_.begin_download(routers_[i].stats.aux_loss.raw(), moe.stats().aux_loss);
-    ops_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
-    ops_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
+    device_.begin_download(routers_[i].stats.counts.raw(), moe.stats().counts);
+    device_.begin_download(routers_[i].stats.aux_loss.raw(), moe.stats().aux_loss);
+    device_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
+    device_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
   }
   has_routers_ = true;
-  done_->set();
+  done_->record();
 }
 
 StepResult StepSlot::wait() const {

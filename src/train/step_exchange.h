@@ -12,7 +12,7 @@
 #include "config/config.h"
 #include "data/stream/documents.h"
 #include "model/model.h"
-#include "ops/backend.h"
+#include "ops/device.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
@@ -61,7 +61,7 @@ struct StepResult {
 // The host's side of one step, in memory that the device copies to and from.
 class StepSlot {
  public:
-  StepSlot(const Config& config, const Model& model, Backend& ops, Arena& arena);
+  StepSlot(const Config& config, const Model& model, Device& device, Arena& arena);
 
   const StepInputs& inputs() const { return inputs_; }
   void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
@@ -78,7 +78,7 @@ class StepSlot {
     Tensor bias;  // [E] stat
   };
 
-  Backend& ops_;
+  Device& device_;
   StepInputs inputs_;
   double num_tokens_;
   double num_targets_ = 1.0;

@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "checkpoint/async_writer.h"
 #include "config/load.h"
-#include "ops/factory.h"
 #include "train/batch_stream.h"
 #include "train/memory_plan.h"
 #include "train/recorder.h"
@@ -54,9 +53,10 @@ class Trainer {
     for (const DataSource& source : data_.sources) {
       if (source.valid) valid_splits_.push_back({source.name, split_reader(*source.valid, config_.data.seq_len)});
     }
-    ops_ = make_backend(config_.run);
-    fmt::print(stderr, "device: {}\n", ops_->description());
-    engine_ = std::make_unique<Engine>(config_, *ops_, &plan_.engine);
+    device_ = make_device(device_options(config_.run));
+    storage_ = std::make_unique<Storage>(*device_, plan_.storage);
+    fmt::print(stderr, "device: {}\n", device_->description());
+    engine_ = std::make_unique<Engine>(config_, *storage_);
   }
 
   TrainSummary run();
@@ -97,7 +97,8 @@ class Trainer {
   std::vector<int32_t> token_bytes_;
   std::vector<CarriedFile> carried_;  // of the imported model that training began with
   std::string tokenizer_json_;        // in every checkpoint; 10 MB for large vocabularies
-  std::unique_ptr<Backend> ops_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Storage> storage_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<AsyncCheckpointWriter> writer_;
@@ -125,7 +126,7 @@ void Trainer::start() {
   carried_ = start.carried();
   reported_steps_ = progress_.steps;
   recorder_ = std::make_unique<Recorder>(config_, engine_->optimizer(), start.run_id(), progress_.steps,
-                                         options_.commit, plan_.cost.flops_per_token, ops_->peak_flops());
+                                         options_.commit, plan_.cost.flops_per_token, device_->peak_flops());
   writer_ = std::make_unique<AsyncCheckpointWriter>(folder, config_.checkpoint.keep_last);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
@@ -315,7 +316,7 @@ TrainSummary Trainer::run() {
     record_failure(RunStatus::kFailed, error.what());
     throw;
   }
-  if (const auto device = ops_->device_memory()) {
+  if (const auto device = device_->memory_use()) {
     summary_.device_bytes_planned = plan_.device_bytes;
     summary_.device_bytes_used = device->used_bytes;
   }

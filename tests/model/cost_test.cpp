@@ -10,8 +10,8 @@ namespace nmoe::test {
 namespace {
 
 ModelCost cost_of(const ModelConfig& config, int64_t seq_len) {
-  const auto ops = make_backend({.num_threads = 1});
-  const Model model(config, *ops, seq_len);
+  const auto device = make_device({.num_threads = 1});
+  const Model model(config, device->ops(), seq_len);
   return model_cost(config, model.parameters(), seq_len);
 }
 

@@ -17,7 +17,7 @@ constexpr int64_t kSeqs = 2, kLen = 5;
 class TestModel {
  public:
   explicit TestModel(const ModelConfig& config, int num_threads = 2, Recompute recompute = Recompute::kNone)
-      : ops_(cpu_backend(DType::kF64, num_threads)), model_(config, *ops_, kLen, recompute) {
+      : ops_(cpu_device(DType::kF64, num_threads)), model_(config, *ops_, kLen, recompute) {
     for (Arena* arena : {&values_, &grads_, &state_, &activations_}) arena->reserve(ops_->memory(), 4 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(7);
@@ -32,7 +32,7 @@ class TestModel {
   // The scalar that forward_backward differentiates.
   double loss() {
     model_.begin_step();
-    model_.forward(batch(), activations_, losses_);
+    model_.forward(batch(), activations_, losses_, /*predictions=*/{}, /*statistics=*/true);
     const std::vector<double> losses = values(losses_);
     double total = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
     for (const Moe* moe : model_.moe_layers()) {
@@ -66,12 +66,12 @@ class TestModel {
   Model& model() { return model_; }
   Tensor losses() { return losses_; }
   Tensor targets() { return targets_; }
-  Backend& ops() { return *ops_; }
+  Ops& ops() { return *ops_; }
   Arena& activations() { return activations_; }
   TensorPool& pool() { return pool_; }
 
  private:
-  std::unique_ptr<Backend> ops_;
+  ReadyDevice ops_;
   TensorPool pool_{DType::kF64, 3};
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, activations_{"activations"};
   Model model_;
@@ -185,7 +185,7 @@ TEST(Model, AllTokensToTheSameExpertsStillHasTrueGradients) {
   ModelConfig config = base_model();
   config.moe.top_k = 1;
   TestModel test(config);
-  test.ops().fill(test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0);
+  test.ops().fill({test.parameter("layers.1.moe.router_bias").value.rows(3, 4), 100.0});
   test.backward();
   const Tensor counts = test.model().moe_layers()[0]->stats().counts;
   EXPECT_EQ(values(counts), (std::vector<double>{0, 0, 0, kSeqs * kLen, 0}));

@@ -26,7 +26,7 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
   // All inputs and outputs of one forward and backward.
   struct ActivationRun {
     ActivationRun(DType real, int num_threads, int64_t num_rows, int64_t width, Case c) : pool(real) {
-      backend = cpu_backend(real, num_threads);
+      ops = cpu_device(real, num_threads);
       pre = pool.normal({num_rows, pre_width(c.kind, width)}, 2.0);
       h = pool.zeros({num_rows, width});
       dh = pool.normal({num_rows, width});
@@ -35,11 +35,11 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
         row_weight = pool.normal({num_rows}, 0.3, 1.0);
         drow_weight = pool.zeros({num_rows});
       }
-      backend->activation_forward(c.kind, pre, row_weight, h);
-      backend->activation_backward(c.kind, pre, row_weight, dh, dpre, drow_weight);
+      ops->activation_forward({c.kind, pre, row_weight, h});
+      ops->activation_backward({c.kind, pre, row_weight, dh, dpre, drow_weight});
     }
     TensorPool pool;
-    std::unique_ptr<Backend> backend;
+    ReadyDevice ops;
     Tensor pre, row_weight, h, dh, dpre, drow_weight;
   };
 };
@@ -63,7 +63,7 @@ TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
   for (const Shape shape : {Shape{1, 1}, Shape{3, 7}, Shape{2, 16}}) {
     const ActivationRun run(DType::kF64, 2, shape[0], shape[1], GetParam());
     const auto loss = [&] {
-      run.backend->activation_forward(GetParam().kind, run.pre, run.row_weight, run.h);
+      run.ops->activation_forward({GetParam().kind, run.pre, run.row_weight, run.h});
       return dot(run.h, run.dh);
     };
     EXPECT_TRUE(gradient_matches(loss, run.pre, run.dpre));
@@ -76,7 +76,7 @@ TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
 TEST_P(ActivationTest, BackwardMayOverwriteItsInput) {
   for (const DType real : {DType::kF32, DType::kF64}) {
     const ActivationRun run(real, 2, 7, 37, GetParam());
-    run.backend->activation_backward(GetParam().kind, run.pre, run.row_weight, run.dh, run.pre, run.drow_weight);
+    run.ops->activation_backward({GetParam().kind, run.pre, run.row_weight, run.dh, run.pre, run.drow_weight});
     EXPECT_TRUE(same_bits(run.pre, run.dpre));
   }
 }
@@ -105,37 +105,59 @@ TEST_P(ActivationTest, AcceptsNoRows) {
 
 TEST(Activation, SwiGluSaturatesWithoutNan) {
   for (const DType real : {DType::kF32, DType::kF64}) {
-    const auto backend = cpu_backend(real);
+    const auto ops = cpu_device(real);
     TensorPool pool(real);
     const Tensor pre = pool.of({1, 8}, {80, -80, 1000, -1000, /* up */ 2, 2, 2, 2});
     const Tensor h = pool.zeros({1, 4}), dh = pool.full({1, 4}, 1.0), dpre = pool.zeros({1, 8});
-    backend->activation_forward(Activation::kSwiGlu, pre, {}, h);
+    ops->activation_forward({Activation::kSwiGlu, pre, {}, h});
     EXPECT_TRUE(near(h, {160, 0, 2000, 0}, 1e-6));
-    backend->activation_backward(Activation::kSwiGlu, pre, {}, dh, dpre, {});
+    ops->activation_backward({Activation::kSwiGlu, pre, {}, dh, dpre, {}});
     EXPECT_TRUE(near(dpre, {2, 0, 2, 0, 80, 0, 1000, 0}, 1e-6));
   }
 }
 
 TEST(Activation, LetsNanThrough) {
-  const auto backend = cpu_backend(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
   TensorPool pool(DType::kF32);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Tensor h = pool.zeros({1, 1});
-  backend->activation_forward(Activation::kReluSquared, pool.of({1, 1}, {nan}), {}, h);
+  ops->activation_forward({Activation::kReluSquared, pool.of({1, 1}, {nan}), {}, h});
   EXPECT_TRUE(std::isnan(get(h, 0)));
   set(h, 0, 0);
-  backend->activation_forward(Activation::kSwiGlu, pool.of({1, 2}, {nan, 1}), {}, h);
+  ops->activation_forward({Activation::kSwiGlu, pool.of({1, 2}, {nan, 1}), {}, h});
   EXPECT_TRUE(std::isnan(get(h, 0)));
 }
 
 TEST(Activation, RefusesShapesThatDisagree) {
-  const auto backend = cpu_backend(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
   TensorPool pool(DType::kF32);
-  EXPECT_THROW(backend->activation_forward(Activation::kSwiGlu, pool.zeros({2, 4}), {}, pool.zeros({2, 4})),
+  EXPECT_THROW(ops->activation_forward({Activation::kSwiGlu, pool.zeros({2, 4}), {}, pool.zeros({2, 4})}),
                CheckFailure);
   EXPECT_THROW(
-      backend->activation_forward(Activation::kReluSquared, pool.zeros({2, 4}), pool.zeros({3}), pool.zeros({2, 4})),
+      ops->activation_forward({Activation::kReluSquared, pool.zeros({2, 4}), pool.zeros({3}), pool.zeros({2, 4})}),
       CheckFailure);
+}
+
+// Rows are a capacity: those that are not there are neither read nor written.
+TEST(Activation, LeavesRowsBeyondTheirNumberAlone) {
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    TensorPool pool(DType::kF32);
+    const auto ops = cpu_device(DType::kF32);
+    const int64_t width = kind == Activation::kSwiGlu ? 6 : 3;
+    const Tensor pre = pool.normal({5, width}), weight = pool.normal({5}), dh = pool.normal({5, 3});
+    const Tensor num_rows = pool.ints({1}, {2});
+    const Tensor h = pool.full({5, 3}, 7.0), dpre = pool.full({5, width}, 7.0), dweight = pool.full({5}, 7.0);
+    const Tensor expected_h = pool.full({5, 3}, 7.0), expected_dpre = pool.full({5, width}, 7.0);
+    const Tensor expected_dweight = pool.full({5}, 7.0);
+    ops->activation_forward({kind, pre.rows(0, 2), weight.rows(0, 2), expected_h.rows(0, 2)});
+    ops->activation_backward({kind, pre.rows(0, 2), weight.rows(0, 2), dh.rows(0, 2), expected_dpre.rows(0, 2),
+                              expected_dweight.rows(0, 2)});
+    ops->activation_forward({kind, pre, weight, h, num_rows});
+    ops->activation_backward({kind, pre, weight, dh, dpre, dweight, num_rows});
+    EXPECT_TRUE(same_bits(h, expected_h));
+    EXPECT_TRUE(same_bits(dpre, expected_dpre));
+    EXPECT_TRUE(same_bits(dweight, expected_dweight));
+  }
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct AdamWRun {
   static constexpr double kLr = 1e-2, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1, kGradScale = 0.25;
 
   AdamWRun(DType real, int num_threads, int64_t size) : pool(real) {
-    const auto backend = cpu_backend(real, num_threads);
+    const auto ops = cpu_device(real, num_threads);
     w = pool.normal({size});
     initial = pool.clone(w);
     m = pool.zeros({size});
@@ -29,16 +29,16 @@ struct AdamWRun {
     set(grad_scale, 0, kGradScale);
     for (int step = 1; step <= kSteps; ++step) {
       gradients.push_back(pool.normal({size}, 2.0));
-      backend->adamw_step({.w = w,
-                           .grad = gradients.back(),
-                           .m = m,
-                           .v = v,
-                           .grad_scale = grad_scale,
-                           .rates = adamw_rates(pool, kLr, kBeta1, kBeta2, step),
-                           .beta1 = kBeta1,
-                           .beta2 = kBeta2,
-                           .eps = kEps,
-                           .weight_decay = kDecay});
+      ops->adamw_step({.w = w,
+                       .grad = gradients.back(),
+                       .m = m,
+                       .v = v,
+                       .grad_scale = grad_scale,
+                       .rates = adamw_rates(pool, kLr, kBeta1, kBeta2, step),
+                       .beta1 = kBeta1,
+                       .beta2 = kBeta2,
+                       .eps = kEps,
+                       .weight_decay = kDecay});
     }
   }
   TensorPool pool;
@@ -81,45 +81,45 @@ TEST(AdamW, BitsDoNotDependOnThreads) {
 }
 
 TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}), v = pool.zeros({4});
-  backend->adamw_step({.w = w,
-                       .grad = grad,
-                       .m = m,
-                       .v = v,
-                       .grad_scale = pool.full({1}, 1.0),
-                       .rates = adamw_rates(pool, 0.5, 0.9, 0.95, 1),
-                       .eps = 1e-12});
+  ops->adamw_step({.w = w,
+                   .grad = grad,
+                   .m = m,
+                   .v = v,
+                   .grad_scale = pool.full({1}, 1.0),
+                   .rates = adamw_rates(pool, 0.5, 0.9, 0.95, 1),
+                   .eps = 1e-12});
   EXPECT_TRUE(near(w, {-0.5, 0.5, -0.5, 0}, 1e-9));
   EXPECT_TRUE(near(grad, {3, -0.01, 1e3, 0}, 0));
 }
 
 TEST(AdamW, DecaysWithoutGradient) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}), v = pool.zeros({2});
-  backend->adamw_step({.w = w,
-                       .grad = zero,
-                       .m = m,
-                       .v = v,
-                       .grad_scale = pool.full({1}, 1.0),
-                       .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 1),
-                       .weight_decay = 0.5});
+  ops->adamw_step({.w = w,
+                   .grad = zero,
+                   .m = m,
+                   .v = v,
+                   .grad_scale = pool.full({1}, 1.0),
+                   .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 1),
+                   .weight_decay = 0.5});
   EXPECT_TRUE(near(w, {2 * 0.95, -4 * 0.95}, 1e-15));
 }
 
 TEST(AdamW, AStepThatIsNotFiniteChangesNothing) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.of({2}, {2, -4}), m = pool.of({2}, {1, 2}), v = pool.of({2}, {3, 4});
-  backend->adamw_step({.w = w,
-                       .grad = pool.of({2}, {NAN, 1}),
-                       .m = m,
-                       .v = v,
-                       .grad_scale = pool.full({1}, NAN),
-                       .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 3),
-                       .weight_decay = 0.5});
+  ops->adamw_step({.w = w,
+                   .grad = pool.of({2}, {NAN, 1}),
+                   .m = m,
+                   .v = v,
+                   .grad_scale = pool.full({1}, NAN),
+                   .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 3),
+                   .weight_decay = 0.5});
   EXPECT_TRUE(near(w, {2, -4}, 0));
   EXPECT_TRUE(near(m, {1, 2}, 0));
   EXPECT_TRUE(near(v, {3, 4}, 0));

@@ -100,8 +100,8 @@ TEST(Attention, ForwardIsTheDefinition) {
       SCOPED_TRACE(c.name);
       TensorPool pool;
       const Problem problem = make_problem(pool, c);
-      const auto backend = cpu_backend();
-      backend->attention_forward(problem.forward);
+      const auto ops = cpu_device();
+      ops->attention_forward(problem.forward);
       std::vector<double> out, lse;
       reference(c, problem.forward, out, lse);
       EXPECT_TRUE(near(problem.forward.out, out, 1e-9));
@@ -117,14 +117,14 @@ TEST(Attention, BackwardMatchesFiniteDifferences) {
     const Problem problem = make_problem(pool, c);
     const AttentionForward& forward = problem.forward;
     const AttentionBackward& backward = problem.backward;
-    const auto backend = cpu_backend();
-    backend->attention_forward(forward);
-    backend->attention_backward(backward);
+    const auto ops = cpu_device();
+    ops->attention_forward(forward);
+    ops->attention_backward(backward);
     AttentionForward perturbed = forward;
     perturbed.out = pool.zeros(forward.out.shape());
     perturbed.lse = pool.zeros(forward.lse.shape());
     const auto loss = [&] {
-      backend->attention_forward(perturbed);
+      ops->attention_forward(perturbed);
       return dot(perturbed.out, backward.dout);
     };
     EXPECT_TRUE(gradient_matches(loss, backward.q, backward.dq)) << "dq";
@@ -141,9 +141,9 @@ TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
     const Problem problem = make_problem(pool, c);
     const AttentionForward& forward = problem.forward;
     const AttentionBackward& backward = problem.backward;
-    const auto backend = cpu_backend();
-    backend->attention_forward(forward);
-    backend->attention_backward(backward);
+    const auto ops = cpu_device();
+    ops->attention_forward(forward);
+    ops->attention_backward(backward);
     const auto check = [&](Tensor AttentionForward::*input, Tensor gradient) {
       const Tensor direction = pool.normal(gradient.shape());
       AttentionForward moved = forward;
@@ -154,7 +154,7 @@ TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
         for (int64_t i = 0; i < direction.num_elements(); ++i) {
           set(moved.*input, i, get(forward.*input, i) + step * get(direction, i));
         }
-        backend->attention_forward(moved);
+        ops->attention_forward(moved);
         return dot(moved.out, backward.dout);
       };
       constexpr double kStep = 1e-3;
@@ -176,9 +176,9 @@ TEST(Attention, FloatAgreesWithDouble) {
     TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
     const Problem single_problem = make_problem(single_pool, c), double_problem = make_problem(double_pool, c);
     const auto run = [](DType real, const Problem& problem) {
-      const auto backend = cpu_backend(real);
-      backend->attention_forward(problem.forward);
-      backend->attention_backward(problem.backward);
+      const auto ops = cpu_device(real);
+      ops->attention_forward(problem.forward);
+      ops->attention_backward(problem.backward);
     };
     run(DType::kF32, single_problem);
     run(DType::kF64, double_problem);
@@ -199,9 +199,9 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
     for (const int threads : {1, 2, 3}) {
       TensorPool pool(DType::kF32);
       const Problem problem = threads == 1 ? first : make_problem(pool, c);
-      const auto backend = cpu_backend(DType::kF32, threads);
-      backend->attention_forward(problem.forward);
-      backend->attention_backward(problem.backward);
+      const auto ops = cpu_device(DType::kF32, threads);
+      ops->attention_forward(problem.forward);
+      ops->attention_backward(problem.backward);
       EXPECT_TRUE(same_bits(problem.forward.out, first.forward.out)) << threads;
       EXPECT_TRUE(same_bits(problem.forward.lse, first.forward.lse)) << threads;
       EXPECT_TRUE(same_bits(problem.backward.dq, first.backward.dq)) << threads;
@@ -219,10 +219,10 @@ TEST(Attention, OneDocumentASequenceHasTheBitsOfNoDocuments) {
     const Problem plain = make_problem(plain_pool, c);
     for (int64_t b = 0; b <= c.B; ++b) c.cu_seqlens.push_back(static_cast<double>(b * c.S));
     const Problem masked = make_problem(masked_pool, c);
-    const auto backend = cpu_backend(DType::kF32);
+    const auto ops = cpu_device(DType::kF32);
     for (const Problem* problem : {&plain, &masked}) {
-      backend->attention_forward(problem->forward);
-      backend->attention_backward(problem->backward);
+      ops->attention_forward(problem->forward);
+      ops->attention_backward(problem->backward);
     }
     EXPECT_TRUE(same_bits(masked.forward.q, plain.forward.q));
     EXPECT_TRUE(same_bits(masked.forward.out, plain.forward.out));
@@ -234,13 +234,13 @@ TEST(Attention, OneDocumentASequenceHasTheBitsOfNoDocuments) {
 }
 
 TEST(Attention, RefusesDocumentsThatCrossSequences) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   const std::vector<std::vector<double>> refused = {{0, 14}, {0, 6, 8, 14}, {1, 7, 14}, {0, 7, 13}, {0, 7, 5, 14}, {}};
   for (const std::vector<double>& bounds : refused) {
     TensorPool pool;
     Problem problem = make_problem(pool, {"", 2, 7, 1, 1, 2, 2, 0});
     problem.forward.shape.cu_seqlens = pool.ints({static_cast<int64_t>(bounds.size())}, bounds);
-    EXPECT_THROW(backend->attention_forward(problem.forward), CheckFailure);
+    EXPECT_THROW(ops->attention_forward(problem.forward), CheckFailure);
   }
 }
 
@@ -250,9 +250,9 @@ TEST(Attention, HugeScoresStayFinite) {
     TensorPool pool(real);
     const auto [forward, backward] = make_problem(pool, {"", 1, 300, 1, 1, 4, 2, 0});
     for (int64_t i = 0; i < forward.q.num_elements(); ++i) set(forward.q, i, 1e4 * get(forward.q, i));
-    const auto backend = cpu_backend(real);
-    backend->attention_forward(forward);
-    backend->attention_backward(backward);
+    const auto ops = cpu_device(real);
+    ops->attention_forward(forward);
+    ops->attention_backward(backward);
     for (const Tensor& x : {forward.out, forward.lse, backward.dq, backward.dk, backward.dv}) {
       for (const double value : values(x)) ASSERT_TRUE(std::isfinite(value));
     }
@@ -264,7 +264,7 @@ TEST(MlaExpand, PutsEveryPartInItsPlace) {
   // One token, two heads, nope 2, value 1, rope 2.
   const Tensor kv = pool.of({1, 2, 3}, {1, 2, 3, 4, 5, 6}), k_rope = pool.of({1, 2}, {7, 8});
   const Tensor k = pool.zeros({1, 2, 4}), v = pool.zeros({1, 2, 1});
-  cpu_backend()->mla_expand_forward(kv, k_rope, k, v);
+  cpu_device()->mla_expand_forward({kv, k_rope, k, v});
   EXPECT_EQ(values(k), (std::vector<double>{1, 2, 7, 8, 4, 5, 7, 8}));
   EXPECT_EQ(values(v), (std::vector<double>{3, 6}));
 }
@@ -276,10 +276,10 @@ TEST(MlaExpand, BackwardMatchesFiniteDifferences) {
   const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
   const Tensor dk = pool.normal(k.shape()), dv = pool.normal(v.shape());
   const Tensor dkv = pool.full(kv.shape(), NAN), dk_rope = pool.full(k_rope.shape(), NAN);
-  const auto backend = cpu_backend();
-  backend->mla_expand_backward(dk, dv, dkv, dk_rope);
+  const auto ops = cpu_device();
+  ops->mla_expand_backward({dk, dv, dkv, dk_rope});
   const auto loss = [&] {
-    backend->mla_expand_forward(kv, k_rope, k, v);
+    ops->mla_expand_forward({kv, k_rope, k, v});
     return dot(k, dk) + dot(v, dv);
   };
   EXPECT_TRUE(gradient_matches(loss, kv, dkv));

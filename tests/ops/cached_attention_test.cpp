@@ -73,7 +73,7 @@ TEST_P(CachedAttentionTest, IsTheSoftmaxOverWhatARowSees) {
     TensorPool pool(real);
     const CachedAttention args = problem(pool, GetParam());
     const std::vector<double> expected = reference(GetParam(), args);
-    cpu_backend(real)->cached_attention(args);
+    cpu_device(real)->cached_attention(args);
     EXPECT_TRUE(near(args.out, expected, tolerance));
   }
 }
@@ -81,10 +81,10 @@ TEST_P(CachedAttentionTest, IsTheSoftmaxOverWhatARowSees) {
 TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
   TensorPool pool(DType::kF32);
   const CachedAttention args = problem(pool, GetParam());
-  cpu_backend(DType::kF32, 1)->cached_attention(args);
+  cpu_device(DType::kF32, 1)->cached_attention(args);
   CachedAttention again = args;
   again.out = pool.full(args.out.shape(), NAN);
-  cpu_backend(DType::kF32, 3)->cached_attention(again);
+  cpu_device(DType::kF32, 3)->cached_attention(again);
   EXPECT_TRUE(same_bits(again.out, args.out));
   for (int64_t t = 0; t < args.q.dim(0); ++t) {
     CachedAttention one = args;
@@ -92,7 +92,7 @@ TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
     one.slots = args.slots.rows(t, t + 1);
     one.positions = args.positions.rows(t, t + 1);
     one.out = pool.full(args.out.rows(t, t + 1).shape(), NAN);
-    cpu_backend(DType::kF32, 2)->cached_attention(one);
+    cpu_device(DType::kF32, 2)->cached_attention(one);
     EXPECT_TRUE(same_bits(one.out, args.out.rows(t, t + 1))) << "row " << t;
   }
 }
@@ -101,15 +101,15 @@ TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
 TEST_P(CachedAttentionTest, ClaimsItsScratch) {
   TensorPool pool(DType::kF32);
   const CachedAttention args = problem(pool, GetParam());
-  cpu::CpuBackend counter(2, DType::kF32), backend(2, DType::kF32);
+  const auto counter = make_device({.num_threads = 2}), device = make_device({.num_threads = 2});
   CachedAttention empty = args;
   for (Tensor* tensor : {&empty.q, &empty.slots, &empty.positions, &empty.keys, &empty.out}) {
     *tensor = without_data(*tensor);
   }
   if (args.values.defined()) empty.values = without_data(args.values);
-  counter.cached_attention(empty);
-  backend.scratch().reserve(backend.memory(), counter.scratch().high_water());
-  backend.cached_attention(args);
+  counter->ops().cached_attention(empty);
+  device->scratch(Lane::kCompute).reserve(device->memory(), counter->scratch(Lane::kCompute).high_water());
+  device->ops().cached_attention(args);
   EXPECT_TRUE(near(args.out, reference(GetParam(), args), 1e-3));
 }
 
@@ -123,11 +123,11 @@ INSTANTIATE_TEST_SUITE_P(Cases, CachedAttentionTest, ::testing::ValuesIn(kCases)
 TEST(CacheWriteTest, WritesTheNamedPlacesAndColumnsOnly) {
   TensorPool pool;
   const Tensor cache = pool.full({2, 3, 4}, -1), rows = pool.of({2, 2}, {1, 2, 3, 4});
-  cpu_backend()->cache_write({.rows = rows,
-                              .slots = pool.ints({2}, {1, 0}),
-                              .positions = pool.ints({2}, {2, 1}),
-                              .cache = cache,
-                              .offset = 1});
+  cpu_device()->cache_write({.rows = rows,
+                             .slots = pool.ints({2}, {1, 0}),
+                             .positions = pool.ints({2}, {2, 1}),
+                             .cache = cache,
+                             .offset = 1});
   std::vector<double> expected(24, -1);
   expected[(1 * 3 + 2) * 4 + 1] = 1;
   expected[(1 * 3 + 2) * 4 + 2] = 2;
@@ -140,11 +140,11 @@ TEST(CacheWriteTest, PlacesOutsideTheCacheAreABug) {
   TensorPool pool;
   const Tensor cache = pool.zeros({2, 3, 4}), row = pool.zeros({1, 4});
   const auto write = [&](double slot, double position, int64_t offset) {
-    cpu_backend()->cache_write({.rows = row,
-                                .slots = pool.ints({1}, {slot}),
-                                .positions = pool.ints({1}, {position}),
-                                .cache = cache,
-                                .offset = offset});
+    cpu_device()->cache_write({.rows = row,
+                               .slots = pool.ints({1}, {slot}),
+                               .positions = pool.ints({1}, {position}),
+                               .cache = cache,
+                               .offset = offset});
   };
   EXPECT_NO_THROW(write(1, 2, 0));
   EXPECT_THROW(write(2, 0, 0), CheckFailure);
@@ -158,17 +158,17 @@ TEST(MlaAbsorbTest, EqualsExpandedKeysAndValues) {
   for (const auto& [real, tolerance] : {std::pair(DType::kF64, 1e-10), std::pair(DType::kF32, 2e-3)}) {
     constexpr int64_t kTokens = 5, kHeads = 3, kNope = 7, kRope = 4, kValue = 10, kRank = 19;
     TensorPool pool(real);
-    const auto backend = cpu_backend(real);
+    const auto ops = cpu_device(real);
     const Tensor q = pool.normal({kTokens, kHeads, kNope + kRope});
     const Tensor latents = pool.normal({kTokens, kRank}), rotated = pool.normal({kTokens, kRope});
     const Tensor kv_up = pool.normal({kHeads * (kNope + kValue), kRank});
     const Tensor kv = pool.zeros({kTokens, kHeads, kNope + kValue});
     const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
-    backend->linear_forward(latents, kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)}));
-    backend->mla_expand_forward(kv, rotated, k, v);
+    ops->linear_forward({latents, kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)})});
+    ops->mla_expand_forward({kv, rotated, k, v});
 
     const Tensor latent_q = pool.full({kTokens, kHeads, kRank + kRope}, NAN);
-    backend->mla_absorb_query(q, kv_up, latent_q);
+    ops->mla_absorb_query({q, kv_up, latent_q});
     std::vector<double> absorbed, expanded;
     for (int64_t t = 0; t < kTokens; ++t) {
       for (int64_t h = 0; h < kHeads; ++h) {
@@ -187,9 +187,9 @@ TEST(MlaAbsorbTest, EqualsExpandedKeysAndValues) {
     // Every head with the latent of its own token: the values of that token.
     const Tensor per_head = pool.zeros({kTokens, kHeads, kRank}), out = pool.full({kTokens, kHeads, kValue}, NAN);
     for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t h = 0; h < kHeads; ++h) backend->copy(latents[t], per_head[t][h]);
+      for (int64_t h = 0; h < kHeads; ++h) ops->copy({latents[t], per_head[t][h]});
     }
-    backend->mla_expand_output(per_head, kv_up, out);
+    ops->mla_expand_output({per_head, kv_up, out});
     EXPECT_TRUE(near(out, v, tolerance));
   }
 }

@@ -5,17 +5,17 @@ namespace {
 
 struct EmbeddingRun {
   EmbeddingRun(DType real, int num_threads, int64_t num_tokens, int64_t vocab_size, int64_t width) : pool(real) {
-    backend = cpu_backend(real, num_threads);
+    ops = cpu_device(real, num_threads);
     ids = pool.random_ints({num_tokens}, vocab_size);
     table = pool.normal({vocab_size, width});
     y = pool.zeros({num_tokens, width});
     dy = pool.normal({num_tokens, width});
     dtable = pool.zeros({vocab_size, width});
-    backend->embedding_forward(ids, table, y);
-    backend->embedding_backward(ids, dy, dtable);
+    ops->embedding_forward({ids, table, y});
+    ops->embedding_backward({ids, dy, dtable});
   }
   TensorPool pool;
-  std::unique_ptr<Backend> backend;
+  ReadyDevice ops;
   Tensor ids, table, y, dy, dtable;
 };
 
@@ -30,7 +30,7 @@ TEST(Embedding, BackwardMatchesFiniteDifferences) {
   for (const int64_t width : {1, 67, 130}) {  // one, two and three blocks of columns
     const EmbeddingRun run(DType::kF64, 2, 11, 3, width);
     const auto loss = [&] {
-      run.backend->embedding_forward(run.ids, run.table, run.y);
+      run.ops->embedding_forward({run.ids, run.table, run.y});
       return dot(run.y, run.dy);
     };
     EXPECT_TRUE(gradient_matches(loss, run.table, run.dtable));
@@ -38,12 +38,12 @@ TEST(Embedding, BackwardMatchesFiniteDifferences) {
 }
 
 TEST(Embedding, BackwardAddsAndLeavesUnusedRows) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor ids = pool.ints({3}, {2, 0, 2});
   const Tensor dy = pool.of({3, 2}, {1, 2, 3, 4, 5, 6});
   const Tensor dtable = pool.of({3, 2}, {10, 20, 30, 40, 50, 60});
-  backend->embedding_backward(ids, dy, dtable);
+  ops->embedding_backward({ids, dy, dtable});
   EXPECT_TRUE(near(dtable, {13, 24, 30, 40, 56, 68}, 0));
 }
 
@@ -54,12 +54,12 @@ TEST(Embedding, BitsDoNotDependOnThreads) {
 }
 
 TEST(Embedding, RefusesIdsOutsideTheVocabulary) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor table = pool.zeros({3, 2}), y = pool.zeros({1, 2});
   for (const double id : {-1.0, 3.0}) {
-    EXPECT_THROW(backend->embedding_forward(pool.ints({1}, {id}), table, y), CheckFailure);
-    EXPECT_THROW(backend->embedding_backward(pool.ints({1}, {id}), y, table), CheckFailure);
+    EXPECT_THROW(ops->embedding_forward({pool.ints({1}, {id}), table, y}), CheckFailure);
+    EXPECT_THROW(ops->embedding_backward({pool.ints({1}, {id}), y, table}), CheckFailure);
   }
 }
 

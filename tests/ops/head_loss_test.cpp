@@ -38,7 +38,7 @@ TEST(HeadLoss, LossIsTheDefinition) {
   for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 5, 37}, {600, 3, 67}, {3, 2, 1031}}) {
     TensorPool pool;
     const HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
-    cpu_backend()->head_loss(args);
+    cpu_device()->head_loss(args);
     EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10)) << tokens << " tokens, vocabulary " << vocab;
   }
 }
@@ -66,14 +66,14 @@ TEST(HeadLoss, PredictionsAreTheLargestLogits) {
       expected.push_back(static_cast<double>(best));
     }
     args.predictions = pool.ints({tokens}, std::vector<double>(static_cast<size_t>(tokens), -1));
-    const auto backend = cpu_backend();
-    backend->head_loss(args);
+    const auto ops = cpu_device();
+    ops->head_loss(args);
     EXPECT_EQ(values(args.predictions), expected);
     EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10));
 
     args.dx = args.dw = Tensor();
     args.predictions = pool.ints({tokens}, std::vector<double>(static_cast<size_t>(tokens), -1));
-    backend->head_loss(args);
+    ops->head_loss(args);
     EXPECT_EQ(values(args.predictions), expected);
   }
 }
@@ -83,13 +83,13 @@ TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
     SCOPED_TRACE(fmt::format("{} tokens of {}, vocabulary {}", tokens, dim, vocab));
     TensorPool pool;
     const HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
-    const auto backend = cpu_backend();
-    backend->head_loss(args);
+    const auto ops = cpu_device();
+    ops->head_loss(args);
     HeadLoss loss_only = args;
     loss_only.losses = pool.zeros(args.losses.shape());
     loss_only.dx = loss_only.dw = Tensor();
     const auto loss = [&] {
-      backend->head_loss(loss_only);
+      ops->head_loss(loss_only);
       double sum = 0;
       for (const double value : values(loss_only.losses)) sum += value;
       return get(args.grad_scale, 0) * sum;
@@ -104,12 +104,12 @@ TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
 TEST(HeadLoss, WeightGradientAccumulatesAndIgnoredTokensHaveNone) {
   TensorPool pool;
   const HeadLoss args = make_head_loss(pool, 9, 4, 13);
-  const auto backend = cpu_backend();
-  backend->head_loss(args);
+  const auto ops = cpu_device();
+  ops->head_loss(args);
   for (int64_t d = 0; d < 4; ++d) EXPECT_EQ(get(args.dx, 2 * 4 + d), 0.0);
   std::vector<double> twice = values(args.dw);
   for (double& value : twice) value *= 2;
-  backend->head_loss(args);
+  ops->head_loss(args);
   EXPECT_TRUE(near(args.dw, twice, 1e-12));
 }
 
@@ -117,7 +117,7 @@ TEST(HeadLoss, NoTargetsAtAll) {
   TensorPool pool(DType::kF32);
   HeadLoss args = make_head_loss(pool, 4, 3, 7);
   args.targets = pool.ints({4}, {-1, -1, -5, -1});
-  cpu_backend(DType::kF32)->head_loss(args);
+  cpu_device(DType::kF32)->head_loss(args);
   EXPECT_EQ(values(args.losses), std::vector<double>(4, 0.0));
   EXPECT_EQ(values(args.dx), std::vector<double>(12, 0.0));
   EXPECT_EQ(values(args.dw), std::vector<double>(21, 0.0));
@@ -128,7 +128,7 @@ TEST(HeadLoss, HugeLogitsStayFinite) {
   TensorPool pool(DType::kF32);
   const HeadLoss args = make_head_loss(pool, 40, 8, 100);
   for (int64_t i = 0; i < args.x.num_elements(); ++i) set(args.x, i, 1e4 * get(args.x, i));
-  cpu_backend(DType::kF32)->head_loss(args);
+  cpu_device(DType::kF32)->head_loss(args);
   for (const Tensor& x : {args.losses, args.dx, args.dw}) {
     for (const double value : values(x)) ASSERT_TRUE(std::isfinite(value));
   }
@@ -140,8 +140,8 @@ TEST(HeadLoss, FloatAgreesWithDouble) {
   TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
   const HeadLoss single_args = make_head_loss(single_pool, 300, 24, 515);
   const HeadLoss double_args = make_head_loss(double_pool, 300, 24, 515);
-  cpu_backend(DType::kF32)->head_loss(single_args);
-  cpu_backend(DType::kF64)->head_loss(double_args);
+  cpu_device(DType::kF32)->head_loss(single_args);
+  cpu_device(DType::kF64)->head_loss(double_args);
   EXPECT_TRUE(near(single_args.losses, double_args.losses, 1e-4));
   EXPECT_TRUE(near(single_args.dx, double_args.dx, 2e-3));
   EXPECT_TRUE(near(single_args.dw, double_args.dw, 2e-3));
@@ -153,7 +153,7 @@ TEST(HeadLoss, SameBitsForAnyNumberOfThreads) {
   for (const int threads : {1, 2, 3}) {
     TensorPool pool(DType::kF32);
     const HeadLoss args = threads == 1 ? first : make_head_loss(pool, 600, 33, 1030);
-    cpu_backend(DType::kF32, threads)->head_loss(args);
+    cpu_device(DType::kF32, threads)->head_loss(args);
     EXPECT_TRUE(same_bits(args.losses, first.losses)) << threads;
     EXPECT_TRUE(same_bits(args.dx, first.dx)) << threads;
     EXPECT_TRUE(same_bits(args.dw, first.dw)) << threads;
@@ -164,7 +164,7 @@ TEST(HeadLoss, TargetBeyondTheVocabularyIsABug) {
   TensorPool pool;
   HeadLoss args = make_head_loss(pool, 1, 2, 3);
   args.targets = pool.ints({1}, {3});
-  EXPECT_THROW(cpu_backend()->head_loss(args), CheckFailure);
+  EXPECT_THROW(cpu_device()->head_loss(args), CheckFailure);
 }
 
 }  // namespace

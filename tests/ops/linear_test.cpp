@@ -39,12 +39,12 @@ TEST(Linear, ForwardIsTheProductAndCanAccumulate) {
     for (const DType real : {DType::kF32, DType::kF64}) {
       TensorPool pool(real);
       const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), y = pool.full({tokens, out}, NAN);
-      const auto backend = cpu_backend(real);
+      const auto ops = cpu_device(real);
       const double tolerance = real == DType::kF32 ? kFloatTolerance : kDoubleTolerance;
-      backend->linear_forward(x, w, y);
+      ops->linear_forward({x, w, y});
       std::vector<double> expected = product_reference(x, w);
       EXPECT_TRUE(near(y, expected, tolerance));
-      backend->linear_forward(x, w, y, true);
+      ops->linear_forward({x, w, y, true});
       for (double& value : expected) value *= 2;
       EXPECT_TRUE(near(y, expected, tolerance));
     }
@@ -55,11 +55,11 @@ TEST(Linear, BackwardMatchesFiniteDifferences) {
   TensorPool pool;
   const Tensor x = pool.normal({5, 3}), w = pool.normal({4, 3}), y = pool.zeros({5, 4}), dy = pool.normal({5, 4});
   const Tensor dx = pool.full({5, 3}, NAN), dw = pool.zeros({4, 3});
-  const auto backend = cpu_backend();
-  backend->linear_backward_input(dy, w, dx);
-  backend->linear_backward_weight(x, dy, dw);
+  const auto ops = cpu_device();
+  ops->linear_backward_input({dy, w, dx});
+  ops->linear_backward_weight({x, dy, dw, /*accumulate=*/true});
   const auto loss = [&] {
-    backend->linear_forward(x, w, y);
+    ops->linear_forward({x, w, y});
     return dot(y, dy);
   };
   EXPECT_TRUE(gradient_matches(loss, x, dx));
@@ -72,11 +72,11 @@ TEST(Linear, BackwardWeightWritesWhatItWouldAddToZeros) {
   const Tensor x = pool.normal({70, 30}), dy = pool.normal({70, 20}), offsets = pool.ints({4}, {0, 50, 50, 70});
   const Tensor dw = pool.full({20, 30}, NAN), on_zeros = pool.zeros({20, 30});
   const Tensor grouped = pool.full({3, 20, 30}, NAN), grouped_on_zeros = pool.zeros({3, 20, 30});
-  const auto backend = cpu_backend();
-  backend->linear_backward_weight(x, dy, dw, /*accumulate=*/false);
-  backend->linear_backward_weight(x, dy, on_zeros);
-  backend->grouped_linear_backward_weight(x, dy, offsets, grouped, /*accumulate=*/false);
-  backend->grouped_linear_backward_weight(x, dy, offsets, grouped_on_zeros);
+  const auto ops = cpu_device();
+  ops->linear_backward_weight({x, dy, dw, /*accumulate=*/false});
+  ops->linear_backward_weight({x, dy, on_zeros, /*accumulate=*/true});
+  ops->grouped_linear_backward_weight({x, dy, offsets, grouped, /*accumulate=*/false});
+  ops->grouped_linear_backward_weight({x, dy, offsets, grouped_on_zeros, /*accumulate=*/true});
   EXPECT_EQ(values(dw), values(on_zeros));
   EXPECT_EQ(values(grouped), values(grouped_on_zeros));
 }
@@ -89,10 +89,10 @@ TEST(Linear, BackwardIsTheAdjointOfForward) {
     TensorPool pool;
     const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), dy = pool.normal({tokens, out});
     const Tensor y = pool.zeros({tokens, out}), dx = pool.zeros({tokens, in}), dw = pool.zeros({out, in});
-    const auto backend = cpu_backend();
-    backend->linear_forward(x, w, y);
-    backend->linear_backward_input(dy, w, dx);
-    backend->linear_backward_weight(x, dy, dw);
+    const auto ops = cpu_device();
+    ops->linear_forward({x, w, y});
+    ops->linear_backward_input({dy, w, dx});
+    ops->linear_backward_weight({x, dy, dw, /*accumulate=*/true});
     const double expected = dot(y, dy), tolerance = 1e-9 * static_cast<double>(tokens * out + 1);
     EXPECT_LE(std::abs(dot(dx, x) - expected), tolerance);
     EXPECT_LE(std::abs(dot(dw, w) - expected), tolerance);
@@ -103,14 +103,14 @@ TEST(Linear, GradientsAccumulateWhereTheContractSaysSo) {
   TensorPool pool;
   const Tensor x = pool.normal({300, 6}), w = pool.normal({5, 6}), dy = pool.normal({300, 5});
   const Tensor dx = pool.full({300, 6}, NAN), dw = pool.zeros({5, 6});
-  const auto backend = cpu_backend();
-  backend->linear_backward_input(dy, w, dx);
-  backend->linear_backward_weight(x, dy, dw);
+  const auto ops = cpu_device();
+  ops->linear_backward_input({dy, w, dx});
+  ops->linear_backward_weight({x, dy, dw, /*accumulate=*/true});
   std::vector<double> twice_dx = values(dx), twice_dw = values(dw);
   for (double& value : twice_dx) value *= 2;
   for (double& value : twice_dw) value *= 2;
-  backend->linear_backward_input(dy, w, dx, true);
-  backend->linear_backward_weight(x, dy, dw);
+  ops->linear_backward_input({dy, w, dx, true});
+  ops->linear_backward_weight({x, dy, dw, /*accumulate=*/true});
   EXPECT_TRUE(near(dx, twice_dx, kDoubleTolerance));
   EXPECT_TRUE(near(dw, twice_dw, kDoubleTolerance));
 }
@@ -123,9 +123,9 @@ TEST(Linear, FloatAgreesWithDouble) {
     for (TensorPool& pool : pools) {
       const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), dy = pool.normal({tokens, out});
       const Tensor dx = pool.zeros({tokens, in}), dw = pool.normal({out, in});
-      const auto backend = cpu_backend(pool.real());
-      backend->linear_backward_input(dy, w, dx);
-      backend->linear_backward_weight(x, dy, dw);
+      const auto ops = cpu_device(pool.real());
+      ops->linear_backward_input({dy, w, dx});
+      ops->linear_backward_weight({x, dy, dw, /*accumulate=*/true});
       results.insert(results.end(), {dx, dw});
     }
     EXPECT_TRUE(near(results[0], results[2], kFloatTolerance)) << "dx";
@@ -140,11 +140,11 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
     const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), dy = pool.normal({tokens, out});
     std::vector<Tensor> first;
     for (const int threads : {1, 2, 3}) {
-      const auto backend = cpu_backend(DType::kF32, threads);
+      const auto ops = cpu_device(DType::kF32, threads);
       const std::vector<Tensor> results = {pool.zeros({tokens, out}), pool.zeros({tokens, in}), pool.zeros({out, in})};
-      backend->linear_forward(x, w, results[0]);
-      backend->linear_backward_input(dy, w, results[1]);
-      backend->linear_backward_weight(x, dy, results[2]);
+      ops->linear_forward({x, w, results[0]});
+      ops->linear_backward_input({dy, w, results[1]});
+      ops->linear_backward_weight({x, dy, results[2], /*accumulate=*/true});
       if (first.empty()) first = results;
       for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
     }
@@ -181,11 +181,11 @@ TEST(GroupedLinear, BackwardMatchesFiniteDifferences) {
     const Tensor x = pool.normal({c.num_rows(), c.in}), w = pool.normal({c.num_experts(), c.out, c.in});
     const Tensor y = pool.full({c.num_rows(), c.out}, NAN), dy = pool.normal(y.shape());
     const Tensor dx = pool.full(x.shape(), NAN), dw = pool.zeros(w.shape());
-    const auto backend = cpu_backend();
-    backend->grouped_linear_backward_input(dy, w, offsets, dx);
-    backend->grouped_linear_backward_weight(x, dy, offsets, dw);
+    const auto ops = cpu_device();
+    ops->grouped_linear_backward_input({dy, w, offsets, dx});
+    ops->grouped_linear_backward_weight({x, dy, offsets, dw, /*accumulate=*/true});
     const auto loss = [&] {
-      backend->grouped_linear_forward(x, w, offsets, y);
+      ops->grouped_linear_forward({x, w, offsets, y});
       return dot(y, dy);
     };
     EXPECT_TRUE(gradient_matches(loss, x, dx));
@@ -201,17 +201,17 @@ TEST(GroupedLinear, EachExpertIsALinearLayerOverItsRows) {
     const Tensor x = pool.normal({c.num_rows(), c.in}), w = pool.normal({c.num_experts(), c.out, c.in});
     const Tensor dy = pool.normal({c.num_rows(), c.out}), dw_before = pool.normal(w.shape());
     const Tensor y = pool.zeros(dy.shape()), dx = pool.zeros(x.shape()), dw = pool.clone(dw_before);
-    const auto backend = cpu_backend(DType::kF32);
-    backend->grouped_linear_forward(x, w, offsets, y);
-    backend->grouped_linear_backward_input(dy, w, offsets, dx);
-    backend->grouped_linear_backward_weight(x, dy, offsets, dw);
+    const auto ops = cpu_device(DType::kF32);
+    ops->grouped_linear_forward({x, w, offsets, y});
+    ops->grouped_linear_backward_input({dy, w, offsets, dx});
+    ops->grouped_linear_backward_weight({x, dy, offsets, dw, /*accumulate=*/true});
     for (int64_t e = 0; e < c.num_experts(); ++e) {
       const auto begin = static_cast<int64_t>(get(offsets, e)), end = static_cast<int64_t>(get(offsets, e + 1));
       const Tensor one_y = pool.zeros({end - begin, c.out}), one_dx = pool.zeros({end - begin, c.in});
       const Tensor one_dw = pool.clone(dw_before[e]);
-      backend->linear_forward(x.rows(begin, end), w[e], one_y);
-      backend->linear_backward_input(dy.rows(begin, end), w[e], one_dx);
-      backend->linear_backward_weight(x.rows(begin, end), dy.rows(begin, end), one_dw);
+      ops->linear_forward({x.rows(begin, end), w[e], one_y});
+      ops->linear_backward_input({dy.rows(begin, end), w[e], one_dx});
+      ops->linear_backward_weight({x.rows(begin, end), dy.rows(begin, end), one_dw, /*accumulate=*/true});
       EXPECT_TRUE(near(y.rows(begin, end), one_y, kFloatTolerance)) << "expert " << e;
       EXPECT_TRUE(near(dx.rows(begin, end), one_dx, kFloatTolerance)) << "expert " << e;
       EXPECT_TRUE(near(dw[e], one_dw, kFloatTolerance)) << "expert " << e;
@@ -231,11 +231,11 @@ TEST(GroupedLinear, SameBitsForAnyNumberOfThreads) {
     const Tensor dy = pool.normal({c.num_rows(), c.out});
     std::vector<Tensor> first;
     for (const int threads : {1, 2, 3}) {
-      const auto backend = cpu_backend(DType::kF32, threads);
+      const auto ops = cpu_device(DType::kF32, threads);
       const std::vector<Tensor> results = {pool.zeros(dy.shape()), pool.zeros(x.shape()), pool.zeros(w.shape())};
-      backend->grouped_linear_forward(x, w, offsets, results[0]);
-      backend->grouped_linear_backward_input(dy, w, offsets, results[1]);
-      backend->grouped_linear_backward_weight(x, dy, offsets, results[2]);
+      ops->grouped_linear_forward({x, w, offsets, results[0]});
+      ops->grouped_linear_backward_input({dy, w, offsets, results[1]});
+      ops->grouped_linear_backward_weight({x, dy, offsets, results[2], /*accumulate=*/true});
       if (first.empty()) first = results;
       for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
     }
@@ -244,9 +244,38 @@ TEST(GroupedLinear, SameBitsForAnyNumberOfThreads) {
 
 TEST(GroupedLinear, OffsetsThatDoNotCoverTheRowsAreABug) {
   TensorPool pool;
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   const Tensor x = pool.normal({4, 2}), w = pool.normal({1, 3, 2}), y = pool.zeros({4, 3});
-  EXPECT_THROW(backend->grouped_linear_forward(x, w, pool.ints({2}, {0, 3}), y), CheckFailure);
+  EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 3}), y}), CheckFailure);
+}
+
+// Rows are a capacity: those behind the last expert's are neither read nor written.
+TEST(GroupedLinear, LeavesRowsBehindTheLastExpertAlone) {
+  TensorPool pool(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
+  constexpr int64_t kRoom = 40, kRows = 25, kIn = 6, kOut = 8;
+  const Tensor offsets = pool.ints({4}, {0, 10, 10, kRows});
+  const Tensor x = pool.normal({kRoom, kIn}), w = pool.normal({3, kOut, kIn}), dy = pool.normal({kRoom, kOut});
+  const Tensor weight = pool.normal({kRoom});
+  const auto rows = [](Tensor tensor) { return tensor.rows(0, kRows); };
+  const auto filled = [&](int64_t width) { return pool.full({kRoom, width}, 7.0); };
+
+  const Tensor y = filled(kOut), expected_y = filled(kOut), dx = filled(kIn), expected_dx = filled(kIn);
+  const Tensor dw = pool.zeros({3, kOut, kIn}), expected_dw = pool.zeros({3, kOut, kIn});
+  const Tensor h = filled(kOut / 2), expected_h = filled(kOut / 2);
+  ops->grouped_linear_forward({x, w, offsets, y});
+  ops->grouped_linear_forward({rows(x), w, offsets, rows(expected_y)});
+  EXPECT_TRUE(same_bits(y, expected_y));
+  ops->grouped_activation_forward({Activation::kSwiGlu, x, w, offsets, weight, y, h});
+  ops->grouped_activation_forward(
+      {Activation::kSwiGlu, rows(x), w, offsets, rows(weight), rows(expected_y), rows(expected_h)});
+  EXPECT_TRUE(same_bits(h, expected_h));
+  ops->grouped_linear_backward_input({dy, w, offsets, dx});
+  ops->grouped_linear_backward_input({rows(dy), w, offsets, rows(expected_dx)});
+  EXPECT_TRUE(same_bits(dx, expected_dx));
+  ops->grouped_linear_backward_weight({x, dy, offsets, dw});
+  ops->grouped_linear_backward_weight({rows(x), rows(dy), offsets, expected_dw});
+  EXPECT_TRUE(same_bits(dw, expected_dw));
 }
 
 }  // namespace

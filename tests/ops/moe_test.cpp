@@ -6,20 +6,19 @@
 namespace nmoe::test {
 namespace {
 
-// A plan made by the backend over given choices.
+// A plan made over given choices.
 struct Planned {
   Planned(DType real, int num_threads, int64_t num_tokens, int64_t top_k, int64_t num_experts,
           const std::vector<double>& choices)
-      : pool(real), backend(cpu_backend(real, num_threads)) {
+      : pool(real), ops(cpu_device(real, num_threads)) {
     top_idx = pool.ints({num_tokens, top_k}, choices);
     plan.offsets = pool.zeros(DType::kI32, {num_experts + 1});
     plan.row_of = pool.zeros(DType::kI32, {num_tokens, top_k});
-    plan.token_of_row = pool.zeros(DType::kI32, {num_tokens * top_k});
     counts = pool.zeros(DType::kI32, {num_experts});
-    backend->moe_plan(top_idx, plan, counts);
+    ops->build_moe_plan({top_idx, plan, counts});
   }
   TensorPool pool;
-  std::unique_ptr<Backend> backend;
+  ReadyDevice ops;
   Tensor top_idx, counts;
   MoePlan plan;
 };
@@ -42,17 +41,12 @@ std::vector<double> constant_choices(int64_t num_tokens, double expert) {
 // Rows are the copies stably sorted by expert.
 void expect_sorted(const Planned& planned) {
   const auto choices = values(planned.top_idx);
-  const auto top_k = static_cast<size_t>(planned.top_idx.dim(1));
   std::vector<size_t> copies(choices.size());
   std::iota(copies.begin(), copies.end(), size_t{0});
   std::stable_sort(copies.begin(), copies.end(), [&](size_t a, size_t b) { return choices[a] < choices[b]; });
-  std::vector<double> row_of(choices.size()), token_of_row(choices.size());
-  for (size_t row = 0; row < copies.size(); ++row) {
-    row_of[copies[row]] = static_cast<double>(row);
-    token_of_row[row] = static_cast<double>(copies[row] / top_k);
-  }
+  std::vector<double> row_of(choices.size());
+  for (size_t row = 0; row < copies.size(); ++row) row_of[copies[row]] = static_cast<double>(row);
   EXPECT_EQ(values(planned.plan.row_of), row_of);
-  EXPECT_EQ(values(planned.plan.token_of_row), token_of_row);
 
   std::vector<double> counts(static_cast<size_t>(planned.counts.num_elements()));
   for (const double expert : choices) ++counts[static_cast<size_t>(expert)];
@@ -74,7 +68,7 @@ TEST(MoePlan, SortsCopiesByExpertTokenAndChoice) {
 
 TEST(MoePlan, AddsToCounts) {
   Planned planned(DType::kF32, 2, 4, 1, 3, {0, 2, 2, 0});
-  planned.backend->moe_plan(planned.top_idx, planned.plan, planned.counts);
+  planned.ops->build_moe_plan({planned.top_idx, planned.plan, planned.counts});
   EXPECT_EQ(values(planned.counts), (std::vector<double>{4, 0, 4}));
   EXPECT_EQ(values(planned.plan.offsets), (std::vector<double>{0, 2, 2, 4}));
 }
@@ -86,21 +80,21 @@ TEST(MoePlan, RefusesUnknownExperts) {
 
 TEST(MoePlan, CountingRunClaimsTheScratchOfARealOne) {
   const Planned planned(DType::kF32, 2, 5003, 4, 64, random_choices(5003, 4, 64));
-  cpu::CpuBackend counting(2, DType::kF32);
-  counting.moe_plan(
-      without_data(planned.top_idx),
-      {without_data(planned.plan.offsets), without_data(planned.plan.row_of), without_data(planned.plan.token_of_row)},
-      without_data(planned.counts));
-  EXPECT_GT(counting.scratch().high_water(), 0);
-  EXPECT_EQ(counting.scratch().high_water(), planned.backend->scratch().high_water());
+  const auto counting = make_device({.num_threads = 2});
+  counting->ops().build_moe_plan({without_data(planned.top_idx),
+                                  {without_data(planned.plan.offsets), without_data(planned.plan.row_of)},
+                                  without_data(planned.counts)});
+  EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
+  EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), planned.ops->scratch().high_water());
 }
 
 TEST(MoeDispatch, GathersTheTokenOfEveryRow) {
   Planned p(DType::kF32, 2, 13, 3, 7, random_choices(13, 3, 7));
   const Tensor x = p.pool.normal({13, 11}), rows = p.pool.zeros({39, 11});
-  p.backend->moe_dispatch(x, p.plan, rows);
-  for (int64_t row = 0; row < 39; ++row) {
-    ASSERT_TRUE(same_bits(rows[row], x[static_cast<int64_t>(get(p.plan.token_of_row, row))])) << "row " << row;
+  p.ops->moe_dispatch({x, p.plan, rows});
+  for (int64_t copy = 0; copy < 39; ++copy) {
+    const auto row = static_cast<int64_t>(get(p.plan.row_of, copy));
+    ASSERT_TRUE(same_bits(rows[row], x[copy / 3])) << "row " << row;
   }
 }
 
@@ -109,12 +103,12 @@ TEST(MoeCombine, OfDispatchIsTopKTimesTheInput) {
     Planned p(DType::kF32, 3, 1500, top_k, 8, random_choices(1500, top_k, 8));
     const Tensor x = p.pool.normal({1500, 67}), rows = p.pool.zeros({1500 * top_k, 67});
     const Tensor y = p.pool.full({1500, 67}, 9.0);
-    p.backend->moe_dispatch(x, p.plan, rows);
-    p.backend->moe_combine(rows, p.plan, y, /*accumulate=*/false);
+    p.ops->moe_dispatch({x, p.plan, rows});
+    p.ops->moe_combine({rows, p.plan, y, /*accumulate=*/false});
     std::vector<double> expected = values(x);
     for (double& value : expected) value *= static_cast<double>(top_k);
     EXPECT_TRUE(near(y, expected, 0));
-    p.backend->moe_combine(rows, p.plan, y, /*accumulate=*/true);
+    p.ops->moe_combine({rows, p.plan, y, /*accumulate=*/true});
     for (double& value : expected) value *= 2;
     EXPECT_TRUE(near(y, expected, 1e-6));
   }
@@ -126,8 +120,8 @@ TEST(MoeCombine, IsTheTransposeOfDispatch) {
   Planned p(DType::kF64, 2, 17, 3, 5, random_choices(17, 3, 5));
   const Tensor x = p.pool.normal({17, 6}), rows = p.pool.normal({51, 6});
   const Tensor dispatched = p.pool.zeros({51, 6}), combined = p.pool.zeros({17, 6});
-  p.backend->moe_dispatch(x, p.plan, dispatched);
-  p.backend->moe_combine(rows, p.plan, combined, /*accumulate=*/false);
+  p.ops->moe_dispatch({x, p.plan, dispatched});
+  p.ops->moe_combine({rows, p.plan, combined, /*accumulate=*/false});
   EXPECT_NEAR(dot(dispatched, rows), dot(x, combined), 1e-12);
 }
 
@@ -135,7 +129,7 @@ TEST(MoeCombine, BitsDoNotDependOnThreads) {
   const auto combine = [](int num_threads) {
     auto p = std::make_unique<Planned>(DType::kF32, num_threads, 2000, 5, 16, random_choices(2000, 5, 16));
     const Tensor rows = p->pool.normal({10'000, 33}), y = p->pool.zeros({2000, 33});
-    p->backend->moe_combine(rows, p->plan, y, /*accumulate=*/true);
+    p->ops->moe_combine({rows, p->plan, y, /*accumulate=*/true});
     return std::pair(std::move(p), y);
   };
   const auto one = combine(1), three = combine(3);
@@ -146,11 +140,11 @@ TEST(MoeCombine, BitsDoNotDependOnThreads) {
 TEST(MoeWeights, GoToTheRowOfTheirCopyAndBack) {
   Planned p(DType::kF64, 2, 13, 3, 7, random_choices(13, 3, 7));
   const Tensor weights = p.pool.normal({13, 3}), row_weight = p.pool.zeros({39}), back = p.pool.zeros({13, 3});
-  p.backend->moe_dispatch_weights(weights, p.plan, row_weight);
+  p.ops->moe_dispatch_weights({weights, p.plan, row_weight});
   for (int64_t copy = 0; copy < 39; ++copy) {
     EXPECT_EQ(get(row_weight, static_cast<int64_t>(get(p.plan.row_of, copy))), get(weights, copy));
   }
-  p.backend->moe_combine_weights(row_weight, p.plan, back);
+  p.ops->moe_combine_weights({row_weight, p.plan, back});
   EXPECT_TRUE(same_bits(back, weights));
 }
 

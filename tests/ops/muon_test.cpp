@@ -104,7 +104,7 @@ TEST(Muon, IsItsDefinition) {
     TensorPool pool;
     const MuonStep step = make_step(pool, shape);
     const Tensor w = pool.clone(step.w), momentum = pool.clone(step.momentum);
-    cpu_backend()->muon_step(step);
+    cpu_device()->muon_step(step);
 
     const int64_t batch = shape.rank() == 3 ? shape[0] : 1, rows = shape[-2], cols = shape[-1];
     std::vector<double> expected_w, expected_momentum;
@@ -138,7 +138,7 @@ TEST(Muon, UpdateIsNearlyOrthogonal) {
     MuonStep step = make_step(pool, shape);
     step.w = pool.zeros(shape);
     set(step.rates, 0, 1);
-    cpu_backend(DType::kF32)->muon_step(step);
+    cpu_device(DType::kF32)->muon_step(step);
     Matrix update = matrix_of(step.w);
     for (auto& row : update) {
       for (double& value : row) value /= -0.2 * std::sqrt(40.0);
@@ -158,7 +158,7 @@ TEST(Muon, ZeroGradientOnlyDecays) {
   step.momentum = pool.zeros({5, 8});
   std::vector<double> expected = values(step.w);
   for (double& value : expected) value *= 1 - 0.03 * 0.1;
-  cpu_backend()->muon_step(step);
+  cpu_device()->muon_step(step);
   EXPECT_TRUE(near(step.w, expected, 1e-14));
 }
 
@@ -167,7 +167,7 @@ TEST(Muon, AStepThatIsNotFiniteChangesNothing) {
   const MuonStep step = make_step(pool, {5, 8});
   set(step.grad_scale, 0, NAN);
   const Tensor w = pool.clone(step.w), momentum = pool.clone(step.momentum);
-  cpu_backend()->muon_step(step);
+  cpu_device()->muon_step(step);
   EXPECT_TRUE(same_bits(step.w, w));
   EXPECT_TRUE(same_bits(step.momentum, momentum));
 }
@@ -177,8 +177,8 @@ TEST(Muon, AStepThatIsNotFiniteChangesNothing) {
 TEST(Muon, FloatAgreesWithDouble) {
   TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
   const MuonStep single_step = make_step(single_pool, {140, 70}), double_step = make_step(double_pool, {140, 70});
-  cpu_backend(DType::kF32)->muon_step(single_step);
-  cpu_backend(DType::kF64)->muon_step(double_step);
+  cpu_device(DType::kF32)->muon_step(single_step);
+  cpu_device(DType::kF64)->muon_step(double_step);
   EXPECT_TRUE(near(single_step.w, double_step.w, 1e-2));
   EXPECT_TRUE(near(single_step.momentum, double_step.momentum, 1e-4));
 }
@@ -191,7 +191,7 @@ TEST(Muon, SameBitsForAnyNumberOfThreads) {
     for (const int threads : {1, 2, 3}) {
       TensorPool pool(DType::kF32);
       const MuonStep step = threads == 1 ? first : make_step(pool, shape);
-      cpu_backend(DType::kF32, threads)->muon_step(step);
+      cpu_device(DType::kF32, threads)->muon_step(step);
       EXPECT_TRUE(same_bits(step.w, first.w)) << shape.to_string() << ", " << threads << " threads";
       EXPECT_TRUE(same_bits(step.momentum, first.momentum)) << shape.to_string() << ", " << threads << " threads";
     }

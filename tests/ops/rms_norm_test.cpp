@@ -9,7 +9,7 @@ constexpr double kEps = 0.01;  // large enough to show in every gradient
 
 struct RmsNormRun {
   RmsNormRun(DType real, int num_threads, int64_t num_rows, int64_t width) : pool(real) {
-    backend = cpu_backend(real, num_threads);
+    ops = cpu_device(real, num_threads);
     x = pool.normal({num_rows, width}, 3.0, 0.5);
     gain = pool.normal({width}, 0.5, 1.0);
     y = pool.zeros({num_rows, width});
@@ -17,11 +17,11 @@ struct RmsNormRun {
     dy = pool.normal({num_rows, width});
     dx = pool.full({num_rows, width}, 7.0);  // must be overwritten
     dgain = pool.zeros({width});
-    backend->rms_norm_forward(x, gain, kEps, y, rstd);
-    backend->rms_norm_backward(x, gain, rstd, dy, dx, dgain);
+    ops->rms_norm_forward({x, gain, kEps, y, rstd});
+    ops->rms_norm_backward({x, gain, rstd, dy, dx, dgain});
   }
   TensorPool pool;
-  std::unique_ptr<Backend> backend;
+  ReadyDevice ops;
   Tensor x, gain, y, rstd, dy, dx, dgain;
 };
 
@@ -43,7 +43,7 @@ TEST(RmsNorm, BackwardMatchesFiniteDifferences) {
   for (const Shape shape : {Shape{1, 1}, Shape{1, 33}, Shape{5, 7}, Shape{4, 16}}) {
     const RmsNormRun run(DType::kF64, 2, shape[0], shape[1]);
     const auto loss = [&] {
-      run.backend->rms_norm_forward(run.x, run.gain, kEps, run.y, run.rstd);
+      run.ops->rms_norm_forward({run.x, run.gain, kEps, run.y, run.rstd});
       return dot(run.y, run.dy);
     };
     EXPECT_TRUE(gradient_matches(loss, run.x, run.dx)) << shape.to_string();
@@ -54,8 +54,8 @@ TEST(RmsNorm, BackwardMatchesFiniteDifferences) {
 TEST(RmsNorm, BackwardAddsToGainAndOnRequestToInput) {
   RmsNormRun run(DType::kF64, 2, 4, 9);
   const Tensor dx = run.pool.full({4, 9}, 2.0), dgain = run.pool.full({9}, 3.0);
-  run.backend->rms_norm_backward(run.x, run.gain, run.rstd, run.dy, dx, dgain,
-                                 /*accumulate_dx=*/true);
+  run.ops->rms_norm_backward({run.x, run.gain, run.rstd, run.dy, dx, dgain,
+                              /*accumulate_dx=*/true});
   for (int64_t i = 0; i < 36; ++i) set(run.dx, i, get(run.dx, i) + 2);
   for (int64_t i = 0; i < 9; ++i) set(run.dgain, i, get(run.dgain, i) + 3);
   EXPECT_TRUE(near(dx, run.dx, 1e-14));
@@ -92,22 +92,22 @@ TEST(RmsNorm, BitsDoNotDependOnThreads) {
 }
 
 TEST(RmsNorm, ZeroRowsGiveZerosThroughEps) {
-  const auto backend = cpu_backend(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
   TensorPool pool(DType::kF32);
   const Tensor x = pool.zeros({1, 4}), y = pool.full({1, 4}, 1.0), rstd = pool.zeros({1});
-  backend->rms_norm_forward(x, pool.full({4}, 1.0), kEps, y, rstd);
+  ops->rms_norm_forward({x, pool.full({4}, 1.0), kEps, y, rstd});
   EXPECT_TRUE(near(y, {0, 0, 0, 0}, 0));
   EXPECT_TRUE(near(rstd, {1 / std::sqrt(kEps)}, 1e-6));
 }
 
 TEST(RmsNorm, CountingRunClaimsTheScratchOfARealOne) {
   const RmsNormRun run(DType::kF32, 2, 5000, 31);
-  cpu::CpuBackend counting(2, DType::kF32);
+  const auto counting = make_device({.num_threads = 2});
   const Tensor x = without_data(run.x), gain = without_data(run.gain), rstd = without_data(run.rstd);
-  counting.rms_norm_forward(x, gain, kEps, x, rstd);
-  counting.rms_norm_backward(x, gain, rstd, x, x, gain, false);
-  EXPECT_GT(counting.scratch().high_water(), 0);
-  EXPECT_EQ(counting.scratch().high_water(), run.backend->scratch().high_water());
+  counting->ops().rms_norm_forward({x, gain, kEps, x, rstd});
+  counting->ops().rms_norm_backward({x, gain, rstd, x, x, gain, false});
+  EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
+  EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), run.ops->scratch().high_water());
 }
 
 }  // namespace

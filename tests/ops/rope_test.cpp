@@ -32,7 +32,7 @@ struct Inputs {
     }
   }
   TensorPool pool;
-  RopeArgs args;
+  Rope args;
 };
 
 class RopeTest : public ::testing::TestWithParam<RopeLayout> {};
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, RopeTest, ::testing::Values(RopeLayout::kInter
 
 TEST_P(RopeTest, MultipliesPairsAsComplexNumbers) {
   Inputs inputs(DType::kF64, GetParam(), 1.3);
-  const RopeArgs& args = inputs.args;
+  const Rope& args = inputs.args;
   std::vector<double> expected = values(args.x);
   for (int64_t row = 0; row < kTokens * kHeads; ++row) {
     const auto position = static_cast<int64_t>(get(args.positions, row / kHeads));
@@ -54,22 +54,22 @@ TEST_P(RopeTest, MultipliesPairsAsComplexNumbers) {
       im = rotated.imag();
     }
   }
-  cpu_backend()->rope_forward(args);
+  cpu_device()->rope_forward(args);
   EXPECT_TRUE(near(args.x, expected, 1e-13));
 }
 
 TEST_P(RopeTest, BackwardMatchesFiniteDifferences) {
   Inputs inputs(DType::kF64, GetParam(), 1.3);
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   const Tensor x = inputs.args.x, dy = inputs.pool.normal(x.shape()), dx = inputs.pool.clone(dy);
-  RopeArgs gradients = inputs.args;
+  Rope gradients = inputs.args;
   gradients.x = dx;
-  backend->rope_backward(gradients);
+  ops->rope_backward(gradients);
   const auto loss = [&] {
     TensorPool pool;
-    RopeArgs copy = inputs.args;
+    Rope copy = inputs.args;
     copy.x = pool.clone(x);
-    backend->rope_forward(copy);
+    ops->rope_forward(copy);
     return dot(copy.x, dy);
   };
   EXPECT_TRUE(gradient_matches(loss, x, dx));
@@ -78,9 +78,9 @@ TEST_P(RopeTest, BackwardMatchesFiniteDifferences) {
 TEST_P(RopeTest, BackwardOfForwardIsTheMagnitudeSquared) {
   Inputs inputs(DType::kF32, GetParam(), 2.0);
   const std::vector<double> before = values(inputs.args.x);
-  const auto backend = cpu_backend(DType::kF32);
-  backend->rope_forward(inputs.args);
-  backend->rope_backward(inputs.args);
+  const auto ops = cpu_device(DType::kF32);
+  ops->rope_forward(inputs.args);
+  ops->rope_backward(inputs.args);
   std::vector<double> expected = before;
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto in_head = static_cast<int64_t>(i) % kHeadSize - kOffset;
@@ -91,22 +91,22 @@ TEST_P(RopeTest, BackwardOfForwardIsTheMagnitudeSquared) {
 
 TEST_P(RopeTest, BitsDoNotDependOnThreads) {
   Inputs one(DType::kF32, GetParam(), 1.0, 2000), three(DType::kF32, GetParam(), 1.0, 2000);
-  cpu_backend(DType::kF32, 1)->rope_forward(one.args);
-  cpu_backend(DType::kF32, 3)->rope_forward(three.args);
+  cpu_device(DType::kF32, 1)->rope_forward(one.args);
+  cpu_device(DType::kF32, 3)->rope_forward(three.args);
   EXPECT_TRUE(same_bits(one.args.x, three.args.x));
 }
 
 // q.k depends on the distance of the positions alone: what the rotation is for.
 TEST_P(RopeTest, ProductsDependOnDistance) {
   Inputs inputs(DType::kF64, GetParam(), 1.0);
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   const Tensor head = inputs.pool.normal({2, 1, kHeadSize});
   const auto product_at = [&](double query_position, double key_position) {
     TensorPool pool;
-    RopeArgs args = inputs.args;
+    Rope args = inputs.args;
     args.x = pool.clone(head);
     args.positions = pool.ints({2}, {query_position, key_position});
-    backend->rope_forward(args);
+    ops->rope_forward(args);
     return dot(args.x[0], args.x[1]);
   };
   EXPECT_NEAR(product_at(9, 4), product_at(5, 0), 1e-12);
@@ -116,9 +116,9 @@ TEST_P(RopeTest, ProductsDependOnDistance) {
 TEST_P(RopeTest, RefusesPositionsOutsideTheTables) {
   Inputs inputs(DType::kF32, GetParam(), 1.0);
   set(inputs.args.positions, 2, kPositions);
-  EXPECT_THROW(cpu_backend(DType::kF32)->rope_forward(inputs.args), CheckFailure);
+  EXPECT_THROW(cpu_device(DType::kF32)->rope_forward(inputs.args), CheckFailure);
   inputs.args.rope_offset = kHeadSize - 2 * kPairs + 1;
-  EXPECT_THROW(cpu_backend(DType::kF32)->rope_forward(inputs.args), CheckFailure);
+  EXPECT_THROW(cpu_device(DType::kF32)->rope_forward(inputs.args), CheckFailure);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct RouterCase {
 struct RouterRun {
   // Without `logit_values`, the logits are random.
   RouterRun(DType real, int num_threads, const RouterCase& c, const std::vector<double>& logit_values = {})
-      : setup(c), pool(real), backend(cpu_backend(real, num_threads)) {
+      : setup(c), pool(real), ops(cpu_device(real, num_threads)) {
     const int64_t num_tokens = c.num_tokens, num_experts = c.num_experts, top_k = c.rule.top_k;
     logits = logit_values.empty() ? pool.normal({num_tokens, num_experts}, c.logit_scale)
                                   : pool.of({num_tokens, num_experts}, logit_values);
@@ -34,23 +34,23 @@ struct RouterRun {
     aux_loss = pool.zeros(DType::kF64, {2});
     entropy = pool.zeros(DType::kF64, {1});
     forward();
-    backend->router_backward({setup.rule, setup.loss, logits, scores, top_idx, weights, dweights, dlogits});
+    ops->router_backward({setup.rule, setup.loss, logits, scores, top_idx, weights, dweights, dlogits});
   }
 
   void forward() const {
-    backend->router_forward({setup.rule, setup.loss, logits, bias, scores, top_idx, weights, aux_loss, entropy});
+    ops->router_forward({setup.rule, setup.loss, logits, bias, scores, top_idx, weights, aux_loss, entropy});
   }
 
   // The scalar whose gradient dlogits claims to be.
   double loss() const {
-    backend->fill(aux_loss, 0);
+    ops->fill({aux_loss, 0});
     forward();
     return dot(weights, dweights) + get(aux_loss, 0) + get(aux_loss, 1);
   }
 
   RouterCase setup;
   TensorPool pool;
-  std::unique_ptr<Backend> backend;
+  ReadyDevice ops;
   Tensor logits, bias, dweights, scores, top_idx, weights, dlogits, aux_loss, entropy;
 };
 
@@ -294,37 +294,37 @@ TEST(Router, CountingRunClaimsTheScratchOfARealOne) {
   const RouterCase setup{
       .rule = {.top_k = 4}, .loss = {.balance = 0.4, .z = 0.1, .seq_len = 50}, .num_tokens = 500, .num_experts = 33};
   const RouterRun run(DType::kF32, 2, setup);
-  cpu::CpuBackend counting(2, DType::kF32);
+  const auto counting = make_device({.num_threads = 2});
   const Tensor logits = without_data(run.logits), top_idx = without_data(run.top_idx);
   const Tensor weights = without_data(run.weights);
-  counting.router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx, weights,
-                           without_data(run.aux_loss), without_data(run.entropy)});
-  counting.router_backward({setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
-  EXPECT_GT(counting.scratch().high_water(), 0);
-  EXPECT_EQ(counting.scratch().high_water(), run.backend->scratch().high_water());
+  counting->ops().router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx, weights,
+                                  without_data(run.aux_loss), without_data(run.entropy)});
+  counting->ops().router_backward({setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
+  EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
+  EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), run.ops->scratch().high_water());
 }
 
 TEST(RouterBias, MovesAgainstTheLoadError) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor bias = pool.of({4}, {1, 1, 1, 1});
-  backend->router_bias_update(pool.ints({4}, {10, 0, 5, 5}), bias, 0.25, pool.full({1}, 1.0));
+  ops->router_bias_update({pool.ints({4}, {10, 0, 5, 5}), bias, 0.25, pool.full({1}, 1.0)});
   EXPECT_TRUE(near(bias, {0.75, 1.25, 1, 1}, 0));
   // A mean that is no integer: 7 / 3 lies between 2 and 3.
   const Tensor odd = pool.zeros({3});
-  backend->router_bias_update(pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, 1.0));
+  ops->router_bias_update({pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, 1.0)});
   EXPECT_TRUE(near(odd, {0.5, 0.5, -0.5}, 0));
-  backend->router_bias_update(pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, NAN));
+  ops->router_bias_update({pool.ints({3}, {2, 2, 3}), odd, 0.5, pool.full({1}, NAN)});
   EXPECT_TRUE(near(odd, {0.5, 0.5, -0.5}, 0)) << "a step that is not finite";
 }
 
 TEST(RouterBias, DoesNotOverflowForHugeCounts) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor counts = pool.zeros(DType::kI32, {4096}), bias = pool.zeros({4096});
-  backend->fill(counts, 2'000'000'000);
+  ops->fill({counts, 2'000'000'000});
   set(counts, 7, 2'000'000'001);
-  backend->router_bias_update(counts, bias, 1.0, pool.full({1}, 1.0));
+  ops->router_bias_update({counts, bias, 1.0, pool.full({1}, 1.0)});
   EXPECT_EQ(get(bias, 7), -1);
   EXPECT_EQ(get(bias, 8), 1);
 }

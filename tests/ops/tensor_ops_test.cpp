@@ -11,24 +11,24 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kLarge = 100'003;  // several tasks and an odd rest
 
 TEST(Fill, SetsEveryElementOfAnyType) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kI32}) {
     const Tensor x = pool.zeros(dtype, {kLarge});
-    backend->fill(x, -3);
+    ops->fill({x, -3});
     EXPECT_TRUE(near(x, std::vector<double>(kLarge, -3.0), 0)) << dtype_name(dtype);
   }
   const Tensor bytes = pool.zeros(DType::kU8, {5});
-  backend->fill(bytes, 200);
+  ops->fill({bytes, 200});
   for (const uint8_t byte : bytes.span<uint8_t>()) EXPECT_EQ(byte, 200);
 }
 
 TEST(Fill, RoundsBfloat16ToNearestEven) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   const Tensor x = pool.zeros(DType::kBF16, {3});
   const auto filled_with = [&](double value) {
-    backend->fill(x, value);
+    ops->fill({x, value});
     const auto* bits = static_cast<const uint16_t*>(x.raw());
     EXPECT_EQ(bits[0], bits[2]);
     return bits[2];
@@ -44,10 +44,10 @@ TEST(Fill, RoundsBfloat16ToNearestEven) {
 TEST(FillTruncatedNormal, DrawsTheStreamOfTheGenerator) {
   const Philox random(7, "weights");
   for (const int num_threads : {1, 2}) {
-    const auto backend = cpu_backend(DType::kF32, num_threads);
+    const auto ops = cpu_device(DType::kF32, num_threads);
     TensorPool pool;
     const Tensor x = pool.zeros(DType::kF32, {kLarge});
-    backend->fill_truncated_normal(x, {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = 2.5});
+    ops->fill_truncated_normal({x, {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = 2.5}});
     for (int64_t i = 0; i < kLarge; ++i) {
       ASSERT_EQ(x.span<float>()[static_cast<size_t>(i)],
                 static_cast<float>(0.02 * random.truncated_normal(static_cast<uint64_t>(i), 2.5)));
@@ -56,30 +56,30 @@ TEST(FillTruncatedNormal, DrawsTheStreamOfTheGenerator) {
 }
 
 TEST(Copy, MovesTheBytesOfAnyType) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool(DType::kF32);
   const Tensor x = pool.normal({kLarge}), y = pool.zeros({kLarge});
-  backend->copy(x, y);
+  ops->copy({x, y});
   EXPECT_TRUE(same_bits(x, y));
   const Tensor ids = pool.random_ints({17}, 1000), copied = pool.zeros(DType::kI32, {17});
-  backend->copy(ids, copied);
+  ops->copy({ids, copied});
   EXPECT_TRUE(same_bits(ids, copied));
-  EXPECT_THROW(backend->copy(x, ids), CheckFailure);
+  EXPECT_THROW(ops->copy({x, ids}), CheckFailure);
 }
 
 TEST(Add, AddsElementByElement) {
-  const auto backend = cpu_backend(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
   TensorPool pool(DType::kF32);
   const Tensor x = pool.normal({kLarge}), y = pool.normal({kLarge});
   std::vector<double> expected;
   for (int64_t i = 0; i < kLarge; ++i) expected.push_back(x.data<float>()[i] + y.data<float>()[i]);
-  backend->add(x, y);
+  ops->add(x, y);
   EXPECT_TRUE(near(y, expected, 0));
 }
 
 TEST(Sums, AreExactToDoubleAndAdd) {
   for (const DType real : {DType::kF32, DType::kF64}) {
-    const auto backend = cpu_backend(real);
+    const auto ops = cpu_device(real);
     TensorPool pool(real);
     const Tensor x = pool.normal({kLarge}, 1.0, 0.1);
     long double sum = 5, squares = 7;
@@ -90,8 +90,8 @@ TEST(Sums, AreExactToDoubleAndAdd) {
     const Tensor sum_out = pool.zeros(DType::kF64, {1}), squares_out = pool.zeros(DType::kF64, {1});
     set(sum_out, 0, 5);
     set(squares_out, 0, 7);
-    backend->sum(x, sum_out);
-    backend->sum_of_squares(x, squares_out);
+    ops->sum({x, sum_out});
+    ops->sum_of_squares({x, squares_out});
     EXPECT_TRUE(near(sum_out, {static_cast<double>(sum)}, 1e-12));
     EXPECT_TRUE(near(squares_out, {static_cast<double>(squares)}, 1e-12));
   }
@@ -100,36 +100,36 @@ TEST(Sums, AreExactToDoubleAndAdd) {
 TEST(Sums, BitsDoNotDependOnThreads) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}), three = pool.zeros(DType::kF64, {1});
-  cpu_backend(DType::kF32, 1)->sum_of_squares(x, one);
-  cpu_backend(DType::kF32, 3)->sum_of_squares(x, three);
+  cpu_device(DType::kF32, 1)->sum_of_squares({x, one});
+  cpu_device(DType::kF32, 3)->sum_of_squares({x, three});
   EXPECT_TRUE(same_bits(one, three));
 }
 
 TEST(Sums, OfNothingIsZero) {
   TensorPool pool(DType::kF32);
   const Tensor out = pool.zeros(DType::kF64, {1});
-  cpu_backend(DType::kF32)->sum(pool.zeros({0, 3}), out);
+  cpu_device(DType::kF32)->sum({pool.zeros({0, 3}), out});
   EXPECT_EQ(get(out, 0), 0);
 }
 
 TEST(Sums, CountingRunClaimsTheScratchOfARealOne) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.zeros({kLarge}), out = pool.zeros(DType::kF64, {1});
-  const auto backend = cpu_backend(DType::kF32);
-  backend->sum(x, out);
-  cpu::CpuBackend counting(2, DType::kF32);
-  counting.sum(without_data(x), without_data(out));
-  EXPECT_GT(counting.scratch().high_water(), 0);
-  EXPECT_EQ(counting.scratch().high_water(), backend->scratch().high_water());
+  const auto ops = cpu_device(DType::kF32);
+  ops->sum({x, out});
+  const auto counting = make_device({.num_threads = 2});
+  counting->ops().sum({without_data(x), without_data(out)});
+  EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
+  EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), ops->scratch().high_water());
 }
 
 TEST(ClipScale, ShrinksToTheMaximumNorm) {
-  const auto backend = cpu_backend();
+  const auto ops = cpu_device();
   TensorPool pool;
   Tensor stopped = pool.zeros(DType::kI32, {1});
   const auto scale = [&](double sum_squares, double max_norm, double loss_sum = 1) {
     const Tensor out = pool.zeros({1});
-    backend->clip_scale(pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out, stopped);
+    ops->clip_scale({pool.of({1}, {sum_squares}), pool.of({1}, {loss_sum}), max_norm, out, stopped});
     return get(out, 0);
   };
   EXPECT_DOUBLE_EQ(scale(16, 1), 0.25);
@@ -152,20 +152,20 @@ TEST(ClipScale, ShrinksToTheMaximumNorm) {
 
 TEST(CountNonFinite, FindsNanAndInfinitiesAlone) {
   for (const DType real : {DType::kF32, DType::kF64}) {
-    const auto backend = cpu_backend(real);
+    const auto ops = cpu_device(real);
     TensorPool pool(real);
     const Tensor x = pool.normal({kLarge}), out = pool.zeros(DType::kI32, {1});
     set(x, 1, 3e38);
     set(x, 2, 1e-42);
     set(x, 3, 0);
-    backend->count_non_finite(x, out);
+    ops->count_non_finite({x, out});
     EXPECT_EQ(get(out, 0), 0);
     set(x, 0, kNan);
     set(x, 50'000, kInfinity);
     set(x, kLarge - 1, -kInfinity);
-    backend->count_non_finite(x, out);
+    ops->count_non_finite({x, out});
     EXPECT_EQ(get(out, 0), 3);
-    backend->count_non_finite(x, out);
+    ops->count_non_finite({x, out});
     EXPECT_EQ(get(out, 0), 6);
   }
 }

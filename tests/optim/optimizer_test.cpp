@@ -13,7 +13,7 @@ namespace {
 
 class OptimizerTest : public ::testing::Test {
  protected:
-  OptimizerTest() : ops_(cpu_backend(DType::kF64)), model_(base_model(), *ops_, 4) {
+  OptimizerTest() : ops_(cpu_device(DType::kF64)), model_(base_model(), *ops_, 4) {
     for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_}) arena->reserve(ops_->memory(), 1 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(1);
@@ -31,7 +31,7 @@ class OptimizerTest : public ::testing::Test {
     return result;
   }
 
-  std::unique_ptr<Backend> ops_;
+  ReadyDevice ops_;
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"};
   Tensor rates_;
   Model model_;
@@ -45,7 +45,7 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
   Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_, rates_);
   const auto before = weights();
   for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) ops_->fill(parameter.grad, 0.0);
+    if (parameter.grad.defined()) ops_->fill({parameter.grad, 0.0});
   }
   optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
   optimizer.step(grad_scale_);

@@ -1,8 +1,8 @@
 // Checks an explicit backward against central differences, in double precision.
 //
 //   const Tensor y = pool.zeros({3, 4}), dy = pool.normal({3, 4}), x = ..., dx = ...;
-//   backend->some_backward(x, dy, dx);
-//   const auto loss = [&] { backend->some_forward(x, y); return dot(y, dy); };
+//   ops->some_backward(x, dy, dx);
+//   const auto loss = [&] { ops->some_forward(x, y); return dot(y, dy); };
 //   EXPECT_TRUE(gradient_matches(loss, x, dx));
 #pragma once
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "ops/cpu/cpu_backend.h"
+#include "ops/factory.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::test {
@@ -116,12 +116,22 @@ class TensorPool {
   std::vector<std::unique_ptr<std::byte, Free>> blocks_;
 };
 
-// A CPU backend whose scratch is ready for use.
-inline std::unique_ptr<Backend> cpu_backend(DType real = DType::kF64, int num_threads = 2,
-                                            int64_t scratch_bytes = 16 << 20) {
-  auto backend = std::make_unique<cpu::CpuBackend>(num_threads, real);
-  backend->scratch().reserve(backend->memory(), scratch_bytes);
-  return backend;
+// A device whose scratch is ready for use, reached as its operations: ops->fill({x, 0.0}).
+class ReadyDevice {
+ public:
+  ReadyDevice() = default;
+  ReadyDevice(const DeviceOptions& options, int64_t scratch_bytes) : device_(make_device(options)) {
+    device_->scratch(Lane::kCompute).reserve(device_->memory(), scratch_bytes);
+  }
+  Device& device() const { return *device_; }
+  Ops& operator*() const { return device_->ops(); }
+  Ops* operator->() const { return &device_->ops(); }
+
+ private:
+  std::unique_ptr<Device> device_;
+};
+inline ReadyDevice cpu_device(DType real = DType::kF64, int num_threads = 2, int64_t scratch_bytes = 16 << 20) {
+  return {{.num_threads = num_threads, .compute_dtype = real}, scratch_bytes};
 }
 
 // Whether every element of `actual` is within `tolerance` of `expected`, relative to the larger of

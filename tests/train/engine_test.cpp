@@ -32,18 +32,11 @@ Tensor weight(Engine& engine, const std::string& name) {
   NMOE_CHECK(false, "no parameter {}", name);
 }
 
-void expect_equal(const EngineMemory& used, const EngineMemory& planned) {
-  EXPECT_EQ(used.parameters, planned.parameters);
-  EXPECT_EQ(used.gradients, planned.gradients);
-  EXPECT_EQ(used.optimizer, planned.optimizer);
-  EXPECT_EQ(used.activations, planned.activations);
-  EXPECT_EQ(used.step_state, planned.step_state);
-  EXPECT_EQ(used.scratch, planned.scratch);
-  EXPECT_EQ(used.exchange, planned.exchange);
-  EXPECT_EQ(used.checkpoint_staging, planned.checkpoint_staging);
+void expect_equal(const StoragePlan& used, const StoragePlan& planned) {
+  for (const ArenaDescription& arena : arena_table()) EXPECT_EQ(used[arena.kind], planned[arena.kind]) << arena.name;
 }
 
-TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
+TEST(EngineStorage, StepsUseExactlyWhatWasMeasured) {
   const std::vector<std::vector<std::string>> variants = {
       {},
       {"train.microbatch_seqs=8"},
@@ -72,11 +65,11 @@ TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
         ready.engine.evaluate(ids, ids, losses, documents_of(ids, config));
         ready.engine.stage();
       }
-      expect_equal(ready.engine.used(), ready.memory);
-      EXPECT_GT(ready.memory.parameters, 0);
-      EXPECT_GT(ready.memory.activations, 0);
-      EXPECT_GT(ready.memory.scratch, 0);
-      EXPECT_EQ(ready.memory.total(), ready.engine.used().total());
+      expect_equal(ready.storage.used(), ready.plan);
+      EXPECT_GT(ready.plan[ArenaKind::kParameters], 0);
+      EXPECT_GT(ready.plan[ArenaKind::kActivations], 0);
+      EXPECT_GT(ready.plan[ArenaKind::kScratch], 0);
+      EXPECT_EQ(ready.plan.total(), ready.storage.used().total());
     }
   }
 }
@@ -181,7 +174,7 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
 TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
   const Config config = config_with();
   ReadyEngine ready(config);
-  ready.ops->fill(weight(ready.engine, "layers.1.moe.experts_in"), 3e38);
+  ready.ops().fill({weight(ready.engine, "layers.1.moe.experts_in"), 3e38});
   EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
   EXPECT_TRUE(contains(ready.engine.find_non_finite(), "layers.1.moe.expert_hidden"));
 }
@@ -241,7 +234,7 @@ TEST(EngineTest, RecomputationChangesNoBit) {
     ReadyEngine ready(again);
     for (int64_t step = 1; step <= 3; ++step) random_step(ready.engine, again, step);
     EXPECT_EQ(differences(snapshot(ready.engine), snapshot(keeps_all.engine)), std::vector<std::string>{}) << level;
-    expect_equal(ready.engine.used(), ready.memory);
+    expect_equal(ready.storage.used(), ready.plan);
   }
 }
 

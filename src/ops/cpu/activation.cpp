@@ -1,5 +1,4 @@
-#include "ops/cpu/activation.h"
-
+#include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
 namespace nmoe::cpu {
@@ -63,13 +62,23 @@ void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
              "activation of {} with weights {} to {}", pre.shape(), row_weight.shape(), h.shape());
 }
 
+// How many of `capacity` rows there are.
+int64_t count_rows(Tensor num_rows, int64_t capacity) {
+  if (!num_rows.defined()) return capacity;
+  const int64_t count = *num_rows.data<int32_t>();
+  NMOE_CHECK(count >= 0 && count <= capacity, "activation of {} rows, room for {}", count, capacity);
+  return count;
+}
+
 }  // namespace
 
 template <class Real>
-void activation_forward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
+void activation_forward(Context& ctx, const ActivationForward& args) {
+  const Activation kind = args.kind;
+  const Tensor pre = args.pre, row_weight = args.row_weight, h = args.h;
   check_shapes(kind, pre, row_weight, h);
   if (ctx.counting()) return;
-  const int64_t num_rows = h.dim(0), width = h.dim(1), pre_width = pre.dim(1);
+  const int64_t num_rows = count_rows(args.num_rows, h.dim(0)), width = h.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
   const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
   Real* outputs = h.data<Real>();
@@ -82,13 +91,15 @@ void activation_forward(Context& ctx, Activation kind, Tensor pre, Tensor row_we
 }
 
 template <class Real>
-void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_weight, Tensor dh, Tensor dpre,
-                         Tensor drow_weight) {
+void activation_backward(Context& ctx, const ActivationBackward& args) {
+  const Activation kind = args.kind;
+  const Tensor pre = args.pre, row_weight = args.row_weight, dh = args.dh, dpre = args.dpre,
+               drow_weight = args.drow_weight;
   check_shapes(kind, pre, row_weight, dh);
   NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}", row_weight.shape(),
              drow_weight.shape());
   if (ctx.counting()) return;
-  const int64_t num_rows = dh.dim(0), width = dh.dim(1), pre_width = pre.dim(1);
+  const int64_t num_rows = count_rows(args.num_rows, dh.dim(0)), width = dh.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
   const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
   const Real* dhs = dh.data<Real>();
@@ -104,9 +115,7 @@ void activation_backward(Context& ctx, Activation kind, Tensor pre, Tensor row_w
   });
 }
 
-template void activation_forward<float>(Context&, Activation, Tensor, Tensor, Tensor);
-template void activation_forward<double>(Context&, Activation, Tensor, Tensor, Tensor);
-template void activation_backward<float>(Context&, Activation, Tensor, Tensor, Tensor, Tensor, Tensor);
-template void activation_backward<double>(Context&, Activation, Tensor, Tensor, Tensor, Tensor, Tensor);
+NMOE_CPU_INSTANTIATE(activation_forward, ActivationForward)
+NMOE_CPU_INSTANTIATE(activation_backward, ActivationBackward)
 
 }  // namespace nmoe::cpu

@@ -1,6 +1,6 @@
-#include "ops/cpu/adamw.h"
-
 #include <cmath>
+
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 
@@ -34,7 +34,6 @@ void adamw_step(Context& ctx, const AdamWStep& args) {
   });
 }
 
-template void adamw_step<float>(Context&, const AdamWStep&);
-template void adamw_step<double>(Context&, const AdamWStep&);
+NMOE_CPU_INSTANTIATE(adamw_step, AdamWStep)
 
 }  // namespace nmoe::cpu

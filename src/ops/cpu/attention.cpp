@@ -1,13 +1,12 @@
 // Attention in tiles of [query block, key block] with a running softmax, as in FlashAttention-2 (arXiv 2307.08691,
 // algorithms 1 and 2); a tile is so wide that most rows see one key block only.
-#include "ops/cpu/attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
 
 #include "ops/cpu/blas.h"
+#include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
 namespace nmoe::cpu {
@@ -16,7 +15,7 @@ namespace {
 constexpr int64_t kQueryBlock = 64;
 constexpr int64_t kKeyBlock = 256;
 
-// Letters as in ops/backend.h.
+// Letters as in ops/ops.h.
 struct Geometry {
   int64_t B, S, H, G, Dk, Dv, window;
   // [B, S] where, in its sequence, the document of a position begins; null: at 0.
@@ -328,11 +327,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   add_up<Real>(ctx, dv_partials, args.dv);
 }
 
-#define NMOE_INSTANTIATE(Real)                                              \
-  template void attention_forward<Real>(Context&, const AttentionForward&); \
-  template void attention_backward<Real>(Context&, const AttentionBackward&);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(attention_forward, AttentionForward)
+NMOE_CPU_INSTANTIATE(attention_backward, AttentionBackward)
 
 }  // namespace nmoe::cpu

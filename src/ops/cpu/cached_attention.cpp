@@ -1,9 +1,8 @@
 // A row is computed on its own: scores of a few heads against everything it sees, softmax, sum of values. All orders
 // depend on the row's position and window alone, so its bits do too.
-#include "ops/cpu/cached_attention.h"
-
 #include <algorithm>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_products.h"
 #include "ops/cpu/vector_math.h"
 
@@ -105,7 +104,8 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
 }
 
 template <class Real>
-void mla_absorb_query(Context& ctx, Tensor q, Tensor kv_up, Tensor latent_q) {
+void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
+  const Tensor q = args.q, kv_up = args.kv_up, latent_q = args.latent_q;
   const int64_t T = q.dim(0), H = q.dim(1), rank = kv_up.dim(1), rope = latent_q.dim(2) - rank, nope = q.dim(2) - rope;
   const int64_t head_rows = kv_up.dim(0) / H;  // nope + Dv
   NMOE_CHECK(rope >= 0 && nope >= 0 && nope <= head_rows && latent_q.dim(0) == T && latent_q.dim(1) == H,
@@ -120,7 +120,8 @@ void mla_absorb_query(Context& ctx, Tensor q, Tensor kv_up, Tensor latent_q) {
 }
 
 template <class Real>
-void mla_expand_output(Context& ctx, Tensor latents, Tensor kv_up, Tensor out) {
+void mla_expand_output(Context& ctx, const MlaExpandOutput& args) {
+  const Tensor latents = args.latents, kv_up = args.kv_up, out = args.out;
   const int64_t T = latents.dim(0), H = latents.dim(1), rank = latents.dim(2), value = out.dim(2);
   const int64_t head_rows = kv_up.dim(0) / H;
   NMOE_CHECK(kv_up.dim(1) == rank && value <= head_rows && out.dim(0) == T && out.dim(1) == H,
@@ -133,13 +134,9 @@ void mla_expand_output(Context& ctx, Tensor latents, Tensor kv_up, Tensor out) {
   });
 }
 
-#define NMOE_INSTANTIATE(Real)                                            \
-  template void cache_write<Real>(Context&, const CacheWrite&);           \
-  template void cached_attention<Real>(Context&, const CachedAttention&); \
-  template void mla_absorb_query<Real>(Context&, Tensor, Tensor, Tensor); \
-  template void mla_expand_output<Real>(Context&, Tensor, Tensor, Tensor);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(cache_write, CacheWrite)
+NMOE_CPU_INSTANTIATE(cached_attention, CachedAttention)
+NMOE_CPU_INSTANTIATE(mla_absorb_query, MlaAbsorbQuery)
+NMOE_CPU_INSTANTIATE(mla_expand_output, MlaExpandOutput)
 
 }  // namespace nmoe::cpu

@@ -1,5 +1,5 @@
 // What every CPU operation gets: threads to run on and scratch to use. The operations are templates
-// over the compute type, instantiated for float (training) and double (proofs); cpu_backend.cpp
+// over the compute type, instantiated for float (training) and double (proofs); cpu_device.cpp
 // picks one by dtype.
 //
 // An operation first claims all its scratch from `scratch`, then returns if `counting()`: that is

@@ -1,6 +1,6 @@
-#include "ops/cpu/embedding.h"
-
 #include <cstring>
+
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -14,7 +14,8 @@ int64_t checked_id(const int32_t* ids, int64_t token, int64_t vocab_size) {
 }  // namespace
 
 template <class Real>
-void embedding_forward(Context& ctx, Tensor ids, Tensor table, Tensor y) {
+void embedding_forward(Context& ctx, const EmbeddingForward& args) {
+  const Tensor ids = args.ids, table = args.table, y = args.y;
   const int64_t num_tokens = ids.dim(0), vocab_size = table.dim(0), width = table.dim(1);
   if (ctx.counting()) return;
   const int32_t* id = ids.data<int32_t>();
@@ -30,7 +31,8 @@ void embedding_forward(Context& ctx, Tensor ids, Tensor table, Tensor y) {
 
 // Tokens share rows, so tasks own columns: each adds its columns of every token, in token order.
 template <class Real>
-void embedding_backward(Context& ctx, Tensor ids, Tensor dy, Tensor dtable) {
+void embedding_backward(Context& ctx, const EmbeddingBackward& args) {
+  const Tensor ids = args.ids, dy = args.dy, dtable = args.dtable;
   constexpr int64_t kColumns = 64;
   const int64_t num_tokens = ids.dim(0), vocab_size = dtable.dim(0), width = dtable.dim(1);
   if (ctx.counting()) return;
@@ -47,9 +49,7 @@ void embedding_backward(Context& ctx, Tensor ids, Tensor dy, Tensor dtable) {
   });
 }
 
-template void embedding_forward<float>(Context&, Tensor, Tensor, Tensor);
-template void embedding_forward<double>(Context&, Tensor, Tensor, Tensor);
-template void embedding_backward<float>(Context&, Tensor, Tensor, Tensor);
-template void embedding_backward<double>(Context&, Tensor, Tensor, Tensor);
+NMOE_CPU_INSTANTIATE(embedding_forward, EmbeddingForward)
+NMOE_CPU_INSTANTIATE(embedding_backward, EmbeddingBackward)
 
 }  // namespace nmoe::cpu

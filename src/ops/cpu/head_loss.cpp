@@ -1,9 +1,7 @@
-#include "ops/cpu/head_loss.h"
-
 #include <algorithm>
 #include <cmath>
 
-#include "ops/cpu/linear.h"
+#include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
 namespace nmoe::cpu {
@@ -50,7 +48,7 @@ void head_loss(Context& ctx, const HeadLoss& args) {
   for (int64_t begin = 0; begin < num_tokens; begin += kChunkRows) {
     const int64_t end = std::min(begin + kChunkRows, num_tokens);
     const Tensor x = args.x.rows(begin, end), logits = chunk_logits.rows(0, end - begin);
-    linear_forward<Real>(ctx, x, args.w, logits, false);
+    linear_forward<Real>(ctx, {x, args.w, logits});
     constexpr int64_t kRowsPerTask = 8;
     parallel_blocks(ctx, end - begin, kRowsPerTask, [&](int64_t first, int64_t last, int) {
       for (int64_t row = first; row < last; ++row) {
@@ -65,12 +63,11 @@ void head_loss(Context& ctx, const HeadLoss& args) {
       }
     });
     if (!want_gradient) continue;
-    linear_backward_input<Real>(ctx, logits, args.w, args.dx.rows(begin, end), false);
-    linear_backward_weight<Real>(ctx, x, logits, args.dw, args.accumulate || begin > 0);
+    linear_backward_input<Real>(ctx, {logits, args.w, args.dx.rows(begin, end)});
+    linear_backward_weight<Real>(ctx, {x, logits, args.dw, /*accumulate=*/args.accumulate_dw || begin > 0});
   }
 }
 
-template void head_loss<float>(Context&, const HeadLoss&);
-template void head_loss<double>(Context&, const HeadLoss&);
+NMOE_CPU_INSTANTIATE(head_loss, HeadLoss)
 
 }  // namespace nmoe::cpu

@@ -1,8 +1,7 @@
-#include "ops/cpu/linear.h"
-
 #include <algorithm>
 
 #include "ops/cpu/blas.h"
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_products.h"
 
 namespace nmoe::cpu {
@@ -75,7 +74,9 @@ void multiply_rows(const Tile& t, int64_t in, int64_t out, const Real* x, const 
 }  // namespace
 
 template <class Real>
-void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate) {
+void linear_forward(Context& ctx, const LinearForward& args) {
+  const Tensor x = args.x, w = args.w, y = args.y;
+  const bool accumulate = args.accumulate;
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
   if (ctx.counting()) return;
   if (ctx.batch_invariant) {
@@ -93,7 +94,9 @@ void linear_forward(Context& ctx, Tensor x, Tensor w, Tensor y, bool accumulate)
 }
 
 template <class Real>
-void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool accumulate) {
+void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
+  const Tensor dy = args.dy, w = args.w, dx = args.dx;
+  const bool accumulate = args.accumulate;
   const int64_t num_tokens = dy.dim(0), out = w.dim(0), in = w.dim(1);
   if (ctx.counting()) return;
   parallel_tiles(ctx, num_tokens, in, [&](const Tile& t) {
@@ -103,7 +106,9 @@ void linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor dx, bool ac
 }
 
 template <class Real>
-void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw, bool accumulate) {
+void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
+  const Tensor x = args.x, dy = args.dy, dw = args.dw;
+  const bool accumulate = args.accumulate;
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
   if (ctx.counting()) return;
   parallel_tiles(ctx, out, in, [&](const Tile& t) {
@@ -114,9 +119,15 @@ void linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor dw, bool a
 
 namespace {
 
+// `capacity` rows have room for those that the offsets name.
+void check_offsets(const int32_t* offset, int64_t num_experts, int64_t capacity) {
+  NMOE_CHECK(offset[0] == 0 && offset[num_experts] <= capacity, "offsets cover [{}, {}) of {} rows", offset[0],
+             offset[num_experts], capacity);
+}
+
 // Calls fn(expert, begin, end) in parallel for blocks of the rows of every expert.
 template <class Fn>
-void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const Fn& fn) {
+void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t capacity, const Fn& fn) {
   constexpr int64_t kRowBlock = 512;
   const int64_t num_experts = offsets.dim(0) - 1;
   ArenaScope scope(ctx.scratch);
@@ -124,8 +135,7 @@ void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const 
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   int32_t* first = first_block_of.data<int32_t>();
-  NMOE_CHECK(offset[0] == 0 && offset[num_experts] == num_rows, "offsets cover [{}, {}) of {} rows", offset[0],
-             offset[num_experts], num_rows);
+  check_offsets(offset, num_experts, capacity);
   first[0] = 0;
   for (int64_t e = 0; e < num_experts; ++e) {
     first[e + 1] = first[e] + static_cast<int32_t>(ceil_div(offset[e + 1] - offset[e], kRowBlock));
@@ -140,11 +150,11 @@ void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t num_rows, const 
 // Tasks are columns of an expert, or several experts where these have little to do.
 template <class Real>
 void grouped_rows_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
-  const int64_t num_experts = w.dim(0), out = w.dim(1), in = w.dim(2), num_rows = x.dim(0);
+  const int64_t num_experts = w.dim(0), out = w.dim(1), in = w.dim(2);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
-  NMOE_CHECK(offset[0] == 0 && offset[num_experts] == num_rows, "offsets cover [{}, {}) of {} rows", offset[0],
-             offset[num_experts], num_rows);
+  check_offsets(offset, num_experts, x.dim(0));
+  const int64_t num_rows = offset[num_experts];
   const Tiling columns = choose_row_tiling(ceil_div(num_rows, num_experts), in, out);
   const int64_t tiles = columns.tiles_across();
   const int64_t all_products = (num_rows + kFetchProducts * std::min(num_rows, num_experts)) * in * out;
@@ -164,7 +174,8 @@ void grouped_rows_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tens
 }  // namespace
 
 template <class Real>
-void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
+  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
   const int64_t out = w.dim(1), in = w.dim(2);
   if (ctx.batch_invariant) return grouped_rows_forward<Real>(ctx, x, w, offsets, y);
   parallel_expert_rows(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
@@ -174,7 +185,19 @@ void grouped_linear_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Te
 }
 
 template <class Real>
-void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
+void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
+  grouped_linear_forward<Real>(ctx, {args.x, args.w, args.offsets, args.pre});
+  const int64_t num_experts = args.w.dim(0);
+  activation_forward<Real>(ctx, {.kind = args.kind,
+                                 .pre = args.pre,
+                                 .row_weight = args.row_weight,
+                                 .h = args.h,
+                                 .num_rows = args.offsets.rows(num_experts, num_experts + 1)});
+}
+
+template <class Real>
+void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
+  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
   const int64_t out = w.dim(1), in = w.dim(2);
   parallel_expert_rows(ctx, offsets, dy.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
     gemm<Real>(end - begin, in, out, 1, {dy.data<Real>() + begin * out, out}, {w.data<Real>() + expert * out * in, in},
@@ -183,7 +206,9 @@ void grouped_linear_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor off
 }
 
 template <class Real>
-void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
+void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
+  const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
@@ -202,15 +227,12 @@ void grouped_linear_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor of
   });
 }
 
-#define NMOE_INSTANTIATE(Real)                                                                 \
-  template void linear_forward<Real>(Context&, Tensor, Tensor, Tensor, bool);                  \
-  template void linear_backward_input<Real>(Context&, Tensor, Tensor, Tensor, bool);           \
-  template void linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor, bool);          \
-  template void grouped_linear_forward<Real>(Context&, Tensor, Tensor, Tensor, Tensor);        \
-  template void grouped_linear_backward_input<Real>(Context&, Tensor, Tensor, Tensor, Tensor); \
-  template void grouped_linear_backward_weight<Real>(Context&, Tensor, Tensor, Tensor, Tensor, bool);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(linear_forward, LinearForward)
+NMOE_CPU_INSTANTIATE(linear_backward_input, LinearBackwardInput)
+NMOE_CPU_INSTANTIATE(linear_backward_weight, LinearBackwardWeight)
+NMOE_CPU_INSTANTIATE(grouped_linear_forward, GroupedLinearForward)
+NMOE_CPU_INSTANTIATE(grouped_activation_forward, GroupedActivationForward)
+NMOE_CPU_INSTANTIATE(grouped_linear_backward_input, GroupedLinearBackwardInput)
+NMOE_CPU_INSTANTIATE(grouped_linear_backward_weight, GroupedLinearBackwardWeight)
 
 }  // namespace nmoe::cpu

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/cpu/attention.h"
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -10,7 +10,8 @@ constexpr int64_t kTokensPerTask = 32;
 }  // namespace
 
 template <class Real>
-void mla_expand_forward(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
+void mla_expand_forward(Context& ctx, const MlaExpandForward& args) {
+  const Tensor kv = args.kv, k_rope = args.k_rope, k = args.k, v = args.v;
   const int64_t num_tokens = kv.dim(0), num_heads = kv.dim(1), rope = k_rope.dim(1), value = v.dim(2);
   const int64_t nope = k.dim(2) - rope;
   NMOE_CHECK(kv.dim(2) == nope + value, "kv {}, k {} and v {} disagree", kv.shape(), k.shape(), v.shape());
@@ -29,7 +30,8 @@ void mla_expand_forward(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor
 }
 
 template <class Real>
-void mla_expand_backward(Context& ctx, Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) {
+void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
+  const Tensor dk = args.dk, dv = args.dv, dkv = args.dkv, dk_rope = args.dk_rope;
   const int64_t num_tokens = dkv.dim(0), num_heads = dkv.dim(1), rope = dk_rope.dim(1), value = dv.dim(2);
   const int64_t nope = dk.dim(2) - rope;
   NMOE_CHECK(dkv.dim(2) == nope + value, "dkv {}, dk {} and dv {} disagree", dkv.shape(), dk.shape(), dv.shape());
@@ -50,11 +52,7 @@ void mla_expand_backward(Context& ctx, Tensor dk, Tensor dv, Tensor dkv, Tensor 
   });
 }
 
-#define NMOE_INSTANTIATE(Real)                                                      \
-  template void mla_expand_forward<Real>(Context&, Tensor, Tensor, Tensor, Tensor); \
-  template void mla_expand_backward<Real>(Context&, Tensor, Tensor, Tensor, Tensor);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(mla_expand_forward, MlaExpandForward)
+NMOE_CPU_INSTANTIATE(mla_expand_backward, MlaExpandBackward)
 
 }  // namespace nmoe::cpu

@@ -1,19 +1,22 @@
-#include "ops/cpu/moe.h"
-
 #include <cstring>
+
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 
 // A counting sort in three passes: every chunk of tokens counts its copies per expert, a prefix sum
 // over (expert, chunk) gives each chunk its first row in each expert, and the chunks place their
 // copies.
-void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) {
+template <class Real>
+void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
+  const Tensor top_idx = args.top_idx;
+  const MoePlan& plan = args.plan;
+  const Tensor counts = args.counts;
   constexpr int64_t kMinChunkTokens = 1024, kMaxChunks = 64;
   const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = plan.offsets.dim(0) - 1;
-  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape() &&
-                 plan.token_of_row.dim(0) == num_tokens * top_k,
-             "plan of {} choices over {} experts: offsets {}, row_of {}, token_of_row {}", top_idx.shape(), num_experts,
-             plan.offsets.shape(), plan.row_of.shape(), plan.token_of_row.shape());
+  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape(),
+             "plan of {} choices over {} experts: offsets {}, row_of {}", top_idx.shape(), num_experts,
+             plan.offsets.shape(), plan.row_of.shape());
   const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
   const int64_t num_chunks = ceil_div(num_tokens, chunk_tokens);
   ArenaScope scratch(ctx.scratch);
@@ -49,14 +52,11 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
   offsets[num_experts] = row;
 
   int32_t* row_of = plan.row_of.data<int32_t>();
-  int32_t* token_of_row = plan.token_of_row.data<int32_t>();
   parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
     int32_t* chunk_rows = next_rows + begin / chunk_tokens * num_experts;
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
-        const int32_t target = chunk_rows[experts[copy]]++;
-        row_of[copy] = target;
-        token_of_row[target] = static_cast<int32_t>(token);
+        row_of[copy] = chunk_rows[experts[copy]]++;
       }
     }
   });
@@ -64,7 +64,10 @@ void moe_plan(Context& ctx, Tensor top_idx, const MoePlan& plan, Tensor counts) 
 
 // Goes by token, not by row: a token's values are then read from memory once and not top_k times.
 template <class Real>
-void moe_dispatch(Context& ctx, Tensor x, const MoePlan& plan, Tensor rows) {
+void moe_dispatch(Context& ctx, const MoeDispatch& args) {
+  const Tensor x = args.x;
+  const MoePlan& plan = args.plan;
+  const Tensor rows = args.rows;
   const int64_t num_tokens = x.dim(0), width = x.dim(1), top_k = plan.row_of.dim(1);
   if (ctx.counting()) return;
   const Real* tokens = x.data<Real>();
@@ -97,7 +100,11 @@ void sum_rows(const Real* rows, const int32_t* row_idx, int64_t count, Real* tar
 }
 
 template <class Real>
-void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool accumulate) {
+void moe_combine(Context& ctx, const MoeCombine& args) {
+  const Tensor rows = args.rows;
+  const MoePlan& plan = args.plan;
+  const Tensor y = args.y;
+  const bool accumulate = args.accumulate;
   const int64_t num_tokens = y.dim(0), width = y.dim(1), top_k = plan.row_of.dim(1);
   if (ctx.counting()) return;
   const Real* in = rows.data<Real>();
@@ -111,7 +118,10 @@ void moe_combine(Context& ctx, Tensor rows, const MoePlan& plan, Tensor y, bool 
 }
 
 template <class Real>
-void moe_dispatch_weights(Context& ctx, Tensor weights, const MoePlan& plan, Tensor row_weight) {
+void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
+  const Tensor weights = args.weights;
+  const MoePlan& plan = args.plan;
+  const Tensor row_weight = args.row_weight;
   if (ctx.counting()) return;
   const Real* source = weights.data<Real>();
   const int32_t* row_of = plan.row_of.data<int32_t>();
@@ -122,7 +132,10 @@ void moe_dispatch_weights(Context& ctx, Tensor weights, const MoePlan& plan, Ten
 }
 
 template <class Real>
-void moe_combine_weights(Context& ctx, Tensor row_weight, const MoePlan& plan, Tensor weights) {
+void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {
+  const Tensor row_weight = args.row_weight;
+  const MoePlan& plan = args.plan;
+  const Tensor weights = args.weights;
   if (ctx.counting()) return;
   const Real* source = row_weight.data<Real>();
   const int32_t* row_of = plan.row_of.data<int32_t>();
@@ -132,13 +145,10 @@ void moe_combine_weights(Context& ctx, Tensor row_weight, const MoePlan& plan, T
   });
 }
 
-#define NMOE_INSTANTIATE(Real)                                                        \
-  template void moe_dispatch<Real>(Context&, Tensor, const MoePlan&, Tensor);         \
-  template void moe_combine<Real>(Context&, Tensor, const MoePlan&, Tensor, bool);    \
-  template void moe_dispatch_weights<Real>(Context&, Tensor, const MoePlan&, Tensor); \
-  template void moe_combine_weights<Real>(Context&, Tensor, const MoePlan&, Tensor);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(build_moe_plan, BuildMoePlan)
+NMOE_CPU_INSTANTIATE(moe_dispatch, MoeDispatch)
+NMOE_CPU_INSTANTIATE(moe_combine, MoeCombine)
+NMOE_CPU_INSTANTIATE(moe_dispatch_weights, MoeDispatchWeights)
+NMOE_CPU_INSTANTIATE(moe_combine_weights, MoeCombineWeights)
 
 }  // namespace nmoe::cpu

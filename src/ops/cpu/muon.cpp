@@ -1,10 +1,9 @@
-#include "ops/cpu/muon.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
 
 #include "ops/cpu/blas.h"
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -201,7 +200,6 @@ void muon_step(Context& ctx, const MuonStep& args) {
   }
 }
 
-template void muon_step<float>(Context&, const MuonStep&);
-template void muon_step<double>(Context&, const MuonStep&);
+NMOE_CPU_INSTANTIATE(muon_step, MuonStep)
 
 }  // namespace nmoe::cpu

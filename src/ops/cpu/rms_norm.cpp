@@ -1,6 +1,6 @@
-#include "ops/cpu/rms_norm.h"
-
 #include <cmath>
+
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -44,7 +44,10 @@ void backward_row(const Real* x, const Real* gain, Real rstd, const Real* dy, Re
 }  // namespace
 
 template <class Real>
-void rms_norm_forward(Context& ctx, Tensor x, Tensor gain, double eps, Tensor y, Tensor rstd) {
+void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
+  const Tensor x = args.x, gain = args.gain;
+  const double eps = args.eps;
+  const Tensor y = args.y, rstd = args.rstd;
   const int64_t num_rows = x.dim(0), width = x.dim(1);
   if (ctx.counting()) return;
   const Real* inputs = x.data<Real>();
@@ -64,8 +67,9 @@ void rms_norm_forward(Context& ctx, Tensor x, Tensor gain, double eps, Tensor y,
 }
 
 template <class Real>
-void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor dy, Tensor dx, Tensor dgain,
-                       bool accumulate_dx) {
+void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
+  const Tensor x = args.x, gain = args.gain, rstd = args.rstd, dy = args.dy, dx = args.dx, dgain = args.dgain;
+  const bool accumulate_dx = args.accumulate_dx;
   const int64_t num_rows = x.dim(0), width = x.dim(1);
   const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   const int64_t num_chunks = ceil_div(num_rows, chunk_rows);
@@ -94,9 +98,7 @@ void rms_norm_backward(Context& ctx, Tensor x, Tensor gain, Tensor rstd, Tensor 
   }
 }
 
-template void rms_norm_forward<float>(Context&, Tensor, Tensor, double, Tensor, Tensor);
-template void rms_norm_forward<double>(Context&, Tensor, Tensor, double, Tensor, Tensor);
-template void rms_norm_backward<float>(Context&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool);
-template void rms_norm_backward<double>(Context&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool);
+NMOE_CPU_INSTANTIATE(rms_norm_forward, RmsNormForward)
+NMOE_CPU_INSTANTIATE(rms_norm_backward, RmsNormBackward)
 
 }  // namespace nmoe::cpu

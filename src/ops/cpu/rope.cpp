@@ -1,4 +1,4 @@
-#include "ops/cpu/rope.h"
+#include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -27,7 +27,7 @@ void rotate_head(Real* x, const Real* cos, const Real* sin, Real direction, int6
 }
 
 template <class Real>
-void rotate(Context& ctx, const RopeArgs& args, Real direction) {
+void rotate(Context& ctx, const Rope& args, Real direction) {
   const int64_t num_tokens = args.x.dim(0), num_heads = args.x.dim(1), head_size = args.x.dim(2);
   const int64_t num_positions = args.cos.dim(0), num_pairs = args.cos.dim(1);
   NMOE_CHECK(args.positions.dim(0) == num_tokens && args.sin.shape() == args.cos.shape() && args.rope_offset >= 0 &&
@@ -55,18 +55,16 @@ void rotate(Context& ctx, const RopeArgs& args, Real direction) {
 }  // namespace
 
 template <class Real>
-void rope_forward(Context& ctx, const RopeArgs& args) {
+void rope_forward(Context& ctx, const Rope& args) {
   rotate(ctx, args, Real{1});
 }
 
 template <class Real>
-void rope_backward(Context& ctx, const RopeArgs& args) {
+void rope_backward(Context& ctx, const Rope& args) {
   rotate(ctx, args, Real{-1});
 }
 
-template void rope_forward<float>(Context&, const RopeArgs&);
-template void rope_forward<double>(Context&, const RopeArgs&);
-template void rope_backward<float>(Context&, const RopeArgs&);
-template void rope_backward<double>(Context&, const RopeArgs&);
+NMOE_CPU_INSTANTIATE(rope_forward, Rope)
+NMOE_CPU_INSTANTIATE(rope_backward, Rope)
 
 }  // namespace nmoe::cpu

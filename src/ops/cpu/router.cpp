@@ -1,9 +1,8 @@
-#include "ops/cpu/router.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
 namespace nmoe::cpu {
@@ -359,7 +358,10 @@ void router_backward(Context& ctx, const RouterBackward& args) {
 }
 
 template <class Real>
-void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate, Tensor grad_scale) {
+void router_bias_update(Context& ctx, const RouterBiasUpdate& args) {
+  const Tensor counts = args.counts, bias = args.bias;
+  const double rate = args.rate;
+  const Tensor grad_scale = args.grad_scale;
   const int64_t num_experts = counts.dim(0);
   NMOE_CHECK(bias.dim(0) == num_experts, "bias {} for counts {}", bias.shape(), counts.shape());
   if (ctx.counting() || !std::isfinite(*grad_scale.data<double>())) return;
@@ -374,12 +376,8 @@ void router_bias_update(Context& ctx, Tensor counts, Tensor bias, double rate, T
   }
 }
 
-#define NMOE_INSTANTIATE(Real)                                          \
-  template void router_forward<Real>(Context&, const RouterForward&);   \
-  template void router_backward<Real>(Context&, const RouterBackward&); \
-  template void router_bias_update<Real>(Context&, Tensor, Tensor, double, Tensor);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(router_forward, RouterForward)
+NMOE_CPU_INSTANTIATE(router_backward, RouterBackward)
+NMOE_CPU_INSTANTIATE(router_bias_update, RouterBiasUpdate)
 
 }  // namespace nmoe::cpu

@@ -1,5 +1,3 @@
-#include "ops/cpu/tensor_ops.h"
-
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -7,6 +5,7 @@
 
 #include "base/random_math.h"
 #include "base/rng.h"
+#include "ops/cpu/operations.h"
 #include "tensor/convert.h"
 
 namespace nmoe::cpu {
@@ -65,7 +64,10 @@ void reduce(Context& ctx, Tensor x, Tensor out, Term term) {
 
 }  // namespace
 
-void fill(Context& ctx, Tensor x, double value) {
+template <class Real>
+void fill(Context& ctx, const Fill& args) {
+  const Tensor x = args.x;
+  const double value = args.value;
   if (ctx.counting()) return;
   const int64_t size = x.num_elements();
   switch (x.dtype()) {
@@ -84,13 +86,18 @@ void fill(Context& ctx, Tensor x, double value) {
   }
 }
 
-void fill_truncated_normal(Context& ctx, Tensor x, const TruncatedNormal& draws) {
+template <class Real>
+void fill_truncated_normal(Context& ctx, const FillTruncatedNormal& args) {
+  const Tensor x = args.x;
+  const TruncatedNormal& draws = args.draws;
   if (ctx.counting()) return;
   if (x.dtype() == DType::kF64) return fill_with_normals(ctx, x.data<double>(), x.num_elements(), draws);
   fill_with_normals(ctx, x.data<float>(), x.num_elements(), draws);
 }
 
-void copy(Context& ctx, Tensor source, Tensor destination) {
+template <class Real>
+void copy(Context& ctx, const Copy& args) {
+  const Tensor source = args.source, destination = args.destination;
   NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
              "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
              destination.shape());
@@ -103,37 +110,45 @@ void copy(Context& ctx, Tensor source, Tensor destination) {
   });
 }
 
+// Weights are their own masters here.
 template <class Real>
-void add(Context& ctx, Tensor x, Tensor y) {
-  NMOE_CHECK(x.num_elements() == y.num_elements(), "add of {} to {}", x.shape(), y.shape());
-  if (ctx.counting()) return;
-  const Real* source = x.data<Real>();
-  Real* target = y.data<Real>();
-  parallel_blocks(ctx, x.num_elements(), kTaskElements, [&](int64_t begin, int64_t end, int) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) target[i] += source[i];
-  });
+void split_weight(Context& ctx, const SplitWeight& args) {
+  NMOE_CHECK(!args.low.defined(), "weights of {} have no low part", dtype_name(args.w.dtype()));
+  copy<Real>(ctx, {args.master, args.w});
 }
 
 template <class Real>
-void sum(Context& ctx, Tensor x, Tensor out) {
+void join_weight(Context& ctx, const JoinWeight& args) {
+  NMOE_CHECK(!args.low.defined(), "weights of {} have no low part", dtype_name(args.w.dtype()));
+  copy<Real>(ctx, {args.w, args.master});
+}
+
+template <class Real>
+void sum(Context& ctx, const Sum& args) {
+  const Tensor x = args.x, out = args.out;
   reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value); });
 }
 
 template <class Real>
-void sum_of_squares(Context& ctx, Tensor x, Tensor out) {
+void sum_of_squares(Context& ctx, const SumOfSquares& args) {
+  const Tensor x = args.x, out = args.out;
   reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value) * static_cast<double>(value); });
 }
 
 template <class Real>
-void count_non_finite(Context& ctx, Tensor x, Tensor out) {
+void count_non_finite(Context& ctx, const CountNonFinite& args) {
+  const Tensor x = args.x, out = args.out;
   using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
   constexpr auto kExponent = std::bit_cast<Bits>(std::numeric_limits<Real>::infinity());
   reduce<int32_t, Real>(
       ctx, x, out, [](Real value) -> int32_t { return (std::bit_cast<Bits>(value) & kExponent) == kExponent ? 1 : 0; });
 }
 
-void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_norm, Tensor scale, Tensor stopped) {
+template <class Real>
+void clip_scale(Context& ctx, const ClipScale& args) {
+  const Tensor sum_squares = args.sum_squares, loss_sum = args.loss_sum;
+  const double max_norm = args.max_norm;
+  const Tensor scale = args.scale, stopped = args.stopped;
   if (ctx.counting()) return;
   const double squares = *sum_squares.data<double>();
   if (!std::isfinite(squares) || !std::isfinite(*loss_sum.data<double>())) *stopped.data<int32_t>() = 1;
@@ -141,13 +156,14 @@ void clip_scale(Context& ctx, Tensor sum_squares, Tensor loss_sum, double max_no
   *scale.data<double>() = *stopped.data<int32_t>() == 0 ? clipped : std::numeric_limits<double>::quiet_NaN();
 }
 
-#define NMOE_INSTANTIATE(Real)                                  \
-  template void add<Real>(Context&, Tensor, Tensor);            \
-  template void sum<Real>(Context&, Tensor, Tensor);            \
-  template void sum_of_squares<Real>(Context&, Tensor, Tensor); \
-  template void count_non_finite<Real>(Context&, Tensor, Tensor);
-NMOE_INSTANTIATE(float)
-NMOE_INSTANTIATE(double)
-#undef NMOE_INSTANTIATE
+NMOE_CPU_INSTANTIATE(fill, Fill)
+NMOE_CPU_INSTANTIATE(fill_truncated_normal, FillTruncatedNormal)
+NMOE_CPU_INSTANTIATE(copy, Copy)
+NMOE_CPU_INSTANTIATE(split_weight, SplitWeight)
+NMOE_CPU_INSTANTIATE(join_weight, JoinWeight)
+NMOE_CPU_INSTANTIATE(sum, Sum)
+NMOE_CPU_INSTANTIATE(sum_of_squares, SumOfSquares)
+NMOE_CPU_INSTANTIATE(count_non_finite, CountNonFinite)
+NMOE_CPU_INSTANTIATE(clip_scale, ClipScale)
 
 }  // namespace nmoe::cpu

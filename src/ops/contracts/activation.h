@@ -1,0 +1,29 @@
+// Activation functions of MLPs and experts. SwiGLU (arXiv 2002.05202): pre = [N, 2F] (gate | up), h = silu(gate) * up.
+// Squared ReLU (arXiv 2109.08668): pre = [N, F], h = max(pre, 0)^2.
+//
+// With row_weight defined, row n of h is multiplied by row_weight[n]: the gate weight of a routed row. N is a capacity:
+// with num_rows defined, rows from num_rows on are neither read nor written.
+#pragma once
+
+#include "base/kinds.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+struct ActivationForward {
+  Activation kind = Activation::kSwiGlu;
+  Tensor pre;         // [N, 2F] or [N, F]
+  Tensor row_weight;  // [N] stat; undefined: 1
+  Tensor h;           // = [N, F]
+  Tensor num_rows;    // [1] i32; undefined: N
+};
+struct ActivationBackward {
+  Activation kind = Activation::kSwiGlu;
+  Tensor pre, row_weight;  // as in forward
+  Tensor dh;               // [N, F]
+  Tensor dpre;             // = like pre; may be the storage of pre
+  Tensor drow_weight;      // = [N] stat; undefined when row_weight is
+  Tensor num_rows;         // as in forward
+};
+
+}  // namespace nmoe

@@ -1,0 +1,21 @@
+// The language-model head. Letters and conventions: ops/ops.h.
+#pragma once
+
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// The head fused with softmax cross-entropy; logits exist only in chunks of rows.
+struct HeadLoss {
+  Tensor x;            // [T, D]
+  Tensor w;            // [V, D]
+  Tensor targets;      // [T] i32; negative: no loss at this position
+  Tensor grad_scale;   // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
+  Tensor losses;       // = [T] stat: token losses in nats, 0 where there is no target
+  Tensor dx;           // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
+  Tensor dw;           // = [V, D] stat; undefined with dx
+  Tensor predictions;  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
+  bool accumulate_dw = false;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,67 @@
+// Filling, copying and reducing tensors, and the two halves of a BF16 weight. Letters and conventions: ops/ops.h.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+struct Fill {
+  Tensor x;  // = value; any dtype
+  double value = 0.0;
+};
+
+// Random numbers std * z, z standard normal but |z| <= truncation: element i is draw i of Philox(seed, stream)
+// (base/rng.h). The same bits on every device.
+struct TruncatedNormal {
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+  double std = 1.0;
+  double truncation = 3.0;
+};
+struct FillTruncatedNormal {
+  Tensor x;  // = stat
+  TruncatedNormal draws;
+};
+
+// Tensors of equal size on the device.
+struct Copy {
+  Tensor source;
+  Tensor destination;  // =
+};
+
+// Between a weight and its master, [n] stat in the device's memory. `low` is undefined where the weight is stat itself.
+struct SplitWeight {
+  Tensor master;
+  Tensor w, low;  // =
+};
+struct JoinWeight {
+  Tensor w, low;
+  Tensor master;  // =
+};
+
+struct Sum {
+  Tensor x;    // act or stat
+  Tensor out;  // [1] f64 += sum of x
+};
+struct SumOfSquares {
+  Tensor x;
+  Tensor out;  // [1] f64 += sum of x^2
+};
+struct CountNonFinite {
+  Tensor x;
+  Tensor out;  // [1] i32 += number of NaN and infinities
+};
+
+// The factor that clips the global gradient norm: scale = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is
+// 0. When sum_squares or loss_sum is not finite, `stopped` becomes 1; while it is not 0, scale is NaN.
+struct ClipScale {
+  Tensor sum_squares;  // [1] f64
+  Tensor loss_sum;     // [1] f64
+  double max_norm = 0.0;
+  Tensor scale;    // = [1] f64
+  Tensor stopped;  // [1] i32
+};
+
+}  // namespace nmoe

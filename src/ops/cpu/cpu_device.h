@@ -1,0 +1,66 @@
+// The CPU as a device: always linked, the default, and the oracle for all others. Its lanes are one: whatever is
+// enqueued is done at once, by all threads of the pool.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "ops/cpu/context.h"
+#include "ops/cpu/memory.h"
+#include "ops/ops.h"
+
+namespace nmoe::cpu {
+
+// The operations of operations.h for one compute dtype.
+class CpuOps final : public Ops {
+ public:
+  CpuOps(Device& device, Lane lane, Context context, DType compute_dtype)
+      : Ops(device, lane), context_(context), compute_dtype_(compute_dtype) {}
+
+  DType compute_dtype() const override { return compute_dtype_; }
+
+#define NMOE_DECLARE_OVERRIDE(name, Arguments) void name(const Arguments& args) override;
+  NMOE_OPERATIONS(NMOE_DECLARE_OVERRIDE)
+#undef NMOE_DECLARE_OVERRIDE
+
+ private:
+  Context context_;
+  DType compute_dtype_;
+};
+
+class CpuDevice final : public Device {
+ public:
+  // num_threads 0: one per available CPU. compute_dtype: F32 or F64.
+  CpuDevice(int num_threads, DType compute_dtype, bool batch_invariant = false);
+
+  int index() const override { return 0; }
+  std::string description() const override;
+  SoftwareVersions software() const override { return {}; }
+  double peak_flops() override;
+  std::string peak_source() const override { return "measured: fused multiply-adds on all threads"; }
+  void attach_thread() override {}
+  MemorySource& memory() override { return memory_; }
+  MemorySource& host_memory() override { return memory_; }
+  std::optional<DeviceMemoryUse> memory_use() const override { return std::nullopt; }
+  Arena& scratch(Lane lane) override { return lanes_[static_cast<size_t>(lane)].scratch; }
+  void order(Lane, Lane) override {}
+  std::unique_ptr<Recording> record(std::function<void()> work) override;
+  std::unique_ptr<Event> make_event(Lane lane) override;
+  std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
+  void upload(Tensor destination, const void* host) override;
+  void download(void* host, Tensor source) override;
+  void begin_download(void* host, Tensor source) override { download(host, source); }
+
+ private:
+  struct LaneState {
+    LaneState(CpuDevice& device, Lane lane, bool batch_invariant);
+    Arena scratch;
+    CpuOps ops;
+  };
+  Ops& lane_ops(Lane lane) override { return lanes_[static_cast<size_t>(lane)].ops; }
+
+  DType compute_dtype_;
+  PageMemory memory_;
+  ThreadPool pool_;
+  std::array<LaneState, kNumLanes> lanes_;  // in the order of kLanes
+};
+
+}  // namespace nmoe::cpu

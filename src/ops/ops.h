@@ -1,0 +1,117 @@
+// Ops: the arithmetic of a device on one of its lanes. Each operation is a whole one (an attention, an optimizer step),
+// takes one struct of arguments, and is implemented on every device: one that is missing does not link.
+//
+// To add an operation: its arguments, formula and shapes in ops/contracts/, a line in NMOE_OPERATIONS below, a function
+// of its name for the CPU (ops/cpu) and one for CUDA (ops/cuda), and tests of both.
+//
+// Letters used in shapes
+//   B sequences   S positions of a sequence   T = B*S tokens of a microbatch   D model width   V vocabulary
+//   H query heads   G key/value heads   Dk query/key head size   Dv value head size
+//   E routed experts   K experts a token goes to (top_k)   R capacity of routed rows   F hidden width of an MLP
+//   Z slots of a key/value cache   C positions of a slot (capacity)
+//
+// Conventions
+// * `act` is the compute dtype, of activations, their gradients and weights: F32, BF16 on GPUs, F64 for proofs.
+//   `stat` is F32, or F64 for proofs: statistics, router scores, losses, norm gains, gradients of weights and what
+//   optimizers keep. Tensors are act, row-major and dense unless a comment says otherwise; stat, i32 and f64 are named
+//   where they occur.
+// * A weight that trains in BF16 has a second tensor `low` (i16), so that both together are an F32 master weight: its
+//   bits, as an integer, are the BF16 value's bits times 2^16, plus low. Undefined where the weight itself is stat.
+// * What an operation writes is marked `=`, what it adds to `+=`. Where a struct has a member accumulate..., the tensor
+//   it speaks of is written without it and added to with it.
+// * Results are the same bits for any number of threads: reductions over tokens have one order fixed by shapes.
+// * Operations neither allocate (scratch comes from scratch()) nor wait; results stay in tensors until they are
+//   downloaded. What changes from step to step is read from tensors, so that a recording of a step is good for all.
+// * In a counting run (counting() is true) tensors have no data: operations only claim their scratch.
+// * A batch invariant device (ops/factory.h) gives a row of every forward's output the same bits whatever other rows
+//   there are and however many: a token's result then depends on its own sequence alone. Without that, linear_forward
+//   and grouped_linear_forward are faster for many rows, and differ in the last bits.
+//
+// Threads: those of the device (ops/device.h).
+#pragma once
+
+#include "ops/contracts/activation.h"
+#include "ops/contracts/attention.h"
+#include "ops/contracts/cache.h"
+#include "ops/contracts/embedding.h"
+#include "ops/contracts/head.h"
+#include "ops/contracts/linear.h"
+#include "ops/contracts/moe.h"
+#include "ops/contracts/norm.h"
+#include "ops/contracts/optimizer.h"
+#include "ops/contracts/router.h"
+#include "ops/contracts/tensor.h"
+#include "ops/device.h"
+
+// X(name of the operation, struct of its arguments)
+#define NMOE_OPERATIONS(X)                                       \
+  X(fill, Fill)                                                  \
+  X(fill_truncated_normal, FillTruncatedNormal)                  \
+  X(copy, Copy)                                                  \
+  X(split_weight, SplitWeight)                                   \
+  X(join_weight, JoinWeight)                                     \
+  X(sum, Sum)                                                    \
+  X(sum_of_squares, SumOfSquares)                                \
+  X(count_non_finite, CountNonFinite)                            \
+  X(clip_scale, ClipScale)                                       \
+  X(embedding_forward, EmbeddingForward)                         \
+  X(embedding_backward, EmbeddingBackward)                       \
+  X(linear_forward, LinearForward)                               \
+  X(linear_backward_input, LinearBackwardInput)                  \
+  X(linear_backward_weight, LinearBackwardWeight)                \
+  X(grouped_linear_forward, GroupedLinearForward)                \
+  X(grouped_activation_forward, GroupedActivationForward)        \
+  X(grouped_linear_backward_input, GroupedLinearBackwardInput)   \
+  X(grouped_linear_backward_weight, GroupedLinearBackwardWeight) \
+  X(rms_norm_forward, RmsNormForward)                            \
+  X(rms_norm_backward, RmsNormBackward)                          \
+  X(activation_forward, ActivationForward)                       \
+  X(activation_backward, ActivationBackward)                     \
+  X(rope_forward, Rope)                                          \
+  X(rope_backward, Rope)                                         \
+  X(attention_forward, AttentionForward)                         \
+  X(attention_backward, AttentionBackward)                       \
+  X(mla_expand_forward, MlaExpandForward)                        \
+  X(mla_expand_backward, MlaExpandBackward)                      \
+  X(cache_write, CacheWrite)                                     \
+  X(cached_attention, CachedAttention)                           \
+  X(mla_absorb_query, MlaAbsorbQuery)                            \
+  X(mla_expand_output, MlaExpandOutput)                          \
+  X(router_forward, RouterForward)                               \
+  X(router_backward, RouterBackward)                             \
+  X(router_bias_update, RouterBiasUpdate)                        \
+  X(build_moe_plan, BuildMoePlan)                                \
+  X(moe_dispatch, MoeDispatch)                                   \
+  X(moe_combine, MoeCombine)                                     \
+  X(moe_dispatch_weights, MoeDispatchWeights)                    \
+  X(moe_combine_weights, MoeCombineWeights)                      \
+  X(head_loss, HeadLoss)                                         \
+  X(adamw_step, AdamWStep)                                       \
+  X(muon_step, MuonStep)
+
+namespace nmoe {
+
+class Ops {
+ public:
+  Ops(Device& device, Lane lane) : device_(device), lane_(lane) {}
+  virtual ~Ops() = default;
+  Ops(const Ops&) = delete;
+  Ops& operator=(const Ops&) = delete;
+
+  Device& device() const { return device_; }
+  Lane lane() const { return lane_; }
+  virtual DType compute_dtype() const = 0;  // what `act` means
+  DType stat_dtype() const { return compute_dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
+  Arena& scratch() const { return device_.scratch(lane_); }
+  bool counting() const { return device_.counting(); }
+
+#define NMOE_DECLARE_OPERATION(name, Arguments) virtual void name(const Arguments& args) = 0;
+  NMOE_OPERATIONS(NMOE_DECLARE_OPERATION)
+#undef NMOE_DECLARE_OPERATION
+
+ private:
+  Device& device_;
+  Lane lane_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,105 @@
+#include "ops/storage.h"
+
+#include <numeric>
+
+namespace nmoe {
+namespace {
+
+constexpr ArenaDescription kTable[] = {
+    {ArenaKind::kParameters, "parameters", "weights and router biases", Placement::kDevice},
+    {ArenaKind::kGradients, "gradients", "one a weight", Placement::kDevice},
+    {ArenaKind::kOptimizer, "optimizer", "moments of AdamW and Muon", Placement::kDevice},
+    {ArenaKind::kActivations, "activations", "of one microbatch, train.microbatch_seqs x data.seq_len tokens",
+     Placement::kDevice},
+    {ArenaKind::kScratch, "scratch", "temporaries of single operations", Placement::kDevice},
+    {ArenaKind::kCopyScratch, "copy scratch", "temporaries on the copy lane", Placement::kDevice},
+    {ArenaKind::kCommunicationScratch, "communication scratch", "temporaries on the communication lane",
+     Placement::kDevice},
+    {ArenaKind::kStepState, "step state", "batches, token losses and predictions, router statistics, rope tables",
+     Placement::kDevice},
+    {ArenaKind::kExchange, "exchange", "batches and results of steps on their way", Placement::kHost},
+    {ArenaKind::kCheckpointStaging, "checkpoint staging", "the copy a checkpoint is written from", Placement::kHost,
+     /*at_first_use=*/true},
+};
+
+constexpr bool in_order() {
+  for (size_t i = 0; i < kNumArenas; ++i) {
+    if (kTable[i].kind != static_cast<ArenaKind>(i)) return false;
+  }
+  return true;
+}
+static_assert(std::size(kTable) == kNumArenas && in_order());
+
+std::optional<Lane> lane_of_scratch(ArenaKind kind) {
+  switch (kind) {
+    case ArenaKind::kScratch:
+      return Lane::kCompute;
+    case ArenaKind::kCopyScratch:
+      return Lane::kCopy;
+    case ArenaKind::kCommunicationScratch:
+      return Lane::kCommunication;
+    default:
+      return std::nullopt;
+  }
+}
+
+MemorySource& source_of(Device& device, Placement placement) {
+  return placement == Placement::kDevice ? device.memory() : device.host_memory();
+}
+
+}  // namespace
+
+std::span<const ArenaDescription, kNumArenas> arena_table() { return kTable; }
+
+int64_t StoragePlan::total() const {
+  return std::accumulate(bytes_.begin(), bytes_.end(), int64_t{0},
+                         [](int64_t sum, const std::optional<int64_t>& bytes) { return sum + bytes.value_or(0); });
+}
+
+Storage::Storage(Device& device) : device_(device), counting_(true) {
+  NMOE_CHECK(device.counting(), "a counting storage on a device whose scratch is reserved");
+  for (const ArenaDescription& entry : arena_table()) {
+    if (!lane_of_scratch(entry.kind)) arenas_[static_cast<size_t>(entry.kind)].emplace(std::string(entry.name));
+  }
+}
+
+Storage::Storage(Device& device, const StoragePlan& plan) : Storage(device) {
+  plan_ = plan;
+  counting_ = false;
+  for (const ArenaDescription& entry : arena_table()) {
+    if (entry.at_first_use || plan.leaves_out(entry.kind)) continue;
+    (*this)[entry.kind].reserve(source_of(device, entry.placement), plan[entry.kind]);
+  }
+}
+
+Arena& Storage::operator[](ArenaKind kind) {
+  if (const auto lane = lane_of_scratch(kind)) return device_.scratch(*lane);
+  return *arenas_[static_cast<size_t>(kind)];
+}
+
+const Arena& Storage::arena(ArenaKind kind) const {
+  if (const auto lane = lane_of_scratch(kind)) return device_.scratch(*lane);
+  return *arenas_[static_cast<size_t>(kind)];
+}
+
+void Storage::reserve(ArenaKind kind) {
+  const ArenaDescription& entry = arena_table()[static_cast<size_t>(kind)];
+  NMOE_CHECK(entry.at_first_use, "the arena '{}' is reserved at the start", entry.name);
+  Arena& arena = (*this)[kind];
+  if (!counting_ && arena.counting()) arena.reserve(source_of(device_, entry.placement), plan_[kind]);
+}
+
+StoragePlan Storage::used() const {
+  StoragePlan plan;
+  for (const ArenaDescription& entry : arena_table()) plan.set(entry.kind, arena(entry.kind).high_water());
+  return plan;
+}
+
+StoragePlan plan_storage(const DeviceOptions& options, const std::function<void(Storage&)>& build) {
+  const auto device = make_device(options);
+  Storage storage(*device);
+  build(storage);
+  return storage.used();
+}
+
+}  // namespace nmoe
