@@ -24,7 +24,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit 13.0 REQUIRED)
 
 # cuDNN is no part of the toolkit. Only its headers are needed to build: the program loads the library when it wants it
-# (ops/cuda/cudnn_library.h), and looks last where it is now.
+# (ops/cuda/vendor/cudnn_library.h), and looks last where it is now.
 set(NMOE_CUDNN_MINIMUM 9.19)
 find_path(NMOE_CUDNN_INCLUDE cudnn.h HINTS ENV CUDNN_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
 find_library(NMOE_CUDNN_LIBRARY NAMES libcudnn.so.9 HINTS ENV CUDNN_HOME ${CUDAToolkit_LIBRARY_DIR}

@@ -14,8 +14,8 @@
 // one rename before anything in it is removed: whatever bears such a name was once whole, kill -9
 // or power loss notwithstanding.
 //
-// One process at a time writes or prunes in a folder, from one thread at a time. Reading needs no
-// such care.
+// One process at a time writes or prunes in a folder, from one thread at a time, but for the writers
+// of a CheckpointDraft. Reading needs no such care.
 #pragma once
 
 #include <optional>
@@ -92,14 +92,15 @@ class CheckpointDraft {
   // Makes <dir>/.tmp-step_<step>-<pid>, and `dir` when needed.
   CheckpointDraft(const fs::path& dir, int64_t step);
 
-  // Writes files of this writer's own and returns when they are durable. At most one slice of each tensor. Writers may
-  // be at it at the same time, each from a thread of its own and with a pool of its own. NMOE_CHECK fails where a slice
-  // is not cut at edges of chunks; Error (runtime) for a full disk.
+  // Writes files of this writer's own and returns when they are durable. At most one slice of each tensor, and none
+  // that is empty unless the tensor is. Several threads may call it at the same time, one a writer, each with a pool of
+  // its own. NMOE_CHECK fails where a slice is not cut at edges of chunks; Error (runtime), say for a full disk.
   WrittenPart write(WriterIndex writer, std::span<const TensorPart> model, std::span<const TensorPart> optimizer,
                     ThreadPool& pool) const;
 
-  // Adds what is not of the writers and gives the folder its name, replacing a checkpoint of the same step. `parts` are
-  // all that was written, in the writers' order; together they are every tensor, once (checked). Call it once.
+  // Adds what is not of the writers and gives the folder its name, replacing a checkpoint of the same step; returns its
+  // path when it is durable. `parts` are all that was written, in the writers' order; together they are every tensor,
+  // once (checked). Call it once, when every writer has returned.
   fs::path publish(const CheckpointHead& head, std::span<const WrittenPart> parts,
                    std::span<const TensorSource> carried, ThreadPool& pool);
 

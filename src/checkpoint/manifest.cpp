@@ -29,6 +29,8 @@ void check_whole(const ManifestTensor& tensor) {
   for (const auto& [range, file] : tensor.slices) {
     NMOE_CHECK(range.offset == end, "tensor '{}' {}: the slice in {} begins at element {}, the one before ends at {}",
                tensor.name, tensor.shape, file, range.offset, end);
+    NMOE_CHECK(range.extent > 0 || tensor.slices.size() == 1, "tensor '{}' {}: the slice in {} is empty", tensor.name,
+               tensor.shape, file);
     slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
     end = range.end();
   }

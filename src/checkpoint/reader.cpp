@@ -136,9 +136,7 @@ void CheckpointReader::open_tensor_files() {
       for (const auto& [range, name] : tensor.slices) {
         const auto file = files_.find(name);
         NMOE_CHECK(file != files_.end(), "no {} in an intact manifest", name);
-        const Shape shape = range.extent == tensor.shape.num_elements()
-                                ? tensor.shape
-                                : slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
+        const Shape shape = slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
         const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
         if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {
           throw fault(path_ / name, fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
@@ -211,6 +209,7 @@ bool CheckpointReader::read_chunk(const ChunkRead& read) const {
       const int64_t end = std::min(begin + kBlockElements, chunk.end());
       add(begin, end, block.data());
       const auto [from, to] = wanted(begin, end);
+      if (from == to) continue;
       widen(tensor.dtype, block.data() + (from - begin) * element_bytes,
             read.destination.data<float>() + (from - read.offset), static_cast<size_t>(to - from));
     }
@@ -231,7 +230,7 @@ void CheckpointReader::read_chunks(std::span<const ChunkRead> reads, ThreadPool&
   const ChunkRead& bad = reads[static_cast<size_t>(first_bad.load())];
   const ElementRange range = bad.tensor->chunks[bad.chunk];
   throw fault(path_ / slice_at(*bad.tensor, range.offset).file,
-              fmt::format("tensor '{}' was altered: the hash of its chunk {} of {} (elements [{}, {})) differs",
+              fmt::format("tensor '{}' was altered: its hash differs in chunk {} of {} (elements [{}, {}))",
                           bad.tensor->name, bad.chunk, bad.tensor->chunks.count(), range.offset, range.end()));
 }
 

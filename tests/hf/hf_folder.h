@@ -138,7 +138,8 @@ inline std::map<std::string, std::string> tensors_in(const fs::path& dir) {
     if (item.path().extension() != ".safetensors") continue;
     const SafetensorsFile file(item.path());
     for (const SafetensorsFile::Entry& entry : file.entries()) {
-      found[entry.name] = fmt::format("{} {} {}", dtype_name(entry.dtype), entry.shape, file.sha256(entry));
+      found[entry.name] =
+          fmt::format("{} {} {}", dtype_name(entry.dtype), entry.shape, tensor_sha256(file.chunk_hashes(entry)));
     }
   }
   return found;

@@ -106,6 +106,43 @@ TEST_F(ImportExport, ParametersAreMadeOfTheRightRows) {
   EXPECT_EQ(loaded("layers.1.moe.experts_out", {4, 16, 8}), out);
 }
 
+TEST_F(ImportExport, ExportsWhatSeveralWritersWrote) {
+  HfFolder().write(dir_ / "hf");
+  const CheckpointReader reader = CheckpointReader::open(import_folder().checkpoint);
+  std::vector<std::vector<std::byte>> values;
+  std::vector<NamedTensor> model;
+  for (const ManifestTensor& tensor : reader.model()) {
+    values.emplace_back(static_cast<size_t>(tensor.shape.num_elements()) * dtype_bytes(tensor.dtype));
+    model.push_back({tensor.name, Tensor(values.back().data(), tensor.dtype, tensor.shape)});
+  }
+  reader.load_model(model);
+  // Stacked experts, one after the other, go to one writer and the other; all else to the first.
+  std::vector<TensorPart> first, second;
+  for (const TensorSource& tensor : in_memory(model)) {
+    if (tensor.shape.rank() == 3) {
+      const int64_t all = tensor.shape.num_elements(), expert = all / tensor.shape[0];
+      first.push_back(part_of(tensor, {0, expert}));
+      second.push_back(part_of(tensor, {expert, all - expert}));
+    } else {
+      first.push_back(whole_tensor(tensor));
+    }
+  }
+  ASSERT_EQ(second.size(), 2u);
+  CheckpointHead head;
+  head.info = reader.info();
+  head.config_toml = reader.config_toml();
+  head.tokenizer_json = reader.tokenizer_json();
+  head.carried = reader.carried();
+  ThreadPool pool(2);
+  CheckpointDraft draft(dir_ / "sliced", head.info.step);
+  const std::vector<WrittenPart> written = {draft.write({.index = 0, .count = 2}, first, {}, pool),
+                                            draft.write({.index = 1, .count = 2}, second, {}, pool)};
+  const fs::path sliced = draft.publish(head, written, {}, pool);
+  EXPECT_EQ(CheckpointReader::open(sliced).weights_sha256(), reader.weights_sha256());
+  export_model({.checkpoint = sliced, .out = dir_ / "back", .num_threads = 2});
+  EXPECT_EQ(tensors_in(dir_ / "back"), tensors_in(dir_ / "hf"));
+}
+
 TEST_F(ImportExport, DtypesChangeOnRequest) {
   const HfFolder folder(DType::kF32);
   folder.write(dir_ / "hf");

@@ -137,11 +137,13 @@ TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
 
 // log p(ids[i] | ids before it), i > 0, of the model run over all of them at once, as training does.
 std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_t>& ids) {
-  const auto ops = make_backend({.device = "cpu", .num_threads = 1});
+  const auto device = make_device({.num_threads = 1});
   const auto size = static_cast<int64_t>(ids.size()), vocab = config.model.vocab_size;
-  Model model(config.model, *ops, size);
+  Model model(config.model, device->ops(), size);
   Arena values("values"), grads("grads"), state("state"), activations("activations");
-  for (Arena* arena : {&values, &state, &activations, &ops->scratch()}) arena->reserve(ops->memory(), 8 << 20);
+  for (Arena* arena : {&values, &state, &activations, &device->scratch(Lane::kCompute)}) {
+    arena->reserve(device->memory(), 8 << 20);
+  }
   model.allocate(values, grads, state);
   model.initialise(static_cast<uint64_t>(config.run.seed));
   test::TensorPool pool(DType::kF32);

@@ -25,18 +25,15 @@ struct Piece {
 class CachedTestModel {
  public:
   explicit CachedTestModel(const ModelConfig& config, DType real = DType::kF64, int num_threads = 2)
-      : ops_(make_backend(
-            {.device = "cpu", .num_threads = num_threads, .compute_dtype = real, .batch_invariant = true})),
+      : ops_({.num_threads = num_threads, .compute_dtype = real, .batch_invariant = true}, 4 << 20),
         pool_(real),
         model_(config, *ops_, kCapacity) {
-    ops_->scratch().reserve(ops_->memory(), 4 << 20);
-    for (Arena* arena : {&values_, &state_, &activations_}) arena->reserve(ops_->memory(), 4 << 20);
+    for (Arena* arena : {&values_, &state_, &activations_}) arena->reserve(ops_.device().memory(), 4 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(7);
     cache_ = model_.make_cache(state_, kSlots, kCapacity);
     for (const LayerCache& layer : cache_.layers) {  // what was not written must not be read
-      ops_->fill({layer.keys, NAN});
-      if (layer.values.defined()) ops_->fill({layer.values, NAN});
+      for (const Tensor& tensor : layer.tensors) ops_->fill({tensor, NAN});
     }
   }
 
@@ -76,7 +73,7 @@ class CachedTestModel {
   }
 
  private:
-  std::unique_ptr<Backend> ops_;
+  ReadyDevice ops_;
   TensorPool pool_;
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, activations_{"activations"};
   Model model_;

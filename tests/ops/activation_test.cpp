@@ -26,7 +26,7 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
   // All inputs and outputs of one forward and backward.
   struct ActivationRun {
     ActivationRun(DType real, int num_threads, int64_t num_rows, int64_t width, Case c) : pool(real) {
-      backend = cpu_device(real, num_threads);
+      ops = cpu_device(real, num_threads);
       pre = pool.normal({num_rows, pre_width(c.kind, width)}, 2.0);
       h = pool.zeros({num_rows, width});
       dh = pool.normal({num_rows, width});
@@ -136,6 +136,28 @@ TEST(Activation, RefusesShapesThatDisagree) {
   EXPECT_THROW(
       ops->activation_forward({Activation::kReluSquared, pool.zeros({2, 4}), pool.zeros({3}), pool.zeros({2, 4})}),
       CheckFailure);
+}
+
+// Rows are a capacity: those that are not there are neither read nor written.
+TEST(Activation, LeavesRowsBeyondTheirNumberAlone) {
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    TensorPool pool(DType::kF32);
+    const auto ops = cpu_device(DType::kF32);
+    const int64_t width = kind == Activation::kSwiGlu ? 6 : 3;
+    const Tensor pre = pool.normal({5, width}), weight = pool.normal({5}), dh = pool.normal({5, 3});
+    const Tensor num_rows = pool.ints({1}, {2});
+    const Tensor h = pool.full({5, 3}, 7.0), dpre = pool.full({5, width}, 7.0), dweight = pool.full({5}, 7.0);
+    const Tensor expected_h = pool.full({5, 3}, 7.0), expected_dpre = pool.full({5, width}, 7.0);
+    const Tensor expected_dweight = pool.full({5}, 7.0);
+    ops->activation_forward({kind, pre.rows(0, 2), weight.rows(0, 2), expected_h.rows(0, 2)});
+    ops->activation_backward({kind, pre.rows(0, 2), weight.rows(0, 2), dh.rows(0, 2), expected_dpre.rows(0, 2),
+                              expected_dweight.rows(0, 2)});
+    ops->activation_forward({kind, pre, weight, h, num_rows});
+    ops->activation_backward({kind, pre, weight, dh, dpre, dweight, num_rows});
+    EXPECT_TRUE(same_bits(h, expected_h));
+    EXPECT_TRUE(same_bits(dpre, expected_dpre));
+    EXPECT_TRUE(same_bits(dweight, expected_dweight));
+  }
 }
 
 }  // namespace

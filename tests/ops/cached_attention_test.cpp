@@ -101,15 +101,15 @@ TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
 TEST_P(CachedAttentionTest, ClaimsItsScratch) {
   TensorPool pool(DType::kF32);
   const CachedAttention args = problem(pool, GetParam());
-  cpu::CpuBackend counter(2, DType::kF32), backend(2, DType::kF32);
+  const auto counter = make_device({.num_threads = 2}), device = make_device({.num_threads = 2});
   CachedAttention empty = args;
   for (Tensor* tensor : {&empty.q, &empty.slots, &empty.positions, &empty.keys, &empty.out}) {
     *tensor = without_data(*tensor);
   }
   if (args.values.defined()) empty.values = without_data(args.values);
-  counter.cached_attention(empty);
-  backend.scratch().reserve(backend.memory(), counter.scratch().high_water());
-  backend.cached_attention(args);
+  counter->ops().cached_attention(empty);
+  device->scratch(Lane::kCompute).reserve(device->memory(), counter->scratch(Lane::kCompute).high_water());
+  device->ops().cached_attention(args);
   EXPECT_TRUE(near(args.out, reference(GetParam(), args), 1e-3));
 }
 
@@ -124,10 +124,10 @@ TEST(CacheWriteTest, WritesTheNamedPlacesAndColumnsOnly) {
   TensorPool pool;
   const Tensor cache = pool.full({2, 3, 4}, -1), rows = pool.of({2, 2}, {1, 2, 3, 4});
   cpu_device()->cache_write({.rows = rows,
-                              .slots = pool.ints({2}, {1, 0}),
-                              .positions = pool.ints({2}, {2, 1}),
-                              .cache = cache,
-                              .offset = 1});
+                             .slots = pool.ints({2}, {1, 0}),
+                             .positions = pool.ints({2}, {2, 1}),
+                             .cache = cache,
+                             .offset = 1});
   std::vector<double> expected(24, -1);
   expected[(1 * 3 + 2) * 4 + 1] = 1;
   expected[(1 * 3 + 2) * 4 + 2] = 2;
@@ -141,10 +141,10 @@ TEST(CacheWriteTest, PlacesOutsideTheCacheAreABug) {
   const Tensor cache = pool.zeros({2, 3, 4}), row = pool.zeros({1, 4});
   const auto write = [&](double slot, double position, int64_t offset) {
     cpu_device()->cache_write({.rows = row,
-                                .slots = pool.ints({1}, {slot}),
-                                .positions = pool.ints({1}, {position}),
-                                .cache = cache,
-                                .offset = offset});
+                               .slots = pool.ints({1}, {slot}),
+                               .positions = pool.ints({1}, {position}),
+                               .cache = cache,
+                               .offset = offset});
   };
   EXPECT_NO_THROW(write(1, 2, 0));
   EXPECT_THROW(write(2, 0, 0), CheckFailure);

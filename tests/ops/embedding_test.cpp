@@ -5,7 +5,7 @@ namespace {
 
 struct EmbeddingRun {
   EmbeddingRun(DType real, int num_threads, int64_t num_tokens, int64_t vocab_size, int64_t width) : pool(real) {
-    backend = cpu_device(real, num_threads);
+    ops = cpu_device(real, num_threads);
     ids = pool.random_ints({num_tokens}, vocab_size);
     table = pool.normal({vocab_size, width});
     y = pool.zeros({num_tokens, width});

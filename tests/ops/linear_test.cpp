@@ -242,11 +242,40 @@ TEST(GroupedLinear, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-TEST(GroupedLinear, OffsetsThatDoNotCoverTheRowsAreABug) {
+TEST(GroupedLinear, OffsetsBeyondTheRowsAreABug) {
   TensorPool pool;
   const auto ops = cpu_device();
   const Tensor x = pool.normal({4, 2}), w = pool.normal({1, 3, 2}), y = pool.zeros({4, 3});
-  EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 3}), y}), CheckFailure);
+  EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 5}), y}), CheckFailure);
+}
+
+// Rows are a capacity: those behind the last expert's are neither read nor written.
+TEST(GroupedLinear, LeavesRowsBehindTheLastExpertAlone) {
+  TensorPool pool(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
+  constexpr int64_t kRoom = 40, kRows = 25, kIn = 6, kOut = 8;
+  const Tensor offsets = pool.ints({4}, {0, 10, 10, kRows});
+  const Tensor x = pool.normal({kRoom, kIn}), w = pool.normal({3, kOut, kIn}), dy = pool.normal({kRoom, kOut});
+  const Tensor weight = pool.normal({kRoom});
+  const auto rows = [](Tensor tensor) { return tensor.rows(0, kRows); };
+  const auto filled = [&](int64_t width) { return pool.full({kRoom, width}, 7.0); };
+
+  const Tensor y = filled(kOut), expected_y = filled(kOut), dx = filled(kIn), expected_dx = filled(kIn);
+  const Tensor dw = pool.zeros({3, kOut, kIn}), expected_dw = pool.zeros({3, kOut, kIn});
+  const Tensor h = filled(kOut / 2), expected_h = filled(kOut / 2);
+  ops->grouped_linear_forward({x, w, offsets, y});
+  ops->grouped_linear_forward({rows(x), w, offsets, rows(expected_y)});
+  EXPECT_TRUE(same_bits(y, expected_y));
+  ops->grouped_activation_forward({Activation::kSwiGlu, x, w, offsets, weight, y, h});
+  ops->grouped_activation_forward(
+      {Activation::kSwiGlu, rows(x), w, offsets, rows(weight), rows(expected_y), rows(expected_h)});
+  EXPECT_TRUE(same_bits(h, expected_h));
+  ops->grouped_linear_backward_input({dy, w, offsets, dx});
+  ops->grouped_linear_backward_input({rows(dy), w, offsets, rows(expected_dx)});
+  EXPECT_TRUE(same_bits(dx, expected_dx));
+  ops->grouped_linear_backward_weight({x, dy, offsets, dw});
+  ops->grouped_linear_backward_weight({rows(x), rows(dy), offsets, expected_dw});
+  EXPECT_TRUE(same_bits(dw, expected_dw));
 }
 
 }  // namespace

@@ -6,15 +6,14 @@
 namespace nmoe::test {
 namespace {
 
-// A plan made by the backend over given choices.
+// A plan made over given choices.
 struct Planned {
   Planned(DType real, int num_threads, int64_t num_tokens, int64_t top_k, int64_t num_experts,
           const std::vector<double>& choices)
-      : pool(real), backend(cpu_device(real, num_threads)) {
+      : pool(real), ops(cpu_device(real, num_threads)) {
     top_idx = pool.ints({num_tokens, top_k}, choices);
     plan.offsets = pool.zeros(DType::kI32, {num_experts + 1});
     plan.row_of = pool.zeros(DType::kI32, {num_tokens, top_k});
-    plan.token_of_row = pool.zeros(DType::kI32, {num_tokens * top_k});
     counts = pool.zeros(DType::kI32, {num_experts});
     ops->build_moe_plan({top_idx, plan, counts});
   }
@@ -42,17 +41,12 @@ std::vector<double> constant_choices(int64_t num_tokens, double expert) {
 // Rows are the copies stably sorted by expert.
 void expect_sorted(const Planned& planned) {
   const auto choices = values(planned.top_idx);
-  const auto top_k = static_cast<size_t>(planned.top_idx.dim(1));
   std::vector<size_t> copies(choices.size());
   std::iota(copies.begin(), copies.end(), size_t{0});
   std::stable_sort(copies.begin(), copies.end(), [&](size_t a, size_t b) { return choices[a] < choices[b]; });
-  std::vector<double> row_of(choices.size()), token_of_row(choices.size());
-  for (size_t row = 0; row < copies.size(); ++row) {
-    row_of[copies[row]] = static_cast<double>(row);
-    token_of_row[row] = static_cast<double>(copies[row] / top_k);
-  }
+  std::vector<double> row_of(choices.size());
+  for (size_t row = 0; row < copies.size(); ++row) row_of[copies[row]] = static_cast<double>(row);
   EXPECT_EQ(values(planned.plan.row_of), row_of);
-  EXPECT_EQ(values(planned.plan.token_of_row), token_of_row);
 
   std::vector<double> counts(static_cast<size_t>(planned.counts.num_elements()));
   for (const double expert : choices) ++counts[static_cast<size_t>(expert)];
@@ -87,10 +81,9 @@ TEST(MoePlan, RefusesUnknownExperts) {
 TEST(MoePlan, CountingRunClaimsTheScratchOfARealOne) {
   const Planned planned(DType::kF32, 2, 5003, 4, 64, random_choices(5003, 4, 64));
   const auto counting = make_device({.num_threads = 2});
-  counting->ops().build_moe_plan({
-      without_data(planned.top_idx),
-      {without_data(planned.plan.offsets), without_data(planned.plan.row_of), without_data(planned.plan.token_of_row)},
-      without_data(planned.counts)});
+  counting->ops().build_moe_plan({without_data(planned.top_idx),
+                                  {without_data(planned.plan.offsets), without_data(planned.plan.row_of)},
+                                  without_data(planned.counts)});
   EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
   EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), planned.ops->scratch().high_water());
 }
@@ -99,8 +92,9 @@ TEST(MoeDispatch, GathersTheTokenOfEveryRow) {
   Planned p(DType::kF32, 2, 13, 3, 7, random_choices(13, 3, 7));
   const Tensor x = p.pool.normal({13, 11}), rows = p.pool.zeros({39, 11});
   p.ops->moe_dispatch({x, p.plan, rows});
-  for (int64_t row = 0; row < 39; ++row) {
-    ASSERT_TRUE(same_bits(rows[row], x[static_cast<int64_t>(get(p.plan.token_of_row, row))])) << "row " << row;
+  for (int64_t copy = 0; copy < 39; ++copy) {
+    const auto row = static_cast<int64_t>(get(p.plan.row_of, copy));
+    ASSERT_TRUE(same_bits(rows[row], x[copy / 3])) << "row " << row;
   }
 }
 

@@ -9,7 +9,7 @@ constexpr double kEps = 0.01;  // large enough to show in every gradient
 
 struct RmsNormRun {
   RmsNormRun(DType real, int num_threads, int64_t num_rows, int64_t width) : pool(real) {
-    backend = cpu_device(real, num_threads);
+    ops = cpu_device(real, num_threads);
     x = pool.normal({num_rows, width}, 3.0, 0.5);
     gain = pool.normal({width}, 0.5, 1.0);
     y = pool.zeros({num_rows, width});
@@ -55,7 +55,7 @@ TEST(RmsNorm, BackwardAddsToGainAndOnRequestToInput) {
   RmsNormRun run(DType::kF64, 2, 4, 9);
   const Tensor dx = run.pool.full({4, 9}, 2.0), dgain = run.pool.full({9}, 3.0);
   run.ops->rms_norm_backward({run.x, run.gain, run.rstd, run.dy, dx, dgain,
-                                 /*accumulate_dx=*/true});
+                              /*accumulate_dx=*/true});
   for (int64_t i = 0; i < 36; ++i) set(run.dx, i, get(run.dx, i) + 2);
   for (int64_t i = 0; i < 9; ++i) set(run.dgain, i, get(run.dgain, i) + 3);
   EXPECT_TRUE(near(dx, run.dx, 1e-14));

@@ -21,7 +21,7 @@ struct RouterCase {
 struct RouterRun {
   // Without `logit_values`, the logits are random.
   RouterRun(DType real, int num_threads, const RouterCase& c, const std::vector<double>& logit_values = {})
-      : setup(c), pool(real), backend(cpu_device(real, num_threads)) {
+      : setup(c), pool(real), ops(cpu_device(real, num_threads)) {
     const int64_t num_tokens = c.num_tokens, num_experts = c.num_experts, top_k = c.rule.top_k;
     logits = logit_values.empty() ? pool.normal({num_tokens, num_experts}, c.logit_scale)
                                   : pool.of({num_tokens, num_experts}, logit_values);
@@ -298,7 +298,7 @@ TEST(Router, CountingRunClaimsTheScratchOfARealOne) {
   const Tensor logits = without_data(run.logits), top_idx = without_data(run.top_idx);
   const Tensor weights = without_data(run.weights);
   counting->ops().router_forward({setup.rule, setup.loss, logits, without_data(run.bias), logits, top_idx, weights,
-                           without_data(run.aux_loss), without_data(run.entropy)});
+                                  without_data(run.aux_loss), without_data(run.entropy)});
   counting->ops().router_backward({setup.rule, setup.loss, logits, logits, top_idx, weights, weights, logits});
   EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
   EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), run.ops->scratch().high_water());

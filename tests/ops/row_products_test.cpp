@@ -1,5 +1,5 @@
 // Row products against plain sums, and bit for bit against themselves one row at a time; likewise the linear layers of
-// a batch invariant backend.
+// a batch invariant device.
 #include "ops/cpu/row_products.h"
 
 #include <gtest/gtest.h>
@@ -82,11 +82,8 @@ TEST(RowProducts, OfAvx512Too) {
   check<double>(cpu::avx512_row_products<double>(), kDoubleTolerance);
 }
 
-std::unique_ptr<Backend> invariant_backend(DType real, int num_threads) {
-  auto backend =
-      make_backend({.device = "cpu", .num_threads = num_threads, .compute_dtype = real, .batch_invariant = true});
-  ops->scratch().reserve(ops->memory(), 1 << 20);
-  return backend;
+ReadyDevice invariant_device(DType real, int num_threads) {
+  return {{.num_threads = num_threads, .compute_dtype = real, .batch_invariant = true}, 1 << 20};
 }
 
 TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {
@@ -97,12 +94,12 @@ TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {
     const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), before = pool.normal({tokens, out});
     const Tensor expected = pool.clone(before), rows = pool.clone(before);
     cpu_device(DType::kF32)->linear_forward({x, w, expected, true});
-    const auto one_thread = invariant_backend(DType::kF32, 1);
-    for (int64_t t = 0; t < tokens; ++t) one_thread->linear_forward(x.rows(t, t + 1), w, rows.rows(t, t + 1), true);
+    const auto one_thread = invariant_device(DType::kF32, 1);
+    for (int64_t t = 0; t < tokens; ++t) one_thread->linear_forward({x.rows(t, t + 1), w, rows.rows(t, t + 1), true});
     EXPECT_TRUE(near(rows, expected, kFloatTolerance));
     for (const int threads : {1, 2, 3}) {
       const Tensor y = pool.clone(before);
-      invariant_backend(DType::kF32, threads)->linear_forward(x, w, y, true);
+      invariant_device(DType::kF32, threads)->linear_forward({x, w, y, true});
       EXPECT_TRUE(same_bits(y, rows)) << threads;
     }
   }
@@ -118,21 +115,21 @@ TEST(BatchInvariantLinear, GroupsToo) {
     const Tensor offsets = pool.ints({num_experts + 1}, bounds);
     const Tensor x = pool.normal({num_rows, kIn}), w = pool.normal({num_experts, kOut, kIn});
     const Tensor expected = pool.full({num_rows, kOut}, NAN);
-    const auto linear = invariant_backend(DType::kF32, 1);
+    const auto linear = invariant_device(DType::kF32, 1);
     for (int64_t e = 0; e < num_experts; ++e) {
       const auto begin = static_cast<int64_t>(get(offsets, e)), end = static_cast<int64_t>(get(offsets, e + 1));
-      linear->linear_forward(x.rows(begin, end), w[e], expected.rows(begin, end));
+      linear->linear_forward({x.rows(begin, end), w[e], expected.rows(begin, end)});
     }
     for (const int threads : {1, 2, 3}) {
       const Tensor y = pool.full({num_rows, kOut}, NAN);
-      invariant_backend(DType::kF32, threads)->grouped_linear_forward(x, w, offsets, y);
+      invariant_device(DType::kF32, threads)->grouped_linear_forward({x, w, offsets, y});
       EXPECT_TRUE(same_bits(y, expected)) << threads;
     }
   }
   TensorPool pool(DType::kF32);
-  const auto backend = invariant_backend(DType::kF32, 1);
+  const auto ops = invariant_device(DType::kF32, 1);
   const Tensor x = pool.normal({4, 2}), w = pool.normal({1, 3, 2}), y = pool.zeros({4, 3});
-  EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 3}), y}), CheckFailure);
+  EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 5}), y}), CheckFailure);
 }
 
 }  // namespace

@@ -119,6 +119,7 @@ class TensorPool {
 // A device whose scratch is ready for use, reached as its operations: ops->fill({x, 0.0}).
 class ReadyDevice {
  public:
+  ReadyDevice() = default;
   ReadyDevice(const DeviceOptions& options, int64_t scratch_bytes) : device_(make_device(options)) {
     device_->scratch(Lane::kCompute).reserve(device_->memory(), scratch_bytes);
   }

@@ -26,24 +26,17 @@ Config config_with(std::vector<std::string> overrides = {}) {
 }
 
 Tensor weight(Engine& engine, const std::string& name) {
-  for (const Parameter& parameter : engine.model().parameters().all()) {
-    if (parameter.name == name) return parameter.value;
+  for (const Weight& weight : engine.model().weights().all()) {
+    if (weight.spec.name == name) return weight.value;
   }
   NMOE_CHECK(false, "no parameter {}", name);
 }
 
-void expect_equal(const EngineMemory& used, const EngineMemory& planned) {
-  EXPECT_EQ(used.parameters, planned.parameters);
-  EXPECT_EQ(used.gradients, planned.gradients);
-  EXPECT_EQ(used.optimizer, planned.optimizer);
-  EXPECT_EQ(used.activations, planned.activations);
-  EXPECT_EQ(used.step_state, planned.step_state);
-  EXPECT_EQ(used.scratch, planned.scratch);
-  EXPECT_EQ(used.exchange, planned.exchange);
-  EXPECT_EQ(used.checkpoint_staging, planned.checkpoint_staging);
+void expect_equal(const StoragePlan& used, const StoragePlan& planned) {
+  for (const ArenaDescription& arena : arena_table()) EXPECT_EQ(used[arena.kind], planned[arena.kind]) << arena.name;
 }
 
-TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
+TEST(EngineStorage, StepsUseExactlyWhatWasMeasured) {
   const std::vector<std::vector<std::string>> variants = {
       {},
       {"train.microbatch_seqs=8"},
@@ -72,11 +65,11 @@ TEST(EngineMemoryTest, StepsUseExactlyWhatWasMeasured) {
         ready.engine.evaluate(ids, ids, losses, documents_of(ids, config));
         ready.engine.stage();
       }
-      expect_equal(ready.engine.used(), ready.memory);
-      EXPECT_GT(ready.memory.parameters, 0);
-      EXPECT_GT(ready.memory.activations, 0);
-      EXPECT_GT(ready.memory.scratch, 0);
-      EXPECT_EQ(ready.memory.total(), ready.engine.used().total());
+      expect_equal(ready.storage.used(), ready.plan);
+      EXPECT_GT(ready.plan[ArenaKind::kParameters], 0);
+      EXPECT_GT(ready.plan[ArenaKind::kActivations], 0);
+      EXPECT_GT(ready.plan[ArenaKind::kScratch], 0);
+      EXPECT_EQ(ready.plan.total(), ready.storage.used().total());
     }
   }
 }
@@ -133,12 +126,12 @@ TEST(EngineTest, MicrobatchesAddUpToTheBatch) {
     const StepResult result = random_step(ready.engine, cut, 1);
     EXPECT_LE(std::abs(result.loss - expected_result.loss), 1e-6 * expected_result.loss);
     EXPECT_LE(std::abs(result.grad_norm - expected_result.grad_norm), 1e-5 * expected_result.grad_norm);
-    const auto& parameters = ready.engine.model().parameters().all();
-    auto other = expected.engine.model().parameters().all().begin();
-    for (const Parameter& parameter : parameters) {
-      ASSERT_EQ(parameter.name, other->name);
-      if (parameter.grad.defined()) {
-        EXPECT_TRUE(near(parameter.grad, other->grad, 2e-3)) << parameter.name;
+    const auto& weights = ready.engine.model().weights().all();
+    auto other = expected.engine.model().weights().all().begin();
+    for (const Weight& weight : weights) {
+      ASSERT_EQ(weight.spec.name, other->spec.name);
+      if (weight.grad.defined()) {
+        EXPECT_TRUE(near(weight.grad, other->grad, 2e-3)) << weight.spec.name;
       }
       ++other;
     }
@@ -154,8 +147,8 @@ TEST(EngineTest, TheGradientNormIsThatOfAllGradients) {
   ReadyEngine ready(config);
   const StepResult result = random_step(ready.engine, config, 1);
   double sum = 0;
-  for (const Parameter& parameter : ready.engine.model().parameters().all()) {
-    if (parameter.grad.defined()) sum += dot(parameter.grad, parameter.grad);
+  for (const Weight& weight : ready.engine.model().weights().all()) {
+    if (weight.grad.defined()) sum += dot(weight.grad, weight.grad);
   }
   EXPECT_LE(std::abs(result.grad_norm - std::sqrt(sum)), 1e-6 * result.grad_norm);
   EXPECT_GT(result.grad_norm, 0.0);
@@ -181,7 +174,7 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
 TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
   const Config config = config_with();
   ReadyEngine ready(config);
-  ready.ops->fill({weight(ready.engine, "layers.1.moe.experts_in"), 3e38});
+  ready.ops().fill({weight(ready.engine, "layers.1.moe.experts_in"), 3e38});
   EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
   EXPECT_TRUE(contains(ready.engine.find_non_finite(), "layers.1.moe.expert_hidden"));
 }
@@ -241,7 +234,7 @@ TEST(EngineTest, RecomputationChangesNoBit) {
     ReadyEngine ready(again);
     for (int64_t step = 1; step <= 3; ++step) random_step(ready.engine, again, step);
     EXPECT_EQ(differences(snapshot(ready.engine), snapshot(keeps_all.engine)), std::vector<std::string>{}) << level;
-    expect_equal(ready.engine.used(), ready.memory);
+    expect_equal(ready.storage.used(), ready.plan);
   }
 }
 

@@ -24,7 +24,8 @@ Config config_with(std::vector<std::string> overrides = {}) {
 // As plan_memory would return it for a model of this size.
 MemoryPlan plan_of(int64_t weights, int64_t activations, int64_t process) {
   MemoryPlan plan;
-  plan.engine = {.parameters = weights, .activations = activations};
+  plan.storage.set(ArenaKind::kParameters, weights);
+  plan.storage.set(ArenaKind::kActivations, activations);
   plan.total_bytes = weights + activations + process;
   return plan;
 }
@@ -32,8 +33,8 @@ MemoryPlan plan_of(int64_t weights, int64_t activations, int64_t process) {
 TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
   const Config config = config_with();
   const MemoryPlan plan = plan_memory(config, /*mapped_bytes=*/12345);
-  const EngineMemory engine = measure_memory(config);
-  EXPECT_EQ(plan.engine.total(), engine.total());
+  const StoragePlan engine = plan_engine_storage(config);
+  EXPECT_EQ(plan.storage.total(), engine.total());
 
   std::map<std::string, int64_t> lines;
   int64_t sum = 0;
@@ -43,14 +44,9 @@ TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
   }
   EXPECT_EQ(plan.total_bytes, sum);
   EXPECT_EQ(lines.size(), plan.lines.size());
-  EXPECT_EQ(lines["parameters"], engine.parameters);
-  EXPECT_EQ(lines["gradients"], engine.gradients);
-  EXPECT_EQ(lines["optimizer"], engine.optimizer);
-  EXPECT_EQ(lines["activations"], engine.activations);
-  EXPECT_EQ(lines["scratch"], engine.scratch);
-  EXPECT_EQ(lines["step state"], engine.step_state);
-  EXPECT_EQ(lines["exchange"], engine.exchange);
-  EXPECT_EQ(lines["checkpoint staging"], engine.checkpoint_staging);
+  for (const ArenaDescription& arena : arena_table()) {
+    EXPECT_EQ(lines[std::string(arena.name)], engine[arena.kind]) << arena.name;
+  }
   EXPECT_EQ(lines["data"], 12345);
   EXPECT_GT(lines["process"], kMiB);
   EXPECT_LE(lines["process"], peak_resident_bytes());
@@ -65,17 +61,20 @@ TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
   // AdamW keeps two moments a weight. Router biases and rounding up to whole lines of memory are
   // less than a hundredth.
   const Config config = config_with({"optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw"});
-  const EngineMemory memory = measure_memory(config);
-  EXPECT_NEAR(static_cast<double>(memory.optimizer), 2.0 * static_cast<double>(memory.gradients),
-              1e-2 * static_cast<double>(memory.optimizer));
-  EXPECT_NEAR(static_cast<double>(memory.checkpoint_staging), 3.0 * static_cast<double>(memory.parameters),
-              1e-2 * static_cast<double>(memory.checkpoint_staging));
+  const StoragePlan memory = plan_engine_storage(config);
+  EXPECT_NEAR(static_cast<double>(memory[ArenaKind::kOptimizer]),
+              2.0 * static_cast<double>(memory[ArenaKind::kGradients]),
+              1e-2 * static_cast<double>(memory[ArenaKind::kOptimizer]));
+  EXPECT_NEAR(static_cast<double>(memory[ArenaKind::kCheckpointStaging]),
+              3.0 * static_cast<double>(memory[ArenaKind::kParameters]),
+              1e-2 * static_cast<double>(memory[ArenaKind::kCheckpointStaging]));
 }
 
 TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   // Deep enough that what layers keep is more than what the last one needs beside it.
   const auto activations = [](const std::string& recompute) {
-    return measure_memory(config_with({"model.num_layers=8", "train.recompute=" + recompute})).activations;
+    return plan_engine_storage(
+        config_with({"model.num_layers=8", "train.recompute=" + recompute}))[ArenaKind::kActivations];
   };
   EXPECT_LT(activations("norms"), activations("none"));
   EXPECT_LT(activations("experts"), activations("norms"));

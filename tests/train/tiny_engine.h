@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "ops/factory.h"
 #include "train/engine.h"
 
 namespace nmoe::test {
 
 struct ReadyEngine {
   explicit ReadyEngine(Config config, int num_threads = 1)
-      : memory(measure_memory(with_threads(config, num_threads))),
-        ops(make_backend(config.run)),
-        engine(config, *ops, &memory) {
+      : plan(plan_engine_storage(with_threads(config, num_threads))),
+        device(make_device(device_options(config.run))),
+        storage(*device, plan),
+        engine(config, storage) {
     engine.initialise();
   }
 
@@ -27,8 +27,11 @@ struct ReadyEngine {
     return config;
   }
 
-  EngineMemory memory;  // as measured beforehand
-  std::unique_ptr<Backend> ops;
+  Ops& ops() { return device->ops(); }
+
+  StoragePlan plan;  // as measured beforehand
+  std::unique_ptr<Device> device;
+  Storage storage;
   Engine engine;
 };
 

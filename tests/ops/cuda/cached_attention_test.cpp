@@ -1,5 +1,3 @@
-#include "ops/cuda/cached_attention.h"
-
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -11,8 +9,6 @@ constexpr double kTolerance = 5e-4;
 using CudaCache = CudaTest;
 
 TEST_F(CudaCache, WriteTouchesTheNamedPartsOnly) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   struct Case {
     int64_t width, offset, cache_width;
   };
@@ -29,20 +25,19 @@ TEST_F(CudaCache, WriteTouchesTheNamedPartsOnly) {
       device.slots = up(args.slots);
       device.positions = up(args.positions);
       device.cache = up(args.cache, dtype);
-      cpu->cache_write(args);
-      cuda::cache_write(ctx, device);
+      cpu().cache_write(args);
+      gpu().cache_write(device);
       EXPECT_TRUE(same_bits(down(device.cache), args.cache)) << width << " at " << offset;
     }
   }
 }
 
 TEST_F(CudaCache, WriteSkipsPlacesThatAreNotThere) {
-  auto ctx = context();
   const Tensor cache = up(pool_.zeros({2, 3, 1}));
-  cuda::cache_write(ctx, {.rows = up(pool_.full({4, 1}, 1)),
-                          .slots = up(pool_.ints({4}, {0, 2, -1, 1})),
-                          .positions = up(pool_.ints({4}, {3, 0, 0, -1})),
-                          .cache = cache});
+  gpu().cache_write({.rows = up(pool_.full({4, 1}, 1)),
+                     .slots = up(pool_.ints({4}, {0, 2, -1, 1})),
+                     .positions = up(pool_.ints({4}, {3, 0, 0, -1})),
+                     .cache = cache});
   EXPECT_TRUE(near(down(cache), std::vector<double>(6, 0.0), 0));
 }
 
@@ -75,14 +70,12 @@ CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor 
 }
 
 TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const AttentionCase& c : kAttentionCases) {
       const CachedAttention args = attention_args(
           pool_, c, normal({c.tokens, c.heads, c.key}, dtype, 2.0), normal({3, 300, c.kv_heads * c.key}, dtype),
           c.own_values ? normal({3, 300, c.kv_heads * c.value}, dtype) : Tensor());
-      cpu->cached_attention(args);
+      cpu().cached_attention(args);
       CachedAttention device = args;
       device.q = up(args.q, dtype);
       device.slots = up(args.slots);
@@ -90,7 +83,7 @@ TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
       device.keys = up(args.keys, dtype);
       device.values = up(args.values, dtype);
       device.out = tensors_.allocate(dtype, args.out.shape());
-      cuda::cached_attention(ctx, device);
+      gpu().cached_attention(device);
       EXPECT_TRUE(near(down(device.out), args.out, tolerance(dtype, kTolerance)))
           << c.heads << " heads, keys " << c.key << ", values " << c.value << ", window " << c.window;
       // A row on its own has the same bits.
@@ -100,7 +93,7 @@ TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
         alone.slots = device.slots.rows(t, t + 1);
         alone.positions = device.positions.rows(t, t + 1);
         alone.out = tensors_.allocate(dtype, {1, c.heads, c.value});
-        cuda::cached_attention(ctx, alone);
+        gpu().cached_attention(alone);
         EXPECT_TRUE(same_bits(down(alone.out), down(device.out.rows(t, t + 1)))) << "row " << t;
       }
     }
@@ -108,20 +101,17 @@ TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
 }
 
 TEST_F(CudaCache, RowsWithoutAPlaceAttendAsNan) {
-  auto ctx = context();
   CachedAttention args;
   args.q = up(pool_.full({2, 1, 1}, 1));
   args.slots = up(pool_.ints({2}, {0, 1}));
   args.positions = up(pool_.ints({2}, {2, 0}));
   args.keys = args.values = up(pool_.full({1, 2, 1}, 1));
   args.out = up(pool_.zeros({2, 1, 1}));
-  cuda::cached_attention(ctx, args);
+  gpu().cached_attention(args);
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(std::isnan(get(down(args.out), i))) << i;
 }
 
 TEST_F(CudaCache, AbsorbedProductsAreThoseOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   struct Case {
     int64_t tokens, heads, nope, rope, value, rank;
   };
@@ -131,12 +121,12 @@ TEST_F(CudaCache, AbsorbedProductsAreThoseOfTheCpu) {
       const Tensor q = normal({tokens, heads, nope + rope}, dtype), latents = normal({tokens, heads, rank}, dtype);
       const Tensor kv_up = normal({heads * (nope + value), rank}, dtype);
       const Tensor latent_q = pool_.zeros({tokens, heads, rank + rope}), out = pool_.zeros({tokens, heads, value});
-      cpu->mla_absorb_query(q, kv_up, latent_q);
-      cpu->mla_expand_output(latents, kv_up, out);
+      cpu().mla_absorb_query({q, kv_up, latent_q});
+      cpu().mla_expand_output({latents, kv_up, out});
       const Tensor device_latent_q = tensors_.allocate(dtype, latent_q.shape());
       const Tensor device_out = tensors_.allocate(dtype, out.shape()), device_kv_up = up(kv_up, dtype);
-      cuda::mla_absorb_query(ctx, up(q, dtype), device_kv_up, device_latent_q);
-      cuda::mla_expand_output(ctx, up(latents, dtype), device_kv_up, device_out);
+      gpu().mla_absorb_query({up(q, dtype), device_kv_up, device_latent_q});
+      gpu().mla_expand_output({up(latents, dtype), device_kv_up, device_out});
       EXPECT_TRUE(near(down(device_latent_q), latent_q, tolerance(dtype, kTolerance))) << "rank " << rank;
       EXPECT_TRUE(near(down(device_out), out, tolerance(dtype, kTolerance))) << "rank " << rank;
     }

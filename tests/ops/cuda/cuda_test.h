@@ -1,11 +1,9 @@
-// What tests of CUDA operations start from: a stream, scratch, and tensors on both sides.
+// What tests of CUDA operations start from: a device, its operations and the CPU's, and tensors on both sides.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include "ops/cuda/check.h"
-#include "ops/cuda/context.h"
-#include "ops/cuda/memory.h"
+#include "ops/factory.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 
@@ -13,55 +11,67 @@ namespace nmoe::test {
 
 class CudaTest : public ::testing::Test {
  protected:
-  CudaTest() {
-    NMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, 0));
-    NMOE_CHECK(cublasLtCreate(&cublas_) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate failed");
-    scratch_.reserve(memory_, int64_t{64} << 20);
-    tensors_.reserve(memory_, int64_t{512} << 20);
-  }
-  ~CudaTest() override {
-    cudaStreamDestroy(stream_);
-    cublasLtDestroy(cublas_);
+  CudaTest() : device_(make_device(kOptions)) {
+    for (const Lane lane : kLanes) device_->scratch(lane).reserve(device_->memory(), int64_t{64} << 20);
+    tensors_.reserve(device_->memory(), int64_t{512} << 20);
   }
 
-  cuda::Context context() { return {stream_, scratch_, num_sms_, cublas_}; }
-  // One in which operations only claim their scratch from `counting`.
-  cuda::Context context(Arena& counting) const { return {stream_, counting, num_sms_, cublas_}; }
+  // Operations take tensors of either compute dtype, whatever the device's is.
+  static constexpr DeviceOptions kOptions = {.kind = "cuda", .compute_dtype = DType::kBF16};
 
-  // Does `work(context)` twice: to count scratch, then with just that much left.
+  Ops& gpu(Lane lane = Lane::kCompute) { return device_->ops(lane); }
+  // What results are held against: F32 or F64.
+  static Ops& cpu(DType real = DType::kF32) {
+    static const ReadyDevice single = cpu_device(DType::kF32, 2, int64_t{64} << 20);
+    static const ReadyDevice exact = cpu_device(DType::kF64, 2, int64_t{64} << 20);
+    return real == DType::kF32 ? *single : *exact;
+  }
+
+  // Until what is enqueued on the lane is done.
+  void wait(Lane lane = Lane::kCompute) {
+    const auto event = device_->make_event(lane);
+    event->record();
+    event->wait();
+  }
+
+  // The scratch that `work(ops)` claims in a counting run.
+  template <class Work>
+  static int64_t counted_scratch(const Work& work) {
+    const auto counting = make_device(kOptions);
+    work(counting->ops());
+    return counting->scratch(Lane::kCompute).high_water();
+  }
+
+  // Does `work(ops)` twice: to count scratch, then with just that much left.
   template <class Work>
   void run(const Work& work) {
-    Arena counter("counter");
-    cuda::Context counting = context(counter);
-    work(counting);
-    const ArenaScope scope(scratch_);
-    const int64_t spare = scratch_.capacity() - counter.high_water();
-    NMOE_CHECK(spare >= 0, "the test wants {} bytes of scratch", counter.high_water());
-    if (spare > 0) scratch_.allocate(DType::kU8, {spare / Arena::kAlignment * Arena::kAlignment});
-    cuda::Context real = context();
-    work(real);
-    NMOE_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    const int64_t counted = counted_scratch(work);
+    Arena& scratch = device_->scratch(Lane::kCompute);
+    const ArenaScope scope(scratch);
+    const int64_t spare = scratch.capacity() - counted;
+    NMOE_CHECK(spare >= 0, "the test wants {} bytes of scratch", counted);
+    if (spare > 0) scratch.allocate(DType::kU8, {spare / Arena::kAlignment * Arena::kAlignment});
+    work(gpu());
+    wait();
   }
 
-  // A device copy; F32 values are rounded to `dtype` when it is BF16. Undefined stays undefined.
+  // A device copy, there for any lane at return; F32 values are rounded to `dtype` when it is BF16. Undefined stays
+  // undefined.
   Tensor up(Tensor host, DType dtype) {
     if (!host.defined()) return {};
     const Tensor device = tensors_.allocate(dtype, host.shape());
     std::vector<std::byte> bytes(static_cast<size_t>(device.num_bytes()));
     convert(host.dtype(), host.raw(), dtype, bytes.data(), static_cast<size_t>(host.num_elements()));
-    // Finished at return, so that it is there for any stream.
-    NMOE_CUDA_CHECK(cudaMemcpy(device.raw(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
-    NMOE_CUDA_CHECK(cudaDeviceSynchronize());
+    device_->upload(device, bytes.data());
+    wait();
     return device;
   }
   Tensor up(Tensor host) { return up(host, host.dtype()); }
 
-  // A host copy of what is there when the stream is done; BF16 comes as F32.
+  // A host copy of what is there when the compute lane is done; BF16 comes as F32.
   Tensor down(Tensor device) {
-    NMOE_CUDA_CHECK(cudaStreamSynchronize(stream_));
     std::vector<std::byte> bytes(static_cast<size_t>(device.num_bytes()));
-    NMOE_CUDA_CHECK(cudaMemcpy(bytes.data(), device.raw(), bytes.size(), cudaMemcpyDeviceToHost));
+    device_->download(bytes.data(), device);
     const DType dtype = device.dtype() == DType::kBF16 ? DType::kF32 : device.dtype();
     const Tensor host = pool_.zeros(dtype, device.shape());
     convert(device.dtype(), bytes.data(), dtype, host.raw(), static_cast<size_t>(device.num_elements()));
@@ -82,12 +92,8 @@ class CudaTest : public ::testing::Test {
   static double tolerance(DType dtype, double fp32) { return dtype == DType::kBF16 ? 0x1.1p-8 : fp32; }
 
   TensorPool pool_{DType::kF32};
-  cuda::DeviceMemory memory_;
-  Arena scratch_{"scratch"};
-  Arena tensors_{"tensors"};
-  cudaStream_t stream_ = nullptr;
-  cublasLtHandle_t cublas_ = nullptr;
-  int num_sms_ = 0;
+  std::unique_ptr<Device> device_;
+  Arena tensors_{"tensors"};  // goes before the device
 };
 
 // Both compute dtypes of CUDA.

@@ -1,5 +1,3 @@
-#include "ops/cuda/embedding.h"
-
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -13,14 +11,12 @@ constexpr Case kCases[] = {{0, 5, 8}, {1, 1, 1}, {7, 3, 5}, {1000, 50, 64}, {300
 using CudaEmbedding = CudaTest;
 
 TEST_F(CudaEmbedding, ForwardCopiesRows) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const auto& [tokens, vocab, width] : kCases) {
       const Tensor ids = pool_.random_ints({tokens}, vocab), table = normal({vocab, width}, dtype);
       const Tensor expected = pool_.zeros({tokens, width}), y = tensors_.allocate(dtype, {tokens, width});
-      cpu->embedding_forward(ids, table, expected);
-      cuda::embedding_forward(ctx, up(ids), up(table, dtype), y);
+      cpu().embedding_forward({ids, table, expected});
+      gpu().embedding_forward({up(ids), up(table, dtype), y});
       EXPECT_TRUE(same_bits(down(y), expected)) << tokens << " of " << vocab << " x " << width;
     }
   }
@@ -28,40 +24,35 @@ TEST_F(CudaEmbedding, ForwardCopiesRows) {
 
 // Both add in the order of the tokens, in fp32: the same bits.
 TEST_F(CudaEmbedding, BackwardAddsInTheOrderOfTheTokens) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const auto& [tokens, vocab, width] : kCases) {
       const Tensor ids = pool_.random_ints({tokens}, vocab), dy = normal({tokens, width}, dtype);
       const Tensor dtable = normal({vocab, width}), device = up(dtable);
-      cpu->embedding_backward(ids, dy, dtable);
-      cuda::embedding_backward(ctx, up(ids), up(dy, dtype), device);
+      cpu().embedding_backward({ids, dy, dtable});
+      gpu().embedding_backward({up(ids), up(dy, dtype), device});
       EXPECT_TRUE(same_bits(down(device), dtable)) << tokens << " of " << vocab << " x " << width;
     }
   }
 }
 
 TEST_F(CudaEmbedding, AllTokensMayBeTheSame) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   const Tensor ids = pool_.zeros(DType::kI32, {5'000}), dy = normal({5'000, 24});
   const Tensor dtable = pool_.zeros({3, 24}), device = up(dtable);
-  cpu->embedding_backward(ids, dy, dtable);
-  cuda::embedding_backward(ctx, up(ids), up(dy), device);
+  cpu().embedding_backward({ids, dy, dtable});
+  gpu().embedding_backward({up(ids), up(dy), device});
   EXPECT_TRUE(same_bits(down(device), dtable));
 }
 
 TEST_F(CudaEmbedding, UnknownIdsAreNanAndHaveNoGradient) {
-  auto ctx = context();
   const Tensor ids = up(pool_.ints({4}, {1, -1, 3, 0})), y = up(pool_.zeros({4, 2}));
   const Tensor table = up(pool_.of({3, 2}, {1, 2, 3, 4, 5, 6}));
-  cuda::embedding_forward(ctx, ids, table, y);
+  gpu().embedding_forward({ids, table, y});
   const std::vector<double> rows = values(down(y));
   EXPECT_EQ(rows[0], 3);
   for (const size_t i : {2, 3, 4, 5}) EXPECT_TRUE(std::isnan(rows[i])) << i;
   EXPECT_EQ(rows[7], 2);
   const Tensor dtable = up(pool_.zeros({3, 2}));
-  cuda::embedding_backward(ctx, ids, up(pool_.full({4, 2}, 1)), dtable);
+  gpu().embedding_backward({ids, up(pool_.full({4, 2}, 1)), dtable});
   EXPECT_TRUE(near(down(dtable), {1, 1, 1, 1, 0, 0}, 0));
 }
 

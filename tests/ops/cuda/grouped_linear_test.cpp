@@ -1,9 +1,7 @@
 // Grouped linear layers on CUDA against the CPU's. Needs a GPU.
-#include "ops/cuda/grouped_linear.h"
 
 #include <numeric>
 
-#include "ops/cuda/activation.h"
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -54,7 +52,6 @@ class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<
 
   GroupCase case_ = cases()[std::get<0>(GetParam())];
   DType act_ = std::get<1>(GetParam());
-  std::unique_ptr<Backend> cpu_ = cpu_backend(DType::kF32);
   Tensor offsets_, x_, w_, dy_;
   int64_t num_rows_ = 0;
 };
@@ -65,25 +62,23 @@ INSTANTIATE_TEST_SUITE_P(Cases, CudaGroupedLinear,
 
 TEST_P(CudaGroupedLinear, ForwardMatchesTheCpu) {
   const Tensor expected = pool_.full({num_rows_, case_.out}, 9.0), y = up(expected, act_);  // must be overwritten
-  cuda::Context ctx = context();
-  cuda::grouped_linear_forward(ctx, up(x_, act_), up(w_, act_), up(offsets_), y);
-  cpu_->grouped_linear_forward(x_, w_, offsets_, expected);
+  gpu().grouped_linear_forward({up(x_, act_), up(w_, act_), up(offsets_), y});
+  cpu().grouped_linear_forward({x_, w_, offsets_, expected});
   EXPECT_TRUE(near(down(y), expected, tolerance(act_)));
 }
 
 TEST_P(CudaGroupedLinear, BackwardInputMatchesTheCpu) {
   const Tensor expected = pool_.full({num_rows_, case_.in}, 9.0), dx = up(expected, act_);  // must be overwritten
-  cuda::Context ctx = context();
-  cuda::grouped_linear_backward_input(ctx, up(dy_, act_), up(w_, act_), up(offsets_), dx);
-  cpu_->grouped_linear_backward_input(dy_, w_, offsets_, expected);
+  gpu().grouped_linear_backward_input({up(dy_, act_), up(w_, act_), up(offsets_), dx});
+  cpu().grouped_linear_backward_input({dy_, w_, offsets_, expected});
   EXPECT_TRUE(near(down(dx), expected, tolerance(act_)));
 }
 
 TEST_P(CudaGroupedLinear, BackwardWeightAddsWhatTheCpuAdds) {
   const Tensor expected = pool_.normal(w_.shape()), before = pool_.clone(expected), dw = up(expected);
   const Tensor x = up(x_, act_), dy = up(dy_, act_), offsets = up(offsets_);
-  run([&](cuda::Context& ctx) { cuda::grouped_linear_backward_weight(ctx, x, dy, offsets, dw); });
-  cpu_->grouped_linear_backward_weight(x_, dy_, offsets_, expected);
+  run([&](Ops& ops) { ops.grouped_linear_backward_weight({x, dy, offsets, dw, /*accumulate=*/true}); });
+  cpu().grouped_linear_backward_weight({x_, dy_, offsets_, expected, /*accumulate=*/true});
   const Tensor actual = down(dw);
   EXPECT_TRUE(near(actual, expected, tolerance(DType::kF32)));
   for (int64_t expert = 0; expert < w_.dim(0); ++expert) {
@@ -96,8 +91,8 @@ TEST_P(CudaGroupedLinear, BackwardWeightAddsWhatTheCpuAdds) {
 TEST_P(CudaGroupedLinear, BackwardWeightWritesWhatItWouldAddToZeros) {
   const Tensor dw = up(pool_.full(w_.shape(), NAN)), expected = up(pool_.zeros(w_.shape()));
   const Tensor x = up(x_, act_), dy = up(dy_, act_), offsets = up(offsets_);
-  run([&](cuda::Context& ctx) { cuda::grouped_linear_backward_weight(ctx, x, dy, offsets, dw, false); });
-  run([&](cuda::Context& ctx) { cuda::grouped_linear_backward_weight(ctx, x, dy, offsets, expected, true); });
+  run([&](Ops& ops) { ops.grouped_linear_backward_weight({x, dy, offsets, dw, false}); });
+  run([&](Ops& ops) { ops.grouped_linear_backward_weight({x, dy, offsets, expected, true}); });
   EXPECT_EQ(values(down(dw)), values(down(expected)));
 }
 
@@ -110,10 +105,9 @@ TEST_P(CudaGroupedLinear, ActivationMatchesThatOfTheProduct) {
     const auto poisoned = [&](int64_t width) { return up(pool_.full({num_rows_, width}, 9.0), act_); };
     const Tensor pre = poisoned(case_.out), h = poisoned(hidden);
     const Tensor expected_pre = poisoned(case_.out), expected_h = poisoned(hidden);
-    cuda::Context ctx = context();
-    cuda::grouped_activation_forward(ctx, kind, x, w, offsets, weight, pre, h);
-    cuda::grouped_linear_forward(ctx, x, w, offsets, expected_pre);
-    cuda::activation_forward(ctx, kind, expected_pre, weight, expected_h);
+    gpu().grouped_activation_forward({kind, x, w, offsets, weight, pre, h});
+    gpu().grouped_linear_forward({x, w, offsets, expected_pre});
+    gpu().activation_forward({kind, expected_pre, weight, expected_h});
     EXPECT_TRUE(same_bits(down(pre), down(expected_pre)));
     EXPECT_TRUE(same_bits(down(h), down(expected_h)));
   }
@@ -128,11 +122,55 @@ TEST_P(CudaGroupedLinear, RowsDoNotDependOnOtherRows) {
   one_row.back() = 1;
   const Tensor all = up(pool_.zeros({num_rows_, case_.out}), act_), one = up(pool_.zeros({1, case_.out}), act_);
   const Tensor w = up(w_, act_);
-  cuda::Context ctx = context();
-  cuda::grouped_linear_forward(ctx, up(x_, act_), w, up(offsets_), all);
-  cuda::grouped_linear_forward(ctx, up(x_.rows(num_rows_ - 1, num_rows_), act_), w,
-                               up(pool_.ints({offsets_.dim(0)}, one_row)), one);
+  gpu().grouped_linear_forward({up(x_, act_), w, up(offsets_), all});
+  gpu().grouped_linear_forward(
+      {up(x_.rows(num_rows_ - 1, num_rows_), act_), w, up(pool_.ints({offsets_.dim(0)}, one_row)), one});
   EXPECT_TRUE(same_bits(down(one), down(all.rows(num_rows_ - 1, num_rows_))));
+}
+
+// Rows beyond the last expert's are room for more: whatever is there does not show, and what is written stays inside.
+TEST_P(CudaGroupedLinear, CapacityBeyondTheRowsIsLeftAlone) {
+  const int64_t spare = 201, capacity = num_rows_ + spare;
+  const auto with_spare = [&](Tensor rows) {
+    const Tensor all = up(pool_.full({capacity, rows.dim(1)}, NAN), act_);
+    if (num_rows_ > 0) gpu().copy({up(rows, act_), all.rows(0, num_rows_)});
+    return all;
+  };
+  const auto poisoned = [&](int64_t width) { return up(pool_.full({capacity, width}, 9.0), act_); };
+  const auto expect_same_rows = [&](Tensor all, Tensor exact, const char* name) {
+    EXPECT_TRUE(same_bits(down(all.rows(0, num_rows_)), down(exact))) << name;
+    const std::vector<double> untouched(static_cast<size_t>(spare * all.dim(1)), 9.0);
+    EXPECT_TRUE(near(down(all.rows(num_rows_, capacity)), untouched, 0)) << name;
+  };
+  const Tensor w = up(w_, act_), offsets = up(offsets_), exact_x = up(x_, act_), exact_dy = up(dy_, act_);
+  const Tensor x = with_spare(x_), dy = with_spare(dy_);
+
+  const Tensor y = poisoned(case_.out), exact_y = up(pool_.zeros({num_rows_, case_.out}), act_);
+  gpu().grouped_linear_forward({x, w, offsets, y});
+  gpu().grouped_linear_forward({exact_x, w, offsets, exact_y});
+  expect_same_rows(y, exact_y, "y");
+
+  const Tensor dx = poisoned(case_.in), exact_dx = up(pool_.zeros({num_rows_, case_.in}), act_);
+  gpu().grouped_linear_backward_input({dy, w, offsets, dx});
+  gpu().grouped_linear_backward_input({exact_dy, w, offsets, exact_dx});
+  expect_same_rows(dx, exact_dx, "dx");
+
+  const Tensor dw = up(pool_.full(w_.shape(), NAN)), exact_dw = up(pool_.full(w_.shape(), NAN));
+  gpu().grouped_linear_backward_weight({x, dy, offsets, dw});
+  gpu().grouped_linear_backward_weight({exact_x, exact_dy, offsets, exact_dw});
+  EXPECT_TRUE(same_bits(down(dw), down(exact_dw)));
+
+  if (case_.out % 2 != 0) return;
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const int64_t hidden = kind == Activation::kSwiGlu ? case_.out / 2 : case_.out;
+    const Tensor weight = pool_.normal({capacity}), pre = poisoned(case_.out), h = poisoned(hidden);
+    const Tensor exact_pre = up(pool_.zeros({num_rows_, case_.out}), act_);
+    const Tensor exact_h = up(pool_.zeros({num_rows_, hidden}), act_);
+    gpu().grouped_activation_forward({kind, x, w, offsets, up(weight), pre, h});
+    gpu().grouped_activation_forward({kind, exact_x, w, offsets, up(weight.rows(0, num_rows_)), exact_pre, exact_h});
+    expect_same_rows(pre, exact_pre, "pre");
+    expect_same_rows(h, exact_h, "h");
+  }
 }
 
 }  // namespace

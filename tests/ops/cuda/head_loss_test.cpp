@@ -1,8 +1,7 @@
 // The fused head on the GPU against the CPU's, over odd and even vocabularies, one as large as models have, and more
 // tokens than a chunk. Needs a GPU: label gpu.
-#include "ops/cuda/head_loss.h"
 
-#include "cuda_test.h"
+#include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
 namespace {
@@ -28,7 +27,8 @@ HeadLoss make_head_loss(TensorPool& pool, const HeadShape& shape) {
           pool.full({tokens}, NAN),
           pool.full({tokens, dim}, NAN),
           pool.normal({vocab, dim}),
-          pool.zeros(DType::kI32, {tokens})};
+          pool.zeros(DType::kI32, {tokens}),
+          /*accumulate_dw=*/true};
 }
 
 class CudaHeadLoss : public CudaTest {
@@ -42,7 +42,8 @@ class CudaHeadLoss : public CudaTest {
             copy(args.losses, DType::kF32),
             copy(args.dx, act),
             copy(args.dw, DType::kF32),
-            copy(args.predictions, DType::kI32)};
+            copy(args.predictions, DType::kI32),
+            args.accumulate_dw};
   }
 };
 
@@ -71,8 +72,8 @@ TEST_F(CudaHeadLoss, MatchesTheCpu) {
       rounded(args.x, act);
       rounded(args.w, act);
       const HeadLoss device = up(args, act);
-      run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
-      cpu_backend(DType::kF32, 2, int64_t{64} << 20)->head_loss(args);
+      run([&](Ops& ops) { ops.head_loss(device); });
+      cpu().head_loss(args);
       EXPECT_TRUE(near(down(device.losses), args.losses, 1e-3));
       const double tolerance = act == DType::kF32 ? 3e-5 : 8e-3;
       EXPECT_LE(worst_error(down(device.dw), args.dw), tolerance) << "dw";
@@ -98,8 +99,8 @@ TEST_F(CudaHeadLoss, PredictionsAreTheLowestOfTheLargest) {
       for (int64_t i = 0; i < args.x.num_elements(); ++i) set(args.x, i, std::round(2 * get(args.x, i)));
       if (!want_gradient) args.dx = args.dw = args.grad_scale = Tensor();
       const HeadLoss device = up(args, DType::kBF16);
-      run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
-      cpu_backend(DType::kF32, 2, int64_t{64} << 20)->head_loss(args);
+      run([&](Ops& ops) { ops.head_loss(device); });
+      cpu().head_loss(args);
       EXPECT_TRUE(same_bits(down(device.predictions), args.predictions));
       EXPECT_TRUE(near(down(device.losses), args.losses, 1e-3));
     }
@@ -112,7 +113,7 @@ TEST_F(CudaHeadLoss, NoTargetNoGradient) {
   args.targets = pool.ints({9}, std::vector<double>(9, -1));
   args.dw = pool.zeros(args.dw.shape());
   const HeadLoss device = up(args, DType::kBF16);
-  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
+  run([&](Ops& ops) { ops.head_loss(device); });
   for (const Tensor& x : {device.losses, device.dx, device.dw}) {
     for (const double value : values(down(x))) EXPECT_EQ(value, 0.0);
   }
@@ -122,8 +123,8 @@ TEST_F(CudaHeadLoss, SameBitsEveryTime) {
   TensorPool pool(DType::kF32);
   const HeadLoss args = make_head_loss(pool, {600, 64, 5003});
   const HeadLoss first = up(args, DType::kBF16), again = up(args, DType::kBF16);
-  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, first); });
-  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, again); });
+  run([&](Ops& ops) { ops.head_loss(first); });
+  run([&](Ops& ops) { ops.head_loss(again); });
   EXPECT_TRUE(same_bits(down(again.losses), down(first.losses)));
   EXPECT_TRUE(same_bits(down(again.dx), down(first.dx)));
   EXPECT_TRUE(same_bits(down(again.dw), down(first.dw)));
@@ -134,7 +135,7 @@ TEST_F(CudaHeadLoss, TargetBeyondTheVocabularyMakesNaN) {
   HeadLoss args = make_head_loss(pool, {2, 3, 8});
   args.targets = pool.ints({2}, {8, 1});
   const HeadLoss device = up(args, DType::kF32);
-  run([&](cuda::Context& ctx) { cuda::head_loss(ctx, device); });
+  run([&](Ops& ops) { ops.head_loss(device); });
   const std::vector<double> losses = values(down(device.losses));
   EXPECT_TRUE(std::isnan(losses[0]));
   EXPECT_TRUE(std::isfinite(losses[1]));

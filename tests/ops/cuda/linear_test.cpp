@@ -1,9 +1,7 @@
 // cuBLASLt's products against the CPU's, over shapes that are odd, empty, misaligned and large. Needs a GPU: label gpu.
-#include "ops/cuda/linear.h"
-
 #include <cmath>
 
-#include "cuda_test.h"
+#include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
 namespace {
@@ -46,9 +44,9 @@ TEST_F(CudaLinear, ForwardMatchesTheCpu) {
         const Tensor x = normal(pool, {tokens, in}, act), w = normal(pool, {out, in}, act);
         const Tensor y = accumulate ? normal(pool, {tokens, out}, result) : pool.full({tokens, out}, NAN);
         const Tensor device_x = up(x, act), device_w = up(w, act), device_y = up(y, result);
-        run([&](cuda::Context& ctx) { cuda::linear_forward(ctx, device_x, device_w, device_y, accumulate); });
+        run([&](Ops& ops) { ops.linear_forward({device_x, device_w, device_y, accumulate}); });
         const Tensor initial = pool.clone(y);
-        cpu_backend(DType::kF32)->linear_forward(x, w, y, accumulate);
+        cpu().linear_forward({x, w, y, accumulate});
         if (accumulate && result == DType::kBF16) {
           expect_near_sum(down(device_y), y, initial);
         } else {
@@ -70,12 +68,11 @@ TEST_F(CudaLinear, BackwardMatchesTheCpu) {
         const Tensor dx = accumulate ? normal(pool, {tokens, in}, act) : pool.full({tokens, in}, NAN);
         const Tensor device_x = up(x, act), device_w = up(w, act), device_dy = up(dy, act);
         const Tensor device_dx = up(dx, act), device_dw = up(dw);
-        run([&](cuda::Context& ctx) { cuda::linear_backward_input(ctx, device_dy, device_w, device_dx, accumulate); });
-        run([&](cuda::Context& ctx) { cuda::linear_backward_weight(ctx, device_x, device_dy, device_dw); });
-        const auto cpu = cpu_backend(DType::kF32);
+        run([&](Ops& ops) { ops.linear_backward_input({device_dy, device_w, device_dx, accumulate}); });
+        run([&](Ops& ops) { ops.linear_backward_weight({device_x, device_dy, device_dw, /*accumulate=*/true}); });
         const Tensor initial = pool.clone(dx);
-        cpu->linear_backward_input(dy, w, dx, accumulate);
-        cpu->linear_backward_weight(x, dy, dw);
+        cpu().linear_backward_input({dy, w, dx, accumulate});
+        cpu().linear_backward_weight({x, dy, dw, /*accumulate=*/true});
         if (accumulate && act == DType::kBF16) {
           expect_near_sum(down(device_dx), dx, initial);
         } else {
@@ -97,19 +94,19 @@ TEST_F(CudaLinear, ViewsNeedNoAlignment) {
     const Tensor y = pool.full({kTokens + 2, kOut}, 7), dw = pool.zeros({kOut + 1, kIn});
     const Tensor device_x = up(x, act), device_w = up(w, act), device_y = up(y, act);
     const Tensor device_dw = up(dw);
-    const auto cpu = cpu_backend(DType::kF32);
-    cpu->linear_forward(x.rows(1, kTokens + 1), w.rows(1, kOut + 1), y.rows(1, kTokens + 1));
-    run([&](cuda::Context& ctx) {
-      cuda::linear_forward(ctx, device_x.rows(1, kTokens + 1), device_w.rows(1, kOut + 1),
-                           device_y.rows(1, kTokens + 1), false);
+    cpu().linear_forward({x.rows(1, kTokens + 1), w.rows(1, kOut + 1), y.rows(1, kTokens + 1)});
+    run([&](Ops& ops) {
+      ops.linear_forward(
+          {device_x.rows(1, kTokens + 1), device_w.rows(1, kOut + 1), device_y.rows(1, kTokens + 1), false});
     });
     EXPECT_TRUE(near(down(device_y), y, tolerance_of(act)));
     const Tensor dy = rounded(y, act);
     const Tensor device_dy = up(dy, act);
-    cpu->linear_backward_weight(x.rows(1, kTokens + 1), dy.rows(1, kTokens + 1), dw.rows(1, kOut + 1));
-    run([&](cuda::Context& ctx) {
-      cuda::linear_backward_weight(ctx, device_x.rows(1, kTokens + 1), device_dy.rows(1, kTokens + 1),
-                                   device_dw.rows(1, kOut + 1));
+    cpu().linear_backward_weight(
+        {x.rows(1, kTokens + 1), dy.rows(1, kTokens + 1), dw.rows(1, kOut + 1), /*accumulate=*/true});
+    run([&](Ops& ops) {
+      ops.linear_backward_weight({device_x.rows(1, kTokens + 1), device_dy.rows(1, kTokens + 1),
+                                  device_dw.rows(1, kOut + 1), /*accumulate=*/true});
     });
     EXPECT_TRUE(near(down(device_dw), dw, tolerance_of(DType::kF32)));
   }
@@ -121,10 +118,10 @@ TEST_F(CudaLinear, SameBitsEveryTime) {
   const Tensor x = up(pool.normal({20000, 64}), DType::kBF16);
   const Tensor dy = up(pool.normal({20000, 48}), DType::kBF16);
   const Tensor first = up(pool.zeros({48, 64}));
-  run([&](cuda::Context& ctx) { cuda::linear_backward_weight(ctx, x, dy, first); });
+  run([&](Ops& ops) { ops.linear_backward_weight({x, dy, first, /*accumulate=*/true}); });
   for (int i = 0; i < 5; ++i) {
     const Tensor again = up(pool.zeros({48, 64}));
-    run([&](cuda::Context& ctx) { cuda::linear_backward_weight(ctx, x, dy, again); });
+    run([&](Ops& ops) { ops.linear_backward_weight({x, dy, again, /*accumulate=*/true}); });
     EXPECT_TRUE(same_bits(down(again), down(first)));
   }
 }
@@ -132,10 +129,9 @@ TEST_F(CudaLinear, SameBitsEveryTime) {
 TEST_F(CudaLinear, ShapesThatDoNotFitAreABug) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.zeros({4, 3}), w = pool.zeros({5, 2}), y = pool.zeros({4, 5});
-  cuda::Context ctx = context();
-  EXPECT_THROW(cuda::linear_forward(ctx, x, w, y, false), CheckFailure);
+  EXPECT_THROW(gpu().linear_forward({x, w, y, false}), CheckFailure);
   const Tensor narrow(nullptr, DType::kBF16, {5, 3});
-  EXPECT_THROW(cuda::linear_forward(ctx, x, narrow, y, false), CheckFailure);
+  EXPECT_THROW(gpu().linear_forward({x, narrow, y, false}), CheckFailure);
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "ops/cuda/mla_expand.h"
-
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -14,26 +12,24 @@ constexpr Case kCases[] = {
 using CudaMlaExpand = CudaTest;
 
 TEST_F(CudaMlaExpand, BothDirectionsAreThoseOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const auto& [tokens, heads, nope, rope, value] : kCases) {
       const Shape kv_shape{tokens, heads, nope + value}, k_shape{tokens, heads, nope + rope},
           v_shape{tokens, heads, value};
       const Tensor kv = normal(kv_shape, dtype), shared = normal({tokens, rope}, dtype);
       const Tensor k = pool_.zeros(k_shape), v = pool_.zeros(v_shape);
-      cpu->mla_expand_forward(kv, shared, k, v);
+      cpu().mla_expand_forward({kv, shared, k, v});
       const Tensor device_k = tensors_.allocate(dtype, k_shape), device_v = tensors_.allocate(dtype, v_shape);
-      cuda::mla_expand_forward(ctx, up(kv, dtype), up(shared, dtype), device_k, device_v);
+      gpu().mla_expand_forward({up(kv, dtype), up(shared, dtype), device_k, device_v});
       EXPECT_TRUE(same_bits(down(device_k), k));
       EXPECT_TRUE(same_bits(down(device_v), v));
 
       const Tensor dk = normal(k_shape, dtype), dv = normal(v_shape, dtype);
       const Tensor dkv = pool_.zeros(kv_shape), dshared = pool_.zeros({tokens, rope});
-      cpu->mla_expand_backward(dk, dv, dkv, dshared);
+      cpu().mla_expand_backward({dk, dv, dkv, dshared});
       const Tensor device_dkv = tensors_.allocate(dtype, kv_shape),
                    device_dshared = tensors_.allocate(dtype, {tokens, rope});
-      cuda::mla_expand_backward(ctx, up(dk, dtype), up(dv, dtype), device_dkv, device_dshared);
+      gpu().mla_expand_backward({up(dk, dtype), up(dv, dtype), device_dkv, device_dshared});
       EXPECT_TRUE(same_bits(down(device_dkv), dkv));
       EXPECT_TRUE(same_bits(down(device_dshared), rounded(dshared, dtype)));  // both add the heads in order
     }

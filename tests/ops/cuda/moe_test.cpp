@@ -1,5 +1,4 @@
 // Plan, dispatch and combine on CUDA against the CPU's, bit by bit: sums over K rows have one order. Needs a GPU.
-#include "ops/cuda/moe.h"
 
 #include "ops/cuda/cuda_test.h"
 
@@ -22,17 +21,16 @@ class CudaMoe : public CudaTest, public ::testing::WithParamInterface<PlanCase> 
     }
     plan_.offsets = pool_.zeros(DType::kI32, {num_experts + 1});
     plan_.row_of = pool_.zeros(DType::kI32, {num_tokens, top_k});
-    plan_.token_of_row = pool_.zeros(DType::kI32, {num_tokens * top_k});
+    num_copies_ = num_tokens * top_k;
     counts_ = pool_.zeros(DType::kI32, {num_experts});
-    cpu_->moe_plan(top_idx_, plan_, counts_);
+    cpu().build_moe_plan({top_idx_, plan_, counts_});
     device_plan_.offsets = up(plan_.offsets);
     device_plan_.row_of = up(plan_.row_of);
-    device_plan_.token_of_row = up(plan_.token_of_row);
   }
 
-  std::unique_ptr<Backend> cpu_ = cpu_backend(DType::kF32);
   Tensor top_idx_, counts_;
   MoePlan plan_, device_plan_;
+  int64_t num_copies_ = 0;
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaMoe,
@@ -49,15 +47,12 @@ TEST_P(CudaMoe, PlanMatchesTheCpu) {
   MoePlan made;
   made.offsets = up(pool_.zeros(DType::kI32, plan_.offsets.shape()));
   made.row_of = up(pool_.zeros(DType::kI32, plan_.row_of.shape()));
-  made.token_of_row = up(pool_.zeros(DType::kI32, plan_.token_of_row.shape()));
   const Tensor counts = up(expert_zeros), top_idx = up(top_idx_);
-  cuda::Context ctx = context();
-  cuda::moe_plan(ctx, top_idx, made, {});
-  cuda::moe_plan(ctx, top_idx, made, counts);
-  cuda::moe_plan(ctx, top_idx, made, counts);
+  gpu().build_moe_plan({top_idx, made, {}});
+  gpu().build_moe_plan({top_idx, made, counts});
+  gpu().build_moe_plan({top_idx, made, counts});
   EXPECT_TRUE(same_bits(down(made.offsets), plan_.offsets));
   EXPECT_TRUE(same_bits(down(made.row_of), plan_.row_of));
-  EXPECT_TRUE(same_bits(down(made.token_of_row), plan_.token_of_row));
   for (int32_t& count : counts_.span<int32_t>()) count *= 2;
   EXPECT_TRUE(same_bits(down(counts), counts_));
 }
@@ -65,11 +60,10 @@ TEST_P(CudaMoe, PlanMatchesTheCpu) {
 TEST_P(CudaMoe, DispatchMatchesTheCpu) {
   for (const DType act : {DType::kF32, DType::kBF16}) {
     const Tensor x = rounded(pool_.normal({GetParam().num_tokens, GetParam().width}), act);
-    const Tensor expected = pool_.zeros({plan_.token_of_row.dim(0), GetParam().width});
+    const Tensor expected = pool_.zeros({num_copies_, GetParam().width});
     const Tensor rows = up(expected, act);
-    cuda::Context ctx = context();
-    cuda::moe_dispatch(ctx, up(x, act), device_plan_, rows);
-    cpu_->moe_dispatch(x, plan_, expected);
+    gpu().moe_dispatch({up(x, act), device_plan_, rows});
+    cpu().moe_dispatch({x, plan_, expected});
     EXPECT_TRUE(same_bits(down(rows), expected)) << dtype_name(act);
   }
 }
@@ -77,36 +71,58 @@ TEST_P(CudaMoe, DispatchMatchesTheCpu) {
 TEST_P(CudaMoe, CombineMatchesTheCpu) {
   for (const DType act : {DType::kF32, DType::kBF16}) {
     for (const bool accumulate : {false, true}) {
-      const Tensor rows = rounded(pool_.normal({plan_.token_of_row.dim(0), GetParam().width}), act);
+      const Tensor rows = rounded(pool_.normal({num_copies_, GetParam().width}), act);
       const Tensor expected = rounded(pool_.normal({GetParam().num_tokens, GetParam().width}), act);
       const Tensor y = up(expected, act);
-      cuda::Context ctx = context();
-      cuda::moe_combine(ctx, up(rows, act), device_plan_, y, accumulate);
-      cpu_->moe_combine(rows, plan_, expected, accumulate);
+      gpu().moe_combine({up(rows, act), device_plan_, y, accumulate});
+      cpu().moe_combine({rows, plan_, expected, accumulate});
       EXPECT_TRUE(same_bits(down(y), rounded(expected, act))) << dtype_name(act) << ", accumulate " << accumulate;
     }
   }
 }
 
 TEST_P(CudaMoe, WeightsMatchTheCpu) {
-  const Tensor weights = pool_.normal(plan_.row_of.shape()), expected = pool_.zeros(plan_.token_of_row.shape());
+  const Tensor weights = pool_.normal(plan_.row_of.shape()), expected = pool_.zeros({num_copies_});
   const Tensor row_weight = up(expected), back = up(pool_.zeros(weights.shape()));
-  cuda::Context ctx = context();
-  cuda::moe_dispatch_weights(ctx, up(weights), device_plan_, row_weight);
-  cuda::moe_combine_weights(ctx, row_weight, device_plan_, back);
-  cpu_->moe_dispatch_weights(weights, plan_, expected);
+  gpu().moe_dispatch_weights({up(weights), device_plan_, row_weight});
+  gpu().moe_combine_weights({row_weight, device_plan_, back});
+  cpu().moe_dispatch_weights({weights, plan_, expected});
   EXPECT_TRUE(same_bits(down(row_weight), expected));
   EXPECT_TRUE(same_bits(down(back), weights));
 }
 
+// Rows beyond the copies are room for more: nothing touches them.
+TEST_P(CudaMoe, CapacityBeyondTheCopiesIsLeftAlone) {
+  const int64_t capacity = num_copies_ + 37, width = GetParam().width;
+  for (const DType act : kActDTypes) {
+    const Tensor x = normal({GetParam().num_tokens, width}, act), expected = pool_.zeros({num_copies_, width});
+    const Tensor rows = up(pool_.full({capacity, width}, 9.0), act), device_x = up(x, act);
+    gpu().moe_dispatch({device_x, device_plan_, rows});
+    cpu().moe_dispatch({x, plan_, expected});
+    EXPECT_TRUE(same_bits(down(rows.rows(0, num_copies_)), expected)) << dtype_name(act);
+    EXPECT_TRUE(
+        near(down(rows.rows(num_copies_, capacity)), std::vector<double>(static_cast<size_t>(37 * width), 9), 0));
+    // Garbage there does not reach a token.
+    gpu().fill({rows.rows(num_copies_, capacity), NAN});
+    const Tensor sums = pool_.zeros(x.shape()), y = up(sums, act);
+    gpu().moe_combine({rows, device_plan_, y});
+    cpu().moe_combine({expected, plan_, sums});
+    EXPECT_TRUE(same_bits(down(y), rounded(sums, act))) << dtype_name(act);
+  }
+  const Tensor weights = pool_.normal(plan_.row_of.shape()), back = up(pool_.zeros(weights.shape()));
+  const Tensor row_weight = up(pool_.full({capacity}, 9.0));
+  gpu().moe_dispatch_weights({up(weights), device_plan_, row_weight});
+  gpu().moe_combine_weights({row_weight, device_plan_, back});
+  EXPECT_TRUE(same_bits(down(back), weights));
+  EXPECT_TRUE(near(down(row_weight.rows(num_copies_, capacity)), std::vector<double>(37, 9), 0));
+}
+
 TEST_P(CudaMoe, CountingRunClaimsTheScratchOfARealOne) {
-  Arena counting("counting");
-  cuda::Context plan = context(counting), ctx = context();
-  cuda::moe_plan(plan, without_data(top_idx_),
-                 {without_data(plan_.offsets), without_data(plan_.row_of), without_data(plan_.token_of_row)},
-                 without_data(counts_));
-  cuda::moe_plan(ctx, up(top_idx_), device_plan_, up(counts_));
-  EXPECT_EQ(counting.high_water(), ctx.scratch.high_water());
+  const BuildMoePlan no_data{
+      without_data(top_idx_), {without_data(plan_.offsets), without_data(plan_.row_of)}, without_data(counts_)};
+  const int64_t counted = counted_scratch([&](Ops& ops) { ops.build_moe_plan(no_data); });
+  gpu().build_moe_plan({up(top_idx_), device_plan_, up(counts_)});
+  EXPECT_EQ(counted, gpu().scratch().high_water());
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "ops/cuda/muon.h"
-
 #include "ops/cuda/optimizer_test.h"
 
 namespace nmoe::test {
@@ -24,8 +22,6 @@ double distance(Tensor actual, const std::vector<double>& expected) {
 }
 
 TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF64);
   TensorPool doubles(DType::kF64);
   const auto widened = [&](Tensor x) { return doubles.of(x.shape(), values(x)); };
   for (const Shape& shape : kShapes) {
@@ -35,20 +31,20 @@ TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
     const Tensor whole_momentum = up(momentum), halves_momentum = up(momentum);
     for (int step = 0; step < 2; ++step) {
       const Tensor grad = normal(shape), scale = f64({0.5}), rates = f64({0.1, 1, 1});
-      const auto args = [&](Tensor weights, Tensor low, Tensor gradient, Tensor moments, bool on_device) {
+      const auto args = [&](Tensor weights, Tensor low, Tensor gradient, Tensor momentum_of, bool on_device) {
         MuonStep result;
         result.w = weights;
         result.low = low;
         result.grad = gradient;
-        result.momentum = moments;
+        result.momentum = momentum_of;
         result.grad_scale = on_device ? up(scale) : scale;
         result.rates = on_device ? up(rates) : rates;
         result.weight_decay = 0.1;
         return result;
       };
-      cpu->muon_step(args(exact_w, {}, widened(grad), exact_momentum, false));
-      cuda::muon_step(ctx, args(whole.w, {}, up(grad), whole_momentum, true));
-      cuda::muon_step(ctx, args(halves.w, halves.low, up(grad), halves_momentum, true));
+      cpu(DType::kF64).muon_step(args(exact_w, {}, widened(grad), exact_momentum, false));
+      gpu().muon_step(args(whole.w, {}, up(grad), whole_momentum, true));
+      gpu().muon_step(args(halves.w, halves.low, up(grad), halves_momentum, true));
     }
     // 5 iterations: 3.4^5 roundings of 6e-8, and those of the products' sums.
     EXPECT_LE(distance(master(whole), values(exact_w)), 1e-3) << shape.to_string();
@@ -60,7 +56,6 @@ TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
 }
 
 TEST_F(CudaMuon, NothingChangesWithoutAFiniteScale) {
-  auto ctx = context();
   const Tensor w = normal({2, 6, 9}), momentum = normal({2, 6, 9});
   const Weight device_w = weight(w, DType::kBF16);
   MuonStep args;
@@ -70,26 +65,23 @@ TEST_F(CudaMuon, NothingChangesWithoutAFiniteScale) {
   args.momentum = up(momentum);
   args.grad_scale = up(f64({std::nan("")}));
   args.rates = up(f64({0.1}));
-  cuda::muon_step(ctx, args);
+  gpu().muon_step(args);
   EXPECT_TRUE(same_bits(master(device_w), w));
   EXPECT_TRUE(same_bits(down(args.momentum), momentum));
 }
 
 // What a counting run asks for is what a step takes.
 TEST_F(CudaMuon, ScratchIsWhatACountingRunSays) {
-  Arena counted("counted");
-  cuda::Context counting{stream_, counted, num_sms_, cublas_};
-  auto ctx = context();
   MuonStep args;
   args.w = up(normal({4, 30, 50}));
   args.grad = up(normal({4, 30, 50}));
   args.momentum = up(normal({4, 30, 50}));
   args.grad_scale = up(f64({1}));
   args.rates = up(f64({0.1}));
-  cuda::muon_step(counting, args);
-  cuda::muon_step(ctx, args);
-  EXPECT_GT(counted.high_water(), 0);
-  EXPECT_EQ(counted.high_water(), scratch_.high_water());
+  const int64_t counted = counted_scratch([&](Ops& ops) { ops.muon_step(args); });
+  gpu().muon_step(args);
+  EXPECT_GT(counted, 0);
+  EXPECT_EQ(counted, gpu().scratch().high_water());
 }
 
 }  // namespace

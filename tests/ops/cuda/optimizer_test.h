@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ops/cuda/cuda_test.h"
-#include "ops/cuda/tensor_ops.h"
 
 namespace nmoe::test {
 
@@ -21,14 +20,12 @@ class CudaOptimizerTest : public CudaTest {
   Weight weight(Tensor master, DType dtype) {
     if (dtype == DType::kF32) return {up(master), {}};
     const Weight result{tensors_.allocate(dtype, master.shape()), tensors_.allocate(DType::kI16, master.shape())};
-    auto ctx = context();
-    cuda::split_weight(ctx, up(master), result.w, result.low);
+    gpu().split_weight({up(master), result.w, result.low});
     return result;
   }
   Tensor master(const Weight& weight) {
     const Tensor joined = tensors_.allocate(DType::kF32, weight.w.shape());
-    auto ctx = context();
-    cuda::join_weight(ctx, weight.w, weight.low, joined);
+    gpu().join_weight({weight.w, weight.low, joined});
     return down(joined);
   }
 };

@@ -1,5 +1,3 @@
-#include "ops/cuda/rms_norm.h"
-
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -18,27 +16,23 @@ constexpr std::pair<int64_t, int64_t> kShapes[] = {{0, 64},   {1, 1},    {3, 7},
 using CudaRmsNorm = CudaTest;
 
 TEST_F(CudaRmsNorm, ForwardIsThatOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const auto& [rows, width] : kShapes) {
       const Tensor x = normal({rows, width}, dtype), gain = normal({width}, DType::kF32, 0.1, 1.0);
       const Tensor expected = pool_.zeros({rows, width}), expected_rstd = pool_.zeros({rows});
-      cpu->rms_norm_forward(x, gain, kEps, expected, expected_rstd);
+      cpu().rms_norm_forward({x, gain, kEps, expected, expected_rstd});
       const Tensor y = tensors_.allocate(dtype, {rows, width}), rstd = tensors_.allocate(DType::kF32, {rows});
       const Tensor device_x = up(x, dtype);
-      cuda::rms_norm_forward(ctx, device_x, up(gain), kEps, y, rstd);
+      gpu().rms_norm_forward({device_x, up(gain), kEps, y, rstd});
       EXPECT_TRUE(near(down(y), expected, tolerance(dtype, kForward))) << rows << " x " << width;
       EXPECT_TRUE(near(down(rstd), expected_rstd, kForward)) << rows << " x " << width;
-      cuda::rms_norm_forward(ctx, device_x, up(gain), kEps, device_x, rstd);
+      gpu().rms_norm_forward({device_x, up(gain), kEps, device_x, rstd});
       EXPECT_TRUE(same_bits(down(device_x), down(y))) << "in place, " << rows << " x " << width;
     }
   }
 }
 
 TEST_F(CudaRmsNorm, BackwardIsThatOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const auto& [rows, width] : kShapes) {
       if (width == 1) continue;  // the gradient of x / |x| is nothing but rounding
@@ -46,17 +40,16 @@ TEST_F(CudaRmsNorm, BackwardIsThatOfTheCpu) {
         const Tensor x = normal({rows, width}, dtype), dy = normal({rows, width}, dtype);
         const Tensor gain = normal({width}, DType::kF32, 0.1, 1.0), rstd = pool_.zeros({rows});
         const Tensor dx = normal({rows, width}, dtype), dgain = normal({width});
-        cpu->rms_norm_forward(x, gain, kEps, pool_.zeros({rows, width}), rstd);
+        cpu().rms_norm_forward({x, gain, kEps, pool_.zeros({rows, width}), rstd});
         const Tensor device_dx = up(dx, dtype), device_dgain = up(dgain), device_dy = up(dy, dtype);
         const Tensor device_x = up(x, dtype), device_gain = up(gain), device_rstd = up(rstd);
         const Tensor second_dgain = up(dgain);
-        cpu->rms_norm_backward(x, gain, rstd, dy, dx, dgain, accumulate);
-        cuda::rms_norm_backward(ctx, device_x, device_gain, device_rstd, device_dy, device_dx, device_dgain,
-                                accumulate);
+        cpu().rms_norm_backward({x, gain, rstd, dy, dx, dgain, accumulate});
+        gpu().rms_norm_backward({device_x, device_gain, device_rstd, device_dy, device_dx, device_dgain, accumulate});
         EXPECT_TRUE(near(down(device_dx), dx, tolerance(dtype, kBackward))) << rows << " x " << width;
         EXPECT_TRUE(near(down(device_dgain), dgain, kBackward)) << rows << " x " << width;
         if (accumulate) continue;
-        cuda::rms_norm_backward(ctx, device_x, device_gain, device_rstd, device_dy, device_dy, second_dgain, false);
+        gpu().rms_norm_backward({device_x, device_gain, device_rstd, device_dy, device_dy, second_dgain, false});
         EXPECT_TRUE(same_bits(down(device_dy), down(device_dx))) << "in place, " << rows << " x " << width;
         EXPECT_TRUE(same_bits(down(second_dgain), down(device_dgain))) << rows << " x " << width;
       }
@@ -66,17 +59,15 @@ TEST_F(CudaRmsNorm, BackwardIsThatOfTheCpu) {
 
 // Chunks of more rows than the least.
 TEST_F(CudaRmsNorm, GainsOfManyRowsAddUp) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF64);
   constexpr int64_t kRows = 50'001, kWidth = 40;
   TensorPool exact(DType::kF64, 7), single(DType::kF32, 7);
   const Tensor x = exact.normal({kRows, kWidth}), dy = exact.normal({kRows, kWidth}), gain = exact.full({kWidth}, 1);
   const Tensor rstd = exact.full({kRows}, 1), dgain = exact.zeros({kWidth});
-  cpu->rms_norm_backward(x, gain, rstd, dy, exact.zeros({kRows, kWidth}), dgain);
+  cpu(DType::kF64).rms_norm_backward({x, gain, rstd, dy, exact.zeros({kRows, kWidth}), dgain});
   const Tensor device_x = up(single.normal({kRows, kWidth})), device_dy = up(single.normal({kRows, kWidth}));
   const Tensor device_dgain = up(single.zeros({kWidth}));
-  cuda::rms_norm_backward(ctx, device_x, up(single.full({kWidth}, 1)), up(single.full({kRows}, 1)), device_dy,
-                          device_dy, device_dgain, false);
+  gpu().rms_norm_backward(
+      {device_x, up(single.full({kWidth}, 1)), up(single.full({kRows}, 1)), device_dy, device_dy, device_dgain, false});
   // 50,000 terms around 1 in short chains, sums around 200: errors of some 1e-6, relative to a thousandth of the
   // largest.
   EXPECT_TRUE(near(down(device_dgain), values(dgain), 5e-4));

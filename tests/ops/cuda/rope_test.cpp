@@ -1,5 +1,3 @@
-#include "ops/cuda/rope.h"
-
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -17,31 +15,29 @@ constexpr Case kCases[] = {{0, 2, 8, 0, 4},       {1, 1, 2, 0, 1},    {5, 3, 7, 
 using CudaRope = CudaTest;
 
 TEST_F(CudaRope, BothDirectionsAreThoseOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   constexpr int64_t kPositions = 50;
   for (const DType dtype : kActDTypes) {
     for (const RopeLayout layout : {RopeLayout::kInterleaved, RopeLayout::kHalfSplit}) {
       for (const auto& [tokens, heads, head_size, offset, pairs] : kCases) {
         for (const bool inverse : {false, true}) {
-          RopeArgs args;
+          Rope args;
           args.x = normal({tokens, heads, head_size}, dtype);
           args.positions = pool_.random_ints({tokens}, kPositions);
           args.cos = pool_.normal({kPositions, pairs});
           args.sin = pool_.normal({kPositions, pairs});
           args.rope_offset = offset;
           args.layout = layout;
-          RopeArgs device = args;
+          Rope device = args;
           device.x = up(args.x, dtype);
           device.positions = up(args.positions);
           device.cos = up(args.cos);
           device.sin = up(args.sin);
           if (inverse) {
-            cpu->rope_backward(args);
-            cuda::rope_backward(ctx, device);
+            cpu().rope_backward(args);
+            gpu().rope_backward(device);
           } else {
-            cpu->rope_forward(args);
-            cuda::rope_forward(ctx, device);
+            cpu().rope_forward(args);
+            gpu().rope_forward(device);
           }
           EXPECT_TRUE(near(down(device.x), args.x, tolerance(dtype, kTolerance)))
               << tokens << " tokens, " << heads << " heads of " << head_size << ", " << pairs << " pairs at " << offset;

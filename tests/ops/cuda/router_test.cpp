@@ -1,6 +1,5 @@
 // The router on CUDA: scores and gradients against the CPU's, what is discrete and what is summed up against the
 // definition applied to the device's own scores, so that no rounding of a score can move a choice. Needs a GPU.
-#include "ops/cuda/router.h"
 
 #include <cmath>
 #include <limits>
@@ -147,10 +146,7 @@ class CudaRouter : public CudaTest, public ::testing::WithParamInterface<size_t>
                .aux_loss = up(pool_.zeros(DType::kF64, {2})),
                .entropy = up(pool_.zeros(DType::kF64, {1}))};
   }
-  void forward() {
-    cuda::Context ctx = context();
-    cuda::router_forward(ctx, device_);
-  }
+  void forward() { gpu().router_forward(device_); }
 
   RouterCase case_ = cases()[GetParam()];
   Tensor logits_, bias_;
@@ -166,8 +162,7 @@ TEST_P(CudaRouter, ForwardMatchesTheCpuAndTheDefinition) {
   const Tensor expected = pool_.zeros(scores.shape());
   const Tensor ignored_idx = pool_.zeros(DType::kI32, device_.top_idx.shape()),
                ignored_weights = pool_.zeros(device_.weights.shape()), ignored_loss = pool_.zeros(DType::kF64, {2});
-  cpu_backend(DType::kF32)
-      ->router_forward({case_.rule, case_.loss, logits_, bias_, expected, ignored_idx, ignored_weights, ignored_loss});
+  cpu().router_forward({case_.rule, case_.loss, logits_, bias_, expected, ignored_idx, ignored_weights, ignored_loss});
   // exp to a few units in the last place of fp32, times the rounding of its argument where it is large (|x| 6e-8).
   const double score_tolerance = case_.logit_scale > 10 ? 2e-4 : 5e-6;
   EXPECT_TRUE(near(scores, expected, score_tolerance));
@@ -184,13 +179,11 @@ TEST_P(CudaRouter, BackwardMatchesTheCpu) {
   forward();
   const Tensor scores = down(device_.scores), top_idx = down(device_.top_idx), weights = down(device_.weights);
   const Tensor dweights = pool_.normal(weights.shape()), expected = pool_.zeros(scores.shape());
-  cpu_backend(DType::kF32)
-      ->router_backward({case_.rule, case_.loss, logits_, scores, top_idx, weights, dweights, expected});
+  cpu().router_backward({case_.rule, case_.loss, logits_, scores, top_idx, weights, dweights, expected});
   for (const DType act : {DType::kF32, DType::kBF16}) {
     const Tensor dlogits = up(pool_.full(scores.shape(), 9.0), act);  // must be overwritten
-    cuda::Context ctx = context();
-    cuda::router_backward(ctx, {case_.rule, case_.loss, device_.logits, device_.scores, device_.top_idx,
-                                device_.weights, up(dweights), dlogits});
+    gpu().router_backward({case_.rule, case_.loss, device_.logits, device_.scores, device_.top_idx, device_.weights,
+                           up(dweights), dlogits});
     // fp32: differences of sums over E that cancel, seen relative to a thousandth of the largest gradient.
     // bf16: half a unit in the last of 8 bits besides, at most 2^-8 of the value.
     EXPECT_TRUE(near(down(dlogits), expected, act == DType::kBF16 ? 5e-3 : 1e-3)) << dtype_name(act);
@@ -198,18 +191,15 @@ TEST_P(CudaRouter, BackwardMatchesTheCpu) {
 }
 
 TEST_P(CudaRouter, CountingRunClaimsTheScratchOfARealOne) {
-  Arena counting("counting");
-  cuda::Context plan = context(counting), ctx = context();
   RouterForward no_data = device_;
   for (Tensor* x : {&no_data.logits, &no_data.bias, &no_data.scores, &no_data.top_idx, &no_data.weights,
                     &no_data.aux_loss, &no_data.entropy}) {
     *x = without_data(*x);
   }
-  cuda::router_forward(plan, no_data);
-  const int64_t before = ctx.scratch.high_water();
-  EXPECT_EQ(before, 0);
-  cuda::router_forward(ctx, device_);
-  EXPECT_EQ(counting.high_water(), ctx.scratch.high_water());
+  const int64_t counted = counted_scratch([&](Ops& ops) { ops.router_forward(no_data); });
+  EXPECT_EQ(gpu().scratch().high_water(), 0);
+  gpu().router_forward(device_);
+  EXPECT_EQ(counted, gpu().scratch().high_water());
 }
 
 class CudaRouterBias : public CudaTest {};
@@ -218,12 +208,11 @@ TEST_F(CudaRouterBias, MatchesTheCpu) {
   for (const int64_t num_experts : {1, 7, 256, 4096}) {
     const Tensor counts = pool_.random_ints({num_experts}, 1 << 20), bias = pool_.normal({num_experts});
     const Tensor scale = pool_.zeros(DType::kF64, {1}), device_bias = up(bias);
-    cuda::Context ctx = context();
-    cuda::router_bias_update(ctx, up(counts), device_bias, 1e-3, up(scale));
+    gpu().router_bias_update({up(counts), device_bias, 1e-3, up(scale)});
     set(scale, 0, std::numeric_limits<double>::quiet_NaN());
-    cuda::router_bias_update(ctx, up(counts), device_bias, 1e-3, up(scale));  // changes nothing
+    gpu().router_bias_update({up(counts), device_bias, 1e-3, up(scale)});  // changes nothing
     set(scale, 0, 0.0);
-    cpu_backend(DType::kF32)->router_bias_update(counts, bias, 1e-3, scale);
+    cpu().router_bias_update({counts, bias, 1e-3, scale});
     EXPECT_TRUE(same_bits(down(device_bias), bias)) << num_experts << " experts";
   }
 }

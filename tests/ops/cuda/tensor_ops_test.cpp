@@ -1,5 +1,3 @@
-#include "ops/cuda/tensor_ops.h"
-
 #include <bit>
 #include <limits>
 
@@ -15,31 +13,28 @@ constexpr int64_t kSizes[] = {0, 1, 7, 8, 255, 32'768, 32'769, 1'000'003};  // s
 using CudaTensorOps = CudaTest;
 
 TEST_F(CudaTensorOps, FillSetsEveryElementOfAnyType) {
-  auto ctx = context();
   for (const int64_t size : kSizes) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI32}) {
       for (const double value : {-3.0, 0.0}) {
         const Tensor x = up(pool_.full({size}, 7), DType::kF32), y = tensors_.allocate(dtype, {size});
-        cuda::fill(ctx, y, value);
+        gpu().fill({y, value});
         EXPECT_TRUE(near(down(y), std::vector<double>(static_cast<size_t>(size), value), 0)) << dtype_name(dtype);
         EXPECT_TRUE(near(down(x), std::vector<double>(static_cast<size_t>(size), 7), 0)) << "written past the start";
       }
     }
   }
   const Tensor bytes = tensors_.allocate(DType::kU8, {5});
-  cuda::fill(ctx, bytes, 200);
+  gpu().fill({bytes, 200});
   for (const uint8_t byte : down(bytes).span<uint8_t>()) EXPECT_EQ(byte, 200);
-  EXPECT_THROW(cuda::fill(ctx, tensors_.allocate(DType::kF8E4M3, {1}), 1), CheckFailure);
+  EXPECT_THROW(gpu().fill({tensors_.allocate(DType::kF8E4M3, {1}), 1}), CheckFailure);
 }
 
 // To the bit: a run's first weights do not depend on where it runs. No truncation to speak of reaches the far tails.
 TEST_F(CudaTensorOps, TruncatedNormalsAreTheGenerators) {
-  auto ctx = context();
   const Philox random(7, "weights");
   for (const double truncation : {3.0, 40.0}) {
     const Tensor x = tensors_.allocate(DType::kF32, {kSizes[7]}), expected = pool_.zeros(x.shape());
-    cuda::fill_truncated_normal(ctx, x,
-                                {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = truncation});
+    gpu().fill_truncated_normal({x, {.seed = 7, .stream = fnv1a64("weights"), .std = 0.02, .truncation = truncation}});
     for (int64_t i = 0; i < x.num_elements(); ++i) {
       expected.data<float>()[i] =
           static_cast<float>(0.02 * random.truncated_normal(static_cast<uint64_t>(i), truncation));
@@ -49,30 +44,15 @@ TEST_F(CudaTensorOps, TruncatedNormalsAreTheGenerators) {
 }
 
 TEST_F(CudaTensorOps, CopyMovesTheBytes) {
-  auto ctx = context();
   for (const int64_t size : kSizes) {
     const Tensor x = normal({size}), y = up(pool_.zeros({size}));
-    cuda::copy(ctx, up(x), y);
+    gpu().copy({up(x), y});
     EXPECT_TRUE(same_bits(down(y), x));
   }
-  EXPECT_THROW(cuda::copy(ctx, up(normal({3})), up(normal({4}))), CheckFailure);
-}
-
-TEST_F(CudaTensorOps, AddAddsElementByElement) {
-  auto ctx = context();
-  for (const DType dtype : kActDTypes) {
-    for (const int64_t size : kSizes) {
-      const Tensor x = normal({size}, dtype), y = normal({size}, dtype), device = up(y, dtype);
-      cuda::add(ctx, up(x, dtype), device);
-      for (int64_t i = 0; i < size; ++i) y.data<float>()[i] += x.data<float>()[i];
-      EXPECT_TRUE(same_bits(down(device), rounded(y, dtype))) << dtype_name(dtype) << " " << size;
-    }
-  }
+  EXPECT_THROW(gpu().copy({up(normal({3})), up(normal({4}))}), CheckFailure);
 }
 
 TEST_F(CudaTensorOps, SumsAreThoseOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   for (const DType dtype : kActDTypes) {
     for (const int64_t size : kSizes) {
       const Tensor x = normal({size}, dtype, 1.0, 0.5), device = up(x, dtype);
@@ -80,10 +60,10 @@ TEST_F(CudaTensorOps, SumsAreThoseOfTheCpu) {
       set(sum, 0, 5);
       set(squares, 0, 7);
       const Tensor device_sum = up(sum), device_squares = up(squares);
-      cpu->sum(x, sum);
-      cpu->sum_of_squares(x, squares);
-      cuda::sum(ctx, device, device_sum);
-      cuda::sum_of_squares(ctx, device, device_squares);
+      cpu().sum({x, sum});
+      cpu().sum_of_squares({x, squares});
+      gpu().sum({device, device_sum});
+      gpu().sum_of_squares({device, device_squares});
       // Both add up a million exact terms in fp64: rounding of 1e-16 each.
       EXPECT_TRUE(near(down(device_sum), sum, 1e-12)) << size;
       EXPECT_TRUE(near(down(device_squares), squares, 1e-12)) << size;
@@ -92,18 +72,16 @@ TEST_F(CudaTensorOps, SumsAreThoseOfTheCpu) {
 }
 
 TEST_F(CudaTensorOps, SumsAreTheSameBitsEveryTime) {
-  auto ctx = context();
   const Tensor x = up(normal({1'000'003})), first = up(pool_.zeros(DType::kF64, {1}));
-  cuda::sum(ctx, x, first);
+  gpu().sum({x, first});
   for (int run = 0; run < 5; ++run) {
     const Tensor again = up(pool_.zeros(DType::kF64, {1}));
-    cuda::sum(ctx, x, again);
+    gpu().sum({x, again});
     EXPECT_TRUE(same_bits(down(again), down(first)));
   }
 }
 
 TEST_F(CudaTensorOps, CountNonFiniteFindsAll) {
-  auto ctx = context();
   for (const DType dtype : kActDTypes) {
     for (const int64_t size : kSizes) {
       const Tensor x = normal({size}, dtype);
@@ -113,15 +91,13 @@ TEST_F(CudaTensorOps, CountNonFiniteFindsAll) {
         ++expected;
       }
       const Tensor count = up(pool_.ints({1}, {3}));
-      cuda::count_non_finite(ctx, up(x, dtype), count);
+      gpu().count_non_finite({up(x, dtype), count});
       EXPECT_EQ(get(down(count), 0), expected) << dtype_name(dtype) << " " << size;
     }
   }
 }
 
 TEST_F(CudaTensorOps, ClipScaleIsThatOfTheCpu) {
-  auto ctx = context();
-  const auto cpu = cpu_backend(DType::kF32);
   const auto f64 = [&](double value) {
     const Tensor x = pool_.zeros(DType::kF64, {1});
     set(x, 0, value);
@@ -135,8 +111,8 @@ TEST_F(CudaTensorOps, ClipScaleIsThatOfTheCpu) {
           const Tensor expected_stop = pool_.zeros(DType::kI32, {1});
           set(expected_stop, 0, stopped);
           const Tensor stop = up(expected_stop);
-          cpu->clip_scale(f64(squares), f64(loss), max_norm, expected, expected_stop);
-          cuda::clip_scale(ctx, up(f64(squares)), up(f64(loss)), max_norm, scale, stop);
+          cpu().clip_scale({f64(squares), f64(loss), max_norm, expected, expected_stop});
+          gpu().clip_scale({up(f64(squares)), up(f64(loss)), max_norm, scale, stop});
           const double actual = get(down(scale), 0), wanted = get(expected, 0);
           EXPECT_TRUE(std::isnan(wanted) ? std::isnan(actual) : actual == wanted) << actual << " for " << wanted;
           EXPECT_EQ(get(down(stop), 0), get(expected_stop, 0));
@@ -148,7 +124,6 @@ TEST_F(CudaTensorOps, ClipScaleIsThatOfTheCpu) {
 
 // Masters by their bits: every kind of float, halves of a BF16 unit on both sides, and what rounds to infinity.
 TEST_F(CudaTensorOps, HalvesOfAMasterJoinToItsBits) {
-  auto ctx = context();
   std::vector<uint32_t> bits = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x10000, 0x3F800000, 0x3F807FFF, 0x3F808000};
   for (const uint32_t special : {0x007FFFFFU, 0x00800000U, 0x7F7EFFFFU, 0x7F7F7FFFU, 0x7F7F8000U, 0x7F7FFFFFU}) {
     bits.push_back(special);
@@ -167,8 +142,8 @@ TEST_F(CudaTensorOps, HalvesOfAMasterJoinToItsBits) {
   }
   const Tensor w = tensors_.allocate(DType::kBF16, {2 * count}), low = tensors_.allocate(DType::kI16, {2 * count});
   const Tensor joined = up(pool_.zeros({2 * count}));
-  cuda::split_weight(ctx, up(master), w, low);
-  cuda::join_weight(ctx, w, low, joined);
+  gpu().split_weight({up(master), w, low});
+  gpu().join_weight({w, low, joined});
   EXPECT_TRUE(same_bits(down(joined), master));
   const Tensor rounded_masters = down(w);
   for (int64_t i = 0; i < 2 * count; ++i) {
@@ -183,13 +158,12 @@ TEST_F(CudaTensorOps, HalvesOfAMasterJoinToItsBits) {
 }
 
 TEST_F(CudaTensorOps, ANotANumberStaysOne) {
-  auto ctx = context();
   const Tensor master = pool_.zeros({3}), joined = up(pool_.zeros({3}));
   const uint32_t nans[] = {0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001};
   for (int i = 0; i < 3; ++i) master.data<float>()[i] = std::bit_cast<float>(nans[i]);
   const Tensor w = tensors_.allocate(DType::kBF16, {3}), low = tensors_.allocate(DType::kI16, {3});
-  cuda::split_weight(ctx, up(master), w, low);
-  cuda::join_weight(ctx, w, low, joined);
+  gpu().split_weight({up(master), w, low});
+  gpu().join_weight({w, low, joined});
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(std::isnan(get(down(w), i)));
     EXPECT_TRUE(std::isnan(get(down(joined), i)));
@@ -197,35 +171,11 @@ TEST_F(CudaTensorOps, ANotANumberStaysOne) {
 }
 
 TEST_F(CudaTensorOps, WeightsWithoutALowPartAreCopied) {
-  auto ctx = context();
   const Tensor master = normal({1'001}), w = up(pool_.zeros({1'001})), joined = up(pool_.zeros({1'001}));
-  cuda::split_weight(ctx, up(master), w, {});
-  cuda::join_weight(ctx, w, {}, joined);
+  gpu().split_weight({up(master), w, {}});
+  gpu().join_weight({w, {}, joined});
   EXPECT_TRUE(same_bits(down(joined), master));
-  EXPECT_THROW(cuda::split_weight(ctx, up(master), tensors_.allocate(DType::kBF16, {1'001}), {}), CheckFailure);
-}
-
-TEST(CudaMemory, StartsAtZeroAndSaysWhatIsFree) {
-  cuda::DeviceMemory device;
-  cuda::PinnedMemory pinned;
-  constexpr int64_t kBytes = 1 << 20;
-  auto* host = static_cast<char*>(pinned.allocate(kBytes));
-  void* block = device.allocate(kBytes);
-  EXPECT_EQ(std::count(host, host + kBytes, 0), kBytes);
-  std::memset(host, 1, kBytes);
-  NMOE_CUDA_CHECK(cudaMemcpy(host, block, kBytes, cudaMemcpyDeviceToHost));
-  EXPECT_EQ(std::count(host, host + kBytes, 0), kBytes);
-  device.release(block, kBytes);
-  pinned.release(host, kBytes);
-  EXPECT_EQ(device.allocate(0), nullptr);
-  try {
-    device.allocate(int64_t{1} << 50);
-    FAIL() << "a pebibyte was there";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), 1);
-    EXPECT_NE(std::string(error.what()).find("free"), std::string::npos) << error.what();
-  }
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  EXPECT_THROW(gpu().split_weight({up(master), tensors_.allocate(DType::kBF16, {1'001}), {}}), CheckFailure);
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ class StepCalls : public ::testing::Test {
   // Every token goes to the two experts from `first` on.
   void route_all_to(int64_t first) {
     for (const Moe* moe : ready_.engine.model().moe_layers()) {
-      ready_.ops->fill({moe->router_bias().value, 0.0});
-      ready_.ops->fill({moe->router_bias().value.rows(first, first + 2), 100.0});
+      ready_.ops().fill({moe->router_bias().value, 0.0});
+      ready_.ops().fill({moe->router_bias().value.rows(first, first + 2), 100.0});
     }
   }
 

@@ -1,0 +1,147 @@
+// SwiGLU and squared ReLU, memory-bound: every element is read and written once. Rows of width F; SwiGLU's
+// pre-activations are 2F wide, gate then up. The grid is for the capacity of rows; those beyond the number that is
+// there end at once.
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/row_groups.cuh"
+#include "ops/cuda/runtime/check.h"
+
+namespace nmoe::cuda {
+namespace {
+
+// How many rows there are: `count` where it is not null, but no more than the capacity.
+__device__ int64_t num_rows_of(const int32_t* count, int64_t capacity) {
+  return count == nullptr ? capacity : min(static_cast<int64_t>(*count), capacity);
+}
+
+template <class Group, Activation kKind, class T>
+__global__ void __launch_bounds__(kRowThreads)
+    forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
+                   bool vector) {
+  constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
+  const int64_t row = Group::row();
+  if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
+  const T* pre = pres + row * kParts * width;
+  const float weight = weights != nullptr ? weights[row] : 1.0F;
+  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
+    float gate[8], h[8];
+    load8(pre, i, width, vector, gate);
+    if constexpr (kKind == Activation::kSwiGlu) {
+      float up[8];
+      load8(pre + width, i, width, vector, up);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) h[j] = swiglu<T>(gate[j], up[j]) * weight;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) h[j] = relu(gate[j]) * relu(gate[j]) * weight;
+    }
+    store8(hs + row * width, i, width, vector, h);
+  }
+}
+
+// dpre may be pre: a thread reads the elements that it then writes, and no other does.
+template <class Group, Activation kKind, class T>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, const int32_t* count,
+                    int64_t capacity, int64_t width, bool vector) {
+  constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
+  const int64_t row = Group::row();
+  if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
+  const T* pre = pres + row * kParts * width;
+  T* dpre = dpres + row * kParts * width;
+  const float weight = weights != nullptr ? weights[row] : 1.0F;
+  float dweight = 0.0F;
+  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
+    float gate[8], dh[8], dgate[8];
+    load8(pre, i, width, vector, gate);
+    load8(dhs + row * width, i, width, vector, dh);
+    if constexpr (kKind == Activation::kSwiGlu) {
+      // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
+      float up[8], dup[8];
+      load8(pre + width, i, width, vector, up);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float s = sigmoid<T>(gate[j]), silu = gate[j] * s, dproduct = dh[j] * weight;
+        dweight += dh[j] * silu * up[j];
+        dgate[j] = dproduct * up[j] * (s + silu * (1.0F - s));
+        dup[j] = dproduct * silu;
+      }
+      store8(dpre + width, i, width, vector, dup);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float positive = relu(gate[j]);
+        dweight += dh[j] * positive * positive;
+        dgate[j] = dh[j] * weight * 2.0F * positive;
+      }
+    }
+    store8(dpre, i, width, vector, dgate);
+  }
+  if (dweights == nullptr) return;  // for all threads alike
+  dweight = Group::sum(dweight);
+  if (Group::thread() == 0) dweights[row] = dweight;
+}
+
+void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h, Tensor num_rows) {
+  const int64_t parts = kind == Activation::kSwiGlu ? 2 : 1;
+  NMOE_CHECK(pre.dim(0) == h.dim(0) && pre.dim(1) == parts * h.dim(1) && pre.dtype() == h.dtype() &&
+                 (!row_weight.defined() || row_weight.dim(0) == h.dim(0)) &&
+                 (!num_rows.defined() || num_rows.shape() == Shape({1})),
+             "activation of {} {} with weights {} to {} {}, number of rows {}", dtype_name(pre.dtype()), pre.shape(),
+             row_weight.shape(), dtype_name(h.dtype()), h.shape(), num_rows.shape());
+}
+
+// Calls fn with an element, a row group, the activation as a type, and the grid.
+template <class Fn>
+void dispatch(Activation kind, Tensor h, const Fn& fn) {
+  dispatch_act(h.dtype(), [&](auto element) {
+    dispatch_rows(h.dim(0), h.dim(1), [&](auto group, unsigned grid) {
+      if (kind == Activation::kSwiGlu) {
+        fn(element, group, std::integral_constant<Activation, Activation::kSwiGlu>{}, grid);
+      } else {
+        fn(element, group, std::integral_constant<Activation, Activation::kReluSquared>{}, grid);
+      }
+    });
+  });
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+template <class T>
+T* data_or_null(Tensor x) {
+  return x.defined() ? x.data<T>() : nullptr;
+}
+
+}  // namespace
+
+void activation_forward(Context& ctx, const ActivationForward& args) {
+  const Tensor pre = args.pre, h = args.h;
+  check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
+  if (ctx.counting() || h.num_elements() == 0) return;
+  const int64_t width = h.dim(1);
+  dispatch(args.kind, h, [&](auto element, auto group, auto kind, unsigned grid) {
+    using T = decltype(element);
+    forward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
+        pre.data<T>(), data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows),
+        h.dim(0), width, can_vectorise(width, pre, h));
+  });
+}
+
+void activation_backward(Context& ctx, const ActivationBackward& args) {
+  const Tensor pre = args.pre, dh = args.dh, dpre = args.dpre;
+  check_shapes(args.kind, pre, args.row_weight, dh, args.num_rows);
+  check_shapes(args.kind, dpre, args.drow_weight, dh, args.num_rows);
+  NMOE_CHECK(args.row_weight.defined() == args.drow_weight.defined(), "row weights {} with gradients {}",
+             args.row_weight.shape(), args.drow_weight.shape());
+  if (ctx.counting() || dh.dim(0) == 0) return;
+  const int64_t width = dh.dim(1);
+  dispatch(args.kind, dh, [&](auto element, auto group, auto kind, unsigned grid) {
+    using T = decltype(element);
+    backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
+        pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
+        data_or_null<float>(args.drow_weight), data_or_null<int32_t>(args.num_rows), dh.dim(0), width,
+        can_vectorise(width, pre, dh, dpre));
+  });
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,172 @@
+// Checks, which keys each query attends to, delta, and the choice of a kernel:
+//
+//   BF16, head sizes that cuDNN takes (cudnn_attention_takes)   cuDNN, with documents and windows or without
+//   F32, and BF16 of any other head sizes                       attention_plain.cu
+#include <algorithm>
+#include <climits>
+
+#include "ops/cuda/kernels/attention_plain.h"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/vendor/cudnn_attention.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+AttentionGeometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& out, const Tensor& lse) {
+  const int64_t T = q.dim(0), H = q.dim(1), G = k.dim(1), Dk = q.dim(2), Dv = v.dim(2);
+  NMOE_CHECK(shape.num_seqs * shape.seq_len == T && T <= INT_MAX / 2 && G > 0 && H % G == 0 &&
+                 k.shape() == Shape({T, G, Dk}) && v.shape() == Shape({T, G, Dv}) && out.shape() == Shape({T, H, Dv}) &&
+                 lse.num_elements() == T * H,
+             "attention over {} sequences of {}: q {}, k {}, v {}, out {}, lse {}", shape.num_seqs, shape.seq_len,
+             q.shape(), k.shape(), v.shape(), out.shape(), lse.shape());
+  const DType act = q.dtype();
+  NMOE_CHECK((act == DType::kF32 || act == DType::kBF16) && k.dtype() == act && v.dtype() == act &&
+                 out.dtype() == act && lse.dtype() == DType::kF32,
+             "attention of q {}, k {}, v {} into {}, lse {}", dtype_name(act), dtype_name(k.dtype()),
+             dtype_name(v.dtype()), dtype_name(out.dtype()), dtype_name(lse.dtype()));
+  AttentionGeometry g{};
+  g.T = static_cast<int>(T);
+  g.S = static_cast<int>(shape.seq_len);
+  g.H = static_cast<int>(H);
+  g.G = static_cast<int>(G);
+  g.Dk = static_cast<int>(Dk);
+  g.Dv = static_cast<int>(Dv);
+  g.scale = static_cast<float>(shape.scale);
+  return g;
+}
+
+// The document [x, y) of token t: a search in cu_seqlens [capacity]. What that says is cut to the token's sequence.
+__device__ int2 document_of(int t, int S, const int32_t* cu_seqlens, int capacity) {
+  int2 document = make_int2(t / S * S, t / S * S + S);
+  if (cu_seqlens == nullptr) return document;
+  int low = 0, high = capacity;  // to the first entry beyond t
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens[middle] <= t) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low > 0) document.x = max(document.x, cu_seqlens[low - 1]);
+  if (low < capacity) document.y = min(document.y, cu_seqlens[low]);
+  return document;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    span_kernel(int T, int S, int window, const int32_t* cu_seqlens, int capacity, int2* spans) {
+  const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (t >= T) return;
+  int2 span = document_of(t, S, cu_seqlens, capacity);
+  if (window > 0) {
+    span.x = max(span.x, t - window + 1);
+    span.y = min(span.y, t + min(window, T));
+  }
+  spans[t] = span;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    first_keys_kernel(int T, int S, const int32_t* cu_seqlens, int capacity, int32_t* first_keys) {
+  const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (t < T) first_keys[t] = document_of(t, S, cu_seqlens, capacity).x - t / S * S;
+}
+
+unsigned blocks_of(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
+
+// Where each token's document begins, counted in its sequence: [T] I32, undefined without documents.
+Tensor find_first_keys(Context& ctx, ArenaScope& scope, const AttentionShape& shape) {
+  if (!shape.cu_seqlens.defined()) return {};
+  const int64_t T = shape.num_seqs * shape.seq_len;
+  const Tensor first_keys = scope.allocate(DType::kI32, {T});
+  if (ctx.counting()) return first_keys;
+  first_keys_kernel<<<blocks_of(T), kThreads, 0, ctx.stream>>>(
+      static_cast<int>(T), static_cast<int>(shape.seq_len), shape.cu_seqlens.data<int32_t>(),
+      static_cast<int>(shape.cu_seqlens.dim(0)), first_keys.data<int32_t>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  return first_keys;
+}
+
+// Claimed whether or not anything will run; two I32 a token.
+Tensor claim_spans(ArenaScope& scope, const AttentionGeometry& g) { return scope.allocate(DType::kI32, {g.T, 2}); }
+
+void find_spans(const AttentionShape& shape, const Tensor& storage, AttentionGeometry& g, cudaStream_t stream) {
+  auto* spans = static_cast<int2*>(storage.raw());
+  const bool has_documents = shape.cu_seqlens.defined();
+  const int window = static_cast<int>(std::min<int64_t>(shape.window, g.T));
+  span_kernel<<<blocks_of(g.T), kThreads, 0, stream>>>(
+      g.T, g.S, window, has_documents ? shape.cu_seqlens.data<int32_t>() : nullptr,
+      has_documents ? static_cast<int>(shape.cu_seqlens.dim(0)) : 0, spans);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  g.spans = spans;
+}
+
+// A warp a head of a token.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    delta_kernel(AttentionGeometry g, const T* out, const T* dout, float* delta) {
+  const int64_t index = blockIdx.x * static_cast<int64_t>(kThreads / kWarp) + threadIdx.x / kWarp;
+  if (index >= static_cast<int64_t>(g.T) * g.H) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float sum = 0.0F;
+  for (int d = lane; d < g.Dv; d += kWarp) sum += to_float(out[index * g.Dv + d]) * to_float(dout[index * g.Dv + d]);
+  sum = warp_sum(sum);
+  const int token = static_cast<int>(index / g.H), head = static_cast<int>(index % g.H);
+  if (lane == 0) delta[statistic_index(g, token, head)] = sum;
+}
+
+template <class T>
+void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float* delta, cudaStream_t stream) {
+  constexpr int64_t kHeadsPerBlock = kThreads / kWarp;
+  const int64_t blocks = (static_cast<int64_t>(g.T) * g.H + kHeadsPerBlock - 1) / kHeadsPerBlock;
+  delta_kernel<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      g, static_cast<const T*>(args.out.raw()), static_cast<const T*>(args.dout.raw()), delta);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void attention_forward(Context& ctx, const AttentionForward& args) {
+  AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
+  if (g.T == 0) return;
+  ArenaScope scope(ctx.scratch);
+  if (cudnn_attention_takes(args.q.dtype(), g.Dk, g.Dv)) {
+    return ctx.cudnn_attention.forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+  }
+  const Tensor spans = claim_spans(scope, g);
+  if (ctx.counting()) return;
+  find_spans(args.shape, spans, g, ctx.stream);
+  plain_attention_forward(g, args, ctx.stream);
+}
+
+void attention_backward(Context& ctx, const AttentionBackward& args) {
+  AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
+  const DType act = args.q.dtype();
+  NMOE_CHECK(args.dout.shape() == args.out.shape() && args.dq.shape() == args.q.shape() &&
+                 args.dk.shape() == args.k.shape() && args.dv.shape() == args.v.shape() && args.dout.dtype() == act &&
+                 args.dq.dtype() == act && args.dk.dtype() == act && args.dv.dtype() == act,
+             "gradients of attention: dout {}, dq {}, dk {}, dv {} for q {}, k {}, v {} of {}", args.dout.shape(),
+             args.dq.shape(), args.dk.shape(), args.dv.shape(), args.q.shape(), args.k.shape(), args.v.shape(),
+             dtype_name(act));
+  if (g.T == 0) return;
+  ArenaScope scope(ctx.scratch);
+  if (cudnn_attention_takes(act, g.Dk, g.Dv)) {
+    return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+  }
+  const Tensor spans = claim_spans(scope, g), delta = scope.allocate(DType::kF32, args.lse.shape());
+  if (ctx.counting()) return;
+  find_spans(args.shape, spans, g, ctx.stream);
+  if (act == DType::kF32) {
+    find_delta<float>(g, args, delta.data<float>(), ctx.stream);
+  } else {
+    find_delta<__nv_bfloat16>(g, args, delta.data<float>(), ctx.stream);
+  }
+  plain_attention_backward(g, args, delta.data<float>(), ctx.stream);
+}
+
+}  // namespace nmoe::cuda

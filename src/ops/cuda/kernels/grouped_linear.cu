@@ -1,0 +1,229 @@
+// Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
+// [offsets[e], offsets[e + 1]) of every expert e.
+//
+// BF16 rows of whole 16 bytes go to the kernels of sm90::grouped_linear.h, where the program has them. Elsewhere each
+// product is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a
+// block takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third,
+// C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
+#include <algorithm>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/gemm_tile.cuh"
+#include "ops/cuda/primitives/group_tiles.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/sm90/grouped_linear.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr bool kHasSm90 = NMOE_CUDA_MAJOR == 9;
+
+// y[r, n] = sum over k of x[r, k] w_e[n, k], or of w_e[k, n] when not kWKMajor.
+template <class T>
+struct RowsProduct {
+  const T* x;  // [R, depth]
+  const T* w;  // [E, width, depth], or [E, depth, width]
+  const int32_t* offsets;
+  T* y;  // = [R, width]
+  int num_experts, width, depth;
+  bool x_vectors, w_vectors, y_pairs;  // accesses of 16 bytes, and of two values
+};
+
+template <class T, bool kWKMajor>
+__global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPerSm) rows_kernel(RowsProduct<T> p) {
+  using Tile = GemmTile<T>;
+  extern __shared__ uint4 shared[];
+  GroupTileCursor<Tile::kRows> cursor(p.offsets, p.num_experts, ceil_div(p.width, Tile::kCols));
+  for (int tile = static_cast<int>(blockIdx.x); cursor.move_to(tile); tile += static_cast<int>(gridDim.x)) {
+    const int64_t row_begin = cursor.row_begin(), weight_size = static_cast<int64_t>(p.width) * p.depth;
+    const int num_rows = cursor.num_rows();
+    const GemmOperand<T, true> a{p.x + row_begin * p.depth, p.depth, num_rows, p.x_vectors};
+    const GemmOperand<T, kWKMajor> b{p.w + cursor.expert() * weight_size, kWKMajor ? p.depth : p.width, p.width,
+                                     p.w_vectors};
+    T* y = p.y + row_begin * p.width;
+    gemm_tile(a, b, p.depth, cursor.row_tile() * Tile::kRows, cursor.col_tile() * Tile::kCols, shared,
+              [&](int i, int j, float c0, float c1) {
+                if (i >= num_rows || j >= p.width) return;
+                T* target = y + static_cast<int64_t>(i) * p.width + j;
+                if (p.y_pairs) {
+                  store2(target, c0, c1);
+                } else {
+                  target[0] = from_float<T>(c0);
+                  if (j + 1 < p.width) target[1] = from_float<T>(c1);
+                }
+              });
+  }
+}
+
+template <class T>
+struct WeightProduct {
+  const T* dy;  // [R, rows]
+  const T* x;   // [R, cols]
+  const int32_t* offsets;
+  float* dw;  // += [E, rows, cols]
+  int rows, cols;
+  bool dy_vectors, x_vectors;
+  bool accumulate;
+};
+
+// Grid (tiles of a weight, experts).
+template <class T>
+__global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPerSm) weight_kernel(WeightProduct<T> p) {
+  using Tile = GemmTile<T>;
+  extern __shared__ uint4 shared[];
+  const int64_t expert = blockIdx.y, row_begin = p.offsets[expert];
+  const int depth = p.offsets[expert + 1] - static_cast<int>(row_begin);
+  if (depth <= 0 && p.accumulate) return;
+  const int row_tiles = ceil_div(p.rows, Tile::kRows), tile = static_cast<int>(blockIdx.x);
+  const GemmOperand<T, false> a{p.dy + row_begin * p.rows, p.rows, p.rows, p.dy_vectors};
+  const GemmOperand<T, false> b{p.x + row_begin * p.cols, p.cols, p.cols, p.x_vectors};
+  float* dw = p.dw + expert * p.rows * p.cols;
+  const bool pairs = p.cols % 2 == 0;
+  gemm_tile(a, b, depth, tile % row_tiles * Tile::kRows, tile / row_tiles * Tile::kCols, shared,
+            [&](int i, int j, float c0, float c1) {
+              if (i >= p.rows || j >= p.cols) return;
+              float* target = dw + static_cast<int64_t>(i) * p.cols + j;
+              if (pairs) {
+                auto* pair = reinterpret_cast<float2*>(target);
+                const float2 old = p.accumulate ? *pair : make_float2(0.0F, 0.0F);
+                *pair = make_float2(old.x + c0, old.y + c1);
+              } else {
+                target[0] = (p.accumulate ? target[0] : 0.0F) + c0;
+                if (j + 1 < p.cols) target[1] = (p.accumulate ? target[1] : 0.0F) + c1;
+              }
+            });
+}
+
+// Whether rows of `width` values may be read by 16 bytes from `tensor`.
+bool vector_rows(Tensor tensor, int64_t width) { return width % 8 == 0 && aligned16(tensor.raw()); }
+
+void check_groups(Tensor rows, Tensor w, Tensor offsets, Tensor other_rows, int64_t width, int64_t other_width) {
+  NMOE_CHECK(w.shape().rank() == 3 && rows.shape() == Shape({rows.dim(0), width}) &&
+                 other_rows.shape() == Shape({rows.dim(0), other_width}) && offsets.dim(0) == w.dim(0) + 1 &&
+                 rows.dtype() == other_rows.dtype(),
+             "grouped linear: rows {} {} and {} {}, weights {}, offsets {}", dtype_name(rows.dtype()), rows.shape(),
+             dtype_name(other_rows.dtype()), other_rows.shape(), w.shape(), offsets.shape());
+  // Tiles and rows are counted in 32 bits.
+  NMOE_CHECK(rows.dim(0) <= INT32_MAX && width <= INT32_MAX / 2 && other_width <= INT32_MAX / 2 && w.dim(0) <= 65535,
+             "grouped linear over {} of {} and {} values, {} experts", rows.dim(0), width, other_width, w.dim(0));
+}
+
+// y = the product of x [R, depth] with the experts' weights.
+template <class T, bool kWKMajor>
+void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+  using Tile = GemmTile<T>;
+  const int64_t num_experts = w.dim(0), width = y.dim(1), depth = x.dim(1);
+  const RowsProduct<T> product{.x = x.data<T>(),
+                               .w = w.data<T>(),
+                               .offsets = offsets.data<int32_t>(),
+                               .y = y.data<T>(),
+                               .num_experts = static_cast<int>(num_experts),
+                               .width = static_cast<int>(width),
+                               .depth = static_cast<int>(depth),
+                               .x_vectors = vector_rows(x, depth),
+                               .w_vectors = vector_rows(w, kWKMajor ? depth : width),
+                               .y_pairs = width % 2 == 0};
+  // Every expert has at most one row tile that is not full.
+  const int64_t row_tiles = x.dim(0) / Tile::kRows + std::min(num_experts, x.dim(0));
+  const int64_t max_tiles = row_tiles * ceil_div<int64_t>(width, Tile::kCols);
+  NMOE_CHECK(max_tiles <= INT32_MAX / 2, "grouped linear of {} tiles", max_tiles);
+  const int64_t blocks = std::min<int64_t>(max_tiles, static_cast<int64_t>(ctx.num_sms) * Tile::kBlocksPerSm);
+  allow_dynamic_shared(rows_kernel<T, kWKMajor>, Tile::kSharedBytes);
+  rows_kernel<T, kWKMajor><<<static_cast<unsigned>(blocks), Tile::kThreads, Tile::kSharedBytes, ctx.stream>>>(product);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+template <class T>
+void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
+  using Tile = GemmTile<T>;
+  const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
+  const WeightProduct<T> product{.dy = dy.data<T>(),
+                                 .x = x.data<T>(),
+                                 .offsets = offsets.data<int32_t>(),
+                                 .dw = dw.data<float>(),
+                                 .rows = static_cast<int>(rows),
+                                 .cols = static_cast<int>(cols),
+                                 .dy_vectors = vector_rows(dy, rows),
+                                 .x_vectors = vector_rows(x, cols),
+                                 .accumulate = accumulate};
+  const int64_t tiles = ceil_div<int64_t>(rows, Tile::kRows) * ceil_div<int64_t>(cols, Tile::kCols);
+  NMOE_CHECK(tiles <= INT32_MAX, "grouped linear of {} tiles a weight", tiles);
+  allow_dynamic_shared(weight_kernel<T>, Tile::kSharedBytes);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(num_experts));
+  weight_kernel<T><<<grid, Tile::kThreads, Tile::kSharedBytes, ctx.stream>>>(product);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
+  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
+  check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
+  if (ctx.counting() || y.num_elements() == 0) return;
+  if constexpr (kHasSm90) {
+    if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, x, w, offsets, y);
+  }
+  if (x.dtype() == DType::kBF16) {
+    rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y);
+  } else {
+    rows_product<float, true>(ctx, x, w, offsets, y);
+  }
+}
+
+void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
+  const Tensor x = args.x, w = args.w, offsets = args.offsets, row_weight = args.row_weight, pre = args.pre, h = args.h;
+  if constexpr (kHasSm90) {
+    if (args.kind == Activation::kSwiGlu && row_weight.defined() && sm90::grouped_takes(x, w, pre) &&
+        vector_rows(h, h.dim(1))) {
+      check_groups(x, w, offsets, pre, w.dim(2), w.dim(1));
+      NMOE_CHECK(
+          h.shape() == Shape({x.dim(0), w.dim(1) / 2}) && h.dtype() == x.dtype() && row_weight.dim(0) == x.dim(0),
+          "grouped activation of {} into {} {}, weights {}", pre.shape(), dtype_name(h.dtype()), h.shape(),
+          row_weight.shape());
+      if (ctx.counting() || h.num_elements() == 0) return;
+      return sm90::grouped_swiglu(ctx, x, w, offsets, row_weight, pre, h);
+    }
+  }
+  grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = offsets, .y = pre});
+  const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
+  activation_forward(ctx, {.kind = args.kind,
+                           .pre = pre,
+                           .row_weight = row_weight,
+                           .h = h,
+                           .num_rows = offsets.rows(num_experts, num_experts + 1)});
+}
+
+void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
+  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
+  check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
+  if (ctx.counting() || dx.num_elements() == 0) return;
+  if constexpr (kHasSm90) {
+    if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, dy, w, offsets, dx);
+  }
+  if (dy.dtype() == DType::kBF16) {
+    rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx);
+  } else {
+    rows_product<float, false>(ctx, dy, w, offsets, dx);
+  }
+}
+
+void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
+  check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
+  if (dw.num_elements() == 0) return;
+  if constexpr (kHasSm90) {
+    if (x.dim(0) > 0 && sm90::grouped_takes(x, dw, dy)) {
+      return sm90::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate);
+    }
+  }
+  if (ctx.counting()) return;
+  if (x.dtype() == DType::kBF16) {
+    weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw, args.accumulate);
+  } else {
+    weight_product<float>(ctx, x, dy, offsets, dw, args.accumulate);
+  }
+}
+
+}  // namespace nmoe::cuda

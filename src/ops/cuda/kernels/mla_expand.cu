@@ -1,0 +1,98 @@
+// Copies between [T, H, nope + Dv] with a shared [T, rope], and k [T, H, nope + rope] with v [T, H, Dv]; memory-bound.
+// A block takes a token. Backward adds up the heads' gradients of the shared part in the heads' order.
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// What both directions know of a token.
+struct Sizes {
+  int64_t num_heads, nope, rope, value;
+  bool vector;
+};
+
+// The block copies `width` values of each head; the heads lie `stride` apart.
+template <class T>
+__device__ void copy_heads(const T* source, int64_t source_stride, T* target, int64_t target_stride, int64_t width,
+                           const Sizes& sizes) {
+  const int chunks = static_cast<int>(ceil_div(width, 8)), tasks = static_cast<int>(sizes.num_heads) * chunks;
+  for (int task = static_cast<int>(threadIdx.x); task < tasks; task += kThreads) {
+    const int64_t head = task / chunks, i = static_cast<int64_t>(task % chunks) * 8;
+    float values[8];
+    load8(source + head * source_stride, i, width, sizes.vector, values);
+    store8(target + head * target_stride, i, width, sizes.vector, values);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const T* kv, const T* k_rope, T* k, T* v, Sizes sizes) {
+  const int64_t token = blockIdx.x, kv_head = sizes.nope + sizes.value, k_head = sizes.nope + sizes.rope;
+  kv += token * sizes.num_heads * kv_head;
+  k += token * sizes.num_heads * k_head;
+  v += token * sizes.num_heads * sizes.value;
+  copy_heads(kv, kv_head, k, k_head, sizes.nope, sizes);
+  copy_heads(k_rope + token * sizes.rope, 0, k + sizes.nope, k_head, sizes.rope, sizes);
+  copy_heads(kv + sizes.nope, kv_head, v, sizes.value, sizes.value, sizes);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) backward_kernel(const T* dk, const T* dv, T* dkv, T* dk_rope, Sizes sizes) {
+  const int64_t token = blockIdx.x, kv_head = sizes.nope + sizes.value, k_head = sizes.nope + sizes.rope;
+  dk += token * sizes.num_heads * k_head;
+  dv += token * sizes.num_heads * sizes.value;
+  dkv += token * sizes.num_heads * kv_head;
+  copy_heads(dk, k_head, dkv, kv_head, sizes.nope, sizes);
+  copy_heads(dv, sizes.value, dkv + sizes.nope, kv_head, sizes.value, sizes);
+  for (int64_t i = threadIdx.x; i < sizes.rope; i += kThreads) {
+    float total = 0.0F;
+    for (int64_t head = 0; head < sizes.num_heads; ++head) total += to_float(dk[head * k_head + sizes.nope + i]);
+    dk_rope[token * sizes.rope + i] = from_float<T>(total);
+  }
+}
+
+// Of either direction; the gradients have the shapes of what they are gradients of.
+Sizes checked_sizes(Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
+  const int64_t num_tokens = kv.dim(0), num_heads = kv.dim(1), rope = k_rope.dim(1), value = v.dim(2);
+  const int64_t nope = k.dim(2) - rope;
+  NMOE_CHECK(nope >= 0 && kv.dim(2) == nope + value && k.dim(0) == num_tokens && v.dim(0) == num_tokens &&
+                 k_rope.dim(0) == num_tokens && k.dim(1) == num_heads && v.dim(1) == num_heads,
+             "kv {}, k_rope {}, k {} and v {} disagree", kv.shape(), k_rope.shape(), k.shape(), v.shape());
+  NMOE_CHECK(num_heads * (nope + rope + value) <= std::numeric_limits<int32_t>::max(), "a token of {}", k.shape());
+  const bool vector = nope % 8 == 0 && rope % 8 == 0 && can_vectorise(value, kv, k_rope, k, v);
+  return {num_heads, nope, rope, value, vector};
+}
+
+}  // namespace
+
+void mla_expand_forward(Context& ctx, const MlaExpandForward& args) {
+  const Tensor kv = args.kv, k_rope = args.k_rope, k = args.k, v = args.v;
+
+  const Sizes sizes = checked_sizes(kv, k_rope, k, v);
+  if (ctx.counting() || kv.dim(0) == 0) return;
+  dispatch_act(kv.dtype(), [&](auto element) {
+    using T = decltype(element);
+    forward_kernel<<<grid_size(kv.dim(0)), kThreads, 0, ctx.stream>>>(kv.data<T>(), k_rope.data<T>(), k.data<T>(),
+                                                                      v.data<T>(), sizes);
+  });
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
+  const Tensor dk = args.dk, dv = args.dv, dkv = args.dkv, dk_rope = args.dk_rope;
+
+  const Sizes sizes = checked_sizes(dkv, dk_rope, dk, dv);
+  if (ctx.counting() || dkv.dim(0) == 0) return;
+  dispatch_act(dkv.dtype(), [&](auto element) {
+    using T = decltype(element);
+    backward_kernel<<<grid_size(dkv.dim(0)), kThreads, 0, ctx.stream>>>(dk.data<T>(), dv.data<T>(), dkv.data<T>(),
+                                                                        dk_rope.data<T>(), sizes);
+  });
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,290 @@
+// Placement plan of routed rows, and what moves rows by it.
+//
+// The plan is a stable counting sort of the R = T*K copies in three kernels: blocks count the copies of their chunk per
+// expert, one block turns the counts [chunk, expert] into each chunk's first row of each expert, and one warp a chunk
+// places its copies, 32 at a time, in order. All integers: shared atomics count, no order depends on them.
+//
+// At most kMaxExperts experts.
+//
+// The rest is memory-bound: dispatch reads a token once and writes K rows, combine reads K rows and writes a token.
+#include <algorithm>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
+constexpr int kScanThreads = 1024;
+constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMinChunkCopies = 512, kMaxChunks = 256;
+static_assert(kScanThreads == kWarp * kWarp && kMinChunkCopies % kWarp == 0);
+
+// next_row[chunk][e] = copies of e in the chunk. One block a chunk.
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const int32_t* experts, int32_t* next_row, int64_t num_copies, int64_t chunk_copies, int num_experts) {
+  extern __shared__ int32_t chunk_counts[];
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) chunk_counts[i] = 0;
+  __syncthreads();
+  const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
+  for (int64_t copy = begin + threadIdx.x; copy < end; copy += kThreads) {
+    const int expert = experts[copy];
+    if (expert < 0 || expert >= num_experts) __trap();
+    atomicAdd(&chunk_counts[expert], 1);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) {
+    next_row[chunk * num_experts + i] = chunk_counts[i];
+  }
+}
+
+// The sum of `value` over the threads before this one; `total` gets the sum over all. A block of kScanThreads.
+__device__ int exclusive_scan(int value, int& total) {
+  __shared__ int warp_ends[kWarp];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto warp_inclusive = [lane](int x) {
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const int below = __shfl_up_sync(kAllLanes, x, offset);
+      if (lane >= offset) x += below;
+    }
+    return x;
+  };
+  const int inclusive = warp_inclusive(value);
+  __syncthreads();  // a call before this one has read warp_ends
+  if (lane == kWarp - 1) warp_ends[warp] = inclusive;
+  __syncthreads();
+  const int ends = warp_inclusive(warp_ends[lane]);
+  total = __shfl_sync(kAllLanes, ends, kWarp - 1);
+  const int before = __shfl_sync(kAllLanes, ends, max(warp - 1, 0));
+  return inclusive - value + (warp > 0 ? before : 0);
+}
+
+// offsets = [E + 1]; next_row: from counts to first rows; loads [E] += (may be null). One block, a thread an expert.
+__global__ void __launch_bounds__(kScanThreads)
+    scan_kernel(int32_t* next_row, int32_t* offsets, int32_t* loads, int num_chunks, int num_experts) {
+  int base = 0;
+  for (int first = 0; first < num_experts; first += kScanThreads) {
+    const int expert = first + static_cast<int>(threadIdx.x);
+    int count = 0;
+    if (expert < num_experts) {
+      for (int chunk = 0; chunk < num_chunks; ++chunk) count += next_row[chunk * num_experts + expert];
+    }
+    int total;
+    int row = base + exclusive_scan(count, total);
+    base += total;
+    if (expert >= num_experts) continue;
+    offsets[expert] = row;
+    if (loads != nullptr) loads[expert] += count;
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      int32_t& slot = next_row[chunk * num_experts + expert];
+      const int chunk_count = slot;
+      slot = row;
+      row += chunk_count;
+    }
+  }
+  if (threadIdx.x == 0) offsets[num_experts] = base;
+}
+
+// One warp a chunk.
+__global__ void __launch_bounds__(kWarp) place_kernel(const int32_t* experts, const int32_t* next_row, int32_t* row_of,
+                                                      int64_t num_copies, int64_t chunk_copies, int num_experts) {
+  extern __shared__ int32_t next[];
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
+  for (int i = lane; i < num_experts; i += kWarp) next[i] = next_row[chunk * num_experts + i];
+  __syncwarp();
+  for (int64_t first = begin; first < end; first += kWarp) {
+    const int64_t copy = first + lane;
+    const bool active = copy < end;
+    const int expert = active ? experts[copy] : -1;
+    const unsigned same = __match_any_sync(kAllLanes, expert);
+    const int rank = __popc(same & ((1U << lane) - 1));  // copies of the same expert before this one
+    if (active) row_of[copy] = next[expert] + rank;
+    __syncwarp();
+    if (active && rank == 0) next[expert] += __popc(same);
+    __syncwarp();
+  }
+}
+
+// Unit: the widest type a row is a whole number of. One block a token.
+template <class Unit>
+__global__ void __launch_bounds__(kRowThreads)
+    dispatch_kernel(const Unit* x, const int32_t* row_of, Unit* rows, int64_t width, int top_k) {
+  const int64_t token = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < width; i += kRowThreads) {
+    const Unit value = x[token * width + i];
+    for (int k = 0; k < top_k; ++k) rows[row_of[token * top_k + k] * width + i] = value;
+  }
+}
+
+// One block a token. kVectors: eight values at a time.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kRowThreads)
+    combine_kernel(const T* rows, const int32_t* row_of, T* y, int64_t width, int top_k, bool accumulate) {
+  const int64_t token = blockIdx.x;
+  T* target = y + token * width;
+  if constexpr (kVectors) {
+    for (int64_t i = 8 * static_cast<int64_t>(threadIdx.x); i < width; i += 8 * kRowThreads) {
+      float sums[8] = {};
+      if (accumulate) load8(target + i, sums);
+      for (int k = 0; k < top_k; ++k) {
+        float values[8];
+        load8(rows + row_of[token * top_k + k] * width + i, values);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[j] += values[j];
+      }
+      store8(target + i, sums);
+    }
+  } else {
+    for (int64_t i = threadIdx.x; i < width; i += kRowThreads) {
+      float sum = accumulate ? to_float(target[i]) : 0.0F;
+      for (int k = 0; k < top_k; ++k) sum += to_float(rows[row_of[token * top_k + k] * width + i]);
+      target[i] = from_float<T>(sum);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    dispatch_weights_kernel(const float* weights, const int32_t* row_of, float* row_weight, int64_t num_copies) {
+  const int64_t copy = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (copy < num_copies) row_weight[row_of[copy]] = weights[copy];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    combine_weights_kernel(const float* row_weight, const int32_t* row_of, float* weights, int64_t num_copies) {
+  const int64_t copy = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (copy < num_copies) weights[copy] = row_weight[row_of[copy]];
+}
+
+// Of tokens and rows, whose capacity is at least what the plan has copies. R and T, which index the rows of a plan, are
+// i32.
+void check_rows(Tensor tokens, const MoePlan& plan, Tensor rows) {
+  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && rows.dim(0) >= plan.row_of.num_elements() &&
+                 tokens.dim(1) == rows.dim(1) && tokens.dtype() == rows.dtype() && rows.dim(0) <= INT32_MAX,
+             "tokens {} {} and rows {} {} by a plan of {}", dtype_name(tokens.dtype()), tokens.shape(),
+             dtype_name(rows.dtype()), rows.shape(), plan.row_of.shape());
+}
+
+void check_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) {
+  NMOE_CHECK(weights.shape() == plan.row_of.shape() && row_weight.num_elements() >= weights.num_elements() &&
+                 weights.num_elements() <= INT32_MAX,
+             "weights {} and {} of rows by a plan of {}", weights.shape(), row_weight.shape(), plan.row_of.shape());
+}
+
+unsigned weight_blocks(Tensor weights) {
+  return static_cast<unsigned>(ceil_div<int64_t>(weights.num_elements(), kThreads));
+}
+
+}  // namespace
+
+void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
+  const Tensor top_idx = args.top_idx, counts = args.counts;
+  const MoePlan& plan = args.plan;
+
+  const int64_t num_copies = top_idx.num_elements(), num_experts = plan.offsets.dim(0) - 1;
+  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape(),
+             "plan of {} choices over {} experts: offsets {}, row_of {}, counts {}", top_idx.shape(), num_experts,
+             plan.offsets.shape(), plan.row_of.shape(), counts.shape());
+  NMOE_CHECK(num_experts >= 1 && num_experts <= kMaxExperts && num_copies <= INT32_MAX,
+             "plan of {} choices over {} experts; on CUDA of at most {} experts", top_idx.shape(), num_experts,
+             kMaxExperts);
+  const int64_t chunk_copies = std::max(kMinChunkCopies, ceil_div(num_copies, kMaxChunks));
+  const int64_t num_chunks = ceil_div(num_copies, chunk_copies);
+  ArenaScope scratch(ctx.scratch);
+  const Tensor next_row = scratch.allocate(DType::kI32, {num_chunks, num_experts});
+  if (ctx.counting()) return;
+  const int32_t* experts = top_idx.data<int32_t>();
+  int32_t* next_rows = next_row.data<int32_t>();
+  const auto expert_bytes = static_cast<size_t>(num_experts) * sizeof(int32_t);
+  const auto blocks = static_cast<unsigned>(num_chunks);
+
+  if (num_chunks > 0) {
+    count_kernel<<<blocks, kThreads, expert_bytes, ctx.stream>>>(experts, next_rows, num_copies, chunk_copies,
+                                                                 static_cast<int>(num_experts));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  }
+  scan_kernel<<<1, kScanThreads, 0, ctx.stream>>>(next_rows, plan.offsets.data<int32_t>(),
+                                                  counts.defined() ? counts.data<int32_t>() : nullptr,
+                                                  static_cast<int>(num_chunks), static_cast<int>(num_experts));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  if (num_chunks > 0) {
+    place_kernel<<<blocks, kWarp, expert_bytes, ctx.stream>>>(experts, next_rows, plan.row_of.data<int32_t>(),
+                                                              num_copies, chunk_copies, static_cast<int>(num_experts));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  }
+}
+
+void moe_dispatch(Context& ctx, const MoeDispatch& args) {
+  const Tensor x = args.x, rows = args.rows;
+  const MoePlan& plan = args.plan;
+
+  check_rows(x, plan, rows);
+  if (ctx.counting() || x.num_elements() == 0) return;
+  const int64_t row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype()));
+  const auto run = [&]<class Unit>(Unit) {
+    dispatch_kernel<<<static_cast<unsigned>(x.dim(0)), kRowThreads, 0, ctx.stream>>>(
+        static_cast<const Unit*>(x.raw()), plan.row_of.data<int32_t>(), static_cast<Unit*>(rows.raw()),
+        row_bytes / static_cast<int64_t>(sizeof(Unit)), static_cast<int>(plan.row_of.dim(1)));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (row_bytes % 16 == 0 && aligned16(x.raw()) && aligned16(rows.raw())) {
+    run(uint4{});
+  } else if (x.dtype() == DType::kBF16) {
+    run(uint16_t{});
+  } else {
+    NMOE_CHECK(x.dtype() == DType::kF32, "dispatch of {}", dtype_name(x.dtype()));
+    run(uint32_t{});
+  }
+}
+
+void moe_combine(Context& ctx, const MoeCombine& args) {
+  const Tensor rows = args.rows, y = args.y;
+  const MoePlan& plan = args.plan;
+
+  check_rows(y, plan, rows);
+  if (ctx.counting() || y.num_elements() == 0) return;
+  const int64_t width = y.dim(1);
+  const bool vectors = width % 8 == 0 && aligned16(rows.raw()) && aligned16(y.raw());
+  const auto run = [&]<class T>(T* target) {
+    const auto kernel = vectors ? combine_kernel<T, true> : combine_kernel<T, false>;
+    kernel<<<static_cast<unsigned>(y.dim(0)), kRowThreads, 0, ctx.stream>>>(
+        rows.data<T>(), plan.row_of.data<int32_t>(), target, width, static_cast<int>(plan.row_of.dim(1)),
+        args.accumulate);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (y.dtype() == DType::kBF16) {
+    run(y.data<__nv_bfloat16>());
+  } else {
+    run(y.data<float>());
+  }
+}
+
+void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
+  const Tensor weights = args.weights, row_weight = args.row_weight;
+  const MoePlan& plan = args.plan;
+
+  check_weights(weights, plan, row_weight);
+  if (ctx.counting() || weights.num_elements() == 0) return;
+  dispatch_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(
+      weights.data<float>(), plan.row_of.data<int32_t>(), row_weight.data<float>(), weights.num_elements());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {
+  const Tensor row_weight = args.row_weight, weights = args.weights;
+  const MoePlan& plan = args.plan;
+
+  check_weights(weights, plan, row_weight);
+  if (ctx.counting() || weights.num_elements() == 0) return;
+  combine_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(
+      row_weight.data<float>(), plan.row_of.data<int32_t>(), weights.data<float>(), weights.num_elements());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,188 @@
+// Muon. Everything but the three products of an iteration is memory-bound; these take most of the time. They are fp32
+// for fp32 weights and TF32 for BF16 ones, on tensor cores: the recipe itself iterates in BF16, which rounds more.
+//
+// With x [rows, cols] and G the Gram matrix of its shorter side, an iteration is
+//   wide  x = a x + (b G + c G^2) x, G = x x^T        tall  x = a x + x (b G + c G^2), G = x^T x
+// so that a tall matrix is never transposed. The sum of a matrix's squares is added up by slices of fixed size, then
+// over the slices: one order. A step that is not to change anything (grad_scale is not finite) leaves momentum
+// and weights alone; the products then run on whatever is in scratch.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/master_weight.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/vendor/cublaslt.h"
+
+namespace nmoe::cuda {
+namespace {
+
+// Keller Jordan's quintic, f(s) = a s + b s^3 + c s^5, as the Moonlight recipe uses it (arXiv 2502.16982, section 2.2):
+// it pushes every singular value in (0, 1] towards 1, without converging to it.
+constexpr float kA = 3.4445F, kB = -4.7750F, kC = 2.0315F;
+constexpr float kNormEpsilon = 1e-7F;
+
+constexpr int kThreads = 256;
+constexpr int64_t kSlice = int64_t{1} << 14;          // elements of an elementwise block
+constexpr int64_t kStackElements = int64_t{1} << 26;  // of the matrices that are worked on together
+constexpr int64_t kStackMatrices = int64_t{1} << 15;  // a grid's second dimension has to hold them
+
+// Block (slice, matrix) of a stack of [size] matrices: its elements.
+struct Slice {
+  int64_t begin, end, offset;  // inside of the matrix; of the matrix in the stack
+};
+__device__ Slice own_slice(int64_t size) {
+  const int64_t begin = blockIdx.x * kSlice;
+  return {begin, min(begin + kSlice, size), blockIdx.y * size};
+}
+
+// momentum = beta * momentum + g;  x = g + beta * momentum;  partials[matrix, slice] = the sum of x^2.
+__global__ void __launch_bounds__(kThreads)
+    nesterov_kernel(const float* grad, float* momentum, const double* grad_scale, float beta, float* x, float* partials,
+                    int64_t size) {
+  if (!isfinite(*grad_scale)) return;
+  const auto scale = static_cast<float>(*grad_scale);
+  const Slice slice = own_slice(size);
+  float squares = 0.0F;
+  for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
+    const float g = scale * grad[i], new_momentum = beta * momentum[i] + g, direction = g + beta * new_momentum;
+    momentum[i] = new_momentum;
+    x[i] = direction;
+    squares += direction * direction;
+  }
+  squares = block_sum(squares);
+  if (threadIdx.x == 0) partials[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = squares;
+}
+
+// inverse_norms[matrix] = 1 / its Frobenius norm. A block a matrix.
+__global__ void __launch_bounds__(kThreads)
+    norm_kernel(const float* partials, int64_t num_slices, float* inverse_norms) {
+  float squares = 0.0F;
+  for (int64_t i = threadIdx.x; i < num_slices; i += kThreads) squares += partials[blockIdx.x * num_slices + i];
+  squares = block_sum(squares);
+  if (threadIdx.x == 0) inverse_norms[blockIdx.x] = 1.0F / (sqrtf(squares) + kNormEpsilon);
+}
+
+__global__ void __launch_bounds__(kThreads) scale_kernel(float* x, const float* inverse_norms, int64_t size) {
+  const Slice slice = own_slice(size);
+  const float factor = inverse_norms[blockIdx.y];
+  for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
+    x[i] *= factor;
+  }
+}
+
+// w -= lr * (step * x + weight_decay * w). `first` is the stack's first element among the weights.
+template <class Weights>
+__global__ void __launch_bounds__(kThreads)
+    apply_kernel(Weights w, int64_t first, const float* x, const double* grad_scale, const double* rates, float step,
+                 float weight_decay, int64_t size) {
+  if (!isfinite(*grad_scale)) return;
+  const auto lr = static_cast<float>(rates[0]);
+  const float keep = 1.0F - lr * weight_decay, rate = lr * step;
+  const Slice slice = own_slice(size);
+  for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
+    w.store(first + i, keep * w.load(first + i) - rate * x[i]);
+  }
+}
+
+constexpr int64_t kWorkspaceBytes = int64_t{16} << 20;  // of a product
+
+// A product of stacks of F32 matrices: [rows, depth] by [depth, cols].
+GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t depth, bool tf32) {
+  // Every matrix of the stacks begins at a multiple of 16 bytes, or only the first does.
+  const bool aligned = batch == 1 || (rows * depth % 4 == 0 && depth * cols % 4 == 0 && rows * cols % 4 == 0);
+  const uint32_t alignment = aligned ? 16 : sizeof(float);
+  return {.batch = batch,
+          .rows = rows,
+          .cols = cols,
+          .depth = depth,
+          .tf32 = tf32,
+          .align_a = alignment,
+          .align_b = alignment,
+          .align_d = alignment,
+          .workspace_bytes = kWorkspaceBytes};
+}
+
+// Scratch of an iteration.
+struct Buffers {
+  float* gram;  // [batch, small, small], as is poly
+  float* poly;
+  void* workspace;
+};
+
+// One iteration on a stack of x [rows, cols] into next.
+void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool tf32, const float* x, float* next,
+             const Buffers& buffers) {
+  const bool tall = rows > cols;
+  const int64_t small = std::min(rows, cols), large = std::max(rows, cols);
+  const auto multiply = [&](const GemmProblem& problem, GemmOperands operands) {
+    operands.workspace = buffers.workspace;
+    ctx.cublas_lt.multiply(problem, operands, ctx.stream);
+  };
+  GemmProblem gram = stacked_product(batch, small, small, large, tf32);
+  gram.transpose_a = tall;
+  gram.transpose_b = !tall;
+  multiply(gram, {.a = x, .b = x, .d = buffers.gram});
+
+  multiply(stacked_product(batch, small, small, small, tf32),
+           {.a = buffers.gram, .b = buffers.gram, .c = buffers.gram, .d = buffers.poly, .alpha = kC, .beta = kB});
+
+  multiply(stacked_product(batch, rows, cols, small, tf32),
+           {.a = tall ? x : buffers.poly, .b = tall ? buffers.poly : x, .c = x, .d = next, .alpha = 1.0F, .beta = kA});
+}
+
+}  // namespace
+
+void muon_step(Context& ctx, const MuonStep& args) {
+  const Shape& shape = args.w.shape();
+  NMOE_CHECK(shape.rank() == 2 || shape.rank() == 3, "Muon of w {}", shape);
+  const int64_t batch = shape.rank() == 3 ? shape[0] : 1;
+  const int64_t rows = shape[-2], cols = shape[-1], size = rows * cols, small = std::min(rows, cols);
+  NMOE_CHECK(args.grad.num_elements() == batch * size && args.momentum.num_elements() == batch * size,
+             "Muon of w {}, grad {}, momentum {}", shape, args.grad.shape(), args.momentum.shape());
+  if (batch * size == 0) return;
+  const int64_t stack = std::clamp<int64_t>(kStackElements / size, 1, std::min(batch, kStackMatrices));
+  const int64_t num_slices = ceil_div(size, kSlice);
+  ArenaScope scope(ctx.scratch);
+  const Tensor x_buffer = scope.allocate(DType::kF32, {stack, size});
+  const Tensor next_buffer = scope.allocate(DType::kF32, {stack, size});
+  const Tensor gram = scope.allocate(DType::kF32, {stack, small, small});
+  const Tensor poly = scope.allocate(DType::kF32, {stack, small, small});
+  const Tensor partials = scope.allocate(DType::kF32, {stack, num_slices});
+  const Tensor inverse_norms = scope.allocate(DType::kF32, {stack});
+  const Tensor workspace = scope.allocate(DType::kU8, {kWorkspaceBytes});
+  const auto step = static_cast<float>(0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));
+  const auto* grad_scale = args.grad_scale.data<double>();
+
+  dispatch_weights(args.w, args.low, [&](auto weights) {
+    if (ctx.counting()) return;
+    const Buffers buffers{gram.data<float>(), poly.data<float>(), workspace.raw()};
+    for (int64_t begin = 0; begin < batch; begin += stack) {
+      const int64_t count = std::min(stack, batch - begin), first = begin * size;
+      const dim3 grid(grid_size(num_slices), short_grid_size(count));
+      float* x = x_buffer.data<float>();
+      float* next = next_buffer.data<float>();
+      nesterov_kernel<<<grid, kThreads, 0, ctx.stream>>>(
+          args.grad.data<float>() + first, args.momentum.data<float>() + first, grad_scale,
+          static_cast<float>(args.beta), x, partials.data<float>(), size);
+      NMOE_CUDA_CHECK(cudaGetLastError());
+      norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(partials.data<float>(), num_slices,
+                                                                 inverse_norms.data<float>());
+      NMOE_CUDA_CHECK(cudaGetLastError());
+      scale_kernel<<<grid, kThreads, 0, ctx.stream>>>(x, inverse_norms.data<float>(), size);
+      NMOE_CUDA_CHECK(cudaGetLastError());
+      for (int iteration = 0; iteration < args.iterations; ++iteration) {
+        iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, next, buffers);
+        std::swap(x, next);
+      }
+      apply_kernel<<<grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(), step,
+                                                      static_cast<float>(args.weight_decay), size);
+      NMOE_CUDA_CHECK(cudaGetLastError());
+    }
+  });
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,472 @@
+// MoE router: scores, top-k selection inside groups, gate weights, balance and z losses, and their gradients. Formulas:
+// ops/contracts/router.h.
+//
+// One warp a token: a lane holds every 32nd expert, and a row that is read several times (the ranks that selection
+// works on, the gradient that gets scattered contributions) lies in the warp's part of shared memory. Memory-bound:
+// logits are read and scores written once, besides what the L1 cache serves.
+//
+// At most kMaxExperts experts and kMaxTopK choices.
+//
+// Sums over tokens: every token writes its terms, one block adds them up in an order fixed by T. How often a sequence
+// chose an expert is a sum of integers, so the atomics that add it up do not show.
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+
+namespace nmoe::cuda {
+namespace {
+
+// Added to sums of scores before dividing by them (ops/contracts/router.h).
+constexpr double kTinySum = 1e-20;
+
+constexpr int kMaxWarps = 4;           // of a block
+constexpr int kLoadThreads = 256;      // of the blocks that count choices
+constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
+constexpr int kReduceThreads = 512;
+constexpr int64_t kMaxExperts = 4096, kMaxTopK = kWarp;  // a lane a choice
+constexpr int kBiasThreads = 1024;
+static_assert(2 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes);
+
+// A token's terms of the losses, each [T] f64.
+struct TokenTerms {
+  double* z;        // logsumexp^2
+  double* entropy;  // nats
+  double* balance;  // sum_i f_i s_i / sum_j s_j
+};
+
+struct Rule {
+  bool softmax;
+  bool normalise;
+  int top_k;
+  int num_groups;
+  int top_groups;
+  float scale;
+
+  explicit Rule(const RouterRule& rule)
+      : softmax(rule.score == ScoreFunction::kSoftmax),
+        normalise(rule.normalise),
+        top_k(static_cast<int>(rule.top_k)),
+        num_groups(static_cast<int>(rule.num_groups)),
+        top_groups(static_cast<int>(rule.top_groups)),
+        scale(static_cast<float>(rule.scale)) {}
+};
+
+// The warp of a token, and its part of shared memory.
+struct TokenWarp {
+  int64_t token;
+  int lane;
+  float* shared;
+};
+
+__device__ TokenWarp token_warp(float* shared, int64_t floats_per_warp) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
+  return {.token = static_cast<int64_t>(blockIdx.x) * warps + warp,
+          .lane = static_cast<int>(threadIdx.x) % kWarp,
+          .shared = shared + warp * floats_per_warp};
+}
+
+struct SoftmaxSums {
+  float highest;
+  float sum;  // of exp(x - highest)
+
+  __device__ float log_sum() const { return highest + logf(sum); }
+};
+
+__device__ SoftmaxSums softmax_sums(const float* x, int num_experts, int lane) {
+  float highest = -INFINITY;
+  for (int i = lane; i < num_experts; i += kWarp) highest = fmaxf(highest, x[i]);
+  highest = warp_max(highest);
+  float sum = 0.0F;
+  for (int i = lane; i < num_experts; i += kWarp) sum += expf(x[i] - highest);
+  return {highest, warp_sum(sum)};
+}
+
+// Finite, NaN made the lowest: only ranks of what is not eligible are -infinity.
+__device__ float eligible_rank(float rank) { return rank > -FLT_MAX ? rank : -FLT_MAX; }
+
+// The index of the largest of `ranks`, the lowest of equals, for every lane. Its rank becomes -infinity.
+__device__ int pop_argmax(float* ranks, int size, int lane) {
+  float best = -INFINITY;
+  int index = INT32_MAX;
+  for (int i = lane; i < size; i += kWarp) {
+    if (ranks[i] > best) {
+      best = ranks[i];
+      index = i;
+    }
+  }
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, best, offset);
+    const int other_index = __shfl_xor_sync(kAllLanes, index, offset);
+    if (other > best || (other == best && other_index < index)) {
+      best = other;
+      index = other_index;
+    }
+  }
+  __syncwarp();
+  if (lane == 0) ranks[index] = -INFINITY;
+  __syncwarp();
+  return index;
+}
+
+// Makes the ranks of experts outside the top groups -infinity. group_ranks: [num_groups], the warp's own.
+__device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ranks, int num_experts, int lane) {
+  const int group_size = num_experts / rule.num_groups;
+  for (int group = lane; group < rule.num_groups; group += kWarp) {
+    float best = -INFINITY, second = -INFINITY;
+    for (int i = group * group_size; i < (group + 1) * group_size; ++i) {
+      second = fmaxf(second, fminf(best, ranks[i]));
+      best = fmaxf(best, ranks[i]);
+    }
+    group_ranks[group] = eligible_rank(!rule.softmax && group_size > 1 ? best + second : best);
+  }
+  __syncwarp();
+  for (int chosen = 0; chosen < rule.top_groups; ++chosen) pop_argmax(group_ranks, rule.num_groups, lane);
+  for (int i = lane; i < num_experts; i += kWarp) {
+    if (group_ranks[i / group_size] != -INFINITY) ranks[i] = -INFINITY;
+  }
+  __syncwarp();
+}
+
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
+    forward_kernel(const float* all_logits, const float* bias, float* all_scores, int32_t* top_idx, float* weights,
+                   Rule rule, TokenTerms terms, int64_t num_tokens, int num_experts) {
+  extern __shared__ float shared[];
+  const TokenWarp warp = token_warp(shared, num_experts + rule.num_groups);
+  if (warp.token >= num_tokens) return;  // the whole warp
+  const int lane = warp.lane;
+  const float* logits = all_logits + warp.token * num_experts;
+  float* scores = all_scores + warp.token * num_experts;
+  float* ranks = warp.shared;
+
+  float log_sum = 0.0F;
+  if (rule.softmax || terms.z != nullptr) {
+    const SoftmaxSums sums = softmax_sums(logits, num_experts, lane);
+    log_sum = sums.log_sum();
+    if (rule.softmax) {
+      const float inverse = 1.0F / sums.sum;
+      for (int i = lane; i < num_experts; i += kWarp) scores[i] = expf(logits[i] - sums.highest) * inverse;
+    }
+  }
+  if (!rule.softmax) {
+    for (int i = lane; i < num_experts; i += kWarp) scores[i] = 1.0F / (1.0F + expf(-logits[i]));
+  }
+  for (int i = lane; i < num_experts; i += kWarp) {
+    ranks[i] = eligible_rank(__fadd_rn(scores[i], bias[i]));  // of the score as it was rounded
+  }
+  __syncwarp();  // orders the scores too, which other lanes read below
+
+  if (terms.z != nullptr && lane == 0)
+    terms.z[warp.token] = static_cast<double>(log_sum) * static_cast<double>(log_sum);
+  if (terms.entropy != nullptr) {
+    double sum = 0.0, entropy = 0.0;
+    for (int i = lane; i < num_experts; i += kWarp) sum += static_cast<double>(scores[i]);
+    const auto total = static_cast<float>(warp_sum(sum) + kTinySum);
+    for (int i = lane; i < num_experts; i += kWarp) {
+      const float p = scores[i] / total;
+      if (!(p <= 0.0F)) entropy -= static_cast<double>(p * logf(p));  // NaN stays in the sum
+    }
+    entropy = warp_sum(entropy);
+    if (lane == 0) terms.entropy[warp.token] = entropy;
+  }
+
+  if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);
+  float chosen_sum = static_cast<float>(kTinySum), my_score = 0.0F;
+  int my_expert = 0;
+  for (int k = 0; k < rule.top_k; ++k) {
+    const int expert = pop_argmax(ranks, num_experts, lane);
+    const float score = scores[expert];
+    chosen_sum += score;
+    if (lane == k) {
+      my_expert = expert;
+      my_score = score;
+    }
+  }
+  if (lane < rule.top_k) {
+    top_idx[warp.token * rule.top_k + lane] = my_expert;
+    weights[warp.token * rule.top_k + lane] = my_score * (rule.normalise ? rule.scale / chosen_sum : rule.scale);
+  }
+}
+
+// loads[seq][e] += how often the copies of this block chose e. Grid (parts of a sequence, sequences).
+__global__ void __launch_bounds__(kLoadThreads)
+    sequence_load_kernel(const int32_t* top_idx, int32_t* loads, int64_t copies_per_seq, int num_experts) {
+  extern __shared__ int32_t block_loads[];
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kLoadThreads) block_loads[i] = 0;
+  __syncthreads();
+  const int64_t seq = blockIdx.y, begin = static_cast<int64_t>(blockIdx.x) * kLoadCopies;
+  const int64_t end = min(begin + kLoadCopies, copies_per_seq);
+  for (int64_t copy = begin + threadIdx.x; copy < end; copy += kLoadThreads) {
+    atomicAdd(&block_loads[top_idx[seq * copies_per_seq + copy]], 1);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kLoadThreads) {
+    if (block_loads[i] != 0) atomicAdd(&loads[seq * num_experts + i], block_loads[i]);
+  }
+}
+
+// sum s, and sum f s with f = load * load_factor.
+struct BalanceSums {
+  float score_sum;
+  float load_dot;
+};
+__device__ BalanceSums balance_sums(const float* scores, const int32_t* loads, float load_factor, int num_experts,
+                                    int lane) {
+  float score_sum = 0.0F, load_dot = 0.0F;
+  for (int i = lane; i < num_experts; i += kWarp) {
+    score_sum += scores[i];
+    load_dot += scores[i] * (static_cast<float>(loads[i]) * load_factor);
+  }
+  return {warp_sum(score_sum) + static_cast<float>(kTinySum), warp_sum(load_dot)};
+}
+
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
+    balance_kernel(const float* scores, const int32_t* loads, double* balance, float load_factor, int64_t seq_len,
+                   int64_t num_tokens, int num_experts) {
+  const TokenWarp warp = token_warp(nullptr, 0);
+  if (warp.token >= num_tokens) return;
+  const BalanceSums sums = balance_sums(scores + warp.token * num_experts, loads + warp.token / seq_len * num_experts,
+                                        load_factor, num_experts, warp.lane);
+  if (warp.lane == 0) balance[warp.token] = static_cast<double>(sums.load_dot / sums.score_sum);
+}
+
+__device__ double term_sum(const double* terms, int64_t num_tokens) {
+  double sum = 0.0;
+  for (int64_t token = threadIdx.x; token < num_tokens; token += kReduceThreads) sum += terms[token];
+  return block_sum(sum);
+}
+
+// One block. entropy may be null.
+__global__ void __launch_bounds__(kReduceThreads)
+    add_losses_kernel(TokenTerms terms, int64_t num_tokens, double balance_factor, double z_factor, double* aux_loss,
+                      double* entropy) {
+  const double balance = terms.balance != nullptr ? term_sum(terms.balance, num_tokens) : 0.0;
+  const double z = terms.z != nullptr ? term_sum(terms.z, num_tokens) : 0.0;
+  const double entropy_sum = terms.entropy != nullptr ? term_sum(terms.entropy, num_tokens) : 0.0;
+  if (threadIdx.x != 0) return;
+  aux_loss[0] += balance_factor * balance;
+  aux_loss[1] += z_factor * z;
+  if (entropy != nullptr) *entropy += entropy_sum;
+}
+
+struct LossFactors {
+  const int32_t* loads;  // [B, E]; null: no balance loss
+  float load_factor;
+  float balance;  // balance / S
+  int64_t seq_len;
+  float z;  // 2 z; 0: no z loss
+};
+
+template <class T>
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
+    backward_kernel(const float* all_logits, const float* all_scores, const int32_t* top_idx, const float* weights,
+                    const float* dweights, T* all_dlogits, Rule rule, LossFactors loss, int64_t num_tokens,
+                    int num_experts) {
+  extern __shared__ float shared[];
+  const TokenWarp warp = token_warp(shared, num_experts);
+  if (warp.token >= num_tokens) return;  // the whole warp
+  const int lane = warp.lane;
+  const float* logits = all_logits + warp.token * num_experts;
+  const float* scores = all_scores + warp.token * num_experts;
+  T* dlogits = all_dlogits + warp.token * num_experts;
+  float* d = warp.shared;  // of the scores
+  for (int i = lane; i < num_experts; i += kWarp) d[i] = 0.0F;
+  __syncwarp();
+
+  // w_k = scale s_k / sum, or scale s_k.
+  const bool chosen = lane < rule.top_k;
+  const int64_t copy = warp.token * rule.top_k + lane;
+  const int expert = chosen ? top_idx[copy] : 0;
+  const float dweight = chosen ? dweights[copy] : 0.0F;
+  float inverse_sum = 1.0F, projection = 0.0F;
+  if (rule.normalise) {
+    inverse_sum = 1.0F / (warp_sum(chosen ? scores[expert] : 0.0F) + static_cast<float>(kTinySum));
+    projection = warp_sum(chosen ? dweight * weights[copy] : 0.0F);
+  }
+  if (chosen) d[expert] = (rule.scale * dweight - projection) * inverse_sum;  // a token's experts differ
+  __syncwarp();
+
+  if (loss.loads != nullptr) {
+    const int32_t* loads = loss.loads + warp.token / loss.seq_len * num_experts;
+    const BalanceSums sums = balance_sums(scores, loads, loss.load_factor, num_experts, lane);
+    const float mean_load = sums.load_dot / sums.score_sum, factor = loss.balance / sums.score_sum;
+    for (int i = lane; i < num_experts; i += kWarp) {
+      d[i] += factor * (static_cast<float>(loads[i]) * loss.load_factor - mean_load);
+    }
+  }
+
+  float score_projection = 0.0F;
+  if (rule.softmax) {
+    for (int i = lane; i < num_experts; i += kWarp) score_projection += scores[i] * d[i];
+    score_projection = warp_sum(score_projection);
+  }
+  // d logsumexp^2 / dx = 2 logsumexp softmax
+  float z_factor = 0.0F, highest = 0.0F;
+  if (loss.z != 0.0F) {
+    const SoftmaxSums sums = softmax_sums(logits, num_experts, lane);
+    highest = sums.highest;
+    z_factor = loss.z * sums.log_sum() / sums.sum;
+  }
+  for (int i = lane; i < num_experts; i += kWarp) {
+    const float s = scores[i];
+    float dlogit = rule.softmax ? s * (d[i] - score_projection) : d[i] * (s * (1.0F - s));
+    if (loss.z != 0.0F) dlogit += z_factor * expf(logits[i] - highest);
+    dlogits[i] = from_float<T>(dlogit);
+  }
+}
+
+// One block.
+__global__ void __launch_bounds__(kBiasThreads)
+    bias_update_kernel(const int32_t* counts, float* bias, float rate, const double* grad_scale, int num_experts) {
+  if (!isfinite(*grad_scale)) return;
+  long long sum = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kBiasThreads) sum += counts[i];
+  sum = block_sum(sum);
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kBiasThreads) {
+    const long long shortfall = sum - static_cast<long long>(num_experts) * counts[i];  // E (mean load - load), exact
+    bias[i] += rate * static_cast<float>((shortfall > 0) - (shortfall < 0));
+  }
+}
+
+void check_rule(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights) {
+  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
+  NMOE_CHECK(top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
+             "router of logits {}, top_k {}: top_idx {}, weights {}", logits.shape(), rule.top_k, top_idx.shape(),
+             weights.shape());
+  NMOE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.top_groups >= 1 &&
+                 rule.top_groups <= rule.num_groups && rule.top_k >= 1 &&
+                 rule.top_k <= rule.top_groups * (num_experts / rule.num_groups),
+             "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups, rule.num_groups, num_experts);
+  NMOE_CHECK(num_experts <= kMaxExperts && rule.top_k <= kMaxTopK, "{} experts, top_k {}; on CUDA at most {} and {}",
+             num_experts, rule.top_k, kMaxExperts, kMaxTopK);
+}
+
+int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
+  NMOE_CHECK(loss.seq_len > 0 && num_tokens % loss.seq_len == 0, "{} tokens in sequences of {}", num_tokens,
+             loss.seq_len);
+  const int64_t num_seqs = num_tokens / loss.seq_len;
+  NMOE_CHECK(num_seqs <= 65535, "{} sequences; on CUDA at most 65535 a microbatch", num_seqs);
+  return num_seqs;
+}
+
+// Blocks of warps, one a token, that fit in shared memory.
+struct TokenLaunch {
+  unsigned blocks;
+  unsigned threads;
+  size_t shared_bytes;
+};
+TokenLaunch token_launch(int64_t num_tokens, int64_t floats_per_warp) {
+  const int64_t warp_bytes = floats_per_warp * static_cast<int64_t>(sizeof(float));
+  const int64_t warps = std::clamp<int64_t>(kDefaultSharedBytes / std::max<int64_t>(warp_bytes, 1), 1, kMaxWarps);
+  return {.blocks = static_cast<unsigned>(ceil_div(num_tokens, warps)),
+          .threads = static_cast<unsigned>(warps * kWarp),
+          .shared_bytes = static_cast<size_t>(warps * warp_bytes)};
+}
+
+// f_i of a sequence is its load of i times this.
+float load_factor(const RouterLoss& loss, int64_t num_experts, int64_t top_k) {
+  return static_cast<float>(num_experts) / static_cast<float>(loss.seq_len * top_k);
+}
+
+// loads = [B, E] i32. T > 0.
+void count_sequence_loads(Context& ctx, Tensor top_idx, const RouterLoss& loss, Tensor loads) {
+  const int64_t num_seqs = loads.dim(0), num_experts = loads.dim(1), copies = loss.seq_len * top_idx.dim(1);
+  NMOE_CUDA_CHECK(cudaMemsetAsync(loads.raw(), 0, static_cast<size_t>(loads.num_bytes()), ctx.stream));
+  const dim3 grid(static_cast<unsigned>(ceil_div(copies, kLoadCopies)), static_cast<unsigned>(num_seqs));
+  sequence_load_kernel<<<grid, kLoadThreads, static_cast<size_t>(num_experts) * sizeof(int32_t), ctx.stream>>>(
+      top_idx.data<int32_t>(), loads.data<int32_t>(), copies, static_cast<int>(num_experts));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void router_forward(Context& ctx, const RouterForward& args) {
+  check_rule(args.rule, args.logits, args.top_idx, args.weights);
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
+  const bool balance = args.loss.balance != 0, z = args.loss.z != 0, entropy = args.entropy.defined();
+  const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
+  ArenaScope scratch(ctx.scratch);
+  const Tensor z_terms = scratch.allocate(DType::kF64, {z ? num_tokens : 0});
+  const Tensor entropy_terms = scratch.allocate(DType::kF64, {entropy ? num_tokens : 0});
+  const Tensor balance_terms = scratch.allocate(DType::kF64, {balance ? num_tokens : 0});
+  const Tensor loads = scratch.allocate(DType::kI32, {num_seqs, num_experts});
+  if (ctx.counting() || num_tokens == 0) return;
+  const TokenTerms terms{.z = z ? z_terms.data<double>() : nullptr,
+                         .entropy = entropy ? entropy_terms.data<double>() : nullptr,
+                         .balance = balance ? balance_terms.data<double>() : nullptr};
+  const float* logits = args.logits.data<float>();
+  float* scores = args.scores.data<float>();
+
+  const TokenLaunch launch = token_launch(num_tokens, num_experts + args.rule.num_groups);
+  forward_kernel<<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
+      logits, args.bias.data<float>(), scores, args.top_idx.data<int32_t>(), args.weights.data<float>(),
+      Rule(args.rule), terms, num_tokens, static_cast<int>(num_experts));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  if (balance) {
+    count_sequence_loads(ctx, args.top_idx, args.loss, loads);
+    const TokenLaunch tokens = token_launch(num_tokens, 0);
+    balance_kernel<<<tokens.blocks, tokens.threads, 0, ctx.stream>>>(
+        scores, loads.data<int32_t>(), terms.balance, load_factor(args.loss, num_experts, args.rule.top_k),
+        args.loss.seq_len, num_tokens, static_cast<int>(num_experts));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  }
+  if (!balance && !z && !entropy) return;
+  // P_i is a mean over the positions of a sequence.
+  const double balance_factor = balance ? args.loss.balance / static_cast<double>(args.loss.seq_len) : 0.0;
+  add_losses_kernel<<<1, kReduceThreads, 0, ctx.stream>>>(terms, num_tokens, balance_factor, args.loss.z,
+                                                          args.aux_loss.data<double>(),
+                                                          entropy ? args.entropy.data<double>() : nullptr);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void router_backward(Context& ctx, const RouterBackward& args) {
+  check_rule(args.rule, args.logits, args.top_idx, args.weights);
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
+  const bool balance = args.loss.balance != 0;
+  const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
+  ArenaScope scratch(ctx.scratch);
+  const Tensor loads = scratch.allocate(DType::kI32, {num_seqs, num_experts});
+  if (ctx.counting() || num_tokens == 0) return;
+  LossFactors loss{
+      .loads = nullptr, .load_factor = 0.0F, .balance = 0.0F, .seq_len = 1, .z = static_cast<float>(2 * args.loss.z)};
+  if (balance) {
+    count_sequence_loads(ctx, args.top_idx, args.loss, loads);
+    loss.loads = loads.data<int32_t>();
+    loss.load_factor = load_factor(args.loss, num_experts, args.rule.top_k);
+    loss.balance = static_cast<float>(args.loss.balance / static_cast<double>(args.loss.seq_len));
+    loss.seq_len = args.loss.seq_len;
+  }
+  const TokenLaunch launch = token_launch(num_tokens, num_experts);
+  const auto run = [&]<class T>(T* dlogits) {
+    backward_kernel<T><<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
+        args.logits.data<float>(), args.scores.data<float>(), args.top_idx.data<int32_t>(), args.weights.data<float>(),
+        args.dweights.data<float>(), dlogits, Rule(args.rule), loss, num_tokens, static_cast<int>(num_experts));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (args.dlogits.dtype() == DType::kBF16) {
+    run(args.dlogits.data<__nv_bfloat16>());
+  } else {
+    run(args.dlogits.data<float>());
+  }
+}
+
+void router_bias_update(Context& ctx, const RouterBiasUpdate& args) {
+  const Tensor counts = args.counts, bias = args.bias;
+
+  const int64_t num_experts = counts.dim(0);
+  NMOE_CHECK(bias.dim(0) == num_experts && num_experts <= INT32_MAX, "bias {} for counts {}", bias.shape(),
+             counts.shape());
+  if (ctx.counting() || num_experts == 0) return;
+  bias_update_kernel<<<1, kBiasThreads, 0, ctx.stream>>>(counts.data<int32_t>(), bias.data<float>(),
+                                                         static_cast<float>(args.rate), args.grad_scale.data<double>(),
+                                                         static_cast<int>(num_experts));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,244 @@
+// Every loop is memory-bound: each element is read and written once, 16 bytes a thread.
+//
+// Reductions: a block adds up kReduceElements consecutive elements and leaves one partial sum; then one block adds the
+// partial sums. Which elements a thread adds, and in which order, follows from the number of elements alone.
+#include <cstring>
+
+#include "base/random_math.h"
+#include "base/rng.h"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/master_weight.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+#include "tensor/convert.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kThreadElements = 8;  // of an elementwise kernel
+constexpr int64_t kReduceElements = int64_t{1} << 15;
+
+unsigned elementwise_grid(int64_t size) { return grid_size(ceil_div(size, kThreads * kThreadElements)); }
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads) fill_kernel(Word* x, int64_t size, Word value) {
+  // A block's elements in turns of one a thread: the compiler's 8 stores are coalesced for any word.
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kThreadElements + threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < kThreadElements; ++j) {
+    const int64_t i = begin + j * kThreads;
+    if (i < size) x[i] = value;
+  }
+}
+
+template <class Word>
+void fill_words(Context& ctx, Tensor x, uint64_t bits) {
+  const int64_t size = x.num_elements();
+  fill_kernel<<<elementwise_grid(size), kThreads, 0, ctx.stream>>>(static_cast<Word*>(x.raw()), size,
+                                                                   static_cast<Word>(bits));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+// Some 150 operations in double precision an element: a multiple of what writing it takes.
+__global__ void __launch_bounds__(kThreads)
+    normal_kernel(float* x, int64_t size, uint64_t seed, uint64_t stream, double std, double mass_below) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= size) return;
+  const double u = random::to_unit(random::bits(seed, stream, static_cast<uint64_t>(i)));
+  x[i] = static_cast<float>(std * random::truncated_normal(u, mass_below));
+}
+
+// The bits of `value` as an element of `dtype`, in the low bytes.
+uint64_t element_bits(DType dtype, double value) {
+  switch (dtype) {
+    case DType::kF64:
+      return std::bit_cast<uint64_t>(value);
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kF16: {
+      const auto narrowed = static_cast<float>(value);
+      uint64_t bits = 0;
+      narrow(&narrowed, dtype, &bits, 1);
+      return bits;
+    }
+    case DType::kI64:
+      return static_cast<uint64_t>(static_cast<int64_t>(value));
+    case DType::kI32:
+      return static_cast<uint32_t>(static_cast<int32_t>(value));
+    case DType::kI16:
+      return static_cast<uint16_t>(static_cast<int16_t>(value));
+    case DType::kU8:
+      return static_cast<uint8_t>(value);
+    case DType::kF8E4M3:
+      break;
+  }
+  NMOE_CHECK(false, "{} is no dtype of a computation", dtype_name(dtype));
+}
+
+template <class Weights>
+__global__ void __launch_bounds__(kThreads) split_weight_kernel(const float* master, Weights w, int64_t size) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < size) w.store(i, master[i]);
+}
+
+template <class Weights>
+__global__ void __launch_bounds__(kThreads) join_weight_kernel(Weights w, float* master, int64_t size) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < size) master[i] = w.load(i);
+}
+
+// The terms of the three reductions.
+struct Value {
+  using Partial = double;
+  __device__ static double of(float x) { return x; }
+};
+struct Square {
+  using Partial = double;
+  __device__ static double of(float x) { return static_cast<double>(x) * static_cast<double>(x); }
+};
+struct NonFinite {
+  using Partial = int32_t;
+  __device__ static int32_t of(float x) { return (__float_as_uint(x) & 0x7F800000U) == 0x7F800000U ? 1 : 0; }
+};
+
+// partials[block] = the sum of the terms of the block's elements. Those past the end load as 0, whose term is 0.
+template <class Term, class T>
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(const T* x, int64_t size, bool vector, typename Term::Partial* partials) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kReduceElements;
+  const int64_t end = min(begin + kReduceElements, size);
+  typename Term::Partial total = 0;
+  for (int64_t i = begin + static_cast<int64_t>(threadIdx.x) * 8; i < end; i += kThreads * 8) {
+    float values[8];
+    load8(x, i, end, vector && i + 8 <= end, values);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) total += Term::of(values[j]);
+  }
+  total = block_sum(total);
+  if (threadIdx.x == 0) partials[blockIdx.x] = total;
+}
+
+// out[0] += the sum of the partial sums. One block.
+template <class Partial>
+__global__ void __launch_bounds__(kThreads)
+    add_partials_kernel(const Partial* partials, int64_t num_partials, Partial* out) {
+  Partial total = 0;
+  for (int64_t i = threadIdx.x; i < num_partials; i += kThreads) total += partials[i];
+  total = block_sum(total);
+  if (threadIdx.x == 0) *out += total;
+}
+
+template <class Term>
+void reduce(Context& ctx, Tensor x, Tensor out) {
+  using Partial = typename Term::Partial;
+  ArenaScope scratch(ctx.scratch);
+  const int64_t size = x.num_elements();
+  const int64_t num_blocks = ceil_div(size, kReduceElements);
+  const Tensor partials = scratch.allocate(DTypeOf<Partial>::value, {num_blocks});
+  if (ctx.counting() || size == 0) return;
+  dispatch_act(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    reduce_kernel<Term><<<grid_size(num_blocks), kThreads, 0, ctx.stream>>>(x.data<T>(), size, can_vectorise(8, x),
+                                                                            partials.data<Partial>());
+  });
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  add_partials_kernel<<<1, kThreads, 0, ctx.stream>>>(partials.data<Partial>(), num_blocks, out.data<Partial>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+__global__ void clip_scale_kernel(const double* sum_squares, const double* loss_sum, double max_norm, double* scale,
+                                  int32_t* stopped) {
+  const double squares = *sum_squares;
+  if (!isfinite(squares) || !isfinite(*loss_sum)) *stopped = 1;
+  const double clipped = max_norm == 0 ? 1.0 : fmin(1.0, max_norm / sqrt(squares));
+  *scale = *stopped == 0 ? clipped : __longlong_as_double(0x7FF8000000000000LL);
+}
+
+}  // namespace
+
+void fill(Context& ctx, const Fill& args) {
+  const Tensor x = args.x;
+
+  const uint64_t bits = element_bits(x.dtype(), args.value);
+  if (ctx.counting() || x.num_elements() == 0) return;
+  if (bits == 0) {
+    NMOE_CUDA_CHECK(cudaMemsetAsync(x.raw(), 0, static_cast<size_t>(x.num_bytes()), ctx.stream));
+    return;
+  }
+  switch (dtype_bytes(x.dtype())) {
+    case 8:
+      return fill_words<uint64_t>(ctx, x, bits);
+    case 4:
+      return fill_words<uint32_t>(ctx, x, bits);
+    case 2:
+      return fill_words<uint16_t>(ctx, x, bits);
+    default:
+      return fill_words<uint8_t>(ctx, x, bits);
+  }
+}
+
+void fill_truncated_normal(Context& ctx, const FillTruncatedNormal& args) {
+  const Tensor x = args.x;
+  const TruncatedNormal& draws = args.draws;
+
+  float* values = x.data<float>();
+  if (ctx.counting() || x.num_elements() == 0) return;
+  normal_kernel<<<grid_size(ceil_div(x.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
+      values, x.num_elements(), draws.seed, draws.stream, draws.std, normal_mass_below(-draws.truncation));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void copy(Context& ctx, const Copy& args) {
+  const Tensor source = args.source, destination = args.destination;
+
+  NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
+             "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
+             destination.shape());
+  if (ctx.counting() || source.num_elements() == 0) return;
+  NMOE_CUDA_CHECK(cudaMemcpyAsync(destination.raw(), source.raw(), static_cast<size_t>(source.num_bytes()),
+                                  cudaMemcpyDeviceToDevice, ctx.stream));
+}
+
+void split_weight(Context& ctx, const SplitWeight& args) {
+  const Tensor master = args.master, w = args.w, low = args.low;
+
+  const int64_t size = master.num_elements();
+  NMOE_CHECK(w.num_elements() == size, "splitting {} into {}", master.shape(), w.shape());
+  dispatch_weights(w, low, [&](auto weights) {
+    if (ctx.counting() || size == 0) return;
+    split_weight_kernel<<<grid_size(ceil_div(size, kThreads)), kThreads, 0, ctx.stream>>>(master.data<float>(), weights,
+                                                                                          size);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
+}
+
+void join_weight(Context& ctx, const JoinWeight& args) {
+  const Tensor w = args.w, low = args.low, master = args.master;
+
+  const int64_t size = master.num_elements();
+  NMOE_CHECK(w.num_elements() == size, "joining {} to {}", w.shape(), master.shape());
+  dispatch_weights(w, low, [&](auto weights) {
+    if (ctx.counting() || size == 0) return;
+    join_weight_kernel<<<grid_size(ceil_div(size, kThreads)), kThreads, 0, ctx.stream>>>(weights, master.data<float>(),
+                                                                                         size);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
+}
+
+void sum(Context& ctx, const Sum& args) { reduce<Value>(ctx, args.x, args.out); }
+
+void sum_of_squares(Context& ctx, const SumOfSquares& args) { reduce<Square>(ctx, args.x, args.out); }
+
+void count_non_finite(Context& ctx, const CountNonFinite& args) { reduce<NonFinite>(ctx, args.x, args.out); }
+
+void clip_scale(Context& ctx, const ClipScale& args) {
+  if (ctx.counting()) return;
+  clip_scale_kernel<<<1, 1, 0, ctx.stream>>>(args.sum_squares.data<double>(), args.loss_sum.data<double>(),
+                                             args.max_norm, args.scale.data<double>(), args.stopped.data<int32_t>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,20 @@
+// CUDA's functions behind ops/ops.h, one an operation. Contracts: ops/contracts/. What they share: runtime/context.h.
+//
+// A device cannot report what is wrong with the numbers in a tensor. What the contracts exclude shows itself later:
+//   an embedding's id outside of the vocabulary    its row becomes NaN, and its gradient goes nowhere
+//   a position outside of rope's tables            what it would rotate becomes NaN
+//   a target beyond the vocabulary                 its loss becomes NaN, its gradient 0
+//   a slot or position outside of the cache        is not written, and attends as NaN
+//   a choice that is no expert                     stops the device (a trap): the next synchronisation reports it
+#pragma once
+
+#include "ops/cuda/runtime/context.h"
+#include "ops/ops.h"
+
+namespace nmoe::cuda {
+
+#define NMOE_DECLARE_CUDA_OPERATION(name, Arguments) void name(Context& ctx, const Arguments& args);
+NMOE_OPERATIONS(NMOE_DECLARE_CUDA_OPERATION)
+#undef NMOE_DECLARE_CUDA_OPERATION
+
+}  // namespace nmoe::cuda

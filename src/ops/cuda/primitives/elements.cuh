@@ -1,0 +1,137 @@
+// Elements of tensors as kernels see them: their types, conversion to and from fp32, access by 16 bytes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/error.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+template <>
+struct DTypeOf<__nv_bfloat16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<int16_t> {
+  static constexpr DType value = DType::kI16;
+};
+
+}  // namespace nmoe
+
+namespace nmoe::cuda {
+
+// Calls fn with a value of an act tensor's element type.
+template <class Fn>
+void dispatch_act(DType dtype, const Fn& fn) {
+  if (dtype == DType::kBF16) {
+    fn(__nv_bfloat16{});
+  } else {
+    NMOE_CHECK(dtype == DType::kF32, "CUDA computes in F32 or BF16, not {}", dtype_name(dtype));
+    fn(float{});
+  }
+}
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ inline T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return __float2bfloat16_rn(x);
+  }
+}
+
+// Whether load8 and store8 may take 16 bytes at a time: every row of `width` elements, one after another from the
+// tensor's start, begins at a multiple of 16 bytes.
+template <class... Tensors>
+bool can_vectorise(int64_t width, const Tensors&... tensors) {
+  return width % 8 == 0 && ((std::bit_cast<uintptr_t>(tensors.raw()) % 16 == 0) && ...);
+}
+
+// Eight values at `source`, which is aligned to 16 bytes.
+__device__ inline void load8(const float* source, float (&v)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(source)[0], high = reinterpret_cast<const float4*>(source)[1];
+  v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+  v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+__device__ inline void load8(const __nv_bfloat16* source, float (&v)[8]) {
+  const uint4 packed = *reinterpret_cast<const uint4*>(source);
+  const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    v[2 * j] = __uint_as_float(words[j] << 16);
+    v[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000U);
+  }
+}
+__device__ inline void store8(float* target, const float (&v)[8]) {
+  reinterpret_cast<float4*>(target)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(target)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+__device__ inline void store8(__nv_bfloat16* target, const float (&v)[8]) {
+  unsigned words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const unsigned low = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j]));
+    const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j + 1]));
+    words[j] = low | high << 16;
+  }
+  *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Two values at `target`, which is aligned to their size.
+__device__ inline void store2(float* target, float first, float second) {
+  *reinterpret_cast<float2*>(target) = make_float2(first, second);
+}
+__device__ inline void store2(__nv_bfloat16* target, float first, float second) {
+  *reinterpret_cast<__nv_bfloat162*>(target) = __floats2bfloat162_rn(first, second);
+}
+
+// Elements [i, i + 8) of a row of `width`, as floats; 0 past its end. `vector`: as can_vectorise says; i is a multiple
+// of 8.
+__device__ inline void load8(const float* row, int64_t i, int64_t width, bool vector, float (&v)[8]) {
+  if (vector) {
+    load8(row + i, v);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = i + j < width ? row[i + j] : 0.0F;
+  }
+}
+__device__ inline void load8(const __nv_bfloat16* row, int64_t i, int64_t width, bool vector, float (&v)[8]) {
+  if (vector) {
+    load8(row + i, v);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = i + j < width ? to_float(row[i + j]) : 0.0F;
+  }
+}
+
+// The other way; nothing past the end.
+__device__ inline void store8(float* row, int64_t i, int64_t width, bool vector, const float (&v)[8]) {
+  if (vector) {
+    store8(row + i, v);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (i + j < width) row[i + j] = v[j];
+    }
+  }
+}
+__device__ inline void store8(__nv_bfloat16* row, int64_t i, int64_t width, bool vector, const float (&v)[8]) {
+  if (vector) {
+    store8(row + i, v);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (i + j < width) row[i + j] = __float2bfloat16_rn(v[j]);
+    }
+  }
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,56 @@
+// Weights as optimizers see them: F32 values, kept as such or as a BF16 value and what it lacks (`low`, ops/ops.h).
+#pragma once
+
+#include <type_traits>
+
+#include "ops/cuda/primitives/elements.cuh"
+
+namespace nmoe::cuda {
+
+// The halves of a master's bits. The upper one is rounded to nearest, halves away from zero, so that the lower is in
+// [-2^15, 2^15). Like every rounding to BF16, it makes an infinity of magnitudes from 0x1.ffp127 on; together they are
+// still the finite value. Of a NaN only that it is one is kept: its bits would round to those of a number.
+struct WeightHalves {
+  uint16_t w;
+  int16_t low;
+};
+__device__ inline WeightHalves split_master(float master) {
+  const unsigned bits = __float_as_uint(master);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return {static_cast<uint16_t>(bits >> 16 | 0x40U), 0};
+  const unsigned high = (bits + 0x8000U) >> 16;
+  return {static_cast<uint16_t>(high), static_cast<int16_t>(static_cast<int>(bits - (high << 16)))};
+}
+__device__ inline float join_master(WeightHalves halves) {
+  return __uint_as_float((static_cast<unsigned>(halves.w) << 16) + static_cast<unsigned>(static_cast<int>(halves.low)));
+}
+
+struct WholeWeights {
+  float* w;
+  __device__ float load(int64_t i) const { return w[i]; }
+  __device__ void store(int64_t i, float master) const { w[i] = master; }
+};
+struct HalvedWeights {
+  uint16_t* w;
+  int16_t* low;
+  __device__ float load(int64_t i) const { return join_master({w[i], low[i]}); }
+  __device__ void store(int64_t i, float master) const {
+    const WeightHalves halves = split_master(master);
+    w[i] = halves.w;
+    low[i] = halves.low;
+  }
+};
+
+// Calls fn with the weights of w and low. Checks that low is there where it has to be, and only there.
+template <class Fn>
+void dispatch_weights(Tensor w, Tensor low, const Fn& fn) {
+  if (w.dtype() == DType::kF32) {
+    NMOE_CHECK(!low.defined(), "weights of F32 have no low part, this one is {}", low.shape());
+    fn(WholeWeights{w.data<float>()});
+    return;
+  }
+  NMOE_CHECK(low.defined() && low.num_elements() == w.num_elements(), "weights {} with a low part {}", w.shape(),
+             low.shape());
+  fn(HalvedWeights{reinterpret_cast<uint16_t*>(w.data<__nv_bfloat16>()), low.data<int16_t>()});
+}
+
+}  // namespace nmoe::cuda

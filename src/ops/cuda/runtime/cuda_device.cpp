@@ -1,0 +1,177 @@
+#include "ops/cuda/runtime/cuda_device.h"
+
+#include <dlfcn.h>
+
+#include "base/error.h"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/recording.h"
+#include "ops/cuda/vendor/cudnn_library.h"
+
+namespace nmoe::cuda {
+namespace {
+
+// The compute capability that NMOE_CUDA_ARCH, "90a" or "100a", stands for.
+constexpr int kCompiledMajor = NMOE_CUDA_MAJOR;
+
+// The device's name, once it is known to run these kernels. It is the calling thread's from then on.
+std::string claim_device(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    throw usage_error(
+        fmt::format("run.device = \"cuda\", but there is no usable CUDA device ({})", cudaGetErrorString(status)),
+        "check `nvidia-smi`: CUDA 13 needs driver 580 or newer; or set run.device = \"cpu\"");
+  }
+  if (index < 0 || index >= count) {
+    throw usage_error(fmt::format("there is no CUDA device {}: this machine has {}, counted from 0", index, count),
+                      "check `nvidia-smi` and CUDA_VISIBLE_DEVICES");
+  }
+  cudaDeviceProp properties{};
+  NMOE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  if (properties.major != kCompiledMajor) {
+    throw usage_error(fmt::format("{} has compute capability {}.{}; this program's kernels are for {}.0",
+                                  properties.name, properties.major, properties.minor, kCompiledMajor),
+                      "build the preset for this device: hopper is 9.0, blackwell 10.0");
+  }
+  NMOE_CUDA_CHECK(cudaSetDevice(index));
+  return properties.name;
+}
+
+int num_sms_of(int index) {
+  int count = 0;
+  NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index));
+  return count;
+}
+
+// "580.159.04". The management library comes with the driver and is the only one that knows; the runtime gives the
+// CUDA version that the driver can run.
+std::string driver_version() {
+  if (void* library = dlopen("libnvidia-ml.so.1", RTLD_LAZY)) {
+    const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
+    const auto read = reinterpret_cast<int (*)(char*, unsigned)>(dlsym(library, "nvmlSystemGetDriverVersion"));
+    char version[128] = "";
+    const bool known = init != nullptr && read != nullptr && init() == 0 && read(version, sizeof(version)) == 0;
+    dlclose(library);
+    if (known) return version;
+  }
+  int cuda = 0;
+  NMOE_CUDA_CHECK(cudaDriverGetVersion(&cuda));
+  return fmt::format("for CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
+}
+
+}  // namespace
+
+CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scratch_name)
+    : scratch(scratch_name),
+      ops(device, lane, device.compute_dtype_,
+          {.stream = stream.get(),
+           .scratch = scratch,
+           .device_index = device.index_,
+           .num_sms = device.num_sms_,
+           .cublas_lt = device.libraries_.cublas_lt,
+           .cudnn_attention = device.libraries_.cudnn_attention}) {}
+
+CudaDevice::CudaDevice(int index, DType compute_dtype)
+    : index_(index),
+      compute_dtype_(compute_dtype),
+      name_(claim_device(index)),
+      num_sms_(num_sms_of(index)),
+      libraries_(device_libraries(index)),
+      memory_(index),
+      host_memory_(index),
+      lanes_{LaneState(*this, Lane::kCompute, "scratch"), LaneState(*this, Lane::kCopy, "copy scratch"),
+             LaneState(*this, Lane::kCommunication, "communication scratch")} {
+  NMOE_CHECK(compute_dtype == DType::kBF16 || compute_dtype == DType::kF32, "CUDA computes in BF16 or F32, not {}",
+             dtype_name(compute_dtype));
+  if (compute_dtype == DType::kBF16) cudnn();  // or an error now, not in the first step
+}
+
+// Members are released next, which need the device to be current, and their streams to be done.
+CudaDevice::~CudaDevice() {
+  cudaSetDevice(index_);
+  for (const LaneState& lane : lanes_) cudaStreamSynchronize(lane.stream.get());
+}
+
+void CudaDevice::make_current() const { NMOE_CUDA_CHECK(cudaSetDevice(index_)); }
+
+std::string CudaDevice::description() const {
+  return fmt::format("{}, {} SMs, {}", name_, num_sms_,
+                     compute_dtype_ == DType::kBF16 ? fmt::format("bf16 with fp32 master weights, cuDNN {}",
+                                                                  cudnn_version_text(cudnn().get_version()))
+                                                    : "fp32");
+}
+
+SoftwareVersions CudaDevice::software() const {
+  int runtime = 0;
+  NMOE_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+  return {.driver = driver_version(), .toolkit = fmt::format("CUDA {}.{}", runtime / 1000, runtime % 1000 / 10)};
+}
+
+std::string CudaDevice::peak_source() const {
+  return fmt::format("NVIDIA's datasheet, SXM, dense {}", compute_dtype_ == DType::kBF16 ? "bf16" : "fp32");
+}
+
+// The vendor's dense figures for the SXM parts: H100 and H200, B200.
+double CudaDevice::peak_flops() {
+  constexpr bool kHopper = kCompiledMajor == 9;
+  if (compute_dtype_ == DType::kBF16) return kHopper ? 989.4e12 : 2250e12;
+  return kHopper ? 66.9e12 : 75e12;
+}
+
+std::optional<DeviceMemoryUse> CudaDevice::memory_use() const {
+  make_current();
+  size_t free_bytes = 0, total_bytes = 0;
+  NMOE_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return DeviceMemoryUse{.used_bytes = static_cast<int64_t>(total_bytes - free_bytes),
+                         .free_bytes = static_cast<int64_t>(free_bytes)};
+}
+
+// An event per call is not needed: a wait is for the event as it was recorded last.
+void CudaDevice::order(Lane awaited, Lane waiting) {
+  if (awaited == waiting) return;
+  make_current();
+  NMOE_CUDA_CHECK(cudaEventRecord(order_.get(), stream(awaited)));
+  const cudaError_t status = cudaStreamWaitEvent(stream(waiting), order_.get(), 0);
+  NMOE_CHECK(status != cudaErrorStreamCaptureIsolation, "a recording cannot wait for a lane that did not fork from it");
+  NMOE_CUDA_CHECK(status);
+}
+
+std::unique_ptr<Recording> CudaDevice::record(std::function<void()> work) {
+  make_current();
+  return std::make_unique<GraphRecording>(index_, stream(Lane::kCompute), work);
+}
+
+std::unique_ptr<Event> CudaDevice::make_event(Lane lane) {
+  make_current();
+  return std::make_unique<StreamEvent>(stream(lane));
+}
+
+std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& arena) {
+  make_current();
+  const Tensor staging = arena.allocate(destination.dtype(), destination.shape());
+  return std::make_unique<StreamPrefetch>(stream(Lane::kCompute), stream(Lane::kCopy), staging, destination);
+}
+
+// NOTE: the wait at the end is for the host buffer. CUDA reads pageable memory before it returns only if it chooses to,
+// and page-locked memory never.
+void CudaDevice::upload(Tensor destination, const void* host) {
+  if (counting() || destination.num_bytes() == 0) return;
+  make_current();
+  NMOE_CUDA_CHECK(cudaMemcpyAsync(destination.raw(), host, static_cast<size_t>(destination.num_bytes()),
+                                  cudaMemcpyHostToDevice, stream(Lane::kCompute)));
+  NMOE_CUDA_CHECK(cudaStreamSynchronize(stream(Lane::kCompute)));
+}
+
+void CudaDevice::begin_download(void* host, Tensor source) {
+  if (counting() || source.num_bytes() == 0) return;
+  make_current();
+  NMOE_CUDA_CHECK(cudaMemcpyAsync(host, source.raw(), static_cast<size_t>(source.num_bytes()), cudaMemcpyDeviceToHost,
+                                  stream(Lane::kCompute)));
+}
+
+void CudaDevice::download(void* host, Tensor source) {
+  begin_download(host, source);
+  if (!counting()) NMOE_CUDA_CHECK(cudaStreamSynchronize(stream(Lane::kCompute)));
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,72 @@
+// A CUDA device: three lanes, each a stream with scratch of its own; memory of the device and page-locked memory of the
+// host; recordings as CUDA graphs.
+//
+// Every method that calls CUDA makes the device current in the calling thread first, so that a thread may drive several
+// devices in turn. Between lanes nothing is ordered but by order().
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "ops/cuda/runtime/cuda_ops.h"
+#include "ops/cuda/runtime/device_libraries.h"
+#include "ops/cuda/runtime/events.h"
+#include "ops/cuda/runtime/memory.h"
+#include "ops/cuda/runtime/stream.h"
+#include "ops/ops.h"
+
+namespace nmoe::cuda {
+
+class CudaDevice final : public Device {
+ public:
+  // index: as CUDA_VISIBLE_DEVICES leaves them, from 0. compute_dtype: BF16 or F32. Error (usage) when the machine has
+  // no such device, one that these kernels were not compiled for, too old a driver, or, for BF16, no cuDNN or too old a
+  // one.
+  CudaDevice(int index, DType compute_dtype);
+  ~CudaDevice() override;
+
+  int index() const override { return index_; }
+  std::string description() const override;
+  SoftwareVersions software() const override;
+  double peak_flops() override;
+  std::string peak_source() const override;
+  void attach_thread() override { make_current(); }
+
+  MemorySource& memory() override { return memory_; }
+  MemorySource& host_memory() override { return host_memory_; }
+  std::optional<DeviceMemoryUse> memory_use() const override;
+  Arena& scratch(Lane lane) override { return state(lane).scratch; }
+
+  void order(Lane awaited, Lane waiting) override;
+  std::unique_ptr<Recording> record(std::function<void()> work) override;
+  std::unique_ptr<Event> make_event(Lane lane) override;
+  std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
+
+  void upload(Tensor destination, const void* host) override;
+  void download(void* host, Tensor source) override;
+  void begin_download(void* host, Tensor source) override;
+
+ private:
+  struct LaneState {
+    LaneState(CudaDevice& device, Lane lane, const char* scratch_name);
+    CudaStream stream;
+    Arena scratch;
+    CudaOps ops;
+  };
+  LaneState& state(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
+  cudaStream_t stream(Lane lane) { return state(lane).stream.get(); }
+  Ops& lane_ops(Lane lane) override { return state(lane).ops; }
+  void make_current() const;
+
+  int index_;
+  DType compute_dtype_;
+  std::string name_;  // of the hardware; known once the device is checked, and current from then on
+  int num_sms_;
+  DeviceLibraries& libraries_;
+  DeviceMemory memory_;
+  PinnedMemory host_memory_;
+  CudaEvent order_;                         // what order() records and waits for
+  std::array<LaneState, kNumLanes> lanes_;  // in the order of kLanes; their scratch is of memory_
+};
+
+}  // namespace nmoe::cuda

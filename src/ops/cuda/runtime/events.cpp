@@ -1,0 +1,41 @@
+#include "ops/cuda/runtime/events.h"
+
+#include "ops/cuda/runtime/check.h"
+
+namespace nmoe::cuda {
+
+CudaEvent::CudaEvent(unsigned flags) {
+  NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags | cudaEventDisableTiming));
+}
+
+void StreamEvent::record() { NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_)); }
+
+bool StreamEvent::reached() const {
+  const cudaError_t status = cudaEventQuery(event_.get());
+  if (status == cudaErrorNotReady) return false;
+  NMOE_CUDA_CHECK(status);
+  return true;
+}
+
+void StreamEvent::wait() const { NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
+
+// A copy that nobody took may still be reading host memory that goes next.
+StreamPrefetch::~StreamPrefetch() { cudaStreamSynchronize(copy_stream_); }
+
+void StreamPrefetch::send(const void* host) {
+  if (staging_.raw() == nullptr) return;  // a counting run's
+  NMOE_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_, taken_.get(), 0));
+  NMOE_CUDA_CHECK(cudaMemcpyAsync(staging_.raw(), host, static_cast<size_t>(staging_.num_bytes()),
+                                  cudaMemcpyHostToDevice, copy_stream_));
+  NMOE_CUDA_CHECK(cudaEventRecord(sent_.get(), copy_stream_));
+}
+
+void StreamPrefetch::take() {
+  if (staging_.raw() == nullptr) return;
+  NMOE_CUDA_CHECK(cudaStreamWaitEvent(stream_, sent_.get(), 0));
+  NMOE_CUDA_CHECK(cudaMemcpyAsync(destination_.raw(), staging_.raw(), static_cast<size_t>(staging_.num_bytes()),
+                                  cudaMemcpyDeviceToDevice, stream_));
+  NMOE_CUDA_CHECK(cudaEventRecord(taken_.get(), stream_));
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,53 @@
+// Order between streams, and between a stream and the host: events and prefetches (ops/device.h) by CUDA events.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/device.h"
+#include "tensor/tensor.h"
+
+namespace nmoe::cuda {
+
+// Without timing. Of the device that is current when it is made; only streams of that device record it.
+class CudaEvent {
+ public:
+  explicit CudaEvent(unsigned flags = cudaEventDefault);  // of cudaEventCreateWithFlags
+  ~CudaEvent() { cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class StreamEvent final : public Event {
+ public:
+  explicit StreamEvent(cudaStream_t stream) : event_(cudaEventBlockingSync), stream_(stream) {}
+  void record() override;
+  bool reached() const override;
+  void wait() const override;  // asleep, not spinning
+
+ private:
+  CudaEvent event_;
+  cudaStream_t stream_;
+};
+
+// send() copies on `copy_stream` into `staging`, which is free once the last take() is done; take() copies on from
+// there on `stream`.
+class StreamPrefetch final : public Prefetch {
+ public:
+  StreamPrefetch(cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
+      : stream_(stream), copy_stream_(copy_stream), staging_(staging), destination_(destination) {}
+  ~StreamPrefetch() override;
+  void send(const void* host) override;
+  void take() override;
+
+ private:
+  CudaEvent sent_, taken_;
+  cudaStream_t stream_, copy_stream_;
+  Tensor staging_, destination_;
+};
+
+}  // namespace nmoe::cuda

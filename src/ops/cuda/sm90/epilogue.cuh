@@ -1,0 +1,154 @@
+// Epilogues: a consumer warp's share of a tile of C, from registers to global memory.
+//
+// A warpgroup's sums are 64 rows of C, of which a warp has 16 (wgmma.cuh): lane l holds, in c[4 j + 2 h + p],
+// C[8 h + l / 4, 8 j + 2 (l % 4) + p] of them. Here `num_rows` and `num_cols` are what exists of C from the warp's
+// first row and the tile's first column on: they may be more than the warp and the tile have, num_rows also none.
+//
+// BF16 rows go through shared memory, so that TMA writes whole rows: a warp stages its 16, and one lane a row starts a
+// copy that is under way while the warp goes on to its next tile. A warp has StagedRows<...>::kWarpBytes of its own for
+// that, and must pass staging_free() before it writes them again and before it ends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/shared_memory.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/sm90/tma.cuh"
+
+namespace nmoe::cuda::sm90 {
+
+constexpr int kWarpRows = 16;  // of a warp in a tile
+
+// Rows of kCols BF16 values.
+template <int kCols>
+struct StagedRows {
+  static_assert(kCols % 16 == 0 && kCols <= 256);
+  static constexpr int kRowBytes = kCols * 2 + 16;  // rows begin 16 bytes apart in banks
+  static constexpr int kWarpBytes = kWarpRows * kRowBytes;
+  static_assert(kRowBytes % 16 == 0, "TMA and stmatrix want 16 bytes");
+};
+
+__device__ inline uint32_t bf16_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Four 8 x 8 matrices of bf16 pairs to shared memory; lane l names row l % 8 of matrix l / 8.
+__device__ inline void store_matrices(void* row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// Waits until the warp's staged rows have been read and may be written again.
+__device__ inline void staging_free() {
+  tma_wait_group_read<0>();
+  __syncwarp();
+}
+
+// Columns [kFirst, kFirst + kCount) of the warp's rows, rounded to BF16, into its staging of rows of kCols. `num_cols`:
+// that exist from kFirst on.
+template <int kCols, int kFirst, int kCount>
+__device__ void stage_columns(const float (&c)[kCols / 2], int num_cols, std::byte* staged) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  std::byte* const corner = staged + lane % kWarpRows * StagedRows<kCols>::kRowBytes + lane / kWarpRows * 16;
+#pragma unroll
+  for (int i = kFirst / 16; i < (kFirst + kCount) / 16; ++i) {
+    if (16 * i - kFirst < num_cols) {
+      store_matrices(corner + 32 * i, bf16_pair(c[8 * i], c[8 * i + 1]), bf16_pair(c[8 * i + 2], c[8 * i + 3]),
+                     bf16_pair(c[8 * i + 4], c[8 * i + 5]), bf16_pair(c[8 * i + 6], c[8 * i + 7]));
+    }
+  }
+}
+
+// Starts the copies of `num_cols` staged columns to `target`, whose rows are `stride` apart. A lane whose row exists
+// starts one; tma_commit_group() closes the group.
+template <int kCols>
+__device__ void store_staged(const std::byte* staged, int num_rows, int num_cols, __nv_bfloat16* target,
+                             int64_t stride) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  fence_proxy_async();
+  __syncwarp();
+  if (lane < min(num_rows, kWarpRows)) {
+    tma_store_bytes(target + lane * stride, staged + lane * StagedRows<kCols>::kRowBytes, num_cols * 2);
+  }
+}
+
+// C's rows in BF16. `target`: the warp's first row at the tile's first column, aligned to 16 bytes as every row is.
+template <int kCols>
+__device__ void store_rows(const float (&c)[kCols / 2], int num_rows, int num_cols, __nv_bfloat16* target,
+                           int64_t stride, std::byte* staged) {
+  num_cols = min(num_cols, kCols);
+  staging_free();
+  stage_columns<kCols, 0, kCols>(c, num_cols, staged);
+  store_staged<kCols>(staged, num_rows, num_cols, target, stride);
+  tma_commit_group();
+}
+
+// What SwiGLU multiplies the warp's rows by: those of lane / 4 and 8 below it.
+struct RowWeights {
+  float upper, lower;
+};
+
+// c[j] = silu(c[j]) * c[j + kCols / 4] * weight, of values rounded as they are stored: gates are the first half of the
+// tile's columns, and what they gate the second.
+template <int kCols>
+__device__ void apply_swiglu(float (&c)[kCols / 2], const RowWeights& weights) {
+  const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
+#pragma unroll
+  for (int j = 0; j < kCols / 4; ++j) {
+    const float gate = rounded(c[j]), up = rounded(c[j + kCols / 4]);
+    c[j] = swiglu<__nv_bfloat16>(gate, up) * (j % 4 < 2 ? weights.upper : weights.lower);
+  }
+}
+
+// The two halves of a tile as columns of `pre`, `hidden_width` apart, then silu(gate) * up * weight as columns of
+// `hidden`. `num_cols`: of either half. pre rows are 2 * hidden_width apart, hidden's hidden_width.
+template <int kCols>
+__device__ void store_swiglu_rows(float (&c)[kCols / 2], const RowWeights& weights, int num_rows, int num_cols,
+                                  __nv_bfloat16* pre, __nv_bfloat16* hidden, int hidden_width, std::byte* staged) {
+  constexpr int kHalf = kCols / 2;
+  num_cols = min(num_cols, kHalf);
+  staging_free();
+  stage_columns<kCols, 0, kHalf>(c, num_cols, staged);
+  stage_columns<kCols, kHalf, kHalf>(c, num_cols, staged);
+  store_staged<kCols>(staged, num_rows, num_cols, pre, 2 * hidden_width);
+  store_staged<kCols>(staged + kHalf * 2, num_rows, num_cols, pre + hidden_width, 2 * hidden_width);
+  tma_commit_group();
+  apply_swiglu<kCols>(c, weights);
+  staging_free();
+  stage_columns<kCols, 0, kHalf>(c, num_cols, staged);
+  store_staged<kCols>(staged, num_rows, num_cols, hidden, hidden_width);
+  tma_commit_group();
+}
+
+// Two sums at once, without reading them. One thread adds to an element, so that the result has no order to depend on.
+__device__ inline void add_pair(float* target, float c0, float c1) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(c0), "f"(c1) : "memory");
+}
+
+// C's rows in F32, written (=) or added to (+=). `target` as in store_rows, but aligned to 8 bytes.
+template <int kCols, bool kAccumulate>
+__device__ void store_sums(const float (&c)[kCols / 2], int num_rows, int num_cols, float* target, int64_t stride) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+    if (row >= num_rows) return;
+    float* const pairs = target + row * stride + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kCols / 8; ++j) {
+      if (8 * j >= num_cols) continue;
+      if constexpr (kAccumulate) {
+        add_pair(pairs + 8 * j, c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
+      } else {
+        *reinterpret_cast<float2*>(pairs + 8 * j) = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
+      }
+    }
+  }
+}
+
+}  // namespace nmoe::cuda::sm90

@@ -1,0 +1,46 @@
+// The Tensor Memory Accelerator: bulk copies between global and shared memory that one thread starts.
+// Semantics: PTX ISA 8.x, "Data Movement and Conversion Instructions: cp.async.bulk".
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "ops/cuda/primitives/shared_memory.cuh"
+
+namespace nmoe::cuda::sm90 {
+
+// What this thread wrote to shared memory becomes visible to TMA and wgmma, which reach memory by another way (the
+// async proxy). A barrier must follow before another thread starts them.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+// --- loads, which complete on an mbarrier
+__device__ inline void tma_prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+// The map's box whose first element is (column, row), to shared memory. Its bytes count towards those that the phase of
+// `barrier` expects. What lies outside of the tensor comes as zeros, and counts too.
+__device__ inline void tma_load(const CUtensorMap& map, int column, int row, void* target, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "[%4];\n" ::"r"(shared_address(target)),
+      "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// --- stores, in groups that the issuing thread commits and waits for
+// `bytes` (a multiple of 16) of shared memory to global, both aligned to 16.
+__device__ inline void tma_store_bytes(void* target, const void* source, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(target),
+               "r"(shared_address(source)), "r"(bytes)
+               : "memory");
+}
+__device__ inline void tma_commit_group() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// Waits until at most kPending groups of this thread's stores have not yet read their source.
+template <int kPending>
+__device__ void tma_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
+}
+
+}  // namespace nmoe::cuda::sm90

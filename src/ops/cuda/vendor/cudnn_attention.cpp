@@ -1,0 +1,309 @@
+// The operations that cuDNN matches its attention kernels by. With scores = scale * q k^T, -inf where they are masked:
+//
+//   forward    out = softmax(scores) v;  lse = log of the sum of exp(scores)
+//   backward   delta = sum over a head of dout * out;  p = exp(scores - lse);  dv = p^T dout
+//              ds = p * (dout v^T - delta) * scale;  dk = ds^T q;  dq = ds k
+//
+// (arXiv 2307.08691, algorithms 1 and 2, without the tiles.) dq is a second product over a stored ds, so that it has
+// one order: blocks of keys do not add to it.
+//
+// Matrix-bound: 2 * B * H * S^2 * (Dk + Dv) / 2 FLOP forward when causal, 2.5 times that backward.
+#include "ops/cuda/vendor/cudnn_attention.h"
+
+#include <algorithm>
+#include <compare>
+#include <future>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/vendor/cudnn_graph.h"
+#include "ops/cuda/vendor/cudnn_library.h"
+
+namespace nmoe::cuda {
+namespace {
+
+struct DestroyHandle {
+  void operator()(cudnnHandle_t handle) const noexcept { cudnn().destroy(handle); }
+};
+using Handle = std::unique_ptr<cudnnContext, DestroyHandle>;
+
+// What a plan depends on. It works on the first num_seqs sequences, and there on the first kv_heads key/value heads
+// with their query heads, of tensors of `all_kv_heads`.
+struct Key {
+  int64_t num_seqs, seq_len, kv_heads, all_kv_heads, group;  // group: query heads that share a key/value head
+  int64_t key_size, value_size;
+  int64_t window;  // 0: none
+  double scale;
+  bool has_first_keys, backward;
+
+  auto operator<=>(const Key&) const = default;
+  int64_t heads() const { return kv_heads * group; }
+  int64_t all_heads() const { return all_kv_heads * group; }
+};
+
+// A plan, its tensors (where it has them), and a handle of its own, so that plans can be built side by side.
+struct Plan {
+  CudnnTensor q, k, v, out, lse, first_keys, dout, dq, dk, dv, delta;
+  Handle handle;
+  CudnnPlan plan;
+};
+
+Key key_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, bool has_first_keys) {
+  return {.num_seqs = shape.num_seqs,
+          .seq_len = shape.seq_len,
+          .kv_heads = k.dim(1),
+          .all_kv_heads = k.dim(1),
+          .group = q.dim(1) / k.dim(1),
+          .key_size = q.dim(2),
+          .value_size = v.dim(2),
+          .window = shape.window < shape.seq_len ? shape.window : 0,
+          .scale = shape.scale,
+          .has_first_keys = has_first_keys,
+          .backward = false};
+}
+
+// A part of a [T, all_heads, size] tensor as cuDNN's [B, heads, S, size].
+CudnnTensor heads_tensor(CudnnGraph& graph, const Key& key, int64_t heads, int64_t all_heads, int64_t size) {
+  return graph.memory(CUDNN_DATA_BFLOAT16, {key.num_seqs, heads, key.seq_len, size},
+                      {key.seq_len * all_heads * size, size, all_heads * size, 1});
+}
+CudnnTensor query_tensor(CudnnGraph& graph, const Key& key, int64_t size) {
+  return heads_tensor(graph, key, key.heads(), key.all_heads(), size);
+}
+CudnnTensor key_tensor(CudnnGraph& graph, const Key& key, int64_t size) {
+  return heads_tensor(graph, key, key.kv_heads, key.all_kv_heads, size);
+}
+// The same as [B, heads, size, S].
+CudnnTensor key_tensor_transposed(CudnnGraph& graph, const Key& key, int64_t size) {
+  return graph.memory(CUDNN_DATA_BFLOAT16, {key.num_seqs, key.kv_heads, size, key.seq_len},
+                      {key.seq_len * key.all_kv_heads * size, size, 1, key.all_kv_heads * size});
+}
+CudnnDims row_dims(const Key& key) { return {key.num_seqs, key.heads(), key.seq_len, 1}; }
+CudnnTensor lse_tensor(CudnnGraph& graph, const Key& key) {
+  return graph.memory(CUDNN_DATA_FLOAT, row_dims(key), {key.all_heads() * key.seq_len, key.seq_len, 1, 1});
+}
+
+// NOTE: an equal formula in another order may find no kernel, or a slower one. This is the order of NVIDIA's own
+// frontend for cuDNN.
+CudnnTensor masked_scores(CudnnGraph& graph, const Key& key, Plan& plan) {
+  CudnnTensor scores =
+      graph.pointwise(CUDNN_POINTWISE_MUL, graph.multiply(plan.q, plan.k), graph.scalar(static_cast<float>(key.scale)));
+  if (key.backward) scores = graph.pointwise(CUDNN_POINTWISE_SUB, scores, plan.lse);
+  const CudnnTensor unseen = graph.scalar(-std::numeric_limits<float>::infinity());
+  if (key.has_first_keys) {
+    plan.first_keys = graph.memory(CUDNN_DATA_INT32, {key.num_seqs, 1, key.seq_len, 1});
+    const CudnnTensor column = graph.index(scores, 3);
+    scores = graph.select(scores, unseen,
+                          graph.pointwise(CUDNN_POINTWISE_CMP_GE, column, plan.first_keys, CUDNN_DATA_BOOLEAN));
+  }
+  {
+    const CudnnTensor row = graph.index(scores, 2), column = graph.index(scores, 3);
+    scores = graph.select(scores, unseen, graph.pointwise(CUDNN_POINTWISE_CMP_GE, row, column, CUDNN_DATA_BOOLEAN));
+  }
+  if (key.window > 0) {
+    const CudnnTensor row = graph.index(scores, 2), column = graph.index(scores, 3);
+    const CudnnTensor reach =
+        graph.pointwise(CUDNN_POINTWISE_ADD, column, graph.scalar(static_cast<float>(key.window)));
+    scores = graph.select(scores, unseen, graph.pointwise(CUDNN_POINTWISE_CMP_GT, reach, row, CUDNN_DATA_BOOLEAN));
+  }
+  return scores;
+}
+
+void describe_forward(CudnnGraph& graph, const Key& key, Plan& plan) {
+  plan.q = query_tensor(graph, key, key.key_size);
+  plan.k = key_tensor_transposed(graph, key, key.key_size);
+  plan.v = key_tensor(graph, key, key.value_size);
+  plan.out = query_tensor(graph, key, key.value_size);
+  plan.lse = lse_tensor(graph, key);
+
+  const CudnnTensor scores = masked_scores(graph, key, plan);
+  const CudnnTensor highest = graph.reduce(CUDNN_REDUCE_TENSOR_MAX, scores, row_dims(key));
+  const CudnnTensor e = graph.pointwise(CUDNN_POINTWISE_EXP, graph.pointwise(CUDNN_POINTWISE_SUB, scores, highest));
+  const CudnnTensor total = graph.reduce(CUDNN_REDUCE_TENSOR_ADD, e, row_dims(key));
+  graph.pointwise_into(CUDNN_POINTWISE_ADD, highest, graph.pointwise(CUDNN_POINTWISE_LOG, total), plan.lse);
+  graph.multiply_into(graph.pointwise(CUDNN_POINTWISE_DIV, e, total, CUDNN_DATA_BFLOAT16), plan.v, plan.out);
+}
+
+void describe_backward(CudnnGraph& graph, const Key& key, Plan& plan) {
+  plan.q = query_tensor(graph, key, key.key_size);
+  plan.k = key_tensor_transposed(graph, key, key.key_size);
+  plan.v = key_tensor_transposed(graph, key, key.value_size);
+  plan.out = query_tensor(graph, key, key.value_size);
+  plan.dout = query_tensor(graph, key, key.value_size);
+  plan.lse = lse_tensor(graph, key);
+  plan.dq = query_tensor(graph, key, key.key_size);
+  plan.dk = key_tensor(graph, key, key.key_size);
+  plan.dv = key_tensor(graph, key, key.value_size);
+  plan.delta = graph.memory(CUDNN_DATA_FLOAT, row_dims(key));
+
+  const CudnnTensor products = graph.pointwise(CUDNN_POINTWISE_MUL, plan.dout, plan.out);
+  const CudnnTensor sums = graph.reduce(CUDNN_REDUCE_TENSOR_ADD, products, row_dims(key));
+  graph.pointwise_into(CUDNN_POINTWISE_MUL, sums, graph.scalar(1.0F), plan.delta);
+
+  // Where heads are shared: a gradient for each query head, then their sum.
+  const auto multiply_into_shared = [&](const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& gradient) {
+    if (key.group == 1) return graph.multiply_into(a, b, gradient);
+    graph.reduce_into(CUDNN_REDUCE_TENSOR_ADD, graph.multiply(a, b, CUDNN_DATA_BFLOAT16), gradient);
+  };
+  const CudnnTensor p = graph.pointwise(CUDNN_POINTWISE_EXP, masked_scores(graph, key, plan));
+  multiply_into_shared(graph.transpose(p), plan.dout, plan.dv);
+
+  const CudnnTensor dp = graph.pointwise(CUDNN_POINTWISE_SUB, graph.multiply(plan.dout, plan.v), plan.delta);
+  const CudnnTensor ds = graph.pointwise(CUDNN_POINTWISE_MUL, graph.pointwise(CUDNN_POINTWISE_MUL, dp, p),
+                                         graph.scalar(static_cast<float>(key.scale)));
+  multiply_into_shared(graph.transpose(ds), plan.q, plan.dk);
+
+  graph.multiply_into(ds, graph.transpose(plan.k), plan.dq);
+}
+
+// Of the device, which the calling thread may not have used before.
+Plan make_plan(int device_index, const Key& key) {
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index));
+  Plan plan;
+  cudnnHandle_t handle = nullptr;
+  NMOE_CUDNN_CHECK(cudnn().create(&handle));
+  plan.handle.reset(handle);
+  CudnnGraph graph(handle);
+  if (key.backward) {
+    describe_backward(graph, key, plan);
+  } else {
+    describe_forward(graph, key, plan);
+  }
+  plan.plan = graph.build(fmt::format("attention {} over {} sequences of {}, {} heads of {} and {} for {} queries each",
+                                      key.backward ? "backward" : "forward", key.num_seqs, key.seq_len, key.kv_heads,
+                                      key.key_size, key.value_size, key.group));
+  return plan;
+}
+
+// How many sequences, and how many of their key/value heads, backward takes at a time.
+struct Part {
+  int64_t num_seqs, kv_heads;
+};
+Part part_of(const Key& key, int64_t workspace_limit) {
+  // Statistics of a part have to begin at multiples of 16 bytes, as graphs are told.
+  if (key.seq_len % 4 != 0) return {key.num_seqs, key.all_kv_heads};
+  constexpr int64_t kTile = 128;
+  const int64_t rows = (key.seq_len + kTile - 1) / kTile * kTile;
+  // The gradients of scores; where heads are shared, those of keys and values before their sum.
+  const int64_t shared_bytes = key.group > 1 ? rows * (key.key_size + key.value_size) * 2 : 0;
+  const int64_t head_bytes = key.group * (rows * rows * 2 + shared_bytes);
+  const int64_t heads = std::max<int64_t>(workspace_limit / head_bytes, 1);
+  if (heads < key.all_kv_heads) return {1, heads};
+  return {std::min(heads / key.all_kv_heads, key.num_seqs), key.all_kv_heads};
+}
+
+// Calls work(first sequence, first key/value head, key of the part) over all parts.
+template <class Work>
+void for_each_part(const Key& whole, const Part& part, const Work& work) {
+  Key key = whole;
+  for (int64_t seq = 0; seq < whole.num_seqs; seq += part.num_seqs) {
+    for (int64_t head = 0; head < whole.kv_heads; head += part.kv_heads) {
+      key.num_seqs = std::min(part.num_seqs, whole.num_seqs - seq);
+      key.kv_heads = std::min(part.kv_heads, whole.kv_heads - head);
+      work(seq, head, key);
+    }
+  }
+}
+
+Key backward_key(Key key) {
+  key.backward = true;
+  return key;
+}
+
+// Memory from one element on.
+template <class T>
+const void* from(const Tensor& x, int64_t element) {
+  return static_cast<const T*>(x.raw()) + element;
+}
+using Bf16 = uint16_t;
+
+}  // namespace
+
+bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size) {
+  constexpr bool kHopper = NMOE_CUDA_MAJOR == 9;
+  if (act != DType::kBF16 || key_size % 8 != 0 || value_size % 8 != 0) return false;
+  if (!kHopper && key_size == 192) return value_size == 128;
+  constexpr int64_t kLargest = kHopper ? 256 : 128;
+  return key_size <= kLargest && value_size <= kLargest;
+}
+
+struct CudnnAttention::Plans {
+  std::mutex mutex;  // of the map; held too while a plan runs, for its handle has one stream at a time
+  std::map<Key, std::shared_future<Plan>> all;
+
+  // The plan, being built or built already.
+  std::shared_future<Plan> start(int device_index, const Key& key) {
+    const std::lock_guard lock(mutex);
+    auto& plan = all[key];
+    if (!plan.valid()) plan = std::async(std::launch::async, make_plan, device_index, key).share();
+    return plan;
+  }
+
+  void run(const Plan& plan, const Context& ctx, std::span<const CudnnPlan::Binding> bindings,
+           const Tensor& workspace) {
+    const std::lock_guard lock(mutex);
+    NMOE_CUDNN_CHECK(cudnn().set_stream(plan.handle.get(), ctx.stream));
+    plan.plan.run(plan.handle.get(), bindings, workspace.raw());
+  }
+};
+
+CudnnAttention::CudnnAttention(int device_index) : device_index_(device_index), plans_(std::make_unique<Plans>()) {}
+CudnnAttention::~CudnnAttention() = default;
+
+void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
+  const Key key = key_of(args.shape, args.q, args.k, args.v, first_keys.defined());
+  std::vector<std::shared_future<Plan>> futures = {plans_->start(device_index_, key)};
+  if (ctx.counting()) {  // backward's are likely to be wanted next, and all together take as long as one
+    const Key backward = backward_key(key);
+    for_each_part(backward, part_of(backward, kWorkspaceLimit),
+                  [&](int64_t, int64_t, const Key& part) { futures.push_back(plans_->start(device_index_, part)); });
+    for (const auto& future : futures) future.wait();
+  }
+  const Plan& plan = futures.front().get();
+  ArenaScope scope(ctx.scratch);
+  const Tensor workspace = scope.allocate(DType::kU8, {plan.plan.workspace_bytes()});
+  if (ctx.counting()) return;
+  std::vector<CudnnPlan::Binding> bindings = {{plan.q, args.q.raw()},
+                                              {plan.k, args.k.raw()},
+                                              {plan.v, args.v.raw()},
+                                              {plan.out, args.out.raw()},
+                                              {plan.lse, args.lse.raw()}};
+  if (key.has_first_keys) bindings.emplace_back(plan.first_keys, first_keys.raw());
+  plans_->run(plan, ctx, bindings, workspace);
+}
+
+void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
+                              int64_t workspace_limit) {
+  const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()));
+  const int64_t H = whole.all_heads(), G = whole.all_kv_heads, S = whole.seq_len;
+  const int64_t Dk = whole.key_size, Dv = whole.value_size;
+  for_each_part(whole, part_of(whole, workspace_limit), [&](int64_t seq, int64_t kv_head, const Key& key) {
+    const std::shared_future<Plan> future = plans_->start(device_index_, key);
+    const Plan& plan = future.get();
+    ArenaScope scope(ctx.scratch);
+    const Tensor workspace = scope.allocate(DType::kU8, {plan.plan.workspace_bytes()});
+    const Tensor delta = scope.allocate(DType::kF32, {key.num_seqs, key.heads(), S});
+    if (ctx.counting()) return;
+    const int64_t query_row = seq * S * H + kv_head * key.group, key_row = seq * S * G + kv_head;
+    std::vector<CudnnPlan::Binding> bindings = {{plan.q, from<Bf16>(args.q, query_row * Dk)},
+                                                {plan.k, from<Bf16>(args.k, key_row * Dk)},
+                                                {plan.v, from<Bf16>(args.v, key_row * Dv)},
+                                                {plan.out, from<Bf16>(args.out, query_row * Dv)},
+                                                {plan.dout, from<Bf16>(args.dout, query_row * Dv)},
+                                                {plan.lse, from<float>(args.lse, (seq * H + kv_head * key.group) * S)},
+                                                {plan.dq, from<Bf16>(args.dq, query_row * Dk)},
+                                                {plan.dk, from<Bf16>(args.dk, key_row * Dk)},
+                                                {plan.dv, from<Bf16>(args.dv, key_row * Dv)},
+                                                {plan.delta, delta.raw()}};
+    if (key.has_first_keys) bindings.emplace_back(plan.first_keys, from<int32_t>(first_keys, seq * S));
+    plans_->run(plan, ctx, bindings, workspace);
+  });
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,15 @@
+// Descriptions of matrices for Hopper's Tensor Memory Accelerator (TMA).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace nmoe::cuda {
+
+// Panels of 64 x 64 of a BF16 matrix [rows, cols], row-major, copied with the swizzle of 128 bytes
+// (sm90/wgmma.cuh). `data` is aligned to 16 bytes and cols is a multiple of 8; rows, cols > 0. Throws where the
+// driver refuses.
+CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols);
+
+}  // namespace nmoe::cuda
