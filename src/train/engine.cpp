@@ -69,8 +69,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
-  for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) shared_.push_back(parameter.grad);
+  for (const Weight& weight : model_.weights().all()) {
+    if (weight.grad.defined()) shared_.push_back(weight.grad);
   }
   shared_.push_back(loss_sum_);
   for (const Moe* moe : model_.moe_layers()) {
@@ -278,9 +278,9 @@ void Engine::restore() {
 
 void Engine::broadcast_state() {
   std::vector<Tensor> state;
-  for (const Parameter& parameter : model_.parameters().all()) {
-    state.push_back(parameter.value);
-    if (parameter.low.defined()) state.push_back(parameter.low);
+  for (const Weight& weight : model_.weights().all()) {
+    state.push_back(weight.value);
+    if (weight.low.defined()) state.push_back(weight.low);
   }
   for (const NamedTensor& moments : optimizer_->state()) state.push_back(moments.tensor);
   rank_.communicator.broadcast(state, Lane::kCompute);

@@ -14,11 +14,12 @@
 namespace nmoe::test {
 
 struct ReadyEngine {
-  explicit ReadyEngine(Config config, int num_threads = 1)
+  // One of config.parallel.ranks, which `communicator` is of.
+  explicit ReadyEngine(Config config, int num_threads = 1, Communicator& communicator = single_rank())
       : plan(plan_engine_storage(with_threads(config, num_threads))),
         device(make_device(device_options(config.run))),
         storage(*device, plan),
-        engine(config, storage) {
+        engine(config, {*device, communicator}, storage) {
     engine.initialise();
   }
 
