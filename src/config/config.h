@@ -12,7 +12,10 @@
 
 namespace nmoe {
 
-enum class AttentionKind { kMla, kGqa };
+// What mixes the positions of a sequence in a layer: model/mla.h, model/gqa.h.
+enum class MixerKind { kMla, kGqa };
+// What works on each position for itself: model/mlp.h, model/moe.h.
+enum class FeedForwardKind { kDense, kMoe };
 // What activations and the weights in products are: kDevice is bf16 on CUDA and fp32 on the CPU. Master weights,
 // gradients and moments are fp32 either way.
 enum class Precision { kDevice, kBf16, kFp32 };
@@ -88,6 +91,7 @@ struct InitConfig {
   bool depth_scaled_outputs = true;  // output projections: std / sqrt(2 * num_layers)
 };
 
+// The layers one by one: config/layers.h.
 struct ModelConfig {
   int64_t vocab_size = 0;  // 0: the tokenizer's
   int64_t dim = 256;
@@ -96,7 +100,7 @@ struct ModelConfig {
   int64_t num_dense_layers = 1;  // the first n layers have a dense MLP
   int64_t dense_dim = 1024;      // hidden width of dense MLPs
   Activation activation = Activation::kSwiGlu;
-  AttentionKind attention = AttentionKind::kMla;
+  MixerKind attention = MixerKind::kMla;
   int64_t window = 0;             // sliding window of local layers; 0: all layers are global
   int64_t attn_global_every = 1;  // layers n, 2n, ... from 1 are global, the last always
   int64_t max_positions = 0;      // longest text the model is meant for; 0: data.seq_len

@@ -100,7 +100,7 @@ constexpr Named<Precision> kPrecisions[] = {
     {Precision::kDevice, "device"}, {Precision::kBf16, "bf16"}, {Precision::kFp32, "fp32"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
-constexpr Named<AttentionKind> kAttentionKinds[] = {{AttentionKind::kMla, "mla"}, {AttentionKind::kGqa, "gqa"}};
+constexpr Named<MixerKind> kMixerKinds[] = {{MixerKind::kMla, "mla"}, {MixerKind::kGqa, "gqa"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
@@ -226,7 +226,7 @@ void describe_attention(FieldList& f, ModelConfig& model) {
 
   MlaConfig& mla = model.mla;
   f.section("model.mla");
-  f.following_need(model.attention == AttentionKind::kMla, "model.attention = \"mla\"");
+  f.following_need(model.attention == MixerKind::kMla, "model.attention = \"mla\"");
   f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone, "width of latent queries; 0: projected directly");
   f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "width of latent keys and values");
   f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize, "part of a query or key head without RoPE");
@@ -236,7 +236,7 @@ void describe_attention(FieldList& f, ModelConfig& model) {
 
   GqaConfig& gqa = model.gqa;
   f.section("model.gqa");
-  f.following_need(model.attention == AttentionKind::kGqa, "model.attention = \"gqa\"");
+  f.following_need(model.attention == MixerKind::kGqa, "model.attention = \"gqa\"");
   f.key("num_kv_heads", gqa.num_kv_heads, kSize, "key and value heads; divides num_heads");
   f.key("head_dim", gqa.head_dim, kSize, "width of a query, key or value head");
   f.key("qk_norm", gqa.qk_norm, kFlag, "RMSNorm over each query and key head before RoPE");
@@ -272,7 +272,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs")
       .needs(!has_experts || model.num_dense_layers > 0, "model.num_dense_layers > 0");
   f.key("activation", model.activation, kActivations, "of dense MLPs and experts");
-  f.key("attention", model.attention, kAttentionKinds, "multi-head latent or grouped-query");
+  f.key("attention", model.attention, kMixerKinds, "multi-head latent or grouped-query");
   f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global");
   f.key("attn_global_every", model.attn_global_every, kSize, "every n-th layer is global, and the last")
       .needs(model.window > 0, "model.window > 0");

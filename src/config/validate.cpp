@@ -44,7 +44,7 @@ class Rules {
 };
 
 void check_attention(Rules& rules, const ModelConfig& model) {
-  if (model.attention == AttentionKind::kMla) {
+  if (model.attention == MixerKind::kMla) {
     rules.require(model.mla.qk_rope_head_dim % 2 == 0, {"model.mla.qk_rope_head_dim"}, "RoPE rotates pairs",
                   "make it even");
   } else {

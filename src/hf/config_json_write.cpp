@@ -49,7 +49,7 @@ void require_yarn(Fit& fit, const YarnConfig& yarn, ModelType type) {
 }
 
 void require_gqa(Fit& fit, const ModelConfig& config) {
-  fit.require(config.attention == AttentionKind::kGqa, "model.attention", "grouped-query attention");
+  fit.require(config.attention == MixerKind::kGqa, "model.attention", "grouped-query attention");
   fit.require(config.gqa.qk_norm, "model.gqa.qk_norm", "norms of queries and keys");
   fit.require(config.rope.layout == RopeLayout::kHalfSplit, "model.rope.layout",
               "pairs split over the halves of a head");
@@ -61,7 +61,7 @@ void require_gqa(Fit& fit, const ModelConfig& config) {
 }
 
 void require_mla(Fit& fit, const ModelConfig& config) {
-  fit.require(config.attention == AttentionKind::kMla, "model.attention", "latent attention");
+  fit.require(config.attention == MixerKind::kMla, "model.attention", "latent attention");
   fit.require(config.mla.norm_eps == kHfLatentNormEps, "model.mla.norm_eps", fmt::format("{}", kHfLatentNormEps));
 }
 
@@ -252,9 +252,9 @@ void check_expressible(const ModelConfig& config, ModelType type) {
 
 ModelType model_type_for(const ModelConfig& config) {
   const bool sigmoid = config.moe.score == ScoreFunction::kSigmoid;
-  const ModelType type = config.attention == AttentionKind::kGqa ? ModelType::kQwen3Moe
-                         : sigmoid                               ? ModelType::kDeepseekV3
-                                                                 : ModelType::kDeepseekV2;
+  const ModelType type = config.attention == MixerKind::kGqa ? ModelType::kQwen3Moe
+                         : sigmoid                           ? ModelType::kDeepseekV3
+                                                             : ModelType::kDeepseekV2;
   check_expressible(config, type);
   return type;
 }

@@ -84,7 +84,7 @@ class Workspace {
     for (const MappedParameter& mapped : binding.parameters()) {
       std::vector<std::byte> bytes(static_cast<size_t>(mapped.shape.num_elements()) * sizeof(float));
       const std::span<const std::byte> values = binding.source(mapped, DType::kF32).read(0, bytes);
-      device_.upload(parameter(mapped.name).value, values.data());
+      weight(mapped.name).upload(ops_, values.data());
     }
   }
   // ids [B, S + 1]
@@ -107,11 +107,10 @@ class Workspace {
     const double mean = 1.0 / static_cast<double>(T);
     device_.upload(loss_scale_, &mean);
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
-    const Tensor head = parameter(model_.config().tied_head ? "embedding" : "head").value;
     model_.begin_step();
     // The model itself never makes all logits.
     model_.forward_backward(batch_, scale, activations_, losses_, [&](std::string_view name, Tensor value) {
-      if (name == "final_norm_out") ops_.linear_forward({value, head, logits_});
+      if (name == "final_norm_out") model_.head().forward(ops_, value, logits_);
     });
   }
 
@@ -120,16 +119,11 @@ class Workspace {
     return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
   }
   std::vector<float> logits() const { return download(logits_); }
-  std::vector<float> gradient(const std::string& name) { return download(parameter(name).grad); }
-  bool is_trained(const std::string& name) { return parameter(name).group != ParameterGroup::kBuffer; }
+  std::vector<float> gradient(const std::string& name) { return download(weight(name).grad); }
+  bool is_trained(const std::string& name) { return weight(name).spec.is_trained(); }
 
  private:
-  Parameter& parameter(const std::string& name) {
-    auto& all = model_.parameters().all();
-    const auto found = std::ranges::find(all, name, &Parameter::name);
-    NMOE_CHECK(found != all.end(), "the model has no parameter {}", name);
-    return *found;
-  }
+  Weight& weight(const std::string& name) { return model_.weights().at(name); }
   std::vector<float> download(Tensor tensor) const {
     std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
     device_.download(values.data(), tensor);

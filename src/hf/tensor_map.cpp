@@ -3,8 +3,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "model/model.h"
-#include "ops/factory.h"
+#include "model/spec.h"
 
 namespace nmoe {
 namespace {
@@ -14,7 +13,7 @@ constexpr std::string_view kExperts = ".mlp.experts.";
 // Collects the pieces of one parameter, top to bottom.
 class Pieces {
  public:
-  Pieces(const Parameter& parameter, std::string layer) : shape_(parameter.shape), layer_(std::move(layer)) {}
+  Pieces(const WeightSpec& weight, std::string layer) : shape_(weight.shape), layer_(std::move(layer)) {}
 
   // The next rows are all of `tensor` (within the layer), which has `rows` rows; 0: those that are left.
   void whole(const std::string& tensor, int64_t rows = 0) {
@@ -103,17 +102,28 @@ bool map_latent_attention(const ModelConfig& config, std::string_view name, Piec
   return true;
 }
 
-bool map_mlp(const ModelConfig& config, ModelType type, std::string_view name, Pieces& pieces) {
-  const MoeConfig& moe = config.moe;
+bool map_mixer(const Layer& layer, std::string_view name, Pieces& pieces) {
+  switch (layer.spec.mixer) {
+    case MixerKind::kMla:
+      return map_latent_attention(layer.config, name, pieces);
+    case MixerKind::kGqa:
+      return map_same(kGroupedTensors, name, pieces);
+  }
+  return false;
+}
+
+bool map_feed_forward(const Layer& layer, ModelType type, std::string_view name, Pieces& pieces) {
+  const MoeConfig& moe = layer.config.moe;
+  const int64_t hidden = layer.spec.hidden;
   if (name == "mlp.in") {
-    map_gated("mlp.", config.dense_dim, pieces);
+    map_gated("mlp.", hidden, pieces);
   } else if (name == "moe.shared.in") {
-    map_gated("mlp.shared_experts.", moe.num_shared_experts * moe.expert_dim, pieces);
+    map_gated("mlp.shared_experts.", moe.num_shared_experts * hidden, pieces);
   } else if (name == "moe.experts_in") {
-    for (int64_t e = 0; e < moe.num_experts; ++e) map_gated(fmt::format("mlp.experts.{}.", e), moe.expert_dim, pieces);
+    for (int64_t e = 0; e < moe.num_experts; ++e) map_gated(fmt::format("mlp.experts.{}.", e), hidden, pieces);
   } else if (name == "moe.experts_out") {
     for (int64_t e = 0; e < moe.num_experts; ++e) {
-      pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), config.dim);
+      pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), layer.config.dim);
     }
   } else if (name == "moe.router_bias" && (type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2)) {
     pieces.whole("mlp.gate.e_score_correction_bias");
@@ -123,36 +133,32 @@ bool map_mlp(const ModelConfig& config, ModelType type, std::string_view name, P
   return true;
 }
 
-// Name and pieces of a parameter; the layer's prefix is cut off.
-std::vector<TensorPiece> pieces_of(const ModelConfig& config, ModelType type, const Parameter& parameter) {
-  constexpr std::string_view kLayers = "layers.";
-  std::string_view name = parameter.name;
-  std::string layer;
-  if (name.starts_with(kLayers)) {
-    const size_t dot = name.find('.', kLayers.size());
-    layer = fmt::format("model.{}", name.substr(0, dot + 1));
-    name.remove_prefix(dot + 1);
+std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight) {
+  Pieces pieces(weight, "");
+  NMOE_CHECK(map_same(kModelTensors, weight.name, pieces), "weight {} has no counterpart", weight.name);
+  return pieces.take();
+}
+
+std::vector<TensorPiece> pieces_of_layer(const Layer& layer, ModelType type, const WeightSpec& weight) {
+  const std::string_view name = std::string_view(weight.name).substr(layer.name.size());
+  Pieces pieces(weight, "model." + layer.name);
+  if (map_same(kLayerTensors, name, pieces) || map_feed_forward(layer, type, name, pieces) ||
+      map_mixer(layer, name, pieces)) {
+    return pieces.take();
   }
-  Pieces pieces(parameter, layer);
-  const bool mapped = layer.empty()
-                          ? map_same(kModelTensors, name, pieces)
-                          : map_same(kLayerTensors, name, pieces) || map_mlp(config, type, name, pieces) ||
-                                (config.attention == AttentionKind::kMla ? map_latent_attention(config, name, pieces)
-                                                                         : map_same(kGroupedTensors, name, pieces));
-  if (mapped) return pieces.take();
-  NMOE_CHECK(name == "moe.router_bias", "parameter {} has no counterpart", parameter.name);
+  NMOE_CHECK(name == "moe.router_bias", "weight {} has no counterpart", weight.name);
   return {};
 }
 
 }  // namespace
 
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
-  const auto device = make_device({.num_threads = 1});
-  const Model model(config, device->ops(), /*max_positions=*/1);
+  const std::vector<Layer> layers = layers_of(config);
   std::vector<MappedParameter> mapped;
-  for (const Parameter& parameter : model.parameters().all()) {
-    auto pieces = pieces_of(config, type, parameter);
-    mapped.push_back({parameter.name, parameter.shape, std::move(pieces)});
+  for (const WeightSpec& weight : describe_model(config).weights) {
+    auto pieces = weight.layer < 0 ? pieces_of_model(weight)
+                                   : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
+    mapped.push_back({weight.name, weight.shape, std::move(pieces)});
   }
   return mapped;
 }

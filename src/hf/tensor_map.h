@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "hf/config_json.h"
-#include "model/parameters.h"
+#include "model/spec.h"
 
 namespace nmoe {
 

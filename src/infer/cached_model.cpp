@@ -16,7 +16,7 @@ CachedModel::CachedModel(const fs::path& checkpoint, const CachedModelOptions& o
   tokenizer_ = reader.tokenizer();
   set_up();
   std::vector<NamedTensor> weights;
-  for (const Parameter& parameter : model_->parameters().all()) weights.push_back({parameter.name, parameter.value});
+  for (const Weight& weight : model_->weights().all()) weights.push_back({weight.spec.name, weight.value});
   reader.load_model(weights);
 }
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "config/config.h"
-#include "model/parameters.h"
 
 namespace nmoe {
 
@@ -19,6 +18,7 @@ struct ModelCost {
   double flops_per_token = 0.0;
 };
 
-ModelCost model_cost(const ModelConfig& config, const ParameterSet& parameters, int64_t seq_len);
+// config.vocab_size must be set.
+ModelCost model_cost(const ModelConfig& config, int64_t seq_len);
 
 }  // namespace nmoe

@@ -6,20 +6,33 @@
 
 namespace nmoe {
 
-GroupedQueryAttention::GroupedQueryAttention(const ModelConfig& config, ParameterSet& parameters,
-                                             const std::string& name, int64_t window)
-    : config_(config),
-      name_(name),
-      window_(window),
-      wq_(parameters.add(matrix_parameter(config, name + "q", config.num_heads * config.gqa.head_dim, config.dim))),
-      wk_(parameters.add(
-          matrix_parameter(config, name + "k", config.gqa.num_kv_heads * config.gqa.head_dim, config.dim))),
-      wv_(parameters.add(
-          matrix_parameter(config, name + "v", config.gqa.num_kv_heads * config.gqa.head_dim, config.dim))),
-      wo_(parameters.add(output_parameter(config, name + "out", config.dim, config.num_heads * config.gqa.head_dim))) {
+MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weights) {
+  const ModelConfig& config = layer.config;
+  const int64_t D = config.dim, H = config.num_heads, G = config.gqa.num_kv_heads, C = config.gqa.head_dim;
+  const std::string name = layer.name + "attention.";
+  weights.add(weights.matrix(name + "q", H * C, D));
+  weights.add(weights.matrix(name + "k", G * C, D));
+  weights.add(weights.matrix(name + "v", G * C, D));
+  weights.add(weights.output(name + "out", D, H * C));
   if (config.gqa.qk_norm) {
-    q_norm_.emplace(parameters, name + "q_norm", config.gqa.head_dim, config.norm_eps);
-    k_norm_.emplace(parameters, name + "k_norm", config.gqa.head_dim, config.norm_eps);
+    weights.add(WeightList::gain(name + "q_norm", C));
+    weights.add(WeightList::gain(name + "k_norm", C));
+  }
+  return {
+      .flops_per_position = 6.0 * static_cast<double>(H * (C + C)), .rope_dim = C, .cache = {.widths = {G * C, G * C}}};
+}
+
+GroupedQueryAttention::GroupedQueryAttention(const Layer& layer, WeightSet& weights)
+    : config_(layer.config),
+      name_(layer.name + "attention."),
+      window_(layer.spec.window),
+      q_(weights, name_ + "q"),
+      k_(weights, name_ + "k"),
+      v_(weights, name_ + "v"),
+      out_(weights, name_ + "out") {
+  if (config_.gqa.qk_norm) {
+    q_norm_.emplace(weights, name_ + "q_norm", config_.norm_eps);
+    k_norm_.emplace(weights, name_ + "k_norm", config_.norm_eps);
   }
 }
 
@@ -36,10 +49,11 @@ AttentionShape GroupedQueryAttention::shape(const Pass& pass) const {
 }
 
 Rope GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
+  const RopeTable& table = pass.rope.of(config_.gqa.head_dim);
   return {.x = x,
           .positions = pass.batch.positions,
-          .cos = pass.rope.cos,
-          .sin = pass.rope.sin,
+          .cos = table.cos,
+          .sin = table.sin,
           .rope_offset = 0,
           .layout = config_.rope.layout};
 }
@@ -54,9 +68,9 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   // With norms, the projections are kept apart from what the norms make of them.
   const Tensor q_raw = q_norm_ ? pass.push({T, H, C}) : saved_.q;
   const Tensor k_raw = k_norm_ ? pass.push({T, G, C}) : saved_.k;
-  ops.linear_forward({x, wq_.value, q_raw.reshape({T, H * C})});
-  ops.linear_forward({x, wk_.value, k_raw.reshape({T, G * C})});
-  ops.linear_forward({x, wv_.value, saved_.v.reshape({T, G * C})});
+  q_.forward(ops, x, q_raw.reshape({T, H * C}));
+  k_.forward(ops, x, k_raw.reshape({T, G * C}));
+  v_.forward(ops, x, saved_.v.reshape({T, G * C}));
   if (q_norm_) q_norm_->forward(pass, q_raw, saved_.q);
   if (k_norm_) k_norm_->forward(pass, k_raw, saved_.k);
   ops.rope_forward(rope_args(pass, saved_.q));
@@ -71,37 +85,31 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
+  ops.attention_forward(
+      {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
   pass.look(name_, "heads", saved_.out);
-  ops.linear_forward({saved_.out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true});
-}
-
-LayerCache GroupedQueryAttention::allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const {
-  const Shape shape({num_slots, capacity, config_.gqa.num_kv_heads * config_.gqa.head_dim});
-  const Tensor keys = arena.allocate(dtype, shape);
-  return {.keys = keys, .values = arena.allocate(dtype, shape)};
+  out_.forward(ops, saved_.out.reshape({T, H * C}), y, /*accumulate=*/true);
 }
 
 void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
                                            Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
-  const Tensor positions = pass.batch.positions;
+  const Tensor positions = pass.batch.positions, keys = cache.tensors[0], values = cache.tensors[1];
   project(pass, x);
-  ops.cache_write({.rows = saved_.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = cache.keys});
-  ops.cache_write(
-      {.rows = saved_.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = cache.values});
+  ops.cache_write({.rows = saved_.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = keys});
+  ops.cache_write({.rows = saved_.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = values});
   const Tensor out = pass.push({T, H, C});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
                         .q = saved_.q,
                         .slots = slots,
                         .positions = positions,
-                        .keys = cache.keys,
-                        .values = cache.values,
+                        .keys = keys,
+                        .values = values,
                         .num_kv_heads = G,
                         .out = out});
-  ops.linear_forward({out.reshape({T, H * C}), wo_.value, y, /*accumulate=*/true});
+  out_.forward(ops, out.reshape({T, H * C}), y, /*accumulate=*/true);
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
@@ -110,8 +118,7 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const int64_t T = dy.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
-  ops.linear_backward_input({dy, wo_.value, dout.reshape({T, H * C})});
-  ops.linear_backward_weight({saved_.out.reshape({T, H * C}), dy, wo_.grad, pass.accumulate_grads});
+  out_.backward(ops, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
 
   const Tensor dq = pass.push({T, H, C});
   const Tensor dk = pass.push({T, G, C});
@@ -131,13 +138,9 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   if (q_norm_) q_norm_->backward(pass, dq, dq);
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 
-  const Tensor dq2 = dq.reshape({T, H * C}), dk2 = dk.reshape({T, G * C}), dv2 = dv.reshape({T, G * C});
-  ops.linear_backward_weight({saved_.x, dq2, wq_.grad, pass.accumulate_grads});
-  ops.linear_backward_weight({saved_.x, dk2, wk_.grad, pass.accumulate_grads});
-  ops.linear_backward_weight({saved_.x, dv2, wv_.grad, pass.accumulate_grads});
-  ops.linear_backward_input({dq2, wq_.value, dx});
-  ops.linear_backward_input({dk2, wk_.value, dx, /*accumulate=*/true});
-  ops.linear_backward_input({dv2, wv_.value, dx, /*accumulate=*/true});
+  q_.backward(ops, saved_.x, dq.reshape({T, H * C}), dx);
+  k_.backward(ops, saved_.x, dk.reshape({T, G * C}), dx, /*accumulate=*/true);
+  v_.backward(ops, saved_.x, dv.reshape({T, G * C}), dx, /*accumulate=*/true);
 }
 
 }  // namespace nmoe

@@ -6,18 +6,19 @@
 
 #include <optional>
 
-#include "model/attention.h"
+#include "model/linear.h"
+#include "model/mixer.h"
 #include "model/norm.h"
 
 namespace nmoe {
 
-class GroupedQueryAttention final : public Attention {
+class GroupedQueryAttention final : public Mixer {
  public:
-  GroupedQueryAttention(const ModelConfig& config, ParameterSet& parameters, const std::string& name, int64_t window);
+  static MixerSpec describe(const Layer& layer, WeightList& weights);
+  GroupedQueryAttention(const Layer& layer, WeightSet& weights);
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
-  LayerCache allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const override;
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) override;
 
  private:
@@ -38,10 +39,10 @@ class GroupedQueryAttention final : public Attention {
   const ModelConfig& config_;
   std::string name_;
   int64_t window_;
-  Parameter& wq_;  // [H * C, D]
-  Parameter& wk_;  // [G * C, D]
-  Parameter& wv_;  // [G * C, D]
-  Parameter& wo_;  // [D, H * C]
+  Linear q_;    // [H * C, D]
+  Linear k_;    // [G * C, D]
+  Linear v_;    // [G * C, D]
+  Linear out_;  // [D, H * C]
   std::optional<Norm> q_norm_;
   std::optional<Norm> k_norm_;
   Saved saved_;

@@ -1,4 +1,4 @@
-// What is kept of earlier tokens, so that a later one costs one row of work: per layer, a table of slots (one sequence
+// What is kept of earlier tokens, so that a later one costs one row of work: per layer, tables of slots (one sequence
 // each) by positions.
 //
 // Z slots, C positions (capacity), T rows of one cached forward.
@@ -11,10 +11,9 @@
 
 namespace nmoe {
 
-// One layer's part. What the columns are is up to the kind of attention (model/gqa.h, model/mla.h).
+// One layer's part: what its kind of mixer describes (CacheSpec of model/spec.h).
 struct LayerCache {
-  Tensor keys;    // [Z, C, key width]
-  Tensor values;  // [Z, C, value width]; undefined where the keys are all there is
+  std::vector<Tensor> tensors;  // [Z, C, width] each
 };
 
 struct KvCache {

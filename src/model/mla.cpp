@@ -6,28 +6,42 @@
 
 namespace nmoe {
 
-LatentAttention::LatentAttention(const ModelConfig& config, ParameterSet& parameters, const std::string& name,
-                                 int64_t window)
-    : config_(config),
-      name_(name),
-      window_(window),
-      q_low_rank_(
-          config.mla.q_lora_rank == 0
-              ? std::nullopt
-              : std::optional<LowRankQuery>(
-                    {parameters.add(matrix_parameter(config, name + "q_down", config.mla.q_lora_rank, config.dim)),
-                     Norm(parameters, name + "q_norm", config.mla.q_lora_rank, config.mla.norm_eps)})),
-      wq_(parameters.add(matrix_parameter(
-          config, name + "q", config.num_heads * (config.mla.qk_nope_head_dim + config.mla.qk_rope_head_dim),
-          q_low_rank_ ? config.mla.q_lora_rank : config.dim))),
-      wkv_down_(parameters.add(matrix_parameter(config, name + "kv_down", config.mla.kv_lora_rank, config.dim))),
-      kv_norm_(parameters, name + "kv_norm", config.mla.kv_lora_rank, config.mla.norm_eps),
-      wk_rope_(parameters.add(matrix_parameter(config, name + "k_rope", config.mla.qk_rope_head_dim, config.dim))),
-      wkv_up_(parameters.add(matrix_parameter(config, name + "kv_up",
-                                              config.num_heads * (config.mla.qk_nope_head_dim + config.mla.v_head_dim),
-                                              config.mla.kv_lora_rank))),
-      wo_(parameters.add(
-          output_parameter(config, name + "out", config.dim, config.num_heads * config.mla.v_head_dim))) {}
+MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
+  const ModelConfig& config = layer.config;
+  const MlaConfig& mla = config.mla;
+  const int64_t D = config.dim, H = config.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+                U = mla.v_head_dim;
+  const bool low_rank = mla.q_lora_rank > 0;
+  const std::string name = layer.name + "attention.";
+  if (low_rank) {
+    weights.add(weights.matrix(name + "q_down", mla.q_lora_rank, D));
+    weights.add(WeightList::gain(name + "q_norm", mla.q_lora_rank));
+  }
+  weights.add(weights.matrix(name + "q", H * (N + P), low_rank ? mla.q_lora_rank : D));
+  weights.add(weights.matrix(name + "kv_down", mla.kv_lora_rank, D));
+  weights.add(WeightList::gain(name + "kv_norm", mla.kv_lora_rank));
+  weights.add(weights.matrix(name + "k_rope", P, D));
+  weights.add(weights.matrix(name + "kv_up", H * (N + U), mla.kv_lora_rank));
+  weights.add(weights.output(name + "out", D, H * U));
+  return {.flops_per_position = 6.0 * static_cast<double>(H * (N + P + U)),
+          .rope_dim = P,
+          .cache = {.widths = {mla.kv_lora_rank + P}}};
+}
+
+LatentAttention::LatentAttention(const Layer& layer, WeightSet& weights)
+    : config_(layer.config),
+      name_(layer.name + "attention."),
+      window_(layer.spec.window),
+      q_(weights, name_ + "q"),
+      kv_down_(weights, name_ + "kv_down"),
+      kv_norm_(weights, name_ + "kv_norm", config_.mla.norm_eps),
+      k_rope_(weights, name_ + "k_rope"),
+      kv_up_(weights, name_ + "kv_up"),
+      out_(weights, name_ + "out") {
+  if (config_.mla.q_lora_rank > 0) {
+    q_low_rank_.emplace(LowRankQuery{{weights, name_ + "q_down"}, {weights, name_ + "q_norm", config_.mla.norm_eps}});
+  }
+}
 
 double LatentAttention::softmax_scale() const {
   const double head_dim = static_cast<double>(config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim);
@@ -43,10 +57,11 @@ AttentionShape LatentAttention::shape(const Pass& pass) const {
 }
 
 Rope LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {
+  const RopeTable& table = pass.rope.of(config_.mla.qk_rope_head_dim);
   return {.x = x,
           .positions = pass.batch.positions,
-          .cos = pass.rope.cos,
-          .sin = pass.rope.sin,
+          .cos = table.cos,
+          .sin = table.sin,
           .rope_offset = offset,
           .layout = config_.rope.layout};
 }
@@ -61,20 +76,20 @@ void LatentAttention::project(const Pass& pass, Tensor x) {
   saved_.q = pass.push({T, H, N + P});
   if (q_low_rank_) {
     const Tensor raw = pass.push({T, mla.q_lora_rank});
-    ops.linear_forward({x, q_low_rank_->down.value, raw});
+    q_low_rank_->down.forward(ops, x, raw);
     q_low_rank_->norm.forward(pass, raw, saved_.q_latent);
   }
-  ops.linear_forward({q_low_rank_ ? saved_.q_latent : x, wq_.value, saved_.q.reshape({T, H * (N + P)})});
+  q_.forward(ops, q_low_rank_ ? saved_.q_latent : x, saved_.q.reshape({T, H * (N + P)}));
   ops.rope_forward(rope_args(pass, saved_.q, N));
 
   const Tensor raw = pass.push({T, mla.kv_lora_rank});
-  ops.linear_forward({x, wkv_down_.value, raw});
+  kv_down_.forward(ops, x, raw);
   kv_norm_.forward(pass, raw, saved_.kv_latent);
 }
 
 void LatentAttention::project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const {
   const int64_t T = x.dim(0), P = config_.mla.qk_rope_head_dim;
-  pass.ops.linear_forward({x, wk_rope_.value, k_rope.reshape({T, P})});
+  k_rope_.forward(pass.ops, x, k_rope.reshape({T, P}));
   pass.ops.rope_forward(rope_args(pass, k_rope, 0));
 }
 
@@ -92,51 +107,46 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
     ArenaScope scope(pass.activations);
     const Tensor kv = pass.push({T, H, N + U});
     const Tensor k_rope = pass.push({T, 1, P});
-    ops.linear_forward({saved_.kv_latent, wkv_up_.value, kv.reshape({T, H * (N + U)})});
+    kv_up_.forward(ops, saved_.kv_latent, kv.reshape({T, H * (N + U)}));
     project_shared_key(pass, x, k_rope);
-    ops.mla_expand_forward({kv, k_rope.reshape({T, P}), saved_.k, saved_.v});
+    ops.mla_expand_forward({.kv = kv, .k_rope = k_rope.reshape({T, P}), .k = saved_.k, .v = saved_.v});
   }
   pass.look(name_, "q", saved_.q);
   pass.look(name_, "k", saved_.k);
   pass.look(name_, "v", saved_.v);
 
-  ops.attention_forward({shape(pass), saved_.q, saved_.k, saved_.v, saved_.out, saved_.lse});
+  ops.attention_forward(
+      {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
   pass.look(name_, "heads", saved_.out);
-  ops.linear_forward({saved_.out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true});
-}
-
-LayerCache LatentAttention::allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const {
-  return {.keys = arena.allocate(dtype, {num_slots, capacity, config_.mla.kv_lora_rank + config_.mla.qk_rope_head_dim}),
-          .values = {}};
+  out_.forward(ops, saved_.out.reshape({T, H * U}), y, /*accumulate=*/true);
 }
 
 void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, R = mla.kv_lora_rank, P = mla.qk_rope_head_dim, U = mla.v_head_dim;
-  const Tensor positions = pass.batch.positions;
+  const Tensor positions = pass.batch.positions, keys = cache.tensors[0];
   project(pass, x);
   const Tensor k_rope = pass.push({T, 1, P});
   project_shared_key(pass, x, k_rope);
-  ops.cache_write({.rows = saved_.kv_latent, .slots = slots, .positions = positions, .cache = cache.keys});
-  ops.cache_write(
-      {.rows = k_rope.reshape({T, P}), .slots = slots, .positions = positions, .cache = cache.keys, .offset = R});
+  ops.cache_write({.rows = saved_.kv_latent, .slots = slots, .positions = positions, .cache = keys});
+  ops.cache_write({.rows = k_rope.reshape({T, P}), .slots = slots, .positions = positions, .cache = keys, .offset = R});
 
   const Tensor latent_q = pass.push({T, H, R + P});
   const Tensor latents = pass.push({T, H, R});
   const Tensor out = pass.push({T, H, U});
-  ops.mla_absorb_query({saved_.q, wkv_up_.value, latent_q});
+  ops.mla_absorb_query({.q = saved_.q, .kv_up = kv_up_.weight().value, .latent_q = latent_q});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
                         .q = latent_q,
                         .slots = slots,
                         .positions = positions,
-                        .keys = cache.keys,
+                        .keys = keys,
                         .values = {},
                         .num_kv_heads = 1,
                         .out = latents});
-  ops.mla_expand_output({latents, wkv_up_.value, out});
-  ops.linear_forward({out.reshape({T, H * U}), wo_.value, y, /*accumulate=*/true});
+  ops.mla_expand_output({.latents = latents, .kv_up = kv_up_.weight().value, .out = out});
+  out_.forward(ops, out.reshape({T, H * U}), y, /*accumulate=*/true);
 }
 
 void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
@@ -147,8 +157,7 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
                 U = mla.v_head_dim;
 
   const Tensor dout = pass.push({T, H, U});
-  ops.linear_backward_input({dy, wo_.value, dout.reshape({T, H * U})});
-  ops.linear_backward_weight({saved_.out.reshape({T, H * U}), dy, wo_.grad, pass.accumulate_grads});
+  out_.backward(ops, saved_.out.reshape({T, H * U}), dy, dout.reshape({T, H * U}));
 
   const Tensor dq = pass.push({T, H, N + P});
   const Tensor dk = pass.push({T, H, N + P});
@@ -167,32 +176,23 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   // Keys and values: through the shared rotated part, and through the latent.
   const Tensor dkv = pass.push({T, H, N + U});
   const Tensor dk_rope = pass.push({T, 1, P});
-  ops.mla_expand_backward({dk, dv, dkv, dk_rope.reshape({T, P})});
+  ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = dk_rope.reshape({T, P})});
   ops.rope_backward(rope_args(pass, dk_rope, 0));
-  ops.linear_backward_weight({saved_.x, dk_rope.reshape({T, P}), wk_rope_.grad, pass.accumulate_grads});
-  ops.linear_backward_input({dk_rope.reshape({T, P}), wk_rope_.value, dx});
+  k_rope_.backward(ops, saved_.x, dk_rope.reshape({T, P}), dx);
 
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  ops.linear_backward_weight({saved_.kv_latent, dkv.reshape({T, H * (N + U)}), wkv_up_.grad, pass.accumulate_grads});
-  ops.linear_backward_input({dkv.reshape({T, H * (N + U)}), wkv_up_.value, dkv_latent});
+  kv_up_.backward(ops, saved_.kv_latent, dkv.reshape({T, H * (N + U)}), dkv_latent);
   kv_norm_.backward(pass, dkv_latent, dkv_latent);
-  ops.linear_backward_weight({saved_.x, dkv_latent, wkv_down_.grad, pass.accumulate_grads});
-  ops.linear_backward_input({dkv_latent, wkv_down_.value, dx, /*accumulate=*/true});
+  kv_down_.backward(ops, saved_.x, dkv_latent, dx, /*accumulate=*/true);
 
   // Queries.
   ops.rope_backward(rope_args(pass, dq, N));
   const Tensor dq2 = dq.reshape({T, H * (N + P)});
-  if (!q_low_rank_) {
-    ops.linear_backward_weight({saved_.x, dq2, wq_.grad, pass.accumulate_grads});
-    ops.linear_backward_input({dq2, wq_.value, dx, /*accumulate=*/true});
-    return;
-  }
+  if (!q_low_rank_) return q_.backward(ops, saved_.x, dq2, dx, /*accumulate=*/true);
   const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
-  ops.linear_backward_weight({saved_.q_latent, dq2, wq_.grad, pass.accumulate_grads});
-  ops.linear_backward_input({dq2, wq_.value, dq_latent});
+  q_.backward(ops, saved_.q_latent, dq2, dq_latent);
   q_low_rank_->norm.backward(pass, dq_latent, dq_latent);
-  ops.linear_backward_weight({saved_.x, dq_latent, q_low_rank_->down.grad, pass.accumulate_grads});
-  ops.linear_backward_input({dq_latent, q_low_rank_->down.value, dx, /*accumulate=*/true});
+  q_low_rank_->down.backward(ops, saved_.x, dq_latent, dx, /*accumulate=*/true);
 }
 
 }  // namespace nmoe

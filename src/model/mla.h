@@ -8,24 +8,25 @@
 
 #include <optional>
 
-#include "model/attention.h"
+#include "model/linear.h"
+#include "model/mixer.h"
 #include "model/norm.h"
 
 namespace nmoe {
 
-class LatentAttention final : public Attention {
+class LatentAttention final : public Mixer {
  public:
-  LatentAttention(const ModelConfig& config, ParameterSet& parameters, const std::string& name, int64_t window);
+  static MixerSpec describe(const Layer& layer, WeightList& weights);
+  LatentAttention(const Layer& layer, WeightSet& weights);
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
-  LayerCache allocate_cache(Arena& arena, DType dtype, int64_t num_slots, int64_t capacity) const override;
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) override;
 
  private:
   // Queries through a latent of their own (q_lora_rank > 0).
   struct LowRankQuery {
-    Parameter& down;  // [Rq, D]
+    Linear down;  // [Rq, D]
     Norm norm;
   };
   struct Saved {
@@ -50,12 +51,12 @@ class LatentAttention final : public Attention {
   std::string name_;
   int64_t window_;
   std::optional<LowRankQuery> q_low_rank_;
-  Parameter& wq_;        // [H * (N + P), D or Rq]
-  Parameter& wkv_down_;  // [Rkv, D]
+  Linear q_;        // [H * (N + P), D or Rq]
+  Linear kv_down_;  // [Rkv, D]
   Norm kv_norm_;
-  Parameter& wk_rope_;  // [P, D]
-  Parameter& wkv_up_;   // [H * (N + U), Rkv]
-  Parameter& wo_;       // [D, H * U]
+  Linear k_rope_;  // [P, D]
+  Linear kv_up_;   // [H * (N + U), Rkv]
+  Linear out_;     // [D, H * U]
   Saved saved_;
 };
 

@@ -1,16 +1,18 @@
 #include "model/mlp.h"
 
-#include "model/attention.h"
-
 namespace nmoe {
 
-Mlp::Mlp(const ModelConfig& config, ParameterSet& parameters, const std::string& name, int64_t hidden)
+void Mlp::describe(const ModelConfig& config, const std::string& name, int64_t hidden, WeightList& weights) {
+  weights.add(weights.matrix(name + "in", pre_activation_width(config.activation, hidden), config.dim));
+  weights.add(weights.output(name + "out", config.dim, hidden));
+}
+
+Mlp::Mlp(const ModelConfig& config, WeightSet& weights, const std::string& name, int64_t hidden)
     : activation_(config.activation),
       name_(name),
       hidden_(hidden),
-      w_in_(parameters.add(
-          matrix_parameter(config, name + "in", pre_activation_width(config.activation, hidden), config.dim))),
-      w_out_(parameters.add(output_parameter(config, name + "out", config.dim, hidden))) {}
+      in_(weights, name + "in"),
+      out_(weights, name + "out") {}
 
 void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t T = x.dim(0);
@@ -18,10 +20,10 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_ = {.x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({T, hidden_});
-  pass.ops.linear_forward({x, w_in_.value, saved_.pre});
-  pass.ops.activation_forward({activation_, saved_.pre, Tensor(), saved_.hidden});
+  in_.forward(pass.ops, x, saved_.pre);
+  pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
   pass.look(name_, "hidden", saved_.hidden);
-  pass.ops.linear_forward({saved_.hidden, w_out_.value, y, /*accumulate=*/true});
+  out_.forward(pass.ops, saved_.hidden, y, /*accumulate=*/true);
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? without_pre : without_hidden);
   }
@@ -32,19 +34,17 @@ void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const int64_t T = dy.dim(0);
   if (pass.drops(Recompute::kExperts)) {
     saved_.pre = pass.push(saved_.pre.shape());
-    pass.ops.linear_forward({saved_.x, w_in_.value, saved_.pre});
+    in_.forward(pass.ops, saved_.x, saved_.pre);
   }
   if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
-    pass.ops.activation_forward({activation_, saved_.pre, Tensor(), saved_.hidden});
+    pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
   }
   const Tensor dhidden = pass.push({T, hidden_});
-  pass.ops.linear_backward_input({dy, w_out_.value, dhidden});
-  pass.ops.linear_backward_weight({saved_.hidden, dy, w_out_.grad, pass.accumulate_grads});
+  out_.backward(pass.ops, saved_.hidden, dy, dhidden);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
-  pass.ops.activation_backward({activation_, saved_.pre, Tensor(), dhidden, dpre, Tensor()});
-  pass.ops.linear_backward_weight({saved_.x, dpre, w_in_.grad, pass.accumulate_grads});
-  pass.ops.linear_backward_input({dpre, w_in_.value, dx});
+  pass.ops.activation_backward({.kind = activation_, .pre = saved_.pre, .dh = dhidden, .dpre = dpre});
+  in_.backward(pass.ops, saved_.x, dpre, dx);
 }
 
 }  // namespace nmoe

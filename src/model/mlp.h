@@ -3,9 +3,8 @@
 // T tokens, D model width, F hidden width, W = 2F for SwiGLU (gate | up) or F.
 #pragma once
 
-#include "config/config.h"
-#include "model/parameters.h"
-#include "model/pass.h"
+#include "model/feed_forward.h"
+#include "model/linear.h"
 
 namespace nmoe {
 
@@ -14,19 +13,11 @@ inline int64_t pre_activation_width(Activation activation, int64_t hidden) {
   return activation == Activation::kSwiGlu ? 2 * hidden : hidden;
 }
 
-// A feed-forward half of a block: dense or mixture of experts.
-class FeedForward {
- public:
-  virtual ~FeedForward() = default;
-  // x [T, D] (normed), y [T, D] +=
-  virtual void forward(const Pass& pass, Tensor x, Tensor y) = 0;
-  // dy [T, D] is left alone, dx [T, D] =
-  virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
-};
-
 class Mlp final : public FeedForward {
  public:
-  Mlp(const ModelConfig& config, ParameterSet& parameters, const std::string& name, int64_t hidden);
+  // `name`: "layers.3.mlp."
+  static void describe(const ModelConfig& config, const std::string& name, int64_t hidden, WeightList& weights);
+  Mlp(const ModelConfig& config, WeightSet& weights, const std::string& name, int64_t hidden);
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
@@ -41,8 +32,8 @@ class Mlp final : public FeedForward {
   Activation activation_;
   std::string name_;
   int64_t hidden_;
-  Parameter& w_in_;   // [W, D]
-  Parameter& w_out_;  // [D, F]
+  Linear in_;   // [W, D]
+  Linear out_;  // [D, F]
   Saved saved_;
 };
 

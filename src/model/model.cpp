@@ -1,17 +1,13 @@
 #include "model/model.h"
 
-#include <utility>
-
 #include "model/rope_table.h"
 
 namespace nmoe {
 namespace {
 
-std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, ParameterSet& parameters) {
+std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, WeightSet& weights) {
   std::vector<std::unique_ptr<Block>> blocks;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    blocks.push_back(std::make_unique<Block>(config, parameters, layer));
-  }
+  for (const Layer& layer : layers_of(config)) blocks.push_back(std::make_unique<Block>(layer, weights));
   return blocks;
 }
 
@@ -31,33 +27,31 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompu
       ops_(ops),
       max_positions_(max_positions),
       recompute_(recompute),
-      embedding_(parameters_.add({.name = "embedding",
-                                  .shape = {config.vocab_size, config.dim},
-                                  .group = ParameterGroup::kRest,
-                                  .decay = false,
-                                  .init_std = config.init.embedding_std})),
-      blocks_(make_blocks(config_, parameters_)),
-      final_norm_(parameters_, "final_norm", config.dim, config.norm_eps),
-      head_(config.tied_head ? embedding_
-                             : parameters_.add({.name = "head",
-                                                .shape = {config.vocab_size, config.dim},
-                                                .group = ParameterGroup::kRest,
-                                                .init_std = config.init.std})) {
+      spec_(describe_model(config_)),
+      weights_(spec_.weights),
+      embedding_(weights_.at("embedding")),
+      blocks_(make_blocks(config_, weights_)),
+      final_norm_(weights_, "final_norm", config_.norm_eps),
+      head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (const auto& block : blocks_) {
     if (block->moe() != nullptr) moe_layers_.push_back(block->moe());
   }
 }
 
 void Model::allocate(Arena& values, Arena& grads, Arena& state) {
-  parameters_.allocate(ops_, values, grads);
+  weights_.allocate(ops_, values, grads);
   for (Moe* moe : moe_layers_) moe->allocate_stats(state);
-  const int64_t dim = rope_dim(config_);
-  rope_ = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
-           .sin = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2})};
-  if (ops_.counting()) return;  // a plan must not cost what is planned
-  const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
-  upload_reals(ops_, rope_.cos, angles.cos);
-  upload_reals(ops_, rope_.sin, angles.sin);
+  for (const MixerSpec& mixer : spec_.mixers) {
+    const int64_t dim = mixer.rope_dim;
+    if (dim == 0 || rope_.by_dim.contains(dim)) continue;
+    const RopeTable table = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
+                             .sin = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2})};
+    rope_.by_dim.emplace(dim, table);
+    if (ops_.counting()) continue;  // a plan must not cost what is planned
+    const RopeAngles angles = rope_angles(config_.rope, config_.yarn, dim, max_positions_);
+    upload_reals(ops_, table.cos, angles.cos);
+    upload_reals(ops_, table.sin, angles.sin);
+  }
 }
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {
@@ -71,15 +65,11 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
 }
 
 void Model::begin_step() {
-  has_grads_ = false;
-  // Those of linear layers are written by the first microbatch.
-  for (const Parameter& parameter : parameters_.all()) {
-    if (parameter.group == ParameterGroup::kRest && &parameter != &head_) ops_.fill({parameter.grad, 0.0});
-  }
+  weights_.begin_step();
   for (const Moe* moe : moe_layers_) {
-    ops_.fill({moe->stats().counts, 0.0});
-    ops_.fill({moe->stats().aux_loss, 0.0});
-    ops_.fill({moe->stats().entropy, 0.0});
+    ops_.fill({.x = moe->stats().counts, .value = 0.0});
+    ops_.fill({.x = moe->stats().aux_loss, .value = 0.0});
+    ops_.fill({.x = moe->stats().entropy, .value = 0.0});
   }
 }
 
@@ -89,7 +79,6 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
   pass.inspect = inspect;
-  pass.accumulate_grads = std::exchange(has_grads_, true);
   const Shape stream({batch.num_tokens(), config_.dim});
 
   pass.recompute = recompute_;
@@ -97,7 +86,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   if (!keeps_norms) pass.normed = pass.push(stream);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
-  ops_.embedding_forward({batch.tokens, embedding_.value, x});
+  ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
   pass.look("", "embedding_out", x);
   std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
   for (const auto& block : blocks_) {
@@ -110,29 +99,30 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.look("", "final_norm_out", normed);
 
   ops_.head_loss({.x = normed,
-                  .w = head_.value,
+                  .w = head_.weight().value,
                   .targets = batch.targets,
                   .grad_scale = scale.loss,
                   .losses = losses,
                   .dx = dx,
-                  .dw = head_.grad,
-                  .accumulate_dw = pass.accumulate_grads});
+                  .dw = head_.weight().grad,
+                  .accumulate_dw = head_.weight().accumulate_grad()});
   pass.look("", "losses", losses);
   final_norm_.backward(pass, dx, dx);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);
     blocks_[layer]->backward(pass, dx);
   }
-  ops_.embedding_backward({batch.tokens, dx, embedding_.grad});
+  ops_.embedding_backward({.ids = batch.tokens, .dy = dx, .dtable = embedding_.grad_to_add_to(ops_)});
+  weights_.check_grads();
 }
 
 Tensor Model::hidden_states(const Pass& pass) {
   const Shape stream({pass.batch.num_tokens(), config_.dim});
   const Tensor x = pass.push(stream);
-  ops_.embedding_forward({pass.batch.tokens, embedding_.value, x});
+  ops_.embedding_forward({.ids = pass.batch.tokens, .table = embedding_.value, .y = x});
   for (const auto& block : blocks_) {
     const ArenaScope scope(pass.activations);
-    ops_.copy({block->forward(pass, x), x});
+    ops_.copy({.source = block->forward(pass, x), .destination = x});
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
@@ -145,7 +135,7 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
   pass.statistics = statistics;
   const Tensor normed = hidden_states(pass);
   ops_.head_loss({.x = normed,
-                  .w = head_.value,
+                  .w = head_.weight().value,
                   .targets = batch.targets,
                   .grad_scale = {},
                   .losses = losses,
@@ -155,10 +145,10 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
 }
 
 void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) {
-  if (!rows.defined()) return ops_.linear_forward({normed, head_.value, logits});
+  if (!rows.defined()) return head_.forward(ops_, normed, logits);
   const Tensor chosen = pass.push({rows.dim(0), config_.dim});
-  ops_.embedding_forward({rows, normed, chosen});
-  ops_.linear_forward({chosen, head_.value, logits});
+  ops_.embedding_forward({.ids = rows, .table = normed, .y = chosen});
+  head_.forward(ops_, chosen, logits);
 }
 
 void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows) {
@@ -171,8 +161,11 @@ void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor
 KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {
   NMOE_CHECK(capacity <= max_positions_, "a cache of {} positions, tables of {}", capacity, max_positions_);
   KvCache cache{.num_slots = num_slots, .capacity = capacity};
-  for (const auto& block : blocks_) {
-    cache.layers.push_back(block->attention().allocate_cache(arena, ops_.compute_dtype(), num_slots, capacity));
+  for (const MixerSpec& mixer : spec_.mixers) {
+    LayerCache& layer = cache.layers.emplace_back();
+    for (const int64_t width : mixer.cache.widths) {
+      layer.tensors.push_back(arena.allocate(ops_.compute_dtype(), {num_slots, capacity, width}));
+    }
   }
   return cache;
 }
@@ -187,10 +180,10 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
   pass.statistics = false;
   const Shape stream({num_rows, config_.dim});
   const Tensor x = pass.push(stream);
-  ops_.embedding_forward({rows.tokens, embedding_.value, x});
+  ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const ArenaScope layer_scope(activations);
-    ops_.copy({blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), x});
+    ops_.copy({.source = blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), .destination = x});
   }
   if (wanted.dim(0) == 0) return;
   const Tensor normed = pass.push(stream);
@@ -201,7 +194,10 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
 void Model::update_router_bias(Tensor grad_scale) {
   if (config_.moe.bias_rate == 0.0) return;
   for (const Moe* moe : moe_layers_) {
-    ops_.router_bias_update({moe->stats().counts, moe->router_bias().value, config_.moe.bias_rate, grad_scale});
+    ops_.router_bias_update({.counts = moe->stats().counts,
+                             .bias = moe->router_bias().value,
+                             .rate = config_.moe.bias_rate,
+                             .grad_scale = grad_scale});
   }
 }
 

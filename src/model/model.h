@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "model/block.h"
-#include "model/parameters.h"
+#include "model/linear.h"
 #include "model/pass.h"
+#include "model/spec.h"
+#include "model/weight.h"
 
 namespace nmoe {
 
@@ -27,11 +29,12 @@ class Model {
 
   // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
-  void initialise(uint64_t seed) { parameters_.initialise(ops_, seed, config_.init.truncation); }
+  void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
 
-  // Zeroes gradients and router statistics.
+  // Zeroes router statistics; gradients are written anew by what comes next.
   void begin_step();
-  // Gradients += those of (sum of token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
+  // Gradients, = in the first microbatch of a step and += after it: those of (sum of token losses) * scale.loss +
+  // auxiliary losses. losses [T] stat =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics
@@ -50,8 +53,10 @@ class Model {
   void update_router_bias(Tensor grad_scale);
 
   const ModelConfig& config() const { return config_; }
-  ParameterSet& parameters() { return parameters_; }
-  const ParameterSet& parameters() const { return parameters_; }
+  WeightSet& weights() { return weights_; }
+  const WeightSet& weights() const { return weights_; }
+  // What turns normed hidden states [N, D] into logits [N, V].
+  const Linear& head() const { return head_; }
   const std::vector<Moe*>& moe_layers() const { return moe_layers_; }  // in layer order
 
  private:
@@ -64,14 +69,14 @@ class Model {
   Ops& ops_;
   int64_t max_positions_;
   Recompute recompute_;
-  ParameterSet parameters_;
-  Parameter& embedding_;  // [V, D]
+  ModelSpec spec_;
+  WeightSet weights_;
+  Weight& embedding_;  // [V, D]
   std::vector<std::unique_ptr<Block>> blocks_;
   Norm final_norm_;
-  Parameter& head_;         // [V, D]; the embedding itself when tied
-  bool has_grads_ = false;  // of the step: a microbatch was run
+  Linear head_;  // [V, D]; the embedding itself when tied
   std::vector<Moe*> moe_layers_;
-  RopeTable rope_;
+  RopeTables rope_;
 };
 
 }  // namespace nmoe

@@ -1,12 +1,15 @@
 // Mixture of experts (DeepSeekMoE, arXiv 2401.06066; router of DeepSeek-V3, arXiv 2412.19437): a token passes its
 // top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is computed.
 //
-// T tokens, D model width, E routed experts, K top_k, R = T*K routed rows, F expert width, W pre-activation width.
+// T tokens, D model width, E routed experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the
+// routing uses a part: model/token_exchange.h), F expert width, W pre-activation width.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "model/mlp.h"
+#include "model/token_exchange.h"
 
 namespace nmoe {
 
@@ -19,14 +22,15 @@ struct RouterStats {
 
 class Moe final : public FeedForward {
  public:
-  Moe(const ModelConfig& config, ParameterSet& parameters, const std::string& name);
+  static void describe(const Layer& layer, WeightList& weights);
+  Moe(const Layer& layer, WeightSet& weights);
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
 
   void allocate_stats(Arena& arena);
   const RouterStats& stats() const { return stats_; }
-  const Parameter& router_bias() const { return router_bias_; }
+  const Weight& router_bias() const { return router_bias_; }
 
  private:
   struct Saved {
@@ -35,7 +39,7 @@ class Moe final : public FeedForward {
     Tensor scores;   // [T, E]
     Tensor top_idx;  // [T, K] i32
     Tensor weights;  // [T, K]
-    MoePlan plan;
+    RaggedRows routed;
     Tensor row_weight;  // [R] weights dispatched
     Tensor rows;        // [R, D] x dispatched
     Tensor pre;         // [R, W]
@@ -46,10 +50,12 @@ class Moe final : public FeedForward {
 
   const ModelConfig& config_;
   std::string name_;
-  Parameter& w_router_;     // [E, D]
-  Parameter& router_bias_;  // [E], selection only
-  Parameter& w_in_;         // [E, W, D]
-  Parameter& w_out_;        // [E, D, F]
+  int64_t expert_dim_;         // F
+  Linear router_;              // [E, D]
+  Weight& router_bias_;        // [E], selection only
+  GroupedLinear experts_in_;   // [E, W, D]
+  GroupedLinear experts_out_;  // [E, D, F]
+  std::unique_ptr<TokenExchange> exchange_;
   std::optional<Mlp> shared_;
   RouterStats stats_;
   Saved saved_;

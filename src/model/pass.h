@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -31,10 +32,16 @@ struct StepScale {
   Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
 };
 
-// cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2]
+// cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2] stat
 struct RopeTable {
   Tensor cos;
   Tensor sin;
+};
+// One for each number of values that some layer rotates.
+struct RopeTables {
+  std::map<int64_t, RopeTable> by_dim;
+
+  const RopeTable& of(int64_t rope_dim) const { return by_dim.at(rope_dim); }
 };
 
 // Activations are a stack: forward pushes what backward needs, backward pops it again.
@@ -45,10 +52,9 @@ struct Pass {
   Ops& ops;
   Arena& activations;
   const Batch& batch;
-  const RopeTable& rope;
+  const RopeTables& rope;
   StepScale scale;
-  bool accumulate_grads = true;  // of linear layers: false in a step's first microbatch, which writes them
-  bool statistics = true;        // whether routers keep theirs, auxiliary losses included
+  bool statistics = true;  // whether routers keep theirs, auxiliary losses included
   std::function<void(std::string_view name, Tensor value)> inspect;
   Recompute recompute = Recompute::kNone;
   // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what

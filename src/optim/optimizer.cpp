@@ -10,42 +10,42 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
 }
 
-Optimizer::Optimizer(const OptimConfig& config, ParameterSet& parameters, Ops& ops, Arena& arena, Tensor rates)
+Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates)
     : config_(config), ops_(ops) {
-  for (Parameter& parameter : parameters.all()) {
-    if (parameter.group == ParameterGroup::kBuffer) continue;
-    const GroupConfig& settings = group(parameter.group);
+  for (Weight& weight : weights.all()) {
+    if (!weight.spec.is_trained()) continue;
+    const GroupConfig& settings = group(weight.spec.group);
     auto index = std::ranges::find(groups_, &settings);
     if (index == groups_.end()) index = groups_.insert(index, &settings);
-    Slot slot{.parameter = &parameter,
+    Slot slot{.weight = &weight,
               .rates = rates[index - groups_.begin()],
-              .m = arena.allocate(ops.stat_dtype(), parameter.shape),
+              .m = arena.allocate(ops.stat_dtype(), weight.spec.shape),
               .v = {}};
     if (settings.optimizer == OptimizerKind::kMuon) {
-      state_.push_back({"muon.momentum." + parameter.name, slot.m});
+      state_.push_back({"muon.momentum." + weight.spec.name, slot.m});
     } else {
-      slot.v = arena.allocate(ops.stat_dtype(), parameter.shape);
-      state_.push_back({"adamw.m." + parameter.name, slot.m});
-      state_.push_back({"adamw.v." + parameter.name, slot.v});
+      slot.v = arena.allocate(ops.stat_dtype(), weight.spec.shape);
+      state_.push_back({"adamw.m." + weight.spec.name, slot.m});
+      state_.push_back({"adamw.v." + weight.spec.name, slot.v});
     }
     slots_.push_back(slot);
   }
   for (const NamedTensor& state : state_) ops_.fill({state.tensor, 0.0});
 }
 
-const GroupConfig& Optimizer::group(ParameterGroup group) const {
+const GroupConfig& Optimizer::group(WeightGroup group) const {
   switch (group) {
-    case ParameterGroup::kMatrices:
+    case WeightGroup::kMatrices:
       return config_.matrices;
-    case ParameterGroup::kExperts:
+    case WeightGroup::kExperts:
       return config_.experts;
-    case ParameterGroup::kRouter:
+    case WeightGroup::kRouter:
       return config_.router;
-    case ParameterGroup::kRest:
-    case ParameterGroup::kBuffer:
+    case WeightGroup::kRest:
+    case WeightGroup::kBuffer:
       break;
   }
-  NMOE_CHECK(group == ParameterGroup::kRest, "buffers are not trained");
+  NMOE_CHECK(group == WeightGroup::kRest, "buffers are not trained");
   return config_.rest;
 }
 
@@ -62,13 +62,13 @@ void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
 
 void Optimizer::step(Tensor grad_scale) {
   for (const Slot& slot : slots_) {
-    const Parameter& parameter = *slot.parameter;
-    const GroupConfig& settings = group(parameter.group);
-    const double weight_decay = parameter.decay ? settings.weight_decay : 0.0;
+    const Weight& weight = *slot.weight;
+    const GroupConfig& settings = group(weight.spec.group);
+    const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
-      ops_.muon_step({.w = parameter.value,
-                      .low = parameter.low,
-                      .grad = parameter.grad,
+      ops_.muon_step({.w = weight.value,
+                      .low = weight.low,
+                      .grad = weight.grad,
                       .momentum = slot.m,
                       .grad_scale = grad_scale,
                       .rates = slot.rates,
@@ -76,9 +76,9 @@ void Optimizer::step(Tensor grad_scale) {
                       .weight_decay = weight_decay,
                       .iterations = static_cast<int>(config_.muon.iterations)});
     } else {
-      ops_.adamw_step({.w = parameter.value,
-                       .low = parameter.low,
-                       .grad = parameter.grad,
+      ops_.adamw_step({.w = weight.value,
+                       .low = weight.low,
+                       .grad = weight.grad,
                        .m = slot.m,
                        .v = slot.v,
                        .grad_scale = grad_scale,

@@ -1,11 +1,11 @@
-// Applies each parameter group's optimizer and owns its state.
+// Applies each weight group's optimizer and owns its state.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "config/config.h"
-#include "model/parameters.h"
+#include "model/weight.h"
 #include "ops/ops.h"
 #include "optim/schedule.h"
 #include "tensor/arena.h"
@@ -18,9 +18,9 @@ class Optimizer {
   // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
   static Tensor allocate_rates(Arena& arena);
 
-  // State starts at zero in `arena`. `rates`, made by allocate_rates, is read by step(). `config` and `parameters` must
+  // State starts at zero in `arena`. `rates`, made by allocate_rates, is read by step(). `config` and `weights` must
   // outlive the optimizer.
-  Optimizer(const OptimConfig& config, ParameterSet& parameters, Ops& ops, Arena& arena, Tensor rates);
+  Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates);
 
   // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
   // number, from 1.
@@ -29,15 +29,15 @@ class Optimizer {
   // changed.
   void step(Tensor grad_scale);
 
-  // Everything a checkpoint must hold for the next step to be the same, named after the parameter:
+  // Everything a checkpoint must hold for the next step to be the same, named after the weight:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
   const std::vector<NamedTensor>& state() const { return state_; }
   // The settings of a trained group.
-  const GroupConfig& group(ParameterGroup group) const;
+  const GroupConfig& group(WeightGroup group) const;
 
  private:
   struct Slot {
-    Parameter* parameter;
+    Weight* weight;
     Tensor rates;  // [3] f64
     Tensor m;      // AdamW's first moment or Muon's momentum
     Tensor v;      // AdamW's second moment; undefined for Muon

@@ -48,7 +48,7 @@ Engine::Engine(const Config& config, Storage& storage)
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   inputs_ = allocate_step_inputs(config_, step_state);
   for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.parameters(), ops_, storage[ArenaKind::kOptimizer],
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer],
                                            inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, model_, device_, storage[ArenaKind::kExchange]);
@@ -73,8 +73,8 @@ Engine::Engine(const Config& config, Storage& storage)
 void Engine::allocate_staging() {
   storage_.reserve(ArenaKind::kCheckpointStaging);
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
-  for (const Parameter& parameter : model_.parameters().all()) {
-    staging_.model.push_back({parameter.name, arena.allocate(ops_.stat_dtype(), parameter.shape)});
+  for (const Weight& weight : model_.weights().all()) {
+    staging_.model.push_back({weight.spec.name, arena.allocate(ops_.stat_dtype(), weight.spec.shape)});
   }
   for (const NamedTensor& state : optimizer_->state()) {
     staging_.optimizer.push_back({state.name, arena.allocate(state.tensor.dtype(), state.tensor.shape())});
@@ -121,8 +121,8 @@ void Engine::enqueue_gradients(const Model::Inspector& inspect) {
 
 void Engine::enqueue_update() {
   ops_.fill({square_sum_, 0.0});
-  for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) ops_.sum_of_squares({parameter.grad, square_sum_});
+  for (const Weight& weight : model_.weights().all()) {
+    if (weight.grad.defined()) ops_.sum_of_squares({weight.grad, square_sum_});
   }
   ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
@@ -210,12 +210,12 @@ std::string Engine::find_non_finite() {
       first = fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements());
     }
   };
-  for (const Parameter& parameter : model_.parameters().all()) look("weight " + parameter.name, parameter.value);
+  for (const Weight& weight : model_.weights().all()) look("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches) {
     model_.begin_step();
     model_.forward_backward(batch, step_scale(), activations_, losses_, look);
-    for (const Parameter& parameter : model_.parameters().all()) {
-      if (parameter.grad.defined()) look("gradient of " + parameter.name, parameter.grad);
+    for (const Weight& weight : model_.weights().all()) {
+      if (weight.grad.defined()) look("gradient of " + weight.spec.name, weight.grad);
     }
     if (!first.empty()) break;
   }
@@ -243,9 +243,9 @@ const StateTensors& Engine::staging() {
 
 void Engine::stage() {
   staging();
-  const auto& parameters = model_.parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    begin_download_parameter(ops_, parameters[i], staging_.model[i].tensor.raw());
+  const auto& weights = model_.weights().all();
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i].begin_download(ops_, staging_.model[i].tensor.raw());
   }
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
@@ -255,8 +255,8 @@ void Engine::stage() {
 }
 
 void Engine::restore() {
-  const auto& parameters = model_.parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) upload_parameter(ops_, parameters[i], staging_.model[i].tensor.raw());
+  auto& weights = model_.weights().all();
+  for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
   ops_.fill({stopped_, 0.0});

@@ -66,11 +66,7 @@ int64_t process_bytes(const Config& config) {
 
 }  // namespace
 
-ModelCost cost_of(const Config& config) {
-  const auto device = make_device({.num_threads = 1});  // shapes are the same everywhere
-  const Model model(config.model, device->ops(), config.data.seq_len);
-  return model_cost(config.model, model.parameters(), config.data.seq_len);
-}
+ModelCost cost_of(const Config& config) { return model_cost(config.model, config.data.seq_len); }
 
 MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
   const int64_t process = process_bytes(config);

@@ -262,14 +262,15 @@ class Cases {
   struct MoeLayer {
     MoeLayer(Workbench& w, const Sizes::Layer& size)
         : model(config_of(size)),
-          moe(model, parameters, "moe."),
+          weights(weights_of(layer())),
+          moe(layer(), weights),
           x(w.act({size.T, size.D})),
           y(w.act({size.T, size.D})),
           dx(w.empty({size.T, size.D})),
           batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .targets = {}, .positions = {}},
           pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
-      parameters.allocate(w.ops(), w.arena(), w.arena());
-      parameters.initialise(w.ops(), 1, 3.0);
+      weights.allocate(w.ops(), w.arena(), w.arena());
+      weights.initialise(w.ops(), 1, 3.0);
       moe.allocate_stats(w.arena());
     }
     static ModelConfig config_of(const Sizes::Layer& size) {
@@ -282,12 +283,21 @@ class Cases {
       return config;
     }
 
+    Layer layer() const {
+      return {.config = model, .spec = {.feed_forward = FeedForwardKind::kMoe, .hidden = model.moe.expert_dim}};
+    }
+    static std::vector<WeightSpec> weights_of(const Layer& layer) {
+      WeightList list(layer.config);
+      Moe::describe(layer, list);
+      return list.take();
+    }
+
     ModelConfig model;
-    ParameterSet parameters;
+    WeightSet weights;
     Moe moe;
     Tensor x, y, dx;
     Batch batch;
-    RopeTable rope;
+    RopeTables rope;
     Pass pass;
   };
 
@@ -312,7 +322,7 @@ class Cases {
                        return [&w, layer] {
                          const ArenaScope scope(w.arena());
                          layer->moe.forward(layer->pass, layer->x, layer->y);
-                         layer->pass.accumulate_grads = false;  // as in a step of one microbatch
+                         layer->weights.begin_step();  // gradients are written, as in a step of one microbatch
                          layer->moe.backward(layer->pass, layer->y, layer->dx);
                        };
                      },

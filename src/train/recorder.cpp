@@ -62,15 +62,15 @@ void Recorder::record(const StepReport& report) {
   put("train/grad_norm", report.result.grad_norm);
   put("train/tokens_seen", static_cast<double>(report.progress.tokens));
 
-  const auto put_rate = [&](std::string_view tag, ParameterGroup group) {
+  const auto put_rate = [&](std::string_view tag, WeightGroup group) {
     put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
   };
-  put_rate("optimizer/lr", ParameterGroup::kMatrices);
-  put_rate("optimizer/lr_dense", ParameterGroup::kMatrices);
-  put_rate("optimizer/lr_rest", ParameterGroup::kRest);
+  put_rate("optimizer/lr", WeightGroup::kMatrices);
+  put_rate("optimizer/lr_dense", WeightGroup::kMatrices);
+  put_rate("optimizer/lr_rest", WeightGroup::kRest);
   if (!routers.empty()) {
-    put_rate("optimizer/lr_expert", ParameterGroup::kExperts);
-    put_rate("optimizer/lr_router", ParameterGroup::kRouter);
+    put_rate("optimizer/lr_expert", WeightGroup::kExperts);
+    put_rate("optimizer/lr_router", WeightGroup::kRouter);
   }
 
   const double rate = tokens_per_s(report);

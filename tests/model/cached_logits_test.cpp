@@ -33,8 +33,7 @@ class CachedTestModel {
     model_.initialise(7);
     cache_ = model_.make_cache(state_, kSlots, kCapacity);
     for (const LayerCache& layer : cache_.layers) {  // what was not written must not be read
-      ops_->fill({layer.keys, NAN});
-      if (layer.values.defined()) ops_->fill({layer.values, NAN});
+      for (const Tensor& tensor : layer.tensors) ops_->fill({tensor, NAN});
     }
   }
 

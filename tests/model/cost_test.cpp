@@ -2,18 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include "model/model.h"
 #include "model/small_models.h"
-#include "ops/factory.h"
 
 namespace nmoe::test {
 namespace {
-
-ModelCost cost_of(const ModelConfig& config, int64_t seq_len) {
-  const auto device = make_device({.num_threads = 1});
-  const Model model(config, device->ops(), seq_len);
-  return model_cost(config, model.parameters(), seq_len);
-}
 
 // Counted by hand for base_model(): D 6, V 11, 2 layers, H 2, Rkv 4, nope 3, rope 2, value 5, dense 5, 5 experts
 // of 3, top 2, 1 shared.
@@ -22,7 +14,7 @@ TEST(Cost, MatchesAHandCount) {
   const int64_t dense = 10 * 6 + 6 * 5;
   const int64_t expert = 6 * 6 + 6 * 3, router = 5 * 6;
   const int64_t norms = 2 * (6 + 6 + 4) + 6;
-  const ModelCost cost = cost_of(base_model(), 4);
+  const ModelCost cost = model_cost(base_model(), 4);
   EXPECT_EQ(cost.parameters, 2 * 11 * 6 + 2 * attention + dense + router + 6 * expert + norms);
   EXPECT_EQ(cost.active_parameters, cost.parameters - 3 * expert);
   const int64_t matrices = 11 * 6 + 2 * attention + dense + router + 3 * expert;
@@ -33,13 +25,13 @@ TEST(Cost, MatchesAHandCount) {
 
 TEST(Cost, WindowsAndTiedHeadsCount) {
   ModelConfig config = base_model();
-  const double untied_full = cost_of(config, 8).flops_per_token;
+  const double untied_full = model_cost(config, 8).flops_per_token;
   config.tied_head = true;  // the head's product remains
-  EXPECT_DOUBLE_EQ(cost_of(config, 8).flops_per_token, untied_full);
-  EXPECT_EQ(cost_of(config, 8).parameters, cost_of(base_model(), 8).parameters - 11 * 6);
+  EXPECT_DOUBLE_EQ(model_cost(config, 8).flops_per_token, untied_full);
+  EXPECT_EQ(model_cost(config, 8).parameters, model_cost(base_model(), 8).parameters - 11 * 6);
   config.window = 2;
   config.attn_global_every = 100;  // layer 0 is local: sees 1 + 7 * 2 of 8 positions' 36
-  EXPECT_DOUBLE_EQ(cost_of(config, 8).flops_per_token, untied_full - 6.0 * 2 * 10 * (36.0 - 15.0) / 8.0);
+  EXPECT_DOUBLE_EQ(model_cost(config, 8).flops_per_token, untied_full - 6.0 * 2 * 10 * (36.0 - 15.0) / 8.0);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 class OptimizerTest : public ::testing::Test {
  protected:
   OptimizerTest() : ops_(cpu_device(DType::kF64)), model_(base_model(), *ops_, 4) {
-    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_}) arena->reserve(ops_->memory(), 1 << 20);
+    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_}) arena->reserve(ops_.device().memory(), 1 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(1);
     rates_ = Optimizer::allocate_rates(state_);
@@ -27,7 +27,7 @@ class OptimizerTest : public ::testing::Test {
 
   std::map<std::string, std::vector<double>> weights() {
     std::map<std::string, std::vector<double>> result;
-    for (const Parameter& parameter : model_.parameters().all()) result[parameter.name] = values(parameter.value);
+    for (const Weight& weight : model_.weights().all()) result[weight.spec.name] = values(weight.value);
     return result;
   }
 
@@ -42,10 +42,10 @@ class OptimizerTest : public ::testing::Test {
 
 // With zero gradients nothing moves but what decays, and that by exactly lr * weight_decay * w.
 TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
-  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_, rates_);
+  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_);
   const auto before = weights();
-  for (const Parameter& parameter : model_.parameters().all()) {
-    if (parameter.grad.defined()) ops_->fill({parameter.grad, 0.0});
+  for (const Weight& weight : model_.weights().all()) {
+    if (weight.grad.defined()) ops_->fill({weight.grad, 0.0});
   }
   optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
   optimizer.step(grad_scale_);
@@ -65,17 +65,17 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
 }
 
 TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
-  Optimizer optimizer(config_, model_.parameters(), *ops_, optimizer_state_, rates_);
+  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_);
   std::map<std::string, int64_t> elements;
   for (const NamedTensor& state : optimizer.state()) {
     EXPECT_TRUE(elements.emplace(state.name, state.tensor.num_elements()).second) << state.name;
   }
-  for (const Parameter& parameter : model_.parameters().all()) {
-    const bool muon = parameter.group == ParameterGroup::kMatrices || parameter.group == ParameterGroup::kExperts;
-    const bool trained = parameter.group != ParameterGroup::kBuffer;
-    EXPECT_EQ(elements.count("muon.momentum." + parameter.name), muon ? 1U : 0U) << parameter.name;
-    EXPECT_EQ(elements.count("adamw.m." + parameter.name), trained && !muon ? 1U : 0U) << parameter.name;
-    EXPECT_EQ(elements.count("adamw.v." + parameter.name), trained && !muon ? 1U : 0U) << parameter.name;
+  for (const Weight& weight : model_.weights().all()) {
+    const bool muon = weight.spec.group == WeightGroup::kMatrices || weight.spec.group == WeightGroup::kExperts;
+    const bool trained = weight.spec.group != WeightGroup::kBuffer;
+    EXPECT_EQ(elements.count("muon.momentum." + weight.spec.name), muon ? 1U : 0U) << weight.spec.name;
+    EXPECT_EQ(elements.count("adamw.m." + weight.spec.name), trained && !muon ? 1U : 0U) << weight.spec.name;
+    EXPECT_EQ(elements.count("adamw.v." + weight.spec.name), trained && !muon ? 1U : 0U) << weight.spec.name;
   }
 }
 

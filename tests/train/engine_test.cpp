@@ -26,8 +26,8 @@ Config config_with(std::vector<std::string> overrides = {}) {
 }
 
 Tensor weight(Engine& engine, const std::string& name) {
-  for (const Parameter& parameter : engine.model().parameters().all()) {
-    if (parameter.name == name) return parameter.value;
+  for (const Weight& weight : engine.model().weights().all()) {
+    if (weight.spec.name == name) return weight.value;
   }
   NMOE_CHECK(false, "no parameter {}", name);
 }
@@ -126,12 +126,12 @@ TEST(EngineTest, MicrobatchesAddUpToTheBatch) {
     const StepResult result = random_step(ready.engine, cut, 1);
     EXPECT_LE(std::abs(result.loss - expected_result.loss), 1e-6 * expected_result.loss);
     EXPECT_LE(std::abs(result.grad_norm - expected_result.grad_norm), 1e-5 * expected_result.grad_norm);
-    const auto& parameters = ready.engine.model().parameters().all();
-    auto other = expected.engine.model().parameters().all().begin();
-    for (const Parameter& parameter : parameters) {
-      ASSERT_EQ(parameter.name, other->name);
-      if (parameter.grad.defined()) {
-        EXPECT_TRUE(near(parameter.grad, other->grad, 2e-3)) << parameter.name;
+    const auto& weights = ready.engine.model().weights().all();
+    auto other = expected.engine.model().weights().all().begin();
+    for (const Weight& weight : weights) {
+      ASSERT_EQ(weight.spec.name, other->spec.name);
+      if (weight.grad.defined()) {
+        EXPECT_TRUE(near(weight.grad, other->grad, 2e-3)) << weight.spec.name;
       }
       ++other;
     }
@@ -147,8 +147,8 @@ TEST(EngineTest, TheGradientNormIsThatOfAllGradients) {
   ReadyEngine ready(config);
   const StepResult result = random_step(ready.engine, config, 1);
   double sum = 0;
-  for (const Parameter& parameter : ready.engine.model().parameters().all()) {
-    if (parameter.grad.defined()) sum += dot(parameter.grad, parameter.grad);
+  for (const Weight& weight : ready.engine.model().weights().all()) {
+    if (weight.grad.defined()) sum += dot(weight.grad, weight.grad);
   }
   EXPECT_LE(std::abs(result.grad_norm - std::sqrt(sum)), 1e-6 * result.grad_norm);
   EXPECT_GT(result.grad_norm, 0.0);

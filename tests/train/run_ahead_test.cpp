@@ -18,9 +18,9 @@ Config device_config(std::vector<std::string> overrides = {}) {
 }
 
 void set_first(ReadyEngine& ready, const std::string& name, double value) {
-  for (const Parameter& parameter : ready.engine.model().parameters().all()) {
-    if (parameter.name != name) continue;
-    ready.ops().fill({parameter.value.reshape({parameter.value.num_elements()}).rows(0, 1), value});
+  for (const Weight& weight : ready.engine.model().weights().all()) {
+    if (weight.spec.name != name) continue;
+    ready.ops().fill({weight.value.reshape({weight.value.num_elements()}).rows(0, 1), value});
     return;
   }
   FAIL() << "no parameter " << name;
@@ -121,8 +121,8 @@ TEST(RunAhead, NamesTheTensorOfTheStepThatWentBad) {
   const Config config = device_config();
   ReadyEngine ready(config);
   ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
-  for (const Parameter& parameter : ready.engine.model().parameters().all()) {
-    if (parameter.name == "layers.1.moe.experts_in") ready.ops().fill({parameter.value, 3e38});
+  for (const Weight& weight : ready.engine.model().weights().all()) {
+    if (weight.spec.name == "layers.1.moe.experts_in") ready.ops().fill({weight.value, 3e38});
   }
   for (int64_t step = 2; step < 2 + Engine::kMaxPending; ++step) enqueue_random(ready.engine, config, step);
   EXPECT_FALSE(ready.engine.take_result().finite);

@@ -32,9 +32,9 @@ class ValidationTest : public test::TempDirTest {
     split_.emplace(split_reader(*data_->sources[0].valid, 4));
     engine_.emplace(config_);
     // A stream of ones, to which no layer adds, meets rows of log p / D in the head.
-    for (const Parameter& parameter : engine_->engine.model().parameters().all()) {
-      const std::string& name = parameter.name;
-      const Tensor tensor = parameter.value;
+    for (const Weight& weight : engine_->engine.model().weights().all()) {
+      const std::string& name = weight.spec.name;
+      const Tensor tensor = weight.value;
       const bool is_one = name == "embedding" || name == "final_norm";
       engine_->ops->fill({tensor, is_one ? 1.0 : 0.0});
       if (name != "head") continue;

@@ -1,0 +1,27 @@
+#include "model/feed_forward.h"
+
+#include "model/mlp.h"
+#include "model/moe.h"
+
+namespace nmoe {
+
+void describe_feed_forward(const Layer& layer, WeightList& weights) {
+  switch (layer.spec.feed_forward) {
+    case FeedForwardKind::kDense:
+      return Mlp::describe(layer.config, layer.name + "mlp.", layer.spec.hidden, weights);
+    case FeedForwardKind::kMoe:
+      return Moe::describe(layer, weights);
+  }
+}
+
+std::unique_ptr<FeedForward> make_feed_forward(const Layer& layer, WeightSet& weights) {
+  switch (layer.spec.feed_forward) {
+    case FeedForwardKind::kDense:
+      return std::make_unique<Mlp>(layer.config, weights, layer.name + "mlp.", layer.spec.hidden);
+    case FeedForwardKind::kMoe:
+      return std::make_unique<Moe>(layer, weights);
+  }
+  NMOE_CHECK(false, "no feed-forward part of kind {}", static_cast<int>(layer.spec.feed_forward));
+}
+
+}  // namespace nmoe

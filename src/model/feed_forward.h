@@ -1,0 +1,29 @@
+// FeedForward: the part of a layer that works on each position for itself. T tokens, D model width.
+//
+// A kind is a class derived from FeedForward and a function that describes its weights, both in one file pair, named in
+// feed_forward.cpp.
+#pragma once
+
+#include <memory>
+
+#include "model/pass.h"
+#include "model/spec.h"
+#include "model/weight.h"
+
+namespace nmoe {
+
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  // x [T, D] (normed), y [T, D] +=
+  virtual void forward(const Pass& pass, Tensor x, Tensor y) = 0;
+  // dy [T, D] is left alone, dx [T, D] =
+  virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
+};
+
+// Adds the weights of a layer's feed-forward part.
+void describe_feed_forward(const Layer& layer, WeightList& weights);
+// It, over the weights so described. The layer's configuration must outlive it.
+std::unique_ptr<FeedForward> make_feed_forward(const Layer& layer, WeightSet& weights);
+
+}  // namespace nmoe

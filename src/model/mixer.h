@@ -1,0 +1,34 @@
+// Mixer: the part of a layer in which positions see each other, and what each kind of it has in common. T tokens, D
+// model width.
+//
+// A kind is a class derived from Mixer and a function that describes its weights, both in one file pair, named in
+// mixer.cpp.
+#pragma once
+
+#include <memory>
+
+#include "model/kv_cache.h"
+#include "model/pass.h"
+#include "model/spec.h"
+#include "model/weight.h"
+
+namespace nmoe {
+
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+  // x [T, D] (normed), y [T, D] +=
+  virtual void forward(const Pass& pass, Tensor x, Tensor y) = 0;
+  // dy [T, D] is left alone, dx [T, D] =
+  virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
+  // As forward, but a row sees what is cached of its slot, after it has been added to that itself. No backward can
+  // follow. slots [T] i32; positions are the batch's.
+  virtual void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) = 0;
+};
+
+// Adds the weights of a layer's mixer and says what else it is.
+MixerSpec describe_mixer(const Layer& layer, WeightList& weights);
+// The mixer over the weights so described. The layer's configuration must outlive it.
+std::unique_ptr<Mixer> make_mixer(const Layer& layer, WeightSet& weights);
+
+}  // namespace nmoe

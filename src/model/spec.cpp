@@ -1,0 +1,76 @@
+#include "model/spec.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "model/feed_forward.h"
+#include "model/mixer.h"
+
+namespace nmoe {
+
+std::vector<Layer> layers_of(const ModelConfig& config) {
+  std::vector<Layer> layers;
+  for (const LayerSpec& spec : layer_specs(config)) {
+    const auto idx = static_cast<int64_t>(layers.size());
+    layers.push_back({.config = config, .spec = spec, .idx = idx, .name = fmt::format("layers.{}.", idx)});
+  }
+  return layers;
+}
+
+WeightList::WeightList(const ModelConfig& config) : std_(config.init.std), output_std_(config.init.std) {
+  if (!config.init.depth_scaled_outputs) return;
+  output_std_ /= std::sqrt(2.0 * static_cast<double>(layer_specs(config).size()));
+}
+
+WeightSpec WeightList::matrix(const std::string& name, int64_t out, int64_t in) const {
+  return {.name = name, .shape = {out, in}, .group = WeightGroup::kMatrices, .init_std = std_};
+}
+
+WeightSpec WeightList::output(const std::string& name, int64_t out, int64_t in) const {
+  return {.name = name, .shape = {out, in}, .group = WeightGroup::kMatrices, .init_std = output_std_};
+}
+
+WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
+  return {.name = name,
+          .shape = {dim},
+          .group = WeightGroup::kRest,
+          .decay = false,
+          .is_stat = true,
+          .init = InitKind::kOnes};
+}
+
+void WeightList::add(WeightSpec weight) {
+  weight.layer = layer_;
+  weights_.push_back(std::move(weight));
+}
+
+ModelSpec describe_model(const ModelConfig& config) {
+  ModelSpec model;
+  WeightList weights(config);
+  weights.add({.name = "embedding",
+               .shape = {config.vocab_size, config.dim},
+               .group = WeightGroup::kRest,
+               .decay = false,
+               .init_std = config.init.embedding_std});
+  for (const Layer& layer : layers_of(config)) {
+    weights.begin_layer(layer.idx);
+    weights.add(WeightList::gain(layer.name + "attention_norm", config.dim));
+    model.mixers.push_back(describe_mixer(layer, weights));
+    weights.add(WeightList::gain(layer.name + "mlp_norm", config.dim));
+    describe_feed_forward(layer, weights);
+    model.layers.push_back(layer.spec);
+  }
+  weights.begin_layer(-1);
+  weights.add(WeightList::gain("final_norm", config.dim));
+  if (!config.tied_head) {
+    weights.add({.name = "head",
+                 .shape = {config.vocab_size, config.dim},
+                 .group = WeightGroup::kRest,
+                 .init_std = config.init.std});
+  }
+  model.weights = weights.take();
+  return model;
+}
+
+}  // namespace nmoe

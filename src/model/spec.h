@@ -1,0 +1,94 @@
+// What a model is made of, from its configuration alone: no device, no storage. Costs, the plan of a run's memory and
+// the map to Hugging Face's tensors read this description, and Model is built from it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "config/layers.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// Which [optim.*] section trains a weight.
+enum class WeightGroup {
+  kMatrices,  // 2-D weights of attention, dense MLPs and shared experts
+  kExperts,   // routed experts, [E, out, in]
+  kRouter,    // router weights
+  kRest,      // embedding, head, norms
+  kBuffer,    // state without a gradient: the router's selection bias
+};
+
+enum class InitKind { kZeros, kOnes, kTruncatedNormal };
+
+struct WeightSpec {
+  std::string name;  // "layers.3.attention.out"
+  Shape shape;       // linear layers are [out, in]
+  WeightGroup group = WeightGroup::kMatrices;
+  bool decay = true;     // whether weight decay applies
+  bool is_stat = false;  // always of the device's stat dtype: norm gains, buffers
+  InitKind init = InitKind::kTruncatedNormal;
+  double init_std = 0.0;
+  int64_t layer = -1;  // it belongs to; -1: none, as the embedding
+
+  bool is_trained() const { return group != WeightGroup::kBuffer; }
+};
+
+// One layer, as its parts see it.
+struct Layer {
+  const ModelConfig& config;
+  LayerSpec spec;
+  int64_t idx = 0;
+  std::string name;  // "layers.3.", with which the names of its weights begin
+};
+std::vector<Layer> layers_of(const ModelConfig& config);  // refer to `config`
+
+// The weights of a model in definition order, while they are described.
+class WeightList {
+ public:
+  explicit WeightList(const ModelConfig& config);
+
+  // A linear weight [out, in] of the `matrices` group with the configured standard deviation.
+  WeightSpec matrix(const std::string& name, int64_t out, int64_t in) const;
+  // The same for a projection back onto the residual stream, scaled with depth where configured.
+  WeightSpec output(const std::string& name, int64_t out, int64_t in) const;
+  // The gain of an RMSNorm over vectors of `dim`.
+  static WeightSpec gain(const std::string& name, int64_t dim);
+
+  // What is added from here on belongs to this layer; -1: to none.
+  void begin_layer(int64_t layer) { layer_ = layer; }
+  void add(WeightSpec weight);
+  std::vector<WeightSpec> take() { return std::move(weights_); }
+
+ private:
+  double std_, output_std_;
+  int64_t layer_ = -1;
+  std::vector<WeightSpec> weights_;
+};
+
+// What a layer keeps of every earlier position, so that a later one costs one row of work: so many values of a width.
+struct CacheSpec {
+  std::vector<int64_t>
+      widths;  // of the tensors [slots, positions, width] of a cache (model/kv_cache.h), in their order
+};
+
+// What a layer's mixer is beside its weights.
+struct MixerSpec {
+  // Training FLOPs of a token, forward and backward, for each position that it sees, beside those of its weights.
+  double flops_per_position = 0.0;
+  int64_t rope_dim = 0;  // how many values of a head RoPE turns; 0: none
+  CacheSpec cache;
+};
+
+struct ModelSpec {
+  std::vector<WeightSpec> weights;  // in definition order
+  std::vector<LayerSpec> layers;
+  std::vector<MixerSpec> mixers;  // a layer's each
+};
+
+// config.vocab_size must be set.
+ModelSpec describe_model(const ModelConfig& config);
+
+}  // namespace nmoe

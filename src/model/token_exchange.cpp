@@ -1,0 +1,49 @@
+#include "model/token_exchange.h"
+
+namespace nmoe {
+namespace {
+
+class LocalExchange final : public TokenExchange {
+ public:
+  explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
+
+  RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
+    const int64_t capacity = top_idx.num_elements();
+    plan_ = {.offsets = pass.push_i32({num_experts_ + 1}), .row_of = pass.push_i32(top_idx.shape())};
+    pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
+    return {.capacity = capacity, .offsets = plan_.offsets};
+  }
+
+  void dispatch(const Pass& pass, Tensor x, Tensor rows) override {
+    pass.ops.moe_dispatch({.x = x, .plan = plan_, .rows = rows});
+  }
+  void dispatch_weights(const Pass& pass, Tensor weights, Tensor row_weight) override {
+    pass.ops.moe_dispatch_weights({.weights = weights, .plan = plan_, .row_weight = row_weight});
+  }
+  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
+    pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
+  }
+
+  // A sum's gradient goes to each of its terms, a copy's gradients are summed: the one is the other backwards.
+  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
+    pass.ops.moe_dispatch({.x = dy, .plan = plan_, .rows = drows});
+  }
+  void dispatch_backward(const Pass& pass, Tensor drows, Tensor dx, bool accumulate) override {
+    pass.ops.moe_combine({.rows = drows, .plan = plan_, .y = dx, .accumulate = accumulate});
+  }
+  void dispatch_weights_backward(const Pass& pass, Tensor drow_weight, Tensor dweights) override {
+    pass.ops.moe_combine_weights({.row_weight = drow_weight, .plan = plan_, .weights = dweights});
+  }
+
+ private:
+  int64_t num_experts_;
+  MoePlan plan_;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts) {
+  return std::make_unique<LocalExchange>(num_experts);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,52 @@
+// How the copies of tokens that a router sends to experts get to those experts and back.
+//
+// T tokens, K experts of a token, E experts, R rows that a layer's experts have room for, D model width.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "model/pass.h"
+
+namespace nmoe {
+
+// Rows grouped by expert, of which there are as many as the routing gives: the shape of a tensor of them says how many
+// there can be, the device alone knows how many there are. What lies behind those is undefined.
+struct RaggedRows {
+  int64_t capacity = 0;  // R
+  Tensor offsets;        // [E + 1] i32: expert e owns rows [offsets[e], offsets[e + 1])
+
+  // [1] i32: how many rows there are.
+  Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
+};
+
+// A layer's exchange. It holds the plan of the last routing, on the activation stack, for all that follows until the
+// layer's backward is over. The order of rows is a function of the routing alone.
+class TokenExchange {
+ public:
+  virtual ~TokenExchange() = default;
+
+  // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds the rows of every expert to
+  // counts [E] i32 (+=; undefined: not wanted). The capacity follows from T.
+  virtual RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
+
+  // rows [R, D] = x [T, D]: to each expert its tokens.
+  virtual void dispatch(const Pass& pass, Tensor x, Tensor rows) = 0;
+  // row_weight [R] stat = weights [T, K] stat
+  virtual void dispatch_weights(const Pass& pass, Tensor weights, Tensor row_weight) = 0;
+  // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D].
+  virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) = 0;
+
+  // drows [R, D] = of combine's rows, from dy [T, D]
+  virtual void combine_backward(const Pass& pass, Tensor dy, Tensor drows) = 0;
+  // dx [T, D] = or, with accumulate, +=, from drows [R, D]
+  virtual void dispatch_backward(const Pass& pass, Tensor drows, Tensor dx, bool accumulate) = 0;
+  // dweights [T, K] stat = from drow_weight [R] stat
+  virtual void dispatch_weights_backward(const Pass& pass, Tensor drow_weight, Tensor dweights) = 0;
+};
+
+// All experts are where the tokens are: dispatch gathers, combine sums a token's K rows in the order of its choices.
+// Each of the T * K copies has a row, so all rows there are room for are used.
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts);
+
+}  // namespace nmoe

@@ -1,0 +1,78 @@
+// The model's named weights: where their values and gradients live, how they start, how gradients are written.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "model/spec.h"
+#include "ops/ops.h"
+#include "tensor/arena.h"
+
+namespace nmoe {
+
+// One weight. In a step, whoever writes its gradient first writes it (=), all later ones add to it (+=): several
+// microbatches, and several uses such as a tied head's.
+//
+// Which of the two an operation does is decided as it is enqueued, and may end up in a recording: every step has to
+// write in the same order. A step begins with begin_step().
+class Weight {
+ public:
+  explicit Weight(WeightSpec description) : spec(std::move(description)) {}
+  Weight(const Weight&) = delete;
+  Weight& operator=(const Weight&) = delete;
+
+  const WeightSpec spec;
+  Tensor value;  // act, or stat where spec.is_stat
+  Tensor low;    // i16, the rest of the master weight (ops/ops.h); undefined where the value is stat
+  Tensor grad;   // stat; undefined for buffers
+
+  void begin_step() { has_grad_ = false; }
+  // For an operation that can write a gradient or add to it: whether it is to add. Ask once for each such operation.
+  bool accumulate_grad() { return std::exchange(has_grad_, true); }
+  // For an operation that can only add: the gradient, which becomes zero before the first of a step.
+  Tensor grad_to_add_to(Ops& ops);
+  // Whether the gradient is of this step.
+  bool has_grad() const { return has_grad_; }
+
+  // The values, or their master's, from and to stat numbers in host memory. Gradients are overwritten: where there is a
+  // master, it passes through them. `host` is free, or has the values, when the device's upload() or begin_download()
+  // says so.
+  void upload(Ops& ops, const void* host);
+  void begin_download(Ops& ops, void* host) const;
+  // Fills the values as spec says; gradients are overwritten, as by upload(). They are drawn from a stream of their
+  // own, keyed by seed and name: adding a layer changes no other.
+  void initialise(Ops& ops, uint64_t seed, double truncation);
+
+ private:
+  bool has_grad_ = false;
+};
+
+// All weights of a description, in its order. References stay valid for the set's life.
+class WeightSet {
+ public:
+  explicit WeightSet(std::vector<WeightSpec> specs);
+  WeightSet(const WeightSet&) = delete;
+  WeightSet& operator=(const WeightSet&) = delete;
+
+  Weight& at(std::string_view name);
+  std::deque<Weight>& all() { return weights_; }
+  const std::deque<Weight>& all() const { return weights_; }
+
+  // Gives every weight its storage, in the device's dtypes.
+  void allocate(Ops& ops, Arena& values, Arena& grads);
+  void initialise(Ops& ops, uint64_t seed, double truncation);
+  void begin_step();
+  // That every trained weight has a gradient of this step: one without would keep the last step's.
+  void check_grads() const;
+
+ private:
+  std::deque<Weight> weights_;
+  std::map<std::string, Weight*, std::less<>> by_name_;
+};
+
+}  // namespace nmoe
