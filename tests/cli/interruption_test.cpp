@@ -48,6 +48,28 @@ TEST_F(InterruptionTest, ATerminationSignalSavesAndLeaves) {
   EXPECT_EQ(weights("tiny"), undisturbed(steps));
 }
 
+// The signal is rank 0's to hear; all stop behind the same step.
+TEST_F(InterruptionTest, RanksStopTogether) {
+  const std::vector<std::string> two = {"parallel.ranks=2", "train.microbatch_seqs=2"};
+  test::Program program = start(resume(two));
+  ASSERT_TRUE(program.wait_for("train step 4/"));
+  program.send(SIGTERM);
+  const Outcome outcome = program.wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  int64_t steps = saved_step();
+  EXPECT_TRUE(contains(outcome.out, fmt::format("stopped after step {};", steps)));
+  EXPECT_TRUE(contains(listed("tiny"), "stopped by SIGTERM"));
+  steps += 3;
+  const auto with = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), two.begin(), two.end());
+    settings.push_back(fmt::format("train.steps={}", steps));
+    return settings;
+  };
+  output(resume(with({})));
+  output(train(with({"run.name=straight", "train.log_every=1000"})));
+  EXPECT_EQ(weights("tiny"), weights("straight"));
+}
+
 // Both signals wait for the stopped process, so that none is answered before the other is there.
 TEST_F(InterruptionTest, TheSecondSignalLeavesAtOnce) {
   test::Program program = start(train({}));

@@ -87,14 +87,25 @@ TEST_F(TrainCommandTest, RefusesMoreThanItMayTake) {
 
 // Enough activations to stand out from the program itself, of which the plan has a line too.
 TEST_F(TrainCommandTest, TakesWhatThePlanSays) {
-  const Outcome outcome = n(
-      train({"train.steps=2", "model.dim=64", "data.seq_len=256", "train.batch_seqs=64", "train.microbatch_seqs=64"}));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const size_t total = outcome.err.find("  total ");
-  ASSERT_NE(total, std::string::npos) << outcome.err;
-  const std::string planned = outcome.err.substr(total + 8, outcome.err.find("MiB", total) - total - 8);
-  const double ratio = static_cast<double>(outcome.peak_resident_bytes) / (std::stod(planned) * (1 << 20));
-  EXPECT_LE(std::abs(ratio - 1.0), 0.02) << "planned " << planned << "MiB";
+  for (const int ranks : {1, 2}) {
+    const Outcome outcome = n(train({"train.steps=2", "model.dim=64", "data.seq_len=256", "train.batch_seqs=64",
+                                     fmt::format("train.microbatch_seqs={}", 64 / ranks),
+                                     fmt::format("parallel.ranks={}", ranks), fmt::format("run.name=ranks{}", ranks)}));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const size_t total = outcome.err.find("  total ");
+    ASSERT_NE(total, std::string::npos) << outcome.err;
+    const std::string planned = outcome.err.substr(total + 8, outcome.err.find("MiB", total) - total - 8);
+    const double ratio = static_cast<double>(outcome.peak_resident_bytes) / (std::stod(planned) * (1 << 20));
+    EXPECT_LE(std::abs(ratio - 1.0), 0.02) << "planned " << planned << "MiB for " << ranks << " ranks";
+    EXPECT_EQ(outcome.err.find("of 2 ranks") != std::string::npos, ranks == 2);
+  }
+}
+
+TEST_F(TrainCommandTest, RanksShareABatchEqually) {
+  expect_error(n(train({"parallel.ranks=3"})), 2, "every rank takes an equal share of a batch",
+               "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
+  expect_error(n({"bench", "train", "tiny.toml", "--set", "parallel.ranks=2"}), 2,
+               "a bench times the steps of one rank", "parallel.ranks=1");
 }
 
 // A limit on the size of files stands for a full disk.
@@ -106,13 +117,18 @@ TEST_F(TrainCommandTest, ACheckpointThatCannotBeWritten) {
   setrlimit(RLIMIT_FSIZE, &limit);
   std::signal(SIGXFSZ, SIG_IGN);  // inherited: a failed write instead of a killed process
   const Outcome outcome = n(train({"train.steps=1", "model.dense_dim=16384"}));
+  const Outcome on_ranks =
+      n(train({"train.steps=9", "checkpoint.every=1", "model.dense_dim=16384", "parallel.ranks=2", "run.name=ranks"}));
   std::signal(SIGXFSZ, SIG_DFL);
   setrlimit(RLIMIT_FSIZE, &whole);
 
   expect_error(outcome, 1, "cannot write 'runs/checkpoints/tiny/", "");
-  EXPECT_TRUE(contains(listed("tiny"), " failed "));
-  EXPECT_TRUE(contains(listed("tiny"), "cannot write"));
-  EXPECT_TRUE(fs::is_empty(dir_ / "runs/checkpoints/tiny"));
+  expect_error(on_ranks, 1, "cannot write 'runs/checkpoints/ranks/", "");
+  for (const char* name : {"tiny", "ranks"}) {
+    EXPECT_TRUE(contains(listed(name), " failed "));
+    EXPECT_TRUE(contains(listed(name), "cannot write"));
+    EXPECT_TRUE(fs::is_empty(dir_ / "runs/checkpoints" / name));
+  }
 }
 
 TEST_F(TrainCommandTest, MetricsThatCannotBeWritten) {

@@ -54,7 +54,8 @@ inline Documents documents_of(std::span<const int32_t> inputs, const Config& con
   return documents;
 }
 
-// Loads random ids, the same for the same step however it is cut into microbatches. Returns where the step ends.
+// Loads the rank's part of random ids, the same for the same step however it is cut into ranks and microbatches.
+// Returns where the step ends.
 inline Progress load_random(Engine& engine, const Config& config, int64_t step) {
   const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
   const auto seed = static_cast<uint64_t>(2 * step);
@@ -62,7 +63,7 @@ inline Progress load_random(Engine& engine, const Config& config, int64_t step) 
   const auto targets = random_ids(tokens, config.model.vocab_size, seed + 1);
   const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
   for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
-    const size_t first = static_cast<size_t>(i) * size;
+    const size_t first = static_cast<size_t>(engine.rank().index() * engine.num_microbatches() + i) * size;
     const auto microbatch = std::span(inputs).subspan(first, size);
     engine.load(i, microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
   }

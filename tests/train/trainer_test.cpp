@@ -2,73 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "checkpoint/reader.h"
 #include "data/synthetic/write.h"
-#include "support/errors.h"
-#include "support/temp_dir.h"
-#include "support/tiny_corpus.h"
-#include "track/metrics_file.h"
-#include "track/runs.h"
+#include "train/trainer_fixture.h"
 
 namespace nmoe {
 namespace {
 
 using test::contains;
 using test::error_of;
-
-class TrainerTest : public test::TempDirTest {
- protected:
-  TrainerTest() {
-    ::unsetenv("NMOE_RUN");
-    test::write_tiny_corpus(dir_ / "data");
-  }
-
-  // Trains the run `name`; `overrides` change kTinyToml.
-  TrainSummary run(const std::string& name, std::vector<std::string> overrides, bool resume = false) {
-    overrides.push_back("run.name=" + name);
-    return train(test::tiny_config(dir_, overrides), {.resume = resume, .version = "0.0.0", .commit = "abc"});
-  }
-  TrainSummary resume(const std::string& name, const std::vector<std::string>& overrides) {
-    return run(name, overrides, /*resume=*/true);
-  }
-
-  fs::path checkpoints(const std::string& name) const { return dir_ / "runs/checkpoints" / name; }
-
-  // The newest run of this name.
-  RunRow row(const std::string& name) const {
-    for (const RunRow& found : RunStore(dir_ / "runs/experiments.db").list(100)) {
-      if (found.name == name) return found;
-    }
-    ADD_FAILURE() << "no run " << name;
-    return {};
-  }
-
-  std::map<int64_t, double> series(const std::string& name, const std::string& tag) const {
-    const fs::path file = dir_ / "runs/metrics" / row(name).id / "rank_0.duckdb";
-    std::map<int64_t, double> points;
-    for (const MetricRow& point : read_series(file, tag)) {
-      EXPECT_TRUE(points.emplace(point.step, point.value).second) << tag << " twice at a step";
-    }
-    return points;
-  }
-};
-
-std::string weights_of(const fs::path& checkpoint) { return CheckpointReader::open(checkpoint).weights_sha256(); }
-
-void expect_same_state(const fs::path& a, const fs::path& b) {
-  const CheckpointReader first = CheckpointReader::open(a), second = CheckpointReader::open(b);
-  EXPECT_EQ(first.weights_sha256(), second.weights_sha256());
-  EXPECT_EQ(first.info().step, second.info().step);
-  EXPECT_EQ(first.info().tokens, second.info().tokens);
-  EXPECT_EQ(first.info().cursor, second.info().cursor);
-  ASSERT_EQ(first.optimizer().size(), second.optimizer().size());
-  for (size_t i = 0; i < first.optimizer().size(); ++i) {
-    EXPECT_EQ(first.optimizer()[i].name, second.optimizer()[i].name);
-    EXPECT_EQ(first.optimizer()[i].sha256, second.optimizer()[i].sha256) << first.optimizer()[i].name;
-  }
-}
 
 // A corpus of many short documents.
 TEST_F(TrainerTest, MaskingDocumentsDefinesTheRun) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "parallel/thread_group.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
 #include "support/tiny_corpus.h"
@@ -31,12 +32,16 @@ class ValidationTest : public test::TempDirTest {
     data_.emplace(open_training_data(config_));
     split_.emplace(split_reader(*data_->sources[0].valid, 4));
     engine_.emplace(config_);
-    // A stream of ones, to which no layer adds, meets rows of log p / D in the head.
-    for (const Weight& weight : engine_->engine.model().weights().all()) {
+    set_weights(*engine_);
+  }
+
+  // A stream of ones, to which no layer adds, meets rows of log p / D in the head.
+  static void set_weights(test::ReadyEngine& ready) {
+    for (const Weight& weight : ready.engine.model().weights().all()) {
       const std::string& name = weight.spec.name;
       const Tensor tensor = weight.value;
       const bool is_one = name == "embedding" || name == "final_norm";
-      engine_->ops().fill({tensor, is_one ? 1.0 : 0.0});
+      ready.ops().fill({tensor, is_one ? 1.0 : 0.0});
       if (name != "head") continue;
       for (int64_t i = 0; i < tensor.num_elements(); ++i) {
         test::set(tensor, i, std::log(probability(i / tensor.dim(1))) / 16.0);
@@ -46,6 +51,22 @@ class ValidationTest : public test::TempDirTest {
 
   ValidationResult run(const std::vector<int32_t>& token_bytes, int64_t max_seqs, int64_t microbatch) {
     return validate(engine_->engine, *split_, token_bytes, max_seqs, microbatch);
+  }
+
+  // Documents "question? answer" of which the mask hides the question.
+  void prepare_pairs() const {
+    write_file_atomically(dir_ / "pairs.jsonl", R"({"prompt": "x?", "text": "a"})"
+                                                "\n"
+                                                R"({"prompt": "y?", "text": "aa"})"
+                                                "\n"
+                                                R"({"prompt": "z?", "text": "ab"})"
+                                                "\n"
+                                                R"({"prompt": "w?", "text": "b"})"
+                                                "\n");
+    prepare_dataset({.inputs = {(dir_ / "pairs.jsonl").string()},
+                     .records = {.prompt_field = "prompt"},
+                     .out = dir_ / "pairs",
+                     .threads = 1});
   }
 
   // -log of the probabilities of kText[1] ... kText[num_targets].
@@ -100,20 +121,9 @@ TEST_F(ValidationTest, BytesOfTokens) {
   EXPECT_EQ(counts[256], 0);  // the end of a document
 }
 
-// Documents "question? answer" of which the mask hides the question. The model says "a" whatever comes.
+// The model says "a" whatever comes.
 TEST_F(ValidationTest, AnswersByHand) {
-  write_file_atomically(dir_ / "pairs.jsonl", R"({"prompt": "x?", "text": "a"})"
-                                              "\n"
-                                              R"({"prompt": "y?", "text": "aa"})"
-                                              "\n"
-                                              R"({"prompt": "z?", "text": "ab"})"
-                                              "\n"
-                                              R"({"prompt": "w?", "text": "b"})"
-                                              "\n");
-  prepare_dataset({.inputs = {(dir_ / "pairs.jsonl").string()},
-                   .records = {.prompt_field = "prompt"},
-                   .out = dir_ / "pairs",
-                   .threads = 1});
+  prepare_pairs();
   const TokenDataset pairs(dir_ / "pairs/train");
   ASSERT_EQ(pairs.num_tokens(), 4 + 5 + 5 + 4);
   const auto token_bytes = token_byte_counts(*data_->tokenizer);
@@ -132,6 +142,35 @@ TEST_F(ValidationTest, AnswersByHand) {
   sum += sum;
   EXPECT_EQ(sum.answers, 6);
   EXPECT_EQ(sum.answers_correct, 4);
+}
+
+// However many ranks divide the windows, they count what one counts; some have none.
+TEST_F(ValidationTest, RanksDivideTheWindows) {
+  prepare_pairs();
+  const TokenDataset pairs(dir_ / "pairs/train");
+  const SequenceReader pairs_split = split_reader(pairs, 4);
+  const auto token_bytes = token_byte_counts(*data_->tokenizer);
+  const ValidationResult text = run(token_bytes, 0, 4),
+                         answers = validate(engine_->engine, pairs_split, token_bytes, 0, 4);
+  for (const int64_t ranks : {2, 3, 4, 8}) {
+    const Config config =
+        test::tiny_config(dir_, {"data.seq_len=4", "model.vocab_size=257", fmt::format("parallel.ranks={}", ranks),
+                                 fmt::format("train.batch_seqs={}", 4 * ranks)});
+    run_ranks(ranks, std::chrono::minutes(1), [&](Communicator& communicator) {
+      test::ReadyEngine ready(config, 1, communicator);
+      set_weights(ready);
+      for (const int64_t microbatch : {1, 3, 4}) {
+        const ValidationResult divided = validate(ready.engine, *split_, token_bytes, 0, microbatch);
+        EXPECT_EQ(divided.tokens, text.tokens);
+        EXPECT_EQ(divided.bytes, text.bytes);
+        EXPECT_NEAR(divided.nats, text.nats, 1e-6 * text.nats);  // fp32 rounds another batch otherwise
+        const ValidationResult asked = validate(ready.engine, pairs_split, token_bytes, 0, microbatch);
+        EXPECT_EQ(asked.tokens, answers.tokens);
+        EXPECT_EQ(asked.answers, answers.answers);
+        EXPECT_EQ(asked.answers_correct, answers.answers_correct);
+      }
+    });
+  }
 }
 
 }  // namespace

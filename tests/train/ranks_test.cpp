@@ -1,0 +1,229 @@
+// Several ranks train what one does, end as one, and go on as any other number.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "parallel/thread_group.h"
+#include "support/tensors.h"
+#include "train/tiny_engine.h"
+#include "train/trainer_fixture.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+using test::near;
+using test::random_step;
+using test::ReadyEngine;
+using test::snapshot;
+using Bytes = std::map<std::string, std::string>;
+
+constexpr auto kTimeout = std::chrono::minutes(1);
+
+// Batches of 8 sequences in microbatches of 2.
+Config config_of(int64_t ranks) {
+  return test::tiny_config("/nowhere", {"model.vocab_size=50", "train.microbatch_seqs=2", "model.moe.balance_loss=1e-3",
+                                        fmt::format("parallel.ranks={}", ranks)});
+}
+
+// Runs `drive` on an engine a rank.
+void run_engines(const Config& config, const std::function<void(ReadyEngine&)>& drive) {
+  run_ranks(config.parallel.ranks, kTimeout, [&](Communicator& communicator) {
+    ReadyEngine ready(config, 1, communicator);
+    drive(ready);
+  });
+}
+
+Weight& weight(Engine& engine, const std::string& name) { return engine.model().weights().at(name); }
+
+// Only the order of sums over tokens differs, as it does between microbatches.
+TEST(RankEngines, AddUpToTheBatch) {
+  const Config whole = config_of(1);
+  ReadyEngine one(whole);
+  const StepResult expected = random_step(one.engine, whole, 1);
+  const RouterHealth expected_health = one.engine.router_health().at(0);
+  for (const int64_t ranks : {2, 4}) {
+    const Config config = config_of(ranks);
+    run_engines(config, [&](ReadyEngine& ready) {
+      ASSERT_EQ(ready.engine.num_microbatches(), 4 / ranks);
+      const StepResult result = random_step(ready.engine, config, 1);
+      EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
+      EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+      auto other = one.engine.model().weights().all().begin();
+      for (const Weight& mine : ready.engine.model().weights().all()) {
+        if (mine.grad.defined()) {
+          EXPECT_TRUE(near(mine.grad, other->grad, 2e-3)) << mine.spec.name;
+        }
+        ++other;
+      }
+      const RouterHealth health = ready.engine.router_health().at(0);
+      EXPECT_EQ(health.counts, expected_health.counts);
+      EXPECT_EQ(health.bias_range, expected_health.bias_range);
+      EXPECT_NEAR(health.entropy, expected_health.entropy, 1e-6);
+      EXPECT_NEAR(health.balance_loss, expected_health.balance_loss, 1e-9);
+    });
+  }
+}
+
+TEST(RankEngines, KeepTheSameBitsOnEveryRankAndEveryTime) {
+  for (const int64_t ranks : {2, 4}) {
+    const Config config = config_of(ranks);
+    std::vector<Bytes> states(static_cast<size_t>(2 * ranks));
+    for (const size_t round : {0, 1}) {
+      run_engines(config, [&](ReadyEngine& ready) {
+        for (int64_t step = 1; step <= 3; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
+        states[2 * static_cast<size_t>(ready.engine.rank().index()) + round] = snapshot(ready.engine);
+      });
+    }
+    for (const Bytes& state : states) EXPECT_EQ(test::differences(state, states[0]), std::vector<std::string>());
+  }
+}
+
+TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
+  const Config config = config_of(2);
+  run_engines(config, [&](ReadyEngine& ready) {
+    ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
+    const bool is_bad = ready.engine.rank().index() == 1;
+    if (is_bad) ready.ops().fill({weight(ready.engine, "layers.1.moe.experts_in").value, 3e38});
+    const Bytes before = snapshot(ready.engine);
+    EXPECT_FALSE(random_step(ready.engine, config, 2).finite);
+    EXPECT_EQ(test::differences(before, snapshot(ready.engine)), std::vector<std::string>());
+    const std::string culprit = ready.engine.find_non_finite();
+    if (is_bad) {
+      EXPECT_TRUE(contains(culprit, "layers.1.moe.expert_hidden"));
+    } else {
+      EXPECT_EQ(culprit, "");
+    }
+  });
+}
+
+TEST(RankEngines, TakeTheStateOfTheFirst) {
+  const Config config = config_of(2);
+  std::vector<Bytes> states(2);
+  run_engines(config, [&](ReadyEngine& ready) {
+    const auto index = static_cast<size_t>(ready.engine.rank().index());
+    ASSERT_TRUE(random_step(ready.engine, config, 1).finite);  // moments
+    if (index == 1) ready.ops().fill({weight(ready.engine, "final_norm").value, 7.0});
+    ready.engine.broadcast_state();
+    states[index] = snapshot(ready.engine);
+  });
+  EXPECT_EQ(test::differences(states[0], states[1]), std::vector<std::string>());
+}
+
+TEST(RankEngines, OneThatFailsEndsTheStepsOfAll) {
+  const Config config = config_of(4);
+  const Error error = error_of([&] {
+    run_engines(config, [&](ReadyEngine& ready) {
+      for (int64_t step = 1;; ++step) {
+        if (ready.engine.rank().index() == 2 && step == 3) throw runtime_error("no more", "");
+        random_step(ready.engine, config, step);
+        EXPECT_LE(step, 2);
+      }
+    });
+  });
+  EXPECT_EQ(std::string(error.what()), "no more");
+}
+
+class RankTrainingTest : public TrainerTest {
+ protected:
+  static std::vector<std::string> on(int64_t ranks, std::vector<std::string> overrides) {
+    overrides.push_back("train.microbatch_seqs=2");
+    overrides.push_back(fmt::format("parallel.ranks={}", ranks));
+    return overrides;
+  }
+
+  // Training amplifies differences in the last bits: 2e-4 of a loss after these few steps.
+  void expect_same_curve(const std::string& name, const std::string& expected_name) const {
+    for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "valid/loss", "router/layer_00/entropy"}) {
+      const auto curve = series(name, tag), expected = series(expected_name, tag);
+      ASSERT_EQ(curve.size(), expected.size()) << tag;
+      for (const auto& [step, value] : expected) {
+        EXPECT_NEAR(curve.at(step), value, 2e-4 * std::abs(value)) << tag << " of step " << step;
+      }
+    }
+    EXPECT_EQ(series(name, "train/tokens_seen"), series(expected_name, "train/tokens_seen"));
+    EXPECT_EQ(series(name, "valid/tokens"), series(expected_name, "valid/tokens"));
+    EXPECT_EQ(series(name, "valid/bytes"), series(expected_name, "valid/bytes"));
+  }
+};
+
+TEST_F(RankTrainingTest, LearnsWhatOneRankDoes) {
+  run("one", on(1, {"train.steps=12", "train.valid_every=5"}));
+  for (const int64_t ranks : {2, 4}) {
+    const std::string name = fmt::format("ranks{}", ranks), again = name + "again";
+    const TrainSummary summary = run(name, on(ranks, {"train.steps=12", "train.valid_every=5"}));
+    EXPECT_EQ(summary.steps, 12);
+    EXPECT_EQ(summary.checkpoint.filename(), "step_00000012");
+    EXPECT_TRUE(summary.valid.has_value());
+    expect_same_curve(name, "one");
+    EXPECT_EQ(row(name).status, RunStatus::kCompleted);
+    // Cadences, threads and time change nothing.
+    run(again, on(ranks, {"train.steps=12", "checkpoint.every=3", "train.log_every=5", "run.threads=5"}));
+    expect_same_state(checkpoints(name), checkpoints(again));
+  }
+}
+
+TEST_F(RankTrainingTest, ResumesWithAnotherNumberOfRanks) {
+  run("straight", on(1, {"train.steps=12", "train.valid_every=5"}));
+  run("straight2", on(2, {"train.steps=12", "train.valid_every=5"}));
+  for (const auto& [before, after] : {std::pair<int64_t, int64_t>{2, 1}, {1, 2}, {2, 2}, {4, 2}}) {
+    const std::string name = fmt::format("from{}to{}", before, after);
+    run(name, on(before, {"train.steps=5", "train.valid_every=5"}));
+    resume(name, on(after, {"train.steps=12", "train.valid_every=5"}));
+    expect_same_curve(name, "straight");
+    EXPECT_EQ(CheckpointReader::open(checkpoints(name)).info().cursor,
+              CheckpointReader::open(checkpoints("straight")).info().cursor);
+  }
+  expect_same_state(checkpoints("from2to2"), checkpoints("straight2"));
+}
+
+TEST_F(RankTrainingTest, StartsFromTheWeightsOfACheckpoint) {
+  run("first", on(1, {"train.steps=4"}));
+  run("second",
+      on(2, {"train.steps=1", fmt::format("model.init.from={}", checkpoints("first").string()), "model.moe.bias_rate=0",
+             "optim.matrices.lr=0", "optim.experts.lr=0", "optim.router.lr=0", "optim.rest.lr=0"}));
+  EXPECT_EQ(weights_of(checkpoints("second")), weights_of(checkpoints("first")));
+}
+
+TEST_F(RankTrainingTest, DocumentsAreMaskedOnEveryRank) {
+  run("one", on(1, {"data.mask_documents=true", "train.steps=3"}));
+  run("two", on(2, {"data.mask_documents=true", "train.steps=3"}));
+  expect_same_curve("two", "one");
+}
+
+TEST_F(RankTrainingTest, ALossThatIsNotFiniteStopsAllWithTheirLastGoodWeights) {
+  const std::vector<std::string> absurd = {"optim.rest.lr=1e30", "optim.schedule.warmup=0"};
+  std::vector<std::string> nine = absurd, one = absurd;
+  nine.emplace_back("train.steps=9");
+  one.emplace_back("train.steps=1");
+  const Error error = error_of([&] { run("nan", on(2, nine)); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(contains(error.what(), "step 2: loss "));
+  EXPECT_TRUE(contains(error.what(), "first bad tensor: layers.0."));
+  EXPECT_TRUE(contains(error.what(), "on rank 0"));
+  EXPECT_EQ(row("nan").status, RunStatus::kFailedNan);
+  EXPECT_EQ(row("nan").reason, error.what());
+  run("one", on(2, one));
+  expect_same_state(checkpoints("nan"), checkpoints("one"));
+}
+
+TEST_F(RankTrainingTest, ACollapsedRouterStopsAll) {
+  const Error error = error_of([&] {
+    run("collapse", on(2, {"model.init.router_std=0", "model.moe.bias_rate=0", "train.steps=9", "optim.router.lr=0"}));
+  });
+  EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed"));
+  EXPECT_EQ(row("collapse").status, RunStatus::kFailedCollapse);
+  // The step that was on its way is saved with it.
+  EXPECT_EQ(CheckpointReader::open(checkpoints("collapse")).info().step, 2);
+}
+
+TEST_F(RankTrainingTest, WhatRankZeroCannotRecordEndsAll) {
+  make_directories(dir_ / "runs");
+  write_file_atomically(dir_ / "runs/metrics", "a file where a folder should be");
+  const Error error = error_of([&] { run("lost", on(4, {"train.steps=3"})); });
+  EXPECT_TRUE(contains(error.what(), "runs/metrics"));
+}
+
+}  // namespace
+}  // namespace nmoe
