@@ -162,8 +162,9 @@ bool ThreadGroup::all_met(int64_t meeting) const {
   return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings_ >= meeting; });
 }
 
-// Returns when all ranks have come. `reads_peers`: from here to the end of its Reading this rank uses tensors of
-// others, and they stay there: a rank that learns of a failure leaves no call before.
+// Returns when all ranks have come, even if one has failed since: what ranks agree on, all of them get to know.
+// `reads_peers`: from here to the end of its Reading this rank uses tensors of others, and they stay there: a rank that
+// learns of a failure leaves no call before, and none begins to read after one.
 void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
   std::unique_lock lock(mutex_);
   if (failure_) {

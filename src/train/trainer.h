@@ -2,7 +2,7 @@
 //
 // Everything a run writes lies under run.dir:
 //   experiments.db                              which runs exist and how they ended
-//   metrics/<run id>/rank_0.duckdb              what was measured
+//   metrics/<run id>/rank_0.duckdb              what was measured, by rank 0 for all
 //   checkpoints/<run.name>/step_00000100/       where it can go on from
 #pragma once
 
@@ -36,11 +36,12 @@ struct TrainSummary {
 
 std::filesystem::path checkpoint_dir(const Config& config);
 
-// Trains until train.steps. Prints the plan first; progress goes to standard error.
+// Trains until train.steps, on parallel.ranks ranks that share every batch and end together. Prints the plan first;
+// progress goes to standard error.
 // Errors: whatever makes the run impossible (usage), and at run time a loss that is not finite (naming the first
 // tensor that went bad) or a collapsed router. The state before the step that is not finite is saved first: steps that
 // were enqueued behind it change nothing. A collapse is seen in a logged step; the steps enqueued meanwhile are
-// finished and saved with it.
+// finished and saved with it. What goes wrong on one rank alone ends the run with that rank's error.
 TrainSummary train(const Config& config, const TrainOptions& options);
 
 }  // namespace nmoe
