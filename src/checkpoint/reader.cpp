@@ -230,7 +230,7 @@ void CheckpointReader::read_chunks(std::span<const ChunkRead> reads, ThreadPool&
   const ChunkRead& bad = reads[static_cast<size_t>(first_bad.load())];
   const ElementRange range = bad.tensor->chunks[bad.chunk];
   throw fault(path_ / slice_at(*bad.tensor, range.offset).file,
-              fmt::format("tensor '{}' was altered: the hash of its chunk {} of {} (elements [{}, {})) differs",
+              fmt::format("tensor '{}' was altered: its hash differs in chunk {} of {} (elements [{}, {}))",
                           bad.tensor->name, bad.chunk, bad.tensor->chunks.count(), range.offset, range.end()));
 }
 

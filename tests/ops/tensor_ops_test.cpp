@@ -67,16 +67,6 @@ TEST(Copy, MovesTheBytesOfAnyType) {
   EXPECT_THROW(ops->copy({x, ids}), CheckFailure);
 }
 
-TEST(Add, AddsElementByElement) {
-  const auto ops = cpu_device(DType::kF32);
-  TensorPool pool(DType::kF32);
-  const Tensor x = pool.normal({kLarge}), y = pool.normal({kLarge});
-  std::vector<double> expected;
-  for (int64_t i = 0; i < kLarge; ++i) expected.push_back(x.data<float>()[i] + y.data<float>()[i]);
-  ops->add(x, y);
-  EXPECT_TRUE(near(y, expected, 0));
-}
-
 TEST(Sums, AreExactToDoubleAndAdd) {
   for (const DType real : {DType::kF32, DType::kF64}) {
     const auto ops = cpu_device(real);
