@@ -36,7 +36,7 @@ class ValidationTest : public test::TempDirTest {
       const std::string& name = weight.spec.name;
       const Tensor tensor = weight.value;
       const bool is_one = name == "embedding" || name == "final_norm";
-      engine_->ops->fill({tensor, is_one ? 1.0 : 0.0});
+      engine_->ops().fill({tensor, is_one ? 1.0 : 0.0});
       if (name != "head") continue;
       for (int64_t i = 0; i < tensor.num_elements(); ++i) {
         test::set(tensor, i, std::log(probability(i / tensor.dim(1))) / 16.0);
