@@ -21,6 +21,9 @@
 
 namespace nmoe {
 
+// The number of the layer of what belongs to none.
+inline constexpr int64_t kNoLayer = -1;
+
 struct LayerSpec {
   MixerKind mixer = MixerKind::kMla;
   int64_t window = 0;  // positions a token sees, itself included; 0: all before it

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "config/layers.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -28,9 +29,6 @@ enum class Intermediate {
   kFeedForwardGradient,  // [T, D] of the feed-forward part's input
   kMixerGradient,        // [T, D] of the mixer's input
 };
-
-// The layer of a value that belongs to none.
-constexpr int64_t kNoLayer = -1;
 
 // "layers.3.moe.logits"; "losses" with kNoLayer.
 std::string intermediate_name(Intermediate what, int64_t layer);

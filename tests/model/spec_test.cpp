@@ -20,7 +20,7 @@ std::vector<std::string> names_of(const ModelSpec& model, int64_t layer) {
 
 TEST(Spec, NamesWeightsInDefinitionOrder) {
   const ModelSpec model = describe_model(base_model());
-  EXPECT_EQ(names_of(model, -1), (std::vector<std::string>{"embedding", "final_norm", "head"}));
+  EXPECT_EQ(names_of(model, kNoLayer), (std::vector<std::string>{"embedding", "final_norm", "head"}));
   EXPECT_EQ(
       names_of(model, 0),
       (std::vector<std::string>{"layers.0.attention_norm", "layers.0.attention.q", "layers.0.attention.kv_down",
