@@ -40,11 +40,11 @@ inline Config mla_moe_config() {
 }
 
 inline Config hybrid_config() {
-  return parse_config(R"(
+  return parse_config(R"toml(
     [model]
     layers = "mla/dense, 2 x (gqa:16/moe, gqa/moe:64)"
     [model.moe]
-    num_experts = 8)",
+    num_experts = 8)toml",
                       "hybrid.toml");
 }
 
