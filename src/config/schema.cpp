@@ -292,8 +292,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.section("model");
   f.key("vocab_size", model.vocab_size, kSizeOrNone, "tokens; 0: as many as the tokenizer has");
   f.key("dim", model.dim, kSize, "width of the residual stream");
-  f.key("layers", model.layers, kAnyText, "every layer, as in \"mla/dense, 26 x mla/moe\"")
-      .leave_out_if(layers.by_keys());
+  f.key("layers", model.layers, kAnyText, "mixer/feed-forward of every layer").leave_out_if(layers.by_keys());
   f.key("num_layers", model.num_layers, kSize, "attention and MLP blocks").needs(layers.by_keys(), kNoPattern);
   f.key("num_heads", model.num_heads, kSize, "query heads");
   f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "so many first layers have a dense MLP")

@@ -74,7 +74,7 @@ inline std::vector<SmallModel> small_models() {
     c.activation = Activation::kReluSquared;
   });
   // Two kinds of mixer with angle tables of their own, a window, and widths by layer.
-  add("mla_and_gqa_layers", [](ModelConfig& c) { c.layers = "mla/dense, gqa:2/moe:4, mla/moe, gqa/dense:4"; });
+  add("mla_and_gqa_layers", [](ModelConfig& c) { c.layers = "gqa:2/moe:4, mla/moe, gqa/dense:4"; });
   return models;
 }
 
