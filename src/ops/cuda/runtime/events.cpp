@@ -19,7 +19,7 @@ bool StreamEvent::reached() const {
 
 void StreamEvent::wait() const { NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
 
-// A copy that nobody took may still be reading host memory that goes next.
+// A copy that was sent and never taken may still be reading the host memory, whose owner frees it next.
 StreamPrefetch::~StreamPrefetch() { cudaStreamSynchronize(copy_stream_); }
 
 void StreamPrefetch::send(const void* host) {
