@@ -88,13 +88,15 @@ struct InitConfig {
   double embedding_std = 0.02;
   double router_std = 0.02;
   double truncation = 3.0;
-  bool depth_scaled_outputs = true;  // output projections: std / sqrt(2 * num_layers)
+  bool depth_scaled_outputs = true;  // output projections: std / sqrt(2 * number of layers)
 };
 
-// The layers one by one: config/layers.h.
 struct ModelConfig {
   int64_t vocab_size = 0;  // 0: the tokenizer's
   int64_t dim = 256;
+  // All layers as a pattern (config/layers.h). Where it is empty, the keys num_layers, num_dense_layers, attention,
+  // window and attn_global_every say what they are. Read layer_specs() rather than either.
+  std::string layers;
   int64_t num_layers = 4;
   int64_t num_heads = 4;
   int64_t num_dense_layers = 1;  // the first n layers have a dense MLP

@@ -13,7 +13,7 @@ namespace nmoe {
 namespace {
 
 // Unlike any TOML value when the key has no effect.
-std::string value_or_unused(const Field& field) { return field.used() ? to_toml(field.get()) : "unused"; }
+std::string value_or_unused(const Field& field) { return field.shown() ? to_toml(field.get()) : "unused"; }
 
 }  // namespace
 
@@ -21,7 +21,7 @@ std::string config_fingerprint(const Config& config) {
   Config copy = config;
   std::vector<std::string> lines;
   for (const Field& field : describe(copy)) {
-    if (field.defines_run && field.used()) {
+    if (field.defines_run && field.shown()) {
       lines.push_back(fmt::format("{}={}\n", field.key, to_toml(field.get())));
     }
   }

@@ -1,7 +1,135 @@
 #include "config/layers.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "config/names.h"
+
 namespace nmoe {
 namespace {
+
+constexpr int64_t kMaxNumber = 1 << 20;  // of layers, of a window, of a width
+constexpr int kMaxDepth = 16;            // of parentheses
+
+// Reads a pattern from left to right; whatever cannot be read ends it.
+class PatternReader {
+ public:
+  explicit PatternReader(std::string_view text) : text_(text) {}
+
+  std::vector<LayerSpec> read() {
+    std::vector<LayerSpec> layers = read_list();
+    if (at_ < text_.size()) fail("\",\" or the end was expected", "separate layers by commas");
+    return layers;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what, const std::string& remedy) const { fail_at(at_, what, remedy); }
+  [[noreturn]] static void fail_at(size_t at, const std::string& what, const std::string& remedy) {
+    throw LayerPattern::Problem{at + 1, what, remedy};
+  }
+
+  void skip_spaces() {
+    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
+  }
+  bool take(char c) {
+    skip_spaces();
+    if (at_ == text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  std::string_view take_while(bool (*belongs)(char)) {
+    skip_spaces();
+    const size_t begin = at_;
+    while (at_ < text_.size() && belongs(text_[at_])) ++at_;
+    return text_.substr(begin, at_ - begin);
+  }
+  static bool is_digit(char c) { return '0' <= c && c <= '9'; }
+  static bool is_letter(char c) { return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || c == '_'; }
+
+  // `what` is what the number stands for.
+  int64_t read_number(std::string_view what) {
+    skip_spaces();
+    const size_t begin = at_;
+    const std::string_view digits = take_while(is_digit);
+    int64_t number = 0;
+    const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (result.ec != std::errc() || number < 1 || number > kMaxNumber) {
+      fail_at(begin, fmt::format("{} must be an integer from 1 to {}", what, kMaxNumber), "write such a number here");
+    }
+    return number;
+  }
+
+  template <class Kind, size_t N>
+  Kind read_kind(const Named<Kind> (&kinds)[N], std::string_view what) {
+    skip_spaces();
+    const size_t begin = at_;
+    const std::string_view name = take_while(is_letter);
+    std::vector<std::string> names;
+    for (const Named<Kind>& kind : kinds) {
+      if (kind.name == name) return kind.value;
+      names.emplace_back(kind.name);
+    }
+    fail_at(begin, name.empty() ? fmt::format("a {} was expected", what) : fmt::format("\"{}\" is no {}", name, what),
+            fmt::format("write {}", join_or(names)));
+  }
+
+  LayerSpec read_layer() {
+    LayerSpec layer;
+    layer.mixer = read_kind(kMixerNames, "mixer");
+    if (take(':')) layer.window = read_number("a window");
+    if (!take('/')) fail("\"/\" was expected", "write mixer/feed-forward, such as gqa/moe");
+    layer.feed_forward = read_kind(kFeedForwardNames, "feed-forward kind");
+    if (take(':')) layer.hidden = read_number("a hidden width");
+    return layer;
+  }
+
+  std::vector<LayerSpec> read_item() {
+    skip_spaces();
+    const size_t begin = at_;
+    int64_t count = 1;
+    if (at_ < text_.size() && is_digit(text_[at_])) {
+      count = read_number("a count");
+      if (!take('x')) fail("\"x\" was expected", "write how often as in 3 x gqa/moe");
+    }
+    std::vector<LayerSpec> once;
+    if (take('(')) {
+      if (++depth_ > kMaxDepth) fail("too many parentheses in each other", "write the groups out");
+      once = read_list();
+      --depth_;
+      if (!take(')')) fail("\")\" was expected", "close the parenthesis");
+    } else {
+      once = {read_layer()};
+    }
+    if (count > kMaxNumber / static_cast<int64_t>(once.size())) {
+      fail_at(begin, fmt::format("more than {} layers", kMaxNumber), "lower the count");
+    }
+    std::vector<LayerSpec> layers;
+    for (int64_t i = 0; i < count; ++i) layers.insert(layers.end(), once.begin(), once.end());
+    return layers;
+  }
+
+  std::vector<LayerSpec> read_list() {
+    std::vector<LayerSpec> layers;
+    do {
+      const size_t begin = at_;
+      const std::vector<LayerSpec> item = read_item();
+      layers.insert(layers.end(), item.begin(), item.end());
+      if (layers.size() > static_cast<size_t>(kMaxNumber)) {
+        fail_at(begin, fmt::format("more than {} layers", kMaxNumber), "lower the counts");
+      }
+    } while (take(','));
+    skip_spaces();
+    return layers;
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  int depth_ = 0;
+};
 
 // The window of a layer: 0 (global) every attn_global_every-th layer and in the last one, else config.window.
 int64_t window_of(const ModelConfig& config, int64_t layer_idx) {
@@ -10,9 +138,7 @@ int64_t window_of(const ModelConfig& config, int64_t layer_idx) {
   return global ? 0 : config.window;
 }
 
-}  // namespace
-
-std::vector<LayerSpec> layer_specs(const ModelConfig& config) {
+std::vector<LayerSpec> layers_of_keys(const ModelConfig& config) {
   std::vector<LayerSpec> layers;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const bool dense = layer < config.num_dense_layers || config.moe.num_experts == 0;
@@ -22,6 +148,43 @@ std::vector<LayerSpec> layer_specs(const ModelConfig& config) {
                       .hidden = dense ? config.dense_dim : config.moe.expert_dim});
   }
   return layers;
+}
+
+}  // namespace
+
+LayerPattern read_layer_pattern(std::string_view text) {
+  try {
+    return {.layers = PatternReader(text).read(), .problem = {}};
+  } catch (const LayerPattern::Problem& problem) {
+    return {.layers = {}, .problem = problem};
+  }
+}
+
+std::vector<LayerSpec> layer_specs(const ModelConfig& config) {
+  if (config.layers.empty()) return layers_of_keys(config);
+  LayerPattern pattern = read_layer_pattern(config.layers);
+  NMOE_CHECK(!pattern.problem, "model.layers = {}: character {}: {}", config.layers, pattern.problem->character,
+             pattern.problem->what);
+  for (LayerSpec& layer : pattern.layers) {
+    const bool dense = layer.feed_forward == FeedForwardKind::kDense;
+    if (layer.hidden == 0) layer.hidden = dense ? config.dense_dim : config.moe.expert_dim;
+  }
+  return pattern.layers;
+}
+
+std::optional<ModelConfig> without_pattern(const ModelConfig& config) {
+  if (config.layers.empty()) return config;
+  const std::vector<LayerSpec> layers = layer_specs(config);
+  const auto is_dense = [](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; };
+  ModelConfig same = config;
+  same.layers.clear();
+  same.attention = layers.front().mixer;
+  same.window = 0;
+  same.num_layers = static_cast<int64_t>(layers.size());
+  same.num_dense_layers = std::ranges::find_if_not(layers, is_dense) - layers.begin();
+  for (const LayerSpec& layer : layers) (is_dense(layer) ? same.dense_dim : same.moe.expert_dim) = layer.hidden;
+  if (layer_specs(same) != layers) return std::nullopt;
+  return same;
 }
 
 }  // namespace nmoe

@@ -38,7 +38,7 @@ std::string print_section(std::span<const Field> fields) {
 std::string print_config(const Config& config) {
   Config copy = config;
   std::vector<Field> fields = describe(copy);
-  std::erase_if(fields, [](const Field& field) { return !field.used(); });
+  std::erase_if(fields, [](const Field& field) { return !field.shown(); });
 
   std::string text = "# The resolved configuration: every key that has an effect.\n";
   for (auto begin = fields.begin(); begin != fields.end();) {
@@ -54,7 +54,7 @@ std::string config_json(const Config& config) {
   Config copy = config;
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   for (const Field& field : describe(copy)) {
-    if (!field.used()) continue;
+    if (!field.shown()) continue;
     std::visit([&](const auto& value) { json[field.key] = value; }, field.get());
   }
   return json.dump();

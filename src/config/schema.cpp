@@ -11,6 +11,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "config/layers.h"
+#include "config/names.h"
 
 namespace nmoe {
 namespace {
@@ -89,18 +91,12 @@ constexpr Texts kBytesOrNone = {"a size such as \"8 GiB\" or \"512MiB\", or empt
                                   return text.empty() || try_parse_bytes(text).value_or(0) > 0;
                                 }};
 
-// What enumerators are called in TOML.
-template <class Enum>
-struct Named {
-  Enum value;
-  std::string_view name;
-};
+// What enumerators are called in TOML (config/names.h has those that layers are made of).
 constexpr Named<std::string_view> kDevices[] = {{"cpu", "cpu"}, {"cuda", "cuda"}};
 constexpr Named<Precision> kPrecisions[] = {
     {Precision::kDevice, "device"}, {Precision::kBf16, "bf16"}, {Precision::kFp32, "fp32"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
-constexpr Named<MixerKind> kMixerKinds[] = {{MixerKind::kMla, "mla"}, {MixerKind::kGqa, "gqa"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
@@ -210,7 +206,32 @@ void describe_run(FieldList& f, RunConfig& run) {
   f.key("seed", run.seed, Integers{0}, "initialisation and data order");
 }
 
-void describe_attention(FieldList& f, ModelConfig& model) {
+// Which keys the layers of a model have a use for. Of a pattern that cannot be read nothing is known: it could use all.
+class LayerUse {
+ public:
+  explicit LayerUse(const ModelConfig& model)
+      : by_keys_(model.layers.empty()), pattern_(by_keys_ ? LayerPattern() : read_layer_pattern(model.layers)) {}
+
+  bool by_keys() const { return by_keys_; }
+  // Whether some layer of the pattern is so.
+  template <class Predicate>
+  bool any(const Predicate& is_so) const {
+    return pattern_.problem.has_value() || std::ranges::any_of(pattern_.layers, is_so);
+  }
+  bool has(const ModelConfig& model, MixerKind kind) const {
+    return by_keys_ ? model.attention == kind : any([&](const LayerSpec& layer) { return layer.mixer == kind; });
+  }
+  // Whether a layer of this kind has no width of its own in the pattern.
+  bool leaves_width(FeedForwardKind kind) const {
+    return any([&](const LayerSpec& layer) { return layer.feed_forward == kind && layer.hidden == 0; });
+  }
+
+ private:
+  bool by_keys_;
+  LayerPattern pattern_;
+};
+
+void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {
   f.section("model.rope");
   f.key("theta", model.rope.theta, kPositive, "base of the rotation wavelengths");
   f.key("layout", model.rope.layout, kRopeLayouts, "how rotated pairs lie in a head");
@@ -227,7 +248,8 @@ void describe_attention(FieldList& f, ModelConfig& model) {
 
   MlaConfig& mla = model.mla;
   f.section("model.mla");
-  f.following_need(model.attention == MixerKind::kMla, "model.attention = \"mla\"");
+  f.following_need(layers.has(model, MixerKind::kMla),
+                   layers.by_keys() ? "model.attention = \"mla\"" : "a layer with mla in model.layers");
   f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone, "width of latent queries; 0: projected directly");
   f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "width of latent keys and values");
   f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize, "part of a query or key head without RoPE");
@@ -237,18 +259,21 @@ void describe_attention(FieldList& f, ModelConfig& model) {
 
   GqaConfig& gqa = model.gqa;
   f.section("model.gqa");
-  f.following_need(model.attention == MixerKind::kGqa, "model.attention = \"gqa\"");
+  f.following_need(layers.has(model, MixerKind::kGqa),
+                   layers.by_keys() ? "model.attention = \"gqa\"" : "a layer with gqa in model.layers");
   f.key("num_kv_heads", gqa.num_kv_heads, kSize, "key and value heads; divides num_heads");
   f.key("head_dim", gqa.head_dim, kSize, "width of a query, key or value head");
   f.key("qk_norm", gqa.qk_norm, kFlag, "RMSNorm over each query and key head before RoPE");
 }
 
-void describe_moe(FieldList& f, MoeConfig& moe) {
+void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.section("model.moe");
   f.key("num_experts", moe.num_experts, kSizeOrNone, "routed experts; 0: every layer is dense");
   f.following_need(moe.num_experts > 0, "model.moe.num_experts > 0");
   f.key("top_k", moe.top_k, kSize, "routed experts of a token");
-  f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert");
+  f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert")
+      .needs(layers.by_keys() || layers.leaves_width(FeedForwardKind::kMoe),
+             "a moe layer without width in model.layers");
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone, "experts of the same width for every token");
   f.key("score", moe.score, kScoreFunctions, "of the router's logits");
   f.key("num_groups", moe.num_groups, kSize, "groups of experts; 1: no group limit");
@@ -262,27 +287,36 @@ void describe_moe(FieldList& f, MoeConfig& moe) {
 }
 
 void describe_model(FieldList& f, ModelConfig& model) {
+  constexpr std::string_view kNoPattern = "model.layers = \"\"";
   const bool has_experts = model.moe.num_experts > 0;
+  const LayerUse layers(model);
   f.section("model");
   f.key("vocab_size", model.vocab_size, kSizeOrNone, "tokens; 0: as many as the tokenizer has");
   f.key("dim", model.dim, kSize, "width of the residual stream");
-  f.key("num_layers", model.num_layers, kSize, "attention and MLP blocks");
+  f.key("layers", model.layers, kAnyText, "mixer/feed-forward of every layer").leave_out_if(layers.by_keys());
+  f.key("num_layers", model.num_layers, kSize, "attention and MLP blocks").needs(layers.by_keys(), kNoPattern);
   f.key("num_heads", model.num_heads, kSize, "query heads");
   f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "so many first layers have a dense MLP")
+      .needs(layers.by_keys(), kNoPattern)
       .needs(has_experts, "model.moe.num_experts > 0");
   f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs")
-      .needs(!has_experts || model.num_dense_layers > 0, "model.num_dense_layers > 0");
+      .needs(!layers.by_keys() || !has_experts || model.num_dense_layers > 0, "model.num_dense_layers > 0")
+      .needs(layers.by_keys() || layers.leaves_width(FeedForwardKind::kDense),
+             "a dense layer without width in model.layers");
   f.key("activation", model.activation, kActivations, "of dense MLPs and experts");
-  f.key("attention", model.attention, kMixerKinds, "multi-head latent or grouped-query");
-  f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global");
+  f.key("attention", model.attention, kMixerNames, "multi-head latent or grouped-query")
+      .needs(layers.by_keys(), kNoPattern);
+  f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global")
+      .needs(layers.by_keys(), kNoPattern);
   f.key("attn_global_every", model.attn_global_every, kSize, "every n-th layer is global, and the last")
+      .needs(layers.by_keys(), kNoPattern)
       .needs(model.window > 0, "model.window > 0");
   f.key("max_positions", model.max_positions, kSizeOrNone, "longest text the model is meant for; 0: data.seq_len")
       .not_in_fingerprint();
   f.key("norm_eps", model.norm_eps, kPositive, "added to the mean square in RMSNorm");
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
-  describe_attention(f, model);
-  describe_moe(f, model.moe);
+  describe_attention(f, model, layers);
+  describe_moe(f, model.moe, layers);
 
   InitConfig& init = model.init;
   f.section("model.init");
@@ -373,6 +407,11 @@ Field& Field::needs(bool met, std::string_view what) {
 
 Field& Field::not_in_fingerprint() {
   defines_run = false;
+  return *this;
+}
+
+Field& Field::leave_out_if(bool condition) {
+  left_out = condition;
   return *this;
 }
 

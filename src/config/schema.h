@@ -24,22 +24,26 @@ struct Field {
   std::function<Value()> get;
   std::function<bool(const Value&)> set;  // false, and nothing changed, if the value is not allowed
   bool defines_run = true;                // part of the fingerprint
+  // Whether the key is as if it were not there: neither printed nor part of the fingerprint. Setting it is no error.
+  bool left_out = false;
   // What the key lacks to have an effect under the Config's values when it was described, such as
   // `model.attention = "gqa"`. Empty: it has an effect.
   std::string lacks;
 
   bool used() const { return lacks.empty(); }
+  bool shown() const { return used() && !left_out; }
   std::string_view section() const;  // "model.moe"
   std::string_view name() const;     // "top_k"
 
   // For the description itself.
   Field& needs(bool met, std::string_view what);
   Field& not_in_fingerprint();
+  Field& leave_out_if(bool condition);
 };
 
 // All keys, in the order in which they are printed; a section's keys are neighbours. The list and
-// its order are the same for every Config; only `lacks` depends on the values, those at the time of
-// the call.
+// its order are the same for every Config; only `lacks` and `left_out` depend on the values, those
+// at the time of the call.
 std::vector<Field> describe(Config& config);
 
 }  // namespace nmoe

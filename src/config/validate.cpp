@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/layers.h"
 #include "config/schema.h"
 
 namespace nmoe {
@@ -43,17 +44,35 @@ class Rules {
   std::optional<Issue> broken_;
 };
 
-void check_attention(Rules& rules, const ModelConfig& model) {
-  if (model.attention == MixerKind::kMla) {
+// A pattern by itself. What is checked after it may rely on layer_specs().
+void check_pattern(Rules& rules, const ModelConfig& model) {
+  if (model.layers.empty()) return;
+  const LayerPattern pattern = read_layer_pattern(model.layers);
+  if (pattern.problem) {
+    return rules.require(false, {"model.layers"},
+                         fmt::format("character {}: {}", pattern.problem->character, pattern.problem->what),
+                         pattern.problem->remedy);
+  }
+  rules.require(pattern.layers.back().window == 0, {"model.layers"}, "the last layer sees all positions",
+                "give it no window");
+}
+
+bool has_mixer(const std::vector<LayerSpec>& layers, MixerKind kind) {
+  return std::ranges::find(layers, kind, &LayerSpec::mixer) != layers.end();
+}
+
+void check_attention(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
+  if (has_mixer(layers, MixerKind::kMla)) {
     rules.require(model.mla.qk_rope_head_dim % 2 == 0, {"model.mla.qk_rope_head_dim"}, "RoPE rotates pairs",
                   "make it even");
-  } else {
+  }
+  if (has_mixer(layers, MixerKind::kGqa)) {
     rules.require(model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs", "make it even");
     rules.require(model.num_heads % model.gqa.num_kv_heads == 0, {"model.gqa.num_kv_heads", "model.num_heads"},
                   "key and value heads share the query heads evenly",
                   "let model.gqa.num_kv_heads divide model.num_heads");
   }
-  if (model.window > 0) {
+  if (model.layers.empty() && model.window > 0) {
     rules.require(model.attn_global_every > 1 && model.num_layers > 1,
                   {"model.window", "model.attn_global_every", "model.num_layers"},
                   "every layer is global, so the window has no effect",
@@ -66,11 +85,20 @@ void check_attention(Rules& rules, const ModelConfig& model) {
   }
 }
 
-void check_moe(Rules& rules, const ModelConfig& model) {
+void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
   const MoeConfig& moe = model.moe;
-  if (moe.num_experts == 0) return;
-  rules.require(model.num_dense_layers < model.num_layers, {"model.num_dense_layers", "model.num_layers"},
-                "no layer is left to the experts", "lower model.num_dense_layers, or set model.moe.num_experts = 0");
+  const bool has_moe = std::ranges::find(layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward) != layers.end();
+  if (moe.num_experts == 0) {
+    return rules.require(!has_moe, {"model.layers", "model.moe.num_experts"}, "its moe layers have no experts",
+                         "set model.moe.num_experts, or write dense for moe");
+  }
+  if (model.layers.empty()) {
+    rules.require(has_moe, {"model.num_dense_layers", "model.num_layers"}, "no layer is left to the experts",
+                  "lower model.num_dense_layers, or set model.moe.num_experts = 0");
+  } else {
+    rules.require(has_moe, {"model.layers", "model.moe.num_experts"}, "no layer has experts",
+                  "write moe for dense in some layer, or set model.moe.num_experts = 0");
+  }
   rules.require(moe.top_k <= moe.num_experts, {"model.moe.top_k", "model.moe.num_experts"},
                 "a token cannot go to more experts than there are", "lower model.moe.top_k");
   if (moe.num_groups == 1) return;
@@ -136,8 +164,11 @@ void check_parallel(Rules& rules, const Config& config) {
 std::optional<Issue> find_issue(const Config& config) {
   Rules rules(config);
   check_run(rules, config.run);
-  check_attention(rules, config.model);
-  check_moe(rules, config.model);
+  check_pattern(rules, config.model);
+  if (auto broken = rules.take_broken()) return broken;
+  const std::vector<LayerSpec> layers = layer_specs(config.model);
+  check_attention(rules, config.model, layers);
+  check_moe(rules, config.model, layers);
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);
   check_train(rules, config.train);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/layers.h"
 #include "config/schema.h"
 #include "hf/config_json.h"
 #include "hf/config_json_keys.h"
@@ -15,6 +16,18 @@ namespace nmoe {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kNoWayOut =
+    "such a model cannot leave nmoe in this format; train it with the value that the type has";
+
+// The same model without model.layers.
+ModelConfig without_layers_key(const ModelConfig& config) {
+  if (auto same = without_pattern(config)) return *same;
+  throw usage_error(fmt::format("model.layers = {}: transformers' models have one kind of attention, no windows, dense "
+                                "layers before those with experts, and one width of each",
+                                to_toml(config.layers)),
+                    std::string(kNoWayOut));
+}
 
 // Why `config` is no model of a type, key by key.
 class Fit {
@@ -28,8 +41,7 @@ class Fit {
       if (field.key == key) value = to_toml(field.get());
     }
     NMOE_CHECK(!value.empty(), "unknown key {}", key);
-    throw usage_error(fmt::format("{} = {}: transformers' {} has {}", key, value, type_, has),
-                      "such a model cannot leave nmoe in this format; train it with the value that the type has");
+    throw usage_error(fmt::format("{} = {}: transformers' {} has {}", key, value, type_, has), std::string(kNoWayOut));
   }
 
  private:
@@ -230,7 +242,8 @@ std::string_view architecture_name(ModelType type) {
   NMOE_CHECK(false, "model type {}", static_cast<int>(type));
 }
 
-void check_expressible(const ModelConfig& config, ModelType type) {
+void check_expressible(const ModelConfig& given, ModelType type) {
+  const ModelConfig config = without_layers_key(given);
   Fit fit(config, model_type_name(type));
   fit.require(config.moe.num_experts > 0, "model.moe.num_experts", "experts");
   fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
@@ -250,7 +263,8 @@ void check_expressible(const ModelConfig& config, ModelType type) {
   require_yarn(fit, config.yarn, type);
 }
 
-ModelType model_type_for(const ModelConfig& config) {
+ModelType model_type_for(const ModelConfig& given) {
+  const ModelConfig config = without_layers_key(given);
   const bool sigmoid = config.moe.score == ScoreFunction::kSigmoid;
   const ModelType type = config.attention == MixerKind::kGqa ? ModelType::kQwen3Moe
                          : sigmoid                           ? ModelType::kDeepseekV3
@@ -259,7 +273,9 @@ ModelType model_type_for(const ModelConfig& config) {
   return type;
 }
 
-std::string to_config_json(const HfModel& model, std::string_view base) {
+std::string to_config_json(const HfModel& given, std::string_view base) {
+  HfModel model = given;
+  model.config = without_layers_key(given.config);
   NMOE_CHECK(model.config.vocab_size > 0 && model.config.max_positions > 0, "vocab_size {}, max_positions {}",
              model.config.vocab_size, model.config.max_positions);
   check_expressible(model.config, model.type);

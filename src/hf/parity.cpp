@@ -109,8 +109,8 @@ class Workspace {
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     model_.begin_step();
     // The model itself never makes all logits.
-    model_.forward_backward(batch_, scale, activations_, losses_, [&](std::string_view name, Tensor value) {
-      if (name == "final_norm_out") model_.head().forward(ops_, value, logits_);
+    model_.forward_backward(batch_, scale, activations_, losses_, [&](Intermediate what, int64_t, Tensor value) {
+      if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
     });
   }
 

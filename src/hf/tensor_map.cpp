@@ -156,8 +156,8 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
   const std::vector<Layer> layers = layers_of(config);
   std::vector<MappedParameter> mapped;
   for (const WeightSpec& weight : describe_model(config).weights) {
-    auto pieces = weight.layer < 0 ? pieces_of_model(weight)
-                                   : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
+    auto pieces = weight.layer == kNoLayer ? pieces_of_model(weight)
+                                           : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
     mapped.push_back({weight.name, weight.shape, std::move(pieces)});
   }
   return mapped;

@@ -3,10 +3,10 @@
 namespace nmoe {
 
 Block::Block(const Layer& layer, WeightSet& weights)
-    : name_(layer.name),
-      mixer_norm_(weights, name_ + "attention_norm", layer.config.norm_eps),
+    : layer_(layer.idx),
+      mixer_norm_(weights, layer.name + "attention_norm", layer.config.norm_eps),
       mixer_(make_mixer(layer, weights)),
-      feed_forward_norm_(weights, name_ + "mlp_norm", layer.config.norm_eps),
+      feed_forward_norm_(weights, layer.name + "mlp_norm", layer.config.norm_eps),
       feed_forward_(make_feed_forward(layer, weights)) {}
 
 template <class Mix>
@@ -16,7 +16,7 @@ Tensor Block::run_mixer(const Pass& pass, Tensor x, const Mix& mix) {
   mixer_norm_.forward(pass, x, normed);
   pass.ops.copy({.source = x, .destination = mixed});
   mix(normed, mixed);
-  pass.look(name_, "attention_out", mixed);
+  pass.capture(Intermediate::kMixerOut, layer_, mixed);
   return mixed;
 }
 
@@ -26,7 +26,7 @@ Tensor Block::run_feed_forward(const Pass& pass, Tensor mixed) {
   feed_forward_norm_.forward(pass, mixed, normed);
   pass.ops.copy({.source = mixed, .destination = out});
   feed_forward_->forward(pass, normed, out);
-  pass.look(name_, "mlp_out", out);
+  pass.capture(Intermediate::kFeedForwardOut, layer_, out);
   return out;
 }
 
@@ -60,11 +60,11 @@ void Block::run_backward(const Pass& pass, Tensor dx) {
   const Tensor dnormed = pass.push(dx.shape());
   if (pass.normed.defined()) feed_forward_norm_.forward_again(pass, pass.normed);
   feed_forward_->backward(pass, dx, dnormed);
-  pass.look(name_, "mlp_gradient", dnormed);
+  pass.capture(Intermediate::kFeedForwardGradient, layer_, dnormed);
   feed_forward_norm_.backward(pass, dnormed, dx, /*accumulate=*/true);
   if (pass.normed.defined()) mixer_norm_.forward_again(pass, pass.normed);
   mixer_->backward(pass, dx, dnormed);
-  pass.look(name_, "attention_gradient", dnormed);
+  pass.capture(Intermediate::kMixerGradient, layer_, dnormed);
   mixer_norm_.backward(pass, dnormed, dx, /*accumulate=*/true);
 }
 

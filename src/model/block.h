@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "model/feed_forward.h"
 #include "model/mixer.h"
@@ -36,7 +35,7 @@ class Block {
   // Backward of the last run().
   void run_backward(const Pass& pass, Tensor dx);
 
-  std::string name_;  // "layers.3."
+  int64_t layer_;
   Norm mixer_norm_;
   std::unique_ptr<Mixer> mixer_;
   Norm feed_forward_norm_;

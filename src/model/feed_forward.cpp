@@ -8,7 +8,7 @@ namespace nmoe {
 void describe_feed_forward(const Layer& layer, WeightList& weights) {
   switch (layer.spec.feed_forward) {
     case FeedForwardKind::kDense:
-      return Mlp::describe(layer.config, layer.name + "mlp.", layer.spec.hidden, weights);
+      return Mlp::describe(layer, "mlp.", layer.spec.hidden, weights);
     case FeedForwardKind::kMoe:
       return Moe::describe(layer, weights);
   }
@@ -17,7 +17,7 @@ void describe_feed_forward(const Layer& layer, WeightList& weights) {
 std::unique_ptr<FeedForward> make_feed_forward(const Layer& layer, WeightSet& weights) {
   switch (layer.spec.feed_forward) {
     case FeedForwardKind::kDense:
-      return std::make_unique<Mlp>(layer.config, weights, layer.name + "mlp.", layer.spec.hidden);
+      return std::make_unique<Mlp>(layer, "mlp.", layer.spec.hidden, weights, Intermediate::kMlpHidden);
     case FeedForwardKind::kMoe:
       return std::make_unique<Moe>(layer, weights);
   }

@@ -5,11 +5,16 @@
 #include "model/rope_table.h"
 
 namespace nmoe {
+namespace {
+
+std::string prefix_of(const Layer& layer) { return layer.name + "attention."; }
+
+}  // namespace
 
 MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
   const int64_t D = config.dim, H = config.num_heads, G = config.gqa.num_kv_heads, C = config.gqa.head_dim;
-  const std::string name = layer.name + "attention.";
+  const std::string name = prefix_of(layer);
   weights.add(weights.matrix(name + "q", H * C, D));
   weights.add(weights.matrix(name + "k", G * C, D));
   weights.add(weights.matrix(name + "v", G * C, D));
@@ -24,15 +29,15 @@ MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weight
 
 GroupedQueryAttention::GroupedQueryAttention(const Layer& layer, WeightSet& weights)
     : config_(layer.config),
-      name_(layer.name + "attention."),
+      layer_(layer.idx),
       window_(layer.spec.window),
-      q_(weights, name_ + "q"),
-      k_(weights, name_ + "k"),
-      v_(weights, name_ + "v"),
-      out_(weights, name_ + "out") {
+      q_(weights, prefix_of(layer) + "q"),
+      k_(weights, prefix_of(layer) + "k"),
+      v_(weights, prefix_of(layer) + "v"),
+      out_(weights, prefix_of(layer) + "out") {
   if (config_.gqa.qk_norm) {
-    q_norm_.emplace(weights, name_ + "q_norm", config_.norm_eps);
-    k_norm_.emplace(weights, name_ + "k_norm", config_.norm_eps);
+    q_norm_.emplace(weights, prefix_of(layer) + "q_norm", config_.norm_eps);
+    k_norm_.emplace(weights, prefix_of(layer) + "k_norm", config_.norm_eps);
   }
 }
 
@@ -75,8 +80,8 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   if (k_norm_) k_norm_->forward(pass, k_raw, saved_.k);
   ops.rope_forward(rope_args(pass, saved_.q));
   ops.rope_forward(rope_args(pass, saved_.k));
-  pass.look(name_, "q", saved_.q);
-  pass.look(name_, "k", saved_.k);
+  pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
+  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
 }
 
 void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
@@ -87,7 +92,7 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
   ops.attention_forward(
       {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
-  pass.look(name_, "heads", saved_.out);
+  pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * C}), y, /*accumulate=*/true);
 }
 

@@ -37,7 +37,7 @@ class GroupedQueryAttention final : public Mixer {
   Rope rope_args(const Pass& pass, Tensor x) const;
 
   const ModelConfig& config_;
-  std::string name_;
+  int64_t layer_;
   int64_t window_;
   Linear q_;    // [H * C, D]
   Linear k_;    // [G * C, D]

@@ -5,6 +5,11 @@
 #include "model/rope_table.h"
 
 namespace nmoe {
+namespace {
+
+std::string prefix_of(const Layer& layer) { return layer.name + "attention."; }
+
+}  // namespace
 
 MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
@@ -12,7 +17,7 @@ MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
   const int64_t D = config.dim, H = config.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
   const bool low_rank = mla.q_lora_rank > 0;
-  const std::string name = layer.name + "attention.";
+  const std::string name = prefix_of(layer);
   if (low_rank) {
     weights.add(weights.matrix(name + "q_down", mla.q_lora_rank, D));
     weights.add(WeightList::gain(name + "q_norm", mla.q_lora_rank));
@@ -30,16 +35,17 @@ MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
 
 LatentAttention::LatentAttention(const Layer& layer, WeightSet& weights)
     : config_(layer.config),
-      name_(layer.name + "attention."),
+      layer_(layer.idx),
       window_(layer.spec.window),
-      q_(weights, name_ + "q"),
-      kv_down_(weights, name_ + "kv_down"),
-      kv_norm_(weights, name_ + "kv_norm", config_.mla.norm_eps),
-      k_rope_(weights, name_ + "k_rope"),
-      kv_up_(weights, name_ + "kv_up"),
-      out_(weights, name_ + "out") {
+      q_(weights, prefix_of(layer) + "q"),
+      kv_down_(weights, prefix_of(layer) + "kv_down"),
+      kv_norm_(weights, prefix_of(layer) + "kv_norm", config_.mla.norm_eps),
+      k_rope_(weights, prefix_of(layer) + "k_rope"),
+      kv_up_(weights, prefix_of(layer) + "kv_up"),
+      out_(weights, prefix_of(layer) + "out") {
   if (config_.mla.q_lora_rank > 0) {
-    q_low_rank_.emplace(LowRankQuery{{weights, name_ + "q_down"}, {weights, name_ + "q_norm", config_.mla.norm_eps}});
+    q_low_rank_.emplace(LowRankQuery{{weights, prefix_of(layer) + "q_down"},
+                                     {weights, prefix_of(layer) + "q_norm", config_.mla.norm_eps}});
   }
 }
 
@@ -111,13 +117,13 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
     project_shared_key(pass, x, k_rope);
     ops.mla_expand_forward({.kv = kv, .k_rope = k_rope.reshape({T, P}), .k = saved_.k, .v = saved_.v});
   }
-  pass.look(name_, "q", saved_.q);
-  pass.look(name_, "k", saved_.k);
-  pass.look(name_, "v", saved_.v);
+  pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
+  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
+  pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
 
   ops.attention_forward(
       {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
-  pass.look(name_, "heads", saved_.out);
+  pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * U}), y, /*accumulate=*/true);
 }
 

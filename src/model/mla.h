@@ -48,7 +48,7 @@ class LatentAttention final : public Mixer {
   Rope rope_args(const Pass& pass, Tensor x, int64_t offset) const;
 
   const ModelConfig& config_;
-  std::string name_;
+  int64_t layer_;
   int64_t window_;
   std::optional<LowRankQuery> q_low_rank_;
   Linear q_;        // [H * (N + P), D or Rq]

@@ -2,17 +2,20 @@
 
 namespace nmoe {
 
-void Mlp::describe(const ModelConfig& config, const std::string& name, int64_t hidden, WeightList& weights) {
+void Mlp::describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights) {
+  const ModelConfig& config = layer.config;
+  const std::string name = layer.name + prefix;
   weights.add(weights.matrix(name + "in", pre_activation_width(config.activation, hidden), config.dim));
   weights.add(weights.output(name + "out", config.dim, hidden));
 }
 
-Mlp::Mlp(const ModelConfig& config, WeightSet& weights, const std::string& name, int64_t hidden)
-    : activation_(config.activation),
-      name_(name),
+Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as)
+    : activation_(layer.config.activation),
+      layer_(layer.idx),
+      hidden_as_(hidden_as),
       hidden_(hidden),
-      in_(weights, name + "in"),
-      out_(weights, name + "out") {}
+      in_(weights, layer.name + prefix + "in"),
+      out_(weights, layer.name + prefix + "out") {}
 
 void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t T = x.dim(0);
@@ -22,7 +25,7 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_.hidden = pass.push({T, hidden_});
   in_.forward(pass.ops, x, saved_.pre);
   pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
-  pass.look(name_, "hidden", saved_.hidden);
+  pass.capture(hidden_as_, layer_, saved_.hidden);
   out_.forward(pass.ops, saved_.hidden, y, /*accumulate=*/true);
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? without_pre : without_hidden);

@@ -15,9 +15,10 @@ inline int64_t pre_activation_width(Activation activation, int64_t hidden) {
 
 class Mlp final : public FeedForward {
  public:
-  // `name`: "layers.3.mlp."
-  static void describe(const ModelConfig& config, const std::string& name, int64_t hidden, WeightList& weights);
-  Mlp(const ModelConfig& config, WeightSet& weights, const std::string& name, int64_t hidden);
+  // `prefix` begins the names of its weights within the layer: "mlp.".
+  static void describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights);
+  // `hidden_as` is what its hidden units are captured as.
+  Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
@@ -30,7 +31,8 @@ class Mlp final : public FeedForward {
   };
 
   Activation activation_;
-  std::string name_;
+  int64_t layer_;
+  Intermediate hidden_as_;
   int64_t hidden_;
   Linear in_;   // [W, D]
   Linear out_;  // [D, F]

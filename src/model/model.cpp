@@ -87,7 +87,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
-  pass.look("", "embedding_out", x);
+  pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
   for (const auto& block : blocks_) {
     marks.push_back(activations.mark());
@@ -96,7 +96,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   marks.push_back(activations.mark());
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
-  pass.look("", "final_norm_out", normed);
+  pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
 
   ops_.head_loss({.x = normed,
                   .w = head_.weight().value,
@@ -106,7 +106,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
                   .dx = dx,
                   .dw = head_.weight().grad,
                   .accumulate_dw = head_.weight().accumulate_grad()});
-  pass.look("", "losses", losses);
+  pass.capture(Intermediate::kLosses, kNoLayer, losses);
   final_norm_.backward(pass, dx, dx);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);

@@ -3,10 +3,8 @@
 // T tokens of a microbatch, D model width, V vocabulary.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "model/block.h"
@@ -19,8 +17,6 @@ namespace nmoe {
 
 class Model {
  public:
-  using Inspector = std::function<void(std::string_view name, Tensor value)>;
-
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
   // `recompute` changes what forward_backward keeps, and no result.
   Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone);

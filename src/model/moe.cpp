@@ -10,6 +10,8 @@ WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
   return matrix;
 }
 
+constexpr const char* kSharedPrefix = "moe.shared.";
+
 std::string prefix_of(const Layer& layer) { return layer.name + "moe."; }
 
 }  // namespace
@@ -33,20 +35,20 @@ void Moe::describe(const Layer& layer, WeightList& weights) {
   weights.add(stacked(weights.matrix(name + "experts_in", W, D), E));
   weights.add(stacked(weights.output(name + "experts_out", D, F), E));
   const int64_t shared = config.moe.num_shared_experts;
-  if (shared > 0) Mlp::describe(config, name + "shared.", shared * F, weights);
+  if (shared > 0) Mlp::describe(layer, kSharedPrefix, shared * F, weights);
 }
 
 Moe::Moe(const Layer& layer, WeightSet& weights)
     : config_(layer.config),
-      name_(prefix_of(layer)),
+      layer_(layer.idx),
       expert_dim_(layer.spec.hidden),
-      router_(weights, name_ + "router"),
-      router_bias_(weights.at(name_ + "router_bias")),
-      experts_in_(weights, name_ + "experts_in"),
-      experts_out_(weights, name_ + "experts_out"),
+      router_(weights, prefix_of(layer) + "router"),
+      router_bias_(weights.at(prefix_of(layer) + "router_bias")),
+      experts_in_(weights, prefix_of(layer) + "experts_in"),
+      experts_out_(weights, prefix_of(layer) + "experts_out"),
       exchange_(make_local_exchange(config_.moe.num_experts)) {
   const int64_t shared = config_.moe.num_shared_experts;
-  if (shared > 0) shared_.emplace(config_, weights, name_ + "shared.", shared * expert_dim_);
+  if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
 
 void Moe::allocate_stats(Arena& arena) {
@@ -86,7 +88,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
             .pre = {},
             .hidden = {}};
   router_.forward(ops, x, saved_.logits);
-  pass.look(name_, "logits", saved_.logits);
+  pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
   ops.router_forward({.rule = rule(),
                       .loss = pass.statistics ? loss(pass) : RouterLoss{},
                       .logits = saved_.logits,
@@ -96,7 +98,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
                       .weights = saved_.weights,
                       .aux_loss = stats_.aux_loss,
                       .entropy = pass.statistics ? stats_.entropy : Tensor()});
-  pass.look(name_, "gate_weights", saved_.weights);
+  pass.capture(Intermediate::kGateWeights, layer_, saved_.weights);
 
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
@@ -113,7 +115,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   // outputs need not be kept for the gate's gradient.
   experts_in_.forward_activation(ops, config_.activation, saved_.rows, saved_.routed.offsets, saved_.row_weight,
                                  saved_.pre, saved_.hidden);
-  pass.look(name_, "expert_hidden", saved_.hidden);
+  pass.capture(Intermediate::kExpertHidden, layer_, saved_.hidden);
   {
     const ArenaScope scope(pass.activations);
     const Tensor rows_out = pass.push({R, D});

@@ -49,7 +49,7 @@ class Moe final : public FeedForward {
   RouterLoss loss(const Pass& pass) const;
 
   const ModelConfig& config_;
-  std::string name_;
+  int64_t layer_;
   int64_t expert_dim_;         // F
   Linear router_;              // [E, D]
   Weight& router_bias_;        // [E], selection only

@@ -1,12 +1,10 @@
 // What every module needs while a microbatch goes through the model.
 #pragma once
 
-#include <functional>
 #include <map>
-#include <string>
-#include <string_view>
 
 #include "config/config.h"
+#include "model/intermediate.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
 
@@ -46,8 +44,8 @@ struct RopeTables {
 
 // Activations are a stack: forward pushes what backward needs, backward pops it again.
 //
-// `inspect`, when set, is called with the name and value of every intermediate in execution order. It is how
-// a non-finite loss is traced to the first tensor that went bad, at no cost to a normal step.
+// `inspect`, when set, is called with every intermediate value (model/intermediate.h). It is how a non-finite loss is
+// traced to the first tensor that went bad, at no cost to a normal step.
 struct Pass {
   Ops& ops;
   Arena& activations;
@@ -55,7 +53,7 @@ struct Pass {
   const RopeTables& rope;
   StepScale scale;
   bool statistics = true;  // whether routers keep theirs, auxiliary losses included
-  std::function<void(std::string_view name, Tensor value)> inspect;
+  Inspector inspect;
   Recompute recompute = Recompute::kNone;
   // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what
   // comes next needs, backward fills it again.
@@ -80,8 +78,8 @@ struct Pass {
   Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }
   Tensor push_stat(Shape shape) const { return activations.allocate(ops.stat_dtype(), shape); }
   Tensor push_i32(Shape shape) const { return activations.allocate(DType::kI32, shape); }
-  void look(const std::string& prefix, std::string_view name, Tensor value) const {
-    if (inspect) inspect(prefix + std::string(name), value);
+  void capture(Intermediate what, int64_t layer, Tensor value) const {
+    if (inspect) inspect(what, layer, value);
   }
 };
 

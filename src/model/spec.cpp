@@ -61,7 +61,7 @@ ModelSpec describe_model(const ModelConfig& config) {
     describe_feed_forward(layer, weights);
     model.layers.push_back(layer.spec);
   }
-  weights.begin_layer(-1);
+  weights.begin_layer(kNoLayer);
   weights.add(WeightList::gain("final_norm", config.dim));
   if (!config.tied_head) {
     weights.add({.name = "head",

@@ -31,7 +31,7 @@ struct WeightSpec {
   bool is_stat = false;  // always of the device's stat dtype: norm gains, buffers
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
-  int64_t layer = -1;  // it belongs to; -1: none, as the embedding
+  int64_t layer = kNoLayer;  // that it belongs to
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
 };
@@ -57,21 +57,21 @@ class WeightList {
   // The gain of an RMSNorm over vectors of `dim`.
   static WeightSpec gain(const std::string& name, int64_t dim);
 
-  // What is added from here on belongs to this layer; -1: to none.
+  // What is added from here on belongs to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }
   void add(WeightSpec weight);
   std::vector<WeightSpec> take() { return std::move(weights_); }
 
  private:
   double std_, output_std_;
-  int64_t layer_ = -1;
+  int64_t layer_ = kNoLayer;
   std::vector<WeightSpec> weights_;
 };
 
-// What a layer keeps of every earlier position, so that a later one costs one row of work: so many values of a width.
+// What a layer keeps of every earlier position, so that a later one costs one row of work.
 struct CacheSpec {
-  std::vector<int64_t>
-      widths;  // of the tensors [slots, positions, width] of a cache (model/kv_cache.h), in their order
+  // Of the tensors [slots, positions, width] that a layer's cache consists of (model/kv_cache.h), in their order.
+  std::vector<int64_t> widths;
 };
 
 // What a layer's mixer is beside its weights.

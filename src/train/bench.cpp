@@ -114,12 +114,12 @@ class Steps {
     while (engine_.num_pending() > 0) check(engine_.take_result());
   }
   // Milliseconds by phase of one more step.
-  std::map<std::string_view, double> run_in_phases() {
-    std::map<std::string_view, double> ms;
+  std::map<StepPhase, double> run_in_phases() {
+    std::map<StepPhase, double> ms;
     wait();
     const int64_t num_targets = batches_.load(engine_);
     auto begin = Clock::now();
-    engine_.step_in_phases(next(), num_targets, [&](std::string_view phase) {
+    engine_.step_in_phases(next(), num_targets, [&](StepPhase phase) {
       ms[phase] += ms_since(begin);
       begin = Clock::now();
     });
@@ -143,12 +143,12 @@ class Steps {
 
 std::vector<TrainBench::Phase> time_phases(Steps& steps) {
   constexpr int kSteps = 3;
-  std::map<std::string_view, std::vector<double>> ms;
+  std::map<StepPhase, std::vector<double>> ms;
   for (int i = 0; i < kSteps; ++i) {
     for (const auto& [phase, phase_ms] : steps.run_in_phases()) ms[phase].push_back(phase_ms);
   }
   std::vector<TrainBench::Phase> phases;
-  for (const std::string_view name : step_phases()) phases.push_back({name, median(ms.at(name))});
+  for (const StepPhase phase : step_phases()) phases.push_back({step_phase_name(phase), median(ms.at(phase))});
   return phases;
 }
 

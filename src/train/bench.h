@@ -15,7 +15,7 @@ namespace nmoe {
 struct TrainBench {
   // Of steps that were run apart, unrecorded and with a wait after every part: they add up to more than a step.
   struct Phase {
-    std::string_view name;  // of step_phases()
+    std::string_view name;  // step_phase_name()
     double ms = 0.0;        // a step's, median
   };
   // The memory of the device, or of this process where the device has none of its own.

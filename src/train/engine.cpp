@@ -1,40 +1,11 @@
 #include "train/engine.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/thread_pool.h"
 #include "parallel/thread_group.h"
 
 namespace nmoe {
-namespace {
-
-// The intermediates (Pass::inspect) with which a phase of a step ends.
-struct PhaseEnd {
-  std::string_view value;
-  std::string_view phase;
-};
-constexpr PhaseEnd kPhaseEnds[] = {
-    {"zero_gradients", "zero gradients"},
-    {"embedding_out", "embedding"},
-    {"attention_out", "attention forward"},
-    {"mlp_out", "feed-forward forward"},
-    {"losses", "head and loss"},
-    {"mlp_gradient", "feed-forward backward"},
-    {"attention_gradient", "attention backward"},
-};
-
-}  // namespace
-
-std::span<const std::string_view> step_phases() {
-  static const auto phases = [] {
-    std::array<std::string_view, std::size(kPhaseEnds) + 1> names;
-    std::ranges::transform(kPhaseEnds, names.begin(), &PhaseEnd::phase);
-    names.back() = "update";
-    return names;
-  }();
-  return phases;
-}
 
 Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
     : config_(config),
@@ -53,8 +24,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   inputs_ = allocate_step_inputs(config_, rank_.count(), step_state);
   for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer],
-                                           inputs_.rates);
+  optimizer_ =
+      std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, model_, rank_, storage[ArenaKind::kExchange]);
     for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
@@ -121,10 +92,12 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   prefetch_->take();
 }
 
-void Engine::enqueue_gradients(const Model::Inspector& inspect) {
+void Engine::enqueue_begin() {
   model_.begin_step();
   ops_.fill({loss_sum_, 0.0});
-  if (inspect) inspect("zero_gradients", loss_sum_);
+}
+
+void Engine::enqueue_gradients(const Inspector& inspect) {
   for (const Batch& batch : inputs_.batches) {
     model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
     ops_.sum({losses_, loss_sum_});
@@ -152,6 +125,7 @@ void Engine::enqueue_results(bool with_routers) {
 void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers) {
   enqueue_inputs(progress, num_targets);
   const auto work = [this] {
+    enqueue_begin();
     enqueue_gradients();
     enqueue_update();
   };
@@ -167,20 +141,20 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
 }
 
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
-                            const std::function<void(std::string_view phase)>& done) {
+                            const std::function<void(StepPhase phase)>& done) {
+  const auto end = [&](StepPhase phase) {
+    wait();
+    done(phase);
+  };
   enqueue_inputs(progress, num_targets);
-  enqueue_gradients([&](std::string_view name, Tensor) {
-    for (const PhaseEnd& end : kPhaseEnds) {
-      if (!name.ends_with(end.value)) continue;
-      wait();
-      done(end.phase);
-    }
+  enqueue_begin();
+  end(StepPhase::kZeroGradients);
+  enqueue_gradients([&](Intermediate what, int64_t, Tensor) {
+    if (const auto phase = phase_ending_with(what)) end(*phase);
   });
-  wait();
-  done("embedding");  // its gradient; that of earlier microbatches was in the next one's turn
+  end(StepPhase::kEmbedding);  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();
-  wait();
-  done("update");
+  end(StepPhase::kUpdate);
   enqueue_results(/*with_routers=*/false);
 }
 
@@ -226,7 +200,9 @@ std::string Engine::find_non_finite() {
   for (const Weight& weight : model_.weights().all()) look("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches) {
     model_.begin_step();
-    model_.forward_backward(batch, step_scale(), activations_, losses_, look);
+    model_.forward_backward(
+        batch, step_scale(), activations_, losses_,
+        [&](Intermediate what, int64_t layer, Tensor value) { look(intermediate_name(what, layer), value); });
     for (const Weight& weight : model_.weights().all()) {
       if (weight.grad.defined()) look("gradient of " + weight.spec.name, weight.grad);
     }

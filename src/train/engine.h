@@ -18,7 +18,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "config/config.h"
@@ -27,6 +26,7 @@
 #include "optim/optimizer.h"
 #include "tensor/named_tensor.h"
 #include "train/step_exchange.h"
+#include "train/step_phase.h"
 
 namespace nmoe {
 
@@ -60,10 +60,8 @@ class Engine {
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
   void step(const Progress& progress, int64_t num_targets, bool with_routers = false);
-  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over. The phases of
-  // step_phases() take turns by layer and microbatch.
-  void step_in_phases(const Progress& progress, int64_t num_targets,
-                      const std::function<void(std::string_view phase)>& done);
+  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over.
+  void step_in_phases(const Progress& progress, int64_t num_targets, const std::function<void(StepPhase phase)>& done);
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;                    // take_result() would not wait
   StepResult take_result();                   // of the oldest pending step
@@ -100,7 +98,8 @@ class Engine {
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
   const StepSlot& slot(int64_t step) const { return slots_[static_cast<size_t>(step % kMaxPending)]; }
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
-  void enqueue_gradients(const Model::Inspector& inspect = {});
+  void enqueue_begin();
+  void enqueue_gradients(const Inspector& inspect = {});
   void enqueue_update();
   void enqueue_results(bool with_routers);
   void wait();  // for all that is enqueued
@@ -135,10 +134,6 @@ class Engine {
   std::unique_ptr<Prefetch> prefetch_;  // of inputs_
   std::unique_ptr<Recording> step_;     // last: it uses all of the above
 };
-
-// What Engine::step_in_phases tells apart, in the order of their first turns: "zero gradients", "embedding", ...
-// "update".
-std::span<const std::string_view> step_phases();
 
 // The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1);

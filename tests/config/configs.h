@@ -42,7 +42,18 @@ inline Config mla_moe_config() {
                       "mla_moe.toml");
 }
 
-inline std::vector<Config> all_kinds_of_configs() { return {Config(), dense_gqa_config(), mla_moe_config()}; }
+inline Config hybrid_config() {
+  return parse_config(R"toml(
+    [model]
+    layers = "mla/dense, 2 x (gqa:16/moe, gqa/moe:64)"
+    [model.moe]
+    num_experts = 8)toml",
+                      "hybrid.toml");
+}
+
+inline std::vector<Config> all_kinds_of_configs() {
+  return {Config(), dense_gqa_config(), mla_moe_config(), hybrid_config()};
+}
 
 // The values of all keys, those without effect included.
 inline std::vector<std::string> values_of(Config config) {

@@ -57,7 +57,7 @@ TEST(Fingerprint, IsTheHashOfItsCanonicalLines) {
   for (Config config : all_kinds_of_configs()) {
     std::set<std::string> lines;
     for (const Field& field : describe(config)) {
-      if (field.used() && !kFree.contains(field.key) && field.key != kInitFrom) {
+      if (field.shown() && !kFree.contains(field.key) && field.key != kInitFrom) {
         lines.insert(field.key + "=" + to_toml(field.get()) + "\n");
       }
     }

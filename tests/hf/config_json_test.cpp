@@ -530,6 +530,9 @@ TEST(ModelTypeFor, NamesWhatNoneHas) {
       {kDeepseekV3, [](ModelConfig& c) { c.moe.num_experts = 1; }, "model.moe.num_experts = 1"},
       {kDeepseekV3, [](ModelConfig& c) { c.activation = Activation::kReluSquared; }, "model.activation"},
       {kDeepseekV3, [](ModelConfig& c) { c.window = 16; }, "model.window = 16"},
+      {kDeepseekV3, [](ModelConfig& c) { c.layers = "mla/moe, mla/dense"; }, "model.layers = \"mla/moe, mla/dense\""},
+      {kDeepseekV3, [](ModelConfig& c) { c.layers = "2 x (mla:8/moe, mla/moe)"; }, "no windows"},
+      {kQwen3Moe, [](ModelConfig& c) { c.layers = "mla/moe, gqa/moe"; }, "one kind of attention"},
       {kDeepseekV3, [](ModelConfig& c) { c.mla.norm_eps = 1e-5; }, "model.mla.norm_eps"},
       {kDeepseekV3,
        [](ModelConfig& c) {
@@ -563,6 +566,20 @@ TEST(ModelTypeFor, NamesWhatNoneHas) {
     EXPECT_TRUE(contains(error.what(), unfit.key));
     EXPECT_NE(error.remedy(), "");
   }
+}
+
+TEST(ToConfigJson, WritesAPatternThatTheTypeCanExpress) {
+  HfModel by_keys{.type = ModelType::kDeepseekV3, .config = own_model(ModelType::kDeepseekV3)};
+  by_keys.config.vocab_size = 100;
+  by_keys.config.max_positions = 64;
+  by_keys.config.num_layers = 5;
+  by_keys.config.num_dense_layers = 2;
+  HfModel by_pattern = by_keys;
+  by_pattern.config.layers = "2 x mla/dense, 3 x mla/moe";
+  by_pattern.config.num_layers = 1;
+  by_pattern.config.num_dense_layers = 0;
+  EXPECT_EQ(model_type_for(by_pattern.config), ModelType::kDeepseekV3);
+  EXPECT_EQ(to_config_json(by_pattern), to_config_json(by_keys));
 }
 
 }  // namespace

@@ -249,8 +249,9 @@ TEST(Model, InspectorSeesEveryLayerInOrder) {
   TestModel test(base_model());
   std::vector<std::string> names;
   test.model().begin_step();
-  test.model().forward_backward(test.batch(), test.scale(), test.activations(), test.losses(),
-                                [&](std::string_view name, Tensor) { names.emplace_back(name); });
+  test.model().forward_backward(
+      test.batch(), test.scale(), test.activations(), test.losses(),
+      [&](Intermediate what, int64_t layer, Tensor) { names.push_back(intermediate_name(what, layer)); });
   const auto position = [&](const std::string& name) {
     return std::find(names.begin(), names.end(), name) - names.begin();
   };

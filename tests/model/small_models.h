@@ -73,6 +73,8 @@ inline std::vector<SmallModel> small_models() {
     c.num_dense_layers = 0;
     c.activation = Activation::kReluSquared;
   });
+  // Two kinds of mixer with angle tables of their own, a window, and widths by layer.
+  add("mla_and_gqa_layers", [](ModelConfig& c) { c.layers = "gqa:2/moe:4, mla/moe, gqa/dense:4"; });
   return models;
 }
 

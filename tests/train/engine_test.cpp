@@ -212,10 +212,11 @@ TEST(EngineTest, PhasesMakeTheSameStep) {
   std::vector<std::string> phases;
   whole.engine.step(progress, progress.tokens / 2);
   parts.engine.step_in_phases(progress, progress.tokens / 2,
-                              [&](std::string_view phase) { phases.emplace_back(phase); });
+                              [&](StepPhase phase) { phases.emplace_back(step_phase_name(phase)); });
   EXPECT_EQ(phases.front(), "zero gradients");
   EXPECT_EQ(phases.back(), "update");
-  for (const std::string_view phase : step_phases()) {
+  for (const StepPhase each : step_phases()) {
+    const std::string_view phase = step_phase_name(each);
     // Two microbatches of two layers. The embedding's backward is in the next microbatch's turn, or the last.
     const bool by_layer = phase.ends_with("ward"), once = phase == phases.front() || phase == phases.back();
     const int turns = once ? 1 : by_layer ? 4 : phase == "embedding" ? 3 : 2;

@@ -1,0 +1,20 @@
+// What enumerators are called in TOML, for those that are read in several places.
+#pragma once
+
+#include <string_view>
+
+#include "config/config.h"
+
+namespace nmoe {
+
+template <class Enum>
+struct Named {
+  Enum value;
+  std::string_view name;
+};
+
+inline constexpr Named<MixerKind> kMixerNames[] = {{MixerKind::kMla, "mla"}, {MixerKind::kGqa, "gqa"}};
+inline constexpr Named<FeedForwardKind> kFeedForwardNames[] = {{FeedForwardKind::kDense, "dense"},
+                                                               {FeedForwardKind::kMoe, "moe"}};
+
+}  // namespace nmoe

@@ -1,0 +1,39 @@
+// The intermediate values of a forward and backward pass that can be looked at while they are there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "config/layers.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// In the order of execution.
+enum class Intermediate {
+  kEmbeddingOut,         // [T, D]
+  kAttentionQuery,       // [T, H, Dk], as attention takes it: normed and rotated
+  kAttentionKey,         // [T, G, Dk]
+  kAttentionValue,       // [T, G, Dv]
+  kAttentionHeads,       // [T, H, Dv]
+  kMixerOut,             // [T, D], with the residual stream
+  kRouterLogits,         // [T, E] stat
+  kGateWeights,          // [T, K] stat
+  kExpertHidden,         // [R, F], times the gate weights
+  kSharedHidden,         // [T, F] of the shared experts
+  kMlpHidden,            // [T, F] of a dense MLP
+  kFeedForwardOut,       // [T, D], with the residual stream
+  kFinalNormOut,         // [T, D]
+  kLosses,               // [T] stat
+  kFeedForwardGradient,  // [T, D] of the feed-forward part's input
+  kMixerGradient,        // [T, D] of the mixer's input
+};
+
+// "layers.3.moe.logits"; "losses" with kNoLayer.
+std::string intermediate_name(Intermediate what, int64_t layer);
+
+// Is called with values in the order of execution, each before it is overwritten: what it enqueues sees them.
+using Inspector = std::function<void(Intermediate what, int64_t layer, Tensor value)>;
+
+}  // namespace nmoe

@@ -1,0 +1,30 @@
+// The parts of a step that its time is told apart by.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "model/intermediate.h"
+
+namespace nmoe {
+
+// In the order of their first turns: those of layers take turns by layer and microbatch.
+enum class StepPhase {
+  kZeroGradients,  // and router statistics
+  kEmbedding,
+  kMixerForward,
+  kFeedForwardForward,
+  kHeadAndLoss,
+  kFeedForwardBackward,
+  kMixerBackward,
+  kUpdate,  // clipping, weights and router biases
+};
+
+std::span<const StepPhase> step_phases();
+std::string_view step_phase_name(StepPhase phase);  // "zero gradients"
+
+// The phase that is over when this value is there.
+std::optional<StepPhase> phase_ending_with(Intermediate value);
+
+}  // namespace nmoe

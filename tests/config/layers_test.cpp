@@ -1,0 +1,167 @@
+#include "config/layers.h"
+
+#include <gtest/gtest.h>
+
+#include "config/load.h"
+#include "expect_error.h"
+
+namespace nmoe {
+namespace {
+
+constexpr MixerKind kMla = MixerKind::kMla, kGqa = MixerKind::kGqa;
+constexpr FeedForwardKind kDense = FeedForwardKind::kDense, kMoe = FeedForwardKind::kMoe;
+
+std::vector<LayerSpec> layers_of(std::string_view pattern) {
+  const LayerPattern read = read_layer_pattern(pattern);
+  EXPECT_FALSE(read.problem) << pattern << ": " << read.problem->what;
+  return read.layers;
+}
+
+TEST(LayerPattern, CountsGroupsWindowsAndWidths) {
+  const LayerSpec dense{.mixer = kMla, .feed_forward = kDense}, moe{.mixer = kMla, .feed_forward = kMoe};
+  EXPECT_EQ(layers_of("mla/dense, 2 x mla/moe"), (std::vector<LayerSpec>{dense, moe, moe}));
+  EXPECT_EQ(layers_of(" mla / dense,2x mla/moe "), (std::vector<LayerSpec>{dense, moe, moe}));
+  const LayerSpec local{.mixer = kGqa, .window = 512, .feed_forward = kMoe, .hidden = 96},
+      global{.mixer = kGqa, .feed_forward = kMoe};
+  EXPECT_EQ(layers_of("2 x (2 x gqa:512/moe:96, gqa/moe)"),
+            (std::vector<LayerSpec>{local, local, global, local, local, global}));
+  EXPECT_EQ(layers_of("3 x (2 x (mla/dense))"), std::vector<LayerSpec>(6, dense));
+}
+
+TEST(LayerPattern, SaysWhereItCannotBeRead) {
+  struct Case {
+    const char* pattern;
+    size_t character;
+    const char* what;
+    const char* remedy;
+  };
+  for (const Case& c : {
+           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no mixer", "write mla or gqa"},
+           Case{"mla/dense,", 11, "a mixer was expected", "write mla or gqa"},
+           Case{"gqa", 4, "\"/\" was expected", "write mixer/feed-forward, such as gqa/moe"},
+           Case{"gqa/mo", 5, "\"mo\" is no feed-forward kind", "write dense or moe"},
+           Case{"gqa:0/moe", 5, "a window must be an integer from 1 to 1048576", "write such a number here"},
+           Case{"gqa/moe:x", 9, "a hidden width must be an integer from 1 to 1048576", "write such a number here"},
+           Case{"3 gqa/moe", 3, "\"x\" was expected", "write how often as in 3 x gqa/moe"},
+           Case{"2 x (gqa/moe", 13, "\")\" was expected", "close the parenthesis"},
+           Case{"gqa/moe)", 8, "\",\" or the end was expected", "separate layers by commas"},
+           Case{"gqa/moe gqa/moe", 9, "\",\" or the end was expected", "separate layers by commas"},
+           Case{"99999 x (99999 x gqa/moe)", 1, "more than 1048576 layers", "lower the count"},
+       }) {
+    const LayerPattern read = read_layer_pattern(c.pattern);
+    ASSERT_TRUE(read.problem) << c.pattern;
+    EXPECT_EQ(read.problem->character, c.character) << c.pattern;
+    EXPECT_EQ(read.problem->what, c.what) << c.pattern;
+    EXPECT_EQ(read.problem->remedy, c.remedy) << c.pattern;
+    EXPECT_TRUE(read.layers.empty());
+  }
+  EXPECT_TRUE(read_layer_pattern(std::string(100, '(')).problem);
+}
+
+TEST(LayerSpecs, KeysAreAShorthand) {
+  ModelConfig keys;
+  keys.num_layers = 5;
+  keys.num_dense_layers = 2;
+  keys.moe.num_experts = 8;
+  ModelConfig pattern = keys;
+  pattern.layers = "2 x mla/dense, 3 x mla/moe";
+  EXPECT_EQ(layer_specs(pattern), layer_specs(keys));
+  EXPECT_EQ(layer_specs(keys)[1].hidden, keys.dense_dim);
+  EXPECT_EQ(layer_specs(keys)[2].hidden, keys.moe.expert_dim);
+}
+
+TEST(LayerSpecs, TheLastLayerIsAlwaysGlobal) {
+  ModelConfig config;
+  config.num_layers = 7;
+  config.window = 128;
+  config.attn_global_every = 3;
+  std::vector<int64_t> windows;
+  for (const LayerSpec& layer : layer_specs(config)) windows.push_back(layer.window);
+  EXPECT_EQ(windows, (std::vector<int64_t>{128, 128, 0, 128, 128, 0, 0}));
+}
+
+TEST(WithoutPattern, IsTheSameModelOrNone) {
+  ModelConfig config;
+  config.moe.num_experts = 8;
+  EXPECT_EQ(without_pattern(config)->layers, "");
+  config.layers = "gqa/dense:48, 3 x gqa/moe:40";
+  const auto same = without_pattern(config);
+  ASSERT_TRUE(same);
+  EXPECT_EQ(same->layers, "");
+  EXPECT_EQ(same->num_layers, 4);
+  EXPECT_EQ(same->num_dense_layers, 1);
+  EXPECT_EQ(same->attention, kGqa);
+  EXPECT_EQ(same->dense_dim, 48);
+  EXPECT_EQ(same->moe.expert_dim, 40);
+  EXPECT_EQ(layer_specs(*same), layer_specs(config));
+  for (const char* other : {"gqa/moe, mla/moe", "gqa:4/moe, gqa/moe", "gqa/moe, gqa/dense", "gqa/moe:8, gqa/moe:16"}) {
+    config.layers = other;
+    EXPECT_FALSE(without_pattern(config)) << other;
+  }
+}
+
+Config with_layers(const std::string& pattern, const std::string& rest = "") {
+  return parse_config("model.layers = \"" + pattern + "\"\n" + rest, "x.toml");
+}
+void expect_refused(const std::string& pattern, const std::string& rest, const std::string& what,
+                    const std::string& remedy) {
+  expect_usage_error([&] { with_layers(pattern, rest); }, what, remedy);
+}
+
+TEST(LayersKey, ReplacesTheShorthand) {
+  const std::string experts = "model.moe.num_experts = 8\n";
+  EXPECT_EQ(layer_specs(with_layers("mla/dense, gqa/moe", experts + "model.gqa.head_dim = 32\n").model).size(), 2u);
+  for (const char* key : {"num_layers = 2", "num_dense_layers = 1", "attention = \"gqa\"", "window = 8"}) {
+    const std::string name = std::string("model.") + std::string(key).substr(0, std::string(key).find(' '));
+    expect_refused("mla/dense, mla/moe", experts + "model." + key,
+                   "x.toml:3: " + name + " has no effect because it needs model.layers = \"\"",
+                   "remove it, or set model.layers = \"\"");
+  }
+  expect_refused("mla/dense, mla/moe", experts + "model.gqa.head_dim = 32",
+                 "x.toml:3: model.gqa.head_dim has no effect because it needs a layer with gqa in model.layers",
+                 "remove it, or set a layer with gqa in model.layers");
+  expect_refused("mla/moe", experts + "model.dense_dim = 32",
+                 "x.toml:3: model.dense_dim has no effect because it needs a dense layer without width in model.layers",
+                 "remove it, or set a dense layer without width in model.layers");
+  expect_refused("mla/moe:8", experts + "model.moe.expert_dim = 32",
+                 "x.toml:3: model.moe.expert_dim has no effect because it needs a moe layer without width in "
+                 "model.layers",
+                 "remove it, or set a moe layer without width in model.layers");
+}
+
+TEST(LayersKey, IsChecked) {
+  expect_refused("mla/dense, mlx/dense", "",
+                 "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is no mixer",
+                 "write mla or gqa");
+  expect_refused("gqa/dense, gqa:8/dense", "",
+                 "x.toml:1: model.layers = \"gqa/dense, gqa:8/dense\": the last layer sees all positions",
+                 "give it no window");
+  expect_refused("gqa/moe", "",
+                 "x.toml:1: model.layers = \"gqa/moe\" with model.moe.num_experts = 0: its moe layers have no experts",
+                 "set model.moe.num_experts, or write dense for moe");
+  expect_refused("gqa/dense", "model.moe.num_experts = 4",
+                 "x.toml:2: model.layers = \"gqa/dense\" with model.moe.num_experts = 4: no layer has experts",
+                 "write moe for dense in some layer, or set model.moe.num_experts = 0");
+  expect_refused("mla/dense, gqa/dense", "model.gqa.head_dim = 3",
+                 "x.toml:2: model.gqa.head_dim = 3: RoPE rotates pairs", "make it even");
+}
+
+TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {
+  const Config pattern = with_layers("mla/dense, 3 x gqa/dense"), other = with_layers("4 x mla/dense");
+  EXPECT_NE(config_fingerprint(pattern), config_fingerprint(other));
+  EXPECT_NE(config_fingerprint(pattern), config_fingerprint(Config()));
+  EXPECT_NE(print_config(pattern).find("layers "), std::string::npos);
+  EXPECT_EQ(layer_specs(parse_config(print_config(pattern), "printed.toml").model), layer_specs(pattern.model));
+  EXPECT_EQ(print_config(Config()).find("\nlayers"), std::string::npos);
+  EXPECT_EQ(print_config(with_layers("")), print_config(Config()));
+}
+
+// Of the configurations that older checkpoints and resumed runs carry.
+TEST(LayersKey, LeavesOldFingerprintsAsTheyWere) {
+  EXPECT_EQ(config_fingerprint(Config()), "381b1e1f0db9574b34fc1ab5d57284a60232deebb55b5f4bb35726f87f396d02");
+  EXPECT_EQ(config_fingerprint(parse_config("model.attention = \"gqa\"\nmodel.moe.num_experts = 4\n", "x.toml")),
+            "bae5390e58a19f61c246e578ea40f088895c42f6dee279a3fb819070e7ed99c1");
+}
+
+}  // namespace
+}  // namespace nmoe
