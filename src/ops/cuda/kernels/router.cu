@@ -167,10 +167,14 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   if (terms.entropy != nullptr) {
     double sum = 0.0, entropy = 0.0;
     for (int i = lane; i < num_experts; i += kWarp) sum += static_cast<double>(scores[i]);
-    const auto total = static_cast<float>(warp_sum(sum) + kTinySum);
+    const double total = warp_sum(sum) + kTinySum;
+    const auto rounded_total = static_cast<float>(total);
     for (int i = lane; i < num_experts; i += kWarp) {
-      const float p = scores[i] / total;
-      if (!(p <= 0.0F)) entropy -= static_cast<double>(p * logf(p));  // NaN stays in the sum
+      const float p = scores[i] / rounded_total;
+      // Near 1 the logarithm is as small as p's rounding error: there it comes from what p lacks of 1.
+      const auto lack = static_cast<float>(static_cast<double>(scores[i]) - total);
+      const float log_p = p > 0.5F ? log1pf(lack / rounded_total) : logf(p);
+      if (!(p <= 0.0F)) entropy -= static_cast<double>(p * log_p);  // NaN stays in the sum
     }
     entropy = warp_sum(entropy);
     if (lane == 0) terms.entropy[warp.token] = entropy;
