@@ -2,9 +2,9 @@
 
 #include <filesystem>
 
+#include "bench/decode_bench.h"
 #include "cli/commands.h"
 #include "config/load.h"
-#include "infer/bench.h"
 #include "train/training_data.h"
 
 namespace nmoe::cli {

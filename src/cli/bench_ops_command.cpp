@@ -4,8 +4,8 @@
 
 #include "base/text.h"
 #include "base/version.h"
+#include "bench/ops_bench.h"
 #include "cli/commands.h"
-#include "train/ops_bench.h"
 
 namespace nmoe::cli {
 namespace {

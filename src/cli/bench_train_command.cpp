@@ -4,9 +4,9 @@
 
 #include "base/text.h"
 #include "base/version.h"
+#include "bench/train_bench.h"
 #include "cli/commands.h"
 #include "config/load.h"
-#include "train/bench.h"
 
 namespace nmoe::cli {
 namespace {

@@ -1,7 +1,6 @@
-#include "train/bench.h"
+#include "bench/train_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -9,6 +8,7 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "base/rng.h"
+#include "bench/timing.h"
 #include "config/load.h"
 #include "train/batch_stream.h"
 #include "train/engine.h"
@@ -17,18 +17,6 @@
 
 namespace nmoe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double worst_load(std::span<const RouterHealth> layers) {
   double worst = 0.0;
@@ -118,10 +106,10 @@ class Steps {
     std::map<StepPhase, double> ms;
     wait();
     const int64_t num_targets = batches_.load(engine_);
-    auto begin = Clock::now();
+    auto begin = BenchClock::now();
     engine_.step_in_phases(next(), num_targets, [&](StepPhase phase) {
       ms[phase] += ms_since(begin);
-      begin = Clock::now();
+      begin = BenchClock::now();
     });
     return ms;
   }
@@ -196,7 +184,7 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   }
   steps.wait();
   const double peak_before = device->peak_flops();
-  const auto begin = Clock::now();
+  const auto begin = BenchClock::now();
   for (int64_t i = 0; i < num_steps; ++i) steps.enqueue();
   steps.wait();
   bench.ms_per_step = ms_since(begin) / static_cast<double>(num_steps);

@@ -1,28 +1,16 @@
-#include "infer/bench.h"
+#include "bench/decode_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <optional>
 
 #include "base/rng.h"
+#include "bench/timing.h"
 #include "infer/cached_model.h"
 #include "ops/storage.h"
 
 namespace nmoe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Another prompt every time, so that no cache has its beginning.
 class Prompts {
@@ -66,11 +54,11 @@ DecodeBench::Batch time_batch(InferenceEngine& engine, Prompts& prompts, int64_t
       };
       engine.submit(request_of(prompts.next(context), kTokens), std::move(listener));
     }
-    auto begin = Clock::now();
+    auto begin = BenchClock::now();
     while (begun < sequences) engine.step();
     prompt_rates.push_back(1e3 * static_cast<double>(sequences * context) / ms_since(begin));
     first_written = written;
-    begin = Clock::now();
+    begin = BenchClock::now();
     while (engine.step()) {
     }
     rates.push_back(1e3 * static_cast<double>(written - first_written) / ms_since(begin));
@@ -102,7 +90,7 @@ class RerunModel {
   double ms_of(const std::vector<int32_t>& ids) {
     const auto size = static_cast<int64_t>(ids.size());
     const auto last = static_cast<int32_t>(size - 1);
-    const auto begin = Clock::now();
+    const auto begin = BenchClock::now();
     device_->upload(tokens_.rows(0, size), ids.data());
     device_->upload(last_, &last);
     model_->logits(batch(size), (*storage_)[ArenaKind::kActivations], logits_, last_);
@@ -138,7 +126,7 @@ class RerunModel {
 // Milliseconds from the beginning of a text to each of its tokens.
 std::vector<double> time_text(InferenceEngine& engine, Prompts& prompts, int64_t tokens) {
   std::vector<double> times;
-  const auto begin = Clock::now();
+  const auto begin = BenchClock::now();
   GenerationListener listener;
   listener.on_token = [&](const GeneratedToken&) { times.push_back(ms_since(begin)); };
   engine.submit(request_of(prompts.next(1), tokens), std::move(listener));

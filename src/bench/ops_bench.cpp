@@ -1,15 +1,14 @@
 // Letters as in ops/ops.h.
-#include "train/ops_bench.h"
+#include "bench/ops_bench.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
 #include <numbers>
 
 #include "base/rng.h"
+#include "bench/timing.h"
 #include "model/moe.h"
 #include "train/engine.h"
 
@@ -533,17 +532,16 @@ class Timer {
     };
     const auto recording = recorded ? device_->record(calls) : nullptr;
     const Work timed = recorded ? Work([&] { recording->run(); }) : calls;
-    std::array<double, kRuns> ms;
-    for (double& run : ms) run = run_ms(timed) / num_calls;
-    std::ranges::nth_element(ms, ms.begin() + kRuns / 2);
-    return ms[kRuns / 2];
+    std::vector<double> ms;
+    for (int i = 0; i < kRuns; ++i) ms.push_back(run_ms(timed) / num_calls);
+    return median(std::move(ms));
   }
   double run_ms(const Work& work) {
     wait();
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = BenchClock::now();
     work();
     wait();
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    return ms_since(begin);
   }
   void wait() {
     done_->record();

@@ -1,0 +1,32 @@
+#include "bench/loader_bench.h"
+
+#include <algorithm>
+
+#include "bench/timing.h"
+#include "train/batch_stream.h"
+#include "train/memory_plan.h"
+
+namespace nmoe {
+
+LoaderBench bench_loader(const Config& unresolved, int64_t megabytes) {
+  const TrainingData data = open_training_data(unresolved);
+  const Config config = resolve_vocab_size(unresolved, *data.tokenizer);
+  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
+  BatchStream batches(config, data, plan, {0, config.train.batch_seqs});
+  const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
+  const int64_t last_batch = plan.num_sequences() - config.train.batch_seqs;
+  LoaderBench bench;
+  while (bench.megabytes < static_cast<double>(megabytes) && batches.cursor().sequence <= last_batch) {
+    const auto begin = BenchClock::now();
+    batches.next();
+    const double ms = ms_since(begin);
+    bench.checksum += static_cast<uint32_t>(batches.targets().back());
+    bench.seconds += 1e-3 * ms;
+    bench.slowest_ms = std::max(bench.slowest_ms, ms);
+    bench.megabytes += batch_megabytes;
+  }
+  bench.num_sequences = batches.cursor().sequence;
+  return bench;
+}
+
+}  // namespace nmoe
