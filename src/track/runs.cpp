@@ -223,12 +223,11 @@ int64_t RunStore::query_integer(const char* sql) const {
 
 int64_t RunStore::experiment_id(const RunInfo& info) {
   Statement(*this,
-            "INSERT INTO experiments(name, project, description, created_at) VALUES(?, ?, '', ?) "
+            "INSERT INTO experiments(name, project, description, created_at) VALUES(?, '', '', ?) "
             "ON CONFLICT(name, project) DO NOTHING",
-            info.experiment, info.project, utc_now())
+            info.experiment, utc_now())
       .step();
-  Statement experiment(*this, "SELECT id FROM experiments WHERE name = ? AND project = ?", info.experiment,
-                       info.project);
+  Statement experiment(*this, "SELECT id FROM experiments WHERE name = ? AND project = ''", info.experiment);
   NMOE_CHECK(experiment.step(), "experiment '{}'", info.experiment);
   return experiment.integer(0);
 }
@@ -297,15 +296,14 @@ void RunStore::progress(const std::string& id, int64_t step, double loss, double
   NMOE_CHECK(sqlite3_changes(database_) == 1, "progress of unknown run '{}'", id);
 }
 
-void RunStore::finish(const std::string& id, RunStatus status, const std::string& reason,
-                      const std::string& results_json) {
+void RunStore::finish(const std::string& id, RunStatus status, const std::string& reason) {
   NMOE_CHECK(status != RunStatus::kRunning && status != RunStatus::kDead, "run '{}' ends as {}", id,
              run_status_name(status));
   const std::string now = utc_now();
   Statement(*this,
-            "UPDATE runs SET status = ?, reason = ?, results_json = ?, updated_at = ?, "
-            "ended_at = ? WHERE id = ?",
-            run_status_name(status), reason, results_json, now, now, id)
+            "UPDATE runs SET status = ?, reason = ?, updated_at = ?, ended_at = ?, "
+            "results_json = json_object('final_loss', last_loss, 'steps_completed', step) WHERE id = ?",
+            run_status_name(status), reason, now, now, id)
       .step();
   NMOE_CHECK(sqlite3_changes(database_) == 1, "end of unknown run '{}'", id);
 }

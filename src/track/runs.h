@@ -5,7 +5,8 @@
 //        checkpoint_dir, started_at, updated_at, ended_at, status, reason, step, last_loss,
 //        tokens_per_s, results_json)
 //
-// Times are UTC in ISO 8601. process_start tells a run's process from a later one of its number.
+// `project` is empty. results_json is an object made at a run's end: "final_loss", null without a finite one, and
+// "steps_completed". Times are UTC in ISO 8601. process_start tells a run's process from a later one of its number.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,7 @@ std::string_view run_status_name(RunStatus status);  // "running", ..., "failed_
 // What is known of a run when it starts.
 struct RunInfo {
   std::string name;
-  std::string experiment;  // created when new
-  std::string project{};
+  std::string experiment;          // created when new
   std::string config_json = "{}";  // any JSON
   std::string git_hash{};
   bool git_dirty = false;
@@ -80,9 +80,8 @@ class RunStore {
 
   void progress(const std::string& id, int64_t step, double loss, double tokens_per_s);
 
-  // Ends a run. `status` is neither kRunning nor kDead; `results_json` is any JSON.
-  void finish(const std::string& id, RunStatus status, const std::string& reason,
-              const std::string& results_json = "{}");
+  // Ends a run. `status` is neither kRunning nor kDead.
+  void finish(const std::string& id, RunStatus status, const std::string& reason);
 
   // The newest `limit` runs, newest first.
   std::vector<RunRow> list(int64_t limit);

@@ -94,7 +94,7 @@ TEST_F(RunsTest, ARunFromStartToEnd) {
   EXPECT_EQ(row.last_loss, 3.25);
   EXPECT_EQ(row.tokens_per_s, 51234.5);
 
-  store.finish(id, RunStatus::kFailedNan, "loss is nan at step 21", R"({"final_loss": null})");
+  store.finish(id, RunStatus::kFailedNan, "loss is nan at step 21");
   row = store.list(10).at(0);
   EXPECT_EQ(row.status, RunStatus::kFailedNan);
   EXPECT_EQ(row.reason, "loss is nan at step 21");
@@ -104,13 +104,15 @@ TEST_F(RunsTest, ARunFromStartToEnd) {
 TEST_F(RunsTest, OtherProgramsFindTheDescribedTables) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.finish(id, RunStatus::kCompleted, "", R"({"final_loss": 2.5})");
+  store.progress(id, 30, 2.5, 1000.0);
+  store.finish(id, RunStatus::kCompleted, "");
   EXPECT_EQ(ask("SELECT name || '|' || project || '|' || description FROM experiments"),
             std::vector<std::string>{"austen||"});
   EXPECT_EQ(ask("SELECT json_extract(config_json, '$.dim') || git_hash || git_dirty || status || "
-                "json_extract(results_json, '$.final_loss') FROM runs JOIN experiments ON "
+                "json_extract(results_json, '$.final_loss') || ',' || json_extract(results_json, '$.steps_completed') "
+                "FROM runs JOIN experiments ON "
                 "experiments.id = experiment_id"),
-            std::vector<std::string>{"64abc1231completed2.5"});
+            std::vector<std::string>{"64abc1231completed2.5,30"});
   EXPECT_EQ(ask("PRAGMA journal_mode"), std::vector<std::string>{"wal"});
 }
 
@@ -160,7 +162,7 @@ TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
   store.progress(id, 20, 3.0, 100.0);
-  store.finish(id, RunStatus::kInterrupted, "SIGTERM", "{}");
+  store.finish(id, RunStatus::kInterrupted, "SIGTERM");
   RunInfo info = kInfo;
   info.git_hash = "def456";
   store.resume(id, info);
