@@ -437,7 +437,7 @@ std::vector<Field> describe(Config& config) {
   f.section("parallel");
   f.key("ranks", config.parallel.ranks, Integers{1, 64}, "share every batch; threads of this process")
       .not_in_fingerprint();
-  f.key("timeout_s", config.parallel.timeout_s, Integers{1, kSpan.max}, "wait of a rank for another that ends the run")
+  f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();
 

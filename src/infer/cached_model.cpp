@@ -50,11 +50,10 @@ void CachedModel::set_up() {
     throw usage_error(
         fmt::format("generation needs {}, this machine's free memory is {}", human_bytes(needed),
                     human_bytes(available)),
-        fmt::format(
-            "lower the sequences at a time (now {}) or the context (now {} tokens): with their cache the state takes "
-            "{}, the weights take {}",
-            options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kStepState]),
-            human_bytes(plan[ArenaKind::kParameters])));
+        fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes "
+                    "{}, the weights take {}",
+                    options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kCache]),
+                    human_bytes(plan[ArenaKind::kParameters])));
   }
   device_ = make_device(where);
   storage_ = std::make_unique<Storage>(*device_, plan);
@@ -68,7 +67,7 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
   Ops& ops = storage.device().ops();
   auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
   model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
-  cache_ = model->make_cache(state, options_.num_slots, options_.capacity);
+  cache_ = model->make_cache(storage[ArenaKind::kCache], options_.num_slots, options_.capacity);
   tokens_ = state.allocate(DType::kI32, {max_rows()});
   slots_ = state.allocate(DType::kI32, {max_rows()});
   positions_ = state.allocate(DType::kI32, {max_rows()});

@@ -28,7 +28,7 @@ ModelCost model_cost(const ModelConfig& config, int64_t seq_len) {
         weight.group == WeightGroup::kExperts ? count / config.moe.num_experts * config.moe.top_k : count;
     cost.parameters += count;
     cost.active_parameters += active;
-    const bool multiplied = weight.shape.rank() > 1 && (weight.name != "embedding" || config.tied_head);
+    const bool multiplied = weight.shape.rank() > 1 && !weight.is_looked_up;
     if (multiplied) cost.active_matrix_parameters += active;
   }
   cost.flops_per_token = 6.0 * static_cast<double>(cost.active_matrix_parameters);

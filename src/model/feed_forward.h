@@ -23,7 +23,8 @@ class FeedForward {
 
 // Adds the weights of a layer's feed-forward part.
 void describe_feed_forward(const Layer& layer, WeightList& weights);
-// It, over the weights so described. The layer's configuration must outlive it.
+// That part itself, over the weights which describe_feed_forward named. The layer's configuration and `weights` must
+// outlive it.
 std::unique_ptr<FeedForward> make_feed_forward(const Layer& layer, WeightSet& weights);
 
 }  // namespace nmoe

@@ -82,6 +82,7 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   ops.rope_forward(rope_args(pass, saved_.k));
   pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
   pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
+  pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
 }
 
 void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {

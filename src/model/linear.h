@@ -1,6 +1,9 @@
 // Linear layers over weights of the model: every product with a weight matrix, and its gradients, go through these.
 //
 // N rows, E experts.
+//
+// Threads: driven by the one that drives the device (ops/device.h). The WeightSet whose weights they name outlives
+// them.
 #pragma once
 
 #include <string_view>
@@ -50,11 +53,10 @@ class GroupedLinear {
   void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y) const {
     ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y});
   }
-  // pre = [N, out], and its activation times row_weight [N] stat: h =
-  void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor offsets, Tensor row_weight, Tensor pre,
-                          Tensor h) const {
-    ops.grouped_activation_forward(
-        {.kind = kind, .x = x, .w = weight_.value, .offsets = offsets, .row_weight = row_weight, .pre = pre, .h = h});
+  // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight, which is this one.
+  void forward_activation(Ops& ops, GroupedActivationForward args) const {
+    args.w = weight_.value;
+    ops.grouped_activation_forward(args);
   }
   // The weight's gradient, as model/weight.h says; dx = [N, in], which may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor offsets, Tensor dx) const {

@@ -3,6 +3,9 @@
 //
 // A kind is a class derived from Mixer and a function that describes its weights, both in one file pair, named in
 // mixer.cpp.
+//
+// Threads: driven by the one that drives the device (ops/device.h). What forward keeps lies in the activations arena
+// until backward.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,8 @@
 // The whole language model: embedding, blocks, final norm, head with its loss.
 //
 // T tokens of a microbatch, D model width, V vocabulary.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <memory>

@@ -113,8 +113,13 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
 
   // Experts. Their gate weight is applied to the hidden units, so that combine is a plain sum and the experts'
   // outputs need not be kept for the gate's gradient.
-  experts_in_.forward_activation(ops, config_.activation, saved_.rows, saved_.routed.offsets, saved_.row_weight,
-                                 saved_.pre, saved_.hidden);
+  experts_in_.forward_activation(ops, {.kind = config_.activation,
+                                       .x = saved_.rows,
+                                       .w = {},
+                                       .offsets = saved_.routed.offsets,
+                                       .row_weight = saved_.row_weight,
+                                       .pre = saved_.pre,
+                                       .h = saved_.hidden});
   pass.capture(Intermediate::kExpertHidden, layer_, saved_.hidden);
   {
     const ArenaScope scope(pass.activations);
@@ -142,8 +147,13 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
     exchange_->dispatch(pass, saved_.x, saved_.rows);
-    experts_in_.forward_activation(ops, config_.activation, saved_.rows, offsets, saved_.row_weight, saved_.pre,
-                                   saved_.hidden);
+    experts_in_.forward_activation(ops, {.kind = config_.activation,
+                                         .x = saved_.rows,
+                                         .w = {},
+                                         .offsets = offsets,
+                                         .row_weight = saved_.row_weight,
+                                         .pre = saved_.pre,
+                                         .h = saved_.hidden});
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     ops.activation_forward({.kind = config_.activation,

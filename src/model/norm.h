@@ -1,4 +1,7 @@
 // RMSNorm with a learned gain.
+//
+// Threads: driven by the one that drives the device (ops/device.h). The WeightSet whose weights they name outlives
+// them.
 #pragma once
 
 #include "model/pass.h"

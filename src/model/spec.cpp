@@ -52,6 +52,7 @@ ModelSpec describe_model(const ModelConfig& config) {
                .shape = {config.vocab_size, config.dim},
                .group = WeightGroup::kRest,
                .decay = false,
+               .is_looked_up = !config.tied_head,
                .init_std = config.init.embedding_std});
   for (const Layer& layer : layers_of(config)) {
     weights.begin_layer(layer.idx);

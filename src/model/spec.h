@@ -27,8 +27,9 @@ struct WeightSpec {
   std::string name;  // "layers.3.attention.out"
   Shape shape;       // linear layers are [out, in]
   WeightGroup group = WeightGroup::kMatrices;
-  bool decay = true;     // whether weight decay applies
-  bool is_stat = false;  // always of the device's stat dtype: norm gains, buffers
+  bool decay = true;          // whether weight decay applies
+  bool is_stat = false;       // always of the device's stat dtype: norm gains, buffers
+  bool is_looked_up = false;  // by row, and in no product: an embedding that the head does not share
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
   int64_t layer = kNoLayer;  // that it belongs to

@@ -24,7 +24,8 @@ class LocalExchange final : public TokenExchange {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
   }
 
-  // A sum's gradient goes to each of its terms, a copy's gradients are summed: the one is the other backwards.
+  // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
+  // summed: a combine.
   void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
     pass.ops.moe_dispatch({.x = dy, .plan = plan_, .rows = drows});
   }

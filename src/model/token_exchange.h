@@ -1,6 +1,9 @@
 // How the copies of tokens that a router sends to experts get to those experts and back.
 //
 // T tokens, K experts of a token, E experts, R rows that a layer's experts have room for, D model width.
+//
+// Threads: driven by the one that drives the device (ops/device.h). What forward keeps lies in the activations arena
+// until backward.
 #pragma once
 
 #include <cstdint>

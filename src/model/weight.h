@@ -1,4 +1,6 @@
 // The model's named weights: where their values and gradients live, how they start, how gradients are written.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <cstdint>

@@ -5,9 +5,9 @@
 // overlap, unless order() says otherwise. Each lane has Ops of its own, and scratch of its own, so that operations of
 // two lanes never share temporaries. On the CPU everything is done when the call that enqueues it returns.
 //
-// Threads. A device is driven by one thread at a time: the one that enqueues, transfers, records and reserves memory.
-// A thread other than the one that made the device calls attach_thread() before anything else. From any thread, at any
-// time: Event::reached() and wait(), and the methods that are const.
+// Threads. A device is driven by one thread at a time, whichever that is: the one that enqueues, transfers, records and
+// reserves memory. A thread may drive several devices in turn. From any thread, at any time: Event::reached() and
+// wait(), and the methods that are const.
 //
 // Lifetimes. Whatever was made by a device or lies in its memory (arenas, events, recordings, prefetches) goes before
 // the device does.
@@ -81,7 +81,6 @@ class Device {
   virtual SoftwareVersions software() const = 0;
   virtual double peak_flops() = 0;              // FLOP/s of the compute dtype
   virtual std::string peak_source() const = 0;  // "measured: ..." or whose figure it is
-  virtual void attach_thread() = 0;             // the calling thread drives the device from here on
 
   // --- memory. Sources outlive the device's users, not the device.
   virtual MemorySource& memory() = 0;

@@ -22,6 +22,7 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
     return std::make_unique<cpu::CpuDevice>(options.num_threads, options.compute_dtype, options.batch_invariant);
   }
   NMOE_CHECK(options.kind == "cuda", "device {}", options.kind);
+  NMOE_CHECK(!options.batch_invariant, "CUDA has no batch invariant products");
 #ifdef NMOE_CUDA
   return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype);
 #else

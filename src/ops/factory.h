@@ -10,11 +10,12 @@
 namespace nmoe {
 
 struct DeviceOptions {
-  std::string_view kind = "cpu";  // "cpu" or "cuda"
+  std::string_view kind = "cpu";  // "cpu" or "cuda"; a view of what outlives the options
   int index = 0;                  // among the machine's devices of this kind
   int num_threads = 0;            // CPU: 0 is one per available CPU
   DType compute_dtype = DType::kF32;
-  bool batch_invariant = false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation
+  bool batch_invariant =
+      false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation; the CPU's only
 };
 
 // Error (usage) when the binary or the machine lacks the device, saying which preset has it.

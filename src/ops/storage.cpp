@@ -17,6 +17,7 @@ constexpr ArenaDescription kTable[] = {
      Placement::kDevice},
     {ArenaKind::kStepState, "step state", "batches, token losses and predictions, router statistics, rope tables",
      Placement::kDevice},
+    {ArenaKind::kCache, "cache", "keys and values of earlier tokens, for generation", Placement::kDevice},
     {ArenaKind::kExchange, "exchange", "batches and results of steps on their way", Placement::kHost},
     {ArenaKind::kCheckpointStaging, "checkpoint staging", "the copy a checkpoint is written from", Placement::kHost,
      /*at_first_use=*/true},

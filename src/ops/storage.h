@@ -2,6 +2,8 @@
 //
 // Users build what they need on a Storage. The same code runs twice: against counting arenas, which plan_storage()
 // does, and then against a Storage that has exactly those capacities. Nothing allocates again after that.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <array>
@@ -26,10 +28,11 @@ enum class ArenaKind {
   kCopyScratch,
   kCommunicationScratch,
   kStepState,
+  kCache,
   kExchange,
   kCheckpointStaging,
 };
-inline constexpr size_t kNumArenas = 10;
+inline constexpr size_t kNumArenas = 11;
 
 enum class Placement { kDevice, kHost };  // kHost: host memory that the device copies to and from
 

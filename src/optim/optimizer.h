@@ -1,4 +1,6 @@
 // Applies each weight group's optimizer and owns its state.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <string>

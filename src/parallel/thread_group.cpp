@@ -29,7 +29,8 @@ std::string remedy_of(const std::exception_ptr& failure) {
   }
 }
 
-// Of none, or of all but the empty.
+// False when no tensor has data, as in a counting run; true when every tensor that is not empty has. Anything between
+// is a bug.
 bool has_data(std::span<const Tensor> tensors) {
   const auto has = [](const Tensor& tensor) { return tensor.raw() != nullptr; };
   if (std::ranges::none_of(tensors, has)) return false;
@@ -118,7 +119,8 @@ class ThreadGroup::Member final : public Communicator {
     if (has_data(tensors)) group_.broadcast(*this, tensors);
   }
 
-  // Two are enough: who comes to a meeting has done with the one before the last, as has everyone he met at the last.
+  // Two slots suffice: a rank comes to meeting m + 2 only after all ranks came to m + 1, and so have read what was
+  // brought to m.
   Call& call(int64_t meeting) { return calls_[static_cast<size_t>(meeting % 2)]; }
   const Call& call(int64_t meeting) const { return calls_[static_cast<size_t>(meeting % 2)]; }
   std::string last_call() const {
@@ -162,9 +164,11 @@ bool ThreadGroup::all_met(int64_t meeting) const {
   return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings_ >= meeting; });
 }
 
-// Returns when all ranks have come, even if one has failed since: what ranks agree on, all of them get to know.
-// `reads_peers`: from here to the end of its Reading this rank uses tensors of others, and they stay there: a rank that
-// learns of a failure leaves no call before, and none begins to read after one.
+// Returns when all ranks have come, even if one has failed meanwhile: what ranks agree on in a call is then known to
+// all.
+//
+// With `reads_peers` this rank uses tensors of other ranks until its Reading ends. Those tensors must stay: so a rank
+// that learns of a failure waits for the readers before it throws, and after a failure no rank begins to read.
 void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
   std::unique_lock lock(mutex_);
   if (failure_) {
@@ -243,10 +247,10 @@ void ThreadGroup::check_same_call(const Member& self) {
 }
 
 void ThreadGroup::all_reduce_sum(Member& self, std::span<const Tensor> tensors) {
+  std::vector<Tensor> peers(members_.size());  // before other ranks use this one's tensors: nothing throws from there
   meet(self, {.name = "all_reduce_sum", .tensors = tensors}, /*reads_peers=*/true);
   {
     const Reading reading(*this);
-    std::vector<Tensor> peers(members_.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       std::ranges::transform(members_, peers.begin(),
                              [&](const auto& member) { return member->call(self.meetings_).tensors[i]; });
@@ -275,6 +279,22 @@ void ThreadGroup::leave(int64_t rank) {
   changed_.notify_all();
 }
 
+// Threads cannot be ended from outside, so the process has to be: its caller would wait for ever, and never be told
+// why.
+void ThreadGroup::wait_for_all_to_leave() {
+  const auto all_left = [&] { return std::ranges::all_of(members_, [](const auto& member) { return member->left_; }); };
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_ || all_left(); });
+  if (changed_.wait_for(lock, timeout_, all_left)) return;
+  std::string stuck;
+  for (const auto& member : members_) {
+    if (!member->left_) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->index());
+  }
+  fmt::print(stderr, "error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
+             reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
+  std::_Exit(1);
+}
+
 void ThreadGroup::fail(int64_t rank, std::exception_ptr failure) {
   const std::lock_guard lock(mutex_);
   fail_locked(rank, std::move(failure));
@@ -296,10 +316,10 @@ void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::func
   const auto drive_rank = [&](int64_t rank) {
     try {
       drive(group.communicator(rank));
-      group.leave(rank);
     } catch (...) {
       group.fail(rank, std::current_exception());
     }
+    group.leave(rank);
   };
   std::vector<std::thread> threads;
   try {
@@ -312,7 +332,10 @@ void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::func
     drive_rank(0);
   } catch (...) {  // no thread could be had
     group.fail(0, std::current_exception());
+    for (auto rank = static_cast<int64_t>(threads.size()) + 1; rank < count; ++rank) group.leave(rank);
+    group.leave(0);
   }
+  group.wait_for_all_to_leave();
   for (std::thread& thread : threads) thread.join();
   if (const std::exception_ptr failure = group.first_failure()) std::rethrow_exception(failure);
 }

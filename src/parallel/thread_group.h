@@ -29,9 +29,13 @@ class ThreadGroup {
   // To be used by one thread at a time.
   Communicator& communicator(int64_t rank);
 
-  // The rank makes no further calls: it ended, or failed. Who waits for it learns of it at once. From any thread.
+  // The rank makes no further calls: it ended (left), or failed and ends. Who waits for it learns of it at once. From
+  // any thread.
   void leave(int64_t rank);
   void fail(int64_t rank, std::exception_ptr failure);
+  // Returns when every rank has left. After a failure ranks have the timeout to do so; if one has not by then, the
+  // failure and that rank are printed to stderr and the process ends with status 1.
+  void wait_for_all_to_leave();
   // What a rank failed with before any other did; null: none has failed.
   std::exception_ptr first_failure() const;
 
@@ -65,8 +69,8 @@ class ThreadGroup {
 
 // Calls `drive` once for each of `count` ranks and returns when all have returned: rank 0 on the calling thread, the
 // others on threads of their own, from which SIGINT and SIGTERM are kept. When one throws, the others are told by
-// their communicators; what was thrown first is rethrown here after all have ended. With one rank this is a call of
-// `drive` with single_rank().
+// their communicators; what was thrown first is rethrown here after all have ended (wait_for_all_to_leave). With one
+// rank this is a call of `drive` with single_rank().
 void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive);
 
 }  // namespace nmoe

@@ -13,7 +13,8 @@ void AnswerCounter::end_answer() {
   answer_ = Answer::kNone;
 }
 
-// An answer that is not over belongs to that window. It is cut if it goes on, and counted there if it does not.
+// Of an answer that is not over at that window's end: the rank before counts it if it ends with the window; here, where
+// it goes on, it is cut.
 void AnswerCounter::begin_behind(std::span<const int32_t> inputs, std::span<const int32_t> targets) {
   answer_ = in_answer(targets.back()) ? Answer::kCut : Answer::kNone;
   document_ended_ = inputs.back() == eos_id_;

@@ -1,4 +1,6 @@
 // A rank's share of a run's batches: the global stream of its data plan, a step at a time (data/stream/loader.h).
+//
+// Threads: one at a time; streams of several ranks may share the data they read.
 #pragma once
 
 #include <cstdint>

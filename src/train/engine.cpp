@@ -148,7 +148,7 @@ void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
   };
   enqueue_inputs(progress, num_targets);
   enqueue_begin();
-  end(StepPhase::kZeroGradients);
+  end(StepPhase::kBegin);
   enqueue_gradients([&](Intermediate what, int64_t, Tensor) {
     if (const auto phase = phase_ending_with(what)) end(*phase);
   });
@@ -187,7 +187,7 @@ std::string Engine::find_non_finite() {
   device_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
   num_taken_ = num_enqueued_;
   std::string first;
-  const auto look = [&](std::string_view name, Tensor value) {
+  const auto check_finite = [&](std::string_view name, Tensor value) {
     if (!first.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
     int32_t count = 0;
     ops_.fill({bad_count_, 0.0});
@@ -197,14 +197,14 @@ std::string Engine::find_non_finite() {
       first = fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements());
     }
   };
-  for (const Weight& weight : model_.weights().all()) look("weight " + weight.spec.name, weight.value);
+  for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches) {
     model_.begin_step();
     model_.forward_backward(
         batch, step_scale(), activations_, losses_,
-        [&](Intermediate what, int64_t layer, Tensor value) { look(intermediate_name(what, layer), value); });
+        [&](Intermediate what, int64_t layer, Tensor value) { check_finite(intermediate_name(what, layer), value); });
     for (const Weight& weight : model_.weights().all()) {
-      if (weight.grad.defined()) look("gradient of " + weight.spec.name, weight.grad);
+      if (weight.grad.defined()) check_finite("gradient of " + weight.spec.name, weight.grad);
     }
     if (!first.empty()) break;
   }
@@ -263,11 +263,12 @@ void Engine::broadcast_state() {
   ops_.fill({stopped_, 0.0});
 }
 
-DeviceOptions device_options(const RunConfig& run, int64_t num_ranks) {
-  const bool is_fp32 =
-      run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && run.device == "cpu");
+DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t rank) {
+  const bool on_cpu = run.device == "cpu";
+  const bool is_fp32 = run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && on_cpu);
   const int64_t threads = num_ranks > 1 && run.threads == 0 ? available_cpus() : run.threads;
   return {.kind = run.device,
+          .index = on_cpu ? 0 : static_cast<int>(rank),  // the CPU is one device, of which each rank has some threads
           .num_threads = static_cast<int>(num_ranks > 1 ? std::max<int64_t>(1, threads / num_ranks) : threads),
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }

@@ -11,6 +11,8 @@
 // alike.
 //
 // T tokens of a microbatch.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <cstdint>
@@ -63,10 +65,11 @@ class Engine {
   // The same unrecorded, for measuring: calls `done` after each phase, when its work is over.
   void step_in_phases(const Progress& progress, int64_t num_targets, const std::function<void(StepPhase phase)>& done);
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
-  bool has_result() const;                    // take_result() would not wait
-  StepResult take_result();                   // of the oldest pending step
-  StepResult result();                        // of the last step; takes all
-  std::vector<RouterHealth> router_health();  // of the last step, in layer order, whatever came after it; waits
+  bool has_result() const;   // take_result() would not wait
+  StepResult take_result();  // of the oldest pending step
+  StepResult result();       // of the last step; takes all
+  std::vector<RouterHealth>
+  router_health();  // of the last step, in layer order, whatever evaluate() came after it; waits
 
   // Names the first parameter or intermediate that is not finite when this rank's microbatches of the step whose result
   // was taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.
@@ -136,7 +139,7 @@ class Engine {
 };
 
 // The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.
-DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1);
+DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
 // What one whole step, a validation and a checkpoint's staging use on each rank.
 StoragePlan plan_engine_storage(const Config& config);

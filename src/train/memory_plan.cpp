@@ -31,7 +31,7 @@ void rehearse_steps(const Config& config) {
 
   const StoragePlan plan = plan_engine_storage(tiny);
   run_ranks(tiny.parallel.ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
-    const auto device = make_device(device_options(tiny.run, communicator.count()));
+    const auto device = make_device(device_options(tiny.run, communicator.count(), communicator.index()));
     Storage storage(*device, plan);
     Engine engine(tiny, {*device, communicator}, storage);
     engine.initialise();

@@ -1,4 +1,6 @@
 // What a run reports about itself: metrics for viewers, the run's row in experiments.db, the progress line.
+//
+// Threads: that of rank 0, which owns it.
 #pragma once
 
 #include <chrono>

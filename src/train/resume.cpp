@@ -39,63 +39,65 @@ TrainingStart::TrainingStart(const Config& config, const TrainingData& data, con
         "add --resume to go on with it, or choose another run.name");
   }
   if (latest) {
-    reader_.emplace(CheckpointReader::open(*latest));
-    resume_from(config, data, plan);
+    resume_from(CheckpointReader::open(*latest), config, data, plan);
   } else if (!config.model.init.from.empty()) {
-    reader_.emplace(CheckpointReader::open(config.model.init.from));
-    start_from(config, data);
+    start_from(CheckpointReader::open(config.model.init.from), config, data);
   }
 }
 
-void TrainingStart::resume_from(const Config& config, const TrainingData& data, const StreamPlan& plan) {
-  const CheckpointInfo& info = reader_->info();
+void TrainingStart::resume_from(const CheckpointReader& reader, const Config& config, const TrainingData& data,
+                                const StreamPlan& plan) {
+  const CheckpointInfo& info = reader.info();
   if (info.config_fingerprint != config_fingerprint(config)) {
     throw usage_error(fmt::format("the configuration is not the one that {} was trained with (its values first):\n{}",
-                                  reader_->path().string(), explain_difference(config_of(*reader_), config)),
+                                  reader.path().string(), explain_difference(config_of(reader), config)),
                       "undo these changes, or choose another run.name to start afresh");
   }
   if (info.data_fingerprint != data_fingerprint(data, plan)) {
     const std::string place =
         data.mixture ? fmt::format("profile {} of {}", config.data.profile, config.data.mixture) : config.data.path;
     throw usage_error(
-        fmt::format("the data of {} is not what {} was trained on", place, reader_->path().string()),
+        fmt::format("the data of {} is not what {} was trained on", place, reader.path().string()),
         "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
   }
+  checkpoint_ = reader.path();
   resumes_ = true;
   progress_ = {.steps = info.step, .tokens = info.tokens};
   cursor_ = info.cursor;
   run_id_ = info.run_id;
-  carried_ = reader_->carried();
+  carried_ = reader.carried();
 }
 
-void TrainingStart::start_from(const Config& config, const TrainingData& data) {
-  if (const std::string difference = other_model(config_of(*reader_), config); !difference.empty()) {
+void TrainingStart::start_from(const CheckpointReader& reader, const Config& config, const TrainingData& data) {
+  if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
     throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
-                                  reader_->path().string(), difference),
+                                  reader.path().string(), difference),
                       "take [model] from its config.toml, without [model.init]");
   }
-  const bool has_tokenizer = !reader_->tokenizer_json().empty();
-  if (has_tokenizer && reader_->tokenizer()->hash() != data.tokenizer->hash()) {
+  const bool has_tokenizer = !reader.tokenizer_json().empty();
+  if (has_tokenizer && reader.tokenizer()->hash() != data.tokenizer->hash()) {
     throw usage_error(
-        fmt::format("the data was prepared with another tokenizer than that of {}", reader_->path().string()),
+        fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
         fmt::format("prepare it with that one: n prep ... --tokenizer {}",
-                    (reader_->path() / "tokenizer.json").string()));
+                    (reader.path() / "tokenizer.json").string()));
   }
-  carried_ = reader_->carried();
+  checkpoint_ = reader.path();
+  carried_ = reader.carried();
   if (!has_tokenizer) {  // from now on it is the data's
     std::erase_if(carried_, [](const CarriedFile& file) { return is_tokenizer_file(file.name); });
   }
 }
 
 void TrainingStart::apply(Engine& engine) const {
-  if (!reader_) {
+  if (checkpoint_.empty()) {
     engine.initialise();
     return;
   }
   if (engine.rank().is_first()) {
-    reader_->load_model(engine.staging().model);
+    const CheckpointReader reader = CheckpointReader::open(checkpoint_);
+    reader.load_model(engine.staging().model);
     // Without it the optimizer's part of staging is zero, as it is before the first step.
-    if (resumes_) reader_->load_optimizer(engine.staging().optimizer);
+    if (resumes_) reader.load_optimizer(engine.staging().optimizer);
     engine.restore();
   }
   engine.broadcast_state();

@@ -28,10 +28,10 @@ class TrainingStart {
                 bool resume);
 
   bool resumes() const { return resumes_; }
-  const Progress& progress() const { return progress_; }                          // nothing unless it resumes
-  const std::optional<StreamCursor>& cursor() const { return cursor_; }           // of the data plan; same
-  const std::string& run_id() const { return run_id_; }                           // "" unless it resumes: a new run
-  fs::path checkpoint() const { return reader_ ? reader_->path() : fs::path(); }  // empty: new weights
+  const Progress& progress() const { return progress_; }                 // nothing unless it resumes
+  const std::optional<StreamCursor>& cursor() const { return cursor_; }  // of the data plan; same
+  const std::string& run_id() const { return run_id_; }                  // "" unless it resumes: a new run
+  const fs::path& checkpoint() const { return checkpoint_; }             // empty: new weights
   // What checkpoints of this run carry along from an imported model (checkpoint.h).
   const std::vector<CarriedFile>& carried() const { return carried_; }
 
@@ -40,10 +40,11 @@ class TrainingStart {
   void apply(Engine& engine) const;
 
  private:
-  void resume_from(const Config& config, const TrainingData& data, const StreamPlan& plan);
-  void start_from(const Config& config, const TrainingData& data);
+  void resume_from(const CheckpointReader& reader, const Config& config, const TrainingData& data,
+                   const StreamPlan& plan);
+  void start_from(const CheckpointReader& reader, const Config& config, const TrainingData& data);
 
-  std::optional<CheckpointReader> reader_;  // none: new weights
+  fs::path checkpoint_;  // not kept open: pruning it is to give its space back
   bool resumes_ = false;
   Progress progress_;
   std::optional<StreamCursor> cursor_;

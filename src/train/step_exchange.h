@@ -1,6 +1,8 @@
 // What host and device hand each other for a step: its inputs on the way there, its results on the way back.
 //
 // T tokens of a microbatch, E experts.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <cstdint>

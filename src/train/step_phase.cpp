@@ -7,7 +7,7 @@
 namespace nmoe {
 
 std::span<const StepPhase> step_phases() {
-  static constexpr std::array kPhases = {StepPhase::kZeroGradients, StepPhase::kEmbedding,
+  static constexpr std::array kPhases = {StepPhase::kBegin,         StepPhase::kEmbedding,
                                          StepPhase::kMixerForward,  StepPhase::kFeedForwardForward,
                                          StepPhase::kHeadAndLoss,   StepPhase::kFeedForwardBackward,
                                          StepPhase::kMixerBackward, StepPhase::kUpdate};
@@ -16,8 +16,8 @@ std::span<const StepPhase> step_phases() {
 
 std::string_view step_phase_name(StepPhase phase) {
   switch (phase) {
-    case StepPhase::kZeroGradients:
-      return "zero gradients";
+    case StepPhase::kBegin:
+      return "begin";
     case StepPhase::kEmbedding:
       return "embedding";
     case StepPhase::kMixerForward:

@@ -11,7 +11,7 @@ namespace nmoe {
 
 // In the order of their first turns: those of layers take turns by layer and microbatch.
 enum class StepPhase {
-  kZeroGradients,  // and router statistics
+  kBegin,  // router statistics and the loss at zero
   kEmbedding,
   kMixerForward,
   kFeedForwardForward,
@@ -22,7 +22,7 @@ enum class StepPhase {
 };
 
 std::span<const StepPhase> step_phases();
-std::string_view step_phase_name(StepPhase phase);  // "zero gradients"
+std::string_view step_phase_name(StepPhase phase);  // "begin"
 
 // The phase that is over when this value is there.
 std::optional<StepPhase> phase_ending_with(Intermediate value);

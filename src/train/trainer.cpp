@@ -83,7 +83,7 @@ class Trainer {
   Trainer(const TrainingRun& run, Communicator& communicator)
       : run_(run),
         config_(run.config),
-        device_(make_device(device_options(config_.run, communicator.count()))),
+        device_(make_device(device_options(config_.run, communicator.count(), communicator.index()))),
         rank_{*device_, communicator},
         storage_(*device_, run.memory.storage),
         engine_(config_, rank_, storage_),
@@ -401,7 +401,8 @@ TrainSummary Trainer::run() {
   if (summary_.steps_now > 0) {
     summary_.tokens_per_s = static_cast<double>(summary_.steps_now * batch_tokens()) / summary_.seconds;
   }
-  summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());
+  // Only rank 0's summary is used; it may be pruning what another would list.
+  if (rank_.is_first()) summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());
   return summary_;
 }
 

@@ -4,6 +4,8 @@
 //   experiments.db                              which runs exist and how they ended
 //   metrics/<run id>/rank_0.duckdb              what was measured, by rank 0 for all
 //   checkpoints/<run.name>/step_00000100/       where it can go on from
+//
+// Threads: train() runs on the calling thread, and on others that it starts and ends; one run at a time in a process.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,6 @@
 // Loss on held-out text, and answers where a mask says what they are.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <cstdint>

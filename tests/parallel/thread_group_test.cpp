@@ -279,5 +279,18 @@ TEST(ThreadGroup, RankZeroIsTheCallingThread) {
   }
 }
 
+// A thread cannot be ended from outside: the failure is printed, and the process ends without the rank that hangs.
+TEST(RunRanksDeathTest, ARankThatHangsAfterAFailureEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto hang = [] {
+    run_ranks(3, std::chrono::milliseconds(200), [](Communicator& ranks) {
+      if (ranks.index() == 2) std::this_thread::sleep_for(std::chrono::minutes(5));
+      if (ranks.index() == 1) throw runtime_error("the disk is full", "free some space");
+      ranks.barrier();
+    });
+  };
+  EXPECT_EXIT(hang(), ::testing::ExitedWithCode(1), "the disk is full[^x]*rank 2 did not end within 0.2 s");
+}
+
 }  // namespace
 }  // namespace nmoe

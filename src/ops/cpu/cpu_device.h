@@ -36,7 +36,6 @@ class CpuDevice final : public Device {
   SoftwareVersions software() const override { return {}; }
   double peak_flops() override;
   std::string peak_source() const override { return "measured: fused multiply-adds on all threads"; }
-  void attach_thread() override {}
   MemorySource& memory() override { return memory_; }
   MemorySource& host_memory() override { return memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override { return std::nullopt; }

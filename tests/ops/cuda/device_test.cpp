@@ -157,7 +157,6 @@ TEST_F(CudaDeviceTest, AnotherThreadMayDriveTheDevice) {
   const Tensor x = numbers(1);
   Tensor result;
   std::thread([&] {
-    device_->attach_thread();
     gpu().fill({x, 8.0});
     result = down(x);
   }).join();

@@ -143,13 +143,13 @@ std::unique_ptr<Recording> CudaDevice::record(std::function<void()> work) {
 
 std::unique_ptr<Event> CudaDevice::make_event(Lane lane) {
   make_current();
-  return std::make_unique<StreamEvent>(stream(lane));
+  return std::make_unique<StreamEvent>(index_, stream(lane));
 }
 
 std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& arena) {
   make_current();
   const Tensor staging = arena.allocate(destination.dtype(), destination.shape());
-  return std::make_unique<StreamPrefetch>(stream(Lane::kCompute), stream(Lane::kCopy), staging, destination);
+  return std::make_unique<StreamPrefetch>(index_, stream(Lane::kCompute), stream(Lane::kCopy), staging, destination);
 }
 
 // NOTE: the wait at the end is for the host buffer. CUDA reads pageable memory before it returns only if it chooses to,

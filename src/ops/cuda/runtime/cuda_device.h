@@ -30,7 +30,6 @@ class CudaDevice final : public Device {
   SoftwareVersions software() const override;
   double peak_flops() override;
   std::string peak_source() const override;
-  void attach_thread() override { make_current(); }
 
   MemorySource& memory() override { return memory_; }
   MemorySource& host_memory() override { return host_memory_; }

@@ -8,22 +8,33 @@ CudaEvent::CudaEvent(unsigned flags) {
   NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags | cudaEventDisableTiming));
 }
 
-void StreamEvent::record() { NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_)); }
+void StreamEvent::record() {
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_));
+}
 
 bool StreamEvent::reached() const {
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
   const cudaError_t status = cudaEventQuery(event_.get());
   if (status == cudaErrorNotReady) return false;
   NMOE_CUDA_CHECK(status);
   return true;
 }
 
-void StreamEvent::wait() const { NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
+void StreamEvent::wait() const {
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get()));
+}
 
 // A copy that was sent and never taken may still be reading the host memory, whose owner frees it next.
-StreamPrefetch::~StreamPrefetch() { cudaStreamSynchronize(copy_stream_); }
+StreamPrefetch::~StreamPrefetch() {
+  cudaSetDevice(device_index_);
+  cudaStreamSynchronize(copy_stream_);
+}
 
 void StreamPrefetch::send(const void* host) {
   if (staging_.raw() == nullptr) return;  // a counting run's
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
   NMOE_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_, taken_.get(), 0));
   NMOE_CUDA_CHECK(cudaMemcpyAsync(staging_.raw(), host, static_cast<size_t>(staging_.num_bytes()),
                                   cudaMemcpyHostToDevice, copy_stream_));
@@ -32,6 +43,7 @@ void StreamPrefetch::send(const void* host) {
 
 void StreamPrefetch::take() {
   if (staging_.raw() == nullptr) return;
+  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
   NMOE_CUDA_CHECK(cudaStreamWaitEvent(stream_, sent_.get(), 0));
   NMOE_CUDA_CHECK(cudaMemcpyAsync(destination_.raw(), staging_.raw(), static_cast<size_t>(staging_.num_bytes()),
                                   cudaMemcpyDeviceToDevice, stream_));

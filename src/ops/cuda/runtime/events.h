@@ -24,13 +24,15 @@ class CudaEvent {
 
 class StreamEvent final : public Event {
  public:
-  explicit StreamEvent(cudaStream_t stream) : event_(cudaEventBlockingSync), stream_(stream) {}
+  StreamEvent(int device_index, cudaStream_t stream)
+      : event_(cudaEventBlockingSync), device_index_(device_index), stream_(stream) {}
   void record() override;
   bool reached() const override;
   void wait() const override;  // asleep, not spinning
 
  private:
   CudaEvent event_;
+  int device_index_;  // made current before every call: those of other threads would begin a context on device 0
   cudaStream_t stream_;
 };
 
@@ -38,14 +40,19 @@ class StreamEvent final : public Event {
 // there on `stream`.
 class StreamPrefetch final : public Prefetch {
  public:
-  StreamPrefetch(cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
-      : stream_(stream), copy_stream_(copy_stream), staging_(staging), destination_(destination) {}
+  StreamPrefetch(int device_index, cudaStream_t stream, cudaStream_t copy_stream, Tensor staging, Tensor destination)
+      : device_index_(device_index),
+        stream_(stream),
+        copy_stream_(copy_stream),
+        staging_(staging),
+        destination_(destination) {}
   ~StreamPrefetch() override;
   void send(const void* host) override;
   void take() override;
 
  private:
   CudaEvent sent_, taken_;
+  int device_index_;
   cudaStream_t stream_, copy_stream_;
   Tensor staging_, destination_;
 };
