@@ -28,7 +28,7 @@ target_compile_options(nmoe_isa INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-6
 
 if(NMOE_SANITIZE)
   target_compile_options(nmoe_compile INTERFACE -fsanitize=${NMOE_SANITIZE} -fno-omit-frame-pointer
-    -fno-sanitize-recover=all)
+    -fno-sanitize-recover=all -O1 -g1)
   target_link_options(nmoe_compile INTERFACE -fsanitize=${NMOE_SANITIZE})
 endif()
 
