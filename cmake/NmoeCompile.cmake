@@ -28,13 +28,17 @@ target_compile_options(nmoe_isa INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-6
 
 if(NMOE_SANITIZE)
   target_compile_options(nmoe_compile INTERFACE -fsanitize=${NMOE_SANITIZE} -fno-omit-frame-pointer
-    -fno-sanitize-recover=all -O1 -g1)
+    -fno-sanitize-recover=all)
   target_link_options(nmoe_compile INTERFACE -fsanitize=${NMOE_SANITIZE})
 endif()
 
-# nmoe_library(NAME SOURCES... [DEPENDS libs...]): one folder of src/ as a static library.
+# nmoe_library(NAME SOURCES... [DEPENDS libs...] [HOT]): one folder of src/ as a static library. HOT: its tests compute so
+# much that sanitizer builds, which are not optimised because compiling is most of their time, optimise it.
 function(nmoe_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "HOT" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nmoe_compile ${ARG_DEPENDS} PRIVATE nmoe_isa ${ARG_PRIVATE_DEPENDS})
+  if(NMOE_SANITIZE AND ARG_HOT)
+    target_compile_options(${name} PRIVATE -O1)
+  endif()
 endfunction()

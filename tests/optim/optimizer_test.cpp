@@ -14,7 +14,8 @@ namespace {
 class OptimizerTest : public ::testing::Test {
  protected:
   OptimizerTest() : ops_(cpu_device(DType::kF64)), model_(base_model(), *ops_, 4) {
-    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_}) arena->reserve(ops_.device().memory(), 1 << 20);
+    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_})
+      arena->reserve(ops_.device().memory(), 1 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(1);
     rates_ = Optimizer::allocate_rates(state_);

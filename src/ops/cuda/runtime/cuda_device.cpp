@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/runtime/recording.h"
 #include "ops/cuda/vendor/cudnn_library.h"
 
@@ -92,7 +93,7 @@ CudaDevice::~CudaDevice() {
   for (const LaneState& lane : lanes_) cudaStreamSynchronize(lane.stream.get());
 }
 
-void CudaDevice::make_current() const { NMOE_CUDA_CHECK(cudaSetDevice(index_)); }
+void CudaDevice::make_current() const { cuda::make_current(index_); }
 
 std::string CudaDevice::description() const {
   return fmt::format("{}, {} SMs, {}", name_, num_sms_,

@@ -1,6 +1,7 @@
 #include "ops/cuda/runtime/events.h"
 
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/current_device.h"
 
 namespace nmoe::cuda {
 
@@ -9,12 +10,12 @@ CudaEvent::CudaEvent(unsigned flags) {
 }
 
 void StreamEvent::record() {
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   NMOE_CUDA_CHECK(cudaEventRecord(event_.get(), stream_));
 }
 
 bool StreamEvent::reached() const {
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   const cudaError_t status = cudaEventQuery(event_.get());
   if (status == cudaErrorNotReady) return false;
   NMOE_CUDA_CHECK(status);
@@ -22,7 +23,7 @@ bool StreamEvent::reached() const {
 }
 
 void StreamEvent::wait() const {
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get()));
 }
 
@@ -34,7 +35,7 @@ StreamPrefetch::~StreamPrefetch() {
 
 void StreamPrefetch::send(const void* host) {
   if (staging_.raw() == nullptr) return;  // a counting run's
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   NMOE_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_, taken_.get(), 0));
   NMOE_CUDA_CHECK(cudaMemcpyAsync(staging_.raw(), host, static_cast<size_t>(staging_.num_bytes()),
                                   cudaMemcpyHostToDevice, copy_stream_));
@@ -43,7 +44,7 @@ void StreamPrefetch::send(const void* host) {
 
 void StreamPrefetch::take() {
   if (staging_.raw() == nullptr) return;
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   NMOE_CUDA_CHECK(cudaStreamWaitEvent(stream_, sent_.get(), 0));
   NMOE_CUDA_CHECK(cudaMemcpyAsync(destination_.raw(), staging_.raw(), static_cast<size_t>(staging_.num_bytes()),
                                   cudaMemcpyDeviceToDevice, stream_));

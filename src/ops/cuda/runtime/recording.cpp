@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/current_device.h"
 
 namespace nmoe::cuda {
 
@@ -36,7 +37,7 @@ GraphRecording::~GraphRecording() {
 }
 
 void GraphRecording::run() {
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   NMOE_CUDA_CHECK(cudaGraphLaunch(graph_, stream_));
 }
 
