@@ -34,7 +34,7 @@ std::string claim_device(int index) {
                                   properties.name, properties.major, properties.minor, kCompiledMajor),
                       "build the preset for this device: hopper is 9.0, blackwell 10.0");
   }
-  NMOE_CUDA_CHECK(cudaSetDevice(index));
+  make_current(index);
   return properties.name;
 }
 
@@ -89,7 +89,7 @@ CudaDevice::CudaDevice(int index, DType compute_dtype)
 
 // Members are released next, which need the device to be current, and their streams to be done.
 CudaDevice::~CudaDevice() {
-  cudaSetDevice(index_);
+  try_make_current(index_);
   for (const LaneState& lane : lanes_) cudaStreamSynchronize(lane.stream.get());
 }
 

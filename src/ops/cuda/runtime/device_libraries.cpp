@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/current_device.h"
 
 namespace nmoe::cuda {
 
@@ -18,7 +19,7 @@ DeviceLibraries& device_libraries(int device_index) {
   const std::lock_guard lock(registry.mutex);
   auto& libraries = registry.of_index[device_index];
   if (!libraries) {
-    NMOE_CUDA_CHECK(cudaSetDevice(device_index));
+    make_current(device_index);
     libraries = std::make_unique<DeviceLibraries>(device_index);
   }
   return *libraries;

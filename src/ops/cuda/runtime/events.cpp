@@ -29,7 +29,7 @@ void StreamEvent::wait() const {
 
 // A copy that was sent and never taken may still be reading the host memory, whose owner frees it next.
 StreamPrefetch::~StreamPrefetch() {
-  cudaSetDevice(device_index_);
+  try_make_current(device_index_);
   cudaStreamSynchronize(copy_stream_);
 }
 

@@ -7,12 +7,13 @@
 
 #include "base/text.h"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/current_device.h"
 
 namespace nmoe::cuda {
 
 void* DeviceMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   const auto size = static_cast<size_t>(bytes);
   void* block = nullptr;
   const cudaError_t status = cudaMalloc(&block, size);
@@ -33,7 +34,7 @@ void* DeviceMemory::allocate(int64_t bytes) {
 
 void DeviceMemory::release(void* block, int64_t) noexcept {
   if (block == nullptr) return;
-  cudaSetDevice(device_index_);  // a thread without a device would get the first one's context
+  try_make_current(device_index_);  // a thread without a device would get the first one's context
   cudaFree(block);
 }
 
@@ -46,7 +47,7 @@ int64_t DeviceMemory::allocation_bytes(int64_t bytes) const {
 
 void* PinnedMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index_));
+  make_current(device_index_);
   const auto size = static_cast<size_t>(bytes);
   void* block = nullptr;
   const cudaError_t status = cudaHostAlloc(&block, size, cudaHostAllocDefault);
@@ -67,7 +68,7 @@ void* PinnedMemory::allocate(int64_t bytes) {
 
 void PinnedMemory::release(void* block, int64_t) noexcept {
   if (block == nullptr) return;
-  cudaSetDevice(device_index_);
+  try_make_current(device_index_);
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, block) == cudaSuccess && attributes.type == cudaMemoryTypeHost) {
     cudaFreeHost(block);

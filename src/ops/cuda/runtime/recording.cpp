@@ -31,7 +31,7 @@ GraphRecording::GraphRecording(int device_index, cudaStream_t stream, const std:
 }
 
 GraphRecording::~GraphRecording() {
-  cudaSetDevice(device_index_);
+  try_make_current(device_index_);
   cudaStreamSynchronize(stream_);  // it may be running still
   cudaGraphExecDestroy(graph_);
 }

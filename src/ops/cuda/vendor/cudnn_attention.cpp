@@ -22,6 +22,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/vendor/cudnn_graph.h"
 #include "ops/cuda/vendor/cudnn_library.h"
 
@@ -164,7 +165,7 @@ void describe_backward(CudnnGraph& graph, const Key& key, Plan& plan) {
 
 // Of the device, which the calling thread may not have used before.
 Plan make_plan(int device_index, const Key& key) {
-  NMOE_CUDA_CHECK(cudaSetDevice(device_index));
+  make_current(device_index);
   Plan plan;
   cudnnHandle_t handle = nullptr;
   NMOE_CUDNN_CHECK(cudnn().create(&handle));
