@@ -1,7 +1,9 @@
 // Checkpoints from several writers, and tensors read in parts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <span>
 #include <thread>
 
 #include "checkpoint/reader.h"
@@ -156,7 +158,7 @@ TEST_F(SlicesTest, PartsOfTensorsAreReadAcrossSlices) {
       std::vector<std::byte> values(static_cast<size_t>(count) * size);
       reader.load_part(item.name, offset, Tensor(values.data(), item.tensor.dtype(), {count}));
       const auto expected = bytes_of(item.tensor).substr(static_cast<size_t>(offset) * size, values.size());
-      EXPECT_EQ(std::memcmp(values.data(), expected.data(), values.size()), 0)
+      EXPECT_TRUE(std::ranges::equal(values, std::as_bytes(std::span(expected))))
           << item.name << " [" << offset << ", " << offset + count << ") of " << num_writers;
     };
     const int64_t all = kRows * 16;
