@@ -270,7 +270,9 @@ class Cases {
           pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);
-      moe.allocate_stats(w.arena());
+      moe.keep_stats({.counts = w.arena().allocate(DType::kI32, {size.E}),
+                      .aux_loss = w.arena().allocate(DType::kF64, {2}),
+                      .entropy = w.arena().allocate(DType::kF64, {1})});
     }
     static ModelConfig config_of(const Sizes::Layer& size) {
       ModelConfig config;

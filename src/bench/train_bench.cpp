@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "config/load.h"
+#include "parallel/thread_group.h"
 #include "train/batch_stream.h"
 #include "train/engine.h"
 #include "train/memory_plan.h"
@@ -28,13 +29,28 @@ double worst_load(std::span<const RouterHealth> layers) {
   return worst;
 }
 
+// The same of the experts of a rank.
+double worst_rank_load(std::span<const RouterHealth> layers, int64_t num_ranks) {
+  double worst = 0.0;
+  for (const RouterHealth& layer : layers) {
+    const auto of_rank = static_cast<std::ptrdiff_t>(layer.counts.size()) / num_ranks;
+    const double total = std::accumulate(layer.counts.begin(), layer.counts.end(), 0.0);
+    for (auto first = layer.counts.begin(); first != layer.counts.end(); first += of_rank) {
+      const double rows = std::accumulate(first, first + of_rank, 0.0);
+      worst = std::max(worst, rows * static_cast<double>(num_ranks) / total);
+    }
+  }
+  return worst;
+}
+
 // Fills an engine's microbatches: from the corpus, or with ids that mean nothing where there is none.
 class Batches {
  public:
-  Batches(const Config& config, const TrainingData* data, int64_t active_parameters) : config_(config) {
+  Batches(const Config& config, const TrainingData* data, int64_t active_parameters, const Rank& rank)
+      : config_(config), rank_(rank) {
     if (data != nullptr) {
       plan_ = plan_training_data(config, *data, active_parameters);
-      stream_.emplace(config, *data, plan_, RankSlice{0, config.train.batch_seqs});
+      stream_.emplace(config, *data, plan_, rank_slice(config.train.batch_seqs, rank.index(), rank.count()));
       return;
     }
     const Philox random(static_cast<uint64_t>(config.run.seed), "bench");
@@ -45,7 +61,7 @@ class Batches {
     }
   }
 
-  // The next step's microbatches. Returns the number of its targets.
+  // The rank's microbatches of the next step. Returns the number of targets of all ranks.
   int64_t load(Engine& engine) {
     if (!stream_) return load_random_ids(engine);
     stream_->next();
@@ -53,7 +69,9 @@ class Batches {
       const Microbatch part = stream_->microbatch(i);
       engine.load(i, part.inputs, part.targets, part.documents);
     }
-    return stream_->num_targets();
+    int64_t num_targets = 0;
+    for (const int64_t of_rank : rank_.communicator.all_gather_values(stream_->num_targets())) num_targets += of_rank;
+    return num_targets;
   }
 
  private:
@@ -62,7 +80,7 @@ class Batches {
     const auto size = static_cast<size_t>(config_.train.microbatch_seqs * config_.data.seq_len);
     Documents documents;  // made-up ids have none: each sequence is one
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
-      const size_t begin = static_cast<size_t>(i) * size;
+      const size_t begin = static_cast<size_t>(rank_.index() * engine.num_microbatches() + i) * size;
       const auto inputs = ids.subspan(begin, size);
       if (engine.masks_documents()) {
         find_documents(inputs, config_.train.microbatch_seqs, config_.data.seq_len, /*eos_id=*/-1, documents);
@@ -73,6 +91,7 @@ class Batches {
   }
 
   const Config& config_;
+  Rank rank_;
   StreamPlan plan_;
   std::optional<BatchStream> stream_;
   std::vector<int32_t> random_ids_;
@@ -147,54 +166,79 @@ TrainBench::Memory memory_of(const MemoryPlan& plan, const Device& device) {
 
 }  // namespace
 
-TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_steps) {
-  if (unresolved.parallel.ranks > 1) {
-    throw usage_error(
-        fmt::format("parallel.ranks = {}: a bench times the steps of one rank", unresolved.parallel.ranks),
-        "add --set parallel.ranks=1");
-  }
-  std::optional<TrainingData> data;
-  if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
-  const TrainingData* corpus = data ? &*data : nullptr;
-  const Config config = resolve(unresolved, corpus);
-  const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
-  const auto device = make_device(device_options(config.run));
-  Storage storage(*device, plan.storage);
-  Engine engine(config, {*device, single_rank()}, storage);
+namespace {
+
+// What is to be run, alike on all ranks.
+struct Task {
+  const Config& config;  // resolved
+  const TrainingData* data;
+  const MemoryPlan& plan;
+  int64_t warmup, num_steps;
+};
+
+// One rank's part; the times of the bench are those of the first.
+TrainBench bench_rank(const Task& task, Communicator& communicator) {
+  const Config& config = task.config;
+  const auto memory = RankMemory::make(device_options(config.run, communicator.count(), communicator.index()),
+                                       task.plan.storage, communicator);
+  Device& device = *memory->device;
+  Engine engine(config, {device, communicator}, memory->storage);
   engine.initialise();
-  Batches batches(config, corpus, plan.cost.active_parameters);
+  Batches batches(config, task.data, task.plan.cost.active_parameters, engine.rank());
   Steps steps(config, engine, batches);
 
   TrainBench bench;
-  bench.device = device->description();
-  bench.software = device->software();
+  bench.device = device.description();
+  bench.software = device.software();
+  bench.num_ranks = communicator.count();
   bench.fingerprint = config_fingerprint(config);
-  bench.tokens = data ? "the corpus" : "random ids";
-  bench.warmup = warmup;
-  bench.steps = num_steps;
+  bench.tokens = task.data != nullptr ? "the corpus" : "random ids";
+  bench.warmup = task.warmup;
+  bench.steps = task.num_steps;
   bench.tokens_per_step = config.train.batch_seqs * config.data.seq_len;
   bench.num_microbatches = engine.num_microbatches();
-  bench.cost = plan.cost;
+  bench.cost = task.plan.cost;
 
-  for (int64_t i = 0; i < warmup; ++i) {
+  for (int64_t i = 0; i < task.warmup; ++i) {
     steps.enqueue();
     if (i > 0) continue;
     steps.wait();
     bench.first_step_s = seconds_since_start();
   }
   steps.wait();
-  const double peak_before = device->peak_flops();
+  const double peak_before = device.peak_flops();
+  communicator.barrier();
   const auto begin = BenchClock::now();
-  for (int64_t i = 0; i < num_steps; ++i) steps.enqueue();
+  for (int64_t i = 0; i < task.num_steps; ++i) steps.enqueue();
   steps.wait();
-  bench.ms_per_step = ms_since(begin) / static_cast<double>(num_steps);
-  bench.load_max_over_mean = worst_load(engine.router_health());
-  bench.memory = memory_of(plan, *device);
-  bench.peak_flops = std::max(peak_before, device->peak_flops());
-  bench.peak_source = device->peak_source();
+  communicator.barrier();
+  bench.ms_per_step = ms_since(begin) / static_cast<double>(task.num_steps);
+  const std::vector<RouterHealth> health = engine.router_health();
+  bench.load_max_over_mean = worst_load(health);
+  bench.rank_load_max_over_mean = worst_rank_load(health, communicator.count());
+  bench.memory = memory_of(task.plan, device);
+  bench.peak_flops = std::max(peak_before, device.peak_flops());
+  bench.peak_source = device.peak_source();
   bench.phases = time_phases(steps);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.cost.flops_per_token * bench.tokens_per_s;
+  return bench;
+}
+
+}  // namespace
+
+TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_steps) {
+  std::optional<TrainingData> data;
+  if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
+  const TrainingData* corpus = data ? &*data : nullptr;
+  const Config config = resolve(unresolved, corpus);
+  const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
+  const Task task{.config = config, .data = corpus, .plan = plan, .warmup = warmup, .num_steps = num_steps};
+  TrainBench bench;
+  run_ranks(config.parallel.ranks, std::chrono::seconds(config.parallel.timeout_s), [&](Communicator& communicator) {
+    TrainBench mine = bench_rank(task, communicator);
+    if (communicator.index() == 0) bench = std::move(mine);
+  });
   return bench;
 }
 

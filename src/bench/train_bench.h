@@ -30,7 +30,8 @@ struct TrainBench {
   int64_t warmup = 0;       // steps before
   int64_t steps = 0;
   int64_t tokens_per_step = 0;
-  int64_t num_microbatches = 0;  // of a step
+  int64_t num_ranks = 1;
+  int64_t num_microbatches = 0;  // of a step, on each rank
   ModelCost cost;
   double first_step_s = 0.0;  // from the start of the process to the end of its first step
   double ms_per_step = 0.0;   // mean of steps enqueued one behind the other, as a trainer does
@@ -40,11 +41,13 @@ struct TrainBench {
   double peak_flops = 0.0;  // measured before and after the steps, the larger; or known
   std::string peak_source;
   Memory memory;
-  double load_max_over_mean = 0.0;  // an expert's rows in the last timed step, in the worst layer; 0 without routers
+  // Rows in the last timed step, in the worst layer; 0 without routers.
+  double load_max_over_mean = 0.0;       // of an expert
+  double rank_load_max_over_mean = 0.0;  // of a rank
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then
-// model.vocab_size must be set). Error (usage) for several ranks.
+// model.vocab_size must be set). Times and memory are those of the first rank.
 TrainBench bench_train(const Config& config, int64_t warmup, int64_t steps);
 
 }  // namespace nmoe

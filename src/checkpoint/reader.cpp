@@ -65,6 +65,12 @@ std::string read_text(const fs::path& checkpoint, const CheckpointManifest& mani
 }
 
 // Whether a tensor of one dtype can be loaded as another.
+std::vector<NamedPart> whole(std::span<const NamedTensor> tensors) {
+  std::vector<NamedPart> parts;
+  for (const auto& [name, tensor] : tensors) parts.push_back({name, tensor, tensor.shape(), 0});
+  return parts;
+}
+
 bool converts(DType stored, DType wanted) {
   return stored == wanted || (is_weight_dtype(stored) && wanted == DType::kF32);
 }
@@ -254,12 +260,12 @@ void CheckpointReader::load_chunks(std::span<const ChunkRead> reads) const {
   }
 }
 
-void CheckpointReader::check_loads(const ManifestTensor& tensor, const Tensor& destination) const {
-  if (tensor.shape == destination.shape() && converts(tensor.dtype, destination.dtype())) return;
-  throw usage_error(fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}",
-                                path_.string(), tensor.name, dtype_name(tensor.dtype), tensor.shape,
-                                dtype_name(destination.dtype()), destination.shape()),
-                    kOtherConfigRemedy);
+void CheckpointReader::check_loads(const ManifestTensor& tensor, DType dtype, const Shape& shape) const {
+  if (tensor.shape == shape && converts(tensor.dtype, dtype)) return;
+  throw usage_error(
+      fmt::format("checkpoint '{}': tensor '{}' is {} {}, the configuration asks for {} {}", path_.string(),
+                  tensor.name, dtype_name(tensor.dtype), tensor.shape, dtype_name(dtype), shape),
+      kOtherConfigRemedy);
 }
 
 const ManifestTensor& CheckpointReader::find(const std::string& name) const {
@@ -271,7 +277,7 @@ const ManifestTensor& CheckpointReader::find(const std::string& name) const {
 
 void CheckpointReader::load(const std::string& name, const Tensor& destination) const {
   const ManifestTensor& tensor = find(name);
-  check_loads(tensor, destination);
+  check_loads(tensor, destination.dtype(), destination.shape());
   std::vector<ChunkRead> reads;
   append_chunks(tensor, 0, destination, reads);
   load_chunks(reads);
@@ -294,16 +300,16 @@ void CheckpointReader::load_part(const std::string& name, int64_t offset, const 
 }
 
 void CheckpointReader::load_all(std::span<const ManifestTensor> tensors,
-                                std::span<const NamedTensor> destinations) const {
+                                std::span<const NamedPart> destinations) const {
   std::set<std::string_view> unclaimed;
   for (const ManifestTensor& tensor : tensors) unclaimed.insert(tensor.name);
   std::vector<ChunkRead> reads;
-  for (const auto& [name, destination] : destinations) {
-    const ManifestTensor* tensor = find_tensor(tensors, name);
-    if (tensor == nullptr) throw no_tensor(path_, name);
-    check_loads(*tensor, destination);
-    append_chunks(*tensor, 0, destination, reads);
-    unclaimed.erase(name);
+  for (const NamedPart& part : destinations) {
+    const ManifestTensor* tensor = find_tensor(tensors, part.name);
+    if (tensor == nullptr) throw no_tensor(path_, part.name);
+    check_loads(*tensor, part.tensor.dtype(), part.shape);
+    append_chunks(*tensor, part.offset, part.tensor, reads);
+    unclaimed.erase(part.name);
   }
   if (!unclaimed.empty()) {
     throw usage_error(fmt::format("checkpoint '{}' has a tensor '{}', unknown to the configuration", path_.string(),
@@ -314,10 +320,18 @@ void CheckpointReader::load_all(std::span<const ManifestTensor> tensors,
 }
 
 void CheckpointReader::load_model(std::span<const NamedTensor> destinations) const {
-  load_all(manifest_.model, destinations);
+  load_all(manifest_.model, whole(destinations));
 }
 
 void CheckpointReader::load_optimizer(std::span<const NamedTensor> destinations) const {
+  load_all(manifest_.optimizer, whole(destinations));
+}
+
+void CheckpointReader::load_model_parts(std::span<const NamedPart> destinations) const {
+  load_all(manifest_.model, destinations);
+}
+
+void CheckpointReader::load_optimizer_parts(std::span<const NamedPart> destinations) const {
   load_all(manifest_.optimizer, destinations);
 }
 

@@ -52,6 +52,9 @@ class CheckpointReader {
   // Loads exactly what the checkpoint has: a tensor missing on either side is an Error (usage).
   void load_model(std::span<const NamedTensor> destinations) const;
   void load_optimizer(std::span<const NamedTensor> destinations) const;
+  // The same where a destination may be a part of its tensor, as load_part() takes it.
+  void load_model_parts(std::span<const NamedPart> destinations) const;
+  void load_optimizer_parts(std::span<const NamedPart> destinations) const;
 
   // One SHA-256 over all model weights (combined_sha256), verified against their bytes on the disk.
   std::string weights_sha256() const;
@@ -79,11 +82,11 @@ class CheckpointReader {
   void read_chunks(std::span<const ChunkRead> reads, ThreadPool& pool) const;
 
   const ManifestTensor& find(const std::string& name) const;
-  void check_loads(const ManifestTensor& tensor, const Tensor& destination) const;
+  void check_loads(const ManifestTensor& tensor, DType dtype, const Shape& shape) const;
   static void append_chunks(const ManifestTensor& tensor, int64_t offset, const Tensor& destination,
                             std::vector<ChunkRead>& reads);
   void load_chunks(std::span<const ChunkRead> reads) const;
-  void load_all(std::span<const ManifestTensor> tensors, std::span<const NamedTensor> destinations) const;
+  void load_all(std::span<const ManifestTensor> tensors, std::span<const NamedPart> destinations) const;
 
   fs::path path_;
   CheckpointManifest manifest_;

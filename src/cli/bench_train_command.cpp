@@ -31,6 +31,7 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"warmup", bench.warmup},
           {"steps", bench.steps},
           {"tokens_per_step", bench.tokens_per_step},
+          {"ranks", bench.num_ranks},
           {"microbatches", bench.num_microbatches},
           {"parameters", bench.cost.parameters},
           {"active_parameters", bench.cost.active_parameters},
@@ -47,7 +48,8 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"mfu", bench.flops / bench.peak_flops},
           {"peak_memory_bytes", bench.memory.peak_bytes},
           {"planned_memory_bytes", bench.memory.planned_bytes},
-          {"load_max_over_mean", bench.load_max_over_mean}};
+          {"load_max_over_mean", bench.load_max_over_mean},
+          {"rank_load_max_over_mean", bench.rank_load_max_over_mean}};
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ class Workspace {
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     model_.begin_step();
     // The model itself never makes all logits.
-    model_.forward_backward(batch_, scale, activations_, losses_, [&](Intermediate what, int64_t, Tensor value) {
+    model_.forward_backward(batch_, scale, activations_, losses_, [&](Intermediate what, int64_t, Tensor value, Tensor) {
       if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
     });
   }

@@ -34,6 +34,6 @@ enum class Intermediate {
 std::string intermediate_name(Intermediate what, int64_t layer);
 
 // Is called with values in the order of execution, each before it is overwritten: what it enqueues sees them.
-using Inspector = std::function<void(Intermediate what, int64_t layer, Tensor value)>;
+using Inspector = std::function<void(Intermediate what, int64_t layer, Tensor value, Tensor num_rows)>;
 
 }  // namespace nmoe

@@ -22,17 +22,18 @@ void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& value
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute)
+Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, const Peers* peers)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
       recompute_(recompute),
       spec_(describe_model(config_)),
-      weights_(spec_.weights),
+      weights_(spec_.weights, peers == nullptr ? ExpertShare() : ExpertShare{peers->index(), peers->count()}),
       embedding_(weights_.at("embedding")),
       blocks_(make_blocks(config_, weights_)),
       final_norm_(weights_, "final_norm", config_.norm_eps),
-      head_(weights_, config_.tied_head ? "embedding" : "head") {
+      head_(weights_, config_.tied_head ? "embedding" : "head"),
+      peers_(peers) {
   for (const auto& block : blocks_) {
     if (block->moe() != nullptr) moe_layers_.push_back(block->moe());
   }
@@ -40,7 +41,15 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompu
 
 void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   weights_.allocate(ops_, values, grads);
-  for (Moe* moe : moe_layers_) moe->allocate_stats(state);
+  if (const auto num_routers = static_cast<int64_t>(moe_layers_.size()); num_routers > 0) {
+    router_counts_ = state.allocate(DType::kI32, {num_routers, config_.moe.num_experts});
+    router_sums_ = state.allocate(DType::kF64, {num_routers, 3});
+    for (int64_t i = 0; i < num_routers; ++i) {
+      const Tensor sums = router_sums_[i];
+      moe_layers_[static_cast<size_t>(i)]->keep_stats(
+          {.counts = router_counts_[i], .aux_loss = sums.rows(0, 2), .entropy = sums.rows(2, 3)});
+    }
+  }
   for (const MixerSpec& mixer : spec_.mixers) {
     const int64_t dim = mixer.rope_dim;
     if (dim == 0 || rope_.by_dim.contains(dim)) continue;
@@ -52,6 +61,12 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
     upload_reals(ops_, table.cos, angles.cos);
     upload_reals(ops_, table.sin, angles.sin);
   }
+}
+
+void Model::allocate_window(Arena& window, Arena& state, int64_t max_tokens) {
+  if (moe_layers_.empty()) return;
+  window_.emplace(*peers_, ops_, config_, max_tokens, window, state);
+  for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
 }
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {
@@ -66,11 +81,9 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
 
 void Model::begin_step() {
   weights_.begin_step();
-  for (const Moe* moe : moe_layers_) {
-    ops_.fill({.x = moe->stats().counts, .value = 0.0});
-    ops_.fill({.x = moe->stats().aux_loss, .value = 0.0});
-    ops_.fill({.x = moe->stats().entropy, .value = 0.0});
-  }
+  if (moe_layers_.empty()) return;
+  ops_.fill({.x = router_counts_, .value = 0.0});
+  ops_.fill({.x = router_sums_, .value = 0.0});
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,

@@ -51,11 +51,7 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
 
-void Moe::allocate_stats(Arena& arena) {
-  stats_ = {.counts = arena.allocate(DType::kI32, {config_.moe.num_experts}),
-            .aux_loss = arena.allocate(DType::kF64, {2}),
-            .entropy = arena.allocate(DType::kF64, {1})};
-}
+void Moe::exchange_through(ExchangeWindow& window) { exchange_ = make_remote_exchange(window); }
 
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;
@@ -76,7 +72,7 @@ RouterLoss Moe::loss(const Pass& pass) const {
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
 void Moe::compute_hidden(const Pass& pass) {
-  exchange_->dispatch(pass, saved_.x, saved_.rows);
+  exchange_->dispatch(pass, saved_.x, saved_.weights, saved_.rows, saved_.row_weight);
   experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
                                             .x = saved_.rows,
                                             .w = {},
@@ -121,9 +117,8 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_.pre = pass.push({R, W});
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
-  exchange_->dispatch_weights(pass, saved_.weights, saved_.row_weight);
   compute_hidden(pass);
-  pass.capture(Intermediate::kExpertHidden, layer_, saved_.hidden);
+  pass.capture(Intermediate::kExpertHidden, layer_, saved_.hidden, saved_.routed.count());
   {
     const ArenaScope scope(pass.activations);
     const Tensor rows_out = pass.push({R, D});
@@ -174,11 +169,9 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
                            .drow_weight = drow_weight,
                            .num_rows = saved_.routed.count()});
   experts_in_.backward(ops, saved_.rows, dpre, offsets, drows);
-  exchange_->dispatch_backward(pass, drows, dx, /*accumulate=*/shared_.has_value());
-
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange_->dispatch_weights_backward(pass, drow_weight, dweights);
+  exchange_->dispatch_backward(pass, drows, drow_weight, dx, dweights, /*accumulate=*/shared_.has_value());
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),
                        .logits = saved_.logits,

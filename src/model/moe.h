@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "model/mlp.h"
+#include "model/remote_exchange.h"
 #include "model/token_exchange.h"
 
 namespace nmoe {
@@ -28,7 +29,10 @@ class Moe final : public FeedForward {
   void forward(const Pass& pass, Tensor x, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
 
-  void allocate_stats(Arena& arena);
+  // Where its router's statistics are kept. Before the first pass.
+  void keep_stats(const RouterStats& stats) { stats_ = stats; }
+  // From here on experts are shared with the other ranks of a domain: of stacked weights there are this rank's alone.
+  void exchange_through(ExchangeWindow& window);
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
 

@@ -98,8 +98,9 @@ struct Pass {
             .layout = layout};
   }
 
-  void capture(Intermediate what, int64_t layer, Tensor value) const {
-    if (inspect) inspect(what, layer, value);
+  // num_rows [1] i32: how many of value's rows are there; undefined: all.
+  void capture(Intermediate what, int64_t layer, Tensor value, Tensor num_rows = {}) const {
+    if (inspect) inspect(what, layer, value, num_rows);
   }
 };
 

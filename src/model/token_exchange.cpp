@@ -14,11 +14,9 @@ class LocalExchange final : public TokenExchange {
     return {.capacity = capacity, .offsets = plan_.offsets};
   }
 
-  void dispatch(const Pass& pass, Tensor x, Tensor rows) override {
-    pass.ops.moe_dispatch({.x = x, .plan = plan_, .rows = rows});
-  }
-  void dispatch_weights(const Pass& pass, Tensor weights, Tensor row_weight) override {
+  void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights, .plan = plan_, .row_weight = row_weight});
+    pass.ops.moe_dispatch({.x = x, .plan = plan_, .rows = rows});
   }
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
@@ -29,10 +27,9 @@ class LocalExchange final : public TokenExchange {
   void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
     pass.ops.moe_dispatch({.x = dy, .plan = plan_, .rows = drows});
   }
-  void dispatch_backward(const Pass& pass, Tensor drows, Tensor dx, bool accumulate) override {
+  void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
+                         bool accumulate) override {
     pass.ops.moe_combine({.rows = drows, .plan = plan_, .y = dx, .accumulate = accumulate});
-  }
-  void dispatch_weights_backward(const Pass& pass, Tensor drow_weight, Tensor dweights) override {
     pass.ops.moe_combine_weights({.row_weight = drow_weight, .plan = plan_, .weights = dweights});
   }
 

@@ -29,23 +29,21 @@ class TokenExchange {
  public:
   virtual ~TokenExchange() = default;
 
-  // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds the rows of every expert to
-  // counts [E] i32 (+=; undefined: not wanted). The capacity follows from T.
+  // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds how many go to each expert to
+  // counts [E] i32 (+=; undefined: not wanted). The capacity follows from T. The offsets of rows are known once
+  // dispatch() was.
   virtual RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
-  // rows [R, D] = x [T, D]: to each expert its tokens.
-  virtual void dispatch(const Pass& pass, Tensor x, Tensor rows) = 0;
-  // row_weight [R] stat = weights [T, K] stat
-  virtual void dispatch_weights(const Pass& pass, Tensor weights, Tensor row_weight) = 0;
+  // To each expert its tokens, and what they weigh: rows [R, D] = x [T, D], row_weight [R] stat = weights [T, K] stat.
+  virtual void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) = 0;
   // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D].
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) = 0;
 
   // drows [R, D] = of combine's rows, from dy [T, D]
   virtual void combine_backward(const Pass& pass, Tensor dy, Tensor drows) = 0;
-  // dx [T, D] = or, with accumulate, +=, from drows [R, D]
-  virtual void dispatch_backward(const Pass& pass, Tensor drows, Tensor dx, bool accumulate) = 0;
-  // dweights [T, K] stat = from drow_weight [R] stat
-  virtual void dispatch_weights_backward(const Pass& pass, Tensor drow_weight, Tensor dweights) = 0;
+  // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat.
+  virtual void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
+                                 bool accumulate) = 0;
 };
 
 // All experts are where the tokens are: dispatch gathers, combine sums a token's K rows in the order of its choices.

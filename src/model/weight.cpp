@@ -34,15 +34,24 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
       break;
   }
   const Tensor master = low.defined() ? grad : value;
-  ops.fill_truncated_normal(
-      {.x = master,
-       .draws = {.seed = seed, .stream = fnv1a64(spec.name), .std = spec.init_std, .truncation = truncation}});
+  ops.fill_truncated_normal({.x = master,
+                             .draws = {.seed = seed,
+                                       .stream = fnv1a64(spec.name),
+                                       .first = offset,
+                                       .std = spec.init_std,
+                                       .truncation = truncation}});
   if (low.defined()) ops.split_weight({.master = master, .w = value, .low = low});
 }
 
-WeightSet::WeightSet(std::vector<WeightSpec> specs) {
+WeightSet::WeightSet(std::vector<WeightSpec> specs, ExpertShare share) {
   for (WeightSpec& spec : specs) {
-    Weight& weight = weights_.emplace_back(std::move(spec));
+    Shape shape = spec.shape;
+    if (spec.group == WeightGroup::kExperts) {
+      NMOE_CHECK(shape[0] % share.count == 0, "{} experts on {} ranks", shape[0], share.count);
+      shape = {shape[0] / share.count, shape[1], shape[2]};
+    }
+    const int64_t offset = spec.group == WeightGroup::kExperts ? share.index * shape.num_elements() : 0;
+    Weight& weight = weights_.emplace_back(std::move(spec), shape, offset);
     const bool is_new = by_name_.emplace(weight.spec.name, &weight).second;
     NMOE_CHECK(is_new, "two weights named {}", weight.spec.name);
   }
@@ -57,10 +66,22 @@ Weight& WeightSet::at(std::string_view name) {
 void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
   for (Weight& weight : weights_) {
     const DType dtype = weight.spec.is_stat ? ops.stat_dtype() : ops.compute_dtype();
-    weight.value = values.allocate(dtype, weight.spec.shape);
-    if (dtype != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.spec.shape);
-    if (weight.spec.is_trained()) weight.grad = grads.allocate(ops.stat_dtype(), weight.spec.shape);
+    weight.value = values.allocate(dtype, weight.shape);
+    if (dtype != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.shape);
   }
+  const auto allocate_grads = [&](bool parts) {
+    for (Weight& weight : weights_) {
+      if (weight.spec.is_trained() && weight.is_part() == parts) {
+        weight.grad = grads.allocate(ops.stat_dtype(), weight.shape);
+      }
+    }
+  };
+  const int64_t begin = grads.mark();
+  allocate_grads(false);
+  const int64_t num_bytes = grads.mark() - begin;
+  whole_grads_ = Tensor(weights_.front().grad.raw(), ops.stat_dtype(),
+                        {num_bytes / static_cast<int64_t>(dtype_bytes(ops.stat_dtype()))});
+  allocate_grads(true);
 }
 
 void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {

@@ -24,11 +24,17 @@ namespace nmoe {
 // write in the same order. A step begins with begin_step().
 class Weight {
  public:
-  explicit Weight(WeightSpec description) : spec(std::move(description)) {}
+  // `shape`: of what this rank has of it, from element `offset` on.
+  Weight(WeightSpec description, const Shape& shape_here, int64_t offset_here)
+      : spec(std::move(description)), shape(shape_here), offset(offset_here) {}
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
 
-  const WeightSpec spec;
+  bool is_part() const { return !(shape == spec.shape); }  // whether other ranks have the rest
+
+  const WeightSpec spec;  // of the whole weight
+  const Shape shape;      // of value, low and grad
+  const int64_t offset;   // of their first element among the whole weight's
   Tensor value;  // act, or stat where spec.is_stat
   Tensor low;    // i16, the rest of the master weight (ops/ops.h); undefined where the value is stat
   Tensor grad;   // stat; undefined for buffers
@@ -54,10 +60,17 @@ class Weight {
   bool has_grad_ = false;
 };
 
-// All weights of a description, in its order. References stay valid for the set's life.
+// Which rank's experts a set has, of how many ranks that share them equally.
+struct ExpertShare {
+  int64_t index = 0;
+  int64_t count = 1;
+};
+
+// All weights of a description, in its order; of stacked experts, those that are this rank's. References stay valid for
+// the set's life.
 class WeightSet {
  public:
-  explicit WeightSet(std::vector<WeightSpec> specs);
+  explicit WeightSet(std::vector<WeightSpec> specs, ExpertShare share = {});
   WeightSet(const WeightSet&) = delete;
   WeightSet& operator=(const WeightSet&) = delete;
 
@@ -65,8 +78,10 @@ class WeightSet {
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
-  // Gives every weight its storage, in the device's dtypes.
+  // Gives every weight its storage, in the device's dtypes. Gradients of whole weights lie together.
   void allocate(Ops& ops, Arena& values, Arena& grads);
+  // The gradients of all weights that every rank has, as one tensor [N] stat; what lies between them is zero.
+  Tensor whole_grads() const { return whole_grads_; }
   void initialise(Ops& ops, uint64_t seed, double truncation);
   void begin_step();
   // That every trained weight has a gradient of this step: one without would keep the last step's.
@@ -74,6 +89,7 @@ class WeightSet {
 
  private:
   std::deque<Weight> weights_;
+  Tensor whole_grads_;
   std::map<std::string, Weight*, std::less<>> by_name_;
 };
 

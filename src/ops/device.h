@@ -86,6 +86,9 @@ class Device {
   virtual MemorySource& memory() = 0;
   virtual MemorySource& host_memory() = 0;  // that the device copies to and from without a stop in between
   virtual std::optional<DeviceMemoryUse> memory_use() const = 0;  // nothing where memory() is the host's
+  // From here on operations of this device may read and write the memory of the device of this kind at `index`. Error
+  // (usage) where the machine has no direct way between the two.
+  virtual void enable_peer_access(int index) = 0;
   // Temporary storage of single operations; reserved once, after a counting run (ops/storage.h).
   virtual Arena& scratch(Lane lane) = 0;
   // Whether operations only claim their scratch: until that of the compute lane is reserved.

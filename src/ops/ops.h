@@ -34,6 +34,7 @@
 #include "ops/contracts/attention.h"
 #include "ops/contracts/cache.h"
 #include "ops/contracts/embedding.h"
+#include "ops/contracts/exchange.h"
 #include "ops/contracts/head.h"
 #include "ops/contracts/linear.h"
 #include "ops/contracts/moe.h"
@@ -85,6 +86,13 @@
   X(moe_combine, MoeCombine)                                     \
   X(moe_dispatch_weights, MoeDispatchWeights)                    \
   X(moe_combine_weights, MoeCombineWeights)                      \
+  X(peer_barrier, PeerBarrier)                                   \
+  X(build_exchange_plan, BuildExchangePlan)                      \
+  X(exchange_send, ExchangeSend)                                 \
+  X(exchange_return, ExchangeReturn)                             \
+  X(exchange_collect, ExchangeCollect)                           \
+  X(peer_sum, PeerSum)                                           \
+  X(peer_spread, PeerSpread)                                     \
   X(head_loss, HeadLoss)                                         \
   X(adamw_step, AdamWStep)                                       \
   X(muon_step, MuonStep)

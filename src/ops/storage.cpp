@@ -18,6 +18,8 @@ constexpr ArenaDescription kTable[] = {
     {ArenaKind::kStepState, "step state", "batches, token losses and predictions, router statistics, rope tables",
      Placement::kDevice},
     {ArenaKind::kCache, "cache", "keys and values of earlier tokens, for generation", Placement::kDevice},
+    {ArenaKind::kPeerWindow, "peer window", "where other ranks put tokens for this one's experts, and what comes back",
+     Placement::kDevice},
     {ArenaKind::kExchange, "exchange", "batches and results of steps on their way", Placement::kHost},
     {ArenaKind::kCheckpointStaging, "checkpoint staging", "the copy a checkpoint is written from", Placement::kHost,
      /*at_first_use=*/true},

@@ -29,10 +29,11 @@ enum class ArenaKind {
   kCommunicationScratch,
   kStepState,
   kCache,
+  kPeerWindow,
   kExchange,
   kCheckpointStaging,
 };
-inline constexpr size_t kNumArenas = 11;
+inline constexpr size_t kNumArenas = 12;
 
 enum class Placement { kDevice, kHost };  // kHost: host memory that the device copies to and from
 

@@ -19,18 +19,18 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     Slot slot{.weight = &weight,
               .rates = rates[index - groups_.begin()],
-              .m = arena.allocate(ops.stat_dtype(), weight.spec.shape),
+              .m = arena.allocate(ops.stat_dtype(), weight.shape),
               .v = {}};
     if (settings.optimizer == OptimizerKind::kMuon) {
-      state_.push_back({"muon.momentum." + weight.spec.name, slot.m});
+      state_.push_back({{"muon.momentum." + weight.spec.name, slot.m}, &weight});
     } else {
-      slot.v = arena.allocate(ops.stat_dtype(), weight.spec.shape);
-      state_.push_back({"adamw.m." + weight.spec.name, slot.m});
-      state_.push_back({"adamw.v." + weight.spec.name, slot.v});
+      slot.v = arena.allocate(ops.stat_dtype(), weight.shape);
+      state_.push_back({{"adamw.m." + weight.spec.name, slot.m}, &weight});
+      state_.push_back({{"adamw.v." + weight.spec.name, slot.v}, &weight});
     }
     slots_.push_back(slot);
   }
-  for (const NamedTensor& state : state_) ops_.fill({state.tensor, 0.0});
+  for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
 }
 
 const GroupConfig& Optimizer::group(WeightGroup group) const {

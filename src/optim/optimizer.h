@@ -15,6 +15,11 @@
 
 namespace nmoe {
 
+// Of a weight, or of the part of it that this rank has: as large as that.
+struct OptimizerState : NamedTensor {
+  const Weight* weight = nullptr;
+};
+
 class Optimizer {
  public:
   // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
@@ -33,7 +38,7 @@ class Optimizer {
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
-  const std::vector<NamedTensor>& state() const { return state_; }
+  const std::vector<OptimizerState>& state() const { return state_; }
   // The settings of a trained group.
   const GroupConfig& group(WeightGroup group) const;
 
@@ -49,7 +54,7 @@ class Optimizer {
   Ops& ops_;
   std::vector<const GroupConfig*> groups_;  // in the order of their rates
   std::vector<Slot> slots_;
-  std::vector<NamedTensor> state_;
+  std::vector<OptimizerState> state_;
 };
 
 }  // namespace nmoe

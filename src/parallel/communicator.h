@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,10 @@ class Communicator {
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
+  // Throws PeerFailure when another rank has failed. No meeting.
+  virtual void check() = 0;
+  // Keeps what other ranks may still use, such as memory that they reach, until all ranks have ended.
+  virtual void keep(std::shared_ptr<void> used_by_others) = 0;
 
   // Every rank's bytes in the order of ranks; of any length, but meant for little: they are copied several times.
   virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;

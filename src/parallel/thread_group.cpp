@@ -99,6 +99,9 @@ class ThreadGroup::Member final : public Communicator {
   int64_t index() const override { return index_; }
   int64_t count() const override { return static_cast<int64_t>(group_.members_.size()); }
 
+  void check() override { group_.check(); }
+  void keep(std::shared_ptr<void> used_by_others) override { group_.keep(std::move(used_by_others)); }
+
   void barrier() override { group_.meet(*this, {.name = "barrier"}, /*reads_peers=*/false); }
 
   std::vector<std::string> all_gather(std::string_view bytes) override {
@@ -204,6 +207,16 @@ void ThreadGroup::wait_for_readers(std::unique_lock<std::mutex>& lock) {
 
 void ThreadGroup::throw_peer_failure() const {
   throw PeerFailure(failure_->rank, reason_of(failure_->exception), remedy_of(failure_->exception));
+}
+
+void ThreadGroup::check() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw_peer_failure();
+}
+
+void ThreadGroup::keep(std::shared_ptr<void> used_by_others) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(used_by_others));
 }
 
 void ThreadGroup::check_not_left(const Member& self, const Member& missing) const {

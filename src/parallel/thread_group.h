@@ -18,7 +18,7 @@ namespace nmoe {
 // How long a rank waits for another before it gives the run up.
 inline constexpr std::chrono::milliseconds kDefaultRankTimeout = std::chrono::minutes(10);
 
-// What the ranks share. Outlives their communicators' use.
+// What the ranks share. Outlives their communicators' use, and all that they keep().
 class ThreadGroup {
  public:
   explicit ThreadGroup(int64_t count, std::chrono::milliseconds timeout = kDefaultRankTimeout);
@@ -52,6 +52,8 @@ class ThreadGroup {
   bool all_met(int64_t meeting) const;
   void wait_for_readers(std::unique_lock<std::mutex>& lock);
   [[noreturn]] void throw_peer_failure() const;
+  void check() const;
+  void keep(std::shared_ptr<void> used_by_others);
   void check_not_left(const Member& self, const Member& missing) const;
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing);
   void check_same_call(const Member& self);
@@ -65,6 +67,7 @@ class ThreadGroup {
   std::vector<std::unique_ptr<Member>> members_;  // by rank
   std::optional<Failure> failure_;                // the first
   int64_t num_readers_ = 0;                       // ranks that read and write tensors of others just now
+  std::vector<std::shared_ptr<void>> kept_;
 };
 
 // Calls `drive` once for each of `count` ranks and returns when all have returned: rank 0 on the calling thread, the

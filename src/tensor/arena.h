@@ -47,6 +47,7 @@ class Arena {
   int64_t used() const { return used_; }
   int64_t high_water() const { return high_water_; }  // most bytes ever in use
   int64_t capacity() const { return capacity_; }
+  void* block() const { return block_; }  // where its memory begins; null while counting
 
  private:
   std::string name_;

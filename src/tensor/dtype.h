@@ -74,6 +74,10 @@ struct DTypeOf<float> {
   static constexpr DType value = DType::kF32;
 };
 template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
 struct DTypeOf<int32_t> {
   static constexpr DType value = DType::kI32;
 };

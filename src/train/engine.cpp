@@ -18,10 +18,16 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
       write_([this](Tensor destination, std::span<const int32_t> ids) {
         if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
-      model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute) {
+      domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
+      model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute,
+             domain_.peers().alone() ? nullptr : &domain_.peers()) {
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
+  if (!domain_.peers().alone()) {
+    model_.allocate_window(storage[ArenaKind::kPeerWindow], step_state,
+                           config_.train.microbatch_seqs * config_.data.seq_len);
+  }
   inputs_ = allocate_step_inputs(config_, rank_.count(), step_state);
   for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
   optimizer_ =
@@ -40,13 +46,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
-  for (const Weight& weight : model_.weights().all()) {
-    if (weight.grad.defined()) shared_.push_back(weight.grad);
-  }
-  shared_.push_back(loss_sum_);
-  for (const Moe* moe : model_.moe_layers()) {
-    shared_.insert(shared_.end(), {moe->stats().counts, moe->stats().aux_loss, moe->stats().entropy});
-  }
+  summed_ = {model_.weights().whole_grads(), sums_};
+  if (model_.router_counts().defined()) summed_.insert(summed_.end(), {model_.router_counts(), model_.router_sums()});
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
   staged_ = device_.make_event(Lane::kCompute);
@@ -56,11 +57,20 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
 void Engine::allocate_staging() {
   storage_.reserve(ArenaKind::kCheckpointStaging);
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
+  // What every rank has is written by one, in turn.
+  int64_t num_whole = 0;
+  const auto add = [&](std::vector<NamedPart>& parts, const std::string& name, DType dtype, const Weight& weight) {
+    parts.push_back({.name = name,
+                     .tensor = arena.allocate(dtype, weight.shape),
+                     .shape = weight.spec.shape,
+                     .offset = weight.offset});
+    staging_.is_written.push_back(weight.is_part() || num_whole++ % rank_.count() == rank_.index());
+  };
   for (const Weight& weight : model_.weights().all()) {
-    staging_.model.push_back({weight.spec.name, arena.allocate(ops_.stat_dtype(), weight.spec.shape)});
+    add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
   }
-  for (const NamedTensor& state : optimizer_->state()) {
-    staging_.optimizer.push_back({state.name, arena.allocate(state.tensor.dtype(), state.tensor.shape())});
+  for (const OptimizerState& state : optimizer_->state()) {
+    add(staging_.optimizer, state.name, state.tensor.dtype(), *state.weight);
   }
 }
 
@@ -94,7 +104,7 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
 
 void Engine::enqueue_begin() {
   model_.begin_step();
-  ops_.fill({loss_sum_, 0.0});
+  ops_.fill({sums_, 0.0});
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
@@ -104,12 +114,16 @@ void Engine::enqueue_gradients(const Inspector& inspect) {
   }
 }
 
-void Engine::enqueue_update() {
-  rank_.communicator.all_reduce_sum(shared_, Lane::kCompute);
-  ops_.fill({square_sum_, 0.0});
+void Engine::add_squares(bool of_parts) {
   for (const Weight& weight : model_.weights().all()) {
-    if (weight.grad.defined()) ops_.sum_of_squares({weight.grad, square_sum_});
+    if (weight.grad.defined() && weight.is_part() == of_parts) ops_.sum_of_squares({weight.grad, square_sum_});
   }
+}
+
+void Engine::enqueue_update() {
+  add_squares(/*of_parts=*/true);  // which are summed over the ranks with the rest
+  domain_.all_reduce_sum(ops_, summed_);
+  add_squares(/*of_parts=*/false);
   ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
@@ -149,7 +163,7 @@ void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
   enqueue_inputs(progress, num_targets);
   enqueue_begin();
   end(StepPhase::kBegin);
-  enqueue_gradients([&](Intermediate what, int64_t, Tensor) {
+  enqueue_gradients([&](Intermediate what, int64_t, Tensor, Tensor) {
     if (const auto phase = phase_ending_with(what)) end(*phase);
   });
   end(StepPhase::kEmbedding);  // its gradient; that of earlier microbatches was in the next one's turn
@@ -167,7 +181,9 @@ bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).a
 
 StepResult Engine::take_result() {
   NMOE_CHECK(num_pending() > 0, "no step's result to take, of {}", num_enqueued_);
-  return slot(num_taken_++).wait();
+  StepResult result = slot(num_taken_++).wait();
+  domain_.check();
+  return result;
 }
 
 StepResult Engine::result() {
@@ -182,19 +198,21 @@ std::vector<RouterHealth> Engine::router_health() {
   return last.wait().routers;
 }
 
-std::string Engine::find_non_finite() {
+NonFinite Engine::find_non_finite() {
   NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
   device_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
   num_taken_ = num_enqueued_;
-  std::string first;
+  NonFinite first;
+  int64_t place = 0;
   const auto check_finite = [&](std::string_view name, Tensor value) {
-    if (!first.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
+    ++place;
+    if (!first.name.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
     int32_t count = 0;
     ops_.fill({bad_count_, 0.0});
     ops_.count_non_finite({value, bad_count_});
     device_.download(&count, bad_count_);
     if (count > 0) {
-      first = fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements());
+      first = {fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements()), place};
     }
   };
   for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
@@ -202,11 +220,17 @@ std::string Engine::find_non_finite() {
     model_.begin_step();
     model_.forward_backward(
         batch, step_scale(), activations_, losses_,
-        [&](Intermediate what, int64_t layer, Tensor value) { check_finite(intermediate_name(what, layer), value); });
+        [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
+          int32_t count = 0;
+          if (num_rows.defined() && first.name.empty()) {
+            device_.download(&count, num_rows);
+            value = value.rows(0, count);
+          }
+          check_finite(intermediate_name(what, layer), value);
+        });
     for (const Weight& weight : model_.weights().all()) {
       if (weight.grad.defined()) check_finite("gradient of " + weight.spec.name, weight.grad);
     }
-    if (!first.empty()) break;
   }
   return first;
 }
@@ -222,6 +246,7 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
   device_.download(losses.data(), batch_losses);
+  domain_.check();
   if (!predictions.empty()) device_.download(predictions.data(), batch_predictions);
 }
 
@@ -234,10 +259,11 @@ void Engine::stage() {
   staging();
   const auto& weights = model_.weights().all();
   for (size_t i = 0; i < weights.size(); ++i) {
-    weights[i].begin_download(ops_, staging_.model[i].tensor.raw());
+    if (staging_.is_written[i]) weights[i].begin_download(ops_, staging_.model[i].tensor.raw());
   }
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
+    if (!staging_.is_written[weights.size() + i]) continue;
     device_.begin_download(staging_.optimizer[i].tensor.raw(), state[i].tensor);
   }
   staged_->record();
@@ -250,17 +276,6 @@ void Engine::restore() {
   for (size_t i = 0; i < state.size(); ++i) device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
   ops_.fill({stopped_, 0.0});
   wait();  // what is staged may be overwritten next
-}
-
-void Engine::broadcast_state() {
-  std::vector<Tensor> state;
-  for (const Weight& weight : model_.weights().all()) {
-    state.push_back(weight.value);
-    if (weight.low.defined()) state.push_back(weight.low);
-  }
-  for (const NamedTensor& moments : optimizer_->state()) state.push_back(moments.tensor);
-  rank_.communicator.broadcast(state, Lane::kCompute);
-  ops_.fill({stopped_, 0.0});
 }
 
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t rank) {

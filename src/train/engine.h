@@ -6,9 +6,10 @@
 // The host runs ahead of the device: step() enqueues, and a step's results are taken when they are there. While a step
 // is computed, the inputs of the next are on their way.
 //
-// Ranks have the same weights, each its own copy, and share every step's microbatches: gradients, losses and what
-// routers did are summed over the ranks (parallel/communicator.h) before any weight moves, so that all move theirs
-// alike.
+// Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
+// of all other weights, whose gradients are summed over the ranks (parallel/domain.h) before any weight moves; so are
+// losses and what routers did. So all ranks move their copies alike. They make the same calls: whatever runs the model
+// needs the experts of all.
 //
 // T tokens of a microbatch.
 //
@@ -17,6 +18,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +27,7 @@
 #include "config/config.h"
 #include "model/model.h"
 #include "ops/storage.h"
+#include "parallel/domain.h"
 #include "optim/optimizer.h"
 #include "tensor/named_tensor.h"
 #include "train/step_exchange.h"
@@ -32,9 +35,19 @@
 
 namespace nmoe {
 
+// What a rank has of a checkpoint.
 struct StateTensors {
-  std::vector<NamedTensor> model;
-  std::vector<NamedTensor> optimizer;
+  std::vector<NamedPart> model;
+  std::vector<NamedPart> optimizer;
+  // Of both, one after the other: whether this rank writes it. What every rank has, one writes.
+  std::vector<bool> is_written;
+};
+
+// A value that is not finite.
+struct NonFinite {
+  std::string name;  // and how many values of it are not; "": all values are finite
+  // In the order in which values come, the same on all ranks.
+  int64_t place = std::numeric_limits<int64_t>::max();
 };
 
 class Engine {
@@ -71,26 +84,23 @@ class Engine {
   // Of the last step, in layer order; waits. evaluate() leaves it as it is, find_non_finite() does not.
   std::vector<RouterHealth> router_health();
 
-  // Names the first parameter or intermediate that is not finite when this rank's microbatches of the step whose result
-  // was taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.
-  std::string find_non_finite();
+  // The first parameter or intermediate that is not finite when this rank's microbatches of the step whose result was
+  // taken last are run again. Before anything is loaded after that; pending steps are lost.
+  NonFinite find_non_finite();
 
   // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0. `predictions`, unless empty, become
   // the likeliest next tokens, at every position.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
-  // What a checkpoint holds, in host memory: weights as their masters. Allocated at first use: locking so much memory
-  // takes longer than a run's first steps. stage() enqueues its copies there and does not wait: it is complete once
-  // wait_staged(), from any thread, has returned, and keeps while training goes on. Call it again only when the last is
-  // written. restore() copies what is there to the device.
+  // What a checkpoint holds of this rank, in host memory: weights as their masters. Allocated at first use: locking so
+  // much memory takes longer than a run's first steps. stage() enqueues copies there of what this rank writes, and does
+  // not wait: it is complete once wait_staged(), from any thread, has returned, and keeps while training goes on. Call
+  // it again only when the last is written. restore() copies all that is there to the device.
   const StateTensors& staging();
   void stage();
   void wait_staged() const { staged_->wait(); }
   void restore();
-
-  // Weights and optimizer state of every rank become rank 0's. All ranks call it.
-  void broadcast_state();
 
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
@@ -108,6 +118,7 @@ class Engine {
   void wait();  // for all that is enqueued
   StepScale step_scale() const;
   void allocate_staging();
+  void add_squares(bool of_parts);
 
   Config config_;
   Rank rank_;
@@ -116,6 +127,7 @@ class Engine {
   Ops& ops_;
   Arena& activations_;
   PutIds upload_, write_;  // to the device, to the host's side
+  Domain domain_;
   Model model_;
   StepInputs inputs_;  // of the step that is computed
   std::unique_ptr<Optimizer> optimizer_;
@@ -125,12 +137,12 @@ class Engine {
   StateTensors staging_;                // empty before its first use
   Tensor losses_;                       // [T] stat
   Tensor predictions_;                  // [T] i32
-  Tensor sums_;                         // [2] f64: token losses, squares of gradients
+  Tensor sums_;                         // [2] f64: token losses, squares of gradients; summed over ranks
   Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32
-  std::vector<Tensor> shared_;          // what a step sums over ranks: gradients, token losses, what routers did
+  std::vector<Tensor> summed_;          // what a step sums over ranks
   bool warm_ = false;                   // a step was run
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()

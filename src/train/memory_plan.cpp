@@ -21,7 +21,7 @@ void rehearse_steps(const Config& config) {
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
   tiny.model.mla = {
       .q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
-  tiny.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 64};
+  tiny.model.moe = {.num_experts = 4 * config.parallel.ranks, .top_k = 2, .expert_dim = 64};
   tiny.data.seq_len = 64;
   tiny.train.microbatch_seqs = 8;
   tiny.train.batch_seqs = 8 * config.parallel.ranks;
@@ -31,9 +31,9 @@ void rehearse_steps(const Config& config) {
 
   const StoragePlan plan = plan_engine_storage(tiny);
   run_ranks(tiny.parallel.ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
-    const auto device = make_device(device_options(tiny.run, communicator.count(), communicator.index()));
-    Storage storage(*device, plan);
-    Engine engine(tiny, {*device, communicator}, storage);
+    const auto memory =
+        RankMemory::make(device_options(tiny.run, communicator.count(), communicator.index()), plan, communicator);
+    Engine engine(tiny, {*memory->device, communicator}, memory->storage);
     engine.initialise();
     const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.microbatch_seqs * tiny.data.seq_len), 1);
     for (int64_t step = 1; step <= 2; ++step) {

@@ -93,14 +93,11 @@ void TrainingStart::apply(Engine& engine) const {
     engine.initialise();
     return;
   }
-  if (engine.rank().is_first()) {
-    const CheckpointReader reader = CheckpointReader::open(checkpoint_);
-    reader.load_model(engine.staging().model);
-    // Without it the optimizer's part of staging is zero, as it is before the first step.
-    if (resumes_) reader.load_optimizer(engine.staging().optimizer);
-    engine.restore();
-  }
-  engine.broadcast_state();
+  const CheckpointReader reader = CheckpointReader::open(checkpoint_);
+  reader.load_model_parts(engine.staging().model);
+  // Without it the optimizer's part of staging is zero, as it is before the first step.
+  if (resumes_) reader.load_optimizer_parts(engine.staging().optimizer);
+  engine.restore();
 }
 
 }  // namespace nmoe

@@ -35,8 +35,8 @@ class TrainingStart {
   // What checkpoints of this run carry along from an imported model (checkpoint.h).
   const std::vector<CarriedFile>& carried() const { return carried_; }
 
-  // Gives `engine` its weights and optimizer state. Called for the engines of all ranks; rank 0 reads for all. Errors:
-  // Engine's; CheckpointReader::load_model's.
+  // Gives `engine` its weights and optimizer state, of which each rank reads its own. Errors: Engine's;
+  // CheckpointReader::load_model's.
   void apply(Engine& engine) const;
 
  private:

@@ -83,10 +83,10 @@ class Trainer {
   Trainer(const TrainingRun& run, Communicator& communicator)
       : run_(run),
         config_(run.config),
-        device_(make_device(device_options(config_.run, communicator.count(), communicator.index()))),
-        rank_{*device_, communicator},
-        storage_(*device_, run.memory.storage),
-        engine_(config_, rank_, storage_),
+        memory_(RankMemory::make(device_options(config_.run, communicator.count(), communicator.index()),
+                                 run.memory.storage, communicator)),
+        rank_{*memory_->device, communicator},
+        engine_(config_, rank_, memory_->storage),
         batches_(config_, run.data, run.stream,
                  rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
         cursor_(batches_.cursor()) {}
@@ -123,9 +123,8 @@ class Trainer {
 
   const TrainingRun& run_;
   const Config& config_;
-  std::unique_ptr<Device> device_;
+  std::shared_ptr<RankMemory> memory_;
   Rank rank_;
-  Storage storage_;
   Engine engine_;
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
@@ -147,7 +146,7 @@ class Trainer {
 
 void Trainer::start() {
   if (rank_.is_first()) {
-    fmt::print(stderr, "device: {}{}\n", device_->description(),
+    fmt::print(stderr, "device: {}{}\n", rank_.device.description(),
                rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
   }
   const TrainingStart& start = *run_.start;
@@ -231,11 +230,14 @@ bool Trainer::must_finish_step() const {
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
-  std::string culprit;
-  const std::vector<std::string> found = rank_.communicator.all_gather(engine_.find_non_finite());
-  for (size_t i = 0; i < found.size() && culprit.empty(); ++i) {
-    culprit = found.size() > 1 && !found[i].empty() ? fmt::format("{} on rank {}", found[i], i) : found[i];
-  }
+  // What comes first on any rank: from there it spreads to those whose tokens its experts get.
+  const NonFinite mine = engine_.find_non_finite();
+  const auto places = rank_.communicator.all_gather_values(mine.place);
+  const std::vector<std::string> names = rank_.communicator.all_gather(mine.name);
+  const auto first = static_cast<size_t>(std::ranges::min_element(places) - places.begin());
+  const std::string culprit = names.size() > 1 && !names[first].empty()
+                                  ? fmt::format("{} on rank {}", names[first], first)
+                                  : names[first];
   throw RunFailure(
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
@@ -315,8 +317,8 @@ void Trainer::save() {
     for (CarriedFile& file : carried_) file.source = *latest / kCarriedFolder / file.name;
   }
   state.carried = carried_;
-  state.model = engine_.staging().model;
-  state.optimizer = engine_.staging().optimizer;
+  for (const NamedPart& part : engine_.staging().model) state.model.push_back({part.name, part.tensor});
+  for (const NamedPart& part : engine_.staging().optimizer) state.optimizer.push_back({part.name, part.tensor});
   writer_->submit(std::move(state), [this] { engine_.wait_staged(); });
   saved_step_ = progress_.steps;
 }
@@ -392,7 +394,7 @@ TrainSummary Trainer::run() {
     record_failure(RunStatus::kFailed, error.what());
     throw;
   }
-  if (const auto device = device_->memory_use()) {
+  if (const auto device = memory_->device->memory_use()) {
     summary_.device_bytes_planned = run_.memory.device_bytes;
     summary_.device_bytes_used = device->used_bytes;
   }

@@ -34,9 +34,10 @@ ValidationResult& ValidationResult::operator+=(const ValidationResult& other) {
 
 namespace {
 
-// Windows [range.begin, range.end) of a split.
+// Windows [range.begin, range.end) of a split, in `num_batches` batches: as many on every rank, each with as many windows
+// as are left. Ranks run the model together.
 ValidationResult validate_range(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
-                                RankSlice range, int64_t num_seqs, int64_t microbatch_seqs) {
+                                RankSlice range, int64_t num_seqs, int64_t microbatch_seqs, int64_t num_batches) {
   const auto seq_len = static_cast<size_t>(split.seq_len());
   const size_t capacity = static_cast<size_t>(microbatch_seqs) * seq_len;
   const bool has_mask = split.has_mask(0);
@@ -57,14 +58,15 @@ ValidationResult validate_range(Engine& engine, const SequenceReader& split, con
     read(range.begin - 1, 1);
     answers.begin_behind(std::span(inputs).first(seq_len), std::span(targets).first(seq_len));
   }
-  for (int64_t first = range.begin; first < range.end; first += microbatch_seqs) {
-    const int64_t count = std::min(microbatch_seqs, range.end - first);
+  for (int64_t batch = 0; batch < num_batches; ++batch) {
+    const int64_t first = range.begin + batch * microbatch_seqs;
+    const int64_t count = std::clamp<int64_t>(range.end - first, 0, microbatch_seqs);
     const size_t size = static_cast<size_t>(count) * seq_len;
     const std::span batch_inputs(inputs.data(), size), batch_targets(targets.data(), size);
     // The last batch is filled up with windows that have no loss: another shape might need what was not planned.
     std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(size), inputs.end(), 0);
     std::fill(targets.begin() + static_cast<std::ptrdiff_t>(size), targets.end(), kNoTarget);
-    read(first, count);
+    if (count > 0) read(first, count);
     if (engine.masks_documents()) {
       find_documents(inputs, microbatch_seqs, split.seq_len(), split.eos_id(), documents);
     }
@@ -100,7 +102,10 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
   const int64_t num_seqs = max_seqs == 0 ? num_windows : std::min(max_seqs, num_windows);
   const Rank& rank = engine.rank();
   const RankSlice range = rank_slice(num_seqs, rank.index(), rank.count());
-  const ValidationResult part = validate_range(engine, split, token_bytes, range, num_seqs, microbatch_seqs);
+  const int64_t most_windows = (num_seqs + rank.count() - 1) / rank.count();
+  const int64_t num_batches = (most_windows + microbatch_seqs - 1) / microbatch_seqs;
+  const ValidationResult part =
+      validate_range(engine, split, token_bytes, range, num_seqs, microbatch_seqs, num_batches);
   ValidationResult all;
   for (const ValidationResult& of_rank : rank.communicator.all_gather_values(part)) all += of_rank;
   return all;

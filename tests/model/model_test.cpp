@@ -251,7 +251,7 @@ TEST(Model, InspectorSeesEveryLayerInOrder) {
   test.model().begin_step();
   test.model().forward_backward(
       test.batch(), test.scale(), test.activations(), test.losses(),
-      [&](Intermediate what, int64_t layer, Tensor) { names.push_back(intermediate_name(what, layer)); });
+      [&](Intermediate what, int64_t layer, Tensor, Tensor) { names.push_back(intermediate_name(what, layer)); });
   const auto position = [&](const std::string& name) {
     return std::find(names.begin(), names.end(), name) - names.begin();
   };

@@ -159,14 +159,14 @@ TEST(EngineTest, AStepThatIsNotFiniteChangesNothing) {
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     ReadyEngine ready(config);
     ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
-    EXPECT_EQ(ready.engine.find_non_finite(), "");
+    EXPECT_EQ(ready.engine.find_non_finite().name, "");
 
     set(weight(ready.engine, "final_norm"), 3, static_cast<double>(poison));
     const auto before = snapshot(ready.engine);
     const StepResult result = random_step(ready.engine, config, 2);
     EXPECT_FALSE(result.finite);
     EXPECT_EQ(differences(snapshot(ready.engine), before), std::vector<std::string>{});
-    EXPECT_EQ(ready.engine.find_non_finite(), "weight final_norm (1 of 16 values are not finite)");
+    EXPECT_EQ(ready.engine.find_non_finite().name, "weight final_norm (1 of 16 values are not finite)");
   }
 }
 
@@ -176,7 +176,7 @@ TEST(EngineTest, FindsTheFirstLayerThatOverflows) {
   ReadyEngine ready(config);
   ready.ops().fill({weight(ready.engine, "layers.1.moe.experts_in"), 3e38});
   EXPECT_FALSE(random_step(ready.engine, config, 1).finite);
-  EXPECT_TRUE(contains(ready.engine.find_non_finite(), "layers.1.moe.expert_hidden"));
+  EXPECT_TRUE(contains(ready.engine.find_non_finite().name, "layers.1.moe.expert_hidden"));
 }
 
 TEST(EngineTest, StagedTensorsKeepWhileTrainingGoesOn) {

@@ -103,7 +103,7 @@ TEST(RunAhead, NothingHappensAfterAStepThatIsNotFinite) {
   EXPECT_FALSE(ready.engine.take_result().finite);
   EXPECT_EQ(differences(snapshot(ready.engine), before), std::vector<std::string>{});
   // The batch is the bad step's, though others came after it.
-  EXPECT_TRUE(contains(ready.engine.find_non_finite(), "weight embedding (1 of "));
+  EXPECT_TRUE(contains(ready.engine.find_non_finite().name, "weight embedding (1 of "));
   EXPECT_EQ(ready.engine.num_pending(), 0);
 
   // Until a state is restored that is known to be good.
@@ -126,7 +126,7 @@ TEST(RunAhead, NamesTheTensorOfTheStepThatWentBad) {
   }
   for (int64_t step = 2; step < 2 + Engine::kMaxPending; ++step) enqueue_random(ready.engine, config, step);
   EXPECT_FALSE(ready.engine.take_result().finite);
-  const std::string first = ready.engine.find_non_finite();
+  const std::string first = ready.engine.find_non_finite().name;
   EXPECT_TRUE(contains(first, "layers.1.moe.")) << first;
 }
 

@@ -9,16 +9,20 @@ namespace nmoe {
 // selection always lands on the same rows.
 struct MoePlan {
   Tensor offsets;  // [E + 1] i32: expert e owns rows [offsets[e], offsets[e + 1])
-  Tensor row_of;   // [T, K] i32: the row of a copy
+  Tensor row_of;   // [T, K] i32: the row of a copy; -1: it has none
 };
 
+// With `part_sizes`, top_idx consists of W equal parts, of which only the first part_sizes[w] tokens are there; choices
+// that are -1, and those of tokens that are not there, have no row.
 struct BuildMoePlan {
-  Tensor top_idx;  // [T, K] i32
-  MoePlan plan;    // =
-  Tensor counts;   // [E] i32 += rows of each expert; undefined: not wanted
+  Tensor top_idx;          // [T, K] i32
+  MoePlan plan;            // =
+  Tensor counts;           // [E] i32 += rows of each expert; undefined: not wanted
+  Tensor part_sizes = {};  // [W] i32; undefined: all tokens are there, and every choice is an expert
 };
 
-// Dispatch gathers tokens to their rows; combine sums a token's K rows in the order of its choices.
+// Dispatch gathers tokens to their rows, as many as they have; combine sums a token's K rows, all of which it must have,
+// in the order of its choices.
 struct MoeDispatch {
   Tensor x;  // [T, D]
   MoePlan plan;

@@ -12,11 +12,12 @@ struct Fill {
   double value = 0.0;
 };
 
-// Random numbers std * z, z standard normal but |z| <= truncation: element i is draw i of Philox(seed, stream)
+// Random numbers std * z, z standard normal but |z| <= truncation: element i is draw first + i of Philox(seed, stream)
 // (base/rng.h). The same bits on every device.
 struct TruncatedNormal {
   uint64_t seed = 0;
   uint64_t stream = 0;
+  int64_t first = 0;
   double std = 1.0;
   double truncation = 3.0;
 };

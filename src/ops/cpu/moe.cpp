@@ -12,11 +12,14 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   const Tensor top_idx = args.top_idx;
   const MoePlan& plan = args.plan;
   const Tensor counts = args.counts;
+  const bool has_parts = args.part_sizes.defined();
   constexpr int64_t kMinChunkTokens = 1024, kMaxChunks = 64;
   const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = plan.offsets.dim(0) - 1;
   NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape(),
              "plan of {} choices over {} experts: offsets {}, row_of {}", top_idx.shape(), num_experts,
              plan.offsets.shape(), plan.row_of.shape());
+  NMOE_CHECK(!has_parts || num_tokens % args.part_sizes.dim(0) == 0, "{} tokens in {} parts", num_tokens,
+             args.part_sizes.shape());
   const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
   const int64_t num_chunks = ceil_div(num_tokens, chunk_tokens);
   ArenaScope scratch(ctx.scratch);
@@ -24,15 +27,23 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   if (ctx.counting()) return;
   const int32_t* experts = top_idx.data<int32_t>();
   int32_t* next_rows = next_row.data<int32_t>();
+  const int32_t* part_sizes = has_parts ? args.part_sizes.data<int32_t>() : nullptr;
+  const int64_t part_tokens = has_parts ? num_tokens / args.part_sizes.dim(0) : num_tokens;
+  const auto is_there = [&](int64_t token) {
+    return !has_parts || token % part_tokens < part_sizes[token / part_tokens];
+  };
 
   parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
     int32_t* chunk_counts = next_rows + begin / chunk_tokens * num_experts;
     std::fill(chunk_counts, chunk_counts + num_experts, 0);
-    for (int64_t copy = begin * top_k; copy < end * top_k; ++copy) {
-      const int32_t expert = experts[copy];
-      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", copy / top_k, expert,
-                 num_experts);
-      ++chunk_counts[expert];
+    for (int64_t token = begin; token < end; ++token) {
+      if (!is_there(token)) continue;
+      for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
+        const int32_t expert = experts[copy];
+        if (has_parts && expert == -1) continue;
+        NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", token, expert, num_experts);
+        ++chunk_counts[expert];
+      }
     }
   });
 
@@ -55,8 +66,9 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
     int32_t* chunk_rows = next_rows + begin / chunk_tokens * num_experts;
     for (int64_t token = begin; token < end; ++token) {
+      const bool there = is_there(token);
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
-        row_of[copy] = chunk_rows[experts[copy]]++;
+        row_of[copy] = there && experts[copy] >= 0 ? chunk_rows[experts[copy]]++ : -1;
       }
     }
   });
@@ -76,6 +88,7 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
+        if (row_of[copy] < 0) continue;
         std::memcpy(out + row_of[copy] * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
       }
     }
@@ -127,7 +140,9 @@ void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
   const int32_t* row_of = plan.row_of.data<int32_t>();
   Real* target = row_weight.data<Real>();
   parallel_blocks(ctx, weights.num_elements(), kTaskElements, [&](int64_t begin, int64_t end, int) {
-    for (int64_t copy = begin; copy < end; ++copy) target[row_of[copy]] = source[copy];
+    for (int64_t copy = begin; copy < end; ++copy) {
+      if (row_of[copy] >= 0) target[row_of[copy]] = source[copy];
+    }
   });
 }
 

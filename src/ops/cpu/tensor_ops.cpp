@@ -22,7 +22,7 @@ void fill_with_normals(Context& ctx, T* x, int64_t size, const TruncatedNormal& 
   const double mass_below = normal_mass_below(-draws.truncation);
   parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      const double u = random::to_unit(random::bits(draws.seed, draws.stream, static_cast<uint64_t>(i)));
+      const double u = random::to_unit(random::bits(draws.seed, draws.stream, static_cast<uint64_t>(draws.first + i)));
       x[i] = static_cast<T>(draws.std * random::truncated_normal(u, mass_below));
     }
   });

@@ -25,14 +25,27 @@ constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMinChunkCopies = 512, kMaxChunks = 256;
 static_assert(kScanThreads == kWarp * kWarp && kMinChunkCopies % kWarp == 0);
 
+// Which copies have a row.
+struct Parts {
+  const int32_t* sizes;  // null: all have
+  int64_t part_copies;   // of a part's room
+  int top_k;
+
+  __device__ bool has_row(int64_t copy, int expert) const {
+    return sizes == nullptr ||
+           (expert >= 0 && copy % part_copies < static_cast<int64_t>(sizes[copy / part_copies]) * top_k);
+  }
+};
+
 // next_row[chunk][e] = copies of e in the chunk. One block a chunk.
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const int32_t* experts, int32_t* next_row, int64_t num_copies, int64_t chunk_copies, int num_experts) {
+__global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* experts, Parts parts, int32_t* next_row,
+                                                         int64_t num_copies, int64_t chunk_copies, int num_experts) {
   extern __shared__ int32_t chunk_counts[];
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) chunk_counts[i] = 0;
   __syncthreads();
   const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
   for (int64_t copy = begin + threadIdx.x; copy < end; copy += kThreads) {
+    if (!parts.has_row(copy, experts[copy])) continue;
     const int expert = experts[copy];
     if (expert < 0 || expert >= num_experts) __trap();
     atomicAdd(&chunk_counts[expert], 1);
@@ -92,8 +105,9 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 // One warp a chunk.
-__global__ void __launch_bounds__(kWarp) place_kernel(const int32_t* experts, const int32_t* next_row, int32_t* row_of,
-                                                      int64_t num_copies, int64_t chunk_copies, int num_experts) {
+__global__ void __launch_bounds__(kWarp) place_kernel(const int32_t* experts, Parts parts, const int32_t* next_row,
+                                                      int32_t* row_of, int64_t num_copies, int64_t chunk_copies,
+                                                      int num_experts) {
   extern __shared__ int32_t next[];
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
@@ -101,11 +115,11 @@ __global__ void __launch_bounds__(kWarp) place_kernel(const int32_t* experts, co
   __syncwarp();
   for (int64_t first = begin; first < end; first += kWarp) {
     const int64_t copy = first + lane;
-    const bool active = copy < end;
+    const bool active = copy < end && parts.has_row(copy, experts[copy]);
     const int expert = active ? experts[copy] : -1;
     const unsigned same = __match_any_sync(kAllLanes, expert);
     const int rank = __popc(same & ((1U << lane) - 1));  // copies of the same expert before this one
-    if (active) row_of[copy] = next[expert] + rank;
+    if (copy < end) row_of[copy] = active ? next[expert] + rank : -1;
     __syncwarp();
     if (active && rank == 0) next[expert] += __popc(same);
     __syncwarp();
@@ -119,7 +133,10 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t token = blockIdx.x;
   for (int64_t i = threadIdx.x; i < width; i += kRowThreads) {
     const Unit value = x[token * width + i];
-    for (int k = 0; k < top_k; ++k) rows[row_of[token * top_k + k] * width + i] = value;
+    for (int k = 0; k < top_k; ++k) {
+      const int64_t row = row_of[token * top_k + k];
+      if (row >= 0) rows[row * width + i] = value;
+    }
   }
 }
 
@@ -153,7 +170,7 @@ __global__ void __launch_bounds__(kRowThreads)
 __global__ void __launch_bounds__(kThreads)
     dispatch_weights_kernel(const float* weights, const int32_t* row_of, float* row_weight, int64_t num_copies) {
   const int64_t copy = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (copy < num_copies) row_weight[row_of[copy]] = weights[copy];
+  if (copy < num_copies && row_of[copy] >= 0) row_weight[row_of[copy]] = weights[copy];
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -162,18 +179,15 @@ __global__ void __launch_bounds__(kThreads)
   if (copy < num_copies) weights[copy] = row_weight[row_of[copy]];
 }
 
-// Of tokens and rows, whose capacity is at least what the plan has copies. R and T, which index the rows of a plan, are
-// i32.
+// R and T, which index the rows of a plan, are i32.
 void check_rows(Tensor tokens, const MoePlan& plan, Tensor rows) {
-  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && rows.dim(0) >= plan.row_of.num_elements() &&
-                 tokens.dim(1) == rows.dim(1) && tokens.dtype() == rows.dtype() && rows.dim(0) <= INT32_MAX,
+  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && tokens.dim(1) == rows.dim(1) && tokens.dtype() == rows.dtype() && rows.dim(0) <= INT32_MAX,
              "tokens {} {} and rows {} {} by a plan of {}", dtype_name(tokens.dtype()), tokens.shape(),
              dtype_name(rows.dtype()), rows.shape(), plan.row_of.shape());
 }
 
 void check_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) {
-  NMOE_CHECK(weights.shape() == plan.row_of.shape() && row_weight.num_elements() >= weights.num_elements() &&
-                 weights.num_elements() <= INT32_MAX,
+  NMOE_CHECK(weights.shape() == plan.row_of.shape() && weights.num_elements() <= INT32_MAX,
              "weights {} and {} of rows by a plan of {}", weights.shape(), row_weight.shape(), plan.row_of.shape());
 }
 
@@ -200,12 +214,16 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   const Tensor next_row = scratch.allocate(DType::kI32, {num_chunks, num_experts});
   if (ctx.counting()) return;
   const int32_t* experts = top_idx.data<int32_t>();
+  const bool has_parts = args.part_sizes.defined();
+  const Parts parts{.sizes = has_parts ? args.part_sizes.data<int32_t>() : nullptr,
+                    .part_copies = has_parts ? num_copies / args.part_sizes.dim(0) : num_copies,
+                    .top_k = static_cast<int>(top_idx.dim(1))};
   int32_t* next_rows = next_row.data<int32_t>();
   const auto expert_bytes = static_cast<size_t>(num_experts) * sizeof(int32_t);
   const auto blocks = static_cast<unsigned>(num_chunks);
 
   if (num_chunks > 0) {
-    count_kernel<<<blocks, kThreads, expert_bytes, ctx.stream>>>(experts, next_rows, num_copies, chunk_copies,
+    count_kernel<<<blocks, kThreads, expert_bytes, ctx.stream>>>(experts, parts, next_rows, num_copies, chunk_copies,
                                                                  static_cast<int>(num_experts));
     NMOE_CUDA_CHECK(cudaGetLastError());
   }
@@ -214,7 +232,7 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
                                                   static_cast<int>(num_chunks), static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
   if (num_chunks > 0) {
-    place_kernel<<<blocks, kWarp, expert_bytes, ctx.stream>>>(experts, next_rows, plan.row_of.data<int32_t>(),
+    place_kernel<<<blocks, kWarp, expert_bytes, ctx.stream>>>(experts, parts, next_rows, plan.row_of.data<int32_t>(),
                                                               num_copies, chunk_copies, static_cast<int>(num_experts));
     NMOE_CUDA_CHECK(cudaGetLastError());
   }

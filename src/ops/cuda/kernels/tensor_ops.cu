@@ -44,11 +44,11 @@ void fill_words(Context& ctx, Tensor x, uint64_t bits) {
 
 // Some 150 operations in double precision an element: a multiple of what writing it takes.
 __global__ void __launch_bounds__(kThreads)
-    normal_kernel(float* x, int64_t size, uint64_t seed, uint64_t stream, double std, double mass_below) {
+    normal_kernel(float* x, int64_t size, TruncatedNormal draws, double mass_below) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= size) return;
-  const double u = random::to_unit(random::bits(seed, stream, static_cast<uint64_t>(i)));
-  x[i] = static_cast<float>(std * random::truncated_normal(u, mass_below));
+  const double u = random::to_unit(random::bits(draws.seed, draws.stream, static_cast<uint64_t>(draws.first + i)));
+  x[i] = static_cast<float>(draws.std * random::truncated_normal(u, mass_below));
 }
 
 // The bits of `value` as an element of `dtype`, in the low bytes.
@@ -187,7 +187,7 @@ void fill_truncated_normal(Context& ctx, const FillTruncatedNormal& args) {
   float* values = x.data<float>();
   if (ctx.counting() || x.num_elements() == 0) return;
   normal_kernel<<<grid_size(ceil_div(x.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
-      values, x.num_elements(), draws.seed, draws.stream, draws.std, normal_mass_below(-draws.truncation));
+      values, x.num_elements(), draws, normal_mass_below(-draws.truncation));
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

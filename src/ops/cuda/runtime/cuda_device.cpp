@@ -127,6 +127,24 @@ std::optional<DeviceMemoryUse> CudaDevice::memory_use() const {
                          .free_bytes = static_cast<int64_t>(free_bytes)};
 }
 
+void CudaDevice::enable_peer_access(int index) {
+  if (index == index_) return;
+  make_current();
+  int can_access = 0;
+  NMOE_CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, index_, index));
+  if (can_access == 0) {
+    throw usage_error(fmt::format("CUDA devices {} and {} cannot reach each other's memory", index_, index),
+                      "share a run among devices that `nvidia-smi topo -p2p r` shows as OK, by CUDA_VISIBLE_DEVICES; or "
+                      "set parallel.ranks = 1");
+  }
+  const cudaError_t status = cudaDeviceEnablePeerAccess(index, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();  // not an error here: forget it
+  } else {
+    NMOE_CUDA_CHECK(status);
+  }
+}
+
 // An event per call is not needed: a wait is for the event as it was recorded last.
 void CudaDevice::order(Lane awaited, Lane waiting) {
   if (awaited == waiting) return;

@@ -34,6 +34,7 @@ class CudaDevice final : public Device {
   MemorySource& memory() override { return memory_; }
   MemorySource& host_memory() override { return host_memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override;
+  void enable_peer_access(int index) override;
   Arena& scratch(Lane lane) override { return state(lane).scratch; }
 
   void order(Lane awaited, Lane waiting) override;

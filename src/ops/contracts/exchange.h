@@ -1,0 +1,141 @@
+// How the ranks of a domain exchange rows and sums by writing into each other's memory (ops/peers.h). Letters and
+// conventions: ops/ops.h. Further: W ranks, M tokens of a rank at most, U slots for experts on a rank.
+//
+// A token goes once to each rank that has an expert of its, whatever number of them that is. There its copies go to
+// their rows as on one rank (contracts/moe.h); the rows of a token are summed where they are, and one row comes back.
+// Every row has one place that routing alone determines, so that nothing is counted by atomics and every sum has one
+// order.
+//
+// What an operation writes on other ranks is theirs to read behind the next peer_barrier, and they may write there
+// again behind the one after their reading.
+#pragma once
+
+#include "base/error.h"
+#include "ops/peers.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits longer than
+// the peers' timeout says so in their report, has every rank give up, and lets the lane go on: what follows works on
+// whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
+struct PeerBarrier {
+  const Peers& peers;
+};
+
+// Which tokens go to which rank.
+struct ExchangePlan {
+  Tensor send_row;   // [T, W] i32: the token's row among those that go to a rank, in the order of tokens; -1: none goes
+  Tensor num_sent;   // [W] i32 rows that go to a rank
+  Tensor placement;  // [E] i32: an expert's rank times U, plus its slot there
+  int64_t num_slots = 0;  // U
+};
+struct BuildExchangePlan {
+  Tensor top_idx;     // [T, K] i32
+  ExchangePlan plan;  // send_row, num_sent =
+  Tensor counts;      // [E] i32 += copies that go to each expert; undefined: not wanted
+};
+
+// What a rank receives of all others' tokens: those of rank w in the first rows of part w.
+struct ExchangeInbox {
+  Tensor rows;     // [W, M, D]
+  Tensor slots;    // [W, M, K] i32: where a choice's expert is here; -1: not here
+  Tensor weights;  // [W, M, K] stat, of all choices
+  Tensor counts;   // [W] i32 rows that came
+};
+// Puts each token into the inboxes of the ranks that it goes to.
+struct ExchangeSend {
+  const Peers& peers;
+  ExchangePlan plan;
+  Tensor x;             // [T, D]
+  Tensor top_idx;       // [T, K] i32; undefined: rows alone, the rest is there since an earlier sending
+  Tensor weights;       // [T, K] stat; with top_idx
+  ExchangeInbox inbox;  // = on other ranks and this one
+};
+
+// What comes back to a rank for its tokens: from rank w in the rows that it sent there, in part w.
+struct ExchangeReturns {
+  Tensor rows;     // [W, M, D]
+  Tensor weights;  // [W, M, K] stat
+};
+// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from.
+struct ExchangeReturn {
+  const Peers& peers;
+  Tensor rows;              // [R, D]
+  Tensor row_weight;        // [R] stat, of which each copy's goes back as it is; undefined: none do
+  Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
+  Tensor counts;            // [W] i32, of the inbox
+  ExchangeReturns returns;  // = on other ranks and this one
+};
+// The sum of what the ranks returned for a token, in their order.
+struct ExchangeCollect {
+  ExchangePlan plan;
+  Tensor top_idx;  // [T, K] i32; for weights
+  ExchangeReturns returns;
+  Tensor y;  // = [T, D]
+  bool accumulate = false;
+  Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
+};
+
+// The elements [begin, end) of each rank's tensor `x`, flattened, become this rank's part of their sum: rank 0's value,
+// plus rank 1's and so on, each addition rounded to the dtype (F32, F64 or I32). Other ranks' values stay.
+struct PeerSum {
+  const Peers& peers;
+  Tensor x;  // shared
+  int64_t begin = 0, end = 0;
+};
+// Those elements of every rank's `x` become this rank's. Any dtype.
+struct PeerSpread {
+  const Peers& peers;
+  Tensor x;  // shared
+  int64_t begin = 0, end = 0;
+};
+
+// What both devices check of the above.
+inline void check_exchange_plan(const BuildExchangePlan& args) {
+  const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
+  NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&
+                 (!args.counts.defined() || args.counts.dim(0) == E),
+             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}", args.top_idx.shape(),
+             E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape());
+}
+
+inline void check_exchange_send(const ExchangeSend& args) {
+  const ExchangeInbox& inbox = args.inbox;
+  const int64_t T = args.x.dim(0), W = args.peers.count(), M = inbox.rows.dim(1);
+  NMOE_CHECK(T <= M && inbox.rows.shape() == Shape({W, M, args.x.dim(1)}) && inbox.rows.dtype() == args.x.dtype() &&
+                 args.plan.send_row.shape() == Shape({T, W}),
+             "sending {} {} by {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(), args.plan.send_row.shape(),
+             dtype_name(inbox.rows.dtype()), inbox.rows.shape());
+  if (!args.top_idx.defined()) return;
+  const Shape choices({W, M, args.top_idx.dim(1)});
+  NMOE_CHECK(args.weights.shape() == args.top_idx.shape() && inbox.slots.shape() == choices &&
+                 inbox.weights.shape() == choices && inbox.counts.dim(0) == W,
+             "sending choices {} and weights {} into {}, {} and {}", args.top_idx.shape(), args.weights.shape(),
+             inbox.slots.shape(), inbox.weights.shape(), inbox.counts.shape());
+}
+
+inline void check_exchange_return(const ExchangeReturn& args) {
+  const ExchangeReturns& returns = args.returns;
+  const int64_t W = args.peers.count(), M = returns.rows.dim(1), K = args.row_of.dim(1);
+  NMOE_CHECK(returns.rows.shape() == Shape({W, M, args.rows.dim(1)}) && returns.rows.dtype() == args.rows.dtype() &&
+                 args.row_of.shape() == Shape({W * M, K}) && args.counts.dim(0) == W &&
+                 (!args.row_weight.defined() || returns.weights.shape() == Shape({W, M, K})),
+             "returning {} {} by {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.row_of.shape(),
+             dtype_name(returns.rows.dtype()), returns.rows.shape());
+}
+
+inline void check_exchange_collect(const ExchangeCollect& args) {
+  const int64_t T = args.y.dim(0), W = args.plan.num_sent.dim(0), M = args.returns.rows.dim(1);
+  NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, args.y.dim(1)}) &&
+                 args.returns.rows.dtype() == args.y.dtype() && args.plan.send_row.shape() == Shape({T, W}) &&
+                 args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
+             "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
+             args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
+}
+
+inline void check_peer_range(const Tensor& x, int64_t begin, int64_t end) {
+  NMOE_CHECK(begin >= 0 && begin <= end && end <= x.num_elements(), "elements [{}, {}) of {}", begin, end, x.shape());
+}
+
+}  // namespace nmoe

@@ -1,0 +1,242 @@
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "ops/cpu/operations.h"
+
+namespace nmoe::cpu {
+namespace {
+
+// How long a rank that waits spins before it sleeps, and how often it then looks at whether a peer has failed.
+constexpr int kSpins = 2000;
+constexpr auto kNap = std::chrono::microseconds(50);
+
+template <class Real>
+std::vector<Real*> pointers_of(const Peers& peers, const Tensor& mine) {
+  std::vector<Real*> pointers;
+  for (int64_t rank = 0; rank < peers.count(); ++rank) pointers.push_back(peers.on(rank, mine).data<Real>());
+  return pointers;
+}
+
+void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, int64_t barrier, int64_t rank) {
+  const auto deadline = std::chrono::steady_clock::now() + peers.timeout();
+  for (int spins = 0; arrived.load(std::memory_order_acquire) < barrier; ++spins) {
+    if (spins < kSpins) continue;
+    peers.check();
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw runtime_error(
+          fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", peers.index(),
+                      std::chrono::duration<double>(peers.timeout()).count(), rank, barrier),
+          "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+}  // namespace
+
+template <class Real>
+void peer_barrier(Context& ctx, const PeerBarrier& args) {
+  const Peers& peers = args.peers;
+  if (ctx.counting() || peers.alone()) return;
+  const Peers::Barrier& state = peers.barrier();
+  const int64_t barrier = ++*state.count.data<int64_t>();
+  for (int64_t rank = 0; rank < peers.count(); ++rank) {
+    int64_t& mine = peers.on(rank, state.arrivals).data<int64_t>()[peers.index()];
+    std::atomic_ref(mine).store(barrier, std::memory_order_release);
+  }
+  for (int64_t rank = 0; rank < peers.count(); ++rank) {
+    wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]), barrier, rank);
+  }
+}
+
+template <class Real>
+void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
+  const ExchangePlan& plan = args.plan;
+  const int64_t num_tokens = args.top_idx.dim(0), top_k = args.top_idx.dim(1), num_experts = plan.placement.dim(0),
+                num_ranks = plan.num_sent.dim(0);
+  check_exchange_plan(args);
+  if (ctx.counting()) return;
+  const int32_t* experts = args.top_idx.data<int32_t>();
+  const int32_t* placement = plan.placement.data<int32_t>();
+  int32_t* send_row = plan.send_row.data<int32_t>();
+  int32_t* num_sent = plan.num_sent.data<int32_t>();
+  std::fill_n(num_sent, num_ranks, 0);
+  std::fill_n(send_row, num_tokens * num_ranks, -1);
+  int32_t* counts = args.counts.defined() ? args.counts.data<int32_t>() : nullptr;
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int32_t expert = experts[token * top_k + k];
+      NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", token, expert, num_experts);
+      if (counts != nullptr) ++counts[expert];
+      const int64_t rank = placement[expert] / plan.num_slots;
+      int32_t& row = send_row[token * num_ranks + rank];
+      if (row < 0) row = num_sent[rank]++;
+    }
+  }
+}
+
+template <class Real>
+void exchange_send(Context& ctx, const ExchangeSend& args) {
+  const Peers& peers = args.peers;
+  check_exchange_send(args);
+  if (ctx.counting()) return;
+  const int64_t num_tokens = args.x.dim(0), width = args.x.dim(1), num_ranks = peers.count();
+  const int64_t part = peers.index() * args.inbox.rows.dim(1);  // this rank's rows in an inbox
+  const bool with_choices = args.top_idx.defined();
+  const int64_t top_k = with_choices ? args.top_idx.dim(1) : 0;
+  const Real* x = args.x.data<Real>();
+  const int32_t* send_row = args.plan.send_row.data<int32_t>();
+  const int32_t* placement = args.plan.placement.data<int32_t>();
+  const auto rows = pointers_of<Real>(peers, args.inbox.rows);
+  const auto slots = with_choices ? pointers_of<int32_t>(peers, args.inbox.slots) : std::vector<int32_t*>();
+  const auto weights = with_choices ? pointers_of<Real>(peers, args.inbox.weights) : std::vector<Real*>();
+  if (with_choices) {
+    const auto counts = pointers_of<int32_t>(peers, args.inbox.counts);
+    for (int64_t rank = 0; rank < num_ranks; ++rank) {
+      counts[static_cast<size_t>(rank)][peers.index()] = args.plan.num_sent.data<int32_t>()[rank];
+    }
+  }
+  parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t rank = 0; rank < num_ranks; ++rank) {
+        const auto to = static_cast<size_t>(rank);
+        const int64_t sent = send_row[token * num_ranks + rank];
+        if (sent < 0) continue;
+        const int64_t row = part + sent;
+        std::memcpy(rows[to] + row * width, x + token * width, static_cast<size_t>(width) * sizeof(Real));
+        for (int64_t k = 0; k < top_k; ++k) {
+          const int64_t place = placement[args.top_idx.data<int32_t>()[token * top_k + k]];
+          const bool is_there = place / args.plan.num_slots == rank;
+          slots[to][row * top_k + k] = is_there ? static_cast<int32_t>(place % args.plan.num_slots) : -1;
+          weights[to][row * top_k + k] = args.weights.data<Real>()[token * top_k + k];
+        }
+      }
+    }
+  });
+}
+
+template <class Real>
+void exchange_return(Context& ctx, const ExchangeReturn& args) {
+  const Peers& peers = args.peers;
+  check_exchange_return(args);
+  if (ctx.counting()) return;
+  const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1), top_k = args.row_of.dim(1);
+  const int64_t part = peers.index() * max_tokens;  // this rank's rows in what others get back
+  const bool with_weights = args.row_weight.defined();
+  const Real* rows = args.rows.data<Real>();
+  const int32_t* row_of = args.row_of.data<int32_t>();
+  const int32_t* counts = args.counts.data<int32_t>();
+  const auto returned = pointers_of<Real>(peers, args.returns.rows);
+  const auto weights = with_weights ? pointers_of<Real>(peers, args.returns.weights) : std::vector<Real*>();
+  for (int64_t rank = 0; rank < peers.count(); ++rank) {
+    const auto home = static_cast<size_t>(rank);
+    parallel_blocks(ctx, counts[rank], task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
+      for (int64_t token = begin; token < end; ++token) {
+        const int32_t* copies = row_of + (rank * max_tokens + token) * top_k;
+        Real* const target = returned[home] + (part + token) * width;
+        std::fill_n(target, width, Real{0});
+        for (int64_t k = 0; k < top_k; ++k) {
+          const int32_t row = copies[k];
+          if (with_weights) {
+            weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
+          }
+          if (row < 0) continue;
+          const Real* source = rows + row * width;
+#pragma omp simd
+          for (int64_t i = 0; i < width; ++i) target[i] += source[i];
+        }
+      }
+    });
+  }
+}
+
+template <class Real>
+void exchange_collect(Context& ctx, const ExchangeCollect& args) {
+  check_exchange_collect(args);
+  if (ctx.counting()) return;
+  const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1), top_k = args.top_idx.dim(1),
+                num_ranks = args.plan.num_sent.dim(0), max_tokens = args.returns.rows.dim(1);
+  const int32_t* send_row = args.plan.send_row.data<int32_t>();
+  const int32_t* placement = args.plan.placement.data<int32_t>();
+  const int32_t* experts = args.top_idx.data<int32_t>();
+  const Real* rows = args.returns.rows.data<Real>();
+  parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
+    for (int64_t token = begin; token < end; ++token) {
+      Real* const target = args.y.data<Real>() + token * width;
+      if (!args.accumulate) std::fill_n(target, width, Real{0});
+      for (int64_t rank = 0; rank < num_ranks; ++rank) {
+        const int64_t row = send_row[token * num_ranks + rank];
+        if (row < 0) continue;
+        const Real* source = rows + (rank * max_tokens + row) * width;
+#pragma omp simd
+        for (int64_t i = 0; i < width; ++i) target[i] += source[i];
+      }
+      for (int64_t k = 0; args.weights.defined() && k < top_k; ++k) {
+        const int64_t rank = placement[experts[token * top_k + k]] / args.plan.num_slots;
+        const int64_t row = rank * max_tokens + send_row[token * num_ranks + rank];
+        args.weights.data<Real>()[token * top_k + k] = args.returns.weights.data<Real>()[row * top_k + k];
+      }
+    }
+  });
+}
+
+namespace {
+
+template <class T>
+void sum_part(Context& ctx, const PeerSum& args) {
+  const auto from = pointers_of<T>(args.peers, args.x);
+  T* const target = from[static_cast<size_t>(args.peers.index())];
+  parallel_blocks(ctx, args.end - args.begin, kTaskElements, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = args.begin + begin; i < args.begin + end; ++i) {
+      T sum = from[0][i];
+      for (size_t rank = 1; rank < from.size(); ++rank) sum += from[rank][i];
+      target[i] = sum;
+    }
+  });
+}
+
+}  // namespace
+
+template <class Real>
+void peer_sum(Context& ctx, const PeerSum& args) {
+  check_peer_range(args.x, args.begin, args.end);
+  if (ctx.counting() || args.peers.alone()) return;
+  switch (args.x.dtype()) {
+    case DType::kF32:
+      return sum_part<float>(ctx, args);
+    case DType::kF64:
+      return sum_part<double>(ctx, args);
+    case DType::kI32:
+      return sum_part<int32_t>(ctx, args);
+    default:
+      NMOE_CHECK(false, "a sum over ranks of {}", dtype_name(args.x.dtype()));
+  }
+}
+
+template <class Real>
+void peer_spread(Context& ctx, const PeerSpread& args) {
+  check_peer_range(args.x, args.begin, args.end);
+  if (ctx.counting() || args.peers.alone()) return;
+  const auto element = static_cast<int64_t>(dtype_bytes(args.x.dtype()));
+  const int64_t first = args.begin * element, num_bytes = (args.end - args.begin) * element;
+  const auto* source = static_cast<const std::byte*>(args.x.raw()) + first;
+  for (int64_t rank = 0; rank < args.peers.count(); ++rank) {
+    if (rank == args.peers.index()) continue;
+    std::byte* target = static_cast<std::byte*>(args.peers.on(rank, args.x).raw()) + first;
+    parallel_blocks(ctx, num_bytes, kTaskElements * 4, [&](int64_t begin, int64_t end, int) {
+      std::memcpy(target + begin, source + begin, static_cast<size_t>(end - begin));
+    });
+  }
+}
+
+NMOE_CPU_INSTANTIATE(peer_barrier, PeerBarrier)
+NMOE_CPU_INSTANTIATE(build_exchange_plan, BuildExchangePlan)
+NMOE_CPU_INSTANTIATE(exchange_send, ExchangeSend)
+NMOE_CPU_INSTANTIATE(exchange_return, ExchangeReturn)
+NMOE_CPU_INSTANTIATE(exchange_collect, ExchangeCollect)
+NMOE_CPU_INSTANTIATE(peer_sum, PeerSum)
+NMOE_CPU_INSTANTIATE(peer_spread, PeerSpread)
+
+}  // namespace nmoe::cpu

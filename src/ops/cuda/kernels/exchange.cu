@@ -1,0 +1,359 @@
+// Rows to the experts of other ranks and back (contracts/exchange.h), by plain stores into their memory.
+//
+// The plan is a stable partition of tokens by rank in two kernels: blocks count the tokens of their chunk that go to
+// each rank, then each places its own behind those of the chunks before it.
+//
+// Sending and returning are bound by NVLink: a warp moves a row, 16 bytes a lane at a time. Written vectors are whole
+// 128-byte packets, which is what the link carries best. Collecting is bound by this device's memory.
+#include <algorithm>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/peer_memory.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kPlanThreads = 1024;
+constexpr int kRowThreads = 512;  // of a block whose warps move a row each
+constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int64_t kMaxExperts = 4096;
+static_assert(kPlanThreads == kWarp * kWarp && kMaxPeers <= kPlanThreads);
+
+struct Placement {
+  const int32_t* place;  // [E]: an expert's rank times num_slots, plus its slot
+  int num_slots;
+  int num_ranks;
+
+  __device__ int rank(int expert) const { return place[expert] / num_slots; }
+  __device__ int slot(int expert) const { return place[expert] % num_slots; }
+};
+
+// Whether one of a token's experts is on `rank`.
+__device__ bool goes_to(const int32_t* experts, int top_k, const Placement& placement, int rank) {
+  bool goes = false;
+  for (int k = 0; k < top_k; ++k) goes |= placement.rank(experts[k]) == rank;
+  return goes;
+}
+
+// chunk_sent[chunk][rank] = tokens of the chunk that go to a rank; loads [E] += (may be null). One block a chunk of
+// kPlanThreads tokens, one thread a token.
+__global__ void __launch_bounds__(kPlanThreads)
+    count_sent_kernel(const int32_t* top_idx, Placement placement, int32_t* chunk_sent, int32_t* loads,
+                      int64_t num_tokens, int top_k, int num_experts) {
+  extern __shared__ int32_t chunk_loads[];
+  for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kPlanThreads) chunk_loads[e] = 0;
+  __syncthreads();
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kPlanThreads + threadIdx.x;
+  const bool is_there = token < num_tokens;
+  const int32_t* experts = top_idx + token * top_k;
+  for (int k = 0; is_there && k < top_k; ++k) {
+    if (experts[k] < 0 || experts[k] >= num_experts) __trap();
+    atomicAdd(&chunk_loads[experts[k]], 1);
+  }
+  for (int rank = 0; rank < placement.num_ranks; ++rank) {
+    const int sent = __syncthreads_count(is_there && goes_to(experts, top_k, placement, rank));
+    if (threadIdx.x == 0) chunk_sent[static_cast<int64_t>(blockIdx.x) * placement.num_ranks + rank] = sent;
+  }
+  for (int e = static_cast<int>(threadIdx.x); loads != nullptr && e < num_experts; e += kPlanThreads) {
+    if (chunk_loads[e] > 0) atomicAdd(&loads[e], chunk_loads[e]);
+  }
+}
+
+// send_row, num_sent =. Blocks and threads as above; with no tokens at all, one block.
+__global__ void __launch_bounds__(kPlanThreads)
+    place_sent_kernel(const int32_t* top_idx, Placement placement, const int32_t* chunk_sent, int32_t* send_row,
+                      int32_t* num_sent, int64_t num_tokens, int top_k) {
+  __shared__ int32_t before[kMaxPeers];  // tokens of earlier chunks that go to a rank
+  __shared__ int32_t warp_sent[kWarp];
+  const int num_ranks = placement.num_ranks, thread = static_cast<int>(threadIdx.x);
+  if (thread < num_ranks) {
+    int sum = 0;
+    for (int64_t chunk = 0; chunk < blockIdx.x; ++chunk) sum += chunk_sent[chunk * num_ranks + thread];
+    before[thread] = sum;
+    if (blockIdx.x == gridDim.x - 1) {
+      num_sent[thread] =
+          num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
+    }
+  }
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kPlanThreads + thread;
+  const bool is_there = token < num_tokens;
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const bool goes = is_there && goes_to(top_idx + token * top_k, top_k, placement, rank);
+    const unsigned going = __ballot_sync(kAllLanes, goes);
+    __syncthreads();  // the last round has read warp_sent, and `before` is written
+    if (lane == 0) warp_sent[warp] = __popc(going);
+    __syncthreads();
+    int row = before[rank] + __popc(going & ((1U << lane) - 1));
+    for (int w = 0; w < warp; ++w) row += warp_sent[w];
+    if (is_there) send_row[token * num_ranks + rank] = goes ? row : -1;
+  }
+}
+
+struct Choices {
+  const int32_t* top_idx;  // [T, K]; null: not sent
+  const float* weights;
+  PeerPointers<int32_t> slots;
+  PeerPointers<float> inbox_weights;
+  PeerPointers<int32_t> counts;
+  const int32_t* num_sent;
+  Placement placement;
+  int top_k;
+};
+
+// Unit: the widest type a row is a whole number of. One warp a token.
+template <class Unit>
+__global__ void __launch_bounds__(kRowThreads)
+    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, int64_t num_tokens,
+                int64_t width, int64_t part, int index, int num_ranks) {
+  constexpr int kAhead = 4;  // units that a lane loads before it stores them
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  if (choices.top_idx != nullptr && blockIdx.x == 0 && threadIdx.x < static_cast<unsigned>(num_ranks)) {
+    choices.counts.at[threadIdx.x][index] = choices.num_sent[threadIdx.x];
+  }
+  for (int64_t token = warp; token < num_tokens; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
+    const int32_t* const rows = send_row + token * num_ranks;
+    for (int64_t first = lane; first < width; first += kAhead * kWarp) {
+      Unit values[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int64_t i = first + j * kWarp;
+        if (i < width) values[j] = x[token * width + i];
+      }
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        if (rows[rank] < 0) continue;
+        Unit* const target = inbox.at[rank] + (part + rows[rank]) * width;
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const int64_t i = first + j * kWarp;
+          if (i < width) target[i] = values[j];
+        }
+      }
+    }
+    if (choices.top_idx == nullptr) continue;
+    for (int k = lane; k < choices.top_k; k += kWarp) {
+      const int64_t copy = token * choices.top_k + k;
+      const int expert = choices.top_idx[copy];
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        if (rows[rank] < 0) continue;
+        const int64_t target = (part + rows[rank]) * choices.top_k + k;
+        choices.slots.at[rank][target] = choices.placement.rank(expert) == rank ? choices.placement.slot(expert) : -1;
+        choices.inbox_weights.at[rank][target] = choices.weights[copy];
+      }
+    }
+  }
+}
+
+struct ReturnedWeights {
+  const float* row_weight;  // [R]; null: not returned
+  PeerPointers<float> at_home;
+};
+
+// One warp a received token. kVectors: eight values at a time.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kRowThreads)
+    return_kernel(const T* rows, const int32_t* row_of, const int32_t* counts, PeerPointers<T> returned,
+                  ReturnedWeights weights, int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  for (int step = 0; step < num_ranks; ++step) {
+    const int rank = (index + step) % num_ranks;  // not all to the same one at once
+    for (int64_t token = warp; token < counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
+      const int32_t* const copies = row_of + (rank * max_tokens + token) * top_k;
+      const int64_t home = index * max_tokens + token;
+      T* const target = returned.at[rank] + home * width;
+      if constexpr (kVectors) {
+        for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
+          float sums[8] = {};
+          for (int k = 0; k < top_k; ++k) {
+            const int64_t row = copies[k];
+            if (row < 0) continue;
+            float values[8];
+            load8(rows + row * width + i, values);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sums[j] += values[j];
+          }
+          store8(target + i, sums);
+        }
+      } else {
+        for (int64_t i = lane; i < width; i += kWarp) {
+          float sum = 0.0F;
+          for (int k = 0; k < top_k; ++k) {
+            if (copies[k] >= 0) sum += to_float(rows[static_cast<int64_t>(copies[k]) * width + i]);
+          }
+          target[i] = from_float<T>(sum);
+        }
+      }
+      if (weights.row_weight == nullptr) continue;
+      for (int k = lane; k < top_k; k += kWarp) {
+        weights.at_home.at[rank][home * top_k + k] = copies[k] < 0 ? 0.0F : weights.row_weight[copies[k]];
+      }
+    }
+  }
+}
+
+struct CollectedWeights {
+  const int32_t* top_idx;
+  const float* returned;
+  float* weights;  // null: not collected
+  Placement placement;
+  int top_k;
+};
+
+// One warp a token. kVectors: eight values at a time.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kRowThreads)
+    collect_kernel(const T* returned, const int32_t* send_row, T* y, CollectedWeights collected, int64_t num_tokens,
+                   int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  if (token >= num_tokens) return;
+  const int32_t* const rows = send_row + token * num_ranks;
+  T* const target = y + token * width;
+  if constexpr (kVectors) {
+    for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
+      float sums[8] = {};
+      if (accumulate) load8(target + i, sums);
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        if (rows[rank] < 0) continue;
+        float values[8];
+        load8(returned + (rank * max_tokens + rows[rank]) * width + i, values);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[j] += values[j];
+      }
+      store8(target + i, sums);
+    }
+  } else {
+    for (int64_t i = lane; i < width; i += kWarp) {
+      float sum = accumulate ? to_float(target[i]) : 0.0F;
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        if (rows[rank] >= 0) sum += to_float(returned[(rank * max_tokens + rows[rank]) * width + i]);
+      }
+      target[i] = from_float<T>(sum);
+    }
+  }
+  if (collected.weights == nullptr) return;
+  for (int k = lane; k < collected.top_k; k += kWarp) {
+    const int64_t copy = token * collected.top_k + k;
+    const int rank = collected.placement.rank(collected.top_idx[copy]);
+    collected.weights[copy] = collected.returned[(rank * max_tokens + rows[rank]) * collected.top_k + k];
+  }
+}
+
+Placement placement_of(const ExchangePlan& plan) {
+  return {.place = plan.placement.data<int32_t>(),
+          .num_slots = static_cast<int>(plan.num_slots),
+          .num_ranks = static_cast<int>(plan.num_sent.dim(0))};
+}
+
+// Blocks that move `num_rows` rows, a warp each, several after another.
+unsigned row_blocks(const Context& ctx, int64_t num_rows) {
+  constexpr int64_t kBlocksPerSm = 4;
+  return static_cast<unsigned>(
+      std::clamp<int64_t>(ceil_div<int64_t>(num_rows, kRowWarps), 1, kBlocksPerSm * ctx.num_sms));
+}
+
+}  // namespace
+
+void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
+  check_exchange_plan(args);
+  const ExchangePlan& plan = args.plan;
+  const int64_t num_tokens = args.top_idx.dim(0), num_experts = plan.placement.dim(0), num_ranks = plan.num_sent.dim(0);
+  NMOE_CHECK(num_experts <= kMaxExperts && num_ranks <= kMaxPeers, "an exchange of {} experts on {} ranks",
+             num_experts, num_ranks);
+  const int64_t num_chunks = std::max<int64_t>(1, ceil_div<int64_t>(num_tokens, kPlanThreads));
+  ArenaScope scratch(ctx.scratch);
+  const Tensor chunk_sent = scratch.allocate(DType::kI32, {num_chunks, num_ranks});
+  if (ctx.counting()) return;
+  const int top_k = static_cast<int>(args.top_idx.dim(1));
+  const Placement placement = placement_of(plan);
+  count_sent_kernel<<<grid_size(num_chunks), kPlanThreads, static_cast<size_t>(num_experts) * sizeof(int32_t),
+                      ctx.stream>>>(args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(),
+                                    args.counts.defined() ? args.counts.data<int32_t>() : nullptr, num_tokens, top_k,
+                                    static_cast<int>(num_experts));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  place_sent_kernel<<<grid_size(num_chunks), kPlanThreads, 0, ctx.stream>>>(
+      args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(), plan.send_row.data<int32_t>(),
+      plan.num_sent.data<int32_t>(), num_tokens, top_k);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void exchange_send(Context& ctx, const ExchangeSend& args) {
+  check_exchange_send(args);
+  if (ctx.counting()) return;
+  const Peers& peers = args.peers;
+  const ExchangeInbox& inbox = args.inbox;
+  Choices choices{};
+  if (args.top_idx.defined()) {
+    choices = {.top_idx = args.top_idx.data<int32_t>(),
+               .weights = args.weights.data<float>(),
+               .slots = peer_pointers<int32_t>(peers, inbox.slots),
+               .inbox_weights = peer_pointers<float>(peers, inbox.weights),
+               .counts = peer_pointers<int32_t>(peers, inbox.counts),
+               .num_sent = args.plan.num_sent.data<int32_t>(),
+               .placement = placement_of(args.plan),
+               .top_k = static_cast<int>(args.top_idx.dim(1))};
+  }
+  const int64_t num_tokens = args.x.dim(0), row_bytes = args.x.dim(1) * static_cast<int64_t>(dtype_bytes(args.x.dtype()));
+  const auto run = [&]<class Unit>(Unit) {
+    send_kernel<<<row_blocks(ctx, num_tokens), kRowThreads, 0, ctx.stream>>>(
+        static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
+        peer_pointers<Unit>(peers, inbox.rows), choices, num_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)),
+        peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (row_bytes % 16 == 0 && aligned16(args.x.raw()) && aligned16(inbox.rows.raw())) {
+    run(uint4{});
+  } else if (row_bytes % 4 == 0) {
+    run(uint32_t{});
+  } else {
+    run(uint16_t{});
+  }
+}
+
+void exchange_return(Context& ctx, const ExchangeReturn& args) {
+  check_exchange_return(args);
+  if (ctx.counting()) return;
+  const Peers& peers = args.peers;
+  const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1);
+  const bool with_weights = args.row_weight.defined();
+  const ReturnedWeights weights{
+      .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
+      .at_home = with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}};
+  const bool vectors = can_vectorise(width, args.rows, args.returns.rows);
+  dispatch_act(args.rows.dtype(), [&]<class T>(T) {
+    const auto kernel = vectors ? return_kernel<T, true> : return_kernel<T, false>;
+    kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
+        args.rows.data<T>(), args.row_of.data<int32_t>(), args.counts.data<int32_t>(),
+        peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
+        static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(1)));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
+}
+
+void exchange_collect(Context& ctx, const ExchangeCollect& args) {
+  check_exchange_collect(args);
+  if (ctx.counting() || args.y.num_elements() == 0) return;
+  const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1);
+  const bool with_weights = args.weights.defined();
+  const CollectedWeights collected{.top_idx = args.top_idx.data<int32_t>(),
+                                   .returned = with_weights ? args.returns.weights.data<float>() : nullptr,
+                                   .weights = with_weights ? args.weights.data<float>() : nullptr,
+                                   .placement = placement_of(args.plan),
+                                   .top_k = static_cast<int>(args.top_idx.dim(1))};
+  const bool vectors = can_vectorise(width, args.y, args.returns.rows);
+  dispatch_act(args.y.dtype(), [&]<class T>(T) {
+    const auto kernel = vectors ? collect_kernel<T, true> : collect_kernel<T, false>;
+    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kRowWarps)), kRowThreads, 0, ctx.stream>>>(
+        args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected, num_tokens,
+        args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
+}
+
+}  // namespace nmoe::cuda

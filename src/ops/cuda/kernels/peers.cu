@@ -1,0 +1,193 @@
+// Where the ranks of a domain meet, and sums over them (contracts/exchange.h).
+//
+// The barrier is one block. Thread r tells rank r that this rank has come, by a release in that rank's memory, and waits
+// until rank r has told this one. Kernels that ran before it on the stream are over, so what they wrote is published
+// with the flag. Its number is counted in device memory, so that a recorded barrier is another one at every launch.
+//
+// A barrier that nobody ends is left after the timeout: the thread that gave up writes who waited for whom to host
+// memory and raises every rank's flag to give up, at which all waits end, and those to come too.
+//
+// Sums and spreading are bound by NVLink: a rank reads its part of every other's tensor, or writes it there.
+#include <algorithm>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/peer_memory.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kBarrierThreads = 96;
+constexpr unsigned kSpinsPerLook = 256;  // at the flag to give up, which is in host memory
+static_assert(kBarrierThreads >= kMaxPeers && kBarrierThreads % kWarp == 0);
+
+struct BarrierState {
+  PeerPointers<int64_t> arrivals;
+  PeerPointers<int32_t> aborted;
+  int64_t* count;
+  int64_t* report;
+  int64_t index, num_ranks;
+  uint64_t timeout_ns;
+};
+
+__device__ void give_up(const BarrierState& state, int64_t rank, int64_t barrier) {
+  auto* const taken = reinterpret_cast<unsigned long long*>(state.report);
+  state.report[1] = state.index;
+  state.report[2] = rank;
+  state.report[3] = barrier;
+  __threadfence_system();
+  *reinterpret_cast<volatile unsigned long long*>(taken) = 1;
+  __threadfence_system();
+  for (int64_t peer = 0; peer < state.num_ranks; ++peer) store_relaxed_system(state.aborted.at[peer], 1);
+}
+
+__global__ void __launch_bounds__(kBarrierThreads) barrier_kernel(BarrierState state) {
+  __shared__ int64_t barrier;
+  __shared__ int gave_up;
+  if (threadIdx.x == 0) {
+    barrier = ++*state.count;
+    gave_up = 0;
+    __threadfence_system();
+  }
+  __syncthreads();
+  const int64_t rank = threadIdx.x;
+  if (rank >= state.num_ranks) return;
+  store_release_system(state.arrivals.at[rank] + state.index, barrier);
+  const int64_t* const arrived = state.arrivals.at[state.index] + rank;
+  const uint64_t begin = global_time_ns();
+  for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
+    if (spins % kSpinsPerLook != 0) continue;
+    if (load_relaxed_system(state.aborted.at[state.index]) != 0) return;
+    if (global_time_ns() - begin > state.timeout_ns) {
+      if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
+      return;
+    }
+  }
+}
+
+// Unit: what is added, or two or four of them.
+template <class T>
+struct Packed;
+template <>
+struct Packed<float> {
+  using Type = float4;
+  static __device__ void add(float4& sum, const float4& x) {
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+};
+template <>
+struct Packed<double> {
+  using Type = double2;
+  static __device__ void add(double2& sum, const double2& x) { sum.x += x.x, sum.y += x.y; }
+};
+template <>
+struct Packed<int32_t> {
+  using Type = int4;
+  static __device__ void add(int4& sum, const int4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
+};
+
+// kVectors: [begin, end) in units of 16 bytes.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(PeerPointers<T> x, int64_t index, int64_t num_ranks, int64_t begin, int64_t end) {
+  using Unit = std::conditional_t<kVectors, typename Packed<T>::Type, T>;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < end; i += stride) {
+    Unit sum = reinterpret_cast<const Unit*>(x.at[0])[i];
+    for (int64_t rank = 1; rank < num_ranks; ++rank) {
+      const Unit value = reinterpret_cast<const Unit*>(x.at[rank])[i];
+      if constexpr (kVectors) {
+        Packed<T>::add(sum, value);
+      } else {
+        sum += value;
+      }
+    }
+    reinterpret_cast<Unit*>(x.at[index])[i] = sum;
+  }
+}
+
+template <class T>
+void sum_part(Context& ctx, const PeerSum& args) {
+  constexpr int64_t kUnit = 16 / sizeof(T);
+  const auto x = peer_pointers<T>(args.peers, args.x);
+  const bool vectors = args.begin % kUnit == 0 && args.end % kUnit == 0 && aligned16(args.x.raw());
+  const int64_t unit = vectors ? kUnit : 1, begin = args.begin / unit, end = args.end / unit;
+  const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>(end - begin, kThreads), 4L * ctx.num_sms);
+  const auto kernel = vectors ? sum_kernel<T, true> : sum_kernel<T, false>;
+  kernel<<<grid_size(blocks), kThreads, 0, ctx.stream>>>(x, args.peers.index(), args.peers.count(), begin, end);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+// Elements of Unit bytes.
+template <class Unit>
+__global__ void __launch_bounds__(kThreads)
+    spread_kernel(PeerPointers<Unit> x, int64_t index, int64_t num_ranks, int64_t begin, int64_t end) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < end; i += stride) {
+    const Unit value = x.at[index][i];
+    for (int64_t step = 1; step < num_ranks; ++step) x.at[(index + step) % num_ranks][i] = value;
+  }
+}
+
+template <class Unit>
+void spread_units(Context& ctx, const Peers& peers, const Tensor& x, int64_t first_byte, int64_t last_byte) {
+  const int64_t begin = first_byte / static_cast<int64_t>(sizeof(Unit)), end = last_byte / static_cast<int64_t>(sizeof(Unit));
+  const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>(end - begin, kThreads), 4L * ctx.num_sms);
+  spread_kernel<Unit><<<grid_size(blocks), kThreads, 0, ctx.stream>>>(peer_pointers<Unit>(peers, x), peers.index(),
+                                                                      peers.count(), begin, end);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void peer_barrier(Context& ctx, const PeerBarrier& args) {
+  const Peers& peers = args.peers;
+  if (ctx.counting() || peers.alone()) return;
+  const Peers::Barrier& barrier = peers.barrier();
+  const BarrierState state{
+      .arrivals = peer_pointers<int64_t>(peers, barrier.arrivals),
+      .aborted = peer_pointers<int32_t>(peers, barrier.aborted),
+      .count = barrier.count.data<int64_t>(),
+      .report = barrier.report.data<int64_t>(),
+      .index = peers.index(),
+      .num_ranks = peers.count(),
+      .timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(peers.timeout()).count())};
+  barrier_kernel<<<1, kBarrierThreads, 0, ctx.stream>>>(state);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void peer_sum(Context& ctx, const PeerSum& args) {
+  check_peer_range(args.x, args.begin, args.end);
+  if (ctx.counting() || args.peers.alone() || args.begin == args.end) return;
+  switch (args.x.dtype()) {
+    case DType::kF32:
+      return sum_part<float>(ctx, args);
+    case DType::kF64:
+      return sum_part<double>(ctx, args);
+    case DType::kI32:
+      return sum_part<int32_t>(ctx, args);
+    default:
+      NMOE_CHECK(false, "a sum over ranks of {}", dtype_name(args.x.dtype()));
+  }
+}
+
+void peer_spread(Context& ctx, const PeerSpread& args) {
+  check_peer_range(args.x, args.begin, args.end);
+  if (ctx.counting() || args.peers.alone() || args.begin == args.end) return;
+  const auto element = static_cast<int64_t>(dtype_bytes(args.x.dtype()));
+  const int64_t first = args.begin * element, last = args.end * element;
+  if (first % 16 == 0 && last % 16 == 0 && aligned16(args.x.raw())) {
+    spread_units<uint4>(ctx, args.peers, args.x, first, last);
+  } else if (element % 4 == 0) {
+    spread_units<uint32_t>(ctx, args.peers, args.x, first, last);
+  } else if (element == 2) {
+    spread_units<uint16_t>(ctx, args.peers, args.x, first, last);
+  } else {
+    spread_units<uint8_t>(ctx, args.peers, args.x, first, last);
+  }
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,69 @@
+// Peers: the ranks of a domain as operations see them, each of which reads and writes the memory of all others directly:
+// GPUs of one NVLink domain, or threads that share the host's memory.
+//
+// Some arenas of a rank are *shared*: as large on every rank and laid out alike, so that a tensor in one has a
+// counterpart at the same place on every other rank. Made by parallel/domain.h.
+//
+// Threads: used by the thread that drives the rank's device. The memory of other ranks is touched only by operations,
+// between two peer_barriers (contracts/exchange.h) that say when it may be.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// As many GPUs as an NVLink domain has today. What operations pass to a kernel is an array of so many pointers.
+inline constexpr int64_t kMaxPeers = 72;
+
+class Peers {
+ public:
+  // What peer_barrier keeps, all of it written by operations alone.
+  struct Barrier {
+    Tensor arrivals;  // [W] i64, shared: the last barrier that rank i came to, written by rank i
+    Tensor count;     // [1] i64: barriers that this rank has come to
+    Tensor aborted;   // [1] i32, shared, in host memory: not 0 once a rank has given up; written by any
+    Tensor report;    // [4] i64 in host memory that the device writes to: not 0, who, for whom, which barrier
+  };
+
+  // Rank `index` of `count` that has not met the others yet: shared tensors have shapes, and no counterparts.
+  Peers(int64_t index, int64_t count, std::chrono::milliseconds timeout);
+
+  int64_t index() const { return index_; }
+  int64_t count() const { return count_; }
+  // Whether there is anybody to exchange with.
+  bool alone() const { return count_ == 1; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // An arena's memory is shared: `bases` says where it begins on each rank.
+  void share(int64_t num_bytes, std::vector<std::byte*> bases);
+  void set_barrier(const Barrier& barrier) { barrier_ = barrier; }
+  const Barrier& barrier() const { return barrier_; }
+  // Called again and again by operations that wait on the host; throws when a peer has failed.
+  void set_check(std::function<void()> check) { check_ = std::move(check); }
+  void check() const {
+    if (check_) check_();
+  }
+
+  // The counterpart on rank `rank` of `mine`, a tensor in a shared arena of this rank.
+  Tensor on(int64_t rank, const Tensor& mine) const;
+
+ private:
+  struct Region {
+    int64_t num_bytes;
+    std::vector<std::byte*> bases;  // by rank
+  };
+
+  int64_t index_, count_;
+  std::chrono::milliseconds timeout_;
+  std::vector<Region> regions_;
+  Barrier barrier_;
+  std::function<void()> check_;
+};
+
+}  // namespace nmoe

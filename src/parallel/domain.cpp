@@ -1,0 +1,108 @@
+#include "parallel/domain.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <exception>
+
+namespace nmoe {
+namespace {
+
+constexpr ArenaKind kShared[] = {ArenaKind::kParameters, ArenaKind::kGradients, ArenaKind::kStepState,
+                                 ArenaKind::kPeerWindow, ArenaKind::kExchange};
+
+// The elements that a rank sums for all: whole packets of 128 bytes, so that no two ranks write to the same one.
+struct Part {
+  int64_t begin, end;
+};
+Part part_of(const Tensor& tensor, int64_t rank, int64_t num_ranks) {
+  const int64_t packet = 128 / static_cast<int64_t>(dtype_bytes(tensor.dtype()));
+  const int64_t size = tensor.num_elements(), packets = (size + packet - 1) / packet;
+  const auto edge = [&](int64_t index) { return std::min(size, packets * index / num_ranks * packet); };
+  return {edge(rank), edge(rank + 1)};
+}
+
+}  // namespace
+
+std::shared_ptr<RankMemory> RankMemory::make(const DeviceOptions& options, const StoragePlan& plan,
+                                             Communicator& communicator) {
+  auto device = make_device(options);
+  Device& on = *device;
+  auto memory = std::shared_ptr<RankMemory>(new RankMemory{std::move(device), Storage(on, plan)});
+  communicator.keep(memory);
+  return memory;
+}
+
+Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout)
+    : rank_(rank), peers_(rank.index(), rank.count(), timeout), num_exceptions_(std::uncaught_exceptions()) {
+  if (peers_.alone()) return;
+  Arena& window = storage[ArenaKind::kPeerWindow];
+  Arena& host = storage[ArenaKind::kExchange];
+  peers_.set_barrier({.arrivals = window.allocate(DType::kI64, {count()}),
+                      .count = storage[ArenaKind::kStepState].allocate(DType::kI64, {1}),
+                      .aborted = host.allocate(DType::kI32, {1}),
+                      .report = host.allocate(DType::kI64, {4})});
+  if (window.counting()) return;
+
+  struct Memory {
+    int64_t device_index = 0;
+    std::array<std::byte*, std::size(kShared)> blocks{};
+    std::array<int64_t, std::size(kShared)> num_bytes{};
+  };
+  Memory mine{.device_index = rank.device.index()};
+  for (size_t i = 0; i < std::size(kShared); ++i) {
+    mine.blocks[i] = static_cast<std::byte*>(storage[kShared[i]].block());
+    mine.num_bytes[i] = storage[kShared[i]].capacity();
+  }
+  const std::vector<Memory> all = rank.communicator.all_gather_values(mine);
+  for (const Memory& other : all) {
+    NMOE_CHECK(other.num_bytes == mine.num_bytes, "ranks differ in the sizes of what they share");
+    rank.device.enable_peer_access(static_cast<int>(other.device_index));
+  }
+  for (size_t i = 0; i < std::size(kShared); ++i) {
+    std::vector<std::byte*> bases;
+    for (const Memory& other : all) bases.push_back(other.blocks[i]);
+    peers_.share(mine.num_bytes[i], std::move(bases));
+  }
+  peers_.set_check([this] { rank_.communicator.check(); });
+  rank.communicator.barrier();  // nobody writes to a rank that is not ready
+}
+
+Domain::~Domain() {
+  if (std::uncaught_exceptions() > num_exceptions_) raise_abort();
+}
+
+void Domain::raise_abort() const {
+  const Tensor& aborted = peers_.barrier().aborted;
+  if (peers_.alone() || aborted.raw() == nullptr) return;
+  for (int64_t rank = 0; rank < count(); ++rank) {
+    std::atomic_ref(*peers_.on(rank, aborted).data<int32_t>()).store(1, std::memory_order_relaxed);
+  }
+}
+
+void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
+  if (peers_.alone()) return;
+  ops.peer_barrier({peers_});
+  for (const Tensor& tensor : tensors) {
+    const Part part = part_of(tensor, index(), count());
+    ops.peer_sum({peers_, tensor, part.begin, part.end});
+    ops.peer_spread({peers_, tensor, part.begin, part.end});
+  }
+  ops.peer_barrier({peers_});
+}
+
+void Domain::check() const {
+  const Peers::Barrier& barrier = peers_.barrier();
+  if (peers_.alone() || barrier.aborted.raw() == nullptr) return;
+  if (std::atomic_ref(*barrier.aborted.data<int32_t>()).load(std::memory_order_relaxed) == 0) return;
+  const int64_t* report = barrier.report.data<int64_t>();
+  if (report[0] != 0) {
+    throw runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", report[1],
+                                    std::chrono::duration<double>(peers_.timeout()).count(), report[2], report[3]),
+                        "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+  }
+  rank_.communicator.barrier();  // throws what ended the other rank, as soon as that is known
+  NMOE_CHECK(false, "rank {} gave up an exchange that no rank ended", index());
+}
+
+}  // namespace nmoe

@@ -1,0 +1,62 @@
+// Domain: the ranks whose devices reach each other's memory, and what one of them does together with the others on its
+// device, without the host. All ranks of a run are one domain.
+//
+// What a rank shares: gradients, parameters, the state of a step and the window for tokens. These arenas are laid out
+// alike on all ranks.
+//
+// Threads: driven by the one that drives the rank's device (ops/device.h). All ranks make the same calls in the same
+// order.
+#pragma once
+
+#include <chrono>
+#include <span>
+
+#include "ops/ops.h"
+#include "ops/peers.h"
+#include "ops/storage.h"
+#include "parallel/rank.h"
+
+namespace nmoe {
+
+// The memory of one rank, and the device that it lies on.
+struct RankMemory {
+  // Error (runtime) where the memory is not to be had. Kept until all ranks of the communicator have ended: others may
+  // reach it as long as one of them works.
+  static std::shared_ptr<RankMemory> make(const DeviceOptions& options, const StoragePlan& plan,
+                                          Communicator& communicator);
+
+  std::unique_ptr<Device> device;
+  Storage storage;
+};
+
+class Domain {
+ public:
+  // Meets the other ranks, and maps their memory, unless `storage` counts. A wait on the device that lasts longer than
+  // `timeout` ends the run (check()). Error (usage) where the devices cannot reach each other.
+  Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout);
+  // After an exception, has the other ranks' devices give up waiting for this one.
+  ~Domain();
+  Domain(const Domain&) = delete;
+  Domain& operator=(const Domain&) = delete;
+
+  const Peers& peers() const { return peers_; }
+  int64_t index() const { return peers_.index(); }
+  int64_t count() const { return peers_.count(); }
+
+  // Enqueues what makes each of these shared tensors its sum over all ranks, in rank order: the same bits on every rank
+  // and every time. F32, F64 or I32.
+  void all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const;
+
+  // Throws what ended the exchange of a rank, if anything has: PeerFailure, or an Error (runtime) that says who waited
+  // for whom. To be called when enqueued work is done and its results are about to be believed.
+  void check() const;
+
+ private:
+  void raise_abort() const;
+
+  Rank rank_;
+  Peers peers_;
+  int num_exceptions_;  // at the start
+};
+
+}  // namespace nmoe
