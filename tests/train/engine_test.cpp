@@ -65,11 +65,11 @@ TEST(EngineStorage, StepsUseExactlyWhatWasMeasured) {
         ready.engine.evaluate(ids, ids, losses, documents_of(ids, config));
         ready.engine.stage();
       }
-      expect_equal(ready.storage.used(), ready.plan);
+      expect_equal(ready.memory->storage.used(), ready.plan);
       EXPECT_GT(ready.plan[ArenaKind::kParameters], 0);
       EXPECT_GT(ready.plan[ArenaKind::kActivations], 0);
       EXPECT_GT(ready.plan[ArenaKind::kScratch], 0);
-      EXPECT_EQ(ready.plan.total(), ready.storage.used().total());
+      EXPECT_EQ(ready.plan.total(), ready.memory->storage.used().total());
     }
   }
 }
@@ -235,7 +235,7 @@ TEST(EngineTest, RecomputationChangesNoBit) {
     ReadyEngine ready(again);
     for (int64_t step = 1; step <= 3; ++step) random_step(ready.engine, again, step);
     EXPECT_EQ(differences(snapshot(ready.engine), snapshot(keeps_all.engine)), std::vector<std::string>{}) << level;
-    expect_equal(ready.storage.used(), ready.plan);
+    expect_equal(ready.memory->storage.used(), ready.plan);
   }
 }
 

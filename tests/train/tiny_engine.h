@@ -17,9 +17,8 @@ struct ReadyEngine {
   // One of config.parallel.ranks, which `communicator` is of.
   explicit ReadyEngine(Config config, int num_threads = 1, Communicator& communicator = single_rank())
       : plan(plan_engine_storage(with_threads(config, num_threads))),
-        device(make_device(device_options(config.run))),
-        storage(*device, plan),
-        engine(config, {*device, communicator}, storage) {
+        memory(RankMemory::make(device_options(config.run), plan, communicator)),
+        engine(config, {*memory->device, communicator}, memory->storage) {
     engine.initialise();
   }
 
@@ -28,11 +27,10 @@ struct ReadyEngine {
     return config;
   }
 
-  Ops& ops() { return device->ops(); }
+  Ops& ops() { return memory->device->ops(); }
 
   StoragePlan plan;  // as measured beforehand
-  std::unique_ptr<Device> device;
-  Storage storage;
+  std::shared_ptr<RankMemory> memory;
   Engine engine;
 };
 
