@@ -25,38 +25,48 @@ AsyncCheckpointWriter::~AsyncCheckpointWriter() {
 }
 
 void AsyncCheckpointWriter::submit(CheckpointState state, std::function<void()> until_staged) {
+  submit_work([this, state = std::move(state), until_staged = std::move(until_staged)] {
+    until_staged();
+    write_checkpoint(dir_, state);
+    prune_checkpoints(dir_, keep_last_);
+  });
+}
+
+void AsyncCheckpointWriter::submit_work(std::function<void()> work) {
   wait();
   {
     const std::lock_guard lock(mutex_);
-    until_staged_ = std::move(until_staged);
-    pending_ = std::move(state);
+    work_ = std::move(work);
   }
   changed_.notify_all();
 }
 
+bool AsyncCheckpointWriter::busy() const {
+  const std::lock_guard lock(mutex_);
+  return work_ != nullptr;
+}
+
 void AsyncCheckpointWriter::wait() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !pending_; });
+  changed_.wait(lock, [this] { return !work_; });
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void AsyncCheckpointWriter::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return pending_ || stop_; });
-    if (!pending_) return;
+    changed_.wait(lock, [this] { return work_ || stop_; });
+    if (!work_) return;
     std::exception_ptr failure;
-    lock.unlock();  // submit() leaves pending_ alone until it is empty
+    lock.unlock();  // submit_work() leaves work_ alone until it is empty
     try {
-      until_staged_();
-      write_checkpoint(dir_, *pending_);
-      prune_checkpoints(dir_, keep_last_);
+      work_();
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     failure_ = failure;
-    pending_.reset();
+    work_ = nullptr;
     changed_.notify_all();
   }
 }

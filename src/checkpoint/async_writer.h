@@ -5,7 +5,6 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
@@ -27,6 +26,10 @@ class AsyncCheckpointWriter {
   // Waits first, so there is never more than one in flight, and an earlier failure is thrown here instead of writing.
   void submit(
       CheckpointState state, std::function<void()> until_staged = [] {});
+  // The same for any work of writing, say one writer's part of a draft.
+  void submit_work(std::function<void()> work);
+  // Whether something that was submitted is still at work.
+  bool busy() const;
 
   // Returns once what was submitted is on the disk; throws what prevented it, once.
   void wait();
@@ -36,10 +39,9 @@ class AsyncCheckpointWriter {
 
   const fs::path dir_;
   const int64_t keep_last_;
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::optional<CheckpointState> pending_;  // until it is written
-  std::function<void()> until_staged_;      // of pending_
+  std::function<void()> work_;  // until it is done
   std::exception_ptr failure_;
   bool stop_ = false;
   std::thread thread_;  // last: it uses all of the above

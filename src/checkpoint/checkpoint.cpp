@@ -153,7 +153,13 @@ TensorPart part_of(const TensorSource& whole, ElementRange range) {
 }
 
 CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step)
-    : dir_(dir), step_(step), folder_((make_directories(dir), temporary_path(dir, step_name(step)))) {}
+    : CheckpointDraft(dir, step, (make_directories(dir), temporary_path(dir, step_name(step)))) {
+  own_.emplace(folder_);
+}
+
+CheckpointDraft CheckpointDraft::joined(const fs::path& dir, int64_t step, fs::path folder) {
+  return CheckpointDraft(dir, step, std::move(folder));
+}
 
 WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPart> model,
                                    std::span<const TensorPart> optimizer, ThreadPool& pool) const {
@@ -168,8 +174,8 @@ WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPar
                  expected);
       sources.push_back(source);
     }
-    std::vector<ChunkHashes> hashes = write_safetensors(folder_.path() / file, sources, pool);
-    written.files.push_back({file, fs::file_size(folder_.path() / file), ""});
+    std::vector<ChunkHashes> hashes = write_safetensors(folder_ / file, sources, pool);
+    written.files.push_back({file, fs::file_size(folder_ / file), ""});
     std::vector<ManifestTensor> entries;
     for (size_t i = 0; i < parts.size(); ++i) {
       ManifestTensor& entry = entries.emplace_back();
@@ -201,12 +207,12 @@ fs::path CheckpointDraft::publish(const CheckpointHead& head, std::span<const Wr
   manifest.model = merge_slices(model);
   manifest.optimizer = merge_slices(optimizer);
   manifest.weights_sha256 = combined_sha256(manifest.model);
-  manifest.files.push_back(write_text(folder_.path() / "config.toml", head.config_toml));
+  manifest.files.push_back(write_text(folder_ / "config.toml", head.config_toml));
   if (!head.tokenizer_json.empty()) {
-    manifest.files.push_back(write_text(folder_.path() / "tokenizer.json", head.tokenizer_json));
+    manifest.files.push_back(write_text(folder_ / "tokenizer.json", head.tokenizer_json));
   }
   if (!head.carried.empty() || !carried.empty()) {
-    const fs::path folder = folder_.path() / kCarriedFolder;
+    const fs::path folder = folder_ / kCarriedFolder;
     make_directories(folder);
     for (const CarriedFile& file : head.carried) manifest.files.push_back(carry(file, folder / file.name));
     if (!carried.empty()) {
@@ -217,11 +223,11 @@ fs::path CheckpointDraft::publish(const CheckpointHead& head, std::span<const Wr
     }
     sync_directory(folder);
   }
-  write_text(folder_.path() / "manifest.json", print_manifest(manifest));
-  sync_directory(folder_.path());
+  write_text(folder_ / "manifest.json", print_manifest(manifest));
+  sync_directory(folder_);
 
   fs::path checkpoint = dir_ / step_name(step_);
-  give_name(folder_.path(), checkpoint);
+  give_name(folder_, checkpoint);
   sync_directory(dir_);
   return checkpoint;
 }

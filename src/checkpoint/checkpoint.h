@@ -78,12 +78,6 @@ struct WriterIndex {
   int count = 1;
 };
 
-// What one of them wrote: plain values, which travel to whoever publishes.
-struct WrittenPart {
-  std::vector<ManifestFile> files;
-  std::vector<ManifestTensor> model, optimizer;  // as merge_slices() takes them
-};
-
 // A checkpoint that is being written, under a temporary name. Every writer writes its part; then one merges what they
 // report and publishes. The tensors' hashes, and with them the hash of the weights, are those that a single writer's
 // would have. Destroyed unpublished, as after an Error in any writer, it leaves nothing.
@@ -91,6 +85,10 @@ class CheckpointDraft {
  public:
   // Makes <dir>/.tmp-step_<step>-<pid>, and `dir` when needed.
   CheckpointDraft(const fs::path& dir, int64_t step);
+  // One that another has made, in `folder`, which stays the other's to publish or to remove.
+  static CheckpointDraft joined(const fs::path& dir, int64_t step, fs::path folder);
+
+  const fs::path& folder() const { return folder_; }
 
   // Writes files of this writer's own and returns when they are durable. At most one slice of each tensor, and none
   // that is empty unless the tensor is. Several threads may call it at the same time, one a writer, each with a pool of
@@ -105,9 +103,13 @@ class CheckpointDraft {
                    std::span<const TensorSource> carried, ThreadPool& pool);
 
  private:
+  CheckpointDraft(fs::path dir, int64_t step, fs::path folder)
+      : dir_(std::move(dir)), step_(step), folder_(std::move(folder)) {}
+
   fs::path dir_;
   int64_t step_;
-  TemporaryFolder folder_;
+  fs::path folder_;
+  std::optional<TemporaryFolder> own_;  // of who made it
 };
 
 // The checkpoints in `dir` in ascending order of steps; empty when there is no such folder.

@@ -71,16 +71,22 @@ ManifestTensor tensor_from_json(const Json& item) {
   return tensor;
 }
 
+// With slices, which may be a part of the tensor.
+ManifestTensor sliced_tensor_from_json(const Json& item) {
+  ManifestTensor tensor = tensor_from_json(item);
+  for (const Json& slice : item.at("slices")) {
+    tensor.slices.push_back({{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()},
+                             slice.at("file").get<std::string>()});
+  }
+  item.at("chunks").get_to(tensor.chunk_sha256);
+  return tensor;
+}
+
 std::vector<ManifestTensor> tensors_from_json(const Json& list) {
   std::vector<ManifestTensor> tensors;
   for (const Json& item : list) {
-    ManifestTensor& tensor = tensors.emplace_back(tensor_from_json(item));
-    for (const Json& slice : item.at("slices")) {
-      tensor.slices.push_back({{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()},
-                               slice.at("file").get<std::string>()});
-    }
+    ManifestTensor& tensor = tensors.emplace_back(sliced_tensor_from_json(item));
     tensor.chunks = TensorChunks(tensor.dtype, tensor.shape);
-    item.at("chunks").get_to(tensor.chunk_sha256);
     check_whole(tensor);
     NMOE_CHECK(tensor.sha256 == tensor_sha256(tensor.chunk_sha256), "hash of tensor '{}' in an intact manifest",
                tensor.name);
@@ -99,16 +105,46 @@ std::vector<ManifestTensor> whole_tensors_from_json(const Json& list, const std:
   return tensors;
 }
 
+Json files_to_json(std::span<const ManifestFile> files) {
+  Json list = Json::array();
+  for (const ManifestFile& file : files) {
+    Json entry = {{"name", file.name}, {"bytes", file.bytes}};
+    if (!file.sha256.empty()) entry["sha256"] = file.sha256;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+std::vector<ManifestFile> files_from_json(const Json& list) {
+  std::vector<ManifestFile> files;
+  for (const Json& file : list) {
+    files.push_back(
+        {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
+  }
+  return files;
+}
+
 }  // namespace
+
+std::string print_written_part(const WrittenPart& part) {
+  return Json{{"files", files_to_json(part.files)},
+              {"model", tensors_to_json(part.model)},
+              {"optimizer", tensors_to_json(part.optimizer)}}
+      .dump();
+}
+
+WrittenPart parse_written_part(std::string_view text) {
+  const Json json = Json::parse(text);
+  const auto tensors = [&](const char* group) {
+    std::vector<ManifestTensor> list;
+    for (const Json& item : json.at(group)) list.push_back(sliced_tensor_from_json(item));
+    return list;
+  };
+  return {.files = files_from_json(json.at("files")), .model = tensors("model"), .optimizer = tensors("optimizer")};
+}
 
 std::string print_manifest(const CheckpointManifest& manifest) {
   const CheckpointInfo& info = manifest.info;
-  Json files = Json::array();
-  for (const ManifestFile& file : manifest.files) {
-    Json entry = {{"name", file.name}, {"bytes", file.bytes}};
-    if (!file.sha256.empty()) entry["sha256"] = file.sha256;
-    files.push_back(std::move(entry));
-  }
   Json json = {{"format_version", kFormatVersion},
                {"step", info.step},
                {"tokens", info.tokens},
@@ -126,7 +162,7 @@ std::string print_manifest(const CheckpointManifest& manifest) {
                {"nmoe_commit", info.nmoe_commit},
                {"created_at", info.created_at},
                {"weights_sha256", manifest.weights_sha256},
-               {"files", std::move(files)},
+               {"files", files_to_json(manifest.files)},
                {"model", tensors_to_json(manifest.model)},
                {"optimizer", tensors_to_json(manifest.optimizer)}};
   json[kOwnHashKey] = own_hash(json);
@@ -166,10 +202,7 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   json.at("nmoe_commit").get_to(info.nmoe_commit);
   json.at("created_at").get_to(info.created_at);
   json.at("weights_sha256").get_to(manifest.weights_sha256);
-  for (const Json& file : json.at("files")) {
-    manifest.files.push_back(
-        {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
-  }
+  manifest.files = files_from_json(json.at("files"));
   const auto tensors = [&](const char* group) {
     const Json& list = json.at(group);
     return version == kWholeTensorsVersion ? whole_tensors_from_json(list, fmt::format("{}.safetensors", group))

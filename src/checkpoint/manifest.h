@@ -73,6 +73,15 @@ struct CheckpointManifest {
   std::vector<ManifestTensor> optimizer;
 };
 
+// What one of several writers wrote of a checkpoint: plain values, which travel to whoever publishes.
+struct WrittenPart {
+  std::vector<ManifestFile> files;
+  std::vector<ManifestTensor> model, optimizer;  // as merge_slices() takes them
+};
+// As text for another rank of the run, and back.
+std::string print_written_part(const WrittenPart& part);
+WrittenPart parse_written_part(std::string_view text);
+
 // The tensors that writers wrote slices of. `parts` are their entries, one after the other, each with one slice, the
 // hashes of its chunks alone and no hash of the tensor; the result is in the order in which names appear first.
 // Writers must agree on a tensor, and its slices be all of it, without overlap (checked).

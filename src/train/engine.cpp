@@ -64,7 +64,7 @@ void Engine::allocate_staging() {
                      .tensor = arena.allocate(dtype, weight.shape),
                      .shape = weight.spec.shape,
                      .offset = weight.offset});
-    staging_.is_written.push_back(weight.is_part() || num_whole++ % rank_.count() == rank_.index());
+    staging_.is_written.push_back(weight.is_part() || num_whole++ % rank_.count() == rank_.index() ? 1 : 0);
   };
   for (const Weight& weight : model_.weights().all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
@@ -259,11 +259,11 @@ void Engine::stage() {
   staging();
   const auto& weights = model_.weights().all();
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (staging_.is_written[i]) weights[i].begin_download(ops_, staging_.model[i].tensor.raw());
+    if (staging_.is_written[i] != 0) weights[i].begin_download(ops_, staging_.model[i].tensor.raw());
   }
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
-    if (!staging_.is_written[weights.size() + i]) continue;
+    if (staging_.is_written[weights.size() + i] == 0) continue;
     device_.begin_download(staging_.optimizer[i].tensor.raw(), state[i].tensor);
   }
   staged_->record();

@@ -39,8 +39,8 @@ namespace nmoe {
 struct StateTensors {
   std::vector<NamedPart> model;
   std::vector<NamedPart> optimizer;
-  // Of both, one after the other: whether this rank writes it. What every rank has, one writes.
-  std::vector<bool> is_written;
+  // Of both, one after the other: not 0 where this rank writes it. What every rank has, one writes.
+  std::vector<uint8_t> is_written;
 };
 
 // A value that is not finite.

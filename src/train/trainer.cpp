@@ -8,10 +8,10 @@
 #include "base/process.h"
 #include "base/signals.h"
 #include "base/text.h"
-#include "checkpoint/async_writer.h"
 #include "config/load.h"
 #include "parallel/thread_group.h"
 #include "train/batch_stream.h"
+#include "train/checkpoint_saver.h"
 #include "train/memory_plan.h"
 #include "train/recorder.h"
 #include "train/resume.h"
@@ -89,7 +89,8 @@ class Trainer {
         engine_(config_, rank_, memory_->storage),
         batches_(config_, run.data, run.stream,
                  rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
-        cursor_(batches_.cursor()) {}
+        cursor_(batches_.cursor()),
+        saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
 
   TrainSummary run();
 
@@ -130,6 +131,7 @@ class Trainer {
   std::deque<Enqueued> enqueued_;
   Progress progress_;     // of steps whose results are known
   StreamCursor cursor_;   // behind them
+  int64_t saved_step_ = -1;
   std::string collapse_;  // of a router that was found collapsed
   StepClock clock_;
   double reported_seconds_ = 0.0;
@@ -139,9 +141,9 @@ class Trainer {
   // Of rank 0 alone.
   std::optional<StopSignal> stop_;
   std::unique_ptr<Recorder> recorder_;
-  std::unique_ptr<AsyncCheckpointWriter> writer_;
   std::vector<CarriedFile> carried_;  // of the imported model that training began with
-  int64_t saved_step_ = -1;
+
+  CheckpointSaver saver_;  // last: while it writes, it uses the engine
 };
 
 void Trainer::start() {
@@ -162,7 +164,6 @@ void Trainer::start() {
   carried_ = start.carried();
   recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
                                          run_.options.commit, run_.memory.cost.flops_per_token);
-  writer_ = std::make_unique<AsyncCheckpointWriter>(checkpoint_dir(config_), config_.checkpoint.keep_last);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
   stop_.emplace();
 }
@@ -179,8 +180,11 @@ bool Trainer::enqueue_step() {
     int64_t targets = 0;
     int64_t bytes = 0;
     int64_t stops = 0;
+    int64_t written = 0;  // its part of a checkpoint
   };
-  Share mine{.targets = batches_.num_targets(), .stops = stop_requested() ? 1 : 0};
+  Share mine{.targets = batches_.num_targets(),
+             .stops = stop_requested() ? 1 : 0,
+             .written = saver_.has_written() ? 1 : 0};
   for (const int32_t target : batches_.targets()) {
     if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
   }
@@ -189,7 +193,9 @@ bool Trainer::enqueue_step() {
     all.targets += share.targets;
     all.bytes += share.bytes;
     all.stops += share.stops;
+    all.written += share.written;
   }
+  if (all.written == rank_.count()) saver_.publish();
   if (all.stops > 0) return false;
 
   Enqueued step;
@@ -297,29 +303,25 @@ void Trainer::run_validation() {
 }
 
 void Trainer::save() {
-  if (!writer_ || saved_step_ == progress_.steps) return;
-  writer_->wait();  // staging is free again after it
-  engine_.stage();
-  CheckpointState state;
-  state.info.step = progress_.steps;
-  state.info.tokens = progress_.tokens;
-  state.info.cursor = cursor_;
-  state.info.num_parameters = run_.memory.cost.parameters;
-  state.info.run_id = recorder_->run_id();
-  state.info.config_fingerprint = config_fingerprint(config_);
-  state.info.data_fingerprint = data_fingerprint(run_.data, run_.stream);
-  state.info.nmoe_version = run_.options.version;
-  state.info.nmoe_commit = run_.options.commit;
-  state.config_toml = print_config(config_);
-  state.tokenizer_json = run_.tokenizer_json;
+  if (saved_step_ == progress_.steps) return;
+  CheckpointHead head;
+  head.info.step = progress_.steps;
+  head.info.tokens = progress_.tokens;
+  head.info.cursor = cursor_;
+  head.info.num_parameters = run_.memory.cost.parameters;
+  if (recorder_) head.info.run_id = recorder_->run_id();
+  head.info.config_fingerprint = config_fingerprint(config_);
+  head.info.data_fingerprint = data_fingerprint(run_.data, run_.stream);
+  head.info.nmoe_version = run_.options.version;
+  head.info.nmoe_commit = run_.options.commit;
+  head.config_toml = print_config(config_);
+  head.tokenizer_json = run_.tokenizer_json;
   if (const auto latest = latest_checkpoint(checkpoint_dir(config_))) {
     // Whichever they were read from may be pruned by now.
     for (CarriedFile& file : carried_) file.source = *latest / kCarriedFolder / file.name;
   }
-  state.carried = carried_;
-  for (const NamedPart& part : engine_.staging().model) state.model.push_back({part.name, part.tensor});
-  for (const NamedPart& part : engine_.staging().optimizer) state.optimizer.push_back({part.name, part.tensor});
-  writer_->submit(std::move(state), [this] { engine_.wait_staged(); });
+  head.carried = carried_;
+  saver_.begin(engine_, std::move(head));
   saved_step_ = progress_.steps;
 }
 
@@ -361,12 +363,12 @@ void Trainer::record_failure(RunStatus status, const std::string& reason) {
 }
 
 void Trainer::save_after_failure() {
-  if (!writer_) return;
   try {
     save();
-    writer_->wait();
+    saver_.publish();
+    saver_.wait();
   } catch (const std::exception& error) {
-    recorder_->message(fmt::format("the state is not saved: {}", error.what()));
+    if (recorder_) recorder_->message(fmt::format("the state is not saved: {}", error.what()));
   }
 }
 
@@ -374,9 +376,10 @@ void Trainer::save_after_failure() {
 void Trainer::complete() {
   summary_.interrupted = any_rank(stop_requested());
   if (!summary_.interrupted) run_validation();
-  if (!rank_.is_first()) return;
   save();
-  writer_->wait();
+  saver_.publish();
+  saver_.wait();
+  if (!rank_.is_first()) return;
   recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
                     summary_.interrupted ? fmt::format("stopped by {}", stop_->name()) : "");
 }

@@ -141,7 +141,7 @@ TEST(RankEngines, ComputeTheSameUnderAnyRouting) {
         const StepResult result = random_step(ready.engine, config, 1);
         EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
         EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-        const auto& counts = ready.engine.router_health().at(0).counts;
+        const auto counts = ready.engine.router_health().at(0).counts;
         EXPECT_EQ(counts[static_cast<size_t>(chosen)], whole.train.batch_seqs * whole.data.seq_len);
         EXPECT_EQ(counts, expected_counts);
       });

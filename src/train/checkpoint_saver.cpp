@@ -1,0 +1,69 @@
+#include "train/checkpoint_saver.h"
+
+#include <utility>
+
+#include "checkpoint/checkpoint.h"
+
+namespace nmoe {
+namespace {
+
+// Those of `parts` that this rank writes.
+std::vector<TensorPart> written_here(std::span<const NamedPart> parts, std::span<const uint8_t> is_written) {
+  std::vector<TensorPart> chosen;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (is_written[i] == 0) continue;
+    const NamedPart& part = parts[i];
+    const NamedTensor tensor{part.name, part.tensor};
+    TensorPart& slice = chosen.emplace_back(whole_tensor(in_memory(std::span(&tensor, 1)).front()));
+    slice.shape = part.shape;
+    slice.offset = part.offset;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& rank)
+    : dir_(std::move(dir)), keep_last_(keep_last), rank_(rank), writer_(dir_, keep_last) {}
+
+void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
+  publish();
+  writer_.wait();  // staging is free again after it
+  engine.stage();
+  const int64_t step = rank_.communicator.all_gather_values(head.info.step).front();
+  if (rank_.is_first()) draft_ = std::make_shared<CheckpointDraft>(dir_, step);
+  const std::string folder =
+      rank_.communicator.all_gather(draft_ ? draft_->folder().string() : std::string()).front();
+  if (!draft_) {
+    draft_ = std::shared_ptr<CheckpointDraft>(new CheckpointDraft(CheckpointDraft::joined(dir_, step, folder)));
+  }
+  head_ = std::move(head);
+  writer_.submit_work([this, &engine] {
+    const StateTensors& state = engine.staging();
+    const std::span<const uint8_t> is_written = state.is_written;
+    const auto model = written_here(state.model, is_written.first(state.model.size()));
+    const auto optimizer = written_here(state.optimizer, is_written.subspan(state.model.size()));
+    engine.wait_staged();
+    ThreadPool pool(1);  // training has the other processors
+    written_ = draft_->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())},
+                             model, optimizer, pool);
+  });
+}
+
+void CheckpointSaver::publish() {
+  if (draft_ == nullptr) return;
+  const auto draft = std::exchange(draft_, nullptr);
+  writer_.wait();
+  std::vector<WrittenPart> parts;
+  for (const std::string& text : rank_.communicator.all_gather(print_written_part(written_))) {
+    if (rank_.is_first()) parts.push_back(parse_written_part(text));
+  }
+  if (!rank_.is_first()) return;
+  writer_.submit_work([this, draft, parts = std::move(parts)] {
+    ThreadPool pool(1);
+    draft->publish(head_, parts, {}, pool);
+    prune_checkpoints(dir_, keep_last_);
+  });
+}
+
+}  // namespace nmoe

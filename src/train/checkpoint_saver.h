@@ -1,0 +1,44 @@
+// How the ranks of a run write a checkpoint together while training goes on.
+//
+// Every rank writes files of its own, by a thread of its own, into one folder under a temporary name; when all have, and
+// have told each other what they wrote, the first one adds the manifest and gives the folder its name. So a checkpoint
+// is whole, or it is not there.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "checkpoint/async_writer.h"
+#include "train/engine.h"
+
+namespace nmoe {
+
+// One rank's. All ranks make the same calls in the same order, but for has_written().
+class CheckpointSaver {
+ public:
+  // Checkpoints go to `dir`; after each, all but the last `keep_last` are pruned (0: none). Called from the thread that
+  // drives the rank.
+  CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& rank);
+
+  // Begins to write the state of `engine`, once what was begun before is complete. Of `head`, only rank 0's counts.
+  // Errors (runtime): those of what was begun before.
+  void begin(Engine& engine, CheckpointHead head);
+  // Whether this rank has written its part of what was begun, or has failed to.
+  bool has_written() const { return draft_ != nullptr && !writer_.busy(); }
+  // Ends what was begun, if anything was; waits until all have written. The folder gets its name, by rank 0's writing
+  // thread. Error (runtime) on the rank that failed to write.
+  void publish();
+  // Until it has that name.
+  void wait() { writer_.wait(); }
+
+ private:
+  const fs::path dir_;
+  const int64_t keep_last_;
+  Rank rank_;
+  std::shared_ptr<CheckpointDraft> draft_;  // null: nothing is begun that has to be published
+  CheckpointHead head_;
+  WrittenPart written_;          // by writer_'s thread
+  AsyncCheckpointWriter writer_;  // last: it uses all of the above
+};
+
+}  // namespace nmoe
