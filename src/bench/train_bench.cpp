@@ -217,7 +217,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.load_max_over_mean = worst_load(health);
   bench.rank_load_max_over_mean = worst_rank_load(health, communicator.count());
   bench.memory = memory_of(task.plan, device);
-  bench.peak_flops = std::max(peak_before, device.peak_flops());
+  bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();
   bench.phases = time_phases(steps);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;

@@ -38,7 +38,7 @@ struct TrainBench {
   std::vector<Phase> phases;
   double tokens_per_s = 0.0;
   double flops = 0.0;       // cost.flops_per_token * tokens_per_s
-  double peak_flops = 0.0;  // measured before and after the steps, the larger; or known
+  double peak_flops = 0.0;  // of all ranks; measured before and after the steps, the larger; or known
   std::string peak_source;
   Memory memory;
   // Rows in the last timed step, in the worst layer; 0 without routers.

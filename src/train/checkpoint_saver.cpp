@@ -38,14 +38,14 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
     draft_ = std::shared_ptr<CheckpointDraft>(new CheckpointDraft(CheckpointDraft::joined(dir_, step, folder)));
   }
   head_ = std::move(head);
-  writer_.submit_work([this, &engine] {
+  writer_.submit_work([this, &engine, draft = draft_] {
     const StateTensors& state = engine.staging();
     const std::span<const uint8_t> is_written = state.is_written;
     const auto model = written_here(state.model, is_written.first(state.model.size()));
     const auto optimizer = written_here(state.optimizer, is_written.subspan(state.model.size()));
     engine.wait_staged();
     ThreadPool pool(1);  // training has the other processors
-    written_ = draft_->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())},
+    written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())},
                              model, optimizer, pool);
   });
 }

@@ -104,8 +104,6 @@ TEST_F(TrainCommandTest, TakesWhatThePlanSays) {
 TEST_F(TrainCommandTest, RanksShareABatchEqually) {
   expect_error(n(train({"parallel.ranks=3"})), 2, "every rank takes an equal share of a batch",
                "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
-  expect_error(n({"bench", "train", "tiny.toml", "--set", "parallel.ranks=2"}), 2,
-               "a bench times the steps of one rank", "parallel.ranks=1");
 }
 
 // A limit on the size of files stands for a full disk.

@@ -133,14 +133,14 @@ TEST(Validate, FindsUnequalSharesOfRanks) {
             "of a batch, in whole microbatches");
 }
 
-TEST(Validate, FindsRanksWithoutDevices) {
+TEST(Validate, FindsRanksThatCannotShareExperts) {
   Config config;
   config.train.microbatch_seqs = 1;
   config.parallel.ranks = 2;
   EXPECT_EQ(what_is_wrong(config), "");
-  config.run.device = "cuda";
+  config.model.moe.num_experts = 7;
   EXPECT_EQ(what_is_wrong(config),
-            "parallel.ranks = 2 with run.device = \"cuda\": several ranks share the work of CPU threads only");
+            "parallel.ranks = 2 with model.moe.num_experts = 7: ranks share the experts of a layer equally");
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+// Ranks on GPUs, a device each. Skipped where there are not two.
+#include <gtest/gtest.h>
+
+#include "checkpoint/reader.h"
+#include "parallel/domain.h"
+#include "train/cuda/api_calls.h"
+#include "train/trainer_fixture.h"
+
+namespace nmoe::test {
+namespace {
+
+class CudaRanks : public TrainerTest {
+ protected:
+  void SetUp() override {
+    try {
+      make_device({.kind = "cuda", .index = 1});
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  static std::vector<std::string> on(int64_t ranks, std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"run.device=cuda", "model.moe.num_experts=8", "train.microbatch_seqs=2",
+                                       "parallel.timeout_s=20", fmt::format("parallel.ranks={}", ranks)});
+    return overrides;
+  }
+  void expect_near(const std::string& name, const std::string& expected_name) const {
+    for (const char* tag : {"train/loss", "valid/loss"}) {
+      const auto curve = series(name, tag), expected = series(expected_name, tag);
+      ASSERT_EQ(curve.size(), expected.size()) << tag;
+      // bf16 rounds the sums of a token's experts once more between ranks.
+      for (const auto& [step, value] : expected) {
+        EXPECT_NEAR(curve.at(step), value, 5e-3 * std::abs(value)) << tag << " of step " << step;
+      }
+    }
+  }
+};
+
+TEST_F(CudaRanks, LearnWhatOneLearnsAndTheSameEveryTime) {
+  run("one", on(1, {"train.steps=12"}));
+  run("two", on(2, {"train.steps=12"}));
+  run("again", on(2, {"train.steps=12", "train.valid_every=1", "checkpoint.every=4"}));
+  expect_near("two", "one");
+  EXPECT_EQ(weights_of(checkpoints("two")), weights_of(checkpoints("again")));
+}
+
+TEST_F(CudaRanks, GoOnAsAnyNumber) {
+  run("straight", on(2, {"train.steps=12"}));
+  run("halves", on(2, {"train.steps=6"}));
+  run("other", on(2, {"train.steps=6"}));
+  resume("halves", on(2, {"train.steps=12"}));
+  EXPECT_EQ(weights_of(checkpoints("halves")), weights_of(checkpoints("straight")));
+  resume("other", on(1, {"train.steps=12"}));
+  expect_near("other", "straight");
+  run("first", on(1, {"train.steps=6"}));
+  resume("first", on(2, {"train.steps=12"}));
+  expect_near("first", "straight");
+}
+
+// fp32 on both devices: only the order of sums differs between one rank and two.
+TEST_F(CudaRanks, AgreeWithTheCpuInFp32) {
+  run("gpus", on(2, {"train.steps=4", "run.precision=fp32"}));
+  auto on_cpu = on(2, {"train.steps=4"});
+  on_cpu.emplace_back("run.device=cpu");
+  run("cpu", on_cpu);
+  const auto gpus = series("gpus", "train/loss"), cpu = series("cpu", "train/loss");
+  for (const auto& [step, value] : cpu) EXPECT_NEAR(gpus.at(step), value, 1e-4 * value) << step;
+}
+
+}  // namespace
+}  // namespace nmoe::test
