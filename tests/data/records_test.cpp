@@ -147,6 +147,20 @@ TEST_F(RecordsTest, Text) {
             (Lines{"1!the gzip file ends too early"}));
 }
 
+// What editors and exports of other systems put at a file's front is no part of its text.
+TEST_F(RecordsTest, AByteOrderMarkIsPassedOver) {
+  const std::string mark = "\xEF\xBB\xBF";
+  const std::string json = mark + "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+  EXPECT_EQ(told(records(write("a.jsonl", json))), (Lines{"1:one", "2:two"}));
+  EXPECT_EQ(told(records(write("a.jsonl.gz", gzip(mark.substr(0, 1)) + gzip(json.substr(1))))),
+            (Lines{"1:one", "2:two"}));
+  EXPECT_EQ(told(records(write("a.json", json))), (Lines{"1:one", "2:two"}));
+  EXPECT_EQ(told(records(write("a.txt", mark + "one"))), (Lines{"1:one"}));
+  EXPECT_EQ(told(records(write("a.txt", mark + "--\n" + mark + "two"), {.split_on = "--"})),
+            (Lines{"1:", "2:" + mark + "two"}));
+  EXPECT_EQ(told(records(write("a.txt", mark))), (Lines{"1!the file is empty"}));
+}
+
 // Documents and lines longer than any buffer, of every length around its size.
 TEST_F(RecordsTest, LongRecords) {
   std::string text;

@@ -3,15 +3,15 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/files.h"
-#include "data/prep/byte_stream.h"
 #include "data/prep/parquet_reader.h"
+#include "data/prep/text_reader.h"
+#include "data/prep/window.h"
 
 namespace nmoe {
 namespace {
@@ -19,49 +19,6 @@ namespace {
 constexpr std::string_view kWhiteSpace = " \t\r\n";
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(kWhiteSpace) == std::string_view::npos; }
-
-// A growing window on a stream: what is cut off its front makes room for more at its end. Some bytes beyond it may be
-// read, as simdjson does.
-class Window {
- public:
-  explicit Window(const fs::path& path) : stream_(open_bytes(path)), buffer_(kInitialBytes) {}
-
-  std::string_view view() const { return {buffer_.data() + begin_, end_ - begin_}; }
-  void cut(size_t bytes) { begin_ += bytes; }
-
-  // Adds bytes at the end; false when there are no more. Invalidates views. When the stream is damaged, says so and
-  // stops there.
-  bool extend() {
-    if (ended_) return false;
-    if (begin_ > 0) {
-      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-      end_ -= begin_;
-      begin_ = 0;
-    }
-    if (end_ + simdjson::SIMDJSON_PADDING >= buffer_.size()) buffer_.resize(2 * buffer_.size());
-    size_t count = 0;
-    try {
-      count = stream_->read(std::span(buffer_).subspan(end_, buffer_.size() - simdjson::SIMDJSON_PADDING - end_));
-    } catch (const DamagedStream& damage) {
-      damage_ = damage.what();
-    }
-    end_ += count;
-    ended_ = count == 0;
-    return !ended_;
-  }
-  const std::string& damage() const { return damage_; }
-  int64_t file_bytes_read() const { return stream_->file_bytes_read(); }
-
- private:
-  static constexpr size_t kInitialBytes = 1 << 18;
-
-  std::unique_ptr<ByteStream> stream_;
-  std::vector<char> buffer_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
-  bool ended_ = false;
-  std::string damage_;
-};
 
 // Lines without their '\n'.
 class LineReader {
@@ -94,75 +51,6 @@ class LineReader {
  private:
   Window window_;
   size_t last_ = 0;  // length of what next() delivered
-};
-
-// Documents of plain text, taken byte for byte.
-class TextReader final : public RecordReader {
- public:
-  TextReader(const fs::path& path, std::string separator, int64_t skip)
-      : window_(path), separator_(std::move(separator)) {
-    if (separator_.empty()) ended_ = skip > 0;
-    for (Record record; number_ < skip && next(record);) continue;
-  }
-
-  bool next(Record& record) override {
-    if (ended_) return false;
-    record = {.number = ++number_};
-    size_t line = 0;  // where in the window the line in question begins
-    for (size_t searched = 0;;) {
-      const std::string_view text = window_.view();
-      const size_t end = separator_.empty() ? std::string_view::npos : text.find('\n', std::max(line, searched));
-      if (end != std::string_view::npos) {
-        if (is_separator(text.substr(line, end - line))) return deliver(record, line, end + 1);
-        line = end + 1;
-        continue;
-      }
-      searched = text.size();
-      if (separator_.empty()) {
-        record.text.append(text);
-        window_.cut(text.size());
-        searched = 0;
-      }
-      if (window_.extend()) continue;
-      return deliver_last(record, line);
-    }
-  }
-  int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
-
- private:
-  bool is_separator(std::string_view line) const {
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    return line == separator_;
-  }
-
-  bool deliver(Record& record, size_t length, size_t consumed) {
-    record.text.assign(window_.view().substr(0, length));
-    window_.cut(consumed);
-    return true;
-  }
-
-  bool deliver_last(Record& record, size_t line) {
-    ended_ = true;
-    if (!window_.damage().empty()) {
-      record.fault = window_.damage();
-      return true;
-    }
-    if (separator_.empty()) {
-      if (record.text.empty()) record.fault = "the file is empty";
-      return true;
-    }
-    const std::string_view text = window_.view();
-    if (text.empty() && number_ == 1) record.fault = "the file is empty";
-    const bool separated = !text.empty() && is_separator(text.substr(line));
-    deliver(record, separated ? line : text.size(), text.size());
-    // Nothing after the last separator is no document.
-    return !record.text.empty() || !record.fault.empty() || separated;
-  }
-
-  Window window_;
-  std::string separator_;
-  int64_t number_ = 0;
-  bool ended_ = false;
 };
 
 std::string_view json_type_name(simdjson::dom::element_type type) {
@@ -383,7 +271,7 @@ class JsonReader final : public RecordReader {
 std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOptions& options, int64_t skip) {
   switch (file_kind(path)) {
     case FileKind::kText:
-      return std::make_unique<TextReader>(path, options.split_on, skip);
+      return open_text(path, options, skip);
     case FileKind::kJsonLines:
       return std::make_unique<JsonLinesReader>(path, options, skip);
     case FileKind::kJson:
