@@ -166,6 +166,15 @@ TEST_F(PrepCommandTest, BadRecordsAreToldAndCounted) {
   EXPECT_TRUE(contains(read_file(dir_ / "data/dropped.jsonl"), "\"record\":2,\"reason\":\"bad record\""));
 }
 
+TEST_F(PrepCommandTest, AMissingFieldIsToldWithThoseThereAre) {
+  write("a.jsonl", "{\"content\": \"one\", \"id\": 7}\n{\"content\": \"two\"}\n{\"id\": 9}\n");
+  expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 1: no field \"text\"",
+               "the object has \"content\" or \"id\": see --text-field");
+  expect_error(n({"prep", "a.jsonl", "--out", "data", "--text-field", "content"}), 1,
+               "'a.jsonl', line 3: no field \"content\"", "the object has \"id\": see --text-field");
+  output({"prep", "a.jsonl", "--out", "data", "--text-field", "content", "--skip-bad", "1"});
+}
+
 TEST_F(PrepCommandTest, LooksIntoData) {
   write("a.jsonl",
         "{\"text\": \"first text\", \"q\": \"A: \"}\n{\"text\": \"second\", \"q\": \"\"}\n"

@@ -341,12 +341,7 @@ class Preparation {
   void count_bad(const Document& document) {
     if (++bad_records_ <= options_.skip_bad) return;
     const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
-    throw runtime_error(
-        fmt::format("{}: {}", place_of(path, options_.records, document.record.number), document.record.fault),
-        options_.skip_bad == 0
-            ? "mend or remove it, or allow for N such records with --skip-bad N"
-            : fmt::format("more than the {} bad records that --skip-bad allows: raise it, or mend them",
-                          options_.skip_bad));
+    throw bad_record_error(path, options_.records, document.record, options_.skip_bad);
   }
 
   static constexpr std::string_view kBad = "bad record";

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/text.h"
 #include "data/prep/parquet_reader.h"
 #include "data/prep/text_reader.h"
 #include "data/prep/window.h"
@@ -98,8 +99,22 @@ class JsonParser {
   static bool find(const simdjson::dom::object& object, const std::string& field, simdjson::dom::element& value,
                    Record& record) {
     if (object.at_key(field).get(value) == simdjson::SUCCESS) return true;
-    if (record.fault.empty()) record.fault = fmt::format("no field \"{}\"", field);
+    if (!record.fault.empty()) return false;
+    record.fault = fmt::format("no field \"{}\"", field);
+    record.remedy = fields_remedy(object);
     return false;
+  }
+
+  static std::string fields_remedy(const simdjson::dom::object& object) {
+    constexpr size_t kShown = 12;
+    std::vector<std::string> fields;
+    for (const auto [key, value] : object) {
+      if (fields.size() == kShown) break;
+      fields.push_back(fmt::format("\"{}\"", key));
+    }
+    if (fields.empty()) return "the object is empty";
+    return fmt::format("the object has {}{}: see --text-field, --id-field and --prompt-field", join_or(fields),
+                       object.size() > kShown ? " and more" : "");
   }
 
   static void get_string(const simdjson::dom::object& object, const std::string& field, std::string& out,
@@ -280,6 +295,15 @@ std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOpt
       return open_parquet(path, options, skip);
   }
   return nullptr;
+}
+
+Error bad_record_error(const fs::path& path, const RecordOptions& options, const Record& record, int64_t allowed) {
+  const std::string skip = allowed == 0
+                               ? "allow for N such records with --skip-bad N"
+                               : fmt::format("more than the {} bad records that --skip-bad allows: raise it", allowed);
+  const std::string mend = allowed == 0 ? "mend or remove it, or " + skip : skip + ", or mend them";
+  return runtime_error(fmt::format("{}: {}", place_of(path, options, record.number), record.fault),
+                       record.remedy.empty() ? mend : fmt::format("{}; or {}", record.remedy, skip));
 }
 
 std::string place_of(const fs::path& path, const RecordOptions& options, int64_t number) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "base/error.h"
 #include "data/prep/inputs.h"
 
 namespace nmoe {
@@ -28,6 +29,8 @@ struct Record {
   std::string id;
   // Why it cannot be used, if it cannot: invalid JSON, a missing field, a wrong type, the file's early end.
   std::string fault;
+  // How the fault is mended, where more can be said than to mend it.
+  std::string remedy;
 };
 
 class RecordReader {
@@ -45,6 +48,10 @@ class RecordReader {
 // and damaged, then or while it is read; (usage) when a Parquet file has not the fields, or another type in them.
 std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
                                            int64_t skip = 0);
+
+// The Error (runtime) for a record at fault, when more of them were found than the `allowed`.
+Error bad_record_error(const std::filesystem::path& path, const RecordOptions& options, const Record& record,
+                       int64_t allowed);
 
 // "'a.jsonl', line 3", for messages; without a number where the file is one document.
 std::string place_of(const std::filesystem::path& path, const RecordOptions& options, int64_t number);
