@@ -166,6 +166,24 @@ TEST_F(PrepCommandTest, BadRecordsAreToldAndCounted) {
   EXPECT_TRUE(contains(read_file(dir_ / "data/dropped.jsonl"), "\"record\":2,\"reason\":\"bad record\""));
 }
 
+TEST_F(PrepCommandTest, FilesThatAreNoTextAreRefused) {
+  write("latin.txt", "caf\xE9\n");
+  expect_error(n({"prep", "latin.txt", "--out", "data"}), 1, "'latin.txt': the text is no valid UTF-8: byte 4 (0xE9)",
+               "convert the file to UTF-8");
+  write("program", std::string("\x7F"
+                               "ELF\2\1\1\0\0",
+                               9));
+  expect_error(n({"prep", "program", "--out", "data"}), 1, "'program': it is a program, not text", "--skip-bad");
+  for (const char* name : {"a.csv", "a.tsv.gz", "a.txt.xz", "a.tar.gz", "a.zip"}) write(name, "a,b\n1,2\n");
+  expect_error(n({"prep", "a.csv", "--out", "data"}), 2, "'a.csv' is a table, not text", "JSON lines or Parquet");
+  expect_error(n({"prep", "a.tsv.gz", "--out", "data"}), 2, "'a.tsv.gz' is a table", "JSON lines or Parquet");
+  for (const char* name : {"a.txt.xz", "a.tar.gz", "a.zip"}) {
+    expect_error(n({"prep", name, "--out", "data"}), 2, fmt::format("'{}' is compressed or packed", name), ".zst");
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "data"));
+  output({"prep", "latin.txt", "program", "train.txt", "--skip-bad", "2", "--out", "data"});
+}
+
 TEST_F(PrepCommandTest, AMissingFieldIsToldWithThoseThereAre) {
   write("a.jsonl", "{\"content\": \"one\", \"id\": 7}\n{\"content\": \"two\"}\n{\"id\": 9}\n");
   expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 1: no field \"text\"",

@@ -42,6 +42,13 @@ class RecordsTest : public FolderTest {
     return text;
   }
 
+  // Text that compression makes hardly smaller.
+  static std::string random_letters(size_t size, uint32_t seed) {
+    std::string text = random_bytes(size, seed);
+    for (char& c : text) c = static_cast<char>('0' + (c & 63));
+    return text;
+  }
+
   static std::vector<Record> records(const fs::path& path, const RecordOptions& options = {}, int64_t skip = 0) {
     std::vector<Record> all;
     const auto reader = open_records(path, options, skip);
@@ -134,7 +141,7 @@ TEST_F(RecordsTest, DamagedCompressedFiles) {
 }
 
 TEST_F(RecordsTest, Text) {
-  EXPECT_EQ(told(records(write("a.txt", "one\ntwo\xFF"))), (Lines{"1:one\ntwo\xFF"}));
+  EXPECT_EQ(told(records(write("a.txt", "one\ntwo"))), (Lines{"1:one\ntwo"}));
   EXPECT_EQ(told(records(write("a.txt", ""))), (Lines{"1!the file is empty"}));
   EXPECT_EQ(told(records(write("a.txt", "one"), {}, 1)), (Lines{}));
   const RecordOptions split{.split_on = "%%"};
@@ -143,7 +150,7 @@ TEST_F(RecordsTest, Text) {
   EXPECT_EQ(told(records(path, split, 2)), (Lines{"3:two %%\n"}));
   EXPECT_EQ(told(records(path, split, 3)), (Lines{}));
   EXPECT_EQ(told(records(write("b.txt", ""), split)), (Lines{"1!the file is empty"}));
-  EXPECT_EQ(told(records(write("c.txt.gz", gzip(random_bytes(5000, 3)).substr(0, 2000)), split)),
+  EXPECT_EQ(told(records(write("c.txt.gz", gzip(random_letters(5000, 3)).substr(0, 2000)), split)),
             (Lines{"1!the gzip file ends too early"}));
 }
 
@@ -159,6 +166,41 @@ TEST_F(RecordsTest, AByteOrderMarkIsPassedOver) {
   EXPECT_EQ(told(records(write("a.txt", mark + "--\n" + mark + "two"), {.split_on = "--"})),
             (Lines{"1:", "2:" + mark + "two"}));
   EXPECT_EQ(told(records(write("a.txt", mark))), (Lines{"1!the file is empty"}));
+}
+
+TEST_F(RecordsTest, WhatIsNoTextIsNamed) {
+  const std::string zeros(8, '\0');
+  const std::pair<std::string, std::string> contents[] = {
+      {"\xFD"
+       "7zXZ" +
+           zeros,
+       "it is an xz file, not text"},
+      {"BZh91AY", "it is a bzip2 file, not text"},
+      {gzip("text"), "it is a gzip file, not text"},
+      {zstd("text"), "it is a zstd file, not text"},
+      {"PK\x03\x04 docx", "it is a zip archive, not text"},
+      {"\xFF\xFEt" + zeros, "it is text in UTF-16, not text"},
+      {std::string(257, 'n') + "ustar  ", "it is a tar archive, not text"},
+      {"some bytes" + zeros, "its byte 11 is 0: it is no text in UTF-8"},
+  };
+  for (const auto& [content, fault] : contents) {
+    for (const char* name : {"a.txt", "a.jsonl", "a.json"}) {
+      const std::vector<Record> all = records(write(name, content));
+      ASSERT_EQ(told(all), (Lines{"1!" + fault})) << name;
+      EXPECT_FALSE(all[0].remedy.empty());
+    }
+    EXPECT_EQ(told(records(write("a.txt.gz", gzip(content)))), (Lines{"1!" + fault}));
+  }
+}
+
+TEST_F(RecordsTest, InvalidUtf8IsNamed) {
+  const std::vector<Record> all = records(write("a.txt", "one\n\xC3\xA9\xEF\xBF\xBD caf\xE9 au lait"));
+  EXPECT_EQ(told(all), (Lines{"1!the text is no valid UTF-8: byte 14 (0xE9), in its line 2"}));
+  EXPECT_NE(all[0].remedy.find("iconv -f LATIN1"), std::string::npos);
+  EXPECT_EQ(told(records(write("a.txt", "one\n--\nt\xFFwo\n--\nthree"), {.split_on = "--"})),
+            (Lines{"1:one\n", "2!the text is no valid UTF-8: byte 2 (0xFF), in its line 1", "3:three"}));
+  const std::string parquet = make_parquet("a.parquet", "SELECT unhex(h) AS text FROM (VALUES ('61'), ('C3')) t(h)");
+  EXPECT_EQ(told(records(parquet)), (Lines{"1:a", "2!the text is no valid UTF-8: byte 1 (0xC3), in its line 1"}));
 }
 
 // Documents and lines longer than any buffer, of every length around its size.
@@ -218,7 +260,7 @@ TEST_F(RecordsTest, JsonLinesSayWhatIsWrong) {
   EXPECT_EQ(told(records(write("b.jsonl", "\n \n"))), (Lines{"3!the file has no records"}));
   EXPECT_EQ(told(records(write("b.jsonl", ""))), (Lines{"1!the file has no records"}));
   const std::string good = "{\"text\": \"a\"}\n";
-  const std::string cut = write("c.jsonl.gz", gzip(good) + gzip(random_bytes(3000, 4)).substr(0, 1000));
+  const std::string cut = write("c.jsonl.gz", gzip(good) + gzip(random_letters(3000, 4)).substr(0, 1000));
   const auto damaged = told(records(cut));
   EXPECT_EQ(damaged.front(), "1:a");
   EXPECT_TRUE(damaged.back().ends_with("!the gzip file ends too early")) << damaged.back();

@@ -56,6 +56,21 @@ std::vector<fs::path> files_below(const fs::path& folder, FolderContent content)
   return files;
 }
 
+// What is said of a name before anything is read. What a file of another name holds, its reader sees (content.h).
+void check_readable(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  const std::string inner = (is_compressed(path) ? path.stem() : path).extension().string();
+  if (inner == ".csv" || inner == ".tsv") {
+    throw usage_error(fmt::format("'{}' is a table, not text", path.string()),
+                      "write it as JSON lines or Parquet, with a field for each column");
+  }
+  for (const std::string_view other : {".xz", ".bz2", ".lz4", ".lzma", ".zip", ".7z", ".rar", ".tgz", ".tar"}) {
+    if (extension != other && inner != ".tar") continue;
+    throw usage_error(fmt::format("'{}' is compressed or packed in a way that is not read", path.string()),
+                      "unpack it, or compress it as .gz or .zst");
+  }
+}
+
 }  // namespace
 
 FileKind file_kind(const fs::path& path) {
@@ -79,6 +94,7 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, c
       const auto found = fs::is_directory(path) ? files_below(path, content) : std::vector<fs::path>{path};
       named_any |= !found.empty();
       for (const fs::path& file : found) {
+        check_readable(file);
         if (seen.insert(fs::canonical(file)).second) files.push_back(file);
       }
     }

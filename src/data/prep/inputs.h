@@ -25,7 +25,8 @@ enum class FolderContent {
 
 // Each argument is a file, a folder (all that `content` says below it) or a glob (*, ?, [...]) of either. Files
 // come in the order of the arguments, those of one argument sorted by path, each file once.
-// Error (usage) when an argument names nothing; `what` says what the arguments are for.
+// Error (usage) when an argument names nothing, or a file of a kind that cannot be read (by its name: a table such as
+// .csv, another compression than gzip and zstd); `what` says what the arguments are for.
 std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what,
                                                  FolderContent content = FolderContent::kText);
 

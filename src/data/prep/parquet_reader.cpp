@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "data/prep/content.h"
 
 namespace nmoe {
 namespace {
@@ -98,6 +99,7 @@ class ParquetReader final : public RecordReader {
     take(0, options_.text_field, record.text, record);
     if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
     if (!options_.id_field.empty()) take(2, options_.id_field, record.id, record);
+    check_utf8(record);
     ++row_;
     return true;
   }

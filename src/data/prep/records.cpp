@@ -41,7 +41,7 @@ class LineReader {
       searched = text.size();
       if (window_.extend()) continue;
       // The window may have moved.
-      if (searched == 0 || !window_.damage().empty()) return false;
+      if (searched == 0 || window_.damaged()) return false;
       line = window_.view();
       last_ = searched;
       return true;
@@ -158,10 +158,12 @@ class JsonLinesReader final : public RecordReader {
       return true;
     }
     if (std::exchange(ended_, true)) return false;
-    const std::string& damage = lines_.window().damage();
-    if (damage.empty() && any_) return false;
-    record = {.number = number_ + 1, .fault = damage.empty() ? "the file has no records" : damage};
-    return true;
+    if (lines_.window().damaged()) {
+      record = lines_.window().damaged_record(number_ + 1);
+    } else {
+      record = {.number = number_ + 1, .fault = any_ ? "" : "the file has no records"};
+    }
+    return !record.fault.empty();
   }
   int64_t file_bytes_read() const override { return lines_.window().file_bytes_read(); }
 
@@ -227,8 +229,8 @@ class JsonReader final : public RecordReader {
     }
     ended_ = true;
     record = {.number = number_ + 1};
-    if (!window_.damage().empty()) {
-      record.fault = window_.damage();
+    if (window_.damaged()) {
+      record = window_.damaged_record(number_ + 1);
     } else if (!window_.view().empty() || (in_array_ && !array_closed_)) {
       record.fault = "the file ends inside a value";
     } else if (number_ == 0) {
@@ -269,7 +271,7 @@ class JsonReader final : public RecordReader {
       if (length != std::string_view::npos) return true;
       if (window_.extend()) continue;
       length = window_.view().size();
-      return end.may_end() && window_.damage().empty();
+      return end.may_end() && !window_.damaged();
     }
   }
 

@@ -27,7 +27,8 @@ struct Record {
   std::string text;
   std::string prompt;
   std::string id;
-  // Why it cannot be used, if it cannot: invalid JSON, a missing field, a wrong type, the file's early end.
+  // Why it cannot be used, if it cannot: invalid JSON or UTF-8, a missing field, a wrong type, the file's early end, a
+  // file that is no text.
   std::string fault;
   // How the fault is mended, where more can be said than to mend it.
   std::string remedy;

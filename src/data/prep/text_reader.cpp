@@ -10,7 +10,7 @@
 namespace nmoe {
 namespace {
 
-// Documents of plain text, taken byte for byte.
+// Documents of plain text in UTF-8, otherwise taken byte for byte.
 class TextReader final : public RecordReader {
  public:
   TextReader(const fs::path& path, std::string separator, int64_t skip)
@@ -52,17 +52,19 @@ class TextReader final : public RecordReader {
   bool deliver(Record& record, size_t length, size_t consumed) {
     record.text.assign(window_.view().substr(0, length));
     window_.cut(consumed);
+    check_utf8(record);
     return true;
   }
 
   bool deliver_last(Record& record, size_t line) {
     ended_ = true;
-    if (!window_.damage().empty()) {
-      record.fault = window_.damage();
+    if (window_.damaged()) {
+      record = window_.damaged_record(number_);
       return true;
     }
     if (separator_.empty()) {
       if (record.text.empty()) record.fault = "the file is empty";
+      check_utf8(record);
       return true;
     }
     const std::string_view text = window_.view();

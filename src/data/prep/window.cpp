@@ -3,7 +3,9 @@
 #include <simdjson.h>
 
 #include <cstring>
+#include <optional>
 #include <span>
+#include <utility>
 
 namespace nmoe {
 namespace {
@@ -14,7 +16,12 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 }  // namespace
 
 Window::Window(const std::filesystem::path& path) : stream_(open_bytes(path)), buffer_(kInitialBytes) {
-  while (view().size() < kByteOrderMark.size() && extend()) continue;
+  while (view().size() < kContentHeadBytes && extend()) continue;
+  if (std::optional<ContentFault> fault = binary_content(view().substr(0, kContentHeadBytes))) {
+    damage_ = std::move(*fault);
+    cut(view().size());
+    ended_ = true;
+  }
   if (view().starts_with(kByteOrderMark)) cut(kByteOrderMark.size());
 }
 
@@ -30,11 +37,15 @@ bool Window::extend() {
   try {
     count = stream_->read(std::span(buffer_).subspan(end_, buffer_.size() - simdjson::SIMDJSON_PADDING - end_));
   } catch (const DamagedStream& damage) {
-    damage_ = damage.what();
+    damage_ = {damage.what(), "download or write the file again"};
   }
   end_ += count;
   ended_ = count == 0;
   return !ended_;
+}
+
+Record Window::damaged_record(int64_t number) const {
+  return {.number = number, .fault = damage_.what, .remedy = damage_.remedy};
 }
 
 }  // namespace nmoe

@@ -4,17 +4,19 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "data/prep/byte_stream.h"
+#include "data/prep/content.h"
+#include "data/prep/records.h"
 
 namespace nmoe {
 
 class Window {
  public:
-  // Begins behind a UTF-8 byte order mark, if the content begins with one. Errors: open_bytes.
+  // Begins behind a UTF-8 byte order mark, if the content begins with one. What cannot be text (content.h) is damage
+  // from its first byte on. Errors: open_bytes.
   explicit Window(const std::filesystem::path& path);
 
   // SIMDJSON_PADDING bytes beyond it may be read, as simdjson does.
@@ -24,7 +26,9 @@ class Window {
   // Adds bytes at the end; false when there are no more. Invalidates views. When the stream is damaged, says so and
   // stops there.
   bool extend();
-  const std::string& damage() const { return damage_; }
+  bool damaged() const { return !damage_.what.empty(); }
+  // A record that tells the damage.
+  Record damaged_record(int64_t number) const;
   int64_t file_bytes_read() const { return stream_->file_bytes_read(); }
 
  private:
@@ -33,7 +37,7 @@ class Window {
   size_t begin_ = 0;
   size_t end_ = 0;
   bool ended_ = false;
-  std::string damage_;
+  ContentFault damage_;
 };
 
 }  // namespace nmoe
