@@ -45,6 +45,9 @@ CLI::Validator number(double min, double max = std::numeric_limits<double>::infi
 
 constexpr const char* kTokenizerSource = "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
 
+constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl and .parquet below) or globs";
+constexpr const char* kSkipBad = "records that may be unusable before it is an error";
+
 // How tokens are chosen, in the order in which it is applied.
 void add_sampling(CLI::App* command, SamplingOptions& sampling) {
   constexpr const char* kSampling = "Sampling (applied in this order)";
@@ -98,9 +101,15 @@ class CommandLine {
     add_dataset(app);
 
     CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
-    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
-    train->add_option("inputs", tokenizer_train_.inputs, "files, folders (all *.txt below) or globs")->required();
-    train->add_option("--vocab-size", tokenizer_train_.vocab_size, "ids in all")->capture_default_str();
+    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text, JSON and Parquet");
+    BpeTrainOptions& options = tokenizer_train_.options;
+    train->add_option("inputs", options.inputs, kDocumentInputs)->required();
+    train->add_option("--vocab-size", options.vocab_size, "ids in all")->capture_default_str();
+    train->add_option("--text-field", options.records.text_field, "of JSON and Parquet")->capture_default_str();
+    train->add_option("--threads", options.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    train->add_option("--skip-bad", options.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
     train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
     const auto add_use = [&](const char* name, const char* what, std::function<void()> command) {
@@ -123,8 +132,7 @@ class CommandLine {
 
   void add_prep(CLI::App& app) {
     CLI::App* prep = app.add_subcommand("prep", "turn text, JSON and Parquet files into shards of tokens");
-    prep->add_option("inputs", prep_.inputs, "files, folders (all .txt, .jsonl and .parquet below) or globs")
-        ->required();
+    prep->add_option("inputs", prep_.inputs, kDocumentInputs)->required();
     prep->add_option("--valid", prep_.valid_inputs, "files for the validation split");
     prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
     prep->add_option("--text-field", prep_.records.text_field, "of JSON and Parquet")->capture_default_str();
@@ -136,9 +144,7 @@ class CommandLine {
         ->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
     prep->add_option("--threads", prep_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
-    prep->add_option("--skip-bad", prep_.skip_bad, "records that may be unusable before it is an error")
-        ->check(number(0))
-        ->capture_default_str();
+    prep->add_option("--skip-bad", prep_.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     prep->add_option("--checkpoint-every", prep_.checkpoint_seconds, "seconds of work that a kill may cost")
         ->check(number(0))
         ->capture_default_str();

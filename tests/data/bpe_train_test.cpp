@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "data/compressed.h"
 #include "data/test_data.h"
 
 namespace nmoe {
@@ -112,6 +113,37 @@ TEST_F(BpeTrainFilesTest, ThreadsDoNotMatter) {
   EXPECT_EQ(one.tokenizer->eos_id(), 599);
   EXPECT_EQ(one.report.words, three.report.words);
   EXPECT_GE(one.report.bytes, 4'500'000);
+}
+
+// Whatever file documents come in, it is their text that is learned, not JSON's syntax or compressed bytes.
+TEST_F(BpeTrainFilesTest, EveryKindOfFileGivesTheSameTokenizer) {
+  std::string text;
+  std::string lines;
+  for (int i = 0; i < 400; ++i) {
+    const std::string document = fmt::format("the {} of the {}\n", i * 37 % 91, i * 53 % 89);
+    text += document;
+    lines += fmt::format("{{\"id\": {}, \"body\": \"{}\\n\"}}\n", i, document.substr(0, document.size() - 1));
+  }
+  const auto learn = [](const std::string& path) {
+    return train_bpe({.inputs = {path}, .records = {.text_field = "body"}, .vocab_size = 300}).tokenizer->json();
+  };
+  const std::string expected = learn(write("a.txt", text));
+  EXPECT_EQ(learn(write("a.jsonl", lines)), expected);
+  EXPECT_EQ(learn(write("a.json", lines)), expected);
+  EXPECT_EQ(learn(write("a.txt.gz", gzip(text))), expected);
+  EXPECT_EQ(learn(write("a.jsonl.gz", gzip(lines))), expected);
+  write("folder/b.jsonl", lines);
+  EXPECT_EQ(learn((dir_ / "folder").string()), expected);
+}
+
+TEST_F(BpeTrainFilesTest, BadRecordsAreErrorsUnlessAllowed) {
+  const std::string path = write("a.jsonl", "{\"text\": \"ababab ababab\"}\n{\"body\": 1}\n");
+  BpeTrainOptions options{.inputs = {path}, .vocab_size = 258};
+  expect_error(ErrorKind::kRuntime, "a.jsonl', line 2: no field \"text\"", [&] { train_bpe(options); });
+  options.skip_bad = 1;
+  EXPECT_EQ(train_bpe(options).report.bad_records, 1);
+  expect_error(ErrorKind::kRuntime, "the text is no valid UTF-8",
+               [&] { train_bpe({.inputs = {write("b.txt", "ab\xE9 abab")}, .vocab_size = 258}); });
 }
 
 TEST_F(BpeTrainFilesTest, Errors) {

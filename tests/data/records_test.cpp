@@ -2,34 +2,13 @@
 
 #include <duckdb.h>
 #include <gtest/gtest.h>
-#include <zlib.h>
-#include <zstd.h>
 
+#include "data/compressed.h"
 #include "data/prep/byte_stream.h"
 #include "data/test_data.h"
 
 namespace nmoe {
 namespace {
-
-std::string gzip(const std::string& text) {
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()) + 32, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
-
-std::string zstd(const std::string& text) {
-  std::string out(ZSTD_compressBound(text.size()), '\0');
-  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
-  return out;
-}
 
 class RecordsTest : public FolderTest {
  protected:
@@ -152,6 +131,30 @@ TEST_F(RecordsTest, Text) {
   EXPECT_EQ(told(records(write("b.txt", ""), split)), (Lines{"1!the file is empty"}));
   EXPECT_EQ(told(records(write("c.txt.gz", gzip(random_letters(5000, 3)).substr(0, 2000)), split)),
             (Lines{"1!the gzip file ends too early"}));
+}
+
+TEST_F(RecordsTest, AWholeFileMayComeInParts) {
+  std::string text;
+  for (size_t i = 0; text.size() < 1'000'000; ++i) text += fmt::format("line {}{}\n", i, std::string(i % 50, 'x'));
+  const size_t lines_end = text.size();
+  text += std::string(200'000, 'y') + "\xC3\xA9";
+  for (const size_t part : {size_t{7'001}, size_t{300'000}}) {
+    std::string together;
+    int64_t number = 0;
+    for (const Record& record : records(write("a.txt.gz", gzip(text)), {.part_bytes = part})) {
+      EXPECT_EQ(record.number, ++number);
+      EXPECT_LE(record.text.size(), part);
+      EXPECT_EQ(record.fault, "");
+      together += record.text;
+      EXPECT_TRUE(together.size() >= lines_end || record.text.back() == '\n');
+    }
+    EXPECT_TRUE(together == text);
+  }
+  const RecordOptions parts{.part_bytes = 4};
+  EXPECT_EQ(told(records(write("b.txt", "one\ntwo"), parts)), (Lines{"1:one\n", "2:two"}));
+  EXPECT_EQ(told(records(write("b.txt", "one\ntwo"), parts, 1)), (Lines{"2:two"}));
+  EXPECT_EQ(told(records(write("b.txt", "\xC3\xA9x\xC3\xA9"), parts)), (Lines{"1:\xC3\xA9x", "2:\xC3\xA9"}));
+  EXPECT_EQ(told(records(write("b.txt", ""), parts)), (Lines{"1!the file is empty"}));
 }
 
 // What editors and exports of other systems put at a file's front is no part of its text.

@@ -28,8 +28,7 @@ std::vector<fs::path> matches_of(const std::string& pattern) {
   return paths;
 }
 
-bool belongs(const fs::path& path, FolderContent content) {
-  if (content == FolderContent::kText) return path.extension() == ".txt";
+bool belongs(const fs::path& path) {
   switch (file_kind(path)) {
     case FileKind::kText:
       return (is_compressed(path) ? path.stem() : path).extension() == ".txt";
@@ -42,11 +41,11 @@ bool belongs(const fs::path& path, FolderContent content) {
   return false;
 }
 
-std::vector<fs::path> files_below(const fs::path& folder, FolderContent content) {
+std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_regular_file() && belongs(it->path(), content)) files.push_back(it->path());
+    if (it->is_regular_file() && belongs(it->path())) files.push_back(it->path());
   }
   if (error) {
     throw runtime_error(fmt::format("cannot list '{}': {}", folder.string(), error.message()),
@@ -81,8 +80,7 @@ FileKind file_kind(const fs::path& path) {
   return FileKind::kText;
 }
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what,
-                                    FolderContent content) {
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what) {
   std::vector<fs::path> files;
   std::set<fs::path> seen;
   for (const std::string& argument : arguments) {
@@ -91,7 +89,7 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, c
     std::error_code error;
     const auto paths = fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
     for (const fs::path& path : paths) {
-      const auto found = fs::is_directory(path) ? files_below(path, content) : std::vector<fs::path>{path};
+      const auto found = fs::is_directory(path) ? files_below(path) : std::vector<fs::path>{path};
       named_any |= !found.empty();
       for (const fs::path& file : found) {
         check_readable(file);
@@ -99,10 +97,9 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, c
       }
     }
     if (!named_any) {
-      const bool text = content == FolderContent::kText;
-      throw usage_error(fmt::format("{}: '{}' names no {}", what, argument, text ? "text file" : "file to read"),
-                        fmt::format("name files, folders that hold {} files, or a glob such as 'books/*.txt'",
-                                    text ? ".txt" : ".txt, .jsonl or .parquet"));
+      throw usage_error(
+          fmt::format("{}: '{}' names no file to read", what, argument),
+          "name files, folders that hold .txt, .jsonl or .parquet files, or a glob such as 'books/*.txt'");
     }
   }
   return files;

@@ -81,12 +81,12 @@ std::vector<InputFile> find_inputs(const PrepOptions& options) {
     const auto bytes = fs::file_size(path, ignored);
     inputs.push_back({path, split, ignored ? 0 : static_cast<int64_t>(bytes)});
   };
-  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text", FolderContent::kDocuments)) {
+  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text")) {
     for_validation.insert(fs::canonical(path));
     add(path, Split::kValid);
   }
   const Split split = options.valid_fraction > 0.0 ? Split::kByHash : Split::kTrain;
-  for (const fs::path& path : expand_inputs(options.inputs, "text", FolderContent::kDocuments)) {
+  for (const fs::path& path : expand_inputs(options.inputs, "text")) {
     if (!for_validation.contains(fs::canonical(path))) add(path, split);
   }
   return inputs;

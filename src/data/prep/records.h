@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "data/prep/inputs.h"
@@ -20,7 +21,14 @@ struct RecordOptions {
   std::string id_field = {};        // empty: records have no id of their own
   std::string prompt_field = {};    // empty: no prompts
   std::string split_on = {};        // the line that ends a document of a text file; empty: the file is one
+  // More than 0: a document that is a whole text file comes in parts of at most this many bytes (part_size), so that no
+  // file need fit in memory.
+  size_t part_bytes = 0;
 };
+
+// How much of the front of a text makes a part of at most `most` bytes: up to behind its last line end, else its last
+// whole character. All of a text that is no longer.
+size_t part_size(std::string_view text, size_t most);
 
 struct Record {
   int64_t number = 0;

@@ -10,12 +10,57 @@
 namespace nmoe {
 namespace {
 
-// Documents of plain text in UTF-8, otherwise taken byte for byte.
-class TextReader final : public RecordReader {
+// A file that is one document, whole or in parts.
+class WholeReader final : public RecordReader {
  public:
-  TextReader(const fs::path& path, std::string separator, int64_t skip)
-      : window_(path), separator_(std::move(separator)) {
-    if (separator_.empty()) ended_ = skip > 0;
+  WholeReader(const fs::path& path, const RecordOptions& options, int64_t skip)
+      : window_(path), part_bytes_(options.part_bytes) {
+    for (Record record; number_ < skip && next(record);) continue;
+  }
+
+  bool next(Record& record) override {
+    if (ended_) return false;
+    record = {.number = ++number_};
+    for (;;) {
+      const std::string_view text = window_.view();
+      if (part_bytes_ > 0 && text.size() > part_bytes_) {
+        take(record, part_size(text, part_bytes_));
+        break;
+      }
+      if (part_bytes_ == 0) take(record, text.size());
+      if (window_.extend()) continue;
+      ended_ = true;
+      if (window_.damaged()) {
+        record = window_.damaged_record(number_);
+        return true;
+      }
+      take(record, window_.view().size());
+      if (record.text.empty() && number_ > 1) return false;
+      if (record.text.empty()) record.fault = "the file is empty";
+      break;
+    }
+    check_utf8(record);
+    return true;
+  }
+  int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
+
+ private:
+  void take(Record& record, size_t bytes) {
+    record.text.append(window_.view().substr(0, bytes));
+    window_.cut(bytes);
+  }
+
+  Window window_;
+  size_t part_bytes_;
+  int64_t number_ = 0;
+  bool ended_ = false;
+};
+
+// A file of documents, parted by lines.
+class SeparatedReader final : public RecordReader {
+ public:
+  SeparatedReader(const fs::path& path, const RecordOptions& options, int64_t skip)
+      : window_(path), separator_(options.split_on) {
     for (Record record; number_ < skip && next(record);) continue;
   }
 
@@ -25,18 +70,13 @@ class TextReader final : public RecordReader {
     size_t line = 0;  // where in the window the line in question begins
     for (size_t searched = 0;;) {
       const std::string_view text = window_.view();
-      const size_t end = separator_.empty() ? std::string_view::npos : text.find('\n', std::max(line, searched));
+      const size_t end = text.find('\n', std::max(line, searched));
       if (end != std::string_view::npos) {
         if (is_separator(text.substr(line, end - line))) return deliver(record, line, end + 1);
         line = end + 1;
         continue;
       }
       searched = text.size();
-      if (separator_.empty()) {
-        record.text.append(text);
-        window_.cut(text.size());
-        searched = 0;
-      }
       if (window_.extend()) continue;
       return deliver_last(record, line);
     }
@@ -62,11 +102,6 @@ class TextReader final : public RecordReader {
       record = window_.damaged_record(number_);
       return true;
     }
-    if (separator_.empty()) {
-      if (record.text.empty()) record.fault = "the file is empty";
-      check_utf8(record);
-      return true;
-    }
     const std::string_view text = window_.view();
     if (text.empty() && number_ == 1) record.fault = "the file is empty";
     const bool separated = !text.empty() && is_separator(text.substr(line));
@@ -84,7 +119,8 @@ class TextReader final : public RecordReader {
 }  // namespace
 
 std::unique_ptr<RecordReader> open_text(const fs::path& path, const RecordOptions& options, int64_t skip) {
-  return std::make_unique<TextReader>(path, options.split_on, skip);
+  if (options.split_on.empty()) return std::make_unique<WholeReader>(path, options, skip);
+  return std::make_unique<SeparatedReader>(path, options, skip);
 }
 
 }  // namespace nmoe
