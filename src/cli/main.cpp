@@ -135,10 +135,12 @@ class CommandLine {
     prep->add_option("inputs", prep_.inputs, kDocumentInputs)->required();
     prep->add_option("--valid", prep_.valid_inputs, "files for the validation split");
     prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
+    prep->add_option("--valid-tail", prep_.valid_tail, "or: share of every text file for it, from its end");
     prep->add_option("--text-field", prep_.records.text_field, "of JSON and Parquet")->capture_default_str();
     prep->add_option("--id-field", prep_.records.id_field, "what dropped.jsonl names a document by");
     prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
-    prep->add_option("--split-on", prep_.records.split_on, "a line that separates documents of plain text");
+    prep->add_option("--split-on", prep_.records.split_on,
+                     "a line that separates documents of plain text; \"\": blank lines");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();

@@ -184,6 +184,16 @@ TEST_F(PrepCommandTest, FilesThatAreNoTextAreRefused) {
   output({"prep", "latin.txt", "program", "train.txt", "--skip-bad", "2", "--out", "data"});
 }
 
+TEST_F(PrepCommandTest, OneTextIsSplitAtBlankLinesOrByPosition) {
+  write("a.txt", "one\ntwo\n\nthree\n\n\nfour\n");
+  output({"prep", "a.txt", "--split-on", "", "--out", "data"});
+  EXPECT_TRUE(contains(output({"data", "info", "data"}), "documents    3"));
+  EXPECT_TRUE(contains(output({"data", "sample", "data", "--document", "1"}), "6 and the end of document\nthree\n"));
+  expect_error(n({"prep", "a.txt", "--valid-fraction", "0.3", "--out", "tail"}), 2, "no document is left", "");
+  output({"prep", "a.txt", "--valid-tail", "0.3", "--out", "tail"});
+  EXPECT_TRUE(contains(output({"data", "sample", "tail", "--split", "valid"}), "\n\nfour\n"));
+}
+
 TEST_F(PrepCommandTest, AMissingFieldIsToldWithThoseThereAre) {
   write("a.jsonl", "{\"content\": \"one\", \"id\": 7}\n{\"content\": \"two\"}\n{\"id\": 9}\n");
   expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 1: no field \"text\"",

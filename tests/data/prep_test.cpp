@@ -100,6 +100,23 @@ TEST_F(PrepTest, SeparatorLinesCutDocuments) {
   EXPECT_EQ(documents("train"), (std::vector<std::string>{"one\ntwo\n", "%%three\n %%\nfour %%\n", "last line\n"}));
 }
 
+// One long text, as tutorials have it: its end validates.
+TEST_F(PrepTest, AFilesTailValidates) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += fmt::format("line {}\n", i);
+  const std::string a = write("a.txt", text);
+  const std::string b = write("b.txt", "left right");
+  const PrepReport report = prepare_dataset({.inputs = {a, b}, .valid_tail = 0.1, .out = out()});
+  const auto train = documents("train");
+  const auto valid = documents("valid");
+  ASSERT_EQ(train.size(), 2U);
+  ASSERT_EQ(valid.size(), 2U);
+  EXPECT_EQ(train[0] + valid[0], text);
+  EXPECT_TRUE(valid[0].starts_with("line 90")) << valid[0].substr(0, 20);
+  EXPECT_EQ(train[1] + "|" + valid[1], "left righ|t");
+  EXPECT_EQ(report.records, 4);
+}
+
 TEST_F(PrepTest, ThreadsDoNotMatter) {
   const std::string corpus = write_corpus();
   const TrainedBpe bpe = train_bpe({.inputs = {corpus}, .vocab_size = 300});
@@ -369,7 +386,10 @@ TEST_F(PrepTest, OptionsThatCannotBeMet) {
   };
   expect_usage({}, "no text");
   expect_usage({.inputs = {a}, .valid_fraction = 1.0}, "fraction of 1");
-  expect_usage({.inputs = {a}, .valid_inputs = {a}, .valid_fraction = 0.1}, "both");
+  expect_usage({.inputs = {a}, .valid_inputs = {a}, .valid_fraction = 0.1}, "more than one of files");
+  expect_usage({.inputs = {a}, .valid_tail = 1.5}, "tail of 1.5");
+  expect_usage({.inputs = {a}, .valid_tail = 0.1, .records = {.split_on = "x"}}, "--split-on cuts them into many");
+  expect_usage({.inputs = {write("a.jsonl", "{}")}, .valid_tail = 0.1}, "--valid-tail is for plain text");
   expect_usage({.inputs = {a}, .valid_inputs = {a}}, "no document is left for training");
   expect_usage({.inputs = {a}, .valid_fraction = 1e-9}, "no document is left for validation");
   expect_usage({.inputs = {a}, .dataset = "a/b"}, "'a/b' cannot name a dataset");

@@ -133,6 +133,39 @@ TEST_F(RecordsTest, Text) {
             (Lines{"1!the gzip file ends too early"}));
 }
 
+TEST_F(RecordsTest, BlankLinesSeparate) {
+  const RecordOptions blank{.split_on = ""};
+  const std::string path = write("a.txt", "\n\r\none\ntwo\n\n \t\r\n\nthree\n\nfour\n\n\n");
+  EXPECT_EQ(told(records(path, blank)), (Lines{"1:one\ntwo\n", "2:three\n", "3:four\n"}));
+  EXPECT_EQ(told(records(path, blank, 2)), (Lines{"3:four\n"}));
+  EXPECT_EQ(told(records(path, blank, 3)), (Lines{}));
+  EXPECT_EQ(told(records(write("a.txt", "one\n\ntwo"), blank)), (Lines{"1:one\n", "2:two"}));
+  EXPECT_EQ(told(records(write("a.txt", "one\n"), blank)), (Lines{"1:one\n"}));
+  EXPECT_EQ(told(records(write("a.txt", "one\n\n  "), blank)), (Lines{"1:one\n"}));
+  // A line that separates ends a document, however many there are.
+  EXPECT_EQ(told(records(write("a.txt", "one\n%\n%\n"), {.split_on = "%"})), (Lines{"1:one\n", "2:"}));
+}
+
+TEST_F(RecordsTest, AFilesTailIsADocumentOfItsOwn) {
+  const RecordOptions tail{.tail = 0.25};
+  const auto of = [&](const std::string& text, int64_t skip = 0) {
+    Lines lines;
+    for (const Record& record : records(write("a.txt", text), tail, skip)) {
+      lines.push_back((record.tail ? "tail " : "") + told({record})[0]);
+    }
+    return lines;
+  };
+  EXPECT_EQ(of("one\ntwo\nfour\nfive\n"), (Lines{"1:one\ntwo\nfour\n", "tail 2:five\n"}));
+  EXPECT_EQ(of("one\ntwo\nfour\nfive\n", 1), (Lines{"tail 2:five\n"}));
+  EXPECT_EQ(of("abcdefgh"), (Lines{"1:abcdef", "tail 2:gh"}));
+  EXPECT_EQ(of("ab\xC3\xA9"), (Lines{"1:ab", "tail 2:\xC3\xA9"}));
+  EXPECT_EQ(of("a"), (Lines{"1:a"}));
+  EXPECT_EQ(of(""), (Lines{"1!the file is empty"}));
+  // A line's end that is far away does not move the cut.
+  const std::string longer = "x\n" + std::string(40'000, 'y');
+  EXPECT_EQ(records(write("a.txt", longer), tail)[1].text.size(), 10'001U);
+}
+
 TEST_F(RecordsTest, AWholeFileMayComeInParts) {
   std::string text;
   for (size_t i = 0; text.size() < 1'000'000; ++i) text += fmt::format("line {}{}\n", i, std::string(i % 50, 'x'));

@@ -18,7 +18,7 @@ std::string json_line(const ordered_json& value) {
 }
 
 bool makes_valid_split(const PrepOptions& options) {
-  return !options.valid_inputs.empty() || options.valid_fraction > 0.0;
+  return !options.valid_inputs.empty() || options.valid_fraction > 0.0 || options.valid_tail > 0.0;
 }
 
 SplitReport report_of(const DatasetManifest& manifest) {
@@ -214,9 +214,10 @@ std::string Output::report_text() const {
 void Output::close() {
   check_split(*train_, "training", "give more text, a smaller validation fraction, or milder filters");
   if (valid_) {
-    check_split(*valid_, "validation",
-                "name validation files, raise the validation fraction, or cut the text into more "
-                "documents with --split-on");
+    check_split(
+        *valid_, "validation",
+        "name validation files, raise the validation fraction, cut the text into more documents with --split-on, "
+        "or give it the end of each file with --valid-tail");
   }
   train_->close();
   if (valid_) valid_->close();

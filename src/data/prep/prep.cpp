@@ -53,8 +53,16 @@ void check_options(const PrepOptions& options) {
     throw usage_error(fmt::format("a validation fraction of {}", options.valid_fraction),
                       "choose at least 0 and less than 1");
   }
-  if (!options.valid_inputs.empty() && options.valid_fraction > 0.0) {
-    throw usage_error("both files and a fraction are given for validation", "give one of them");
+  if (!(options.valid_tail >= 0.0 && options.valid_tail < 1.0)) {
+    throw usage_error(fmt::format("a validation tail of {}", options.valid_tail), "choose at least 0 and less than 1");
+  }
+  const int splits = !options.valid_inputs.empty() + (options.valid_fraction > 0.0) + (options.valid_tail > 0.0);
+  if (splits > 1) {
+    throw usage_error("more than one of files, fraction and tail are given for validation", "give one of them");
+  }
+  if (options.valid_tail > 0.0 && options.records.split_on) {
+    throw usage_error("--valid-tail is for files that are one document each, --split-on cuts them into many",
+                      "choose documents for validation with --valid-fraction");
   }
   if (options.tokens_per_shard < 2) {
     throw usage_error(fmt::format("{} tokens per shard", options.tokens_per_shard), "choose at least 2");
@@ -86,7 +94,13 @@ std::vector<InputFile> find_inputs(const PrepOptions& options) {
     add(path, Split::kValid);
   }
   const Split split = options.valid_fraction > 0.0 ? Split::kByHash : Split::kTrain;
+  const auto check_tail = [&](const fs::path& path) {
+    if (options.valid_tail == 0.0 || file_kind(path) == FileKind::kText) return;
+    throw usage_error(fmt::format("--valid-tail is for plain text, and '{}' is not", path.string()),
+                      "choose documents for validation with --valid-fraction");
+  };
   for (const fs::path& path : expand_inputs(options.inputs, "text")) {
+    check_tail(path);
     if (!for_validation.contains(fs::canonical(path))) add(path, split);
   }
   return inputs;
@@ -103,6 +117,12 @@ std::string fingerprint(const std::vector<InputFile>& inputs) {
   return hash.finish();
 }
 
+RecordOptions record_options(const PrepOptions& options) {
+  RecordOptions records = options.records;
+  if (options.valid_tail > 0.0) records.tail = options.valid_tail;
+  return records;
+}
+
 PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer, const std::vector<InputFile>& inputs) {
   PrepSettings settings;
   const auto add = [&](const char* name, const auto& value) { settings.emplace_back(name, fmt::format("{}", value)); };
@@ -115,10 +135,12 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
   add("dataset", options.dataset);
   add("tokens_per_shard", options.tokens_per_shard);
   add("valid_fraction", options.valid_fraction);
+  add("valid_tail", options.valid_tail);
   add("text_field", options.records.text_field);
   add("id_field", options.records.id_field);
   add("prompt_field", options.records.prompt_field);
-  add("split_on", options.records.split_on);
+  settings.emplace_back("split_on",
+                        options.records.split_on ? fmt::format("\"{}\"", *options.records.split_on) : "off");
   add("min_chars", options.filters.min_chars);
   add("max_chars", options.filters.max_chars);
   add("min_tokens", options.filters.min_tokens);
@@ -136,6 +158,7 @@ class Preparation {
  public:
   explicit Preparation(const PrepOptions& options)
       : options_(options),
+        records_(record_options(options)),
         tokenizer_(load_tokenizer(options.tokenizer)),
         inputs_(find_inputs(options)),
         settings_(settings_of(options, *tokenizer_, inputs_)),
@@ -254,7 +277,7 @@ class Preparation {
     for (int64_t file = 0; file < std::ssize(inputs_); ++file) {
       const InputFile& input = inputs_[static_cast<size_t>(file)];
       if (file >= first_file) {
-        const auto reader = open_records(input.path, options_.records, file == first_file ? first_record : 0);
+        const auto reader = open_records(input.path, records_, file == first_file ? first_record : 0);
         for (Record record; reader->next(record);) {
           if (batch_bytes >= enough || batch.documents.size() >= kMaxBatchDocuments) {
             batch_bytes = 0;
@@ -264,7 +287,8 @@ class Preparation {
           batch.end_file = file;
           batch.end_record = record.number;
           batch.file_bytes = bytes_before + reader->file_bytes_read();
-          batch.documents.push_back({.record = std::move(record), .file = file, .split = input.split});
+          const Split split = record.tail ? Split::kValid : input.split;
+          batch.documents.push_back({.record = std::move(record), .file = file, .split = split});
         }
         // A file that is done is not opened again.
         batch.end_file = file + 1;
@@ -341,12 +365,13 @@ class Preparation {
   void count_bad(const Document& document) {
     if (++bad_records_ <= options_.skip_bad) return;
     const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
-    throw bad_record_error(path, options_.records, document.record, options_.skip_bad);
+    throw bad_record_error(path, records_, document.record, options_.skip_bad);
   }
 
   static constexpr std::string_view kBad = "bad record";
 
   const PrepOptions& options_;
+  const RecordOptions records_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::vector<InputFile> inputs_;
   PrepSettings settings_;

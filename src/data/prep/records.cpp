@@ -321,7 +321,8 @@ std::string place_of(const fs::path& path, const RecordOptions& options, int64_t
   const auto numbered = [&](const char* what) { return fmt::format("'{}', {} {}", path.string(), what, number); };
   switch (file_kind(path)) {
     case FileKind::kText:
-      return options.split_on.empty() ? fmt::format("'{}'", path.string()) : numbered("document");
+      if (options.split_on) return numbered("document");
+      return number == 1 ? fmt::format("'{}'", path.string()) : numbered("part");
     case FileKind::kJsonLines:
       return numbered("line");
     case FileKind::kJson:

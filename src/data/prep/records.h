@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,7 +21,12 @@ struct RecordOptions {
   std::string text_field = "text";  // of JSON objects and Parquet rows
   std::string id_field = {};        // empty: records have no id of their own
   std::string prompt_field = {};    // empty: no prompts
-  std::string split_on = {};        // the line that ends a document of a text file; empty: the file is one
+  // The line that ends a document of a text file; "": blank lines, any number of them. Nothing: the file is one
+  // document.
+  std::optional<std::string> split_on = {};
+  // In (0, 1), for text files that are one document: this share of each, cut behind a line's end near by, is a document
+  // of its own, the file's tail.
+  std::optional<double> tail = {};
   // More than 0: a document that is a whole text file comes in parts of at most this many bytes (part_size), so that no
   // file need fit in memory.
   size_t part_bytes = 0;
@@ -35,6 +41,7 @@ struct Record {
   std::string text;
   std::string prompt;
   std::string id;
+  bool tail = false;  // see RecordOptions::tail
   // Why it cannot be used, if it cannot: invalid JSON or UTF-8, a missing field, a wrong type, the file's early end, a
   // file that is no text.
   std::string fault;

@@ -10,16 +10,18 @@
 namespace nmoe {
 namespace {
 
-// A file that is one document, whole or in parts.
+constexpr std::string_view kWhiteSpace = " \t\r";
+
+// A file that is one document, whole or in parts, or whose tail is another.
 class WholeReader final : public RecordReader {
  public:
   WholeReader(const fs::path& path, const RecordOptions& options, int64_t skip)
-      : window_(path), part_bytes_(options.part_bytes) {
+      : window_(path), part_bytes_(options.part_bytes), tail_share_(options.tail) {
     for (Record record; number_ < skip && next(record);) continue;
   }
 
   bool next(Record& record) override {
-    if (ended_) return false;
+    if (ended_) return take_tail(record);
     record = {.number = ++number_};
     for (;;) {
       const std::string_view text = window_.view();
@@ -40,11 +42,27 @@ class WholeReader final : public RecordReader {
       break;
     }
     check_utf8(record);
+    if (tail_share_ && record.fault.empty()) cut_tail(record.text);
     return true;
   }
   int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
 
  private:
+  void cut_tail(std::string& text) {
+    constexpr size_t kNear = 4096;
+    const auto end = static_cast<size_t>(static_cast<double>(text.size()) * (1.0 - *tail_share_));
+    const size_t near = end - std::min(end, kNear);
+    const size_t size = near + part_size(std::string_view(text).substr(near), std::max<size_t>(end - near, 1));
+    tail_ = text.substr(size);
+    text.resize(size);
+  }
+
+  bool take_tail(Record& record) {
+    if (tail_.empty()) return false;
+    record = {.number = ++number_, .text = std::exchange(tail_, {}), .tail = true};
+    return true;
+  }
+
   void take(Record& record, size_t bytes) {
     record.text.append(window_.view().substr(0, bytes));
     window_.cut(bytes);
@@ -52,6 +70,8 @@ class WholeReader final : public RecordReader {
 
   Window window_;
   size_t part_bytes_;
+  std::optional<double> tail_share_;
+  std::string tail_;  // still to be delivered
   int64_t number_ = 0;
   bool ended_ = false;
 };
@@ -60,7 +80,7 @@ class WholeReader final : public RecordReader {
 class SeparatedReader final : public RecordReader {
  public:
   SeparatedReader(const fs::path& path, const RecordOptions& options, int64_t skip)
-      : window_(path), separator_(options.split_on) {
+      : window_(path), separator_(*options.split_on) {
     for (Record record; number_ < skip && next(record);) continue;
   }
 
@@ -72,7 +92,13 @@ class SeparatedReader final : public RecordReader {
       const std::string_view text = window_.view();
       const size_t end = text.find('\n', std::max(line, searched));
       if (end != std::string_view::npos) {
-        if (is_separator(text.substr(line, end - line))) return deliver(record, line, end + 1);
+        const bool separates = is_separator(text.substr(line, end - line));
+        if (separates && separator_.empty() && line == 0) {  // one more blank line, or the file begins with one
+          window_.cut(end + 1);
+          searched = 0;
+          continue;
+        }
+        if (separates) return deliver(record, line, end + 1);
         line = end + 1;
         continue;
       }
@@ -85,6 +111,7 @@ class SeparatedReader final : public RecordReader {
 
  private:
   bool is_separator(std::string_view line) const {
+    if (separator_.empty()) return line.find_first_not_of(kWhiteSpace) == std::string_view::npos;
     if (line.ends_with('\r')) line.remove_suffix(1);
     return line == separator_;
   }
@@ -104,10 +131,11 @@ class SeparatedReader final : public RecordReader {
     }
     const std::string_view text = window_.view();
     if (text.empty() && number_ == 1) record.fault = "the file is empty";
-    const bool separated = !text.empty() && is_separator(text.substr(line));
+    // What follows the last line's end is a line only if there is something.
+    const bool separated = line < text.size() && is_separator(text.substr(line));
     deliver(record, separated ? line : text.size(), text.size());
     // Nothing after the last separator is no document.
-    return !record.text.empty() || !record.fault.empty() || separated;
+    return !record.text.empty() || !record.fault.empty() || (separated && !separator_.empty());
   }
 
   Window window_;
@@ -119,7 +147,7 @@ class SeparatedReader final : public RecordReader {
 }  // namespace
 
 std::unique_ptr<RecordReader> open_text(const fs::path& path, const RecordOptions& options, int64_t skip) {
-  if (options.split_on.empty()) return std::make_unique<WholeReader>(path, options, skip);
+  if (!options.split_on) return std::make_unique<WholeReader>(path, options, skip);
   return std::make_unique<SeparatedReader>(path, options, skip);
 }
 
