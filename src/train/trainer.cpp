@@ -67,6 +67,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
   config = resolve_steps(std::move(config), stream);
   fmt::print(stderr, "{}", print_plan(memory, config));
   if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
+  fmt::print(stderr, "{}", note_on_validation(data));
   check_memory(memory, config);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});

@@ -107,6 +107,20 @@ StreamPlan plan_training_data(const Config& config, const TrainingData& data, in
   return plan;
 }
 
+std::string note_on_validation(const TrainingData& data) {
+  std::string without;
+  size_t count = 0;
+  for (const DataSource& source : data.sources) {
+    if (source.valid) continue;
+    without += fmt::format("{}'{}'", count == 0 ? "" : ", ", source.train.dir().parent_path().string());
+    ++count;
+  }
+  if (count == 0) return "";
+  return fmt::format(
+      "note: {} {} no validation split{}: n prep makes one with --valid, --valid-fraction or --valid-tail\n", without,
+      count == 1 ? "has" : "have", count == data.sources.size() ? ", the run reports no validation loss" : "");
+}
+
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan) {
   Sha256 sha;
   sha.update(data.tokenizer->hash());

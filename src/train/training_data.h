@@ -43,6 +43,9 @@ TrainingData open_training_data(const Config& config);
 // Errors: make_stream_plan; and (usage) when train.steps asks for more than the plan has.
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);
 
+// A line that says which sources have no validation split, and how they get one; "" when all have.
+std::string note_on_validation(const TrainingData& data);
+
 // SHA-256 over the tokenizer and the plan, and through it over the training shards and their masks: changes when any
 // token to train on, whether it is learned, or its place in the stream, changes.
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan);
