@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -126,7 +127,7 @@ class Documents {
   const TokenDataset& dataset_;
   std::vector<int64_t> first_ = {0};
   size_t loaded_ = SIZE_MAX;  // the shard that spans_ is of
-  std::vector<DocumentSpan> spans_;
+  std::span<const DocumentSpan> spans_;
 };
 
 void check_range(const char* what, int64_t value, int64_t count) {

@@ -60,7 +60,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
     : options(chosen),
       data(open_training_data(raw)),
       config(resolve_vocab_size(raw, *data.tokenizer)),
-      memory(plan_memory(config, data.mapped_bytes())),
+      memory(plan_memory(config, data.host_bytes(config))),
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {

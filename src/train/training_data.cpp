@@ -2,6 +2,7 @@
 
 #include "base/files.h"
 #include "base/sha256.h"
+#include "data/stream/order.h"
 
 namespace nmoe {
 namespace {
@@ -47,10 +48,12 @@ SourceFacts DataSource::facts() const {
   return {.name = name, .num_tokens = train.num_tokens(), .hash = sha.finish()};
 }
 
-int64_t TrainingData::mapped_bytes() const {
+int64_t TrainingData::host_bytes(const Config& config) const {
   int64_t bytes = 0;
   for (const DataSource& source : sources) {
     bytes += source.train.mapped_bytes() + (source.valid ? source.valid->mapped_bytes() : 0);
+    if (config.data.shuffle == Shuffle::kDocuments) bytes += source.train.mapped_index_bytes();
+    bytes += config.parallel.ranks * SourceOrder::memory_bytes(config.data.shuffle);
   }
   return bytes;
 }

@@ -28,7 +28,8 @@ struct TrainingData {
   std::optional<Mixture> mixture;              // nothing: one source, for ever
   std::vector<DataSource> sources;             // at least one
 
-  int64_t mapped_bytes() const;
+  // What reading takes of the host's memory: mapped files, and the orders of every rank (data/stream/order.h).
+  int64_t host_bytes(const Config& config) const;
   std::vector<const TokenDataset*> train_sets() const;
 };
 
