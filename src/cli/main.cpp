@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "chat/conversation_encoder.h"
 #include "cli/commands.h"
 #include "ops/factory.h"
 
@@ -105,7 +107,12 @@ class CommandLine {
     BpeTrainOptions& options = tokenizer_train_.options;
     train->add_option("inputs", options.inputs, kDocumentInputs)->required();
     train->add_option("--vocab-size", options.vocab_size, "ids in all")->capture_default_str();
+    train->add_option("--special", options.specials, "a special token to have, beside <|endoftext|> (repeatable)")
+        ->type_name("TOKEN")
+        ->take_all()
+        ->allow_extra_args(false);
     train->add_option("--text-field", options.records.text_field, "of JSON and Parquet")->capture_default_str();
+    train->add_option("--messages-field", options.records.messages_field, "or: learn what conversations say");
     train->add_option("--threads", options.threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
@@ -138,7 +145,15 @@ class CommandLine {
     prep->add_option("--valid-tail", prep_.valid_tail, "or: share of every text file for it, from its end");
     prep->add_option("--text-field", prep_.records.text_field, "of JSON and Parquet")->capture_default_str();
     prep->add_option("--id-field", prep_.records.id_field, "what dropped.jsonl names a document by");
-    prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
+    CLI::Option* prompt =
+        prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
+    CLI::Option* messages = prep->add_option("--messages-field", prep_.records.messages_field,
+                                             "conversations: lists of {role, content}; loss on the assistant's alone");
+    messages->excludes(prompt);
+    prep->add_option("--chat-template", chat_template_,
+                     "form of conversations: chatml, a Jinja file, or a model's or checkpoint's folder, for its own")
+        ->needs(messages)
+        ->capture_default_str();
     prep->add_option("--split-on", prep_.records.split_on,
                      "a line that separates documents of plain text; \"\": blank lines");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
@@ -183,6 +198,11 @@ class CommandLine {
         ->capture_default_str();
     prep->callback([this] {
       if (near_dedup_) prep_.near_dedup = near_dedup_threshold_;
+      if (!prep_.records.messages_field.empty()) {
+        prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
+          return make_conversation_encoder(chat_template_, std::move(tokenizer));
+        };
+      }
       run_ = [this] { prep_command(prep_); };
     });
   }
@@ -429,6 +449,7 @@ class CommandLine {
   TrainArguments train_;
   ConfigArguments config_;
   RunsArguments runs_;
+  std::string chat_template_ = "chatml";
   PrepOptions prep_;
   SynthesizeOptions synthesize_;
   bool near_dedup_ = false;

@@ -194,6 +194,47 @@ TEST_F(PrepCommandTest, OneTextIsSplitAtBlankLinesOrByPosition) {
   EXPECT_TRUE(contains(output({"data", "sample", "tail", "--split", "valid"}), "\n\nfour\n"));
 }
 
+// From conversations to a model that has seen the assistant's turns alone.
+TEST_F(PrepCommandTest, ConversationsAreLearnedFromTheAssistant) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) {
+    lines += fmt::format(
+        "{{\"messages\": [{{\"role\": \"user\", \"content\": \"what is {}?\"}}, {{\"role\": "
+        "\"assistant\", \"content\": \"it is {}\"}}]}}\n",
+        i, i + 1);
+  }
+  write("chats.jsonl", lines);
+  output({"tokenizer", "train", "chats.jsonl", "--messages-field", "messages", "--vocab-size", "270", "--special",
+          "<|im_start|>", "--special", "<|im_end|>", "--out", "tokenizer.json"});
+  const std::vector<std::string> prep_chats = {"prep",
+                                               "chats.jsonl",
+                                               "--messages-field",
+                                               "messages",
+                                               "--tokenizer",
+                                               "tokenizer.json",
+                                               "--valid-fraction",
+                                               "0.2",
+                                               "--out",
+                                               "data"};
+  output(prep_chats);
+  const std::string sample = output({"data", "sample", "data"});
+  EXPECT_TRUE(contains(sample,
+                       " tokens]\n<|im_start|>user\nwhat is 1?<|im_end|>\n<|im_start|>assistant\n\n[text]\nit is "
+                       "2<|im_end|>\n"));
+  EXPECT_TRUE(contains(output({"data", "info", "data"}), "with a loss mask"));
+  EXPECT_TRUE(contains(read_file(dir_ / "data/report.json"), "\"messages_field\": \"messages\""));
+  EXPECT_TRUE(contains(output(train({"train.steps=2"})), "validation loss"));
+
+  expect_error(n({"prep", "chats.jsonl", "--messages-field", "messages", "--out", "other"}), 2,
+               "ChatML needs <|im_start|>, which is no special token", "--special");
+  expect_error(n({"prep", "chats.jsonl", "--out", "other"}), 1, "no field \"text\"", "--messages-field");
+  expect_error(n({"prep", "chats.jsonl", "--chat-template", "x.jinja", "--out", "other"}), 2, "--messages-field", "");
+  write("refuses.jinja", "{{ raise_exception('roles must alternate') }}");
+  expect_error(
+      n({"prep", "chats.jsonl", "--messages-field", "messages", "--chat-template", "refuses.jinja", "--out", "other"}),
+      1, "'chats.jsonl', line 1: ", "--skip-bad");
+}
+
 TEST_F(PrepCommandTest, AMissingFieldIsToldWithThoseThereAre) {
   write("a.jsonl", "{\"content\": \"one\", \"id\": 7}\n{\"content\": \"two\"}\n{\"id\": 9}\n");
   expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 1: no field \"text\"",

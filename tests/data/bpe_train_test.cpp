@@ -146,8 +146,29 @@ TEST_F(BpeTrainFilesTest, BadRecordsAreErrorsUnlessAllowed) {
                [&] { train_bpe({.inputs = {write("b.txt", "ab\xE9 abab")}, .vocab_size = 258}); });
 }
 
+TEST_F(BpeTrainFilesTest, SpecialTokensAreTheLastIds) {
+  const std::string path = write("small.txt", "<|im_end|> <|im_end|> <|im_end|>");
+  const auto tokenizer =
+      train_bpe({.inputs = {path}, .vocab_size = 262, .specials = {"<|im_start|>", "<|im_end|>"}}).tokenizer;
+  EXPECT_EQ(tokenizer->vocab_size(), 262);
+  EXPECT_EQ(tokenizer->eos_id(), 259);
+  const auto loaded = load_tokenizer(write("tokenizer.json", tokenizer->json()));
+  EXPECT_EQ(loaded->hash(), tokenizer->hash());
+  const auto specials = loaded->special_tokens();
+  EXPECT_EQ(std::vector(specials.begin(), specials.end()),
+            (std::vector<NamedToken>{{"<|endoftext|>", 259}, {"<|im_start|>", 260}, {"<|im_end|>", 261}}));
+  std::vector<int32_t> ids;
+  loaded->encode("<|im_end|>", ids);
+  EXPECT_GT(ids.size(), 1U);  // in a text it is text
+}
+
 TEST_F(BpeTrainFilesTest, Errors) {
   const std::string path = write("small.txt", "abab");
+  expect_error(ErrorKind::kUsage, "vocabulary of 258", [&] {
+    train_bpe({.inputs = {path}, .vocab_size = 258, .specials = {"a", "b"}});
+  });
+  expect_error(ErrorKind::kUsage, "special token \"<|endoftext|>\" is there already",
+               [&] { train_bpe({.inputs = {path}, .vocab_size = 300, .specials = {"<|endoftext|>"}}); });
   expect_error(ErrorKind::kUsage, "vocabulary of 256", [&] { train_bpe({.inputs = {path}, .vocab_size = 256}); });
   expect_error(ErrorKind::kUsage, "too few for a vocabulary of 1000: after 258 ids",
                [&] { train_bpe({.inputs = {path}, .vocab_size = 1000}); });

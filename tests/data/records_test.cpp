@@ -360,6 +360,37 @@ TEST_F(RecordsTest, ParquetSaysWhatIsWrong) {
                [&] { records(write("e.parquet", whole.substr(0, whole.size() - 30))); });
 }
 
+TEST_F(RecordsTest, Conversations) {
+  const RecordOptions options{.id_field = "id", .messages_field = "messages"};
+  const std::string lines =
+      R"({"id": 1, "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "y\u00f6"}]})"
+      "\n"
+      R"({"id": 2, "messages": [{"role": "user", "content": "hi"}]})"
+      "\n"
+      R"({"id": 3, "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": null}]})"
+      "\n"
+      R"({"id": 4, "messages": "hi"})"
+      "\n"
+      R"({"id": 5, "text": "hi"})"
+      "\n";
+  const std::vector<Record> all = records(write("a.jsonl", lines), options);
+  EXPECT_EQ(told(all), (Lines{"1:hi\ny\xC3\xB6", "2!no message is the assistant's: there is nothing to learn",
+                              "3!message 2 has no \"content\" that is a string", "4!its messages are no list",
+                              "5!no field \"messages\""}));
+  EXPECT_EQ(all[0].messages,
+            "[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"y\xC3\xB6\"}]");
+  EXPECT_NE(all[1].remedy.find("\"role\""), std::string::npos);
+  const std::string parquet = make_parquet("a.parquet",
+                                           "SELECT 7 AS id, [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', "
+                                           "'content': 'yo'}] AS messages");
+  const std::vector<Record> rows = records(parquet, options);
+  EXPECT_EQ(told(rows), (Lines{"1:hi\nyo"}));
+  EXPECT_EQ(rows[0].messages, R"([{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}])");
+  EXPECT_EQ(rows[0].id, "7");
+  expect_error(ErrorKind::kUsage, "is plain text, which has no messages",
+               [&] { records(write("a.txt", "hi"), options); });
+}
+
 // What DuckDB finds out while it reads.
 TEST_F(RecordsTest, ParquetDamagedInTheMiddle) {
   const std::string path =

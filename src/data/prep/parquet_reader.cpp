@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "data/prep/content.h"
+#include "data/prep/conversation.h"
 
 namespace nmoe {
 namespace {
@@ -83,8 +84,12 @@ class ParquetReader final : public RecordReader {
     const auto as_stored = [](const std::string& field) {
       return field.empty() ? std::string("NULL") : sql_quoted(field, '"');
     };
-    execute(fmt::format("SELECT {}, {}, {} FROM read_parquet({}) OFFSET {}", as_stored(options.text_field),
-                        as_stored(options.prompt_field), as_text(options.id_field), file, skip));
+    const bool conversations = !options.messages_field.empty();
+    const std::string text = conversations
+                                 ? fmt::format("CAST(to_json({}) AS VARCHAR)", sql_quoted(options.messages_field, '"'))
+                                 : as_stored(options.text_field);
+    execute(fmt::format("SELECT {}, {}, {} FROM read_parquet({}) OFFSET {}", text,
+                        as_stored(conversations ? "" : options.prompt_field), as_text(options.id_field), file, skip));
   }
 
   bool next(Record& record) override {
@@ -96,8 +101,14 @@ class ParquetReader final : public RecordReader {
       return num_rows_ == 0;
     }
     record = {.number = ++number_};
-    take(0, options_.text_field, record.text, record);
-    if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
+    if (!options_.messages_field.empty()) {
+      std::string json;
+      take(0, options_.messages_field, json, record);
+      if (record.fault.empty()) take_messages(json, record);
+    } else {
+      take(0, options_.text_field, record.text, record);
+      if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
+    }
     if (!options_.id_field.empty()) take(2, options_.id_field, record.id, record);
     check_utf8(record);
     ++row_;
@@ -167,12 +178,13 @@ class ParquetReader final : public RecordReader {
       const auto found = std::ranges::find(names, field);
       if (found == names.end()) {
         throw usage_error(fmt::format("'{}' has no column \"{}\"", path_.string(), field),
-                          fmt::format("it has {}: see --text-field, --id-field and --prompt-field", join_or(names)));
+                          fmt::format("it has {}: see --text-field, --messages-field and the like", join_or(names)));
       }
       return types[static_cast<size_t>(found - names.begin())];
     };
+    if (!options_.messages_field.empty()) type_of(options_.messages_field);
     for (const std::string& field : {options_.text_field, options_.prompt_field}) {
-      if (field.empty()) continue;
+      if (field.empty() || !options_.messages_field.empty()) continue;
       const std::string type = type_of(field);
       if (type != "VARCHAR" && type != "BLOB") {
         throw usage_error(fmt::format("column \"{}\" of '{}' is {}, not a string", field, path_.string(), type),

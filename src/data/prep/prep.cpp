@@ -72,6 +72,8 @@ void check_options(const PrepOptions& options) {
                       "choose more than 0 and at most 1");
   }
   if (options.skip_bad < 0) throw usage_error(fmt::format("{} bad records", options.skip_bad), "choose at least 0");
+  NMOE_CHECK(options.records.messages_field.empty() == !options.conversations, "messages \"{}\" without an encoder",
+             options.records.messages_field);
   if (options.records.text_field.empty()) throw usage_error("the text field has no name", "name it with --text-field");
   constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (options.dataset.empty() || options.dataset.find_first_not_of(kNameCharacters) != std::string::npos) {
@@ -123,7 +125,8 @@ RecordOptions record_options(const PrepOptions& options) {
   return records;
 }
 
-PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer, const std::vector<InputFile>& inputs) {
+PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer, const ConversationEncoder* encoder,
+                         const std::vector<InputFile>& inputs) {
   PrepSettings settings;
   const auto add = [&](const char* name, const auto& value) { settings.emplace_back(name, fmt::format("{}", value)); };
   const auto add_limit = [&](const char* name, const std::optional<double>& limit) {
@@ -141,6 +144,8 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
   add("prompt_field", options.records.prompt_field);
   settings.emplace_back("split_on",
                         options.records.split_on ? fmt::format("\"{}\"", *options.records.split_on) : "off");
+  add("messages_field", options.records.messages_field);
+  settings.emplace_back("chat_template", encoder != nullptr ? encoder->fingerprint() : "off");
   add("min_chars", options.filters.min_chars);
   add("max_chars", options.filters.max_chars);
   add("min_tokens", options.filters.min_tokens);
@@ -160,8 +165,9 @@ class Preparation {
       : options_(options),
         records_(record_options(options)),
         tokenizer_(load_tokenizer(options.tokenizer)),
+        encoder_(options.conversations ? options.conversations(tokenizer_) : nullptr),
         inputs_(find_inputs(options)),
-        settings_(settings_of(options, *tokenizer_, inputs_)),
+        settings_(settings_of(options, *tokenizer_, encoder_.get(), inputs_)),
         pool_(options.threads),
         folder_(options.out) {
     const std::optional<PrepState> state = read_journal(folder_.journal(), settings_, options.force);
@@ -329,8 +335,9 @@ class Preparation {
   }
 
   // Everything that needs the document's text alone.
-  void judge(Document& document) const {
+  void judge(Document& document) {
     const Record& record = document.record;
+    if (encoder_ && record.fault.empty()) encode_conversation(document);
     if (!record.fault.empty()) {
       document.dropped = Verdict{kBad, record.fault};
     } else if (record.text.empty()) {
@@ -339,7 +346,8 @@ class Preparation {
       document.dropped = check_text(record.text, options_.filters);
     }
     if (document.dropped || !(options_.dedup || document.split == Split::kByHash)) return;
-    const Digest digest = digest_of(record.prompt, record.text);
+    // Who says what is part of a conversation.
+    const Digest digest = digest_of(record.messages.empty() ? record.prompt : record.messages, record.text);
     if (document.split == Split::kByHash) {
       const bool valid = static_cast<double>(digest.high) * 0x1p-64 < options_.valid_fraction;
       document.split = valid ? Split::kValid : Split::kTrain;
@@ -347,14 +355,36 @@ class Preparation {
     if (options_.dedup) document.digest = digest;
   }
 
-  void encode(Document& document) {
-    if (document.dropped) return;
+  // Early, since it finds out whether the template takes the messages.
+  void encode_conversation(Document& document) {
+    encoding_.spend(document.text_bytes(), [&] {
+      try {
+        EncodedConversation encoded = encoder_->encode(document.record.messages);
+        document.ids = std::move(encoded.ids);
+        document.mask = std::move(encoded.mask);
+      } catch (const Error& error) {
+        document.record.fault = error.what();
+        document.record.remedy = error.remedy();
+      }
+    });
+  }
+
+  void encode_text(Document& document) {
     const Record& record = document.record;
     encoding_.spend(document.text_bytes(), [&] {
       tokenizer_->encode(record.prompt, document.ids);
-      document.prompt_ids = document.ids.size();
+      const size_t prompt_ids = document.ids.size();
       tokenizer_->encode(record.text, document.ids);
+      if (options_.records.prompt_field.empty()) return;
+      document.mask.assign(document.ids.size(), 1);
+      std::fill_n(document.mask.begin(), prompt_ids, uint8_t{0});
     });
+  }
+
+  void encode(Document& document) {
+    if (document.dropped) return;
+    const Record& record = document.record;
+    if (!encoder_) encode_text(document);
     document.dropped = check_tokens(std::ssize(document.ids), options_.filters);
     if (document.dropped || !options_.near_dedup) return;
     near_dedup_.spend(document.text_bytes(), [&] {
@@ -373,6 +403,7 @@ class Preparation {
   const PrepOptions& options_;
   const RecordOptions records_;
   std::shared_ptr<const Tokenizer> tokenizer_;
+  std::shared_ptr<const ConversationEncoder> encoder_;  // when records are conversations
   std::vector<InputFile> inputs_;
   PrepSettings settings_;
   ThreadPool pool_;

@@ -6,12 +6,15 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "data/prep/conversation.h"
 #include "data/prep/filters.h"
 #include "data/prep/records.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
@@ -36,6 +39,9 @@ struct PrepOptions {
   // Where documents are within the files. With a prompt field, a document is its prompt followed by its text, each
   // encoded by itself, and the shards get masks that keep the prompt out of the loss.
   RecordOptions records = {};
+  // With a messages field: makes what turns them into ids. The shards get masks then, by which only what the assistant
+  // says is learned.
+  std::function<std::shared_ptr<const ConversationEncoder>(std::shared_ptr<const Tokenizer>)> conversations = {};
   FilterOptions filters = {};
   // Drop documents that equal an earlier one.
   bool dedup = false;

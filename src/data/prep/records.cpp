@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "data/prep/conversation.h"
 #include "data/prep/parquet_reader.h"
 #include "data/prep/text_reader.h"
 #include "data/prep/window.h"
@@ -90,8 +91,12 @@ class JsonParser {
       record.fault = fmt::format("{}, not a JSON object", json_type_name(element.type()));
       return;
     }
-    get_string(object, options_.text_field, record.text, record);
-    if (!options_.prompt_field.empty()) get_string(object, options_.prompt_field, record.prompt, record);
+    if (!options_.messages_field.empty()) {
+      get_messages(object, record);
+    } else {
+      get_string(object, options_.text_field, record.text, record);
+      if (!options_.prompt_field.empty()) get_string(object, options_.prompt_field, record.prompt, record);
+    }
     if (!options_.id_field.empty()) get_id(object, record);
   }
 
@@ -113,7 +118,7 @@ class JsonParser {
       fields.push_back(fmt::format("\"{}\"", key));
     }
     if (fields.empty()) return "the object is empty";
-    return fmt::format("the object has {}{}: see --text-field, --id-field and --prompt-field", join_or(fields),
+    return fmt::format("the object has {}{}: see --text-field, --messages-field and the like", join_or(fields),
                        object.size() > kShown ? " and more" : "");
   }
 
@@ -127,6 +132,11 @@ class JsonParser {
     } else if (record.fault.empty()) {
       record.fault = fmt::format("\"{}\" is {}, not a string", field, json_type_name(value.type()));
     }
+  }
+
+  void get_messages(const simdjson::dom::object& object, Record& record) const {
+    simdjson::dom::element value;
+    if (find(object, options_.messages_field, value, record)) take_messages(simdjson::minify(value), record);
   }
 
   void get_id(const simdjson::dom::object& object, Record& record) const {
@@ -297,6 +307,10 @@ size_t part_size(std::string_view text, size_t most) {
 std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOptions& options, int64_t skip) {
   switch (file_kind(path)) {
     case FileKind::kText:
+      if (!options.messages_field.empty()) {
+        throw usage_error(fmt::format("'{}' is plain text, which has no messages", path.string()),
+                          "conversations are read from JSON lines, JSON and Parquet");
+      }
       return open_text(path, options, skip);
     case FileKind::kJsonLines:
       return std::make_unique<JsonLinesReader>(path, options, skip);

@@ -21,6 +21,7 @@ struct RecordOptions {
   std::string text_field = "text";  // of JSON objects and Parquet rows
   std::string id_field = {};        // empty: records have no id of their own
   std::string prompt_field = {};    // empty: no prompts
+  std::string messages_field = {};  // not empty: records are conversations, and the two before are not looked at
   // The line that ends a document of a text file; "": blank lines, any number of them. Nothing: the file is one
   // document.
   std::optional<std::string> split_on = {};
@@ -40,6 +41,7 @@ struct Record {
   int64_t number = 0;
   std::string text;
   std::string prompt;
+  std::string messages;  // of a conversation: JSON, a list of {"role", "content"} (data/prep/conversation.h)
   std::string id;
   bool tail = false;  // see RecordOptions::tail
   // Why it cannot be used, if it cannot: invalid JSON or UTF-8, a missing field, a wrong type, the file's early end, a
@@ -61,7 +63,8 @@ class RecordReader {
 };
 
 // Begins after record `skip` (0: at the start). Error (runtime) when the file cannot be opened, or is a Parquet file
-// and damaged, then or while it is read; (usage) when a Parquet file has not the fields, or another type in them.
+// and damaged, then or while it is read; (usage) when a Parquet file has not the fields, or another type in them, and
+// when a plain text is to have messages.
 std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
                                            int64_t skip = 0);
 

@@ -268,9 +268,18 @@ BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size
 }
 
 TrainedBpe train_bpe(const BpeTrainOptions& options) {
-  if (options.vocab_size < kMinVocab || options.vocab_size > kMaxVocab) {
+  const int64_t num_specials = std::ssize(options.specials);
+  if (options.vocab_size < kMinVocab + num_specials || options.vocab_size > kMaxVocab) {
     throw usage_error(fmt::format("a vocabulary of {} ids", options.vocab_size),
-                      fmt::format("choose {} (bytes and {} alone) to {}", kMinVocab, kEosText, kMaxVocab));
+                      fmt::format("choose {} (bytes, {} and other special tokens alone) to {}",
+                                  kMinVocab + num_specials, kEosText, kMaxVocab));
+  }
+  std::unordered_set<std::string_view> named = {kEosText};
+  for (const std::string& special : options.specials) {
+    if (!special.empty() && named.insert(special).second) continue;
+    throw usage_error(
+        fmt::format("the special token \"{}\" is {}", special, special.empty() ? "empty" : "there already"),
+        fmt::format("name each once; {} is always there", kEosText));
   }
   BpeTrainReport report;
   auto start = std::chrono::steady_clock::now();
@@ -278,7 +287,11 @@ TrainedBpe train_bpe(const BpeTrainOptions& options) {
   report.count_seconds = seconds_since(start);
 
   start = std::chrono::steady_clock::now();
-  BpeModel model = train_bpe_model(words, options.vocab_size);
+  BpeModel model = train_bpe_model(words, options.vocab_size - num_specials);
+  for (const std::string& special : options.specials) {
+    model.added.push_back({.text = special, .id = static_cast<int32_t>(model.tokens.size())});
+    model.tokens.emplace_back();
+  }
   report.merge_seconds = seconds_since(start);
   const auto vocab_size = static_cast<int64_t>(model.tokens.size());
   if (vocab_size < options.vocab_size) {
