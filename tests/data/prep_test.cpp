@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "data/parquet_files.h"
 #include "data/prep/inputs.h"
 #include "data/shards/dataset.h"
 #include "data/test_data.h"
@@ -237,6 +238,24 @@ TEST_F(PrepTest, EveryKindOfFileGivesTheSameDocuments) {
   options.force = true;
   prepare_dataset(options);
   EXPECT_EQ(documents("train"), expected);
+}
+
+// A row that DuckDB cannot read costs itself, and no more than --skip-bad allows.
+TEST_F(PrepTest, UnreadableParquetRowsAreBadRecords) {
+  const fs::path path = dir_ / "a.parquet";
+  test::run_sql(
+      fmt::format("COPY (SELECT CASE WHEN i % 2500 = 7 THEN 'broken row ' ELSE 'a good row ' END || i AS text "
+                  "FROM range(10000) t(i)) TO '{}' (FORMAT parquet, COMPRESSION uncompressed)",
+                  path.string()));
+  std::string content = read_file(path);
+  for (size_t place = 0; (place = content.find("broken row ", place)) != std::string::npos;) content[place] = '\xFF';
+  write("a.parquet", content);
+  PrepOptions options{.inputs = {path.string()}, .skip_bad = 3, .out = out()};
+  expect_error(ErrorKind::kRuntime, "a.parquet', row 7508: the row cannot be read", [&] { prepare_dataset(options); });
+  options.skip_bad = 4;
+  const PrepReport report = prepare_dataset(options);
+  EXPECT_EQ(report.train.documents, 9'996);
+  EXPECT_EQ(report.dropped.at("bad record").records, 4);
 }
 
 // With every rule that looks across documents, as with none.

@@ -280,6 +280,7 @@ class Preparation {
     Batch batch{.end_file = first_file, .end_record = first_record};
     size_t batch_bytes = 0;
     int64_t bytes_before = 0;  // of earlier files
+    int64_t bad_records = bad_records_;
     for (int64_t file = 0; file < std::ssize(inputs_); ++file) {
       const InputFile& input = inputs_[static_cast<size_t>(file)];
       if (file >= first_file) {
@@ -293,8 +294,13 @@ class Preparation {
           batch.end_file = file;
           batch.end_record = record.number;
           batch.file_bytes = bytes_before + reader->file_bytes_read();
+          const bool too_many = !record.fault.empty() && ++bad_records > options_.skip_bad;
           const Split split = record.tail ? Split::kValid : input.split;
           batch.documents.push_back({.record = std::move(record), .file = file, .split = split});
+          if (too_many) {  // reading on would be in vain, and takes its time where rows are damaged
+            read_.push(std::move(batch));
+            return;
+          }
         }
         // A file that is done is not opened again.
         batch.end_file = file + 1;

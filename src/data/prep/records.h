@@ -63,8 +63,8 @@ class RecordReader {
 };
 
 // Begins after record `skip` (0: at the start). Error (runtime) when the file cannot be opened, or is a Parquet file
-// and damaged, then or while it is read; (usage) when a Parquet file has not the fields, or another type in them, and
-// when a plain text is to have messages.
+// that is not whole; rows of it that are damaged are records at fault. Error (usage) when a Parquet file has not the
+// fields, or another type in them, and when a plain text is to have messages.
 std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
                                            int64_t skip = 0);
 
