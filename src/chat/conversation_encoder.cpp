@@ -139,12 +139,6 @@ class TemplateEncoder final : public ConversationEncoder {
 
 }  // namespace
 
-const char* const kChatMl =
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
 std::shared_ptr<const ConversationEncoder> make_conversation_encoder(const std::string& chat_template,
                                                                      std::shared_ptr<const Tokenizer> tokenizer) {
   const CheckpointSettings settings = settings_of(chat_template, *tokenizer);

@@ -9,9 +9,6 @@
 
 namespace nmoe {
 
-// ChatML, as Jinja: "<|im_start|>role\ncontent<|im_end|>\n" for each message.
-extern const char* const kChatMl;
-
 // `chat_template`: "chatml", a Jinja file, or the folder of a checkpoint or of a Hugging Face model, for its own
 // template.
 //
