@@ -22,11 +22,12 @@
 
 namespace nmoe {
 
-// Another rank failed: which, and with what.
+// Another rank failed: which, and with what. Or the process that drives it: `what` names that.
 class PeerFailure : public Error {
  public:
   PeerFailure(int64_t rank, const std::string& reason, std::string remedy)
-      : Error(ErrorKind::kRuntime, fmt::format("rank {} failed: {}", rank, reason), std::move(remedy)) {}
+      : PeerFailure(fmt::format("rank {} failed: {}", rank, reason), std::move(remedy)) {}
+  PeerFailure(const std::string& what, std::string remedy) : Error(ErrorKind::kRuntime, what, std::move(remedy)) {}
 };
 
 class Communicator {
@@ -38,6 +39,11 @@ class Communicator {
 
   virtual int64_t index() const = 0;  // of this rank, from 0
   virtual int64_t count() const = 0;  // of ranks
+
+  // How the ranks of this process alone meet, its *domain*: an equal share of all ranks, contiguous, numbered from 0
+  // there. In a run of one process it is this communicator itself. The ranks of a domain make their calls of both in
+  // one order.
+  virtual Communicator& domain() = 0;
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
