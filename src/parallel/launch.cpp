@@ -116,11 +116,11 @@ Launch read_launch(const Environment& environment) {
 
 int64_t ranks_of_process(const Launch& launch, int64_t ranks) {
   if (ranks % launch.num_processes != 0) {
-    throw usage_error(fmt::format("parallel.ranks = {} cannot be shared equally by {} processes", ranks,
-                                  launch.num_processes),
-                      fmt::format("parallel.ranks counts the ranks of all processes: set it to a multiple of {}, or "
-                                  "start another number of processes",
-                                  launch.num_processes));
+    throw usage_error(
+        fmt::format("parallel.ranks = {} cannot be shared equally by {} processes", ranks, launch.num_processes),
+        fmt::format("parallel.ranks counts the ranks of all processes: set it to a multiple of {}, or "
+                    "start another number of processes",
+                    launch.num_processes));
   }
   return ranks / launch.num_processes;
 }

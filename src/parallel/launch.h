@@ -28,8 +28,8 @@ const char* process_environment(const char* variable);
 // Reads, wherever they are set,
 //   WORLD_SIZE, RANK, LOCAL_RANK            processes of the run, this one's number, its number on its host; else
 //   SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID   what srun says
-//   MASTER_ADDR, MASTER_PORT                where process 0 is met; with SLURM, SLURM_LAUNCH_NODE_IPADDR may be the address
-//   NMOE_SECRET, or NMOE_SECRET_FILE        the secret, or a file with it (a newline at its end does not count)
+//   MASTER_ADDR, MASTER_PORT                where process 0 is met; with SLURM, SLURM_LAUNCH_NODE_IPADDR may be the
+//   address NMOE_SECRET, or NMOE_SECRET_FILE        the secret, or a file with it (a newline at its end does not count)
 // An empty variable is one that is not set. Errors (usage) name the variable.
 Launch read_launch(const Environment& environment = process_environment);
 

@@ -170,9 +170,8 @@ ProcessGroup::ProcessGroup(Meeting meeting, LinkTiming timing)
     : first_rank_(meeting.processes[static_cast<size_t>(meeting.process)].first_rank),
       num_ranks_(meeting.processes.back().first_rank + meeting.processes.back().num_ranks),
       threads_(meeting.processes.front().num_ranks, timing.timeout, first_rank_),
-      links_(std::move(meeting), timing, [this](const PeerFailure& failure) {
-        threads_.fail(/*rank=*/0, std::make_exception_ptr(failure));
-      }) {
+      links_(std::move(meeting), timing,
+             [this](const PeerFailure& failure) { threads_.fail(/*rank=*/0, std::make_exception_ptr(failure)); }) {
   for (int64_t rank = 0; rank < num_ranks_ / links_.num_processes(); ++rank) {
     members_.push_back(std::make_unique<Member>(*this, rank));
   }
@@ -206,9 +205,14 @@ void ProcessGroup::announce(int64_t local_rank, const std::exception_ptr& failur
 void ProcessGroup::call(int64_t local_rank, ThreadGroup::Call call, const ThreadGroup::Completion& complete) {
   const std::string_view name = call.name;
   threads_.together(local_rank, std::move(call), [&](Calls calls) {
-    links_.come(name);
-    complete(calls);
-    links_.complete();
+    try {
+      links_.come(name);
+      complete(calls);
+      links_.complete();
+    } catch (...) {  // known to all ranks here before anyone can make another call
+      threads_.fail(0, std::current_exception());
+      throw;
+    }
   });
   if (local_rank == 0) links_.return_from_call();
 }
@@ -322,8 +326,8 @@ void run_ranks(const RankRun& run, const std::function<void()>& prepare,
     prepare();
     return run_ranks(here, run.timeout, drive);
   }
-  Meeting meeting = meet_processes(
-      {.launch = run.launch, .ranks = run.ranks, .identity = run.identity, .timeout = run.timeout});
+  Meeting meeting =
+      meet_processes({.launch = run.launch, .ranks = run.ranks, .identity = run.identity, .timeout = run.timeout});
   ProcessGroup(std::move(meeting), {.timeout = run.timeout}).run(prepare, drive);
 }
 

@@ -59,9 +59,9 @@ class ProcessGroup {
 
 struct RankRun {
   Launch launch = {};
-  int64_t ranks = 1;  // of all processes
+  int64_t ranks = 1;                                        // of all processes
   std::chrono::milliseconds timeout = kDefaultRankTimeout;  // to meet, and that a rank waits for another
-  std::string identity = {};  // what must be the same in all processes (rendezvous.h)
+  std::string identity = {};                                // what must be the same in all processes (rendezvous.h)
 };
 
 // Calls `drive` once for each rank of this process, as threads, and returns when the ranks of all processes have ended.

@@ -100,8 +100,7 @@ void ProcessLinks::send(int64_t process, FrameKind kind, std::string_view body) 
 
 std::string ProcessLinks::receive(int64_t process, FrameKind kind) {
   try {
-    Frame frame =
-        receive_frame(peers_[static_cast<size_t>(process)].link.data, kMaxData, timing_.timeout + kPatience);
+    Frame frame = receive_frame(peers_[static_cast<size_t>(process)].link.data, kMaxData, timing_.timeout + kPatience);
     if (frame.kind != kind) throw WireFault("another message than is due");
     return std::move(frame.body);
   } catch (const ConnectionLost& error) {
@@ -319,8 +318,8 @@ void ProcessLinks::judge_waits(Clock::time_point now) {
                                    ? "has made no call"
                                    : fmt::format("last came to {} ({})", missing.call_name, missing.came_to);
       return record(
-          PeerFailure(fmt::format("{} waited {:.3g} s for {} {}, which {}", describe(waiting),
-                                  seconds(timing_.timeout), describe(missing), place, last),
+          PeerFailure(fmt::format("{} waited {:.3g} s for {} {}, which {}", describe(waiting), seconds(timing_.timeout),
+                                  describe(missing), place, last),
                       "see what keeps that process; where its work takes that long, raise parallel.timeout_s"),
           kNoCalls, /*is_own=*/false, nullptr);
     }

@@ -2,8 +2,8 @@
 //
 // A thread of its own sends a beat over every connection for control and listens to those of the others. A process that
 // ends without a word (killed, crashed), that is silent (stopped, or its host or network is gone), and a failure that
-// one tells, end the run in all processes: process 0 passes on what the others cannot see. Where a process waits too long
-// for another, process 0 says which and ends the run.
+// one tells, end the run in all processes: process 0 passes on what the others cannot see. Where a process waits too
+// long for another, process 0 says which and ends the run.
 //
 // One thread at a time speaks for the process: the calls of all its ranks with those of other processes go through it,
 // numbered alike in all processes.
@@ -27,10 +27,10 @@
 namespace nmoe {
 
 struct LinkTiming {
-  std::chrono::milliseconds timeout;             // that a process waits for another in a call
-  std::chrono::milliseconds beat{500};           // between two signs of life
-  std::chrono::milliseconds silence{5000};       // after which a process is taken for lost
-  std::chrono::milliseconds farewell{1000};      // that a process which ends waits for others to hear why
+  std::chrono::milliseconds timeout;         // that a process waits for another in a call
+  std::chrono::milliseconds beat{500};       // between two signs of life
+  std::chrono::milliseconds silence{5000};   // after which a process is taken for lost
+  std::chrono::milliseconds farewell{1000};  // that a process which ends waits for others to hear why
 };
 
 class ProcessLinks {
@@ -54,7 +54,7 @@ class ProcessLinks {
   void receive(int64_t process, std::span<std::byte> bytes);
   void send(int64_t process, FrameKind kind, std::string_view body);
   std::string receive(int64_t process, FrameKind kind);
-  void complete();  // nothing is to be sent or received any more in this call
+  void complete();          // nothing is to be sent or received any more in this call
   void return_from_call();  // all ranks of this process are out of it, or sure to come out
 
   // A rank of this process failed: tells all others, unless a failure is known already. From any thread.

@@ -25,6 +25,8 @@ constexpr size_t kNonceBytes = 32;
 constexpr uint32_t kMaxGreeting = 256 << 10;
 constexpr milliseconds kGreetingTime = std::chrono::seconds(10);  // a connection has to say who it is
 constexpr milliseconds kRetryAfter{50};
+// The others wait so much longer than process 0, which knows who is missing.
+constexpr milliseconds kPatience = std::chrono::seconds(2);
 constexpr size_t kMaxGuests = 256;  // connections that have not said who they are
 
 enum class Channel : int64_t { kControl = 0, kData = 1 };
@@ -129,8 +131,9 @@ std::vector<ProcessInfo> processes_of(const RendezvousOptions& options) {
 void require_secret(const Launch& launch, const std::vector<Address>& addresses) {
   if (!launch.secret.empty() || std::ranges::all_of(addresses, &Address::is_loopback)) return;
   throw usage_error(
-      fmt::format("MASTER_ADDR is {}, which other hosts can reach, and there is no secret to know the run's processes by",
-                  launch.address),
+      fmt::format(
+          "MASTER_ADDR is {}, which other hosts can reach, and there is no secret to know the run's processes by",
+          launch.address),
       "set NMOE_SECRET, or a file's name in NMOE_SECRET_FILE, to the same secret in every process (openssl rand -hex "
       "32); without one only addresses of the host itself are accepted, such as 127.0.0.1 or ::1");
 }
@@ -238,10 +241,10 @@ Meeting Reception::wait_for_all() {
     try {
       send_frame(link.control, FrameKind::kStart, hosts, kGreetingTime);
     } catch (const ConnectionLost& error) {
-      throw runtime_error(fmt::format("{} was lost as the run began: {}",
-                                      describe_process(static_cast<int64_t>(process), meeting.processes[process]),
-                                      error.what()),
-                          "see what that process says");
+      throw runtime_error(
+          fmt::format("{} was lost as the run began: {}",
+                      describe_process(static_cast<int64_t>(process), meeting.processes[process]), error.what()),
+          "see what that process says");
     }
   }
   return meeting;
@@ -348,14 +351,14 @@ void Reception::answer(const Guest& guest, FrameKind kind, std::string_view body
 void Reception::check(const Claim& claim) const {
   const Launch& launch = options_.launch;
   if (claim.num_processes != launch.num_processes) {
-    throw usage_error(fmt::format("it is one of {} processes, process 0 one of {}", claim.num_processes,
-                                  launch.num_processes),
-                      "start all with the same WORLD_SIZE");
+    throw usage_error(
+        fmt::format("it is one of {} processes, process 0 one of {}", claim.num_processes, launch.num_processes),
+        "start all with the same WORLD_SIZE");
   }
   if (claim.process < 1 || claim.process >= launch.num_processes) {
-    throw usage_error(fmt::format("it is process {}, where 1 to {} are missing", claim.process,
-                                  launch.num_processes - 1),
-                      "give every process a RANK of its own");
+    throw usage_error(
+        fmt::format("it is process {}, where 1 to {} are missing", claim.process, launch.num_processes - 1),
+        "give every process a RANK of its own");
   }
   if (claim.ranks != options_.ranks) {
     throw usage_error(fmt::format("it has parallel.ranks = {}, process 0 {}", claim.ranks, options_.ranks),
@@ -411,8 +414,7 @@ void Reception::give_up() {
 
 class Visit {
  public:
-  explicit Visit(const RendezvousOptions& options)
-      : options_(options), deadline_(Clock::now() + options.timeout) {}
+  explicit Visit(const RendezvousOptions& options) : options_(options), deadline_(Clock::now() + options.timeout) {}
 
   Meeting join() {
     Meeting meeting{.process = options_.launch.process, .processes = processes_of(options_), .links = {}};
@@ -495,7 +497,7 @@ class Visit {
 
   void read_roster(const Socket& control, Meeting& meeting) const {
     try {
-      const Frame frame = receive_frame(control, kMaxGreeting, left() + kGreetingTime);
+      const Frame frame = receive_frame(control, kMaxGreeting, left() + kPatience);
       if (frame.kind == FrameKind::kRefusal) throw_refusal(frame);
       if (frame.kind != FrameKind::kStart) throw WireFault("another message than the start");
       WireReader reader(frame.body);
@@ -504,9 +506,9 @@ class Visit {
     } catch (const Error&) {
       throw;
     } catch (const std::runtime_error& error) {
-      throw runtime_error(fmt::format("process 0 at {} was lost before all processes were there: {}", place(),
-                                      error.what()),
-                          "see what process 0 says");
+      throw runtime_error(
+          fmt::format("process 0 at {} was lost before all processes were there: {}", place(), error.what()),
+          "see what process 0 says");
     }
   }
 

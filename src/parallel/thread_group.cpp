@@ -310,7 +310,8 @@ void ThreadGroup::fail(int64_t rank, std::exception_ptr failure) {
 }
 
 void ThreadGroup::fail_locked(int64_t rank, std::exception_ptr failure) {
-  if (!failure_) failure_ = Failure{rank, std::move(failure)};
+  const bool replaces = failure_ && is_peer_failure(failure_->exception) && !is_peer_failure(failure);
+  if (!failure_ || replaces) failure_ = Failure{rank, std::move(failure)};
   changed_.notify_all();
 }
 

@@ -32,8 +32,8 @@ class ThreadGroup {
   // To be used by one thread at a time.
   Communicator& communicator(int64_t rank);
 
-  // What a rank brings to a call. `name` is a literal; `tensors` belong to the caller, who stays until all are done with
-  // them.
+  // What a rank brings to a call. `name` is a literal; `tensors` belong to the caller, who stays until all are done
+  // with them.
   struct Call {
     std::string_view name;
     std::string bytes = {};
@@ -57,7 +57,8 @@ class ThreadGroup {
   // Returns when every rank has left. After a failure ranks have the timeout to do so; if one has not by then, the
   // failure and that rank are printed to stderr and the process ends with status 1.
   void wait_for_all_to_leave();
-  // What a rank failed with before any other did; null: none has failed.
+  // What a rank failed with before any other did; null: none has failed. A PeerFailure, of a rank elsewhere, only where
+  // no rank failed by itself.
   std::exception_ptr first_failure() const;
 
  private:
