@@ -1,6 +1,12 @@
 #include "parallel/rendezvous.h"
 
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
 
 #include "parallel/processes.h"
 #include "support/errors.h"
@@ -116,6 +122,33 @@ TEST(Rendezvous, WithoutASecretNobodyElseIsReachable) {
     EXPECT_TRUE(contains(error.remedy(), "NMOE_SECRET"));
     EXPECT_TRUE(contains(error.remedy(), "127.0.0.1"));
   }
+}
+
+// An address of this host that is not its loopback; "" where it has none.
+std::string outer_address() {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return "";
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(first, freeifaddrs);
+  for (const ifaddrs* at = first; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_UP) == 0) continue;
+    std::array<char, INET_ADDRSTRLEN> text{};
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, text.data(), text.size());
+    if (!means_loopback(text.data())) return text.data();
+  }
+  return "";
+}
+
+TEST(Rendezvous, WithASecretOtherHostsCanCome) {
+  const std::string address = outer_address();
+  if (address.empty()) GTEST_SKIP() << "this host has no address but its loopback";
+  const int port = free_port();
+  const auto errors = at_once(2, [&](int64_t process) {
+    RendezvousOptions options = options_of(process, 2, port);
+    options.launch.address = address;
+    options.launch.secret = kSecret;
+    meet_processes(options);
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error.has_value()) << error->what();
 }
 
 // Each of these is refused, is told why, and disturbs nobody.
