@@ -119,7 +119,7 @@ int64_t ranks_of_process(const Launch& launch, int64_t ranks) {
     throw usage_error(
         fmt::format("parallel.ranks = {} cannot be shared equally by {} processes", ranks, launch.num_processes),
         fmt::format("parallel.ranks counts the ranks of all processes: set it to a multiple of {}, or "
-                    "start another number of processes",
+                    "start another number of processes (one alone in a SLURM job: srun --ntasks 1)",
                     launch.num_processes));
   }
   return ranks / launch.num_processes;
