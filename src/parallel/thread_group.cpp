@@ -97,7 +97,7 @@ class ThreadGroup::Member final : public Communicator {
   std::vector<std::string> all_gather(std::string_view bytes) override {
     group_.meet(*this, {.name = "all_gather", .bytes = std::string(bytes)}, /*reads_peers=*/false);
     std::vector<std::string> all;
-    for (const auto& member : group_.members_) all.push_back(member->call(meetings_).bytes);
+    for (const auto& member : group_.members_) all.push_back(member->call(meetings).bytes);
     return all;
   }
 
@@ -115,14 +115,14 @@ class ThreadGroup::Member final : public Communicator {
   Call& call(int64_t meeting) { return calls_[static_cast<size_t>(meeting % 2)]; }
   const Call& call(int64_t meeting) const { return calls_[static_cast<size_t>(meeting % 2)]; }
   std::string last_call() const {
-    return meetings_ == 0 ? "has made no call" : fmt::format("last came to {} ({})", call(meetings_).name, meetings_);
+    return meetings == 0 ? "has made no call" : fmt::format("last came to {} ({})", call(meetings).name, meetings);
   }
 
   int64_t rank() const { return group_.first_rank_ + index_; }  // of the run
 
   // Guarded by the group's mutex; what a rank wrote there before a meeting may be read after it.
-  int64_t meetings_ = 0;  // that this rank came to
-  bool left_ = false;
+  int64_t meetings = 0;  // that this rank came to
+  bool left = false;
 
  private:
   ThreadGroup& group_;
@@ -155,7 +155,7 @@ ThreadGroup::~ThreadGroup() = default;
 Communicator& ThreadGroup::communicator(int64_t rank) { return *members_[static_cast<size_t>(rank)]; }
 
 bool ThreadGroup::all_met(int64_t meeting) const {
-  return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings_ >= meeting; });
+  return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings >= meeting; });
 }
 
 // Returns when all ranks have come, even if one has failed meanwhile: what ranks agree on in a call is then known to
@@ -169,7 +169,7 @@ void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
     wait_for_readers(lock);
     throw_peer_failure();
   }
-  const int64_t meeting = ++self.meetings_;
+  const int64_t meeting = ++self.meetings;
   self.call(meeting) = std::move(call);
   if (all_met(meeting)) {
     check_same_call(self);
@@ -179,7 +179,7 @@ void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
   bool timed_out = false;
   while (!all_met(meeting)) {
     for (const auto& member : members_) {
-      if (member->meetings_ >= meeting) continue;
+      if (member->meetings >= meeting) continue;
       check_not_left(self, *member);
       if (timed_out) give_up(lock, self, *member);
     }
@@ -204,15 +204,15 @@ void ThreadGroup::throw_peer_failure() const {
 }
 
 void ThreadGroup::check_not_left(const Member& self, const Member& missing) const {
-  NMOE_CHECK(!missing.left_, "rank {} has ended, and rank {} waits for it in {} ({}); it {}", missing.rank(),
-             self.rank(), self.call(self.meetings_).name, self.meetings_, missing.last_call());
+  NMOE_CHECK(!missing.left, "rank {} has ended, and rank {} waits for it in {} ({}); it {}", missing.rank(),
+             self.rank(), self.call(self.meetings).name, self.meetings, missing.last_call());
 }
 
 void ThreadGroup::give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing) {
   const Error error =
       runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in {} ({}), which {}", self.rank(),
                                 std::chrono::duration<double>(timeout_).count(), missing.rank(),
-                                self.call(self.meetings_).name, self.meetings_, missing.last_call()),
+                                self.call(self.meetings).name, self.meetings, missing.last_call()),
                     "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
   fail_locked(self.index(), std::make_exception_ptr(error));
   wait_for_readers(lock);
@@ -221,7 +221,7 @@ void ThreadGroup::give_up(std::unique_lock<std::mutex>& lock, const Member& self
 
 // By the last to come, while the others wait and keep what they brought.
 void ThreadGroup::check_same_call(const Member& self) {
-  const int64_t meeting = self.meetings_;
+  const int64_t meeting = self.meetings;
   const Call& mine = self.call(meeting);
   try {
     for (const auto& member : members_) {
@@ -250,7 +250,7 @@ void ThreadGroup::all_reduce_sum(Member& self, std::span<const Tensor> tensors) 
     const Reading reading(*this);
     for (size_t i = 0; i < tensors.size(); ++i) {
       std::ranges::transform(members_, peers.begin(),
-                             [&](const auto& member) { return member->call(self.meetings_).tensors[i]; });
+                             [&](const auto& member) { return member->call(self.meetings).tensors[i]; });
       sum_to_all(peers, slice_of(tensors[i], self.index(), self.count()));
     }
   }
@@ -261,7 +261,7 @@ void ThreadGroup::broadcast(Member& self, std::span<const Tensor> tensors) {
   meet(self, {.name = "broadcast", .tensors = tensors}, /*reads_peers=*/true);
   {
     const Reading reading(*this);
-    const std::span<const Tensor> first = members_[0]->call(self.meetings_).tensors;
+    const std::span<const Tensor> first = members_[0]->call(self.meetings).tensors;
     for (size_t i = 0; i < tensors.size() && self.index() > 0; ++i) {
       std::copy_n(static_cast<const std::byte*>(first[i].raw()), tensors[i].num_bytes(),
                   static_cast<std::byte*>(tensors[i].raw()));
@@ -276,7 +276,7 @@ void ThreadGroup::together(int64_t rank, Call call, const Completion& complete) 
   meet(self, std::move(call), /*reads_peers=*/rank == 0);
   if (rank == 0) {
     const Reading reading(*this);
-    std::ranges::transform(members_, calls.begin(), [&](const auto& member) { return &member->call(self.meetings_); });
+    std::ranges::transform(members_, calls.begin(), [&](const auto& member) { return &member->call(self.meetings); });
     complete(calls);
   }
   meet(self, {.name = "end of a call of all processes"}, /*reads_peers=*/false);
@@ -284,20 +284,20 @@ void ThreadGroup::together(int64_t rank, Call call, const Completion& complete) 
 
 void ThreadGroup::leave(int64_t rank) {
   const std::lock_guard lock(mutex_);
-  members_[static_cast<size_t>(rank)]->left_ = true;
+  members_[static_cast<size_t>(rank)]->left = true;
   changed_.notify_all();
 }
 
 // Threads cannot be ended from outside, so the process has to be: its caller would wait for ever, and never be told
 // why.
 void ThreadGroup::wait_for_all_to_leave() {
-  const auto all_left = [&] { return std::ranges::all_of(members_, [](const auto& member) { return member->left_; }); };
+  const auto all_left = [&] { return std::ranges::all_of(members_, [](const auto& member) { return member->left; }); };
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return failure_ || all_left(); });
   if (changed_.wait_for(lock, timeout_, all_left)) return;
   std::string stuck;
   for (const auto& member : members_) {
-    if (!member->left_) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->rank());
+    if (!member->left) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->rank());
   }
   fmt::print(stderr, "error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
              reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
