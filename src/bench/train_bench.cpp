@@ -232,7 +232,7 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
   const TrainingData* corpus = data ? &*data : nullptr;
   const Config config = resolve(unresolved, corpus);
-  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0);
+  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks);
   const Task task{.config = config, .data = corpus, .plan = plan, .warmup = warmup, .num_steps = num_steps};
   TrainBench bench;
   run_ranks(config.parallel.ranks, std::chrono::seconds(config.parallel.timeout_s), [&](Communicator& communicator) {

@@ -32,6 +32,16 @@ void add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
       ->allow_extra_args(false);
 }
 
+// Behind add_config_arguments: --set is read first.
+void add_ranks(CLI::App* command, ConfigArguments& arguments) {
+  command
+      ->add_option_function<int64_t>(
+          "--ranks",
+          [&arguments](int64_t ranks) { arguments.overrides.push_back(fmt::format("parallel.ranks={}", ranks)); },
+          "the same as --set parallel.ranks=N")
+      ->type_name("N");
+}
+
 // A number from `min` to `max`. CLI11's own validators let NaN pass and name their limits with all digits.
 CLI::Validator number(double min, double max = std::numeric_limits<double>::infinity()) {
   const bool open = max == std::numeric_limits<double>::infinity();
@@ -81,11 +91,13 @@ class CommandLine {
   void add_training(CLI::App& app) {
     CLI::App* train = app.add_subcommand("train", "train a model");
     add_config_arguments(train, train_.config);
+    add_ranks(train, train_.config);
     train->add_flag("--resume", train_.resume, "go on from the run's latest checkpoint, if it has one");
     train->callback([this] { run_ = [this] { train_command(train_); }; });
 
     CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
     add_config_arguments(plan, config_);
+    add_ranks(plan, config_);
     plan->callback([this] { run_ = [this] { plan_command(config_); }; });
 
     CLI::App* config = app.add_subcommand("config", "print a configuration with everything resolved");

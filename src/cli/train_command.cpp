@@ -14,6 +14,7 @@ void train_command(const TrainArguments& arguments) {
   const Config config = load_config(arguments.config.file, arguments.config.overrides);
   const TrainSummary summary =
       train(config, {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit())});
+  if (!summary.reports) return;
   if (summary.steps_now > 0) {
     fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);
   } else {
@@ -51,7 +52,7 @@ void plan_command(const ConfigArguments& arguments) {
     throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
                       "prepare the corpus in data.path, or add --set model.vocab_size=N");
   }
-  const MemoryPlan plan = plan_memory(config, data_bytes);
+  const MemoryPlan plan = plan_memory(config, data_bytes, config.parallel.ranks);
   fmt::print("{}{}", print_plan(plan, config), note);
   check_memory(plan, config);
 }

@@ -29,7 +29,7 @@ struct RunConfig {
   std::string dir = "runs";            // experiments.db, metrics/ and checkpoints/ live under it
   std::string device = "cpu";          // "cpu" or "cuda"
   Precision precision = Precision::kDevice;
-  int64_t threads = 0;  // CPU threads of all ranks together; 0: one per available CPU
+  int64_t threads = 0;  // CPU threads of all ranks of a process together; 0: one per available CPU
   int64_t seed = 1;     // initialisation and data order
 };
 
@@ -185,7 +185,7 @@ struct TrainConfig {
 };
 
 struct ParallelConfig {
-  int64_t ranks = 1;        // each with all weights and its share of every batch
+  int64_t ranks = 1;        // of all processes together, each with all weights and its share of every batch
   int64_t timeout_s = 600;  // that a rank waits for another before the run fails
 };
 

@@ -27,6 +27,9 @@ std::string print_config(const Config& config);
 // The same keys as one flat JSON object, {"model.dim": 160, ...}: what a run's row in experiments.db holds.
 std::string config_json(const Config& config);
 
+// The same keys as lines "section.key=value", with values as print_config writes them.
+std::string config_lines(const Config& config);
+
 // SHA-256 over the keys that define the run's arithmetic and have an effect: not names, paths,
 // cadences, device, threads or train.steps. What is hashed: the sorted lines "section.key=value\n",
 // with values as print_config writes them.

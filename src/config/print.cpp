@@ -50,6 +50,15 @@ std::string print_config(const Config& config) {
   return text;
 }
 
+std::string config_lines(const Config& config) {
+  Config copy = config;
+  std::string lines;
+  for (const Field& field : describe(copy)) {
+    if (field.shown()) lines += fmt::format("{}={}\n", field.key, to_toml(field.get()));
+  }
+  return lines;
+}
+
 std::string config_json(const Config& config) {
   Config copy = config;
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

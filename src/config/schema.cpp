@@ -435,7 +435,7 @@ std::vector<Field> describe(Config& config) {
 
   // The number of ranks fixes the order in which gradients are summed, as microbatches do.
   f.section("parallel");
-  f.key("ranks", config.parallel.ranks, Integers{1, 64}, "share every batch; threads of this process")
+  f.key("ranks", config.parallel.ranks, Integers{1, 64}, "of all processes together; they share every batch")
       .not_in_fingerprint();
   f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")

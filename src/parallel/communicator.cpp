@@ -3,23 +3,43 @@
 namespace nmoe {
 namespace {
 
-class SingleRank final : public Communicator {
+// Rank 0, as far as calls go that need no others.
+class LoneRank : public Communicator {
  public:
+  explicit LoneRank(int64_t count) : count_(count) {}
   int64_t index() const override { return 0; }
-  int64_t count() const override { return 1; }
+  int64_t count() const override { return count_; }
+  Communicator& domain() override { return *this; }
   void barrier() override {}
   void check() override {}
   void keep(std::shared_ptr<void>) override {}
   std::vector<std::string> all_gather(std::string_view bytes) override { return {std::string(bytes)}; }
   void all_reduce_sum(std::span<const Tensor>, Lane) override {}
+  void all_reduce_sum_across(std::span<const Tensor>, Lane) override {}
   void broadcast(std::span<const Tensor>, Lane) override {}
+
+ private:
+  int64_t count_;
+};
+
+class UnmetRanks final : public LoneRank {
+ public:
+  UnmetRanks(int64_t count, int64_t in_domain) : LoneRank(count), domain_(in_domain) {}
+  Communicator& domain() override { return domain_; }
+
+ private:
+  LoneRank domain_;
 };
 
 }  // namespace
 
 Communicator& single_rank() {
-  static SingleRank communicator;
+  static LoneRank communicator(1);
   return communicator;
+}
+
+std::unique_ptr<Communicator> make_unmet_ranks(int64_t count, int64_t in_domain) {
+  return std::make_unique<UnmetRanks>(count, in_domain);
 }
 
 }  // namespace nmoe

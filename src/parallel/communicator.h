@@ -23,11 +23,12 @@
 
 namespace nmoe {
 
-// Another rank failed: which, and with what.
+// Another rank failed: which, and with what. Or the process that drives it: `what` names that.
 class PeerFailure : public Error {
  public:
   PeerFailure(int64_t rank, const std::string& reason, std::string remedy)
-      : Error(ErrorKind::kRuntime, fmt::format("rank {} failed: {}", rank, reason), std::move(remedy)) {}
+      : PeerFailure(fmt::format("rank {} failed: {}", rank, reason), std::move(remedy)) {}
+  PeerFailure(const std::string& what, std::string remedy) : Error(ErrorKind::kRuntime, what, std::move(remedy)) {}
 };
 
 class Communicator {
@@ -39,6 +40,11 @@ class Communicator {
 
   virtual int64_t index() const = 0;  // of this rank, from 0
   virtual int64_t count() const = 0;  // of ranks
+
+  // How the ranks of this process alone meet, its *domain*: an equal share of all ranks, contiguous, numbered from 0
+  // there. In a run of one process it is this communicator itself. The ranks of a domain make their calls of both in
+  // one order.
+  virtual Communicator& domain() = 0;
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
@@ -67,11 +73,17 @@ class Communicator {
   // Replaces each by its sum over all ranks: rank 0's value, plus rank 1's, plus rank 2's and so on, each addition
   // rounded to the tensor's dtype. So all ranks get the same bits, and get them every time. F32, F64 or I32.
   virtual void all_reduce_sum(std::span<const Tensor> tensors, Lane lane) = 0;
+  // The same over those ranks alone that have this one's index in their domains, one of each domain, in the order of
+  // domains. In a run of one domain it leaves all as it is.
+  virtual void all_reduce_sum_across(std::span<const Tensor> tensors, Lane lane) = 0;
   // Replaces each by rank 0's. Any dtype.
   virtual void broadcast(std::span<const Tensor> tensors, Lane lane) = 0;
 };
 
 // The one of a rank that is alone. It has no state: every call returns at once.
 Communicator& single_rank();
+
+// Stands in for rank 0 of `count`, of which `in_domain` are in its domain, while storage is counted: nobody is met.
+std::unique_ptr<Communicator> make_unmet_ranks(int64_t count, int64_t in_domain);
 
 }  // namespace nmoe

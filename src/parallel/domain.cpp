@@ -34,7 +34,9 @@ std::shared_ptr<RankMemory> RankMemory::make(const DeviceOptions& options, const
 }
 
 Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout)
-    : rank_(rank), peers_(rank.index(), rank.count(), timeout), num_exceptions_(std::uncaught_exceptions()) {
+    : communicator_(rank.communicator.domain()),
+      peers_(communicator_.index(), communicator_.count(), timeout),
+      num_exceptions_(std::uncaught_exceptions()) {
   if (peers_.alone()) return;
   Arena& window = storage[ArenaKind::kPeerWindow];
   Arena& host = storage[ArenaKind::kExchange];
@@ -54,7 +56,7 @@ Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds tim
     mine.blocks[i] = static_cast<std::byte*>(storage[kShared[i]].block());
     mine.num_bytes[i] = storage[kShared[i]].capacity();
   }
-  const std::vector<Memory> all = rank.communicator.all_gather_values(mine);
+  const std::vector<Memory> all = communicator_.all_gather_values(mine);
   for (const Memory& other : all) {
     NMOE_CHECK(other.num_bytes == mine.num_bytes, "ranks differ in the sizes of what they share");
     rank.device.enable_peer_access(static_cast<int>(other.device_index));
@@ -64,8 +66,8 @@ Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds tim
     for (const Memory& other : all) bases.push_back(other.blocks[i]);
     peers_.share(mine.num_bytes[i], std::move(bases));
   }
-  peers_.set_check([this] { rank_.communicator.check(); });
-  rank.communicator.barrier();  // nobody writes to a rank that is not ready
+  peers_.set_check([this] { communicator_.check(); });
+  communicator_.barrier();  // nobody writes to a rank that is not ready
 }
 
 Domain::~Domain() {
@@ -101,7 +103,7 @@ void Domain::check() const {
                                     std::chrono::duration<double>(peers_.timeout()).count(), report[2], report[3]),
                         "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
   }
-  rank_.communicator.barrier();  // throws what ended the other rank, as soon as that is known
+  communicator_.barrier();  // throws what ended the other rank, as soon as that is known
   NMOE_CHECK(false, "rank {} gave up an exchange that no rank ended", index());
 }
 

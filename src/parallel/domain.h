@@ -1,5 +1,5 @@
-// Domain: the ranks whose devices reach each other's memory, and what one of them does together with the others on its
-// device, without the host. All ranks of a run are one domain.
+// Domain: the ranks whose devices reach each other's memory, those of one process (Communicator::domain), and what one
+// of them does together with the others on its device, without the host.
 //
 // What a rank shares: gradients, parameters, the state of a step and the window for tokens. These arenas are laid out
 // alike on all ranks.
@@ -31,7 +31,7 @@ struct RankMemory {
 
 class Domain {
  public:
-  // Meets the other ranks, and maps their memory, unless `storage` counts. A wait on the device that lasts longer than
+  // `rank` meets the ranks of its domain, and maps their memory, unless `storage` counts. A wait on the device that lasts longer than
   // `timeout` ends the run (check()). Error (usage) where the devices cannot reach each other.
   Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout);
   // After an exception, has the other ranks' devices give up waiting for this one.
@@ -54,7 +54,7 @@ class Domain {
  private:
   void raise_abort() const;
 
-  Rank rank_;
+  Communicator& communicator_;  // of the domain
   Peers peers_;
   int num_exceptions_;  // at the start
 };

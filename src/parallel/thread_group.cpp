@@ -5,9 +5,9 @@
 #include <thread>
 
 #include "base/signals.h"
+#include "parallel/tensor_sums.h"
 
 namespace nmoe {
-namespace {
 
 std::string reason_of(const std::exception_ptr& failure) {
   try {
@@ -29,16 +29,17 @@ std::string remedy_of(const std::exception_ptr& failure) {
   }
 }
 
-// False when no tensor has data, as in a counting run; true when every tensor that is not empty has. Anything between
-// is a bug.
-bool has_data(std::span<const Tensor> tensors) {
-  const auto has = [](const Tensor& tensor) { return tensor.raw() != nullptr; };
-  if (std::ranges::none_of(tensors, has)) return false;
-  for (const Tensor& tensor : tensors) {
-    NMOE_CHECK(has(tensor) || tensor.num_elements() == 0, "a tensor of {} without data among others", tensor.shape());
+bool is_peer_failure(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const PeerFailure&) {
+    return true;
+  } catch (...) {
+    return false;
   }
-  return true;
 }
+
+namespace {
 
 // The elements that a rank sums: whole cache lines, so that no two ranks write to the same one.
 struct Slice {
@@ -67,8 +68,6 @@ void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
   }
 }
 
-bool is_summable(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kI32; }
-
 void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
   switch (tensors[0].dtype()) {
     case DType::kF32:
@@ -84,13 +83,6 @@ void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
 
 }  // namespace
 
-// What a rank brings to a meeting. `tensors` belong to the caller, who stays until all are done with them.
-struct ThreadGroup::Call {
-  std::string_view name;
-  std::string bytes = {};
-  std::span<const Tensor> tensors = {};
-};
-
 // A rank. Calls are made of meetings of all ranks, counted alike by all.
 class ThreadGroup::Member final : public Communicator {
  public:
@@ -98,6 +90,7 @@ class ThreadGroup::Member final : public Communicator {
 
   int64_t index() const override { return index_; }
   int64_t count() const override { return static_cast<int64_t>(group_.members_.size()); }
+  Communicator& domain() override { return *this; }
 
   void check() override { group_.check(); }
   void keep(std::shared_ptr<void> used_by_others) override { group_.keep(std::move(used_by_others)); }
@@ -107,17 +100,16 @@ class ThreadGroup::Member final : public Communicator {
   std::vector<std::string> all_gather(std::string_view bytes) override {
     group_.meet(*this, {.name = "all_gather", .bytes = std::string(bytes)}, /*reads_peers=*/false);
     std::vector<std::string> all;
-    for (const auto& member : group_.members_) all.push_back(member->call(meetings_).bytes);
+    for (const auto& member : group_.members_) all.push_back(member->call(meetings).bytes);
     return all;
   }
 
   // Devices whose memory is the host's have done all that is enqueued, so there is nothing to order.
   void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
-    for (const Tensor& tensor : tensors) {
-      NMOE_CHECK(is_summable(tensor.dtype()), "a sum over ranks of {}", dtype_name(tensor.dtype()));
-    }
+    check_summable(tensors);
     if (has_data(tensors)) group_.all_reduce_sum(*this, tensors);
   }
+  void all_reduce_sum_across(std::span<const Tensor>, Lane) override {}
   void broadcast(std::span<const Tensor> tensors, Lane) override {
     if (has_data(tensors)) group_.broadcast(*this, tensors);
   }
@@ -127,12 +119,14 @@ class ThreadGroup::Member final : public Communicator {
   Call& call(int64_t meeting) { return calls_[static_cast<size_t>(meeting % 2)]; }
   const Call& call(int64_t meeting) const { return calls_[static_cast<size_t>(meeting % 2)]; }
   std::string last_call() const {
-    return meetings_ == 0 ? "has made no call" : fmt::format("last came to {} ({})", call(meetings_).name, meetings_);
+    return meetings == 0 ? "has made no call" : fmt::format("last came to {} ({})", call(meetings).name, meetings);
   }
 
+  int64_t rank() const { return group_.first_rank_ + index_; }  // of the run
+
   // Guarded by the group's mutex; what a rank wrote there before a meeting may be read after it.
-  int64_t meetings_ = 0;  // that this rank came to
-  bool left_ = false;
+  int64_t meetings = 0;  // that this rank came to
+  bool left = false;
 
  private:
   ThreadGroup& group_;
@@ -154,7 +148,8 @@ struct ThreadGroup::Reading {
   ThreadGroup& group_;
 };
 
-ThreadGroup::ThreadGroup(int64_t count, std::chrono::milliseconds timeout) : timeout_(timeout) {
+ThreadGroup::ThreadGroup(int64_t count, std::chrono::milliseconds timeout, int64_t first_rank)
+    : timeout_(timeout), first_rank_(first_rank) {
   NMOE_CHECK(count >= 1, "a group of {} ranks", count);
   for (int64_t rank = 0; rank < count; ++rank) members_.push_back(std::make_unique<Member>(*this, rank));
 }
@@ -164,7 +159,7 @@ ThreadGroup::~ThreadGroup() = default;
 Communicator& ThreadGroup::communicator(int64_t rank) { return *members_[static_cast<size_t>(rank)]; }
 
 bool ThreadGroup::all_met(int64_t meeting) const {
-  return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings_ >= meeting; });
+  return std::ranges::all_of(members_, [&](const auto& member) { return member->meetings >= meeting; });
 }
 
 // Returns when all ranks have come, even if one has failed meanwhile: what ranks agree on in a call is then known to
@@ -178,7 +173,7 @@ void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
     wait_for_readers(lock);
     throw_peer_failure();
   }
-  const int64_t meeting = ++self.meetings_;
+  const int64_t meeting = ++self.meetings;
   self.call(meeting) = std::move(call);
   if (all_met(meeting)) {
     check_same_call(self);
@@ -188,7 +183,7 @@ void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
   bool timed_out = false;
   while (!all_met(meeting)) {
     for (const auto& member : members_) {
-      if (member->meetings_ >= meeting) continue;
+      if (member->meetings >= meeting) continue;
       check_not_left(self, *member);
       if (timed_out) give_up(lock, self, *member);
     }
@@ -206,7 +201,10 @@ void ThreadGroup::wait_for_readers(std::unique_lock<std::mutex>& lock) {
 }
 
 void ThreadGroup::throw_peer_failure() const {
-  throw PeerFailure(failure_->rank, reason_of(failure_->exception), remedy_of(failure_->exception));
+  if (is_peer_failure(failure_->exception)) {
+    throw PeerFailure(reason_of(failure_->exception), remedy_of(failure_->exception));
+  }
+  throw PeerFailure(first_rank_ + failure_->rank, reason_of(failure_->exception), remedy_of(failure_->exception));
 }
 
 void ThreadGroup::check() const {
@@ -220,15 +218,15 @@ void ThreadGroup::keep(std::shared_ptr<void> used_by_others) {
 }
 
 void ThreadGroup::check_not_left(const Member& self, const Member& missing) const {
-  NMOE_CHECK(!missing.left_, "rank {} has ended, and rank {} waits for it in {} ({}); it {}", missing.index(),
-             self.index(), self.call(self.meetings_).name, self.meetings_, missing.last_call());
+  NMOE_CHECK(!missing.left, "rank {} has ended, and rank {} waits for it in {} ({}); it {}", missing.rank(),
+             self.rank(), self.call(self.meetings).name, self.meetings, missing.last_call());
 }
 
 void ThreadGroup::give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing) {
   const Error error =
-      runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in {} ({}), which {}", self.index(),
-                                std::chrono::duration<double>(timeout_).count(), missing.index(),
-                                self.call(self.meetings_).name, self.meetings_, missing.last_call()),
+      runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in {} ({}), which {}", self.rank(),
+                                std::chrono::duration<double>(timeout_).count(), missing.rank(),
+                                self.call(self.meetings).name, self.meetings, missing.last_call()),
                     "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
   fail_locked(self.index(), std::make_exception_ptr(error));
   wait_for_readers(lock);
@@ -237,20 +235,20 @@ void ThreadGroup::give_up(std::unique_lock<std::mutex>& lock, const Member& self
 
 // By the last to come, while the others wait and keep what they brought.
 void ThreadGroup::check_same_call(const Member& self) {
-  const int64_t meeting = self.meetings_;
+  const int64_t meeting = self.meetings;
   const Call& mine = self.call(meeting);
   try {
     for (const auto& member : members_) {
       const Call& other = member->call(meeting);
       NMOE_CHECK(other.name == mine.name && other.tensors.size() == mine.tensors.size(),
                  "ranks differ in call {}: {} of {} tensors on rank {}, {} of {} on rank {}", meeting, mine.name,
-                 mine.tensors.size(), self.index(), other.name, other.tensors.size(), member->index());
+                 mine.tensors.size(), self.rank(), other.name, other.tensors.size(), member->rank());
       for (size_t i = 0; i < mine.tensors.size(); ++i) {
         const Tensor &a = mine.tensors[i], &b = other.tensors[i];
         NMOE_CHECK(a.dtype() == b.dtype() && a.num_elements() == b.num_elements(),
                    "ranks differ in tensor {} of {} in call {}: {} {} on rank {}, {} {} on rank {}", i, mine.name,
-                   meeting, dtype_name(a.dtype()), a.shape(), self.index(), dtype_name(b.dtype()), b.shape(),
-                   member->index());
+                   meeting, dtype_name(a.dtype()), a.shape(), self.rank(), dtype_name(b.dtype()), b.shape(),
+                   member->rank());
       }
     }
   } catch (...) {
@@ -266,7 +264,7 @@ void ThreadGroup::all_reduce_sum(Member& self, std::span<const Tensor> tensors) 
     const Reading reading(*this);
     for (size_t i = 0; i < tensors.size(); ++i) {
       std::ranges::transform(members_, peers.begin(),
-                             [&](const auto& member) { return member->call(self.meetings_).tensors[i]; });
+                             [&](const auto& member) { return member->call(self.meetings).tensors[i]; });
       sum_to_all(peers, slice_of(tensors[i], self.index(), self.count()));
     }
   }
@@ -277,7 +275,7 @@ void ThreadGroup::broadcast(Member& self, std::span<const Tensor> tensors) {
   meet(self, {.name = "broadcast", .tensors = tensors}, /*reads_peers=*/true);
   {
     const Reading reading(*this);
-    const std::span<const Tensor> first = members_[0]->call(self.meetings_).tensors;
+    const std::span<const Tensor> first = members_[0]->call(self.meetings).tensors;
     for (size_t i = 0; i < tensors.size() && self.index() > 0; ++i) {
       std::copy_n(static_cast<const std::byte*>(first[i].raw()), tensors[i].num_bytes(),
                   static_cast<std::byte*>(tensors[i].raw()));
@@ -286,22 +284,34 @@ void ThreadGroup::broadcast(Member& self, std::span<const Tensor> tensors) {
   meet(self, {.name = "end of broadcast"}, /*reads_peers=*/false);
 }
 
+void ThreadGroup::together(int64_t rank, Call call, const Completion& complete) {
+  Member& self = *members_[static_cast<size_t>(rank)];
+  std::vector<const Call*> calls(members_.size());
+  meet(self, std::move(call), /*reads_peers=*/rank == 0);
+  if (rank == 0) {
+    const Reading reading(*this);
+    std::ranges::transform(members_, calls.begin(), [&](const auto& member) { return &member->call(self.meetings); });
+    complete(calls);
+  }
+  meet(self, {.name = "end of a call of all processes"}, /*reads_peers=*/false);
+}
+
 void ThreadGroup::leave(int64_t rank) {
   const std::lock_guard lock(mutex_);
-  members_[static_cast<size_t>(rank)]->left_ = true;
+  members_[static_cast<size_t>(rank)]->left = true;
   changed_.notify_all();
 }
 
 // Threads cannot be ended from outside, so the process has to be: its caller would wait for ever, and never be told
 // why.
 void ThreadGroup::wait_for_all_to_leave() {
-  const auto all_left = [&] { return std::ranges::all_of(members_, [](const auto& member) { return member->left_; }); };
+  const auto all_left = [&] { return std::ranges::all_of(members_, [](const auto& member) { return member->left; }); };
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return failure_ || all_left(); });
   if (changed_.wait_for(lock, timeout_, all_left)) return;
   std::string stuck;
   for (const auto& member : members_) {
-    if (!member->left_) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->index());
+    if (!member->left) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->rank());
   }
   fmt::print(stderr, "error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
              reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
@@ -314,7 +324,8 @@ void ThreadGroup::fail(int64_t rank, std::exception_ptr failure) {
 }
 
 void ThreadGroup::fail_locked(int64_t rank, std::exception_ptr failure) {
-  if (!failure_) failure_ = Failure{rank, std::move(failure)};
+  const bool replaces = failure_ && is_peer_failure(failure_->exception) && !is_peer_failure(failure);
+  if (!failure_ || replaces) failure_ = Failure{rank, std::move(failure)};
   changed_.notify_all();
 }
 
@@ -323,17 +334,20 @@ std::exception_ptr ThreadGroup::first_failure() const {
   return failure_ ? failure_->exception : nullptr;
 }
 
-void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive) {
-  if (count == 1) return drive(single_rank());
-  ThreadGroup group(count, timeout);
+void ThreadGroup::run(const std::function<void(int64_t)>& drive, const Failed& on_failure) {
+  const auto failed = [&](int64_t rank) {
+    on_failure(rank, std::current_exception());
+    fail(rank, std::current_exception());
+  };
   const auto drive_rank = [&](int64_t rank) {
     try {
-      drive(group.communicator(rank));
+      drive(rank);
     } catch (...) {
-      group.fail(rank, std::current_exception());
+      failed(rank);
     }
-    group.leave(rank);
+    leave(rank);
   };
+  const auto count = static_cast<int64_t>(members_.size());
   std::vector<std::thread> threads;
   try {
     for (int64_t rank = 1; rank < count; ++rank) {
@@ -344,12 +358,18 @@ void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::func
     }
     drive_rank(0);
   } catch (...) {  // no thread could be had
-    group.fail(0, std::current_exception());
-    for (auto rank = static_cast<int64_t>(threads.size()) + 1; rank < count; ++rank) group.leave(rank);
-    group.leave(0);
+    failed(0);
+    for (auto rank = static_cast<int64_t>(threads.size()) + 1; rank < count; ++rank) leave(rank);
+    leave(0);
   }
-  group.wait_for_all_to_leave();
+  wait_for_all_to_leave();
   for (std::thread& thread : threads) thread.join();
+}
+
+void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive) {
+  if (count == 1) return drive(single_rank());
+  ThreadGroup group(count, timeout);
+  group.run([&](int64_t rank) { drive(group.communicator(rank)); }, [](int64_t, const std::exception_ptr&) {});
   if (const std::exception_ptr failure = group.first_failure()) std::rethrow_exception(failure);
 }
 

@@ -9,6 +9,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "parallel/communicator.h"
@@ -18,10 +21,11 @@ namespace nmoe {
 // How long a rank waits for another before it gives the run up.
 inline constexpr std::chrono::milliseconds kDefaultRankTimeout = std::chrono::minutes(10);
 
-// What the ranks share. Outlives their communicators' use, and all that they keep().
+// What the ranks share. Outlives their communicators' use, and all that they keep(). Ranks are numbered from 0 here;
+// messages add `first_rank`.
 class ThreadGroup {
  public:
-  explicit ThreadGroup(int64_t count, std::chrono::milliseconds timeout = kDefaultRankTimeout);
+  explicit ThreadGroup(int64_t count, std::chrono::milliseconds timeout = kDefaultRankTimeout, int64_t first_rank = 0);
   ~ThreadGroup();
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
@@ -29,19 +33,37 @@ class ThreadGroup {
   // To be used by one thread at a time.
   Communicator& communicator(int64_t rank);
 
+  // What a rank brings to a call. `name` is a literal; `tensors` belong to the caller, who stays until all are done
+  // with them.
+  struct Call {
+    std::string_view name;
+    std::string bytes = {};
+    std::span<const Tensor> tensors = {};
+  };
+  // A call that rank 0 completes for all, beside those of Communicator: when all ranks have come, alike, rank 0 calls
+  // `complete` with what each brought, in their order, and may read and write all of it. Nobody returns before it has.
+  using Completion = std::function<void(std::span<const Call* const>)>;
+  void together(int64_t rank, Call call, const Completion& complete);
+
+  // Calls `drive` once for each rank: rank 0 on the calling thread, the others on threads of their own, from which
+  // SIGINT and SIGTERM are kept. What is thrown goes to `on_failure`, then to fail(). Returns when all have left.
+  using Failed = std::function<void(int64_t rank, const std::exception_ptr& failure)>;
+  void run(const std::function<void(int64_t rank)>& drive, const Failed& on_failure);
+
   // The rank makes no further calls: it ended (left), or failed and ends. Who waits for it learns of it at once. From
   // any thread.
   void leave(int64_t rank);
+  // A PeerFailure is passed on as it is: it says itself who failed.
   void fail(int64_t rank, std::exception_ptr failure);
   // Returns when every rank has left. After a failure ranks have the timeout to do so; if one has not by then, the
   // failure and that rank are printed to stderr and the process ends with status 1.
   void wait_for_all_to_leave();
-  // What a rank failed with before any other did; null: none has failed.
+  // What a rank failed with before any other did; null: none has failed. A PeerFailure, of a rank elsewhere, only where
+  // no rank failed by itself.
   std::exception_ptr first_failure() const;
 
  private:
   class Member;
-  struct Call;
   struct Reading;
   struct Failure {
     int64_t rank;
@@ -62,6 +84,7 @@ class ThreadGroup {
   void broadcast(Member& self, std::span<const Tensor> tensors);
 
   const std::chrono::milliseconds timeout_;
+  const int64_t first_rank_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Member>> members_;  // by rank
@@ -70,10 +93,14 @@ class ThreadGroup {
   std::vector<std::shared_ptr<void>> kept_;
 };
 
-// Calls `drive` once for each of `count` ranks and returns when all have returned: rank 0 on the calling thread, the
-// others on threads of their own, from which SIGINT and SIGTERM are kept. When one throws, the others are told by
-// their communicators; what was thrown first is rethrown here after all have ended (wait_for_all_to_leave). With one
-// rank this is a call of `drive` with single_rank().
+// What an exception says; "" where it has no remedy.
+std::string reason_of(const std::exception_ptr& failure);
+std::string remedy_of(const std::exception_ptr& failure);
+bool is_peer_failure(const std::exception_ptr& failure);
+
+// Calls `drive` once for each of `count` ranks, all of this process, and returns when all have returned (ThreadGroup's
+// run). When one throws, the others are told by their communicators; what was thrown first is rethrown here after all
+// have ended (wait_for_all_to_leave). With one rank this is a call of `drive` with single_rank().
 void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive);
 
 }  // namespace nmoe

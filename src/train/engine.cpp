@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/thread_pool.h"
-#include "parallel/thread_group.h"
 
 namespace nmoe {
 
@@ -47,7 +46,15 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
   summed_ = {model_.weights().whole_grads(), sums_};
-  if (model_.router_counts().defined()) summed_.insert(summed_.end(), {model_.router_counts(), model_.router_sums()});
+  summed_across_ = {model_.weights().whole_grads(), loss_sum_};
+  for (std::vector<Tensor>* summed : {&summed_, &summed_across_}) {
+    if (model_.router_counts().defined()) {
+      summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
+    }
+  }
+  for (const Weight& weight : model_.weights().all()) {
+    if (weight.grad.defined() && weight.is_part()) summed_across_.push_back(weight.grad);
+  }
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
   staged_ = device_.make_event(Lane::kCompute);
@@ -57,14 +64,16 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
 void Engine::allocate_staging() {
   storage_.reserve(ArenaKind::kCheckpointStaging);
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
-  // What every rank has is written by one, in turn.
+  // What every rank has is written by one, in turn; what every domain has, by the first.
+  const bool is_first_domain = rank_.index() == domain_.index();
   int64_t num_whole = 0;
   const auto add = [&](std::vector<NamedPart>& parts, const std::string& name, DType dtype, const Weight& weight) {
     parts.push_back({.name = name,
                      .tensor = arena.allocate(dtype, weight.shape),
                      .shape = weight.spec.shape,
                      .offset = weight.offset});
-    staging_.is_written.push_back(weight.is_part() || num_whole++ % rank_.count() == rank_.index() ? 1 : 0);
+    const bool is_mine = weight.is_part() ? is_first_domain : num_whole++ % rank_.count() == rank_.index();
+    staging_.is_written.push_back(is_mine ? 1 : 0);
   };
   for (const Weight& weight : model_.weights().all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
@@ -121,6 +130,7 @@ void Engine::add_squares(bool of_parts) {
 }
 
 void Engine::enqueue_update() {
+  rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
   add_squares(/*of_parts=*/true);  // which are summed over the ranks with the rest
   domain_.all_reduce_sum(ops_, summed_);
   add_squares(/*of_parts=*/false);
@@ -288,17 +298,17 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-StoragePlan plan_engine_storage(const Config& config) {
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain) {
   const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<float> losses(ids.size());
   Documents documents;
   if (config.data.mask_documents) {
     find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
   }
-  // Tensors that have no data are summed without the other ranks.
-  ThreadGroup ranks(config.parallel.ranks);
-  return plan_storage(device_options(config.run, config.parallel.ranks), [&](Storage& storage) {
-    Engine engine(config, {storage.device(), ranks.communicator(0)}, storage);
+  if (in_domain == 0) in_domain = config.parallel.ranks;
+  const auto ranks = make_unmet_ranks(config.parallel.ranks, in_domain);
+  return plan_storage(device_options(config.run, in_domain), [&](Storage& storage) {
+    Engine engine(config, {storage.device(), *ranks}, storage);
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
     engine.step({.steps = 1, .tokens = 1}, 1);
     engine.evaluate(ids, ids, losses, documents);

@@ -143,6 +143,7 @@ class Engine {
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32
   std::vector<Tensor> summed_;          // what a step sums over ranks
+  std::vector<Tensor> summed_across_;   // and over domains, before that
   bool warm_ = false;                   // a step was run
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
@@ -153,7 +154,8 @@ class Engine {
 // The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
-// What one whole step, a validation and a checkpoint's staging use on each rank.
-StoragePlan plan_engine_storage(const Config& config);
+// What one whole step, a validation and a checkpoint's staging use on each of config.parallel.ranks ranks, of which
+// `in_domain` share the experts; 0: all.
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0);
 
 }  // namespace nmoe

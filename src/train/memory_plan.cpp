@@ -15,22 +15,23 @@
 namespace nmoe {
 namespace {
 
-// Steps of a model small enough not to matter, on as many ranks as the run has: the second is the first of a recording.
-void rehearse_steps(const Config& config) {
+// Steps of a model small enough not to matter, on so many ranks: the second is the first of a recording.
+void rehearse_steps(const Config& config, int64_t ranks) {
   Config tiny;
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
   tiny.model.mla = {
       .q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
-  tiny.model.moe = {.num_experts = 4 * config.parallel.ranks, .top_k = 2, .expert_dim = 64};
+  tiny.model.moe = {.num_experts = 4 * ranks, .top_k = 2, .expert_dim = 64};
   tiny.data.seq_len = 64;
   tiny.train.microbatch_seqs = 8;
-  tiny.train.batch_seqs = 8 * config.parallel.ranks;
+  tiny.train.batch_seqs = 8 * ranks;
   tiny.optim = config.optim;
   tiny.run = config.run;
   tiny.parallel = config.parallel;
+  tiny.parallel.ranks = ranks;
 
   const StoragePlan plan = plan_engine_storage(tiny);
-  run_ranks(tiny.parallel.ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
+  run_ranks(ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
     const auto memory =
         RankMemory::make(device_options(tiny.run, communicator.count(), communicator.index()), plan, communicator);
     Engine engine(tiny, {*memory->device, communicator}, memory->storage);
@@ -60,8 +61,8 @@ void rehearse_tracking() {
 
 // Most memory that this process takes beside arenas and data. All that a run loads on first use is loaded after the
 // first rehearsal; what a write of metrics takes while it lasts is in the second one's peak.
-int64_t process_bytes(const Config& config) {
-  rehearse_steps(config);
+int64_t process_bytes(const Config& config, int64_t ranks) {
+  rehearse_steps(config, ranks);
   rehearse_tracking();
   release_free_memory();
   reset_peak_resident_bytes();
@@ -73,12 +74,11 @@ int64_t process_bytes(const Config& config) {
 
 ModelCost cost_of(const Config& config) { return model_cost(config.model, config.data.seq_len); }
 
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes) {
-  const int64_t process = process_bytes(config);
-  MemoryPlan plan;
-  plan.storage = plan_engine_storage(config);
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks) {
+  const int64_t process = process_bytes(config, ranks);
+  MemoryPlan plan{.ranks = ranks};
+  plan.storage = plan_engine_storage(config, ranks);
   plan.cost = cost_of(config);
-  const int64_t ranks = config.parallel.ranks;
   const auto device = make_device(device_options(config.run, ranks));
   const auto use = device->memory_use();
   for (const ArenaDescription& arena : arena_table()) {
@@ -114,10 +114,10 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   if (plan.device_bytes > 0) add_lines(true, "total on the device", plan.device_bytes);
   add_lines(false, plan.device_bytes > 0 ? "total in the host" : "total", plan.total_bytes);
   const double parameters = static_cast<double>(plan.cost.parameters);
-  if (config.parallel.ranks > 1) {
+  if (plan.ranks > 1) {
     text +=
         fmt::format("  of {} ranks in this process: all but checkpoint staging, data and process is there {} times\n",
-                    config.parallel.ranks, config.parallel.ranks);
+                    plan.ranks, plan.ranks);
   }
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
@@ -146,7 +146,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   if (needed <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
-  const int64_t ranks = on_device ? 1 : config.parallel.ranks;  // that share the memory in question
+  const int64_t ranks = on_device ? 1 : plan.ranks;  // that share the memory in question
   const int64_t activations = ranks * plan.storage[ArenaKind::kActivations];
   const int64_t weights = ranks * (plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer]);
   std::string remedy =
@@ -158,7 +158,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
-  if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", ranks);
+  if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
   const std::string_view memory = on_device ? "the device's memory" : "this machine's free memory";
   throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(needed),

@@ -20,8 +20,9 @@ struct MemoryLine {
 
 struct MemoryPlan {
   StoragePlan storage;            // of one rank
-  std::vector<MemoryLine> lines;  // largest part of a run's resident size, by owner; of all ranks
+  std::vector<MemoryLine> lines;  // largest part of a process's resident size, by owner; of its ranks
   int64_t total_bytes = 0;        // in host memory
+  int64_t ranks = 1;              // in this process
   int64_t device_bytes = 0;       // in that of one rank's device, where it has its own
   int64_t device_limit = 0;       // what that can hold
   ModelCost cost;
@@ -29,8 +30,8 @@ struct MemoryPlan {
 
 // Measures `config` (vocab_size resolved) by a counting run. `data_bytes`: data files the run will read through
 // memory maps. Loads what a run loads lazily (BLAS kernels, the metrics database), so that the line for the
-// process itself is what this process really holds.
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes);
+// process itself is what this process really holds. `ranks`: of parallel.ranks, those that this process will drive.
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks);
 
 // Parameters and FLOPs of `config` (vocab_size resolved).
 ModelCost cost_of(const Config& config);

@@ -9,7 +9,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "config/load.h"
-#include "parallel/thread_group.h"
+#include "parallel/process_group.h"
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
 #include "train/memory_plan.h"
@@ -41,9 +41,9 @@ struct ValidSplit {
   SequenceReader reader;
 };
 
-// What all ranks of a run read and none changes.
+// What all ranks of a process read and none changes.
 struct TrainingRun {
-  TrainingRun(const Config& raw, const TrainOptions& chosen);
+  TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch);
 
   TrainOptions options;
   TrainingData data;
@@ -56,18 +56,20 @@ struct TrainingRun {
   std::optional<TrainingStart> start;
 };
 
-TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
+TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch)
     : options(chosen),
       data(open_training_data(raw)),
       config(resolve_vocab_size(raw, *data.tokenizer)),
-      memory(plan_memory(config, data.host_bytes(config))),
+      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks))),
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
-  fmt::print(stderr, "{}", print_plan(memory, config));
-  if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
-  fmt::print(stderr, "{}", note_on_validation(data));
+  if (launch.process == 0) {
+    fmt::print(stderr, "{}", print_plan(memory, config));
+    if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
+    fmt::print(stderr, "{}", note_on_validation(data));
+  }
   check_memory(memory, config);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
@@ -75,7 +77,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
 }
 
-// One rank of a run. Rank 0 also prints, records, saves and hears signals.
+// One rank of a run. Rank 0 also prints, records and saves; the first of each process hears signals.
 //
 // All ranks enqueue, finish, validate and stop in the same steps. What each sees for itself, a signal or its targets,
 // they tell each other before a step; what the step sums over ranks, its loss and what routers did, all see alike.
@@ -84,7 +86,7 @@ class Trainer {
   Trainer(const TrainingRun& run, Communicator& communicator)
       : run_(run),
         config_(run.config),
-        memory_(RankMemory::make(device_options(config_.run, communicator.count(), communicator.index()),
+        memory_(RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
                                  run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage),
@@ -108,7 +110,8 @@ class Trainer {
   void start();
   void loop();
   bool stop_requested() const { return stop_ && stop_->requested(); }
-  bool any_rank(bool value);
+  std::string stop_signal();
+  void require_same_start();
   bool enqueue_step();
   void finish_step();
   void finish_steps();
@@ -139,15 +142,31 @@ class Trainer {
   int64_t reported_steps_ = 0;
   TrainSummary summary_;
 
+  std::optional<StopSignal> stop_;  // of the first rank of a process, on its main thread
+
   // Of rank 0 alone.
-  std::optional<StopSignal> stop_;
   std::unique_ptr<Recorder> recorder_;
   std::vector<CarriedFile> carried_;  // of the imported model that training began with
 
   CheckpointSaver saver_;  // last: while it writes, it uses the engine
 };
 
+// Processes look for themselves where to go on and what to read.
+void Trainer::require_same_start() {
+  const TrainingStart& start = *run_.start;
+  const std::string mine =
+      fmt::format("step {} of {}, with the data {:.12}", start.progress().steps,
+                  start.resumes() ? start.run_id() : "a new run", data_fingerprint(run_.data, run_.stream));
+  const std::vector<std::string> all = rank_.communicator.all_gather(mine);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw runtime_error(fmt::format("rank 0 goes on from {}, rank {} from {}", all[0], rank, all[rank]),
+                        "give all processes the same data, and a run.dir on a file system that their hosts share");
+  }
+}
+
 void Trainer::start() {
+  require_same_start();
   if (rank_.is_first()) {
     fmt::print(stderr, "device: {}{}\n", rank_.device.description(),
                rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
@@ -161,17 +180,20 @@ void Trainer::start() {
   }
   start.apply(engine_);
   reported_steps_ = progress_.steps;
+  if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (!rank_.is_first()) return;
   carried_ = start.carried();
   recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
                                          run_.options.commit, run_.memory.cost.flops_per_token);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
-  stop_.emplace();
 }
 
-bool Trainer::any_rank(bool value) {
-  const auto values = rank_.communicator.all_gather_values<int64_t>(value ? 1 : 0);
-  return std::ranges::find(values, 1) != values.end();
+// The name of the one that asked a process to stop; "": none did.
+std::string Trainer::stop_signal() {
+  for (std::string& name : rank_.communicator.all_gather(stop_ ? stop_->name() : "")) {
+    if (!name.empty()) return std::move(name);
+  }
+  return "";
 }
 
 // False, and nothing enqueued, when a rank was asked to stop.
@@ -375,14 +397,15 @@ void Trainer::save_after_failure() {
 
 // What is left to do after the last step.
 void Trainer::complete() {
-  summary_.interrupted = any_rank(stop_requested());
+  const std::string signal = stop_signal();
+  summary_.interrupted = !signal.empty();
   if (!summary_.interrupted) run_validation();
   save();
   saver_.publish();
   saver_.wait();
   if (!rank_.is_first()) return;
   recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
-                    summary_.interrupted ? fmt::format("stopped by {}", stop_->name()) : "");
+                    summary_.interrupted ? fmt::format("stopped by {}", signal) : "");
 }
 
 TrainSummary Trainer::run() {
@@ -412,17 +435,46 @@ TrainSummary Trainer::run() {
   return summary_;
 }
 
+// What all processes of a run must be given alike; where a host keeps its files is its own affair.
+std::string identity_of(Config config, const TrainOptions& options) {
+  config.run.dir.clear();
+  config.run.threads = 0;
+  config.data.path.clear();
+  return fmt::format("program {} {}\nresume {}\n{}", options.version, options.commit, options.resume,
+                     config_lines(config));
+}
+
+void require_processes_can(const Config& config, const Launch& launch) {
+  ranks_of_process(launch, config.parallel.ranks);
+  if (config.run.device != "cpu") {
+    throw usage_error(fmt::format("run.device = \"{}\" on {} processes: several share the work of CPUs only",
+                                  config.run.device, launch.num_processes),
+                      "start one process (without WORLD_SIZE and RANK, or SLURM's), or set run.device = \"cpu\"");
+  }
+  if (launch.process > 0) return;
+  fmt::print(stderr, "process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes,
+             ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
+}
+
 }  // namespace
 
 fs::path checkpoint_dir(const Config& config) { return fs::path(config.run.dir) / "checkpoints" / config.run.name; }
 
 TrainSummary train(const Config& config, const TrainOptions& options) {
-  const TrainingRun run(config, options);
-  TrainSummary summary;
-  run_ranks(config.parallel.ranks, std::chrono::seconds(config.parallel.timeout_s), [&](Communicator& communicator) {
-    const TrainSummary of_rank = Trainer(run, communicator).run();
-    if (communicator.index() == 0) summary = of_rank;
-  });
+  const Launch launch = read_launch();
+  if (!launch.is_alone()) require_processes_can(config, launch);
+  std::optional<TrainingRun> run;
+  TrainSummary summary{.reports = launch.process == 0};
+  run_ranks(
+      {.launch = launch,
+       .ranks = config.parallel.ranks,
+       .timeout = std::chrono::seconds(config.parallel.timeout_s),
+       .identity = identity_of(config, options)},
+      [&] { run.emplace(config, options, launch); },
+      [&](Communicator& communicator) {
+        const TrainSummary of_rank = Trainer(*run, communicator).run();
+        if (communicator.index() == 0) summary = of_rank;
+      });
   return summary;
 }
 

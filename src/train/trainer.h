@@ -6,6 +6,8 @@
 //   checkpoints/<run.name>/step_00000100/       where it can go on from
 //
 // Threads: train() runs on the calling thread, and on others that it starts and ends; one run at a time in a process.
+// Processes: where a launcher started several (parallel/launch.h), train() is called in each, with the same
+// configuration. Process 0 alone prints and writes; all need run.dir, for the checkpoint to go on from, and the data.
 #pragma once
 
 #include <filesystem>
@@ -24,6 +26,7 @@ struct TrainOptions {
 };
 
 struct TrainSummary {
+  bool reports = true;    // false in a process that leaves that to process 0: nothing else is set
   int64_t steps = 0;      // done in all
   int64_t steps_now = 0;  // done by this call
   double seconds = 0.0;   // of training steps in this call
@@ -38,7 +41,8 @@ struct TrainSummary {
 
 std::filesystem::path checkpoint_dir(const Config& config);
 
-// Trains until train.steps, on parallel.ranks ranks that share every batch and end together. Prints the plan first;
+// Trains until train.steps, on parallel.ranks ranks that share every batch and end together; a signal to any process
+// stops all. Prints the plan first;
 // progress goes to standard error.
 // Errors: whatever makes the run impossible (usage), and at run time a loss that is not finite (naming the first
 // tensor that went bad) or a collapsed router. The state before the step that is not finite is saved first: steps that

@@ -115,6 +115,8 @@ TEST_F(TrainCommandTest, TakesWhatThePlanSays) {
 }
 
 TEST_F(TrainCommandTest, RanksShareABatchEqually) {
+  EXPECT_TRUE(contains(output({"plan", "tiny.toml", "--ranks", "2"}), "of 2 ranks in this process"));
+  expect_error(n({"train", "tiny.toml", "--ranks", "3"}), 2, "every rank takes an equal share of a batch", "");
   expect_error(n(train({"parallel.ranks=3"})), 2, "every rank takes an equal share of a batch",
                "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
 }

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <thread>
 
-#include "base/rng.h"
+#include "parallel/rank_values.h"
 #include "support/errors.h"
 
 namespace nmoe {
@@ -14,6 +14,10 @@ namespace {
 
 using test::contains;
 using test::error_of;
+using test::sum;
+using test::sum_in_rank_order;
+using test::values_of;
+using test::view;
 using namespace std::chrono_literals;
 
 constexpr auto kTimeout = 60s;  // far more than any of these takes
@@ -25,41 +29,6 @@ class ThreadGroupTest : public ::testing::TestWithParam<int64_t> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadGroupTest, ::testing::Values(1, 2, 3, 4));
-
-template <class T>
-Tensor view(std::vector<T>& values) {
-  return {values.data(), DTypeOf<T>::value, {static_cast<int64_t>(values.size())}};
-}
-
-void sum(Communicator& ranks, Tensor tensor) { ranks.all_reduce_sum(std::span(&tensor, 1), Lane::kCompute); }
-
-// A rank's values: of all sizes, so that the order of a sum shows in its last bits.
-template <class T>
-std::vector<T> values_of(int64_t rank, int64_t size) {
-  const Philox random(static_cast<uint64_t>(rank), "values");
-  std::vector<T> values(static_cast<size_t>(size));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint64_t bits = random.bits(i);
-    const auto whole = static_cast<int32_t>(bits % 2000) - 1000;
-    if constexpr (std::is_integral_v<T>) {
-      values[i] = whole;
-    } else {
-      values[i] = std::ldexp(static_cast<T>(whole) / T{7}, static_cast<int>(bits / 2000 % 20));
-    }
-  }
-  return values;
-}
-
-// ((rank 0 + rank 1) + rank 2) + ...
-template <class T>
-std::vector<T> sum_in_rank_order(int64_t count, int64_t size) {
-  std::vector<T> sum = values_of<T>(0, size);
-  for (int64_t rank = 1; rank < count; ++rank) {
-    const std::vector<T> values = values_of<T>(rank, size);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
-  }
-  return sum;
-}
 
 template <class T>
 void expect_sums_in_rank_order(int64_t count) {
@@ -269,6 +238,49 @@ TEST(ThreadGroup, RanksThatDifferAreFound) {
                          sum(ranks, view(values));
                        }),
                        "a sum over ranks of U8"));
+}
+
+TEST(ThreadGroup, TheDomainOfThreadsIsAllOfThem) {
+  EXPECT_EQ(&single_rank().domain(), &single_rank());
+  run_ranks(2, kTimeout, [&](Communicator& ranks) { EXPECT_EQ(&ranks.domain(), &ranks); });
+}
+
+// A process's share of a run's ranks speaks of them by their numbers there.
+TEST(ThreadGroup, MessagesCountFromTheFirstRank) {
+  ThreadGroup group(2, kTimeout, /*first_rank=*/6);
+  EXPECT_EQ(group.communicator(1).index(), 1);
+  group.run(
+      [&](int64_t rank) {
+        if (rank == 1) throw runtime_error("no more", "");
+        EXPECT_EQ(std::string(error_of([&] { group.communicator(0).barrier(); }).what()), "rank 7 failed: no more");
+      },
+      [](int64_t rank, const std::exception_ptr&) { EXPECT_EQ(rank, 1); });
+}
+
+TEST(ThreadGroup, APeerFailureIsPassedOnAsItIs) {
+  ThreadGroup group(1, kTimeout);
+  group.fail(0, std::make_exception_ptr(PeerFailure("the other host burns", "put it out")));
+  const Error error = error_of([&] { group.communicator(0).barrier(); });
+  EXPECT_EQ(std::string(error.what()), "the other host burns");
+  EXPECT_EQ(error.remedy(), "put it out");
+}
+
+TEST(ThreadGroup, RankZeroCompletesACallForAll) {
+  ThreadGroup group(3, kTimeout);
+  std::vector<int> values = {1, 2, 3};
+  group.run(
+      [&](int64_t rank) {
+        for (int round = 0; round < 100; ++round) {
+          group.together(rank, {.name = "double", .bytes = fmt::format("{}", rank)},
+                         [&](std::span<const ThreadGroup::Call* const> calls) {
+                           EXPECT_EQ(rank, 0);
+                           for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(calls[i]->bytes, fmt::format("{}", i));
+                           for (int& value : values) value = 1 - value;
+                         });
+        }
+        EXPECT_EQ(values[static_cast<size_t>(rank)], static_cast<int>(rank) + 1);
+      },
+      [](int64_t, const std::exception_ptr&) { ADD_FAILURE() << "a rank failed"; });
 }
 
 TEST(ThreadGroup, RankZeroIsTheCallingThread) {

@@ -1,0 +1,75 @@
+// Ranks of several processes, and how any number of processes runs its ranks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/communicator.h"
+#include "parallel/launch.h"
+#include "parallel/process_links.h"
+#include "parallel/thread_group.h"
+
+namespace nmoe {
+
+// The ranks that this process drives, as threads that meet among themselves; rank 0 of them then speaks with the other
+// processes. Tensors are in the host's memory. They travel through process 0: a running sum goes from process to
+// process in their order, and the total back to all.
+class ProcessGroup {
+ public:
+  ProcessGroup(Meeting meeting, LinkTiming timing);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  // Of this process, numbered from 0 here; the communicator has the number in the run. To be used by one thread at a
+  // time.
+  Communicator& communicator(int64_t local_rank);
+
+  // Calls `prepare` on this thread, then `drive` for each rank of this process (ThreadGroup::run). Returns when the
+  // ranks of all processes have ended; throws what ended a rank here, or the PeerFailure of another process.
+  void run(const std::function<void()>& prepare, const std::function<void(Communicator&)>& drive);
+
+ private:
+  class Member;
+  class Chunks;
+  using Calls = std::span<const ThreadGroup::Call* const>;
+
+  bool is_first() const { return links_.process() == 0; }
+  void call(int64_t local_rank, ThreadGroup::Call call, const ThreadGroup::Completion& complete);
+  // By the thread that speaks, in a call.
+  std::vector<std::string> exchange(const ThreadGroup::Call& call, const std::string& offer);
+  void gather(Calls calls);
+  void sum(Calls calls);
+  void sum_across(Calls calls);
+  void sum_first(Calls calls, const Chunks& chunks);
+  void sum_other(Calls calls, const Chunks& chunks);
+  void spread(Calls calls);
+  void announce(int64_t local_rank, const std::exception_ptr& failure);
+
+  const int64_t first_rank_;
+  const int64_t num_ranks_;  // of the run
+  ThreadGroup threads_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<std::string> gathered_;  // by rank; written in a call, read before the next
+  ProcessLinks links_;                 // last: it calls fail() of threads_
+};
+
+struct RankRun {
+  Launch launch = {};
+  int64_t ranks = 1;                                        // of all processes
+  std::chrono::milliseconds timeout = kDefaultRankTimeout;  // to meet, and that a rank waits for another
+  std::string identity = {};                                // what must be the same in all processes (rendezvous.h)
+};
+
+// Calls `drive` once for each rank of this process, as threads, and returns when the ranks of all processes have ended.
+// The processes meet first; then each calls `prepare` once, before its ranks begin: what it throws ends the run
+// everywhere, as what a rank throws does. Rethrows what ended a rank here first; where it was a rank or a process
+// elsewhere, PeerFailure. Errors before: ranks_of_process, meet_processes.
+void run_ranks(const RankRun& run, const std::function<void()>& prepare,
+               const std::function<void(Communicator&)>& drive);
+
+}  // namespace nmoe

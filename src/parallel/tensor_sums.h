@@ -1,0 +1,21 @@
+// What communicators do to tensors in the host's memory.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// False when no tensor has data, as in a counting run; true when every tensor that is not empty has. Anything between
+// is a bug.
+bool has_data(std::span<const Tensor> tensors);
+
+// Fails for a dtype that is not summed over ranks: all but F32, F64 and I32.
+void check_summable(std::span<const Tensor> tensors);
+
+// sum[i] += values[i], `bytes` of either, without need of alignment on the left: they may have come over a network.
+void add_bytes(DType dtype, std::byte* sum, const std::byte* values, size_t bytes);
+
+}  // namespace nmoe
