@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "ops/factory.h"
 
 namespace nmoe::cli {
@@ -484,6 +486,7 @@ int run_program(int argc, char** argv) {
   app.set_version_flag("--version",
                        [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
   app.require_subcommand(1);
+  app.formatter(std::make_shared<HelpFormatter>());  // commands inherit it
   std::function<void()> run;
   const CommandLine command_line(app, run);
   try {

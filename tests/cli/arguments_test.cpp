@@ -23,6 +23,21 @@ TEST_F(ArgumentsTest, HelpListsTheCommands) {
   EXPECT_TRUE(contains(output({"train", "--help"}), "--resume"));
 }
 
+// Help shows what is taken: one value after each --set, which may come several times, but all files of --valid at once.
+TEST_F(ArgumentsTest, HelpShowsHowManyValuesAnOptionTakes) {
+  const std::string train = output({"train", "--help"});
+  EXPECT_TRUE(contains(train, "--set KEY=VALUE  "));
+  EXPECT_TRUE(contains(train, "(repeatable)"));
+  EXPECT_FALSE(contains(train, "..."));
+  expect_error(n({"train", "tiny.toml", "--set", "train.steps=1", "train.log_every=1"}), 2, "train.log_every=1",
+               "n train --help");
+  EXPECT_TRUE(contains(output({"config", "tiny.toml", "--set", "train.steps=1", "--set", "train.log_every=7"}),
+                       "log_every        = 7 "));
+
+  EXPECT_TRUE(contains(output({"prep", "--help"}), "--valid TEXT ..."));
+  output({"prep", "train.txt", "--out", "data", "--valid", "valid.txt", "valid.txt"});
+}
+
 TEST_F(ArgumentsTest, ACommandIsNeeded) {
   expect_error(n({}), 2, "n: no command is given", "n --help");
   expect_error(n({"tokenizer"}), 2, "n tokenizer: no command is given", "n tokenizer --help");
