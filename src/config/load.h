@@ -12,9 +12,11 @@ namespace nmoe {
 
 // Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text
 // needs no quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and
-// validates. Errors (usage) name file and line or the override, the key and, for an unknown key,
-// the nearest known one. A key that has no effect under the rest of the configuration, say
-// model.mla.* with attention = "gqa", is an error even when it is set to its default.
+// validates. train.microbatch_seqs, unless set, becomes what divides a rank's share of a batch.
+//
+// The Error (usage) tells everything that is wrong, each with file and line or the override, the key, the remedy and,
+// for an unknown key, the known one that was probably meant. A key that has no effect under the rest of the
+// configuration, say model.mla.* with attention = "gqa", is an error even when it is set to its default.
 Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides = {});
 
 // The same from TOML text; `name` stands for the file in messages.

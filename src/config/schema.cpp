@@ -381,7 +381,8 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("steps", train.steps, kSpan, "where to stop; 0: where the plan of data.mixture ends").not_in_fingerprint();
   f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step, on all ranks");
   // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
-  f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass")
+  f.key("microbatch_seqs", train.microbatch_seqs, kSize,
+        "sequences of a forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
   f.key("recompute", train.recompute, kRecomputes, "done again in backward").not_in_fingerprint();
   f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")

@@ -4,7 +4,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <sstream>
 
+#include "config/other_names.h"
 #include "configs.h"
 #include "expect_error.h"
 
@@ -118,10 +121,97 @@ TEST(Load, WrongTypesAndValuesOutOfRange) {
                "correct optim.router.weight_decay (router weights never decay)");
 }
 
-TEST(Load, TheFirstErrorOfTheFileIsReported) {
-  expect_error("[train]\nzzz = 1\n[checkpoint]\naaa = 1\n", "bad.toml:2: unknown key train.zzz",
-               "keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
-               "valid_every, valid_seqs, stop_on_collapse");
+TEST(Load, WhatOtherSystemsCallAKeyIsKnown) {
+  const auto remedy = [](const std::string& toml) {
+    try {
+      parse_config(toml, "bad.toml");
+    } catch (const Error& error) {
+      return error.remedy();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(remedy("[model]\nd_model = 512\n"), "did you mean model.dim?");
+  EXPECT_EQ(remedy("[model]\nhidden_size = 512\n"), "did you mean model.dim?");
+  EXPECT_EQ(remedy("[model]\nn_layer = 12\n"), "did you mean model.num_layers?");
+  EXPECT_EQ(remedy("[model.moe]\nn_routed_experts = 64\n"), "did you mean model.moe.num_experts?");
+  EXPECT_EQ(remedy("[training]\nmax_steps = 5\n"), "did you mean train.steps?");
+  EXPECT_EQ(remedy("[train]\nbatch_size = 5\n"),
+            "did you mean train.batch_seqs (sequences of a whole optimizer step)?");
+}
+
+// Every name leads to a key that there is, and hides none of ours.
+TEST(Load, OtherNamesAreConsistent) {
+  Config config;
+  std::set<std::string> keys, own_names, names;
+  for (const Field& field : describe(config)) {
+    keys.insert(field.key);
+    own_names.emplace(field.name());
+  }
+  for (const OtherNames& entry : other_names()) {
+    EXPECT_TRUE(keys.contains(std::string(entry.key))) << entry.key;
+    std::istringstream list{std::string(entry.names)};
+    for (std::string name; list >> name;) {
+      EXPECT_FALSE(own_names.contains(name)) << name;
+      EXPECT_TRUE(names.insert(name).second) << name << " stands twice";
+      ASSERT_NE(find_other_name(name), nullptr);
+      EXPECT_EQ(find_other_name(name)->key, entry.key);
+    }
+  }
+  EXPECT_EQ(find_other_name("dim"), nullptr);
+  EXPECT_EQ(find_other_name(""), nullptr);
+}
+
+TEST(Load, AllErrorsAreReportedAtOnce) {
+  expect_error("[train]\nzzz = 1\n[model]\nn_layer = 4\ndim = 0\n",
+               "4 things are wrong with the configuration:\n"
+               "  bad.toml:2: unknown key train.zzz\n"
+               "    -> keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
+               "valid_every, valid_seqs, stop_on_collapse\n"
+               "  bad.toml:4: unknown key model.n_layer\n"
+               "    -> did you mean model.num_layers?\n"
+               "  bad.toml:5: model.dim = 0, but it must be an integer from 1 to 1048576\n"
+               "    -> correct model.dim (width of the residual stream)\n"
+               "  --set run.seed: there is no value\n"
+               "    -> write --set section.key=value",
+               "do what stands behind each arrow", {"run.seed"});
+  // Keys without effect beside keys that do not go together.
+  expect_error("[model.gqa]\nhead_dim = 64\n[train]\nbatch_seqs = 12\nmicrobatch_seqs = 5\n",
+               "2 things are wrong with the configuration:\n"
+               "  bad.toml:2: model.gqa.head_dim has no effect because it needs model.attention = \"gqa\"\n"
+               "    -> remove it, or set model.attention = \"gqa\"\n"
+               "  bad.toml:5: train.microbatch_seqs = 5 with train.batch_seqs = 12: a batch is cut into equal "
+               "microbatches\n"
+               "    -> let train.microbatch_seqs divide train.batch_seqs",
+               "do what stands behind each arrow");
+  // What only follows from another error is not reported: the default of a key that was misspelt, and what it leaves
+  // without effect.
+  expect_error(
+      "[model]\natention = \"gqa\"\n[model.gqa]\nhead_dim = 64\n[train]\nbatch_size = 12\n"
+      "microbatch_seqs = 12\n",
+      "2 things are wrong with the configuration:\n"
+      "  bad.toml:2: unknown key model.atention\n"
+      "    -> did you mean model.attention?\n"
+      "  bad.toml:6: unknown key train.batch_size\n"
+      "    -> did you mean train.batch_seqs (sequences of a whole optimizer step)?",
+      "do what stands behind each arrow");
+}
+
+TEST(Load, MicrobatchesFollowFromTheBatchUnlessSet) {
+  const auto microbatch = [](const std::string& toml, const Overrides& overrides = {}) {
+    return parse_config(toml, "x", overrides).train.microbatch_seqs;
+  };
+  EXPECT_EQ(microbatch(""), 16);
+  EXPECT_EQ(microbatch("train.batch_seqs = 8"), 8);
+  EXPECT_EQ(microbatch("", {"train.batch_seqs=48"}), 16);
+  EXPECT_EQ(microbatch("train.batch_seqs = 18"), 9);
+  EXPECT_EQ(microbatch("train.batch_seqs = 17"), 1);
+  EXPECT_EQ(microbatch("train.batch_seqs = 16\nparallel.ranks = 4"), 4);
+  EXPECT_EQ(microbatch("train.batch_seqs = 16\ntrain.microbatch_seqs = 2"), 2);
+  // Ranks that cannot have equal shares are still told so.
+  expect_error("train.batch_seqs = 8\nparallel.ranks = 3\n",
+               "bad.toml:2: parallel.ranks = 3 with train.batch_seqs = 8, train.microbatch_seqs = 8: every rank takes "
+               "an equal share of a batch, in whole microbatches",
+               "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
 }
 
 // Each text sets one key that nothing would read.
