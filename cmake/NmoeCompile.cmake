@@ -30,6 +30,11 @@ if(NMOE_SANITIZE)
   target_compile_options(nmoe_compile INTERFACE -fsanitize=${NMOE_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize-recover=all)
   target_link_options(nmoe_compile INTERFACE -fsanitize=${NMOE_SANITIZE})
+  if(NMOE_SANITIZE MATCHES "undefined")
+    # A quarter of the compiler's time, for little: a null pointer faults anyway, object sizes are known to optimised
+    # code only, and no class here is cast to one that it is not known to be.
+    target_compile_options(nmoe_compile INTERFACE -fno-sanitize=null,object-size,vptr)
+  endif()
   if(NMOE_SANITIZE STREQUAL "thread")  # without optimisation GCC does not see that a failed check never returns
     target_compile_options(nmoe_compile INTERFACE -O1)
   endif()

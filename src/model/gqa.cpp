@@ -45,24 +45,6 @@ double GroupedQueryAttention::softmax_scale() const {
   return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
 }
 
-AttentionShape GroupedQueryAttention::shape(const Pass& pass) const {
-  return {.num_seqs = pass.batch.num_seqs,
-          .seq_len = pass.batch.seq_len,
-          .scale = softmax_scale(),
-          .window = window_,
-          .cu_seqlens = pass.batch.cu_seqlens};
-}
-
-Rope GroupedQueryAttention::rope_args(const Pass& pass, Tensor x) const {
-  const RopeTable& table = pass.rope.of(config_.gqa.head_dim);
-  return {.x = x,
-          .positions = pass.batch.positions,
-          .cos = table.cos,
-          .sin = table.sin,
-          .rope_offset = 0,
-          .layout = config_.rope.layout};
-}
-
 void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
@@ -78,8 +60,8 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   v_.forward(ops, x, saved_.v.reshape({T, G * C}));
   if (q_norm_) q_norm_->forward(pass, q_raw, saved_.q);
   if (k_norm_) k_norm_->forward(pass, k_raw, saved_.k);
-  ops.rope_forward(rope_args(pass, saved_.q));
-  ops.rope_forward(rope_args(pass, saved_.k));
+  ops.rope_forward(pass.rotation(saved_.q, C, config_.rope.layout));
+  ops.rope_forward(pass.rotation(saved_.k, C, config_.rope.layout));
   pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
   pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
   pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
@@ -91,8 +73,12 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  ops.attention_forward(
-      {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
+  ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
+                         .q = saved_.q,
+                         .k = saved_.k,
+                         .v = saved_.v,
+                         .out = saved_.out,
+                         .lse = saved_.lse});
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * C}), y, /*accumulate=*/true);
 }
@@ -129,7 +115,7 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dq = pass.push({T, H, C});
   const Tensor dk = pass.push({T, G, C});
   const Tensor dv = pass.push({T, G, C});
-  ops.attention_backward({.shape = shape(pass),
+  ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
                           .q = saved_.q,
                           .k = saved_.k,
                           .v = saved_.v,
@@ -139,8 +125,8 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
                           .dq = dq,
                           .dk = dk,
                           .dv = dv});
-  ops.rope_backward(rope_args(pass, dq));
-  ops.rope_backward(rope_args(pass, dk));
+  ops.rope_backward(pass.rotation(dq, C, config_.rope.layout));
+  ops.rope_backward(pass.rotation(dk, C, config_.rope.layout));
   if (q_norm_) q_norm_->backward(pass, dq, dq);
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 

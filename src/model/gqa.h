@@ -33,8 +33,6 @@ class GroupedQueryAttention final : public Mixer {
   double softmax_scale() const;
   // Fills saved_.q, .k and .v.
   void project(const Pass& pass, Tensor x);
-  AttentionShape shape(const Pass& pass) const;
-  Rope rope_args(const Pass& pass, Tensor x) const;
 
   const ModelConfig& config_;
   int64_t layer_;

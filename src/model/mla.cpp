@@ -54,24 +54,6 @@ double LatentAttention::softmax_scale() const {
   return yarn_softmax_scale(config_.yarn) / std::sqrt(head_dim);
 }
 
-AttentionShape LatentAttention::shape(const Pass& pass) const {
-  return {.num_seqs = pass.batch.num_seqs,
-          .seq_len = pass.batch.seq_len,
-          .scale = softmax_scale(),
-          .window = window_,
-          .cu_seqlens = pass.batch.cu_seqlens};
-}
-
-Rope LatentAttention::rope_args(const Pass& pass, Tensor x, int64_t offset) const {
-  const RopeTable& table = pass.rope.of(config_.mla.qk_rope_head_dim);
-  return {.x = x,
-          .positions = pass.batch.positions,
-          .cos = table.cos,
-          .sin = table.sin,
-          .rope_offset = offset,
-          .layout = config_.rope.layout};
-}
-
 void LatentAttention::project(const Pass& pass, Tensor x) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
@@ -86,7 +68,7 @@ void LatentAttention::project(const Pass& pass, Tensor x) {
     q_low_rank_->norm.forward(pass, raw, saved_.q_latent);
   }
   q_.forward(ops, q_low_rank_ ? saved_.q_latent : x, saved_.q.reshape({T, H * (N + P)}));
-  ops.rope_forward(rope_args(pass, saved_.q, N));
+  ops.rope_forward(pass.rotation(saved_.q, P, config_.rope.layout, N));
 
   const Tensor raw = pass.push({T, mla.kv_lora_rank});
   kv_down_.forward(ops, x, raw);
@@ -96,7 +78,7 @@ void LatentAttention::project(const Pass& pass, Tensor x) {
 void LatentAttention::project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const {
   const int64_t T = x.dim(0), P = config_.mla.qk_rope_head_dim;
   k_rope_.forward(pass.ops, x, k_rope.reshape({T, P}));
-  pass.ops.rope_forward(rope_args(pass, k_rope, 0));
+  pass.ops.rope_forward(pass.rotation(k_rope, P, config_.rope.layout));
 }
 
 void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
@@ -121,8 +103,12 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
   pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
   pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
 
-  ops.attention_forward(
-      {.shape = shape(pass), .q = saved_.q, .k = saved_.k, .v = saved_.v, .out = saved_.out, .lse = saved_.lse});
+  ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
+                         .q = saved_.q,
+                         .k = saved_.k,
+                         .v = saved_.v,
+                         .out = saved_.out,
+                         .lse = saved_.lse});
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * U}), y, /*accumulate=*/true);
 }
@@ -168,7 +154,7 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dq = pass.push({T, H, N + P});
   const Tensor dk = pass.push({T, H, N + P});
   const Tensor dv = pass.push({T, H, U});
-  ops.attention_backward({.shape = shape(pass),
+  ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
                           .q = saved_.q,
                           .k = saved_.k,
                           .v = saved_.v,
@@ -183,7 +169,7 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dkv = pass.push({T, H, N + U});
   const Tensor dk_rope = pass.push({T, 1, P});
   ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = dk_rope.reshape({T, P})});
-  ops.rope_backward(rope_args(pass, dk_rope, 0));
+  ops.rope_backward(pass.rotation(dk_rope, P, config_.rope.layout));
   k_rope_.backward(ops, saved_.x, dk_rope.reshape({T, P}), dx);
 
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
@@ -192,7 +178,7 @@ void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   kv_down_.backward(ops, saved_.x, dkv_latent, dx, /*accumulate=*/true);
 
   // Queries.
-  ops.rope_backward(rope_args(pass, dq, N));
+  ops.rope_backward(pass.rotation(dq, P, config_.rope.layout, N));
   const Tensor dq2 = dq.reshape({T, H * (N + P)});
   if (!q_low_rank_) return q_.backward(ops, saved_.x, dq2, dx, /*accumulate=*/true);
   const Tensor dq_latent = pass.push({T, mla.q_lora_rank});

@@ -44,8 +44,6 @@ class LatentAttention final : public Mixer {
   void project(const Pass& pass, Tensor x);
   // The rotated key part that heads share: k_rope [T, 1, P] =
   void project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const;
-  AttentionShape shape(const Pass& pass) const;
-  Rope rope_args(const Pass& pass, Tensor x, int64_t offset) const;
 
   const ModelConfig& config_;
   int64_t layer_;

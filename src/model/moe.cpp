@@ -73,6 +73,19 @@ RouterLoss Moe::loss(const Pass& pass) const {
           .seq_len = pass.batch.seq_len};
 }
 
+// The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
+// not be kept for the gate's gradient.
+void Moe::compute_hidden(const Pass& pass) {
+  exchange_->dispatch(pass, saved_.x, saved_.rows);
+  experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
+                                            .x = saved_.rows,
+                                            .w = {},
+                                            .offsets = saved_.routed.offsets,
+                                            .row_weight = saved_.row_weight,
+                                            .pre = saved_.pre,
+                                            .h = saved_.hidden});
+}
+
 void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
@@ -108,18 +121,8 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_.pre = pass.push({R, W});
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
-  exchange_->dispatch(pass, x, saved_.rows);
   exchange_->dispatch_weights(pass, saved_.weights, saved_.row_weight);
-
-  // Experts. Their gate weight is applied to the hidden units, so that combine is a plain sum and the experts'
-  // outputs need not be kept for the gate's gradient.
-  experts_in_.forward_activation(ops, {.kind = config_.activation,
-                                       .x = saved_.rows,
-                                       .w = {},
-                                       .offsets = saved_.routed.offsets,
-                                       .row_weight = saved_.row_weight,
-                                       .pre = saved_.pre,
-                                       .h = saved_.hidden});
+  compute_hidden(pass);
   pass.capture(Intermediate::kExpertHidden, layer_, saved_.hidden);
   {
     const ArenaScope scope(pass.activations);
@@ -146,14 +149,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     saved_.rows = pass.push(saved_.rows.shape());
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
-    exchange_->dispatch(pass, saved_.x, saved_.rows);
-    experts_in_.forward_activation(ops, {.kind = config_.activation,
-                                         .x = saved_.rows,
-                                         .w = {},
-                                         .offsets = offsets,
-                                         .row_weight = saved_.row_weight,
-                                         .pre = saved_.pre,
-                                         .h = saved_.hidden});
+    compute_hidden(pass);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     ops.activation_forward({.kind = config_.activation,

@@ -47,6 +47,8 @@ class Moe final : public FeedForward {
   };
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
+  // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and row weights.
+  void compute_hidden(const Pass& pass);
 
   const ModelConfig& config_;
   int64_t layer_;

@@ -78,6 +78,26 @@ struct Pass {
   Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }
   Tensor push_stat(Shape shape) const { return activations.allocate(ops.stat_dtype(), shape); }
   Tensor push_i32(Shape shape) const { return activations.allocate(DType::kI32, shape); }
+
+  // How a mixer's queries, keys and values lie in the batch.
+  AttentionShape attention_shape(double softmax_scale, int64_t window) const {
+    return {.num_seqs = batch.num_seqs,
+            .seq_len = batch.seq_len,
+            .scale = softmax_scale,
+            .window = window,
+            .cu_seqlens = batch.cu_seqlens};
+  }
+  // The rotation of x [T, H, head_size], or of its gradient, to the batch's positions.
+  Rope rotation(Tensor x, int64_t rope_dim, RopeLayout layout, int64_t rope_offset = 0) const {
+    const RopeTable& table = rope.of(rope_dim);
+    return {.x = x,
+            .positions = batch.positions,
+            .cos = table.cos,
+            .sin = table.sin,
+            .rope_offset = rope_offset,
+            .layout = layout};
+  }
+
   void capture(Intermediate what, int64_t layer, Tensor value) const {
     if (inspect) inspect(what, layer, value);
   }

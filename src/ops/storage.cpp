@@ -78,11 +78,6 @@ Arena& Storage::operator[](ArenaKind kind) {
   return *arenas_[static_cast<size_t>(kind)];
 }
 
-const Arena& Storage::arena(ArenaKind kind) const {
-  if (const auto lane = lane_of_scratch(kind)) return device_.scratch(*lane);
-  return *arenas_[static_cast<size_t>(kind)];
-}
-
 void Storage::reserve(ArenaKind kind) {
   const ArenaDescription& entry = arena_table()[static_cast<size_t>(kind)];
   NMOE_CHECK(entry.at_first_use, "the arena '{}' is reserved at the start", entry.name);
@@ -90,9 +85,9 @@ void Storage::reserve(ArenaKind kind) {
   if (!counting_ && arena.counting()) arena.reserve(source_of(device_, entry.placement), plan_[kind]);
 }
 
-StoragePlan Storage::used() const {
+StoragePlan Storage::used() {
   StoragePlan plan;
-  for (const ArenaDescription& entry : arena_table()) plan.set(entry.kind, arena(entry.kind).high_water());
+  for (const ArenaDescription& entry : arena_table()) plan.set(entry.kind, (*this)[entry.kind].high_water());
   return plan;
 }
 

@@ -74,11 +74,9 @@ class Storage {
   Arena& operator[](ArenaKind kind);
   // Takes the memory of an arena that is described as at_first_use. Nothing in a counting run, or a second time.
   void reserve(ArenaKind kind);
-  StoragePlan used() const;  // most bytes ever in use
+  StoragePlan used();  // most bytes ever in use
 
  private:
-  const Arena& arena(ArenaKind kind) const;
-
   Device& device_;
   StoragePlan plan_;
   bool counting_;

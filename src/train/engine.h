@@ -68,8 +68,8 @@ class Engine {
   bool has_result() const;   // take_result() would not wait
   StepResult take_result();  // of the oldest pending step
   StepResult result();       // of the last step; takes all
-  std::vector<RouterHealth>
-  router_health();  // of the last step, in layer order, whatever evaluate() came after it; waits
+  // Of the last step, in layer order; waits. evaluate() leaves it as it is, find_non_finite() does not.
+  std::vector<RouterHealth> router_health();
 
   // Names the first parameter or intermediate that is not finite when this rank's microbatches of the step whose result
   // was taken last are run again, "" if all are. Before anything is loaded after that; pending steps are lost.

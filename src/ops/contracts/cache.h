@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -40,10 +41,22 @@ struct MlaAbsorbQuery {
   Tensor kv_up;     // [H * (nope + Dv), Rkv]
   Tensor latent_q;  // = [T, H, Rkv + rope]: w_k^T q, then the rotated part as it is
 };
+inline void check_mla_absorb_query(const MlaAbsorbQuery& args) {
+  const Tensor q = args.q, kv_up = args.kv_up, latent_q = args.latent_q;
+  const int64_t T = q.dim(0), H = q.dim(1), rope = latent_q.dim(2) - kv_up.dim(1), nope = q.dim(2) - rope;
+  NMOE_CHECK(rope >= 0 && nope >= 0 && nope <= kv_up.dim(0) / H && latent_q.dim(0) == T && latent_q.dim(1) == H,
+             "absorbing {} into {} to {}", kv_up.shape(), q.shape(), latent_q.shape());
+}
 struct MlaExpandOutput {
   Tensor latents;  // [T, H, Rkv]
   Tensor kv_up;    // [H * (nope + Dv), Rkv]
   Tensor out;      // = [T, H, Dv]: w_v times the latent
 };
+inline void check_mla_expand_output(const MlaExpandOutput& args) {
+  const Tensor latents = args.latents, kv_up = args.kv_up, out = args.out;
+  const int64_t T = latents.dim(0), H = latents.dim(1), rank = latents.dim(2);
+  NMOE_CHECK(kv_up.dim(1) == rank && out.dim(2) <= kv_up.dim(0) / H && out.dim(0) == T && out.dim(1) == H,
+             "expanding {} by {} to {}", latents.shape(), kv_up.shape(), out.shape());
+}
 
 }  // namespace nmoe

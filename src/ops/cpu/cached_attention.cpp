@@ -105,11 +105,10 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
 
 template <class Real>
 void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
+  check_mla_absorb_query(args);
   const Tensor q = args.q, kv_up = args.kv_up, latent_q = args.latent_q;
   const int64_t T = q.dim(0), H = q.dim(1), rank = kv_up.dim(1), rope = latent_q.dim(2) - rank, nope = q.dim(2) - rope;
   const int64_t head_rows = kv_up.dim(0) / H;  // nope + Dv
-  NMOE_CHECK(rope >= 0 && nope >= 0 && nope <= head_rows && latent_q.dim(0) == T && latent_q.dim(1) == H,
-             "absorbing {} into {} to {}", kv_up.shape(), q.shape(), latent_q.shape());
   if (ctx.counting()) return;
   for_each_head(ctx, T, H, nope * rank, [&](int64_t t, int64_t head, int) {
     const Real* query = q.data<Real>() + (t * H + head) * (nope + rope);
@@ -121,11 +120,10 @@ void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
 
 template <class Real>
 void mla_expand_output(Context& ctx, const MlaExpandOutput& args) {
+  check_mla_expand_output(args);
   const Tensor latents = args.latents, kv_up = args.kv_up, out = args.out;
   const int64_t T = latents.dim(0), H = latents.dim(1), rank = latents.dim(2), value = out.dim(2);
   const int64_t head_rows = kv_up.dim(0) / H;
-  NMOE_CHECK(kv_up.dim(1) == rank && value <= head_rows && out.dim(0) == T && out.dim(1) == H,
-             "expanding {} by {} to {}", latents.shape(), kv_up.shape(), out.shape());
   if (ctx.counting()) return;
   for_each_head(ctx, T, H, value * rank, [&](int64_t t, int64_t head, int) {
     const Real* weights = kv_up.data<Real>() + (head + 1) * head_rows * rank - value * rank;

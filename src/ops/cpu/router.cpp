@@ -173,17 +173,6 @@ int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
   return num_tokens / loss.seq_len;
 }
 
-void check_rule(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights) {
-  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
-  NMOE_CHECK(top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
-             "router of logits {}, top_k {}: top_idx {}, weights {}", logits.shape(), rule.top_k, top_idx.shape(),
-             weights.shape());
-  NMOE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.top_groups >= 1 &&
-                 rule.top_groups <= rule.num_groups && rule.top_k >= 1 &&
-                 rule.top_k <= rule.top_groups * (num_experts / rule.num_groups),
-             "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups, rule.num_groups, num_experts);
-}
-
 // The balance loss of one sequence, coefficient excluded: sum_i f_i P_i.
 template <class Real>
 double sequence_balance(const Real* scores, const Real* load_share, int64_t seq_len, int64_t num_experts) {
@@ -200,7 +189,7 @@ double sequence_balance(const Real* scores, const Real* load_share, int64_t seq_
 
 template <class Real>
 void router_forward(Context& ctx, const RouterForward& args) {
-  check_rule(args.rule, args.logits, args.top_idx, args.weights);
+  check_router(args.rule, args.logits, args.top_idx, args.weights);
   const RouterRule& rule = args.rule;
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1), top_k = rule.top_k;
   const bool balance = args.loss.balance != 0, z = args.loss.z != 0, entropy = args.entropy.defined();
@@ -311,7 +300,7 @@ void score_backward(ScoreFunction score, const Real* s, Real* d, int64_t num_exp
 
 template <class Real>
 void router_backward(Context& ctx, const RouterBackward& args) {
-  check_rule(args.rule, args.logits, args.top_idx, args.weights);
+  check_router(args.rule, args.logits, args.top_idx, args.weights);
   const RouterRule& rule = args.rule;
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1), top_k = rule.top_k;
   const bool balance = args.loss.balance != 0, z = args.loss.z != 0;

@@ -338,17 +338,9 @@ __global__ void __launch_bounds__(kBiasThreads)
   }
 }
 
-void check_rule(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights) {
-  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
-  NMOE_CHECK(top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
-             "router of logits {}, top_k {}: top_idx {}, weights {}", logits.shape(), rule.top_k, top_idx.shape(),
-             weights.shape());
-  NMOE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.top_groups >= 1 &&
-                 rule.top_groups <= rule.num_groups && rule.top_k >= 1 &&
-                 rule.top_k <= rule.top_groups * (num_experts / rule.num_groups),
-             "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups, rule.num_groups, num_experts);
-  NMOE_CHECK(num_experts <= kMaxExperts && rule.top_k <= kMaxTopK, "{} experts, top_k {}; on CUDA at most {} and {}",
-             num_experts, rule.top_k, kMaxExperts, kMaxTopK);
+void check_limits(int64_t num_experts, int64_t top_k) {
+  NMOE_CHECK(num_experts <= kMaxExperts && top_k <= kMaxTopK, "{} experts, top_k {}; on CUDA at most {} and {}",
+             num_experts, top_k, kMaxExperts, kMaxTopK);
 }
 
 int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
@@ -391,8 +383,9 @@ void count_sequence_loads(Context& ctx, Tensor top_idx, const RouterLoss& loss, 
 }  // namespace
 
 void router_forward(Context& ctx, const RouterForward& args) {
-  check_rule(args.rule, args.logits, args.top_idx, args.weights);
+  check_router(args.rule, args.logits, args.top_idx, args.weights);
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
+  check_limits(num_experts, args.rule.top_k);
   const bool balance = args.loss.balance != 0, z = args.loss.z != 0, entropy = args.entropy.defined();
   const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
   ArenaScope scratch(ctx.scratch);
@@ -430,8 +423,9 @@ void router_forward(Context& ctx, const RouterForward& args) {
 }
 
 void router_backward(Context& ctx, const RouterBackward& args) {
-  check_rule(args.rule, args.logits, args.top_idx, args.weights);
+  check_router(args.rule, args.logits, args.top_idx, args.weights);
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
+  check_limits(num_experts, args.rule.top_k);
   const bool balance = args.loss.balance != 0;
   const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
   ArenaScope scratch(ctx.scratch);
