@@ -24,6 +24,13 @@ Field* find_field(std::vector<Field>& fields, std::string_view key) {
   return field == fields.end() ? nullptr : &*field;
 }
 
+bool is_shorthand(std::string_view key) {
+  Config config;
+  std::vector<Field> fields = describe(config);
+  const Field* field = find_field(fields, key);
+  return field != nullptr && field->is_shorthand;
+}
+
 // "section.key=value". The value is TOML; text needs no quotes.
 Entry read_override(std::vector<Field>& fields, std::string_view text) {
   const auto trimmed = [](std::string_view part) {
@@ -65,6 +72,12 @@ int64_t default_microbatch_seqs(int64_t batch_seqs, int64_t ranks) {
 class ConfigReader {
  public:
   ConfigReader() : fields_(describe(config_)) {}
+  // [model] begins as `base` has it.
+  explicit ConfigReader(const Config& base) : ConfigReader() {
+    base_ = base;
+    config_.model = base.model;
+    config_.model.init = InitConfig();
+  }
   ConfigReader(const ConfigReader&) = delete;  // fields_ refers to config_
   ConfigReader& operator=(const ConfigReader&) = delete;
 
@@ -74,6 +87,8 @@ class ConfigReader {
   void set_override(std::string_view text) {
     keep_faults([&] { set_field(read_override(fields_, text)); });
   }
+  // As far as it is read, unless something is wrong with it.
+  const Config* so_far() const { return faults_.empty() ? &config_ : nullptr; }
   // The whole, once all keys are set. Error (usage) with everything that is wrong; `name` is where it is when no key
   // that is set is to blame.
   Config finish(std::string_view name);
@@ -81,6 +96,7 @@ class ConfigReader {
  private:
   void set_field(Entry entry);
   void check_use();
+  bool repeats_base(const Field& field);
   void check_rules(std::string_view name);
   std::string_view place_of(std::span<const std::string> keys) const;
   bool is_set(std::string_view key) const { return !place_of(std::array{std::string(key)}).empty(); }
@@ -95,6 +111,7 @@ class ConfigReader {
   }
 
   Config config_;
+  std::optional<Config> base_;
   std::vector<Field> fields_;
   std::vector<std::pair<std::string, std::string>> places_;  // of every key that is set
   std::vector<Error> faults_;
@@ -129,11 +146,21 @@ std::string_view ConfigReader::place_of(std::span<const std::string> keys) const
   return place;
 }
 
+// Whether the key says how the weights began that training starts with, and says it truly.
+bool ConfigReader::repeats_base(const Field& field) {
+  if (!base_ || field.section() != "model.init") return false;
+  std::vector<Field> fields = describe(*base_);
+  return find_field(fields, field.key)->get() == field.get();
+}
+
 void ConfigReader::check_use() {
   fields_ = describe(config_);  // which keys have an effect is known only now
-  for (const auto& [key, place] : places_) {
+  std::vector<std::string_view> told;
+  for (const auto& [key, first_place] : places_) {
     const Field* field = find_field(fields_, key);
-    if (field->used()) continue;
+    if (field->used() || repeats_base(*field) || std::ranges::find(told, key) != told.end()) continue;
+    told.push_back(key);
+    const std::string_view place = place_of(std::array{key});
     faults_.push_back(usage_error(fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
                                   fmt::format("remove it, or set {}", field->lacks)));
   }
@@ -165,18 +192,32 @@ Config ConfigReader::finish(std::string_view name) {
 
 }  // namespace
 
-Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides) {
+Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides,
+                   const ModelSource& model_source) {
   if (!std::filesystem::exists(path)) {
     throw usage_error(fmt::format("there is no configuration file {}", path.string()), "check the path");
   }
-  return parse_config(read_file(path), path.string(), overrides);
+  return parse_config(read_file(path), path.string(), overrides, model_source);
 }
 
-Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides) {
+Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides,
+                    const ModelSource& model_source) {
+  std::vector<Entry> entries = read_entries(toml, name);
+  // The keys of a file have no order, and a key of its own goes before what stands for several.
+  std::ranges::stable_partition(entries, [](const Entry& entry) { return is_shorthand(entry.key); });
+  const auto set_all = [&](ConfigReader& reader) {
+    for (const Entry& entry : entries) reader.set(entry);
+    for (const std::string& text : overrides) reader.set_override(text);
+  };
   ConfigReader reader;
-  for (const Entry& entry : read_entries(toml, name)) reader.set(entry);
-  for (const std::string& text : overrides) reader.set_override(text);
-  return reader.finish(name);
+  set_all(reader);
+  const Config* so_far = reader.so_far();
+  if (!model_source || so_far == nullptr || so_far->model.init.from.empty()) return reader.finish(name);
+
+  const ModelText base = model_source(*so_far);
+  ConfigReader with_base(parse_config(base.toml, base.name));
+  set_all(with_base);
+  return with_base.finish(name);
 }
 
 }  // namespace nmoe

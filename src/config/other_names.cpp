@@ -46,6 +46,7 @@ constexpr OtherNames kTable[] = {
     {"data.path", "dataset data_path data_dir dataset_path train_data"},
     {"data.seq_len", "block_size context_length max_seq_len max_seq_length seq_length sequence_length max_length"},
     {"optim.clip_norm", "grad_clip max_grad_norm clip_grad max_norm grad_clip_norm"},
+    {"optim.lr", "learning_rate max_lr base_lr"},
     {"optim.matrices.weight_decay", "wd"},
     {"optim.adamw.beta1", "adam_beta1"},
     {"optim.adamw.beta2", "adam_beta2"},

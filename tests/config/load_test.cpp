@@ -65,8 +65,9 @@ TEST(Load, UnknownKeys) {
   expect_error("[checkpoint]\nkept = 2\n", "bad.toml:2: unknown key checkpoint.kept",
                "keys of [checkpoint]: every, keep_last");
   expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k", "did you mean model.moe.top_k?");
-  expect_error("[optim]\nlr = 2\n", "bad.toml:2: unknown key optim.lr",
-               "did you mean optim.matrices.lr, optim.experts.lr, optim.router.lr or optim.rest.lr?");
+  expect_error("[optim]\nweight_decay = 2\n", "bad.toml:2: unknown key optim.weight_decay",
+               "did you mean optim.matrices.weight_decay, optim.experts.weight_decay, optim.router.weight_decay or "
+               "optim.rest.weight_decay?");
   expect_error("[modle]\ndims = 2\n", "bad.toml:2: unknown key modle.dims", "did you mean model.dim?");
   expect_error("\n\"model.dim\" = 2\n", "bad.toml:2: unknown key \"model.dim\"", "did you mean model.dim?");
   expect_error("[model.dim]\nx = 2\n", "bad.toml:2: unknown key model.dim.x", "did you mean model.dim?");
@@ -312,6 +313,50 @@ TEST(Overrides, ReplaceTheFileInOrder) {
   EXPECT_EQ(config.optim.rest.lr, 1.0);
   EXPECT_TRUE(config.model.tied_head);
   EXPECT_EQ(config.model.gqa.head_dim, 16);
+}
+
+TEST(Load, OneRateForAllGroups) {
+  const auto rates = [](const std::string& toml, const Overrides& overrides = {}) {
+    const OptimConfig optim = parse_config(toml, "x", overrides).optim;
+    return std::vector<double>{optim.matrices.lr, optim.experts.lr, optim.router.lr, optim.rest.lr};
+  };
+  EXPECT_EQ(rates("optim.lr = 0.5"), (std::vector<double>{0.5, 0.5, 0.5, 0.5}));
+  // A group's own rate goes before it, wherever in the file; on the command line the last counts.
+  EXPECT_EQ(rates("[optim]\nmatrices.lr = 2\nlr = 0.5"), (std::vector<double>{2, 0.5, 0.5, 0.5}));
+  EXPECT_EQ(rates("[optim]\nlr = 0.5\nrest.lr = 2"), (std::vector<double>{0.5, 0.5, 0.5, 2}));
+  EXPECT_EQ(rates("optim.matrices.lr = 2", {"optim.lr=0.5", "optim.rest.lr=1"}),
+            (std::vector<double>{0.5, 0.5, 0.5, 1}));
+  // It is no more than what it sets.
+  const Config by_all = parse_config("optim.lr = 0.5\nmodel.moe.num_experts = 4", "x");
+  const Config by_each = parse_config(
+      "optim.matrices.lr = 0.5\noptim.experts.lr = 0.5\noptim.router.lr = 0.5\noptim.rest.lr = 0.5\n"
+      "model.moe.num_experts = 4",
+      "x");
+  EXPECT_EQ(print_config(by_all), print_config(by_each));
+  EXPECT_EQ(config_fingerprint(by_all), config_fingerprint(by_each));
+  expect_error("optim.lr = -1\n", "bad.toml:1: optim.lr = -1, but it must be a finite number of at least 0",
+               "correct optim.lr (peak learning rate of every group that has no lr of its own)");
+}
+
+TEST(Load, TheModelOfWhatTrainingStartsWith) {
+  const ModelSource source = [](const Config& config) {
+    EXPECT_EQ(config.model.init.from, "weights");
+    EXPECT_EQ(config.run.name, "mine");
+    return ModelText{"[model]\ndim = 96\n[model.init]\nstd = 0.5\n[optim]\nlr = 7\n", "weights/config.toml"};
+  };
+  const std::string start = "run.name = \"mine\"\nmodel.init.from = \"weights\"\n";
+  const Config config = parse_config(start + "model.num_layers = 3\n", "x", {}, source);
+  EXPECT_EQ(config.model.dim, 96);
+  EXPECT_EQ(config.model.num_layers, 3);
+  EXPECT_EQ(config.model.init.from, "weights");
+  EXPECT_EQ(config.optim.rest.lr, OptimConfig().rest.lr);  // the model alone
+  // [model.init] may say how those weights began, and nothing else.
+  parse_config(start + "model.init.std = 0.5\n", "x", {}, source);
+  expect_usage_error([&] { parse_config(start + "model.init.std = 0.25\n", "x", {}, source); },
+                     "x:3: model.init.std has no effect because it needs model.init.from = \"\"",
+                     "remove it, or set model.init.from = \"\"");
+  // Nobody is asked where training starts afresh.
+  EXPECT_EQ(parse_config("run.name = \"mine\"\n", "x", {}, source).model.dim, 256);
 }
 
 TEST(Overrides, TextNeedsNoQuotes) {
