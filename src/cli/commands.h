@@ -29,7 +29,11 @@ struct TrainArguments {
 };
 void train_command(const TrainArguments& arguments);
 
-void plan_command(const ConfigArguments& arguments);
+struct PlanArguments {
+  ConfigArguments config;
+  std::string device_memory;  // a part's name or a size, to plan for instead of a device that is here; "": not
+};
+void plan_command(const PlanArguments& arguments);
 
 struct ConfigCommandArguments {
   ConfigArguments config;

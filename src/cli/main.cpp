@@ -86,8 +86,11 @@ class CommandLine {
     train->callback([this] { run_ = [this] { train_command(train_); }; });
 
     CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
-    add_config_arguments(plan, config_);
-    plan->callback([this] { run_ = [this] { plan_command(config_); }; });
+    add_config_arguments(plan, plan_.config);
+    plan->add_option("--device-memory", plan_.device_memory,
+                     "plan for a GPU that is not here: h100-80g, h200-141g, b200-192g, or its memory, such as 80GiB")
+        ->type_name("PART|SIZE");
+    plan->callback([this] { run_ = [this] { plan_command(plan_); }; });
 
     add_config(app);
 
@@ -459,6 +462,7 @@ class CommandLine {
   std::function<void()>& run_;
   TrainArguments train_;
   ConfigArguments config_;
+  PlanArguments plan_;
   ConfigCommandArguments config_command_;
   std::vector<std::string> help_path_;
   bool manual_ = false;

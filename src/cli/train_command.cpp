@@ -43,8 +43,16 @@ void train_command(const TrainArguments& arguments) {
 }
 
 // Refuses what training would refuse, but for what a run of the same name has left.
-void plan_command(const ConfigArguments& arguments) {
-  Config config = load_run_config(arguments.file, arguments.overrides);
+void plan_command(const PlanArguments& arguments) {
+  Config config = load_run_config(arguments.config.file, arguments.config.overrides);
+  std::optional<cuda::Part> part;
+  if (!arguments.device_memory.empty()) {
+    part = cuda::parse_part(arguments.device_memory, "--device-memory");
+    if (config.run.device != "cuda") {
+      throw usage_error("--device-memory is that of a GPU, but run.device = \"cpu\"",
+                        "add --set run.device=cuda, or leave it out: train.memory_limit limits the CPU's");
+    }
+  }
   std::optional<TrainingData> data;
   if (has_training_data(config)) {
     data.emplace(open_training_data(config));
@@ -58,8 +66,8 @@ void plan_command(const ConfigArguments& arguments) {
   if (!config.model.init.from.empty() && !latest_checkpoint(checkpoint_dir(config))) {
     check_starting_checkpoint(config, data ? data->tokenizer.get() : nullptr);
   }
-  const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
-  fmt::print("{}{}", print_plan(plan, config), print_run_plan(config, plan.cost));
+  const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0, part);
+  fmt::print("{}{}", print_plan(plan, config), print_run_plan(config, plan.cost, plan.device_flops));
   check_memory(plan, config);
   check_schedule(config);
 }

@@ -27,12 +27,19 @@ std::string describe_schedule(const Config& config) {
 
 int64_t step_tokens(const Config& config) { return config.train.batch_seqs * config.data.seq_len; }
 
-std::string print_run_plan(const Config& config, const ModelCost& cost) {
+std::string print_run_plan(const Config& config, const ModelCost& cost, double peak_flops) {
+  constexpr double kShare = 0.4;  // of the peak: what large models reach here (README)
   std::string text;
   if (config.train.steps > 0) {
     const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
     text += fmt::format("  {} steps of {} tokens: {} tokens, {}FLOP\n", config.train.steps, step_tokens(config),
                         human_count(tokens), human_count(tokens * cost.flops_per_token));
+    if (peak_flops > 0.0) {
+      const double flops = peak_flops * static_cast<double>(config.parallel.ranks);
+      text +=
+          fmt::format("  {:.3g} hours at {:.0f} % of {}FLOP/s\n",
+                      tokens * cost.flops_per_token / (kShare * flops) / 3600.0, 100.0 * kShare, human_count(flops));
+    }
   }
   return text + fmt::format("  {}\n", describe_schedule(config));
 }

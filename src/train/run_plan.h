@@ -15,7 +15,8 @@ int64_t step_tokens(const Config& config);
 
 // Lines on the steps, tokens and FLOPs of the whole run and on its schedule. train.steps is resolved
 // (train/training_data.h), or 0: not known.
-std::string print_run_plan(const Config& config, const ModelCost& cost);
+// `peak_flops`: of the device, where it is known.
+std::string print_run_plan(const Config& config, const ModelCost& cost, double peak_flops = 0.0);
 
 // Error (usage) when steps after `done` would come after the schedule's end at a rate of 0, learning nothing.
 // `resumes`: the run has checkpoints, and with them its schedule.

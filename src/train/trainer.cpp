@@ -66,7 +66,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
-  fmt::print(stderr, "{}{}", print_plan(memory, config), print_run_plan(config, memory.cost));
+  fmt::print(stderr, "{}{}", print_plan(memory, config), print_run_plan(config, memory.cost, memory.device_flops));
   if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
   check_memory(memory, config);
   for (const DataSource& source : data.sources) {

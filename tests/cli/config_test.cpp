@@ -122,6 +122,27 @@ TEST_F(ConfigCommandTest, PlanPrintsTheScheduleAndRefusesToTrainBeyondIt) {
   EXPECT_TRUE(contains(held.out, "then down to 0.0001 at step 55, and held there\n"));
 }
 
+// On a machine without one, from a program without CUDA.
+TEST_F(ConfigCommandTest, PlanForAGpuThatIsNotHere) {
+  const fs::path super = fs::path(NMOE_SOURCE_DIR) / "configs/speedrun/super.toml";
+  const auto plan = [&](const std::string& part, const std::string& batch = "32") {
+    return n({"plan", super.string(), "--set", "train.microbatch_seqs=" + batch, "--device-memory", part});
+  };
+  const Outcome outcome = plan("h200-141g");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part : {"  activations ", "  scratch ", "  context ", "  total on the device ",
+                           "  total in the host ", "  planned for h200-141g with ",
+                           "  4875 steps of 524288 tokens: 2.56 G tokens, ", " hours at 40 % of 989.40 TFLOP/s\n"}) {
+    EXPECT_TRUE(contains(outcome.out, part));
+  }
+  EXPECT_TRUE(contains(plan("b200-192g").out, " hours at 40 % of 2.25 PFLOP/s\n"));
+  expect_error(plan("24GiB"), 2, "the memory of 24GiB is 24.00 GiB", "lower train.microbatch_seqs (now 32)");
+  EXPECT_EQ(plan("100 GiB", "1").exit_code, 0);
+  expect_error(plan("gtx"), 2, "--device-memory gtx: that is neither a size nor a part that is known", "h100-80g");
+  expect_error(n({"plan", "tiny.toml", "--set", "model.vocab_size=257", "--device-memory", "80GiB"}), 2,
+               "run.device = \"cpu\"", "run.device=cuda");
+}
+
 TEST_F(ConfigCommandTest, PlanRefusesAStartingCheckpointThatIsNotThere) {
   for (const char* command : {"plan", "train", "config"}) {
     expect_error(n({command, "tiny.toml", "--set", "model.vocab_size=257", "--set", "model.init.from=nowhere"}), 2,
