@@ -6,7 +6,7 @@
 #include "base/version.h"
 #include "bench/train_bench.h"
 #include "cli/commands.h"
-#include "config/load.h"
+#include "train/run_config.h"
 
 namespace nmoe::cli {
 namespace {
@@ -53,7 +53,7 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
 }  // namespace
 
 void bench_train_command(const BenchTrainArguments& arguments) {
-  const Config config = load_config(arguments.config.file, arguments.config.overrides);
+  const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
   const TrainBench bench = bench_train(config, arguments.warmup, arguments.steps);
   if (arguments.json) {
     fmt::print("{}\n", to_json(bench, arguments.config.file).dump());

@@ -173,9 +173,11 @@ enum class Recompute {
 };
 
 struct TrainConfig {
-  int64_t steps = 100;           // where to stop, 0: where the data plan ends; not part of the fingerprint
-  int64_t batch_seqs = 16;       // sequences of an optimizer step, of all ranks together
-  int64_t microbatch_seqs = 16;  // sequences of a forward/backward; times parallel.ranks, divides batch_seqs
+  int64_t steps = 100;      // where to stop, 0: where the data plan ends; not part of the fingerprint
+  int64_t batch_seqs = 16;  // sequences of an optimizer step, of all ranks together
+  // Sequences of a forward/backward; times parallel.ranks, divides batch_seqs. Unless a configuration sets it, loading
+  // takes the most up to this that do.
+  int64_t microbatch_seqs = 16;
   Recompute recompute = Recompute::kNone;
   std::string memory_limit;      // "8 GiB"; empty: what the machine has
   int64_t log_every = 10;        // steps

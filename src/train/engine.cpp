@@ -273,7 +273,7 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-StoragePlan plan_engine_storage(const Config& config) {
+StoragePlan plan_engine_storage(const Config& config, const std::optional<cuda::Part>& part) {
   const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<float> losses(ids.size());
   Documents documents;
@@ -282,7 +282,9 @@ StoragePlan plan_engine_storage(const Config& config) {
   }
   // Tensors that have no data are summed without the other ranks.
   ThreadGroup ranks(config.parallel.ranks);
-  return plan_storage(device_options(config.run, config.parallel.ranks), [&](Storage& storage) {
+  DeviceOptions options = device_options(config.run, config.parallel.ranks);
+  options.part = part;
+  return plan_storage(options, [&](Storage& storage) {
     Engine engine(config, {storage.device(), ranks.communicator(0)}, storage);
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
     engine.step({.steps = 1, .tokens = 1}, 1);

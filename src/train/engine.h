@@ -142,6 +142,7 @@ class Engine {
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
 // What one whole step, a validation and a checkpoint's staging use on each rank.
-StoragePlan plan_engine_storage(const Config& config);
+// `part`: of a rank on that part, which need not be here; run.device is "cuda".
+StoragePlan plan_engine_storage(const Config& config, const std::optional<cuda::Part>& part = {});
 
 }  // namespace nmoe

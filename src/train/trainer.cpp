@@ -16,6 +16,7 @@
 #include "train/recorder.h"
 #include "train/resume.h"
 #include "train/router_report.h"
+#include "train/run_plan.h"
 #include "train/training_data.h"
 
 namespace nmoe {
@@ -65,7 +66,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
-  fmt::print(stderr, "{}", print_plan(memory, config));
+  fmt::print(stderr, "{}{}", print_plan(memory, config), print_run_plan(config, memory.cost, memory.device_flops));
   if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
   fmt::print(stderr, "{}", note_on_validation(data));
   check_memory(memory, config);
@@ -73,6 +74,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
+  check_schedule(config, start->progress(), start->resumes());
 }
 
 // One rank of a run. Rank 0 also prints, records, saves and hears signals.

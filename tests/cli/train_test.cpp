@@ -85,6 +85,19 @@ TEST_F(TrainCommandTest, ResumeWantsTheSameConfigurationAndCorpus) {
   output(resume({"train.steps=2", "run.experiment=other", "checkpoint.every=1"}));
 }
 
+// Steps at a rate of 0 would learn nothing.
+TEST_F(TrainCommandTest, NoStepIsTrainedBeyondTheSchedule) {
+  const std::string schedule = "optim.schedule.decay=3";  // 5 + 10 + 3 steps
+  expect_error(n(train({schedule})), 2, "train.steps = 20, but the learning rate is 0 from step 19 on",
+               "set train.steps = 18");
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+  output(train({schedule, "train.steps=18"}));
+  expect_error(n(resume({schedule, "train.steps=20"})), 2, "train.steps = 20, but the learning rate is 0 from step 19",
+               "as another run: another run.name, and this one's checkpoints as model.init.from");
+  output(train({schedule, "optim.schedule.floor=1e-4", "run.name=held"}));
+  output(train({"run.name=second", "model.init.from=runs/checkpoints/tiny"}));
+}
+
 TEST_F(TrainCommandTest, ALossThatIsNotFinite) {
   const Outcome outcome = n(train({"optim.rest.lr=1e30", "optim.schedule.warmup=0"}));
   expect_error(outcome, 1, "first bad tensor: layers.0.", "the weights after step 1 are kept");
