@@ -6,8 +6,8 @@ UNPACKED_DIR has a folder for each package, with the package's files as they wou
 {"id": ..., "text": ...} a document, packages and files in the order of their names, and says how much of what was kept.
 
 code   Go, Rust and Python sources, a document a file.
-prose  English: sources of manuals (reStructuredText, pod, Markdown), a document a file; a dictionary, an encyclopedia
-       and WordNet's glosses, a document a run of entries; novels.
+prose  English: sources of manuals and essays (reStructuredText, pod, Markdown), a document a file; dictionaries and
+       WordNet's glosses, a document a run of entries; novels, a document a run of lines.
 
 SAMPLE.txt gets every sixth document's text, for a tokenizer to learn from. What is not UTF-8 is left out and counted. Python's standard library only.
 """

@@ -11,8 +11,8 @@
 #                      configs/speedrun/super.toml has, for GPT-2's spends a token on every space of an indentation; and
 #                      dumps get GPT-2's ids, as the field's comparisons have them.
 #
-# Packages are downloaded and unpacked but not installed; no root. About 80 M tokens: Go, Rust and Python sources; the
-# manuals of Linux, Python and Perl, dictionaries, an encyclopedia, novels. The same versions of the packages, which
+# Packages are downloaded and unpacked but not installed; no root. About 60 M tokens: Go, Rust and Python sources; the
+# manuals of Linux, Python and Perl, dictionaries, essays, novels. The same versions of the packages, which
 # SOURCE.txt names, give the same corpus. One document in 200 is held out for validation.
 
 set -euo pipefail
@@ -90,25 +90,25 @@ fetch() {
 }
 
 from_packages() {
-  local kinds=("$@") kind inputs=()
+  local kind files=()
   [[ ! -e $out ]] || rmdir "$out" 2> /dev/null ||
     die "$out exists and is not a finished corpus" 'name another folder with --out, or remove this one'
   command -v apt-get dpkg-deb python3 > /dev/null ||
     die 'packages take apt-get, dpkg-deb and python3' 'run this on Debian or Ubuntu, or give Parquet files'
   [[ -n $(newest 'perl-doc') ]] || refresh_lists
   printf 'Texts out of these packages, whose copyright files say on what terms:\n' > "$temp_dir/SOURCE.txt"
-  for kind in "${kinds[@]}"; do
+  for kind; do
     local -n packages=${kind}_packages
     fetch "$kind" "${packages[@]}"
     python3 "$root/scripts/corpus_packages.py" "$kind" "$temp_dir/$kind" "$temp_dir/$kind.jsonl" "$temp_dir/$kind.sample.txt" ||
       die "cannot read the texts of $kind" 'a package has changed: adapt scripts/corpus_packages.py'
-    inputs+=("$temp_dir/$kind.jsonl")
+    files+=("$temp_dir/$kind.jsonl")
   done
   if [[ -z $tokenizer ]]; then
     tokenizer=$temp_dir/tokenizer.json
     "$n" tokenizer train "$temp_dir"/*.sample.txt --vocab-size "$vocab_size" --out "$tokenizer"
   fi
-  "$n" prep "${inputs[@]}" --id-field id --tokenizer "$tokenizer" --dataset speedrun --valid-fraction 0.005 \
+  "$n" prep "${files[@]}" --id-field id --tokenizer "$tokenizer" --dataset speedrun --valid-fraction 0.005 \
     "${filters[@]}" --out "$temp_dir/corpus"
   mv "$temp_dir/SOURCE.txt" "$temp_dir/corpus/"
   mv -T "$temp_dir/corpus" "$out"
@@ -138,6 +138,17 @@ while (($# > 0)); do
   shift
 done
 ((${#inputs[@]} > 0)) || usage
+case ${inputs[*]} in
+  packages) kinds=(code prose) ;;
+  code | prose) kinds=("${inputs[0]}") ;;
+  *)
+    kinds=()
+    for input in "${inputs[@]}"; do
+      [[ $input == *.parquet ]] || usage
+      [[ -f $input ]] || die "$input does not exist" 'name Parquet files'
+    done
+    ;;
+esac
 
 n=$(find_program)
 # SOURCE.txt is written last.
@@ -146,17 +157,7 @@ if [[ ! -f $out/SOURCE.txt ]]; then
   # Beside the corpus, so that it can be renamed into place; apt changes folders, so absolute.
   temp_dir=$(mktemp -d "$(realpath "$(dirname "$out")")/.speedrun.XXXXXX") ||
     die "cannot write to $(dirname "$out")" 'name another with --out'
-  case ${inputs[*]} in
-    packages) from_packages code prose ;;
-    code | prose) from_packages "${inputs[0]}" ;;
-    *)
-      for input in "${inputs[@]}"; do
-        [[ $input == *.parquet ]] || usage
-        [[ -f $input ]] || die "$input does not exist" 'name Parquet files'
-      done
-      from_parquet "${inputs[@]}"
-      ;;
-  esac
+  if ((${#kinds[@]} > 0)); then from_packages "${kinds[@]}"; else from_parquet "${inputs[@]}"; fi
 fi
 cat "$out/SOURCE.txt"
 "$n" data info "$out"
