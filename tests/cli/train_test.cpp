@@ -174,9 +174,9 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
     const auto values = bench[each].get<std::vector<double>>();
     ASSERT_EQ(values.size(), 2u) << each;
     EXPECT_GE(std::min(values[0], values[1]), 1.0) << each;
-    EXPECT_NE(values[0], values[1]) << each;
     EXPECT_DOUBLE_EQ(bench[mean].get<double>(), (values[0] + values[1]) / 2) << each;
   }
+  EXPECT_NE(bench["losses"][0], bench["losses"][1]);
   EXPECT_EQ(bench["ms_by_phase"].size(), 8u);
   // What a run has its plan for; this one writes no metrics.
   EXPECT_GT(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() / 2);
