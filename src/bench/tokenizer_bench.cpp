@@ -5,6 +5,7 @@
 
 #include "base/thread_pool.h"
 #include "bench/timing.h"
+#include "data/prep/records.h"
 
 namespace nmoe {
 namespace {
@@ -16,15 +17,7 @@ std::vector<std::string_view> documents_of(std::string_view text) {
   constexpr size_t kBytes = 64 << 10;
   std::vector<std::string_view> documents;
   while (!text.empty()) {
-    size_t size = std::min(kBytes, text.size());
-    if (size < text.size()) {
-      const size_t line_end = text.rfind('\n', size - 1);
-      if (line_end != std::string_view::npos) {
-        size = line_end + 1;
-      } else {
-        while (size > 1 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
-      }
-    }
+    const size_t size = part_size(text, kBytes);
     documents.push_back(text.substr(0, size));
     text.remove_prefix(size);
   }

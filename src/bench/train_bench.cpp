@@ -160,7 +160,7 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
   const TrainingData* corpus = data ? &*data : nullptr;
   const Config config = resolve(unresolved, corpus);
-  const MemoryPlan plan = plan_memory(config, data ? data->mapped_bytes() : 0);
+  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0);
   const auto device = make_device(device_options(config.run));
   Storage storage(*device, plan.storage);
   Engine engine(config, {*device, single_rank()}, storage);

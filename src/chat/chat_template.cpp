@@ -21,6 +21,12 @@ JinjaTemplate load_template(const CheckpointSettings& settings, const std::strin
 
 }  // namespace
 
+const char* const kChatMl =
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
 ChatTemplate::ChatTemplate(const CheckpointSettings& settings, const std::string& file)
     : template_(load_template(settings, file)), special_tokens_(settings.special_tokens) {}
 

@@ -14,6 +14,9 @@
 
 namespace nmoe {
 
+// ChatML, as Jinja: "<|im_start|>role\ncontent<|im_end|>\n" for each message.
+extern const char* const kChatMl;
+
 // A checkpoint's chat template and special tokens. Immutable; safe to use from several threads at once.
 class ChatTemplate {
  public:

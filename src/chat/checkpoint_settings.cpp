@@ -85,7 +85,10 @@ void read_generation(const json& config, const fs::path& file, const Tokenizer& 
 }  // namespace
 
 CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const Tokenizer& tokenizer) {
-  const fs::path folder = checkpoint / "huggingface";
+  return read_model_settings(checkpoint / "huggingface", tokenizer);
+}
+
+CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& tokenizer) {
   const fs::path template_file = folder / "chat_template.jinja", tokenizer_file = folder / "tokenizer_config.json",
                  generation_file = folder / "generation_config.json";
   CheckpointSettings settings;

@@ -40,5 +40,7 @@ struct CheckpointSettings {
 // `checkpoint` is one checkpoint's own folder, `tokenizer` what is in it. Without the folder `huggingface`, eos_token
 // is the name of the tokenizer's eos_id. Error (runtime) naming the file and the key that is not as above.
 CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const Tokenizer& tokenizer);
+// The same of a folder that holds these files itself.
+CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& tokenizer);
 
 }  // namespace nmoe

@@ -10,6 +10,7 @@
 #include "chat/checkpoint_settings.h"
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
+#include "data/tokenizer/bpe_train.h"
 #include "hf/export.h"
 #include "hf/import.h"
 #include "hf/parity.h"
@@ -67,9 +68,8 @@ struct DataSampleArguments {
 void data_sample_command(const DataSampleArguments& arguments);
 
 struct TokenizerTrainArguments {
-  std::vector<std::string> inputs;
+  BpeTrainOptions options;
   std::string out;
-  int64_t vocab_size = 8192;
 };
 void tokenizer_train_command(const TokenizerTrainArguments& arguments);
 // Reads text from standard input, prints ids; and the reverse. `allowed` are special tokens that count in the text, or

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -126,7 +127,7 @@ class Documents {
   const TokenDataset& dataset_;
   std::vector<int64_t> first_ = {0};
   size_t loaded_ = SIZE_MAX;  // the shard that spans_ is of
-  std::vector<DocumentSpan> spans_;
+  std::span<const DocumentSpan> spans_;
 };
 
 void check_range(const char* what, int64_t value, int64_t count) {
@@ -134,7 +135,18 @@ void check_range(const char* what, int64_t value, int64_t count) {
   throw usage_error(fmt::format("there is no {} {}", what, value), fmt::format("choose from 0 to {}", count - 1));
 }
 
-// The part that is not learned stands in brackets of its own.
+// Special tokens by name.
+std::string text_of(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
+  std::string text;
+  for (const int32_t id : ids) {
+    const auto specials = tokenizer.special_tokens();
+    const auto special = std::ranges::find(specials, id, &NamedToken::id);
+    text += special == specials.end() ? tokenizer.token_bytes(id) : std::string_view(special->text);
+  }
+  return text;
+}
+
+// Where there are parts that are not learned, each part stands behind a line that says what it is.
 void print_document(const TokenDataset& dataset, const Tokenizer& tokenizer, int64_t number, DocumentSpan span) {
   std::vector<int32_t> ids(span.end - span.begin);
   std::vector<uint8_t> mask(ids.size());
@@ -142,12 +154,15 @@ void print_document(const TokenDataset& dataset, const Tokenizer& tokenizer, int
   dataset.read_mask(static_cast<int64_t>(span.begin), mask);
   fmt::print("--- document {}, tokens [{}, {}): {} and the end of document\n", number, span.begin, span.end,
              ids.size() - 1);
-  const auto learned = static_cast<size_t>(std::ranges::find(mask, uint8_t{1}) - mask.begin());
   const std::span<const int32_t> text(ids.data(), ids.size() - 1);
-  if (learned > 0) {
-    fmt::print("[prompt, {} tokens]\n{}\n[text]\n", learned, tokenizer.decode(text.first(learned)));
+  const bool parts = std::ranges::find(mask, uint8_t{0}) != mask.end();
+  for (size_t begin = 0, end = 0; begin < text.size() || begin == 0; begin = end) {
+    while (end < text.size() && mask[end] == mask[begin]) ++end;
+    if (parts && mask[begin] == 0) fmt::print("[prompt, {} tokens]\n", end - begin);
+    if (parts && mask[begin] == 1) fmt::print("[text]\n");
+    fmt::print("{}\n", text_of(tokenizer, text.subspan(begin, end - begin)));
+    if (end == begin) break;  // an empty document
   }
-  fmt::print("{}\n", tokenizer.decode(text.subspan(learned)));
 }
 
 }  // namespace

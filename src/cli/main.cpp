@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "chat/conversation_encoder.h"
 #include "cli/commands.h"
 #include "ops/factory.h"
 
@@ -44,6 +46,9 @@ CLI::Validator number(double min, double max = std::numeric_limits<double>::infi
 }
 
 constexpr const char* kTokenizerSource = "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
+
+constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl and .parquet below) or globs";
+constexpr const char* kSkipBad = "records that may be unusable before it is an error";
 
 // How tokens are chosen, in the order in which it is applied.
 void add_sampling(CLI::App* command, SamplingOptions& sampling) {
@@ -98,9 +103,20 @@ class CommandLine {
     add_dataset(app);
 
     CLI::App* tokenizer = app.add_subcommand("tokenizer", "train and use tokenizers")->require_subcommand(1);
-    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text");
-    train->add_option("inputs", tokenizer_train_.inputs, "files, folders (all *.txt below) or globs")->required();
-    train->add_option("--vocab-size", tokenizer_train_.vocab_size, "ids in all")->capture_default_str();
+    CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text, JSON and Parquet");
+    BpeTrainOptions& options = tokenizer_train_.options;
+    train->add_option("inputs", options.inputs, kDocumentInputs)->required();
+    train->add_option("--vocab-size", options.vocab_size, "ids in all")->capture_default_str();
+    train->add_option("--special", options.specials, "a special token to have, beside <|endoftext|> (repeatable)")
+        ->type_name("TOKEN")
+        ->take_all()
+        ->allow_extra_args(false);
+    train->add_option("--text-field", options.records.text_field, "of JSON and Parquet")->capture_default_str();
+    train->add_option("--messages-field", options.records.messages_field, "or: learn what conversations say");
+    train->add_option("--threads", options.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    train->add_option("--skip-bad", options.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
     train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
     const auto add_use = [&](const char* name, const char* what, std::function<void()> command) {
@@ -123,22 +139,29 @@ class CommandLine {
 
   void add_prep(CLI::App& app) {
     CLI::App* prep = app.add_subcommand("prep", "turn text, JSON and Parquet files into shards of tokens");
-    prep->add_option("inputs", prep_.inputs, "files, folders (all .txt, .jsonl and .parquet below) or globs")
-        ->required();
+    prep->add_option("inputs", prep_.inputs, kDocumentInputs)->required();
     prep->add_option("--valid", prep_.valid_inputs, "files for the validation split");
     prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
+    prep->add_option("--valid-tail", prep_.valid_tail, "or: share of every text file for it, from its end");
     prep->add_option("--text-field", prep_.records.text_field, "of JSON and Parquet")->capture_default_str();
     prep->add_option("--id-field", prep_.records.id_field, "what dropped.jsonl names a document by");
-    prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
-    prep->add_option("--split-on", prep_.records.split_on, "a line that separates documents of plain text");
+    CLI::Option* prompt =
+        prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
+    CLI::Option* messages = prep->add_option("--messages-field", prep_.records.messages_field,
+                                             "conversations: lists of {role, content}; loss on the assistant's alone");
+    messages->excludes(prompt);
+    prep->add_option("--chat-template", chat_template_,
+                     "form of conversations: chatml, a Jinja file, or a model's or checkpoint's folder, for its own")
+        ->needs(messages)
+        ->capture_default_str();
+    prep->add_option("--split-on", prep_.records.split_on,
+                     "a line that separates documents of plain text; \"\": blank lines");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
     prep->add_option("--threads", prep_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
-    prep->add_option("--skip-bad", prep_.skip_bad, "records that may be unusable before it is an error")
-        ->check(number(0))
-        ->capture_default_str();
+    prep->add_option("--skip-bad", prep_.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     prep->add_option("--checkpoint-every", prep_.checkpoint_seconds, "seconds of work that a kill may cost")
         ->check(number(0))
         ->capture_default_str();
@@ -175,6 +198,11 @@ class CommandLine {
         ->capture_default_str();
     prep->callback([this] {
       if (near_dedup_) prep_.near_dedup = near_dedup_threshold_;
+      if (!prep_.records.messages_field.empty()) {
+        prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
+          return make_conversation_encoder(chat_template_, std::move(tokenizer));
+        };
+      }
       run_ = [this] { prep_command(prep_); };
     });
   }
@@ -421,6 +449,7 @@ class CommandLine {
   TrainArguments train_;
   ConfigArguments config_;
   RunsArguments runs_;
+  std::string chat_template_ = "chatml";
   PrepOptions prep_;
   SynthesizeOptions synthesize_;
   bool near_dedup_ = false;

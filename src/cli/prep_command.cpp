@@ -71,6 +71,9 @@ void prep_command(PrepOptions options) {
   if (report.resumed_records > 0) fmt::print("went on after record {}\n", report.resumed_records);
   print_split("train", report.train);
   print_split("valid", report.valid);
+  if (report.valid.documents == 0) {
+    fmt::print("valid no split: training will report no validation loss (--valid, --valid-fraction, --valid-tail)\n");
+  }
   print_dropped(report, options.out);
   const double text = megabytes(report.text_bytes);
   fmt::print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}; most memory in use {}\n", text, report.seconds,

@@ -8,7 +8,6 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/standard_input.h"
-#include "data/tokenizer/bpe_train.h"
 
 namespace nmoe::cli {
 namespace {
@@ -32,13 +31,14 @@ TokenFinder allowed_specials(const Tokenizer& tokenizer, const std::vector<std::
 }  // namespace
 
 void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
-  const TrainedBpe trained = train_bpe({.inputs = arguments.inputs, .vocab_size = arguments.vocab_size});
+  const TrainedBpe trained = train_bpe(arguments.options);
   const fs::path out = arguments.out;
   if (out.has_parent_path()) make_directories(out.parent_path());
   write_file_atomically(out, trained.tokenizer->json());
-  fmt::print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(),
-             trained.report.words, trained.report.distinct_words,
-             trained.report.count_seconds + trained.report.merge_seconds, out.string());
+  const BpeTrainReport& report = trained.report;
+  if (report.bad_records > 0) fmt::print("left out: {} bad records\n", report.bad_records);
+  fmt::print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(), report.words,
+             report.distinct_words, report.count_seconds + report.merge_seconds, out.string());
 }
 
 void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed) {

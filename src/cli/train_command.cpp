@@ -39,18 +39,20 @@ void train_command(const TrainArguments& arguments) {
 
 void plan_command(const ConfigArguments& arguments) {
   Config config = load_config(arguments.file, arguments.overrides);
-  int64_t mapped_bytes = 0;
+  int64_t data_bytes = 0;
+  std::string note;
   if (has_training_data(config)) {
     const TrainingData data = open_training_data(config);
     config = resolve_vocab_size(config, *data.tokenizer);
-    mapped_bytes = data.mapped_bytes();
+    data_bytes = data.host_bytes(config);
+    note = note_on_validation(data);
   }
   if (config.model.vocab_size == 0) {
     throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
                       "prepare the corpus in data.path, or add --set model.vocab_size=N");
   }
-  const MemoryPlan plan = plan_memory(config, mapped_bytes);
-  fmt::print("{}", print_plan(plan, config));
+  const MemoryPlan plan = plan_memory(config, data_bytes);
+  fmt::print("{}{}", print_plan(plan, config), note);
   check_memory(plan, config);
 }
 

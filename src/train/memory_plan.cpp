@@ -73,7 +73,7 @@ int64_t process_bytes(const Config& config) {
 
 ModelCost cost_of(const Config& config) { return model_cost(config.model, config.data.seq_len); }
 
-MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes) {
   const int64_t process = process_bytes(config);
   MemoryPlan plan;
   plan.storage = plan_engine_storage(config);
@@ -91,7 +91,7 @@ MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes) {
                           on_device ? device->memory().allocation_bytes(bytes) : copies * bytes,
                           std::string(arena.meaning), on_device});
   }
-  plan.lines.push_back({"data", mapped_bytes, "shards, mapped"});
+  plan.lines.push_back({"data", data_bytes, "shards, mapped; what their order keeps"});
   plan.lines.push_back({"process", process, "program, libraries, threads, databases"});
   if (use) {
     // The rehearsal has loaded what a run loads.

@@ -27,10 +27,10 @@ struct MemoryPlan {
   ModelCost cost;
 };
 
-// Measures `config` (vocab_size resolved) by a counting run. `mapped_bytes`: data files the run will read through
+// Measures `config` (vocab_size resolved) by a counting run. `data_bytes`: data files the run will read through
 // memory maps. Loads what a run loads lazily (BLAS kernels, the metrics database), so that the line for the
 // process itself is what this process really holds.
-MemoryPlan plan_memory(const Config& config, int64_t mapped_bytes);
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes);
 
 // Parameters and FLOPs of `config` (vocab_size resolved).
 ModelCost cost_of(const Config& config);

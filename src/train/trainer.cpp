@@ -60,13 +60,14 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen)
     : options(chosen),
       data(open_training_data(raw)),
       config(resolve_vocab_size(raw, *data.tokenizer)),
-      memory(plan_memory(config, data.mapped_bytes())),
+      memory(plan_memory(config, data.host_bytes(config))),
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
   fmt::print(stderr, "{}", print_plan(memory, config));
   if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
+  fmt::print(stderr, "{}", note_on_validation(data));
   check_memory(memory, config);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});

@@ -2,6 +2,7 @@
 
 #include "base/files.h"
 #include "base/sha256.h"
+#include "data/stream/order.h"
 
 namespace nmoe {
 namespace {
@@ -47,10 +48,12 @@ SourceFacts DataSource::facts() const {
   return {.name = name, .num_tokens = train.num_tokens(), .hash = sha.finish()};
 }
 
-int64_t TrainingData::mapped_bytes() const {
+int64_t TrainingData::host_bytes(const Config& config) const {
   int64_t bytes = 0;
   for (const DataSource& source : sources) {
     bytes += source.train.mapped_bytes() + (source.valid ? source.valid->mapped_bytes() : 0);
+    if (config.data.shuffle == Shuffle::kDocuments) bytes += source.train.mapped_index_bytes();
+    bytes += config.parallel.ranks * SourceOrder::memory_bytes(config.data.shuffle);
   }
   return bytes;
 }
@@ -105,6 +108,20 @@ StreamPlan plan_training_data(const Config& config, const TrainingData& data, in
         "choose a larger data.profile, or train.steps = 0 for all of it");
   }
   return plan;
+}
+
+std::string note_on_validation(const TrainingData& data) {
+  std::string without;
+  size_t count = 0;
+  for (const DataSource& source : data.sources) {
+    if (source.valid) continue;
+    without += fmt::format("{}'{}'", count == 0 ? "" : ", ", source.train.dir().parent_path().string());
+    ++count;
+  }
+  if (count == 0) return "";
+  return fmt::format(
+      "note: {} {} no validation split{}: n prep makes one with --valid, --valid-fraction or --valid-tail\n", without,
+      count == 1 ? "has" : "have", count == data.sources.size() ? ", the run reports no validation loss" : "");
 }
 
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan) {

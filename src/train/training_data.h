@@ -28,7 +28,8 @@ struct TrainingData {
   std::optional<Mixture> mixture;              // nothing: one source, for ever
   std::vector<DataSource> sources;             // at least one
 
-  int64_t mapped_bytes() const;
+  // What reading takes of the host's memory: mapped files, and the orders of every rank (data/stream/order.h).
+  int64_t host_bytes(const Config& config) const;
   std::vector<const TokenDataset*> train_sets() const;
 };
 
@@ -42,6 +43,9 @@ TrainingData open_training_data(const Config& config);
 // How much of which source a run reads. `active_parameters` scales profiles that say tokens_per_active_parameter.
 // Errors: make_stream_plan; and (usage) when train.steps asks for more than the plan has.
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);
+
+// A line that says which sources have no validation split, and how they get one; "" when all have.
+std::string note_on_validation(const TrainingData& data);
 
 // SHA-256 over the tokenizer and the plan, and through it over the training shards and their masks: changes when any
 // token to train on, whether it is learned, or its place in the stream, changes.

@@ -166,6 +166,84 @@ TEST_F(PrepCommandTest, BadRecordsAreToldAndCounted) {
   EXPECT_TRUE(contains(read_file(dir_ / "data/dropped.jsonl"), "\"record\":2,\"reason\":\"bad record\""));
 }
 
+TEST_F(PrepCommandTest, FilesThatAreNoTextAreRefused) {
+  write("latin.txt", "caf\xE9\n");
+  expect_error(n({"prep", "latin.txt", "--out", "data"}), 1, "'latin.txt': the text is no valid UTF-8: byte 4 (0xE9)",
+               "convert the file to UTF-8");
+  write("program", std::string("\x7F"
+                               "ELF\2\1\1\0\0",
+                               9));
+  expect_error(n({"prep", "program", "--out", "data"}), 1, "'program': it is a program, not text", "--skip-bad");
+  for (const char* name : {"a.csv", "a.tsv.gz", "a.txt.xz", "a.tar.gz", "a.zip"}) write(name, "a,b\n1,2\n");
+  expect_error(n({"prep", "a.csv", "--out", "data"}), 2, "'a.csv' is a table, not text", "JSON lines or Parquet");
+  expect_error(n({"prep", "a.tsv.gz", "--out", "data"}), 2, "'a.tsv.gz' is a table", "JSON lines or Parquet");
+  for (const char* name : {"a.txt.xz", "a.tar.gz", "a.zip"}) {
+    expect_error(n({"prep", name, "--out", "data"}), 2, fmt::format("'{}' is compressed or packed", name), ".zst");
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "data"));
+  output({"prep", "latin.txt", "program", "train.txt", "--skip-bad", "2", "--out", "data"});
+}
+
+TEST_F(PrepCommandTest, OneTextIsSplitAtBlankLinesOrByPosition) {
+  write("a.txt", "one\ntwo\n\nthree\n\n\nfour\n");
+  output({"prep", "a.txt", "--split-on", "", "--out", "data"});
+  EXPECT_TRUE(contains(output({"data", "info", "data"}), "documents    3"));
+  EXPECT_TRUE(contains(output({"data", "sample", "data", "--document", "1"}), "6 and the end of document\nthree\n"));
+  expect_error(n({"prep", "a.txt", "--valid-fraction", "0.3", "--out", "tail"}), 2, "no document is left", "");
+  output({"prep", "a.txt", "--valid-tail", "0.3", "--out", "tail"});
+  EXPECT_TRUE(contains(output({"data", "sample", "tail", "--split", "valid"}), "\n\nfour\n"));
+}
+
+// From conversations to a model that has seen the assistant's turns alone.
+TEST_F(PrepCommandTest, ConversationsAreLearnedFromTheAssistant) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) {
+    lines += fmt::format(
+        "{{\"messages\": [{{\"role\": \"user\", \"content\": \"what is {}?\"}}, {{\"role\": "
+        "\"assistant\", \"content\": \"it is {}\"}}]}}\n",
+        i, i + 1);
+  }
+  write("chats.jsonl", lines);
+  output({"tokenizer", "train", "chats.jsonl", "--messages-field", "messages", "--vocab-size", "270", "--special",
+          "<|im_start|>", "--special", "<|im_end|>", "--out", "tokenizer.json"});
+  const std::vector<std::string> prep_chats = {"prep",
+                                               "chats.jsonl",
+                                               "--messages-field",
+                                               "messages",
+                                               "--tokenizer",
+                                               "tokenizer.json",
+                                               "--valid-fraction",
+                                               "0.2",
+                                               "--out",
+                                               "data"};
+  output(prep_chats);
+  const std::string sample = output({"data", "sample", "data"});
+  EXPECT_TRUE(contains(sample,
+                       " tokens]\n<|im_start|>user\nwhat is 1?<|im_end|>\n<|im_start|>assistant\n\n[text]\nit is "
+                       "2<|im_end|>\n"));
+  EXPECT_TRUE(contains(output({"data", "info", "data"}), "with a loss mask"));
+  EXPECT_TRUE(contains(read_file(dir_ / "data/report.json"), "\"messages_field\": \"messages\""));
+  EXPECT_TRUE(contains(output(train({"train.steps=2"})), "validation loss"));
+
+  expect_error(n({"prep", "chats.jsonl", "--messages-field", "messages", "--out", "other"}), 2,
+               "ChatML needs <|im_start|>, which is no special token", "--special");
+  expect_error(n({"prep", "chats.jsonl", "--out", "other"}), 1, "no field \"text\"", "--messages-field");
+  expect_error(n({"prep", "chats.jsonl", "--chat-template", "x.jinja", "--out", "other"}), 2, "--messages-field", "");
+  write("refuses.jinja", "{{ raise_exception('roles must alternate') }}");
+  expect_error(
+      n({"prep", "chats.jsonl", "--messages-field", "messages", "--chat-template", "refuses.jinja", "--out", "other"}),
+      1, "'chats.jsonl', line 1: ", "--skip-bad");
+}
+
+TEST_F(PrepCommandTest, AMissingFieldIsToldWithThoseThereAre) {
+  write("a.jsonl", "{\"content\": \"one\", \"id\": 7}\n{\"content\": \"two\"}\n{\"id\": 9}\n");
+  expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 1: no field \"text\"",
+               "the object has \"content\" or \"id\": see --text-field");
+  expect_error(n({"prep", "a.jsonl", "--out", "data", "--text-field", "content"}), 1,
+               "'a.jsonl', line 3: no field \"content\"", "the object has \"id\": see --text-field");
+  output({"prep", "a.jsonl", "--out", "data", "--text-field", "content", "--skip-bad", "1"});
+}
+
 TEST_F(PrepCommandTest, LooksIntoData) {
   write("a.jsonl",
         "{\"text\": \"first text\", \"q\": \"A: \"}\n{\"text\": \"second\", \"q\": \"\"}\n"

@@ -1,4 +1,6 @@
 // Tokenizers of other programs as a user meets them.
+#include <algorithm>
+
 #include "cli/cli_test.h"
 
 namespace nmoe {
@@ -28,6 +30,19 @@ TEST_F(TokenizerCommandTest, InfoSaysWhatATokenizerIs) {
     EXPECT_TRUE(contains(info, line)) << info;
   }
   EXPECT_TRUE(contains(output({"tokenizer", "info", "bytes"}), "vocabulary  257 ids\n"));
+}
+
+TEST_F(TokenizerCommandTest, LearnsTheTextOfJsonLines) {
+  std::string lines;
+  for (int i = 0; i < 50; ++i) lines += fmt::format("{{\"content\": \"some text of {}\"}}\n", i);
+  write("a.jsonl", lines);
+  expect_error(n({"tokenizer", "train", "a.jsonl", "--vocab-size", "266", "--out", "json.json"}), 1,
+               "'a.jsonl', line 1: no field \"text\"", "the object has \"content\": see --text-field");
+  output({"tokenizer", "train", "a.jsonl", "--text-field", "content", "--vocab-size", "266", "--out", "json.json"});
+  // The text is learned, and not the field's name, which is in every line too.
+  EXPECT_EQ(output({"tokenizer", "encode", "json.json"}, "some").find(' '), std::string::npos);
+  const std::string name = output({"tokenizer", "encode", "json.json"}, "content");
+  EXPECT_EQ(std::ranges::count(name, ' '), 6) << name;
 }
 
 TEST_F(TokenizerCommandTest, BenchCountsBytesAndTokens) {

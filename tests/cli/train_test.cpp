@@ -50,6 +50,19 @@ TEST_F(TrainCommandTest, FromTextToAParagraph) {
   EXPECT_EQ(output(generate), text);
 }
 
+TEST_F(TrainCommandTest, ACorpusWithoutValidationIsToldOf) {
+  EXPECT_FALSE(contains(output({"plan", "tiny.toml"}), "validation split"));
+  EXPECT_TRUE(
+      contains(output({"prep", "train.txt", "--out", "alone"}), "no split: training will report no validation"));
+  const std::string note =
+      "note: 'alone' has no validation split, the run reports no validation loss: n prep makes one";
+  EXPECT_TRUE(contains(output({"plan", "tiny.toml", "--set", "data.path=alone"}), note));
+  const Outcome outcome = n(train({"train.steps=1", "data.path=alone"}));
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_TRUE(contains(outcome.err, note));
+  EXPECT_FALSE(contains(outcome.out, "validation loss"));
+}
+
 TEST_F(TrainCommandTest, ANameIsTakenOnce) {
   output(train({"train.steps=1"}));
   const std::string before = weights("tiny");

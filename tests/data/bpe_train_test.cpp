@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "data/compressed.h"
 #include "data/test_data.h"
 
 namespace nmoe {
@@ -114,8 +115,60 @@ TEST_F(BpeTrainFilesTest, ThreadsDoNotMatter) {
   EXPECT_GE(one.report.bytes, 4'500'000);
 }
 
+// Whatever file documents come in, it is their text that is learned, not JSON's syntax or compressed bytes.
+TEST_F(BpeTrainFilesTest, EveryKindOfFileGivesTheSameTokenizer) {
+  std::string text;
+  std::string lines;
+  for (int i = 0; i < 400; ++i) {
+    const std::string document = fmt::format("the {} of the {}\n", i * 37 % 91, i * 53 % 89);
+    text += document;
+    lines += fmt::format("{{\"id\": {}, \"body\": \"{}\\n\"}}\n", i, document.substr(0, document.size() - 1));
+  }
+  const auto learn = [](const std::string& path) {
+    return train_bpe({.inputs = {path}, .records = {.text_field = "body"}, .vocab_size = 300}).tokenizer->json();
+  };
+  const std::string expected = learn(write("a.txt", text));
+  EXPECT_EQ(learn(write("a.jsonl", lines)), expected);
+  EXPECT_EQ(learn(write("a.json", lines)), expected);
+  EXPECT_EQ(learn(write("a.txt.gz", gzip(text))), expected);
+  EXPECT_EQ(learn(write("a.jsonl.gz", gzip(lines))), expected);
+  write("folder/b.jsonl", lines);
+  EXPECT_EQ(learn((dir_ / "folder").string()), expected);
+}
+
+TEST_F(BpeTrainFilesTest, BadRecordsAreErrorsUnlessAllowed) {
+  const std::string path = write("a.jsonl", "{\"text\": \"ababab ababab\"}\n{\"body\": 1}\n");
+  BpeTrainOptions options{.inputs = {path}, .vocab_size = 258};
+  expect_error(ErrorKind::kRuntime, "a.jsonl', line 2: no field \"text\"", [&] { train_bpe(options); });
+  options.skip_bad = 1;
+  EXPECT_EQ(train_bpe(options).report.bad_records, 1);
+  expect_error(ErrorKind::kRuntime, "the text is no valid UTF-8",
+               [&] { train_bpe({.inputs = {write("b.txt", "ab\xE9 abab")}, .vocab_size = 258}); });
+}
+
+TEST_F(BpeTrainFilesTest, SpecialTokensAreTheLastIds) {
+  const std::string path = write("small.txt", "<|im_end|> <|im_end|> <|im_end|>");
+  const auto tokenizer =
+      train_bpe({.inputs = {path}, .vocab_size = 262, .specials = {"<|im_start|>", "<|im_end|>"}}).tokenizer;
+  EXPECT_EQ(tokenizer->vocab_size(), 262);
+  EXPECT_EQ(tokenizer->eos_id(), 259);
+  const auto loaded = load_tokenizer(write("tokenizer.json", tokenizer->json()));
+  EXPECT_EQ(loaded->hash(), tokenizer->hash());
+  const auto specials = loaded->special_tokens();
+  EXPECT_EQ(std::vector(specials.begin(), specials.end()),
+            (std::vector<NamedToken>{{"<|endoftext|>", 259}, {"<|im_start|>", 260}, {"<|im_end|>", 261}}));
+  std::vector<int32_t> ids;
+  loaded->encode("<|im_end|>", ids);
+  EXPECT_GT(ids.size(), 1U);  // in a text it is text
+}
+
 TEST_F(BpeTrainFilesTest, Errors) {
   const std::string path = write("small.txt", "abab");
+  expect_error(ErrorKind::kUsage, "vocabulary of 258", [&] {
+    train_bpe({.inputs = {path}, .vocab_size = 258, .specials = {"a", "b"}});
+  });
+  expect_error(ErrorKind::kUsage, "special token \"<|endoftext|>\" is there already",
+               [&] { train_bpe({.inputs = {path}, .vocab_size = 300, .specials = {"<|endoftext|>"}}); });
   expect_error(ErrorKind::kUsage, "vocabulary of 256", [&] { train_bpe({.inputs = {path}, .vocab_size = 256}); });
   expect_error(ErrorKind::kUsage, "too few for a vocabulary of 1000: after 258 ids",
                [&] { train_bpe({.inputs = {path}, .vocab_size = 1000}); });

@@ -119,6 +119,29 @@ TEST_F(OrderTest, DocumentsArePermutedWhole) {
   }
 }
 
+// An epoch begins without a look at all its documents, and what is kept of them does not grow with their number: there
+// are more here than positions are kept at every 32nd.
+TEST_F(OrderTest, PositionsAreFoundWhileReading) {
+  constexpr int64_t kDocuments = 2'200'000, kLength = 64;
+  write_split(dir_ / "docs", std::vector<std::vector<int32_t>>(kDocuments, {7}), 9, 1'000'000);
+  const TokenDataset dataset(dir_ / "docs");
+  const SourceOrder order(dataset, kLength, Shuffle::kDocuments, 3, "d");
+  int64_t most = 0;
+  for (int64_t k = order.num_windows() - 100; k < order.num_windows() + 100; ++k) {
+    const int64_t before = order.documents_passed();
+    read(order, k, kLength);
+    // The very first read is as a resumed run's.
+    if (k > order.num_windows() - 100) most = std::max(most, order.documents_passed() - before);
+  }
+  EXPECT_LE(most, kLength);
+  // Backwards, from mark to mark.
+  const int64_t before = order.documents_passed();
+  read(order, order.num_windows() / 2, kLength);
+  EXPECT_LE(order.documents_passed() - before, 64);
+  EXPECT_EQ(SourceOrder::memory_bytes(Shuffle::kWindows), 0);
+  EXPECT_LE(SourceOrder::memory_bytes(Shuffle::kDocuments), 2 << 20);
+}
+
 // An index with a hole: documents that it leaves out must not vanish from the stream.
 TEST_F(OrderTest, ADamagedIndexIsAnError) {
   const DatasetManifest manifest = write_split(dir_ / "docs", {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}});

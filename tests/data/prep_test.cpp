@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "data/parquet_files.h"
 #include "data/prep/inputs.h"
 #include "data/shards/dataset.h"
 #include "data/test_data.h"
@@ -63,17 +64,17 @@ class PrepTest : public FolderTest {
 
 TEST_F(PrepTest, FilesAreDocuments) {
   const std::string a = write("a.txt", "first");
-  const std::string b = write("b.txt", "second\xFF\n");
+  const std::string b = write("b.txt", "second\xC3\xA9\n");
   const std::string empty = write("empty.txt", "");
   expect_error(ErrorKind::kRuntime, "empty.txt': the file is empty", [&] {
     prepare_dataset({.inputs = {b, empty, a}, .out = out()});
   });
   const PrepReport report = prepare_dataset({.inputs = {b, empty, a}, .skip_bad = 1, .out = out()});
-  EXPECT_EQ(documents("train"), (std::vector<std::string>{"second\xFF\n", "first"}));
+  EXPECT_EQ(documents("train"), (std::vector<std::string>{"second\xC3\xA9\n", "first"}));
   EXPECT_FALSE(fs::exists(out() / "valid"));
   EXPECT_EQ(report.train.documents, 2);
-  EXPECT_EQ(report.train.tokens, 15);
-  EXPECT_EQ(report.train.bytes, 13);
+  EXPECT_EQ(report.train.tokens, 16);
+  EXPECT_EQ(report.train.bytes, 14);
   EXPECT_EQ(report.train.shards, 1);
   EXPECT_EQ(report.valid.documents, 0);
   EXPECT_EQ(report.dropped.at("bad record").records, 1);
@@ -98,6 +99,23 @@ TEST_F(PrepTest, SeparatorLinesCutDocuments) {
   const std::string path = write("a.txt", "one\ntwo\n%%\n%%\r\n%%three\n %%\nfour %%\n%%\nlast line\n%%");
   prepare_dataset({.inputs = {path}, .records = {.split_on = "%%"}, .out = out()});
   EXPECT_EQ(documents("train"), (std::vector<std::string>{"one\ntwo\n", "%%three\n %%\nfour %%\n", "last line\n"}));
+}
+
+// One long text, as tutorials have it: its end validates.
+TEST_F(PrepTest, AFilesTailValidates) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += fmt::format("line {}\n", i);
+  const std::string a = write("a.txt", text);
+  const std::string b = write("b.txt", "left right");
+  const PrepReport report = prepare_dataset({.inputs = {a, b}, .valid_tail = 0.1, .out = out()});
+  const auto train = documents("train");
+  const auto valid = documents("valid");
+  ASSERT_EQ(train.size(), 2U);
+  ASSERT_EQ(valid.size(), 2U);
+  EXPECT_EQ(train[0] + valid[0], text);
+  EXPECT_TRUE(valid[0].starts_with("line 90")) << valid[0].substr(0, 20);
+  EXPECT_EQ(train[1] + "|" + valid[1], "left righ|t");
+  EXPECT_EQ(report.records, 4);
 }
 
 TEST_F(PrepTest, ThreadsDoNotMatter) {
@@ -220,6 +238,24 @@ TEST_F(PrepTest, EveryKindOfFileGivesTheSameDocuments) {
   options.force = true;
   prepare_dataset(options);
   EXPECT_EQ(documents("train"), expected);
+}
+
+// A row that DuckDB cannot read costs itself, and no more than --skip-bad allows.
+TEST_F(PrepTest, UnreadableParquetRowsAreBadRecords) {
+  const fs::path path = dir_ / "a.parquet";
+  test::run_sql(
+      fmt::format("COPY (SELECT CASE WHEN i % 2500 = 7 THEN 'broken row ' ELSE 'a good row ' END || i AS text "
+                  "FROM range(10000) t(i)) TO '{}' (FORMAT parquet, COMPRESSION uncompressed)",
+                  path.string()));
+  std::string content = read_file(path);
+  for (size_t place = 0; (place = content.find("broken row ", place)) != std::string::npos;) content[place] = '\xFF';
+  write("a.parquet", content);
+  PrepOptions options{.inputs = {path.string()}, .skip_bad = 3, .out = out()};
+  expect_error(ErrorKind::kRuntime, "a.parquet', row 7508: the row cannot be read", [&] { prepare_dataset(options); });
+  options.skip_bad = 4;
+  const PrepReport report = prepare_dataset(options);
+  EXPECT_EQ(report.train.documents, 9'996);
+  EXPECT_EQ(report.dropped.at("bad record").records, 4);
 }
 
 // With every rule that looks across documents, as with none.
@@ -369,7 +405,10 @@ TEST_F(PrepTest, OptionsThatCannotBeMet) {
   };
   expect_usage({}, "no text");
   expect_usage({.inputs = {a}, .valid_fraction = 1.0}, "fraction of 1");
-  expect_usage({.inputs = {a}, .valid_inputs = {a}, .valid_fraction = 0.1}, "both");
+  expect_usage({.inputs = {a}, .valid_inputs = {a}, .valid_fraction = 0.1}, "more than one of files");
+  expect_usage({.inputs = {a}, .valid_tail = 1.5}, "tail of 1.5");
+  expect_usage({.inputs = {a}, .valid_tail = 0.1, .records = {.split_on = "x"}}, "--split-on cuts them into many");
+  expect_usage({.inputs = {write("a.jsonl", "{}")}, .valid_tail = 0.1}, "--valid-tail is for plain text");
   expect_usage({.inputs = {a}, .valid_inputs = {a}}, "no document is left for training");
   expect_usage({.inputs = {a}, .valid_fraction = 1e-9}, "no document is left for validation");
   expect_usage({.inputs = {a}, .dataset = "a/b"}, "'a/b' cannot name a dataset");

@@ -214,13 +214,13 @@ TEST_F(ShardTest, DamagedShards) {
 TEST_F(ShardTest, DamagedIndexes) {
   write_split(dir_, {{1, 2, 3}});
   const fs::path path = dir_ / "test-v1-shard-000000.idx";
-  ASSERT_EQ(read_index(path).size(), 1U);
-  EXPECT_EQ(read_index(path)[0].end, 4U);
+  ASSERT_EQ(IndexReader(path).documents().size(), 1U);
+  EXPECT_EQ(IndexReader(path).documents()[0].end, 4U);
   patch(path, 8, "\x02");
-  expect_error(ErrorKind::kRuntime, "version 1", [&] { read_index(path); });
+  expect_error(ErrorKind::kRuntime, "version 1", [&] { IndexReader index(path); });
   patch(path, 8, "\x01");
   patch(path, 16, "\x09");
-  expect_error(ErrorKind::kRuntime, "announces 9 documents", [&] { read_index(path); });
+  expect_error(ErrorKind::kRuntime, "announces 9 documents", [&] { IndexReader index(path); });
 }
 
 }  // namespace

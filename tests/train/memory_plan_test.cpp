@@ -32,7 +32,7 @@ MemoryPlan plan_of(int64_t weights, int64_t activations, int64_t process) {
 
 TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
   const Config config = config_with();
-  const MemoryPlan plan = plan_memory(config, /*mapped_bytes=*/12345);
+  const MemoryPlan plan = plan_memory(config, /*data_bytes=*/12345);
   const StoragePlan engine = plan_engine_storage(config);
   EXPECT_EQ(plan.storage.total(), engine.total());
 

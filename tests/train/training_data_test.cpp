@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "data/stream/order.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
@@ -27,8 +28,15 @@ TEST_F(TrainingDataTest, OpensBothSplits) {
   ASSERT_TRUE(source.valid.has_value());
   EXPECT_EQ(source.valid->num_tokens(), 8);
   EXPECT_EQ(opened.tokenizer->vocab_size(), 257);
-  EXPECT_EQ(opened.mapped_bytes(), source.train.mapped_bytes() + source.valid->mapped_bytes());
-  EXPECT_GE(opened.mapped_bytes(), 2 * (13 + 8));
+  Config shuffled = config();
+  const int64_t files = source.train.mapped_bytes() + source.valid->mapped_bytes();
+  EXPECT_EQ(opened.host_bytes(shuffled), files);
+  EXPECT_GE(files, 2 * (13 + 8));
+  // Documents are found by the index, and their order keeps positions in every rank.
+  shuffled.data.shuffle = Shuffle::kDocuments;
+  shuffled.parallel.ranks = 3;
+  EXPECT_EQ(opened.host_bytes(shuffled),
+            files + source.train.mapped_index_bytes() + 3 * SourceOrder::memory_bytes(Shuffle::kDocuments));
 
   fs::remove_all(data() / "valid");
   EXPECT_FALSE(open_training_data(config()).sources[0].valid.has_value());

@@ -28,8 +28,7 @@ std::vector<fs::path> matches_of(const std::string& pattern) {
   return paths;
 }
 
-bool belongs(const fs::path& path, FolderContent content) {
-  if (content == FolderContent::kText) return path.extension() == ".txt";
+bool belongs(const fs::path& path) {
   switch (file_kind(path)) {
     case FileKind::kText:
       return (is_compressed(path) ? path.stem() : path).extension() == ".txt";
@@ -42,11 +41,11 @@ bool belongs(const fs::path& path, FolderContent content) {
   return false;
 }
 
-std::vector<fs::path> files_below(const fs::path& folder, FolderContent content) {
+std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_regular_file() && belongs(it->path(), content)) files.push_back(it->path());
+    if (it->is_regular_file() && belongs(it->path())) files.push_back(it->path());
   }
   if (error) {
     throw runtime_error(fmt::format("cannot list '{}': {}", folder.string(), error.message()),
@@ -54,6 +53,21 @@ std::vector<fs::path> files_below(const fs::path& folder, FolderContent content)
   }
   sort_by_name(files);
   return files;
+}
+
+// What is said of a name before anything is read. What a file of another name holds, its reader sees (content.h).
+void check_readable(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  const std::string inner = (is_compressed(path) ? path.stem() : path).extension().string();
+  if (inner == ".csv" || inner == ".tsv") {
+    throw usage_error(fmt::format("'{}' is a table, not text", path.string()),
+                      "write it as JSON lines or Parquet, with a field for each column");
+  }
+  for (const std::string_view other : {".xz", ".bz2", ".lz4", ".lzma", ".zip", ".7z", ".rar", ".tgz", ".tar"}) {
+    if (extension != other && inner != ".tar") continue;
+    throw usage_error(fmt::format("'{}' is compressed or packed in a way that is not read", path.string()),
+                      "unpack it, or compress it as .gz or .zst");
+  }
 }
 
 }  // namespace
@@ -66,8 +80,7 @@ FileKind file_kind(const fs::path& path) {
   return FileKind::kText;
 }
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what,
-                                    FolderContent content) {
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what) {
   std::vector<fs::path> files;
   std::set<fs::path> seen;
   for (const std::string& argument : arguments) {
@@ -76,17 +89,17 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, c
     std::error_code error;
     const auto paths = fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
     for (const fs::path& path : paths) {
-      const auto found = fs::is_directory(path) ? files_below(path, content) : std::vector<fs::path>{path};
+      const auto found = fs::is_directory(path) ? files_below(path) : std::vector<fs::path>{path};
       named_any |= !found.empty();
       for (const fs::path& file : found) {
+        check_readable(file);
         if (seen.insert(fs::canonical(file)).second) files.push_back(file);
       }
     }
     if (!named_any) {
-      const bool text = content == FolderContent::kText;
-      throw usage_error(fmt::format("{}: '{}' names no {}", what, argument, text ? "text file" : "file to read"),
-                        fmt::format("name files, folders that hold {} files, or a glob such as 'books/*.txt'",
-                                    text ? ".txt" : ".txt, .jsonl or .parquet"));
+      throw usage_error(
+          fmt::format("{}: '{}' names no file to read", what, argument),
+          "name files, folders that hold .txt, .jsonl or .parquet files, or a glob such as 'books/*.txt'");
     }
   }
   return files;

@@ -16,17 +16,12 @@ enum class FileKind {
 };
 FileKind file_kind(const std::filesystem::path& path);
 
-// What is taken out of folders. Not .md and .json, which in a dataset's folder are its description (README.md,
-// dataset_info.json): name those, or give a glob.
-enum class FolderContent {
-  kText,       // *.txt
-  kDocuments,  // *.txt, *.jsonl, *.ndjson (each also with .gz or .zst), *.parquet
-};
-
-// Each argument is a file, a folder (all that `content` says below it) or a glob (*, ?, [...]) of either. Files
-// come in the order of the arguments, those of one argument sorted by path, each file once.
-// Error (usage) when an argument names nothing; `what` says what the arguments are for.
-std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what,
-                                                 FolderContent content = FolderContent::kText);
+// Each argument is a file, a folder or a glob (*, ?, [...]) of either. Out of folders come *.txt,
+// *.jsonl, *.ndjson (each also with .gz or .zst) and *.parquet at any depth; not .md and .json, which in a dataset's
+// folder are its description (README.md, dataset_info.json): name those, or give a glob. Files come in the order of the
+// arguments, those of one argument sorted by path, each file once. Error (usage) when an argument names nothing, or a
+// file of a kind that cannot be read (by its name: a table such as .csv, another compression than gzip and zstd);
+// `what` says what the arguments are for.
+std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what);
 
 }  // namespace nmoe

@@ -18,7 +18,7 @@ std::string json_line(const ordered_json& value) {
 }
 
 bool makes_valid_split(const PrepOptions& options) {
-  return !options.valid_inputs.empty() || options.valid_fraction > 0.0;
+  return !options.valid_inputs.empty() || options.valid_fraction > 0.0 || options.valid_tail > 0.0;
 }
 
 SplitReport report_of(const DatasetManifest& manifest) {
@@ -96,7 +96,7 @@ Output::Output(const OutputFolder& folder, const PrepOptions& options, const Tok
                            .vocab_size = tokenizer.vocab_size(),
                            .eos_id = tokenizer.eos_id(),
                            .tokens_per_shard = options.tokens_per_shard,
-                           .masks = !options.records.prompt_field.empty()};
+                           .masks = !options.records.prompt_field.empty() || !options.records.messages_field.empty()};
   const fs::path train_dir = folder.path() / "train";
   const fs::path valid_dir = folder.path() / "valid";
   if (journaled_) {
@@ -145,7 +145,6 @@ void Output::list_dropped(const Document& document) {
 }
 
 void Output::write(const Batch& batch) {
-  std::vector<uint8_t> mask;
   for (const Document& document : batch.documents) {
     state_.records += 1;
     if (document.digest) digests_.pending.append(reinterpret_cast<const char*>(&*document.digest), sizeof(Digest));
@@ -156,12 +155,8 @@ void Output::write(const Batch& batch) {
     if (document.signature) {
       signatures_.pending.append(reinterpret_cast<const char*>(document.signature.get()), sizeof(Signature));
     }
-    if (!options_.records.prompt_field.empty()) {
-      mask.assign(document.ids.size(), 1);
-      std::fill_n(mask.begin(), document.prompt_ids, uint8_t{0});
-    }
     SplitWriter& writer = document.split == Split::kValid ? *valid_ : *train_;
-    writer.add_document(document.ids, document.text_bytes(), place_of_document(document), mask);
+    writer.add_document(document.ids, document.text_bytes(), place_of_document(document), document.mask);
   }
   state_.file = batch.end_file;
   state_.record = batch.end_record;
@@ -214,9 +209,10 @@ std::string Output::report_text() const {
 void Output::close() {
   check_split(*train_, "training", "give more text, a smaller validation fraction, or milder filters");
   if (valid_) {
-    check_split(*valid_, "validation",
-                "name validation files, raise the validation fraction, or cut the text into more "
-                "documents with --split-on");
+    check_split(
+        *valid_, "validation",
+        "name validation files, raise the validation fraction, cut the text into more documents with --split-on, "
+        "or give it the end of each file with --valid-tail");
   }
   train_->close();
   if (valid_) valid_->close();

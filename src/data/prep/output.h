@@ -31,8 +31,8 @@ struct Document {
   std::optional<Verdict> dropped;
   std::optional<Digest> digest;  // when it is the first with it
   std::unique_ptr<Signature> signature;
-  std::vector<int32_t> ids;  // of the prompt, then of the text
-  size_t prompt_ids = 0;
+  std::vector<int32_t> ids;   // of the prompt, then of the text; or of a conversation
+  std::vector<uint8_t> mask;  // of ids, where the shards have masks
 
   int64_t text_bytes() const { return static_cast<int64_t>(record.prompt.size() + record.text.size()); }
 };

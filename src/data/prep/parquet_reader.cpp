@@ -11,12 +11,16 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "data/prep/content.h"
+#include "data/prep/conversation.h"
 
 namespace nmoe {
 namespace {
 
 // Room for a page and what it is decompressed from: DuckDB itself writes pages of 100 MB.
 constexpr const char* kMemoryLimit = "512MB";
+
+constexpr const char* kWholeFile = "see that it is a whole Parquet file: download or write it again";
 
 // For DuckDB's handles, which are pointers that a function taking the pointer's address destroys.
 template <class Handle, void (*destroy)(Handle*)>
@@ -82,29 +86,44 @@ class ParquetReader final : public RecordReader {
     const auto as_stored = [](const std::string& field) {
       return field.empty() ? std::string("NULL") : sql_quoted(field, '"');
     };
-    execute(fmt::format("SELECT {}, {}, {} FROM read_parquet({}) OFFSET {}", as_stored(options.text_field),
-                        as_stored(options.prompt_field), as_text(options.id_field), file, skip));
+    const bool conversations = !options.messages_field.empty();
+    const std::string text = conversations
+                                 ? fmt::format("CAST(to_json({}) AS VARCHAR)", sql_quoted(options.messages_field, '"'))
+                                 : as_stored(options.text_field);
+    select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}, file_row_number = true)", text,
+                          as_stored(conversations ? "" : options.prompt_field), as_text(options.id_field), file);
   }
 
   bool next(Record& record) override {
-    if (ended_) return false;
     while (row_ == chunk_rows_) {
-      if (fetch()) continue;
-      ended_ = true;
-      if (num_rows_ == 0) record = {.number = 1, .fault = "the file has no records"};
-      return num_rows_ == 0;
+      if (number_ >= num_rows_) {
+        if (num_rows_ == 0 && !std::exchange(told_, true)) {
+          record = {.number = 1, .fault = "the file has no records"};
+          return true;
+        }
+        return false;
+      }
+      const std::string failure = fetch();
+      if (!failure.empty() && narrow_down(failure, record)) return true;
     }
     record = {.number = ++number_};
-    take(0, options_.text_field, record.text, record);
-    if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
+    if (!options_.messages_field.empty()) {
+      std::string json;
+      take(0, options_.messages_field, json, record);
+      if (record.fault.empty()) take_messages(json, record);
+    } else {
+      take(0, options_.text_field, record.text, record);
+      if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
+    }
     if (!options_.id_field.empty()) take(2, options_.id_field, record.id, record);
+    check_utf8(record);
     ++row_;
     return true;
   }
 
   // Rows stand for bytes.
   int64_t file_bytes_read() const override {
-    if (num_rows_ == 0 || ended_) return file_bytes_;
+    if (num_rows_ == 0) return file_bytes_;
     return static_cast<int64_t>(static_cast<double>(file_bytes_) * static_cast<double>(number_) /
                                 static_cast<double>(num_rows_));
   }
@@ -132,17 +151,7 @@ class ParquetReader final : public RecordReader {
   }
 
   Error cannot_read(const std::string& reason) const {
-    return runtime_error(fmt::format("cannot read '{}': {}", path_.string(), reason),
-                         "see that it is a whole Parquet file: download or write it again");
-  }
-
-  // DuckDB reads ahead, so that the rows at fault can only be narrowed down.
-  Error damaged(const std::string& reason) const {
-    if (reason.starts_with("Out of Memory")) {
-      return runtime_error(fmt::format("cannot read '{}' with {} of memory: {}", path_.string(), kMemoryLimit, reason),
-                           "write it again with smaller pages or row groups");
-    }
-    return cannot_read(fmt::format("some row after {} of {} is damaged: {}", number_, num_rows_, reason));
+    return runtime_error(fmt::format("cannot read '{}': {}", path_.string(), reason), kWholeFile);
   }
 
   // Checks that the fields are there, once each and of a usable type, and counts the rows.
@@ -165,12 +174,13 @@ class ParquetReader final : public RecordReader {
       const auto found = std::ranges::find(names, field);
       if (found == names.end()) {
         throw usage_error(fmt::format("'{}' has no column \"{}\"", path_.string(), field),
-                          fmt::format("it has {}: see --text-field, --id-field and --prompt-field", join_or(names)));
+                          fmt::format("it has {}: see --text-field, --messages-field and the like", join_or(names)));
       }
       return types[static_cast<size_t>(found - names.begin())];
     };
+    if (!options_.messages_field.empty()) type_of(options_.messages_field);
     for (const std::string& field : {options_.text_field, options_.prompt_field}) {
-      if (field.empty()) continue;
+      if (field.empty() || !options_.messages_field.empty()) continue;
       const std::string type = type_of(field);
       if (type != "VARCHAR" && type != "BLOB") {
         throw usage_error(fmt::format("column \"{}\" of '{}' is {}, not a string", field, path_.string(), type),
@@ -187,7 +197,10 @@ class ParquetReader final : public RecordReader {
     num_rows_ = *static_cast<const int64_t*>(duckdb_vector_get_data(duckdb_data_chunk_get_vector(chunk.get(), 0)));
   }
 
-  void execute(const std::string& sql) {
+  // Begins to read rows [number_, limit_). Returns why that fails, "" if it does not.
+  std::string execute() {
+    const std::string sql =
+        fmt::format("{} WHERE file_row_number >= {} AND file_row_number < {}", select_, number_, limit_);
     duckdb_prepared_statement raw = nullptr;
     const duckdb_state prepared = duckdb_prepare(connection_.get(), sql.c_str(), &raw);
     const Owned<duckdb_prepared_statement, duckdb_destroy_prepare> statement(raw);
@@ -196,17 +209,49 @@ class ParquetReader final : public RecordReader {
     const duckdb_state pending_state = duckdb_pending_prepared_streaming(raw, &raw_pending);
     const Owned<duckdb_pending_result, duckdb_destroy_pending> pending(raw_pending);
     if (pending_state != DuckDBSuccess) throw cannot_read(duckdb_pending_error(raw_pending));
-    if (duckdb_execute_pending(raw_pending, rows_.get()) != DuckDBSuccess) throw damaged(rows_.error());
-    NMOE_CHECK(duckdb_result_is_streaming(*rows_.get()), "DuckDB does not stream: {}", sql);
+    rows_ = std::make_unique<Result>();
+    if (duckdb_execute_pending(raw_pending, rows_->get()) != DuckDBSuccess) return rows_->error();
+    NMOE_CHECK(duckdb_result_is_streaming(*rows_->get()), "DuckDB does not stream: {}", sql);
+    return "";
   }
 
-  // The next chunk; false at the end.
-  bool fetch() {
-    chunk_.reset(duckdb_stream_fetch_chunk(*rows_.get()));
+  // The next chunk, if the rows being read have one. Returns why it cannot be read, "" if it can.
+  std::string fetch() {
+    if (!rows_) {
+      const int64_t suspected = bad_before_ - number_;
+      limit_ = suspected > 0 ? number_ + std::max<int64_t>(suspected / 2, 1) : num_rows_;
+      if (std::string failure = execute(); !failure.empty()) return failure;
+    }
+    chunk_.reset(duckdb_stream_fetch_chunk(*rows_->get()));
     row_ = 0;
     chunk_rows_ = chunk_ ? duckdb_data_chunk_get_size(chunk_.get()) : 0;
-    if (chunk_rows_ == 0 && number_ < num_rows_) throw damaged(rows_.error());
-    return chunk_rows_ > 0;
+    if (chunk_rows_ > 0) return "";
+    if (number_ == limit_) {
+      rows_.reset();
+      return "";
+    }
+    const std::string failure = rows_->error();
+    return failure.empty() ? "rows are missing" : failure;
+  }
+
+  // DuckDB gives up a whole query, having read ahead. Halving what is asked for finds the row at fault, which is told
+  // as such (true), and reading goes on behind it.
+  bool narrow_down(const std::string& failure, Record& record) {
+    if (failure.starts_with("Out of Memory")) {
+      throw runtime_error(fmt::format("cannot read '{}' with {} of memory: {}", path_.string(), kMemoryLimit, failure),
+                          "write it again with smaller pages or row groups");
+    }
+    // Some failures leave a database of no use.
+    chunk_.reset();
+    rows_.reset();
+    connection_.reset();
+    database_.reset();
+    open_database();
+    row_ = chunk_rows_ = 0;
+    bad_before_ = limit_;
+    if (limit_ - number_ > 1) return false;
+    record = {.number = ++number_, .fault = "the row cannot be read: " + failure, .remedy = kWholeFile};
+    return true;
   }
 
   // A cell's bytes, valid as long as the chunk.
@@ -229,11 +274,14 @@ class ParquetReader final : public RecordReader {
   RecordOptions options_;
   int64_t file_bytes_;
   int64_t num_rows_ = 0;
-  int64_t number_;
-  bool ended_ = false;
+  int64_t number_;          // rows that are done
+  int64_t limit_ = 0;       // where the query being read ends
+  int64_t bad_before_ = 0;  // beyond number_: one of the rows up to here cannot be read
+  bool told_ = false;       // that there are no rows
+  std::string select_;
   Owned<duckdb_database, duckdb_close> database_;
   Owned<duckdb_connection, duckdb_disconnect> connection_;
-  Result rows_;
+  std::unique_ptr<Result> rows_;  // of the query, while there is one
   Owned<duckdb_data_chunk, duckdb_destroy_data_chunk> chunk_;
   idx_t chunk_rows_ = 0;
   idx_t row_ = 0;
@@ -243,8 +291,7 @@ class ParquetReader final : public RecordReader {
 
 std::unique_ptr<RecordReader> open_parquet(const fs::path& path, const RecordOptions& options, int64_t skip) {
   if (MappedFile(path).bytes().empty()) {
-    throw runtime_error(fmt::format("cannot read '{}': the file is empty", path.string()),
-                        "see that it is a whole Parquet file: download or write it again");
+    throw runtime_error(fmt::format("cannot read '{}': the file is empty", path.string()), kWholeFile);
   }
   return std::make_unique<ParquetReader>(path, options, skip);
 }

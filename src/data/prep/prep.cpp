@@ -53,8 +53,16 @@ void check_options(const PrepOptions& options) {
     throw usage_error(fmt::format("a validation fraction of {}", options.valid_fraction),
                       "choose at least 0 and less than 1");
   }
-  if (!options.valid_inputs.empty() && options.valid_fraction > 0.0) {
-    throw usage_error("both files and a fraction are given for validation", "give one of them");
+  if (!(options.valid_tail >= 0.0 && options.valid_tail < 1.0)) {
+    throw usage_error(fmt::format("a validation tail of {}", options.valid_tail), "choose at least 0 and less than 1");
+  }
+  const int splits = !options.valid_inputs.empty() + (options.valid_fraction > 0.0) + (options.valid_tail > 0.0);
+  if (splits > 1) {
+    throw usage_error("more than one of files, fraction and tail are given for validation", "give one of them");
+  }
+  if (options.valid_tail > 0.0 && options.records.split_on) {
+    throw usage_error("--valid-tail is for files that are one document each, --split-on cuts them into many",
+                      "choose documents for validation with --valid-fraction");
   }
   if (options.tokens_per_shard < 2) {
     throw usage_error(fmt::format("{} tokens per shard", options.tokens_per_shard), "choose at least 2");
@@ -64,6 +72,8 @@ void check_options(const PrepOptions& options) {
                       "choose more than 0 and at most 1");
   }
   if (options.skip_bad < 0) throw usage_error(fmt::format("{} bad records", options.skip_bad), "choose at least 0");
+  NMOE_CHECK(options.records.messages_field.empty() == !options.conversations, "messages \"{}\" without an encoder",
+             options.records.messages_field);
   if (options.records.text_field.empty()) throw usage_error("the text field has no name", "name it with --text-field");
   constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (options.dataset.empty() || options.dataset.find_first_not_of(kNameCharacters) != std::string::npos) {
@@ -81,12 +91,18 @@ std::vector<InputFile> find_inputs(const PrepOptions& options) {
     const auto bytes = fs::file_size(path, ignored);
     inputs.push_back({path, split, ignored ? 0 : static_cast<int64_t>(bytes)});
   };
-  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text", FolderContent::kDocuments)) {
+  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text")) {
     for_validation.insert(fs::canonical(path));
     add(path, Split::kValid);
   }
   const Split split = options.valid_fraction > 0.0 ? Split::kByHash : Split::kTrain;
-  for (const fs::path& path : expand_inputs(options.inputs, "text", FolderContent::kDocuments)) {
+  const auto check_tail = [&](const fs::path& path) {
+    if (options.valid_tail == 0.0 || file_kind(path) == FileKind::kText) return;
+    throw usage_error(fmt::format("--valid-tail is for plain text, and '{}' is not", path.string()),
+                      "choose documents for validation with --valid-fraction");
+  };
+  for (const fs::path& path : expand_inputs(options.inputs, "text")) {
+    check_tail(path);
     if (!for_validation.contains(fs::canonical(path))) add(path, split);
   }
   return inputs;
@@ -103,7 +119,14 @@ std::string fingerprint(const std::vector<InputFile>& inputs) {
   return hash.finish();
 }
 
-PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer, const std::vector<InputFile>& inputs) {
+RecordOptions record_options(const PrepOptions& options) {
+  RecordOptions records = options.records;
+  if (options.valid_tail > 0.0) records.tail = options.valid_tail;
+  return records;
+}
+
+PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer, const ConversationEncoder* encoder,
+                         const std::vector<InputFile>& inputs) {
   PrepSettings settings;
   const auto add = [&](const char* name, const auto& value) { settings.emplace_back(name, fmt::format("{}", value)); };
   const auto add_limit = [&](const char* name, const std::optional<double>& limit) {
@@ -115,10 +138,14 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
   add("dataset", options.dataset);
   add("tokens_per_shard", options.tokens_per_shard);
   add("valid_fraction", options.valid_fraction);
+  add("valid_tail", options.valid_tail);
   add("text_field", options.records.text_field);
   add("id_field", options.records.id_field);
   add("prompt_field", options.records.prompt_field);
-  add("split_on", options.records.split_on);
+  settings.emplace_back("split_on",
+                        options.records.split_on ? fmt::format("\"{}\"", *options.records.split_on) : "off");
+  add("messages_field", options.records.messages_field);
+  settings.emplace_back("chat_template", encoder != nullptr ? encoder->fingerprint() : "off");
   add("min_chars", options.filters.min_chars);
   add("max_chars", options.filters.max_chars);
   add("min_tokens", options.filters.min_tokens);
@@ -136,9 +163,11 @@ class Preparation {
  public:
   explicit Preparation(const PrepOptions& options)
       : options_(options),
+        records_(record_options(options)),
         tokenizer_(load_tokenizer(options.tokenizer)),
+        encoder_(options.conversations ? options.conversations(tokenizer_) : nullptr),
         inputs_(find_inputs(options)),
-        settings_(settings_of(options, *tokenizer_, inputs_)),
+        settings_(settings_of(options, *tokenizer_, encoder_.get(), inputs_)),
         pool_(options.threads),
         folder_(options.out) {
     const std::optional<PrepState> state = read_journal(folder_.journal(), settings_, options.force);
@@ -251,10 +280,11 @@ class Preparation {
     Batch batch{.end_file = first_file, .end_record = first_record};
     size_t batch_bytes = 0;
     int64_t bytes_before = 0;  // of earlier files
+    int64_t bad_records = bad_records_;
     for (int64_t file = 0; file < std::ssize(inputs_); ++file) {
       const InputFile& input = inputs_[static_cast<size_t>(file)];
       if (file >= first_file) {
-        const auto reader = open_records(input.path, options_.records, file == first_file ? first_record : 0);
+        const auto reader = open_records(input.path, records_, file == first_file ? first_record : 0);
         for (Record record; reader->next(record);) {
           if (batch_bytes >= enough || batch.documents.size() >= kMaxBatchDocuments) {
             batch_bytes = 0;
@@ -264,7 +294,13 @@ class Preparation {
           batch.end_file = file;
           batch.end_record = record.number;
           batch.file_bytes = bytes_before + reader->file_bytes_read();
-          batch.documents.push_back({.record = std::move(record), .file = file, .split = input.split});
+          const bool too_many = !record.fault.empty() && ++bad_records > options_.skip_bad;
+          const Split split = record.tail ? Split::kValid : input.split;
+          batch.documents.push_back({.record = std::move(record), .file = file, .split = split});
+          if (too_many) {  // reading on would be in vain, and takes its time where rows are damaged
+            read_.push(std::move(batch));
+            return;
+          }
         }
         // A file that is done is not opened again.
         batch.end_file = file + 1;
@@ -305,8 +341,9 @@ class Preparation {
   }
 
   // Everything that needs the document's text alone.
-  void judge(Document& document) const {
+  void judge(Document& document) {
     const Record& record = document.record;
+    if (encoder_ && record.fault.empty()) encode_conversation(document);
     if (!record.fault.empty()) {
       document.dropped = Verdict{kBad, record.fault};
     } else if (record.text.empty()) {
@@ -315,7 +352,8 @@ class Preparation {
       document.dropped = check_text(record.text, options_.filters);
     }
     if (document.dropped || !(options_.dedup || document.split == Split::kByHash)) return;
-    const Digest digest = digest_of(record.prompt, record.text);
+    // Who says what is part of a conversation.
+    const Digest digest = digest_of(record.messages.empty() ? record.prompt : record.messages, record.text);
     if (document.split == Split::kByHash) {
       const bool valid = static_cast<double>(digest.high) * 0x1p-64 < options_.valid_fraction;
       document.split = valid ? Split::kValid : Split::kTrain;
@@ -323,14 +361,36 @@ class Preparation {
     if (options_.dedup) document.digest = digest;
   }
 
-  void encode(Document& document) {
-    if (document.dropped) return;
+  // Early, since it finds out whether the template takes the messages.
+  void encode_conversation(Document& document) {
+    encoding_.spend(document.text_bytes(), [&] {
+      try {
+        EncodedConversation encoded = encoder_->encode(document.record.messages);
+        document.ids = std::move(encoded.ids);
+        document.mask = std::move(encoded.mask);
+      } catch (const Error& error) {
+        document.record.fault = error.what();
+        document.record.remedy = error.remedy();
+      }
+    });
+  }
+
+  void encode_text(Document& document) {
     const Record& record = document.record;
     encoding_.spend(document.text_bytes(), [&] {
       tokenizer_->encode(record.prompt, document.ids);
-      document.prompt_ids = document.ids.size();
+      const size_t prompt_ids = document.ids.size();
       tokenizer_->encode(record.text, document.ids);
+      if (options_.records.prompt_field.empty()) return;
+      document.mask.assign(document.ids.size(), 1);
+      std::fill_n(document.mask.begin(), prompt_ids, uint8_t{0});
     });
+  }
+
+  void encode(Document& document) {
+    if (document.dropped) return;
+    const Record& record = document.record;
+    if (!encoder_) encode_text(document);
     document.dropped = check_tokens(std::ssize(document.ids), options_.filters);
     if (document.dropped || !options_.near_dedup) return;
     near_dedup_.spend(document.text_bytes(), [&] {
@@ -341,18 +401,15 @@ class Preparation {
   void count_bad(const Document& document) {
     if (++bad_records_ <= options_.skip_bad) return;
     const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
-    throw runtime_error(
-        fmt::format("{}: {}", place_of(path, options_.records, document.record.number), document.record.fault),
-        options_.skip_bad == 0
-            ? "mend or remove it, or allow for N such records with --skip-bad N"
-            : fmt::format("more than the {} bad records that --skip-bad allows: raise it, or mend them",
-                          options_.skip_bad));
+    throw bad_record_error(path, records_, document.record, options_.skip_bad);
   }
 
   static constexpr std::string_view kBad = "bad record";
 
   const PrepOptions& options_;
+  const RecordOptions records_;
   std::shared_ptr<const Tokenizer> tokenizer_;
+  std::shared_ptr<const ConversationEncoder> encoder_;  // when records are conversations
   std::vector<InputFile> inputs_;
   PrepSettings settings_;
   ThreadPool pool_;

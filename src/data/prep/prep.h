@@ -6,12 +6,15 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "data/prep/conversation.h"
 #include "data/prep/filters.h"
 #include "data/prep/records.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
@@ -31,9 +34,14 @@ struct PrepOptions {
   std::vector<std::string> valid_inputs = {};
   // In [0, 1), of the documents: a hash of its text decides where a document goes.
   double valid_fraction = 0.0;
+  // In [0, 1), of every file, all of which are plain text and each one document: its tail (RecordOptions::tail).
+  double valid_tail = 0.0;
   // Where documents are within the files. With a prompt field, a document is its prompt followed by its text, each
   // encoded by itself, and the shards get masks that keep the prompt out of the loss.
   RecordOptions records = {};
+  // With a messages field: makes what turns them into ids. The shards get masks then, by which only what the assistant
+  // says is learned.
+  std::function<std::shared_ptr<const ConversationEncoder>(std::shared_ptr<const Tokenizer>)> conversations = {};
   FilterOptions filters = {};
   // Drop documents that equal an earlier one.
   bool dedup = false;
@@ -93,8 +101,8 @@ struct PrepReport {
 // A document passes, in this order: the filters on its text, exact deduplication, the limits in tokens, near
 // deduplication; the first that drops it is the reason given.
 //
-// A validation split comes from `valid_inputs` or from `valid_fraction`, not both. With the latter,
-// equal documents land in the same split.
+// A validation split comes from one of `valid_inputs`, `valid_fraction` and `valid_tail`. With a fraction, equal
+// documents land in the same split.
 //
 // Every `checkpoint_seconds` all work is made durable in OUT/.prep and under temporary names. The next call with the
 // same options (but for threads, skip_bad, checkpoint_seconds and force) and unchanged input files goes on from there;

@@ -3,15 +3,17 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/files.h"
-#include "data/prep/byte_stream.h"
+#include "base/text.h"
+#include "data/prep/conversation.h"
 #include "data/prep/parquet_reader.h"
+#include "data/prep/text_reader.h"
+#include "data/prep/window.h"
 
 namespace nmoe {
 namespace {
@@ -19,49 +21,6 @@ namespace {
 constexpr std::string_view kWhiteSpace = " \t\r\n";
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(kWhiteSpace) == std::string_view::npos; }
-
-// A growing window on a stream: what is cut off its front makes room for more at its end. Some bytes beyond it may be
-// read, as simdjson does.
-class Window {
- public:
-  explicit Window(const fs::path& path) : stream_(open_bytes(path)), buffer_(kInitialBytes) {}
-
-  std::string_view view() const { return {buffer_.data() + begin_, end_ - begin_}; }
-  void cut(size_t bytes) { begin_ += bytes; }
-
-  // Adds bytes at the end; false when there are no more. Invalidates views. When the stream is damaged, says so and
-  // stops there.
-  bool extend() {
-    if (ended_) return false;
-    if (begin_ > 0) {
-      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-      end_ -= begin_;
-      begin_ = 0;
-    }
-    if (end_ + simdjson::SIMDJSON_PADDING >= buffer_.size()) buffer_.resize(2 * buffer_.size());
-    size_t count = 0;
-    try {
-      count = stream_->read(std::span(buffer_).subspan(end_, buffer_.size() - simdjson::SIMDJSON_PADDING - end_));
-    } catch (const DamagedStream& damage) {
-      damage_ = damage.what();
-    }
-    end_ += count;
-    ended_ = count == 0;
-    return !ended_;
-  }
-  const std::string& damage() const { return damage_; }
-  int64_t file_bytes_read() const { return stream_->file_bytes_read(); }
-
- private:
-  static constexpr size_t kInitialBytes = 1 << 18;
-
-  std::unique_ptr<ByteStream> stream_;
-  std::vector<char> buffer_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
-  bool ended_ = false;
-  std::string damage_;
-};
 
 // Lines without their '\n'.
 class LineReader {
@@ -83,7 +42,7 @@ class LineReader {
       searched = text.size();
       if (window_.extend()) continue;
       // The window may have moved.
-      if (searched == 0 || !window_.damage().empty()) return false;
+      if (searched == 0 || window_.damaged()) return false;
       line = window_.view();
       last_ = searched;
       return true;
@@ -94,75 +53,6 @@ class LineReader {
  private:
   Window window_;
   size_t last_ = 0;  // length of what next() delivered
-};
-
-// Documents of plain text, taken byte for byte.
-class TextReader final : public RecordReader {
- public:
-  TextReader(const fs::path& path, std::string separator, int64_t skip)
-      : window_(path), separator_(std::move(separator)) {
-    if (separator_.empty()) ended_ = skip > 0;
-    for (Record record; number_ < skip && next(record);) continue;
-  }
-
-  bool next(Record& record) override {
-    if (ended_) return false;
-    record = {.number = ++number_};
-    size_t line = 0;  // where in the window the line in question begins
-    for (size_t searched = 0;;) {
-      const std::string_view text = window_.view();
-      const size_t end = separator_.empty() ? std::string_view::npos : text.find('\n', std::max(line, searched));
-      if (end != std::string_view::npos) {
-        if (is_separator(text.substr(line, end - line))) return deliver(record, line, end + 1);
-        line = end + 1;
-        continue;
-      }
-      searched = text.size();
-      if (separator_.empty()) {
-        record.text.append(text);
-        window_.cut(text.size());
-        searched = 0;
-      }
-      if (window_.extend()) continue;
-      return deliver_last(record, line);
-    }
-  }
-  int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
-
- private:
-  bool is_separator(std::string_view line) const {
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    return line == separator_;
-  }
-
-  bool deliver(Record& record, size_t length, size_t consumed) {
-    record.text.assign(window_.view().substr(0, length));
-    window_.cut(consumed);
-    return true;
-  }
-
-  bool deliver_last(Record& record, size_t line) {
-    ended_ = true;
-    if (!window_.damage().empty()) {
-      record.fault = window_.damage();
-      return true;
-    }
-    if (separator_.empty()) {
-      if (record.text.empty()) record.fault = "the file is empty";
-      return true;
-    }
-    const std::string_view text = window_.view();
-    if (text.empty() && number_ == 1) record.fault = "the file is empty";
-    const bool separated = !text.empty() && is_separator(text.substr(line));
-    deliver(record, separated ? line : text.size(), text.size());
-    // Nothing after the last separator is no document.
-    return !record.text.empty() || !record.fault.empty() || separated;
-  }
-
-  Window window_;
-  std::string separator_;
-  int64_t number_ = 0;
-  bool ended_ = false;
 };
 
 std::string_view json_type_name(simdjson::dom::element_type type) {
@@ -201,8 +91,12 @@ class JsonParser {
       record.fault = fmt::format("{}, not a JSON object", json_type_name(element.type()));
       return;
     }
-    get_string(object, options_.text_field, record.text, record);
-    if (!options_.prompt_field.empty()) get_string(object, options_.prompt_field, record.prompt, record);
+    if (!options_.messages_field.empty()) {
+      get_messages(object, record);
+    } else {
+      get_string(object, options_.text_field, record.text, record);
+      if (!options_.prompt_field.empty()) get_string(object, options_.prompt_field, record.prompt, record);
+    }
     if (!options_.id_field.empty()) get_id(object, record);
   }
 
@@ -210,8 +104,22 @@ class JsonParser {
   static bool find(const simdjson::dom::object& object, const std::string& field, simdjson::dom::element& value,
                    Record& record) {
     if (object.at_key(field).get(value) == simdjson::SUCCESS) return true;
-    if (record.fault.empty()) record.fault = fmt::format("no field \"{}\"", field);
+    if (!record.fault.empty()) return false;
+    record.fault = fmt::format("no field \"{}\"", field);
+    record.remedy = fields_remedy(object);
     return false;
+  }
+
+  static std::string fields_remedy(const simdjson::dom::object& object) {
+    constexpr size_t kShown = 12;
+    std::vector<std::string> fields;
+    for (const auto [key, value] : object) {
+      if (fields.size() == kShown) break;
+      fields.push_back(fmt::format("\"{}\"", key));
+    }
+    if (fields.empty()) return "the object is empty";
+    return fmt::format("the object has {}{}: see --text-field, --messages-field and the like", join_or(fields),
+                       object.size() > kShown ? " and more" : "");
   }
 
   static void get_string(const simdjson::dom::object& object, const std::string& field, std::string& out,
@@ -224,6 +132,11 @@ class JsonParser {
     } else if (record.fault.empty()) {
       record.fault = fmt::format("\"{}\" is {}, not a string", field, json_type_name(value.type()));
     }
+  }
+
+  void get_messages(const simdjson::dom::object& object, Record& record) const {
+    simdjson::dom::element value;
+    if (find(object, options_.messages_field, value, record)) take_messages(simdjson::minify(value), record);
   }
 
   void get_id(const simdjson::dom::object& object, Record& record) const {
@@ -255,10 +168,12 @@ class JsonLinesReader final : public RecordReader {
       return true;
     }
     if (std::exchange(ended_, true)) return false;
-    const std::string& damage = lines_.window().damage();
-    if (damage.empty() && any_) return false;
-    record = {.number = number_ + 1, .fault = damage.empty() ? "the file has no records" : damage};
-    return true;
+    if (lines_.window().damaged()) {
+      record = lines_.window().damaged_record(number_ + 1);
+    } else {
+      record = {.number = number_ + 1, .fault = any_ ? "" : "the file has no records"};
+    }
+    return !record.fault.empty();
   }
   int64_t file_bytes_read() const override { return lines_.window().file_bytes_read(); }
 
@@ -324,8 +239,8 @@ class JsonReader final : public RecordReader {
     }
     ended_ = true;
     record = {.number = number_ + 1};
-    if (!window_.damage().empty()) {
-      record.fault = window_.damage();
+    if (window_.damaged()) {
+      record = window_.damaged_record(number_ + 1);
     } else if (!window_.view().empty() || (in_array_ && !array_closed_)) {
       record.fault = "the file ends inside a value";
     } else if (number_ == 0) {
@@ -366,7 +281,7 @@ class JsonReader final : public RecordReader {
       if (length != std::string_view::npos) return true;
       if (window_.extend()) continue;
       length = window_.view().size();
-      return end.may_end() && window_.damage().empty();
+      return end.may_end() && !window_.damaged();
     }
   }
 
@@ -380,10 +295,23 @@ class JsonReader final : public RecordReader {
 
 }  // namespace
 
+size_t part_size(std::string_view text, size_t most) {
+  if (text.size() <= most) return text.size();
+  const size_t line_end = text.rfind('\n', most - 1);
+  if (line_end != std::string_view::npos) return line_end + 1;
+  size_t size = most;
+  while (size > 1 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  return size;
+}
+
 std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOptions& options, int64_t skip) {
   switch (file_kind(path)) {
     case FileKind::kText:
-      return std::make_unique<TextReader>(path, options.split_on, skip);
+      if (!options.messages_field.empty()) {
+        throw usage_error(fmt::format("'{}' is plain text, which has no messages", path.string()),
+                          "conversations are read from JSON lines, JSON and Parquet");
+      }
+      return open_text(path, options, skip);
     case FileKind::kJsonLines:
       return std::make_unique<JsonLinesReader>(path, options, skip);
     case FileKind::kJson:
@@ -394,11 +322,21 @@ std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOpt
   return nullptr;
 }
 
+Error bad_record_error(const fs::path& path, const RecordOptions& options, const Record& record, int64_t allowed) {
+  const std::string skip = allowed == 0
+                               ? "allow for N such records with --skip-bad N"
+                               : fmt::format("more than the {} bad records that --skip-bad allows: raise it", allowed);
+  const std::string mend = allowed == 0 ? "mend or remove it, or " + skip : skip + ", or mend them";
+  return runtime_error(fmt::format("{}: {}", place_of(path, options, record.number), record.fault),
+                       record.remedy.empty() ? mend : fmt::format("{}; or {}", record.remedy, skip));
+}
+
 std::string place_of(const fs::path& path, const RecordOptions& options, int64_t number) {
   const auto numbered = [&](const char* what) { return fmt::format("'{}', {} {}", path.string(), what, number); };
   switch (file_kind(path)) {
     case FileKind::kText:
-      return options.split_on.empty() ? fmt::format("'{}'", path.string()) : numbered("document");
+      if (options.split_on) return numbered("document");
+      return number == 1 ? fmt::format("'{}'", path.string()) : numbered("part");
     case FileKind::kJsonLines:
       return numbered("line");
     case FileKind::kJson:

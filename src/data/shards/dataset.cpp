@@ -28,6 +28,7 @@ TokenDataset::TokenDataset(const fs::path& dir) : dir_(dir), manifest_(read_mani
                                       : fmt::format("{} bytes; an index of {} documents has {}", index_size,
                                                     entry.num_documents, index_bytes(entry.num_documents)));
     }
+    indexes_.emplace_back(index);
     if (!entry.mask_path.empty()) {
       const MaskReader& mask = masks_.emplace_back(dir_ / entry.mask_path);
       if (mask.num_tokens() != shard.num_tokens()) {
@@ -45,6 +46,12 @@ int64_t TokenDataset::mapped_bytes() const {
   int64_t bytes = 0;
   for (const ShardReader& shard : shards_) bytes += shard.file_bytes();
   for (const MaskReader& mask : masks_) bytes += mask.file_bytes();
+  return bytes;
+}
+
+int64_t TokenDataset::mapped_index_bytes() const {
+  int64_t bytes = 0;
+  for (const IndexReader& index : indexes_) bytes += index.file_bytes();
   return bytes;
 }
 
@@ -78,9 +85,9 @@ void TokenDataset::read_mask(int64_t first_token, std::span<uint8_t> out) const 
   });
 }
 
-std::vector<DocumentSpan> TokenDataset::documents(size_t shard_idx) const {
-  const fs::path path = dir_ / manifest_.shards[shard_idx].index_path;
-  std::vector<DocumentSpan> documents = read_index(path);
+std::span<const DocumentSpan> TokenDataset::documents(size_t shard_idx) const {
+  const fs::path& path = indexes_[shard_idx].path();
+  const std::span<const DocumentSpan> documents = indexes_[shard_idx].documents();
   const auto num_tokens = static_cast<uint64_t>(shards_[shard_idx].num_tokens());
   uint64_t end = 0;
   for (const DocumentSpan& document : documents) {

@@ -33,8 +33,10 @@ class TokenDataset {
   // Whether the tokens have a mask that says which are to be learned (data/shards/shard.h).
   bool has_mask() const { return !masks_.empty(); }
 
-  // Size of the mapped files: what reading all of it can add to the process's resident size.
+  // Size of the mapped files: what reading all of it can add to the process's resident size. The indexes' is apart,
+  // since reading by position does not touch them.
   int64_t mapped_bytes() const;
+  int64_t mapped_index_bytes() const;
 
   // Tokens [first_token, first_token + out.size()), across shard borders. Error (runtime), naming
   // shard and position, on an id of vocab_size() or more.
@@ -45,10 +47,11 @@ class TokenDataset {
   void read_mask(int64_t first_token, std::span<uint8_t> out) const;
 
   // Shards, in the order of their tokens: the first token of one, and its documents' places within it, which follow
-  // each other from its first token to its last. Error (runtime) when the index is damaged.
+  // each other from its first token to its last; good as long as the dataset. Error (runtime) when the index is
+  // damaged: a call reads all of it.
   size_t num_shards() const { return shards_.size(); }
   int64_t shard_begin(size_t shard_idx) const { return shard_begin_[shard_idx]; }
-  std::vector<DocumentSpan> documents(size_t shard_idx) const;
+  std::span<const DocumentSpan> documents(size_t shard_idx) const;
 
   // Reads everything: checksums, ids, masks, and that each index's documents end with the end-of-sequence id. Error
   // (runtime) on the first shard that fails; `passed` is called after each one that does not.
@@ -64,6 +67,7 @@ class TokenDataset {
   std::filesystem::path dir_;
   DatasetManifest manifest_;
   std::vector<ShardReader> shards_;
+  std::vector<IndexReader> indexes_;  // one a shard
   std::vector<MaskReader> masks_;     // one a shard, or none
   std::vector<int64_t> shard_begin_;  // first token of each shard, and num_tokens() at the end
 };

@@ -473,9 +473,8 @@ void MaskReader::read(int64_t first, std::span<uint8_t> out) const {
   }
 }
 
-std::vector<DocumentSpan> read_index(const fs::path& path) {
-  const MappedFile file(path);
-  const auto bytes = file.bytes();
+IndexReader::IndexReader(const fs::path& path) : file_(path) {
+  const auto bytes = file_.bytes();
   IndexHeader header;
   if (bytes.size() < sizeof(header)) throw damaged_file(path, "it is too short for an index");
   std::memcpy(&header, bytes.data(), sizeof(header));
@@ -487,9 +486,8 @@ std::vector<DocumentSpan> read_index(const fs::path& path) {
     throw damaged_file(
         path, fmt::format("{} bytes of entries; its header announces {} documents", body, header.num_documents));
   }
-  std::vector<DocumentSpan> documents(header.num_documents);
-  std::memcpy(documents.data(), bytes.data() + sizeof(header), body);
-  return documents;
+  // A map begins at a page, and the header is two entries long.
+  documents_ = {reinterpret_cast<const DocumentSpan*>(bytes.data() + sizeof(header)), header.num_documents};
 }
 
 }  // namespace nmoe

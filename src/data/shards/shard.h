@@ -152,7 +152,19 @@ struct DocumentSpan {
 
 uint64_t index_bytes(int64_t num_documents);
 
-// Error (runtime) when the file is missing, has another header or another length than it announces.
-std::vector<DocumentSpan> read_index(const fs::path& path);
+// A shard's index, mapped for reading. Thread-safe.
+class IndexReader {
+ public:
+  // Error (runtime) when the file is missing, has another header or another length than it announces.
+  explicit IndexReader(const fs::path& path);
+
+  std::span<const DocumentSpan> documents() const { return documents_; }
+  const fs::path& path() const { return file_.path(); }
+  int64_t file_bytes() const { return static_cast<int64_t>(file_.bytes().size()); }
+
+ private:
+  MappedFile file_;
+  std::span<const DocumentSpan> documents_;
+};
 
 }  // namespace nmoe

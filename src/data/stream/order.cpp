@@ -1,7 +1,6 @@
 #include "data/stream/order.h"
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 
 #include "base/error.h"
@@ -9,71 +8,117 @@
 
 namespace nmoe {
 
+namespace {
+
+// Positions kept of an epoch.
+constexpr size_t kMaxMarks = 1 << 16;
+constexpr size_t kEpochsKept = 2;
+
+}  // namespace
+
 // The documents of a dataset in the permuted order of an epoch, addressed by token.
 class SourceOrder::DocumentOrder {
  public:
-  explicit DocumentOrder(const TokenDataset& dataset) {
-    begins_.reserve(static_cast<size_t>(dataset.num_documents()) + 1);
+  explicit DocumentOrder(const TokenDataset& dataset) : num_documents_(static_cast<uint64_t>(dataset.num_documents())) {
+    uint64_t first = 0;
     for (size_t shard = 0; shard < dataset.num_shards(); ++shard) {
-      for (const DocumentSpan& span : dataset.documents(shard)) {
-        begins_.push_back(dataset.shard_begin(shard) + static_cast<int64_t>(span.begin));
-      }
+      shards_.push_back({first, dataset.shard_begin(shard), dataset.documents(shard)});
+      first += shards_.back().documents.size();
     }
-    begins_.push_back(dataset.num_tokens());
+    while (num_documents_ / stride_ >= kMaxMarks) stride_ *= 2;
   }
 
   // Calls read(first token in the dataset, count) for each document's part of the tokens [first, first + count) of the
   // epoch whose permutation `key` makes.
   template <class Read>
   void for_each_part(uint64_t key, int64_t first, int64_t count, const Read& read) const {
-    const std::shared_ptr<const Epoch> epoch = epoch_of(key);
-    const auto mark = std::ranges::upper_bound(epoch->marks, first) - epoch->marks.begin() - 1;
-    int64_t position = epoch->marks[static_cast<size_t>(mark)];  // in the epoch, of the document's first token
-    for (uint64_t rank = static_cast<uint64_t>(mark) * kStride; count > 0; ++rank) {
-      const uint64_t document = epoch->permutation(rank);
-      const int64_t begin = begins_[document], length = begins_[document + 1] - begin;
-      if (first < position + length) {
-        const int64_t skipped = first - position, part = std::min(length - skipped, count);
-        read(begin + skipped, part);
-        first += part;
-        count -= part;
-      }
-      position += length;
+    const KeyedPermutation permutation(num_documents_, key);
+    for (Place place = find(permutation, key, first); count > 0; ++place.rank) {
+      const Extent document = extent(permutation(place.rank));
+      const int64_t skipped = first - place.position, part = std::min(document.length - skipped, count);
+      read(document.begin + skipped, part);
+      first += part;
+      count -= part;
+      place.position += document.length;
     }
+  }
+
+  int64_t documents_passed() const {
+    const std::lock_guard lock(mutex_);
+    return passed_;
   }
 
  private:
-  static constexpr uint64_t kStride = 32;
-
+  struct Shard {
+    uint64_t first = 0;       // number of its first document
+    int64_t token_begin = 0;  // of it in the dataset
+    std::span<const DocumentSpan> documents;
+  };
+  // A document in the dataset's tokens.
+  struct Extent {
+    int64_t begin = 0;
+    int64_t length = 0;
+  };
+  // The document at `rank` of an epoch's order begins at `position` of its tokens.
+  struct Place {
+    uint64_t rank = 0;
+    int64_t position = 0;
+  };
   struct Epoch {
-    uint64_t key;
-    KeyedPermutation permutation;
-    std::vector<int64_t> marks;  // where in the epoch every kStride-th document begins
+    uint64_t key = 0;
+    std::vector<int64_t> marks = {0};  // the positions of every stride_-th document, as far as they are known
+    Place last;                        // that was found
   };
 
-  // The last two epochs asked for are kept: at its end an epoch and the next are read side by side.
-  std::shared_ptr<const Epoch> epoch_of(uint64_t key) const {
-    const std::lock_guard lock(mutex_);
-    for (const auto& kept : kept_) {
-      if (kept && kept->key == key) return kept;
-    }
-    const uint64_t num_documents = begins_.size() - 1;
-    auto epoch = std::make_shared<Epoch>(key, KeyedPermutation(num_documents, key), std::vector<int64_t>());
-    int64_t position = 0;
-    for (uint64_t rank = 0; rank < num_documents; ++rank) {
-      if (rank % kStride == 0) epoch->marks.push_back(position);
-      const uint64_t document = epoch->permutation(rank);
-      position += begins_[document + 1] - begins_[document];
-    }
-    kept_[0] = std::move(kept_[1]);
-    kept_[1] = std::move(epoch);
-    return kept_[1];
+  Extent extent(uint64_t document) const {
+    const auto after = std::ranges::upper_bound(shards_, document, {}, &Shard::first);
+    const Shard& shard = *(after - 1);
+    const DocumentSpan& span = shard.documents[document - shard.first];
+    return {shard.token_begin + static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end - span.begin)};
   }
 
-  std::vector<int64_t> begins_;  // of every document in the dataset's tokens, and their end
+  // The document that has a token of the epoch. Reading on goes on from the last one found.
+  Place find(const KeyedPermutation& permutation, uint64_t key, int64_t token) const {
+    const std::lock_guard lock(mutex_);
+    Epoch& epoch = epoch_of(key);
+    const auto mark = static_cast<uint64_t>(std::ranges::upper_bound(epoch.marks, token) - epoch.marks.begin() - 1);
+    Place place{mark * stride_, epoch.marks[mark]};
+    if (epoch.last.position <= token && epoch.last.rank > place.rank) place = epoch.last;
+    for (;; ++passed_) {
+      const int64_t length = extent(permutation(place.rank)).length;
+      if (token < place.position + length) break;
+      ++place.rank;
+      place.position += length;
+      if (place.rank == epoch.marks.size() * stride_) epoch.marks.push_back(place.position);
+    }
+    epoch.last = place;
+    return place;
+  }
+
+  // At its end an epoch and the next are read side by side.
+  Epoch& epoch_of(uint64_t key) const {
+    const auto found = std::ranges::find(epochs_, key, &Epoch::key);
+    if (found != epochs_.end()) return *found;
+    if (epochs_.size() == kEpochsKept) epochs_.erase(epochs_.begin());
+    Epoch& epoch = epochs_.emplace_back();
+    epoch.key = key;
+    epoch.marks.reserve(num_documents_ / stride_ + 1);
+    return epoch;
+  }
+
+  std::vector<Shard> shards_;
+  uint64_t num_documents_;
+  uint64_t stride_ = 32;
   mutable std::mutex mutex_;
-  mutable std::array<std::shared_ptr<const Epoch>, 2> kept_;
+  mutable std::vector<Epoch> epochs_;
+  mutable int64_t passed_ = 0;
 };
+
+int64_t SourceOrder::memory_bytes(Shuffle shuffle) {
+  return shuffle == Shuffle::kDocuments ? static_cast<int64_t>(kEpochsKept * (kMaxMarks + 1) * sizeof(int64_t)) : 0;
+}
+
+int64_t SourceOrder::documents_passed() const { return documents_ ? documents_->documents_passed() : 0; }
 
 SourceOrder::SourceOrder(const TokenDataset& dataset, int64_t seq_len, Shuffle shuffle, uint64_t seed,
                          const std::string& name)

@@ -9,9 +9,11 @@
 //   kWindows    file order, its windows permuted anew in each epoch
 //   kDocuments  documents permuted anew in each epoch, then cut: a window's neighbours differ between epochs
 //
-// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, where
-// each document begins (8 bytes) and the position of every 32nd document of the last two epochs read. The first read in
-// an epoch finds those positions, in time proportional to the number of documents.
+// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, the
+// positions of some documents in the last two epochs read: every 32nd, or so few that they take no more than
+// memory_bytes(). They are found while the epoch is read, so that it begins without a pause; a first read far within an
+// epoch, as when a run is resumed, goes through the lengths of all documents before it. Where a document begins is
+// looked up in the mapped index.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +35,13 @@ class SourceOrder {
   ~SourceOrder();
   SourceOrder(SourceOrder&&) noexcept;
 
+  // The most an order keeps of its own, beside the dataset's mapped files.
+  static int64_t memory_bytes(Shuffle shuffle);
+
   int64_t num_windows() const { return num_windows_; }
+
+  // How many lengths of documents have been added up to find positions: 0 but for kDocuments.
+  int64_t documents_passed() const;
 
   bool has_mask() const { return dataset_->has_mask(); }
 

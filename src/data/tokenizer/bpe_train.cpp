@@ -42,19 +42,6 @@ void count_words(const WordSplitter& splitter, std::string_view text, WordCounts
   }
 }
 
-// Cuts `text` after line ends into blocks that threads can share. A cut may part a line end from
-// the space that follows it, which changes a few counts, but the cuts depend on the text alone.
-void add_blocks(std::string_view text, std::vector<std::string_view>& blocks) {
-  constexpr size_t kBlockBytes = 1 << 20;
-  while (text.size() > kBlockBytes) {
-    const size_t line_end = text.rfind('\n', kBlockBytes - 1);
-    const size_t size = line_end == std::string_view::npos ? kBlockBytes : line_end + 1;
-    blocks.push_back(text.substr(0, size));
-    text.remove_prefix(size);
-  }
-  if (!text.empty()) blocks.push_back(text);
-}
-
 // Merging, on the words as lists of ids.
 class Merger {
  public:
@@ -196,28 +183,76 @@ class Merger {
   std::priority_queue<Candidate> candidates_;
 };
 
-// The words of all files with their counts, in order of their bytes.
-std::vector<WordCount> count_inputs(const std::vector<fs::path>& paths, int num_threads, BpeTrainReport& report) {
-  std::vector<MappedFile> files;
-  std::vector<std::string_view> blocks;
-  for (const fs::path& path : paths) {
-    const auto bytes = files.emplace_back(path).bytes();
-    add_blocks({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, blocks);
-    report.bytes += static_cast<int64_t>(bytes.size());
+// Counts the words of texts on several threads. A text is cut into blocks that they can share. A cut may part a line
+// end from the space that follows it, which changes a few counts, but the cuts depend on the text alone.
+class WordCounter {
+ public:
+  explicit WordCounter(int num_threads)
+      : splitter_(std::vector{std::string(kSplitPattern)}),
+        pool_(num_threads),
+        counts_(static_cast<size_t>(pool_.num_threads())) {}
+
+  static constexpr size_t kBlockBytes = 1 << 20;
+
+  void add(std::string text) {
+    constexpr int64_t kBatchBytes = 32 << 20;
+    batch_bytes_ += std::ssize(text);
+    batch_.push_back(std::move(text));
+    if (batch_bytes_ >= kBatchBytes) count_batch();
   }
-  const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
-  ThreadPool pool(num_threads);
-  std::vector<WordCounts> counts(static_cast<size_t>(pool.num_threads()));
-  pool.parallel_for(static_cast<int64_t>(blocks.size()), [&](int64_t block, int thread) {
-    count_words(splitter, blocks[static_cast<size_t>(block)], counts[static_cast<size_t>(thread)]);
-  });
-  for (size_t thread = 1; thread < counts.size(); ++thread) {
-    for (const auto& [word, count] : counts[thread]) counts[0][word] += count;
+
+  // Of all texts, in order of the words' bytes.
+  std::vector<WordCount> finish() {
+    count_batch();
+    for (size_t thread = 1; thread < counts_.size(); ++thread) {
+      for (const auto& [word, count] : counts_[thread]) counts_[0][word] += count;
+    }
+    std::vector<WordCount> words(counts_[0].begin(), counts_[0].end());
+    std::ranges::sort(words);
+    return words;
   }
-  std::vector<WordCount> words(counts[0].begin(), counts[0].end());
-  std::ranges::sort(words);
+
+ private:
+  void count_batch() {
+    std::vector<std::string_view> blocks;
+    for (std::string_view text : batch_) {
+      while (!text.empty()) {
+        blocks.push_back(text.substr(0, part_size(text, kBlockBytes)));
+        text.remove_prefix(blocks.back().size());
+      }
+    }
+    pool_.parallel_for(static_cast<int64_t>(blocks.size()), [&](int64_t block, int thread) {
+      count_words(splitter_, blocks[static_cast<size_t>(block)], counts_[static_cast<size_t>(thread)]);
+    });
+    batch_.clear();
+    batch_bytes_ = 0;
+  }
+
+  const WordSplitter splitter_;
+  ThreadPool pool_;
+  std::vector<WordCounts> counts_;  // by thread
+  std::vector<std::string> batch_;
+  int64_t batch_bytes_ = 0;
+};
+
+std::vector<WordCount> count_inputs(const BpeTrainOptions& options, BpeTrainReport& report) {
+  RecordOptions records = options.records;
+  records.part_bytes = WordCounter::kBlockBytes;
+  WordCounter counter(options.threads);
+  for (const fs::path& path : expand_inputs(options.inputs, "tokenizer training")) {
+    const auto reader = open_records(path, records);
+    for (Record record; reader->next(record);) {
+      if (!record.fault.empty()) {
+        if (++report.bad_records > options.skip_bad) throw bad_record_error(path, records, record, options.skip_bad);
+        continue;
+      }
+      report.bytes += std::ssize(record.text);
+      counter.add(std::move(record.text));
+    }
+  }
+  std::vector<WordCount> words = counter.finish();
   for (const auto& [word, count] : words) report.words += count;
-  report.distinct_words = static_cast<int64_t>(words.size());
+  report.distinct_words = std::ssize(words);
   return words;
 }
 
@@ -233,17 +268,30 @@ BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size
 }
 
 TrainedBpe train_bpe(const BpeTrainOptions& options) {
-  if (options.vocab_size < kMinVocab || options.vocab_size > kMaxVocab) {
+  const int64_t num_specials = std::ssize(options.specials);
+  if (options.vocab_size < kMinVocab + num_specials || options.vocab_size > kMaxVocab) {
     throw usage_error(fmt::format("a vocabulary of {} ids", options.vocab_size),
-                      fmt::format("choose {} (bytes and {} alone) to {}", kMinVocab, kEosText, kMaxVocab));
+                      fmt::format("choose {} (bytes, {} and other special tokens alone) to {}",
+                                  kMinVocab + num_specials, kEosText, kMaxVocab));
+  }
+  std::unordered_set<std::string_view> named = {kEosText};
+  for (const std::string& special : options.specials) {
+    if (!special.empty() && named.insert(special).second) continue;
+    throw usage_error(
+        fmt::format("the special token \"{}\" is {}", special, special.empty() ? "empty" : "there already"),
+        fmt::format("name each once; {} is always there", kEosText));
   }
   BpeTrainReport report;
   auto start = std::chrono::steady_clock::now();
-  const auto words = count_inputs(expand_inputs(options.inputs, "tokenizer training"), options.threads, report);
+  const auto words = count_inputs(options, report);
   report.count_seconds = seconds_since(start);
 
   start = std::chrono::steady_clock::now();
-  BpeModel model = train_bpe_model(words, options.vocab_size);
+  BpeModel model = train_bpe_model(words, options.vocab_size - num_specials);
+  for (const std::string& special : options.specials) {
+    model.added.push_back({.text = special, .id = static_cast<int32_t>(model.tokens.size())});
+    model.tokens.emplace_back();
+  }
   report.merge_seconds = seconds_since(start);
   const auto vocab_size = static_cast<int64_t>(model.tokens.size());
   if (vocab_size < options.vocab_size) {

@@ -9,18 +9,24 @@
 #include <utility>
 #include <vector>
 
+#include "data/prep/records.h"
 #include "data/tokenizer/bpe.h"
 
 namespace nmoe {
 
 struct BpeTrainOptions {
   std::vector<std::string> inputs = {};  // files, folders, globs: data/prep/inputs.h
-  int64_t vocab_size = 8192;             // ids in all: 256 bytes, the merges, the end of sequence
-  int threads = 0;                       // 0: one per available CPU
+  RecordOptions records = {};            // where text is within them
+  int64_t skip_bad = 0;                  // records that may be unusable; one more is an error
+  int64_t vocab_size = 8192;             // ids in all: 256 bytes, the merges, the end of sequence, `specials`
+  // Special tokens beside the end of sequence, such as those of a chat template; the last ids, in this order.
+  std::vector<std::string> specials = {};
+  int threads = 0;  // 0: one per available CPU
 };
 
 struct BpeTrainReport {
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // of text
+  int64_t bad_records = 0;
   int64_t words = 0;
   int64_t distinct_words = 0;
   double count_seconds = 0;
@@ -32,9 +38,11 @@ struct TrainedBpe {
   BpeTrainReport report;
 };
 
-// Counts the words of all inputs, then merges (train_bpe_model). The same inputs give the same
-// tokenizer for any number of threads. Error (usage) on a vocabulary below 257, on inputs that name
-// nothing, and on text too small for the vocabulary.
+// Counts the words of all inputs, which are read as n prep reads them, then merges (train_bpe_model). The same inputs
+// give the same tokenizer for any number of threads. Takes memory for the distinct words and some 100 MB of text,
+// whatever the inputs' size. Error (usage) on a vocabulary below 257 and
+// the special tokens, on one of these that is empty or there twice, on inputs that name nothing, and on text too
+// small for the vocabulary; open_records and bad_record_error otherwise.
 TrainedBpe train_bpe(const BpeTrainOptions& options);
 
 // A word and how often it occurs.

@@ -1,0 +1,51 @@
+#include "data/prep/window.h"
+
+#include <simdjson.h>
+
+#include <cstring>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace nmoe {
+namespace {
+
+constexpr size_t kInitialBytes = 1 << 18;
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
+}  // namespace
+
+Window::Window(const std::filesystem::path& path) : stream_(open_bytes(path)), buffer_(kInitialBytes) {
+  while (view().size() < kContentHeadBytes && extend()) continue;
+  if (std::optional<ContentFault> fault = binary_content(view().substr(0, kContentHeadBytes))) {
+    damage_ = std::move(*fault);
+    cut(view().size());
+    ended_ = true;
+  }
+  if (view().starts_with(kByteOrderMark)) cut(kByteOrderMark.size());
+}
+
+bool Window::extend() {
+  if (ended_) return false;
+  if (begin_ > 0) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  if (end_ + simdjson::SIMDJSON_PADDING >= buffer_.size()) buffer_.resize(2 * buffer_.size());
+  size_t count = 0;
+  try {
+    count = stream_->read(std::span(buffer_).subspan(end_, buffer_.size() - simdjson::SIMDJSON_PADDING - end_));
+  } catch (const DamagedStream& damage) {
+    damage_ = {damage.what(), "download or write the file again"};
+  }
+  end_ += count;
+  ended_ = count == 0;
+  return !ended_;
+}
+
+Record Window::damaged_record(int64_t number) const {
+  return {.number = number, .fault = damage_.what, .remedy = damage_.remedy};
+}
+
+}  // namespace nmoe
