@@ -40,7 +40,11 @@ struct TrainBench {
   double peak_flops = 0.0;  // measured before and after the steps, the larger; or known
   std::string peak_source;
   Memory memory;
-  double load_max_over_mean = 0.0;  // an expert's rows in the last timed step, in the worst layer; 0 without routers
+  // Of each timed step: mean cross-entropy in nats, and the fullest expert's rows over the mean, in the worst layer.
+  std::vector<double> losses;
+  std::vector<double> loads;        // 0 without routers
+  double loss = 0.0;                // mean of losses
+  double load_max_over_mean = 0.0;  // mean of loads
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then

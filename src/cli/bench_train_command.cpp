@@ -47,7 +47,10 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"mfu", bench.flops / bench.peak_flops},
           {"peak_memory_bytes", bench.memory.peak_bytes},
           {"planned_memory_bytes", bench.memory.planned_bytes},
-          {"load_max_over_mean", bench.load_max_over_mean}};
+          {"loss", bench.loss},
+          {"load_max_over_mean", bench.load_max_over_mean},
+          {"losses", bench.losses},
+          {"loads", bench.loads}};
 }
 
 }  // namespace
@@ -75,8 +78,12 @@ void bench_train_command(const BenchTrainArguments& arguments) {
        fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
                    count(cost.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(cost))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
-  line("router load", fmt::format("{:.2f} largest over mean, worst layer, after {} steps", bench.load_max_over_mean,
-                                  bench.warmup + bench.steps));
+  const std::string which = fmt::format("mean of steps {} to {}", bench.warmup + 1, bench.warmup + bench.steps);
+  line("loss", fmt::format("{:.4f} nats, {}", bench.loss, which));
+  if (bench.load_max_over_mean > 0.0) {
+    line("router load",
+         fmt::format("fullest expert over mean in the worst layer {:.2f}, {}", bench.load_max_over_mean, which));
+  }
   line("memory", fmt::format("{}, {} were planned", human_bytes(bench.memory.peak_bytes),
                              human_bytes(bench.memory.planned_bytes)));
   line("step", fmt::format("{:.2f} ms, mean of {} back to back", bench.ms_per_step, bench.steps));

@@ -92,7 +92,8 @@ class Trainer {
         engine_(config_, rank_, storage_),
         batches_(config_, run.data, run.stream,
                  rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
-        cursor_(batches_.cursor()) {}
+        cursor_(batches_.cursor()),
+        balance_(config_) {}
 
   TrainSummary run();
 
@@ -135,6 +136,7 @@ class Trainer {
   Progress progress_;     // of steps whose results are known
   StreamCursor cursor_;   // behind them
   std::string collapse_;  // of a router that was found collapsed
+  BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
@@ -258,7 +260,11 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .steps = step.progress.steps - reported_steps_};
   if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
-  if (recorder_) recorder_->record(report);
+  if (recorder_) {
+    recorder_->record(report);
+    const std::string imbalance = balance_.observe(step.progress.steps, report.result.routers);
+    if (!imbalance.empty()) recorder_->message(imbalance);
+  }
   reported_seconds_ = clock_.seconds();
   reported_steps_ = step.progress.steps;
   if (!collapse_.empty() || !config_.train.stop_on_collapse) return;

@@ -165,6 +165,24 @@ TEST_F(TrainCommandTest, MetricsThatCannotBeWritten) {
   EXPECT_TRUE(contains(listed("tiny"), "runs/metrics"));
 }
 
+TEST_F(TrainCommandTest, SaysThatARouterStaysFarFromBalance) {
+  // Two of eight experts get all tokens: the others' scores are equal, and nothing changes that.
+  const auto uneven = [&](int64_t steps) {
+    return n(
+        train({fmt::format("train.steps={}", steps), "model.moe.num_experts=8", "model.moe.bias_rate=0",
+               "model.moe.balance_loss=0", "model.init.router_std=0", "optim.router.lr=0", "train.log_every=50",
+               "train.stop_on_collapse=false", "optim.schedule.hold=500", fmt::format("run.name=steps{}", steps)}));
+  };
+  const Outcome short_run = uneven(150);
+  EXPECT_EQ(short_run.exit_code, 0) << short_run.err;
+  EXPECT_FALSE(contains(short_run.err, "far from balance"));
+  const Outcome outcome = uneven(250);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "step 200: the router of MoE layer 0 is far from balance")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "raise model.moe.balance_loss (0) or lower optim.router.lr (0)"));
+  EXPECT_FALSE(contains(outcome.err, "step 250: the router"));
+}
+
 TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   const auto bench =
       nlohmann::json::parse(output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1", "--json"}));
@@ -178,7 +196,13 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   EXPECT_NEAR(bench["mfu"].get<double>() * bench["peak_gflops"].get<double>() * 1e9, flops * rate, 1e-6 * flops * rate);
   EXPECT_GT(flops, 6.0 * bench["active_matrix_parameters"].get<double>());
   EXPECT_GT(bench["first_step_s"], 0.0);
-  EXPECT_GE(bench["load_max_over_mean"], 1.0);
+  for (const auto& [mean, each] : {std::pair{"load_max_over_mean", "loads"}, {"loss", "losses"}}) {
+    const auto values = bench[each].get<std::vector<double>>();
+    ASSERT_EQ(values.size(), 2u) << each;
+    EXPECT_GE(std::min(values[0], values[1]), 1.0) << each;
+    EXPECT_DOUBLE_EQ(bench[mean].get<double>(), (values[0] + values[1]) / 2) << each;
+  }
+  EXPECT_NE(bench["losses"][0], bench["losses"][1]);
   EXPECT_EQ(bench["ms_by_phase"].size(), 8u);
   // What a run has its plan for; this one writes no metrics.
   EXPECT_GT(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() / 2);
@@ -186,7 +210,7 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
 
   const std::string report = output({"bench", "train", "tiny.toml", "--steps", "1"});
-  for (const char* line : {"first step ", "router load ", "  attention backward ", "throughput ", "MFU "}) {
+  for (const char* line : {"first step ", "loss ", "router load ", "  attention backward ", "throughput ", "MFU "}) {
     EXPECT_TRUE(contains(report, line));
   }
 }
