@@ -90,7 +90,7 @@ std::string human_bytes(int64_t bytes) {
 }
 
 std::string human_count(double count) {
-  static constexpr std::array<std::string_view, 4> kUnits = {"k", "M", "G", "T"};
+  static constexpr std::array<std::string_view, 6> kUnits = {"k", "M", "G", "T", "P", "E"};
   if (std::abs(count) >= 999.995) return with_unit(count / 1000.0, 1000.0, kUnits);
   if (count == std::trunc(count)) return fmt::format("{:.0f}", count);
   return fmt::format("{:.2f}", count);

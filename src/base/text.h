@@ -18,7 +18,7 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 std::string join_or(std::span<const std::string> words);
 
 std::string human_bytes(int64_t bytes);  // 512 -> "512 B", 1536 -> "1.50 KiB", up to TiB
-std::string human_count(double count);   // 999 -> "999", 1234567 -> "1.23 M"; k, M, G, T
+std::string human_count(double count);   // 999 -> "999", 1234567 -> "1.23 M"; k, M, G, T, P, E
 // "12.3ms", "3.2s", "1m15s", "2h03m", "1d04h"; "-" for what is not finite.
 std::string human_seconds(double s);
 

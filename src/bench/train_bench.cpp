@@ -14,19 +14,14 @@
 #include "train/batch_stream.h"
 #include "train/engine.h"
 #include "train/memory_plan.h"
+#include "train/router_report.h"
 #include "train/training_data.h"
 
 namespace nmoe {
 namespace {
 
-double worst_load(std::span<const RouterHealth> layers) {
-  double worst = 0.0;
-  for (const RouterHealth& layer : layers) {
-    const double total = std::accumulate(layer.counts.begin(), layer.counts.end(), 0.0);
-    const double largest = *std::max_element(layer.counts.begin(), layer.counts.end());
-    worst = std::max(worst, largest * static_cast<double>(layer.counts.size()) / total);
-  }
-  return worst;
+double mean(const std::vector<double>& values) {
+  return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
 }
 
 // The same of the experts of a rank.
@@ -111,15 +106,18 @@ class Steps {
   Steps(const Config& config, Engine& engine, Batches& batches)
       : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
 
-  void enqueue() {
-    if (engine_.num_pending() == Engine::kMaxPending) check(engine_.take_result());
+  void enqueue(bool with_routers = false) {
+    if (engine_.num_pending() == Engine::kMaxPending) take_result();
     const int64_t num_targets = batches_.load(engine_);
-    engine_.step(next(), num_targets);
+    engine_.step(next(), num_targets, with_routers);
   }
   // Until all that are enqueued are over.
   void wait() {
-    while (engine_.num_pending() > 0) check(engine_.take_result());
+    while (engine_.num_pending() > 0) take_result();
   }
+  // Of all steps but those run in phases; loads of those with routers alone.
+  const std::vector<double>& losses() const { return losses_; }
+  const std::vector<double>& loads() const { return loads_; }
   // Milliseconds by phase of one more step.
   std::map<StepPhase, double> run_in_phases() {
     std::map<StepPhase, double> ms;
@@ -134,8 +132,11 @@ class Steps {
   }
 
  private:
-  static void check(const StepResult& result) {
+  void take_result() {
+    const StepResult result = engine_.take_result();
     if (!result.finite) throw runtime_error("a step's loss or gradient is not finite", "lower the learning rates");
+    losses_.push_back(result.loss);
+    if (!result.routers.empty()) loads_.push_back(fullest_expert(result.routers).over_mean);
   }
   Progress next() {
     ++num_steps_;
@@ -146,6 +147,8 @@ class Steps {
   Engine& engine_;
   Batches& batches_;
   int64_t num_steps_ = 0;
+  std::vector<double> losses_;
+  std::vector<double> loads_;
 };
 
 std::vector<TrainBench::Phase> time_phases(Steps& steps) {
@@ -209,13 +212,15 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   const double peak_before = device.peak_flops();
   communicator.barrier();
   const auto begin = BenchClock::now();
-  for (int64_t i = 0; i < task.num_steps; ++i) steps.enqueue();
+  for (int64_t i = 0; i < task.num_steps; ++i) steps.enqueue(/*with_routers=*/true);
   steps.wait();
   communicator.barrier();
   bench.ms_per_step = ms_since(begin) / static_cast<double>(task.num_steps);
-  const std::vector<RouterHealth> health = engine.router_health();
-  bench.load_max_over_mean = worst_load(health);
-  bench.rank_load_max_over_mean = worst_rank_load(health, communicator.count());
+  bench.losses.assign(steps.losses().end() - task.num_steps, steps.losses().end());
+  bench.loads = steps.loads();
+  bench.loss = mean(bench.losses);
+  bench.load_max_over_mean = bench.loads.empty() ? 0.0 : mean(bench.loads);
+  bench.rank_load_max_over_mean = worst_rank_load(engine.router_health(), communicator.count());
   bench.memory = memory_of(task.plan, device);
   bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();

@@ -41,9 +41,12 @@ struct TrainBench {
   double peak_flops = 0.0;  // of all ranks; measured before and after the steps, the larger; or known
   std::string peak_source;
   Memory memory;
-  // Rows in the last timed step, in the worst layer; 0 without routers.
-  double load_max_over_mean = 0.0;       // of an expert
-  double rank_load_max_over_mean = 0.0;  // of a rank
+  // Of each timed step: mean cross-entropy in nats, and the fullest expert's rows over the mean, in the worst layer.
+  std::vector<double> losses;
+  std::vector<double> loads;        // 0 without routers
+  double loss = 0.0;                // mean of losses
+  double load_max_over_mean = 0.0;  // mean of loads
+  double rank_load_max_over_mean = 0.0;  // a rank's rows over the mean of ranks, in the worst layer of the last step
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then

@@ -4,7 +4,7 @@
 
 #include "bench/decode_bench.h"
 #include "cli/commands.h"
-#include "config/load.h"
+#include "train/run_config.h"
 #include "train/training_data.h"
 
 namespace nmoe::cli {
@@ -19,7 +19,7 @@ DecodeBench run(const BenchDecodeArguments& arguments) {
     }
     return bench_decode(arguments.model, {}, {}, arguments.threads, arguments.tokens);
   }
-  Config config = load_config(arguments.model, arguments.overrides);
+  Config config = load_run_config(arguments.model, arguments.overrides);
   std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
   if (has_training_data(config)) {
     tokenizer = open_training_data(config).tokenizer;

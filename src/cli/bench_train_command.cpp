@@ -6,7 +6,7 @@
 #include "base/version.h"
 #include "bench/train_bench.h"
 #include "cli/commands.h"
-#include "config/load.h"
+#include "train/run_config.h"
 
 namespace nmoe::cli {
 namespace {
@@ -48,14 +48,17 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"mfu", bench.flops / bench.peak_flops},
           {"peak_memory_bytes", bench.memory.peak_bytes},
           {"planned_memory_bytes", bench.memory.planned_bytes},
+          {"loss", bench.loss},
           {"load_max_over_mean", bench.load_max_over_mean},
+          {"losses", bench.losses},
+          {"loads", bench.loads},
           {"rank_load_max_over_mean", bench.rank_load_max_over_mean}};
 }
 
 }  // namespace
 
 void bench_train_command(const BenchTrainArguments& arguments) {
-  const Config config = load_config(arguments.config.file, arguments.config.overrides);
+  const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
   const TrainBench bench = bench_train(config, arguments.warmup, arguments.steps);
   if (arguments.json) {
     fmt::print("{}\n", to_json(bench, arguments.config.file).dump());
@@ -77,8 +80,12 @@ void bench_train_command(const BenchTrainArguments& arguments) {
        fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
                    count(cost.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(cost))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
-  line("router load", fmt::format("{:.2f} largest over mean, worst layer, after {} steps", bench.load_max_over_mean,
-                                  bench.warmup + bench.steps));
+  const std::string which = fmt::format("mean of steps {} to {}", bench.warmup + 1, bench.warmup + bench.steps);
+  line("loss", fmt::format("{:.4f} nats, {}", bench.loss, which));
+  if (bench.load_max_over_mean > 0.0) {
+    line("router load",
+         fmt::format("fullest expert over mean in the worst layer {:.2f}, {}", bench.load_max_over_mean, which));
+  }
   line("memory", fmt::format("{}, {} were planned", human_bytes(bench.memory.peak_bytes),
                              human_bytes(bench.memory.planned_bytes)));
   line("step", fmt::format("{:.2f} ms, mean of {} back to back", bench.ms_per_step, bench.steps));

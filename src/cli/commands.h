@@ -30,8 +30,19 @@ struct TrainArguments {
 };
 void train_command(const TrainArguments& arguments);
 
-void plan_command(const ConfigArguments& arguments);
-void config_command(const ConfigArguments& arguments);
+struct PlanArguments {
+  ConfigArguments config;
+  std::string device_memory;  // a part's name or a size, to plan for instead of a device that is here; "": not
+};
+void plan_command(const PlanArguments& arguments);
+
+struct ConfigCommandArguments {
+  ConfigArguments config;
+  // Instead of a file:
+  bool all = false;             // the reference of all keys
+  std::string config_template;  // this one to begin with (config/templates.h)
+};
+void config_command(const ConfigCommandArguments& arguments);
 
 // Models of Hugging Face, in and out.
 void import_command(ImportOptions options);

@@ -1,19 +1,19 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "config/load.h"
 #include "train/memory_plan.h"
+#include "train/run_config.h"
+#include "train/run_plan.h"
 #include "train/training_data.h"
 
 namespace nmoe::cli {
 
 void data_plan_command(const ConfigArguments& arguments) {
-  Config config = load_config(arguments.file, arguments.overrides);
+  Config config = load_run_config(arguments.file, arguments.overrides);
   const TrainingData data = open_training_data(config);
   config = resolve_vocab_size(config, *data.tokenizer);
   const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
   config = resolve_steps(config, plan);
-  const int64_t step_tokens = config.train.batch_seqs * config.data.seq_len;
   if (is_endless(plan)) {
     const PlannedSource& corpus = plan.sources[0];
     fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n",
@@ -24,7 +24,7 @@ void data_plan_command(const ConfigArguments& arguments) {
     return;
   }
   fmt::print("{}", print_stream_plan(plan));
-  fmt::print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens,
+  fmt::print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens(config),
              plan.num_sequences() / config.train.batch_seqs);
 }
 

@@ -19,17 +19,21 @@
 #include "base/version.h"
 #include "chat/conversation_encoder.h"
 #include "cli/commands.h"
+#include "cli/completion.h"
+#include "cli/help.h"
+#include "config/templates.h"
 #include "ops/factory.h"
 
 namespace nmoe::cli {
 namespace {
 
-void add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
-  command->add_option("config", arguments.file, "configuration file (TOML)")->required()->type_name("FILE");
-  command->add_option("--set", arguments.overrides, "change one key: section.key=value (repeatable)")
-      ->type_name("KEY=VALUE")
+// The file is returned, which some command may do without.
+CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
+  command->add_option("--set", arguments.overrides, "change one key of the configuration (repeatable)")
+      ->type_name("SECTION.KEY=VALUE")
       ->take_all()
       ->allow_extra_args(false);
+  return command->add_option("config", arguments.file, "configuration file (TOML)")->required()->type_name("FILE");
 }
 
 // Behind add_config_arguments: --set is read first.
@@ -85,6 +89,7 @@ class CommandLine {
     add_hugging_face(app);
     add_conversation(app);
     add_measurement(app);
+    add_help(app);
   }
 
  private:
@@ -96,18 +101,54 @@ class CommandLine {
     train->callback([this] { run_ = [this] { train_command(train_); }; });
 
     CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
-    add_config_arguments(plan, config_);
-    add_ranks(plan, config_);
-    plan->callback([this] { run_ = [this] { plan_command(config_); }; });
+    add_config_arguments(plan, plan_.config);
+    add_ranks(plan, plan_.config);
+    plan->add_option("--device-memory", plan_.device_memory,
+                     "plan for a GPU that is not here: h100-80g, h200-141g, b200-192g, or its memory, such as 80GiB")
+        ->type_name("PART|SIZE");
+    plan->callback([this] { run_ = [this] { plan_command(plan_); }; });
 
-    CLI::App* config = app.add_subcommand("config", "print a configuration with everything resolved");
-    add_config_arguments(config, config_);
-    config->callback([this] { run_ = [this] { config_command(config_); }; });
+    add_config(app);
 
     CLI::App* runs = app.add_subcommand("runs", "list runs: status, steps, loss, throughput");
     runs->add_option("--dir", runs_.dir, "the runs' folder (run.dir)")->capture_default_str();
     runs->add_option("-n,--limit", runs_.limit, "how many, newest first")->check(number(0))->capture_default_str();
     runs->callback([this] { run_ = [this] { runs_command(runs_); }; });
+  }
+
+  void add_config(CLI::App& app) {
+    CLI::App* config = app.add_subcommand("config", "print a configuration with everything resolved, or what there is");
+    CLI::Option* file = add_config_arguments(config, config_command_.config)->required(false);
+    CLI::Option* all = config->add_flag("--all", config_command_.all, "print every key there is, as docs/config.md");
+    CLI::Option* begin = config->add_option("--template", config_command_.config_template, "print one to begin with")
+                             ->check(CLI::IsMember(config_template_names()))
+                             ->type_name("NAME");
+    all->excludes(file)->excludes(begin);
+    begin->excludes(file);
+    config->callback([this, config, file, all, begin] {
+      if (file->empty() && all->empty() && begin->empty()) {
+        throw CLI::RequiredError("a configuration file, --all or --template");
+      }
+      run_ = [this] { config_command(config_command_); };
+    });
+  }
+
+  // What tells of the other commands, which are all declared by then.
+  void add_help(CLI::App& app) {
+    CLI::App* help = app.add_subcommand("help", "print what a command does and takes");
+    help->add_option("command", help_path_, "such as: tokenizer train; without it, all commands");
+    help->add_flag("--man", manual_, "print the manual page");
+    help->callback([this, &app] {
+      run_ = [this, &app] {
+        fmt::print("{}", manual_ ? manual_page(app, std::string(version())) : help_of(app, help_path_));
+      };
+    });
+
+    CLI::App* completion = app.add_subcommand("completion", "print a script by which a shell completes command lines");
+    completion->add_option("shell", shell_, "bash, zsh or fish")
+        ->required()
+        ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+    completion->callback([this, &app] { run_ = [this, &app] { fmt::print("{}", completion_script(app, shell_)); }; });
   }
 
   void add_data(CLI::App& app) {
@@ -460,6 +501,11 @@ class CommandLine {
   std::function<void()>& run_;
   TrainArguments train_;
   ConfigArguments config_;
+  PlanArguments plan_;
+  ConfigCommandArguments config_command_;
+  std::vector<std::string> help_path_;
+  bool manual_ = false;
+  std::string shell_;
   RunsArguments runs_;
   std::string chat_template_ = "chatml";
   PrepOptions prep_;
@@ -499,8 +545,8 @@ std::string missing_cpu_feature() {
   return "";
 }
 
-// What is wrong with the arguments, as every other error is told.
-Error argument_error(const CLI::App& app, const CLI::ParseError& error) {
+// What is wrong with the arguments, thrown as every other error. Without a command, where one is needed, prints help.
+void fail_or_help(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = &app;
   std::string path = app.get_name();
   while (!command->get_subcommands().empty()) {
@@ -508,16 +554,11 @@ Error argument_error(const CLI::App& app, const CLI::ParseError& error) {
     path += ' ' + command->get_name();
   }
   if (command->get_require_subcommand_min() == 0) {
-    return usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
+    throw usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
   }
-  const std::string remedy = fmt::format("{} --help lists the commands", path);
   const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
-  if (unknown.empty()) return usage_error(fmt::format("{}: no command is given", path), remedy);
-  std::vector<std::string> names;
-  for (const CLI::App* known : command->get_subcommands(nullptr)) names.push_back(known->get_name());
-  const std::string typo = nearest(unknown.front(), names);
-  return usage_error(fmt::format("{}: there is no command \"{}\"", path, unknown.front()),
-                     typo.empty() ? remedy : fmt::format("did you mean {} {}?", path, typo));
+  if (!unknown.empty()) fail_unknown_command(*command, path, unknown.front());
+  fmt::print("{}", command->get_formatter()->make_help(command, path, CLI::AppFormatMode::Normal));
 }
 
 int run_program(int argc, char** argv) {
@@ -525,13 +566,15 @@ int run_program(int argc, char** argv) {
   app.set_version_flag("--version",
                        [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
   app.require_subcommand(1);
+  app.formatter(std::make_shared<HelpFormatter>());  // commands inherit it
   std::function<void()> run;
   const CommandLine command_line(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    throw argument_error(app, error);
+    fail_or_help(app, error);
+    return 0;
   }
   run();
   return 0;

@@ -4,14 +4,19 @@
 #include "base/version.h"
 #include "cli/commands.h"
 #include "config/load.h"
+#include "config/reference.h"
+#include "config/templates.h"
 #include "train/memory_plan.h"
+#include "train/resume.h"
+#include "train/run_config.h"
+#include "train/run_plan.h"
 #include "train/trainer.h"
 #include "train/training_data.h"
 
 namespace nmoe::cli {
 
 void train_command(const TrainArguments& arguments) {
-  const Config config = load_config(arguments.config.file, arguments.config.overrides);
+  const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
   const TrainSummary summary =
       train(config, {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit())});
   if (!summary.reports) return;
@@ -38,28 +43,46 @@ void train_command(const TrainArguments& arguments) {
   }
 }
 
-void plan_command(const ConfigArguments& arguments) {
-  Config config = load_config(arguments.file, arguments.overrides);
-  int64_t data_bytes = 0;
-  std::string note;
+// Refuses what training would refuse, but for what a run of the same name has left.
+void plan_command(const PlanArguments& arguments) {
+  Config config = load_run_config(arguments.config.file, arguments.config.overrides);
+  std::optional<cuda::Part> part;
+  if (!arguments.device_memory.empty()) {
+    part = cuda::parse_part(arguments.device_memory, "--device-memory");
+    if (config.run.device != "cuda") {
+      throw usage_error("--device-memory is that of a GPU, but run.device = \"cpu\"",
+                        "add --set run.device=cuda, or leave it out: train.memory_limit limits the CPU's");
+    }
+  }
+  std::optional<TrainingData> data;
   if (has_training_data(config)) {
-    const TrainingData data = open_training_data(config);
-    config = resolve_vocab_size(config, *data.tokenizer);
-    data_bytes = data.host_bytes(config);
-    note = note_on_validation(data);
+    data.emplace(open_training_data(config));
+    config = resolve_vocab_size(config, *data->tokenizer);
   }
   if (config.model.vocab_size == 0) {
     throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
                       "prepare the corpus in data.path, or add --set model.vocab_size=N");
   }
-  const MemoryPlan plan = plan_memory(config, data_bytes, config.parallel.ranks);
-  fmt::print("{}{}", print_plan(plan, config), note);
+  if (data) config = resolve_steps(config, plan_training_data(config, *data, cost_of(config).active_parameters));
+  if (!config.model.init.from.empty() && !latest_checkpoint(checkpoint_dir(config))) {
+    check_starting_checkpoint(config, data ? data->tokenizer.get() : nullptr);
+  }
+  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, part);
+  fmt::print("{}{}{}", print_plan(plan, config), print_run_plan(config, plan.cost, plan.device_flops),
+             data ? note_on_validation(*data) : "");
   check_memory(plan, config);
+  check_schedule(config);
 }
 
-void config_command(const ConfigArguments& arguments) {
-  const Config config = load_config(arguments.file, arguments.overrides);
-  fmt::print("{}\n# fingerprint {}\n", print_config(config), config_fingerprint(config));
+void config_command(const ConfigCommandArguments& arguments) {
+  if (arguments.all) {
+    fmt::print("{}", config_reference());
+  } else if (!arguments.config_template.empty()) {
+    fmt::print("{}", config_template(arguments.config_template));
+  } else {
+    const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
+    fmt::print("{}\n# fingerprint {}\n", print_config(config), config_fingerprint(config));
+  }
 }
 
 }  // namespace nmoe::cli

@@ -75,7 +75,7 @@ struct MoeConfig {
   int64_t top_groups = 1;
   bool normalise_weights = true;
   double routed_scale = 1.0;
-  double bias_rate = 0.001;   // step of the selection bias; 0: no bias
+  double bias_rate = 0.005;   // step of the selection bias; 0: no bias
   double balance_loss = 0.0;  // sequence-wise balance loss coefficient
   double z_loss = 0.0;        // router z-loss coefficient
 };
@@ -154,11 +154,11 @@ struct ScheduleConfig {
   double floor = 0.0;  // absolute rate that no group decays below; a lower peak is kept
 };
 struct OptimConfig {
-  double clip_norm = 1.0;                   // global gradient norm; 0: no clipping
-  GroupConfig matrices;                     // 2-D weights of attention, dense MLPs and shared experts
-  GroupConfig experts;                      // routed experts, [E, out, in]
-  GroupConfig router{.weight_decay = 0.0};  // router weights; never decay
-  GroupConfig rest;                         // embedding, head, norms; no decay on embedding and norms
+  double clip_norm = 1.0;                               // global gradient norm; 0: no clipping
+  GroupConfig matrices;                                 // 2-D weights of attention, dense MLPs and shared experts
+  GroupConfig experts;                                  // routed experts, [E, out, in]
+  GroupConfig router{.lr = 1e-4, .weight_decay = 0.0};  // router weights; never decay; docs/routing.md
+  GroupConfig rest;                                     // embedding, head, norms; no decay on embedding and norms
   AdamWConfig adamw;
   MuonConfig muon;
   ScheduleConfig schedule;
@@ -173,9 +173,11 @@ enum class Recompute {
 };
 
 struct TrainConfig {
-  int64_t steps = 100;           // where to stop, 0: where the data plan ends; not part of the fingerprint
-  int64_t batch_seqs = 16;       // sequences of an optimizer step, of all ranks together
-  int64_t microbatch_seqs = 16;  // sequences of a forward/backward; times parallel.ranks, divides batch_seqs
+  int64_t steps = 100;      // where to stop, 0: where the data plan ends; not part of the fingerprint
+  int64_t batch_seqs = 16;  // sequences of an optimizer step, of all ranks together
+  // Sequences of a forward/backward; times parallel.ranks, divides batch_seqs. Unless a configuration sets it, loading
+  // takes the most up to this that do.
+  int64_t microbatch_seqs = 16;
   Recompute recompute = Recompute::kNone;
   std::string memory_limit;      // "8 GiB"; empty: what the machine has
   int64_t log_every = 10;        // steps

@@ -1,19 +1,19 @@
 #include "config/load.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/files.h"
-#include "base/text.h"
 #include "config/entries.h"
 #include "config/environment.h"
 #include "config/schema.h"
+#include "config/unknown_key.h"
 #include "config/validate.h"
 
 namespace nmoe {
@@ -24,57 +24,11 @@ Field* find_field(std::vector<Field>& fields, std::string_view key) {
   return field == fields.end() ? nullptr : &*field;
 }
 
-bool is_section(const std::vector<Field>& fields, std::string_view name) {
-  return std::ranges::find(fields, name, &Field::section) != fields.end();
-}
-
-std::vector<std::string> section_names(const std::vector<Field>& fields) {
-  std::vector<std::string> names;
-  for (const Field& field : fields) {
-    if (names.empty() || names.back() != field.section()) names.emplace_back(field.section());
-  }
-  return names;
-}
-
-// The remedy for a key that does not exist: the known key it was probably meant to be, or the
-// choice there is.
-std::string suggest_key(const std::vector<Field>& fields, std::string_view unknown) {
-  const size_t dot = unknown.rfind('.');
-  const std::string_view section = dot == std::string_view::npos ? "" : unknown.substr(0, dot);
-  const std::string_view name = dot == std::string_view::npos ? unknown : unknown.substr(dot + 1);
-
-  std::vector<std::string> all_keys, names_here, namesakes;
-  for (const Field& field : fields) {
-    all_keys.push_back(field.key);
-    if (field.section() == section) names_here.emplace_back(field.name());
-    if (field.name() == name) namesakes.push_back(field.key);
-  }
-  if (const std::string typo = nearest(name, names_here); !typo.empty()) {
-    return fmt::format("did you mean {}.{}?", section, typo);
-  }
-  if (!namesakes.empty()) return fmt::format("did you mean {}?", join_or(namesakes));
-  if (!names_here.empty()) {
-    return fmt::format("keys of [{}]: {}", section, fmt::join(names_here, ", "));
-  }
-  if (const std::string typo = nearest(unknown, all_keys); !typo.empty()) {
-    return fmt::format("did you mean {}?", typo);
-  }
-  return fmt::format("sections: {}", fmt::join(section_names(fields), ", "));
-}
-
-Error unknown_key(const std::vector<Field>& fields, const Entry& entry) {
-  if (is_section(fields, entry.key)) {
-    return usage_error(fmt::format("{}: {} is a section, not a key", entry.place, entry.key),
-                       fmt::format("write [{}] and its keys below", entry.key));
-  }
-  if (entry.is_table) {
-    const std::vector<std::string> names = section_names(fields);
-    const std::string typo = nearest(entry.key, names);
-    return usage_error(
-        fmt::format("{}: unknown section [{}]", entry.place, entry.key),
-        typo.empty() ? fmt::format("sections: {}", fmt::join(names, ", ")) : fmt::format("did you mean [{}]?", typo));
-  }
-  return usage_error(fmt::format("{}: unknown key {}", entry.place, entry.key), suggest_key(fields, entry.key));
+bool is_shorthand(std::string_view key) {
+  Config config;
+  std::vector<Field> fields = describe(config);
+  const Field* field = find_field(fields, key);
+  return field != nullptr && field->is_shorthand;
 }
 
 // "section.key=value". The value is TOML; text needs no quotes.
@@ -105,62 +59,165 @@ Entry read_override(std::vector<Field>& fields, std::string_view text) {
   return *entry;
 }
 
-void set_field(std::vector<Field>& fields, Entry entry) {
-  Field* field = find_field(fields, entry.key);
+// The most sequences up to the default of train.microbatch_seqs that cut a rank's share of a batch into equal parts;
+// where ranks cannot have equal shares, the batch.
+int64_t default_microbatch_seqs(int64_t batch_seqs, int64_t ranks) {
+  const int64_t share = batch_seqs % ranks == 0 ? batch_seqs / ranks : batch_seqs;
+  int64_t seqs = std::min(share, TrainConfig().microbatch_seqs);
+  while (share % seqs != 0) --seqs;
+  return seqs;
+}
+
+// Sets keys of a Config one by one and keeps what is wrong with them, so that all of it can be told at once.
+class ConfigReader {
+ public:
+  ConfigReader() : fields_(describe(config_)) {}
+  // [model] begins as `base` has it.
+  explicit ConfigReader(const Config& base) : ConfigReader() {
+    base_ = base;
+    config_.model = base.model;
+    config_.model.init = InitConfig();
+  }
+  ConfigReader(const ConfigReader&) = delete;  // fields_ refers to config_
+  ConfigReader& operator=(const ConfigReader&) = delete;
+
+  void set(const Entry& entry) {
+    keep_faults([&] { set_field(entry); });
+  }
+  void set_override(std::string_view text) {
+    keep_faults([&] { set_field(read_override(fields_, text)); });
+  }
+  // As far as it is read, unless something is wrong with it.
+  const Config* so_far() const { return faults_.empty() ? &config_ : nullptr; }
+  // The whole, once all keys are set. Error (usage) with everything that is wrong; `name` is where it is when no key
+  // that is set is to blame.
+  Config finish(std::string_view name);
+
+ private:
+  void set_field(Entry entry);
+  void check_use();
+  bool repeats_base(const Field& field);
+  void check_rules(std::string_view name);
+  std::string_view place_of(std::span<const std::string> keys) const;
+  bool is_set(std::string_view key) const { return !place_of(std::array{std::string(key)}).empty(); }
+
+  template <class Action>
+  void keep_faults(const Action& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      faults_.push_back(error);
+    }
+  }
+
+  Config config_;
+  std::optional<Config> base_;
+  std::vector<Field> fields_;
+  std::vector<std::pair<std::string, std::string>> places_;  // of every key that is set
+  std::vector<Error> faults_;
+};
+
+void ConfigReader::set_field(Entry entry) {
+  Field* field = find_field(fields_, entry.key);
   if (field == nullptr) {
-    if (entry.is_table && is_section(fields, entry.key)) return;  // a section without keys
-    throw unknown_key(fields, entry);
+    if (entry.is_table && is_section(fields_, entry.key)) return;  // a section without keys
+    throw unknown_key(fields_, entry);
   }
   std::string* text = entry.value ? std::get_if<std::string>(&*entry.value) : nullptr;
   if (text != nullptr) {
     *text = expand_environment(*text, fmt::format("{}: {}", entry.place, entry.key));
     entry.written = to_toml(*text);
   }
-  if (entry.value && field->set(*entry.value)) return;
-
+  if (entry.value && field->set(*entry.value)) {
+    places_.emplace_back(entry.key, entry.place);
+    return;
+  }
   throw usage_error(
       fmt::format("{}: {} = {}, but it must be {}", entry.place, entry.key, entry.written, field->allowed),
       fmt::format("correct {} ({})", entry.key, field->meaning));
 }
 
+// Where the last of these was set; "" where none was.
+std::string_view ConfigReader::place_of(std::span<const std::string> keys) const {
+  std::string_view place;
+  for (const auto& [key, key_place] : places_) {
+    if (std::ranges::find(keys, key) != keys.end()) place = key_place;
+  }
+  return place;
+}
+
+// Whether the key says how the weights began that training starts with, and says it truly.
+bool ConfigReader::repeats_base(const Field& field) {
+  if (!base_ || field.section() != "model.init") return false;
+  std::vector<Field> fields = describe(*base_);
+  return find_field(fields, field.key)->get() == field.get();
+}
+
+void ConfigReader::check_use() {
+  fields_ = describe(config_);  // which keys have an effect is known only now
+  std::vector<std::string_view> told;
+  for (const auto& [key, first_place] : places_) {
+    const Field* field = find_field(fields_, key);
+    if (field->used() || repeats_base(*field) || std::ranges::find(told, key) != told.end()) continue;
+    told.push_back(key);
+    const std::string_view place = place_of(std::array{key});
+    faults_.push_back(usage_error(fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
+                                  fmt::format("remove it, or set {}", field->lacks)));
+  }
+}
+
+void ConfigReader::check_rules(std::string_view name) {
+  const bool all_set = faults_.empty();
+  for (const Issue& issue : find_issues(config_)) {
+    // A key that could not be set has its default, and may be why: then only what was set says something.
+    if (!all_set && !std::ranges::all_of(issue.keys, [this](const std::string& key) { return is_set(key); })) continue;
+    const std::string_view place = place_of(issue.keys);
+    faults_.push_back(usage_error(fmt::format("{}: {}", place.empty() ? name : place, issue.what), issue.remedy));
+  }
+}
+
+Config ConfigReader::finish(std::string_view name) {
+  if (!is_set("train.microbatch_seqs")) {
+    config_.train.microbatch_seqs = default_microbatch_seqs(config_.train.batch_seqs, config_.parallel.ranks);
+  }
+  // With a key that is not known, or has another value than was wanted, others may seem to have no effect.
+  if (faults_.empty()) check_use();
+  check_rules(name);
+  if (faults_.empty()) return config_;
+  if (faults_.size() == 1) throw faults_.front();
+  std::string what = fmt::format("{} things are wrong with the configuration:", faults_.size());
+  for (const Error& fault : faults_) what += fmt::format("\n  {}\n    -> {}", fault.what(), fault.remedy());
+  throw usage_error(what, "do what stands behind each arrow");
+}
+
 }  // namespace
 
-Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides) {
+Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides,
+                   const ModelSource& model_source) {
   if (!std::filesystem::exists(path)) {
     throw usage_error(fmt::format("there is no configuration file {}", path.string()), "check the path");
   }
-  return parse_config(read_file(path), path.string(), overrides);
+  return parse_config(read_file(path), path.string(), overrides, model_source);
 }
 
-Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides) {
-  Config config;
-  std::vector<Field> fields = describe(config);
-  std::vector<std::pair<std::string, std::string>> places;  // of every key that is set
-  const auto set = [&](Entry entry) {
-    places.emplace_back(entry.key, entry.place);
-    set_field(fields, std::move(entry));
+Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides,
+                    const ModelSource& model_source) {
+  std::vector<Entry> entries = read_entries(toml, name);
+  // The keys of a file have no order, and a key of its own goes before what stands for several.
+  std::ranges::stable_partition(entries, [](const Entry& entry) { return is_shorthand(entry.key); });
+  const auto set_all = [&](ConfigReader& reader) {
+    for (const Entry& entry : entries) reader.set(entry);
+    for (const std::string& text : overrides) reader.set_override(text);
   };
-  for (const Entry& entry : read_entries(toml, name)) set(entry);
-  for (const std::string& text : overrides) set(read_override(fields, text));
+  ConfigReader reader;
+  set_all(reader);
+  const Config* so_far = reader.so_far();
+  if (!model_source || so_far == nullptr || so_far->model.init.from.empty()) return reader.finish(name);
 
-  // Which keys have an effect is known only now.
-  fields = describe(config);
-  for (const auto& [key, place] : places) {
-    const Field* field = find_field(fields, key);
-    if (field != nullptr && !field->used()) {
-      throw usage_error(fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
-                        fmt::format("remove it, or set {}", field->lacks));
-    }
-  }
-  if (const std::optional<Issue> issue = find_issue(config)) {
-    // Where the last of the keys was set, if any was.
-    std::string_view place = name;
-    for (const auto& [key, key_place] : places) {
-      if (std::ranges::find(issue->keys, key) != issue->keys.end()) place = key_place;
-    }
-    throw usage_error(fmt::format("{}: {}", place, issue->what), issue->remedy);
-  }
-  return config;
+  const ModelText base = model_source(*so_far);
+  ConfigReader with_base(parse_config(base.toml, base.name));
+  set_all(with_base);
+  return with_base.finish(name);
 }
 
 }  // namespace nmoe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,15 +11,31 @@
 
 namespace nmoe {
 
+// A configuration of the model whose weights training begins with, and what stands for it in messages.
+struct ModelText {
+  std::string toml;
+  std::string name;
+};
+// Finds it for a configuration that is read so far: run and model.init.from are known.
+using ModelSource = std::function<ModelText(const Config&)>;
+
 // Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text
 // needs no quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and
-// validates. Errors (usage) name file and line or the override, the key and, for an unknown key,
-// the nearest known one. A key that has no effect under the rest of the configuration, say
-// model.mla.* with attention = "gqa", is an error even when it is set to its default.
-Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides = {});
+// validates. train.microbatch_seqs, unless set, becomes what divides a rank's share of a batch; optim.lr sets the rates
+// of the groups that the file gives none.
+//
+// The Error (usage) tells everything that is wrong, each with file and line or the override, the key, the remedy and,
+// for an unknown key, the known one that was probably meant. A key that has no effect under the rest of the
+// configuration, say model.mla.* with attention = "gqa", is an error even when it is set to its default.
+//
+// `model_source`, unless empty, is asked where model.init.from is set. Then [model] is what it says, but for keys that
+// are set here too; and [model.init] may repeat what that text has there.
+Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides = {},
+                   const ModelSource& model_source = {});
 
 // The same from TOML text; `name` stands for the file in messages.
-Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides = {});
+Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides = {},
+                    const ModelSource& model_source = {});
 
 // The resolved configuration as TOML: every key that has an effect, with its meaning as a comment.
 // For a `c` that was loaded, parse_config(print_config(c)) equals it.

@@ -128,10 +128,14 @@ class FieldList {
  public:
   void section(std::string_view name) {
     section_ = name;
-    lacks_.clear();
+    condition_.clear();
+    met_ = true;
   }
   // The section's keys from here on need this.
-  void following_need(bool met, std::string_view what) { lacks_ = met ? "" : what; }
+  void following_need(bool met, std::string_view what) {
+    condition_ = what;
+    met_ = met;
+  }
 
   // A key for a member of type bool, int64_t, double or std::string. References that key() returns
   // are good until its next call.
@@ -178,6 +182,22 @@ class FieldList {
     return field;
   }
 
+  // A key that sets all of `members`, unless a key of their own does.
+  template <class Limits>
+  void shorthand(std::string_view name, std::vector<double*> members, Limits limits, std::string_view meaning) {
+    Field& field = add(name, meaning);
+    field.is_shorthand = field.left_out = true;
+    field.defines_run = false;  // what it sets does
+    field.allowed = limits.describe();
+    field.get = [members] { return Value(*members.front()); };
+    field.set = [members, limits](const Value& value) {
+      const std::optional<double> number = as<double>(value);
+      if (!number || !limits.contains(*number)) return false;
+      for (double* member : members) *member = *number;
+      return true;
+    };
+  }
+
   std::vector<Field> take() { return std::move(fields_); }
 
  private:
@@ -185,13 +205,14 @@ class FieldList {
     Field& field = fields_.emplace_back();
     field.key = fmt::format("{}.{}", section_, name);
     field.meaning = meaning;
-    field.lacks = lacks_;
+    if (!condition_.empty()) field.needs(met_, condition_);
     return field;
   }
 
   std::vector<Field> fields_;
   std::string section_;
-  std::string lacks_;
+  std::string condition_;  // of the keys that follow; "" for none
+  bool met_ = true;
 };
 
 void describe_run(FieldList& f, RunConfig& run) {
@@ -271,9 +292,10 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.key("num_experts", moe.num_experts, kSizeOrNone, "routed experts; 0: every layer is dense");
   f.following_need(moe.num_experts > 0, "model.moe.num_experts > 0");
   f.key("top_k", moe.top_k, kSize, "routed experts of a token");
-  f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert")
-      .needs(layers.by_keys() || layers.leaves_width(FeedForwardKind::kMoe),
-             "a moe layer without width in model.layers");
+  Field& expert_dim = f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert");
+  if (!layers.by_keys()) {
+    expert_dim.needs(layers.leaves_width(FeedForwardKind::kMoe), "a moe layer without width in model.layers");
+  }
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone, "experts of the same width for every token");
   f.key("score", moe.score, kScoreFunctions, "of the router's logits");
   f.key("num_groups", moe.num_groups, kSize, "groups of experts; 1: no group limit");
@@ -299,10 +321,12 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "so many first layers have a dense MLP")
       .needs(layers.by_keys(), kNoPattern)
       .needs(has_experts, "model.moe.num_experts > 0");
-  f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs")
-      .needs(!layers.by_keys() || !has_experts || model.num_dense_layers > 0, "model.num_dense_layers > 0")
-      .needs(layers.by_keys() || layers.leaves_width(FeedForwardKind::kDense),
-             "a dense layer without width in model.layers");
+  Field& dense_dim = f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs");
+  if (!layers.by_keys()) {
+    dense_dim.needs(layers.leaves_width(FeedForwardKind::kDense), "a dense layer without width in model.layers");
+  } else if (has_experts) {
+    dense_dim.needs(model.num_dense_layers > 0, "model.num_dense_layers > 0");
+  }
   f.key("activation", model.activation, kActivations, "of dense MLPs and experts");
   f.key("attention", model.attention, kMixerNames, "multi-head latent or grouped-query")
       .needs(layers.by_keys(), kNoPattern);
@@ -342,6 +366,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   };
 
   f.section("optim");
+  f.shorthand("lr", {&optim.matrices.lr, &optim.experts.lr, &optim.router.lr, &optim.rest.lr}, kNonNegative,
+              "peak learning rate of every group that has no lr of its own");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: none");
 
   group("optim.matrices", optim.matrices, true, kNonNegative, "of attention, dense MLPs and shared experts");
@@ -381,7 +407,8 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("steps", train.steps, kSpan, "where to stop; 0: where the plan of data.mixture ends").not_in_fingerprint();
   f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step, on all ranks");
   // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
-  f.key("microbatch_seqs", train.microbatch_seqs, kSize, "sequences of a forward and backward pass")
+  f.key("microbatch_seqs", train.microbatch_seqs, kSize,
+        "sequences of a forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
   f.key("recompute", train.recompute, kRecomputes, "done again in backward").not_in_fingerprint();
   f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")
@@ -401,6 +428,7 @@ std::string_view Field::section() const { return std::string_view(key).substr(0,
 std::string_view Field::name() const { return std::string_view(key).substr(key.rfind('.') + 1); }
 
 Field& Field::needs(bool met, std::string_view what) {
+  conditions.emplace_back(what);
   if (!met && lacks.empty()) lacks = what;
   return *this;
 }

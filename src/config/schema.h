@@ -29,6 +29,9 @@ struct Field {
   // What the key lacks to have an effect under the Config's values when it was described, such as
   // `model.attention = "gqa"`. Empty: it has an effect.
   std::string lacks;
+  std::vector<std::string> conditions;  // all that it needs, met or not
+  // Whether it stands for several other keys, which it sets. It has no value of its own: get() gives the first one's.
+  bool is_shorthand = false;
 
   bool used() const { return lacks.empty(); }
   bool shown() const { return used() && !left_out; }

@@ -13,7 +13,7 @@
 namespace nmoe {
 namespace {
 
-// Keeps the first rule that does not hold.
+// Keeps the rules that do not hold.
 class Rules {
  public:
   explicit Rules(const Config& config) : config_(config), fields_(describe(config_)) {}
@@ -21,16 +21,20 @@ class Rules {
   Rules& operator=(const Rules&) = delete;
 
   void require(bool holds, std::vector<std::string> keys, std::string_view reason, std::string remedy) {
-    if (holds || broken_) return;
+    const auto is_blamed = [&](const std::string& key) {
+      return std::ranges::any_of(
+          issues_, [&](const Issue& issue) { return std::ranges::find(issue.keys, key) != issue.keys.end(); });
+    };
+    if (holds || std::ranges::any_of(keys, is_blamed)) return;
     // "a = 1: reason" or "a = 1 with b = 2, c = 3: reason"
     std::string what;
     for (size_t i = 0; i < keys.size(); ++i) {
       if (i > 0) what += i == 1 ? " with " : ", ";
       what += fmt::format("{} = {}", keys[i], value_of(keys[i]));
     }
-    broken_ = Issue{std::move(keys), fmt::format("{}: {}", what, reason), std::move(remedy)};
+    issues_.push_back({std::move(keys), fmt::format("{}: {}", what, reason), std::move(remedy)});
   }
-  std::optional<Issue> take_broken() { return std::move(broken_); }
+  std::vector<Issue> take() { return std::move(issues_); }
 
  private:
   std::string value_of(const std::string& key) const {
@@ -41,20 +45,22 @@ class Rules {
 
   Config config_;
   std::vector<Field> fields_;
-  std::optional<Issue> broken_;
+  std::vector<Issue> issues_;
 };
 
-// A pattern by itself. What is checked after it may rely on layer_specs().
-void check_pattern(Rules& rules, const ModelConfig& model) {
-  if (model.layers.empty()) return;
+// A pattern by itself. True if it can be read: what is checked after it may rely on layer_specs().
+bool check_pattern(Rules& rules, const ModelConfig& model) {
+  if (model.layers.empty()) return true;
   const LayerPattern pattern = read_layer_pattern(model.layers);
   if (pattern.problem) {
-    return rules.require(false, {"model.layers"},
-                         fmt::format("character {}: {}", pattern.problem->character, pattern.problem->what),
-                         pattern.problem->remedy);
+    rules.require(false, {"model.layers"},
+                  fmt::format("character {}: {}", pattern.problem->character, pattern.problem->what),
+                  pattern.problem->remedy);
+    return false;
   }
   rules.require(pattern.layers.back().window == 0, {"model.layers"}, "the last layer sees all positions",
                 "give it no window");
+  return true;
 }
 
 bool has_mixer(const std::vector<LayerSpec>& layers, MixerKind kind) {
@@ -161,19 +167,19 @@ void check_parallel(Rules& rules, const Config& config) {
 
 }  // namespace
 
-std::optional<Issue> find_issue(const Config& config) {
+std::vector<Issue> find_issues(const Config& config) {
   Rules rules(config);
   check_run(rules, config.run);
-  check_pattern(rules, config.model);
-  if (auto broken = rules.take_broken()) return broken;
-  const std::vector<LayerSpec> layers = layer_specs(config.model);
-  check_attention(rules, config.model, layers);
-  check_moe(rules, config.model, layers);
+  if (check_pattern(rules, config.model)) {
+    const std::vector<LayerSpec> layers = layer_specs(config.model);
+    check_attention(rules, config.model, layers);
+    check_moe(rules, config.model, layers);
+  }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);
   check_train(rules, config.train);
   check_parallel(rules, config);
-  return rules.take_broken();
+  return rules.take();
 }
 
 }  // namespace nmoe

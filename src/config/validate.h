@@ -2,7 +2,6 @@
 // (config/schema.h).
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,8 @@ struct Issue {
   std::string remedy;
 };
 
-// The first rule that `config` breaks, if any; every key is within its own limits. Keys without
-// effect are not looked at.
-std::optional<Issue> find_issue(const Config& config);
+// The rules that `config` breaks; every key is within its own limits. Keys without effect are not looked at, and no two
+// issues share a key: the second might follow from the first.
+std::vector<Issue> find_issues(const Config& config);
 
 }  // namespace nmoe

@@ -396,8 +396,8 @@ void check_limits(const ModelConfig& model, const std::string& path) {
           Keys::kOtherModel);
     }
   }
-  if (const std::optional<Issue> issue = find_issue(config)) {
-    throw runtime_error(fmt::format("'{}' gives {}", path, issue->what), Keys::kOtherModel);
+  if (const std::vector<Issue> issues = find_issues(config); !issues.empty()) {
+    throw runtime_error(fmt::format("'{}' gives {}", path, issues.front().what), Keys::kOtherModel);
   }
 }
 

@@ -56,8 +56,9 @@ Config checkpoint_config(const HfModel& model, const fs::path& path) {
   config.model = model.config;
   config.run.name = "imported";
   config.data.seq_len = std::min(config.data.seq_len, config.model.max_positions);
-  if (const auto issue = find_issue(config)) {
-    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", path.string(), issue->what), issue->remedy);
+  if (const auto issues = find_issues(config); !issues.empty()) {
+    const Issue& issue = issues.front();
+    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", path.string(), issue.what), issue.remedy);
   }
   return config;
 }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/cpu/cpu_device.h"
+#include "ops/planned/planned_device.h"
 #ifdef NMOE_CUDA
 #include "ops/cuda/runtime/cuda_device.h"
 #endif
@@ -23,11 +24,13 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   }
   NMOE_CHECK(options.kind == "cuda", "device {}", options.kind);
   NMOE_CHECK(!options.batch_invariant, "CUDA has no batch invariant products");
+  if (options.part) return std::make_unique<planned::PlannedDevice>(*options.part, options.compute_dtype);
 #ifdef NMOE_CUDA
   return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
-                    "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"");
+                    "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"; `n plan --device-memory` "
+                    "plans for a GPU anywhere");
 #endif
 }
 

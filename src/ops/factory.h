@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "ops/cuda/parts.h"
 #include "ops/ops.h"
 
 namespace nmoe {
@@ -16,6 +18,8 @@ struct DeviceOptions {
   DType compute_dtype = DType::kF32;
   bool batch_invariant =
       false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation; the CPU's only
+  // A CUDA part that need not be here: the device only counts, as one with that part would.
+  std::optional<cuda::Part> part = {};
 };
 
 // Error (usage) when the binary or the machine lacks the device, saying which preset has it.

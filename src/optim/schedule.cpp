@@ -34,4 +34,12 @@ double scheduled_rate(const ScheduleConfig& schedule, double peak, const Progres
   return floor + (peak - floor) * decay_curve(schedule.shape, u);
 }
 
+int64_t schedule_span(const ScheduleConfig& schedule) { return schedule.warmup + schedule.hold + schedule.decay; }
+
+std::optional<int64_t> last_learning_step(const ScheduleConfig& schedule, int64_t step_tokens) {
+  if (schedule.decay == 0 || schedule.floor > 0.0) return std::nullopt;
+  const int64_t per_step = schedule.unit == ScheduleUnit::kSteps ? 1 : step_tokens;
+  return (schedule_span(schedule) + per_step - 1) / per_step;
+}
+
 }  // namespace nmoe

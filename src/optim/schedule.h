@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "config/config.h"
 
@@ -19,5 +20,12 @@ struct Progress {
 //   decay: floor + (peak - floor) * shape(u), u from 0 to 1 over `decay`; the floor ever after
 // A peak below the floor stays where it is.
 double scheduled_rate(const ScheduleConfig& schedule, double peak, const Progress& progress);
+
+// warmup + hold + decay, in schedule.unit.
+int64_t schedule_span(const ScheduleConfig& schedule);
+
+// The step that ends the decay, after which every rate is 0; nothing where rates go on: without a decay, or with a
+// floor. Steps are of `step_tokens` tokens.
+std::optional<int64_t> last_learning_step(const ScheduleConfig& schedule, int64_t step_tokens);
 
 }  // namespace nmoe

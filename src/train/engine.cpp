@@ -298,7 +298,7 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain) {
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<cuda::Part>& part) {
   const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
   std::vector<float> losses(ids.size());
   Documents documents;
@@ -307,7 +307,9 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain) {
   }
   if (in_domain == 0) in_domain = config.parallel.ranks;
   const auto ranks = make_unmet_ranks(config.parallel.ranks, in_domain);
-  return plan_storage(device_options(config.run, in_domain), [&](Storage& storage) {
+  DeviceOptions options = device_options(config.run, in_domain);
+  options.part = part;
+  return plan_storage(options, [&](Storage& storage) {
     Engine engine(config, {storage.device(), *ranks}, storage);
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
     engine.step({.steps = 1, .tokens = 1}, 1);

@@ -155,7 +155,8 @@ class Engine {
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
 // What one whole step, a validation and a checkpoint's staging use on each of config.parallel.ranks ranks, of which
-// `in_domain` share the experts; 0: all.
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0);
+// `in_domain` share the experts; 0: all. `part`: of a rank on that part, which need not be here; run.device is "cuda".
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0,
+                                const std::optional<cuda::Part>& part = {});
 
 }  // namespace nmoe

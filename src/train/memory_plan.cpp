@@ -74,12 +74,18 @@ int64_t process_bytes(const Config& config, int64_t ranks) {
 
 ModelCost cost_of(const Config& config) { return model_cost(config.model, config.data.seq_len); }
 
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks) {
-  const int64_t process = process_bytes(config, ranks);
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
+                       const std::optional<cuda::Part>& part) {
+  Config rehearsed = config;
+  if (part) rehearsed.run = {.device = "cpu", .threads = config.run.threads};
+  const int64_t process = process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
-  plan.storage = plan_engine_storage(config, ranks);
+  plan.storage = plan_engine_storage(config, ranks, part);
+  if (part) plan.part = part->name;
   plan.cost = cost_of(config);
-  const auto device = make_device(device_options(config.run, ranks));
+  DeviceOptions options = device_options(config.run, ranks);
+  options.part = part;
+  const auto device = make_device(options);
   const auto use = device->memory_use();
   for (const ArenaDescription& arena : arena_table()) {
     const int64_t bytes = plan.storage[arena.kind];
@@ -97,6 +103,7 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks) 
     // The rehearsal has loaded what a run loads.
     plan.lines.push_back({"context", use->used_bytes, "CUDA context, libraries, others on the device", true});
     plan.device_limit = use->used_bytes + use->free_bytes;
+    plan.device_flops = device->peak_flops();
   }
   for (const MemoryLine& line : plan.lines) (line.on_device ? plan.device_bytes : plan.total_bytes) += line.bytes;
   return plan;
@@ -113,6 +120,10 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   };
   if (plan.device_bytes > 0) add_lines(true, "total on the device", plan.device_bytes);
   add_lines(false, plan.device_bytes > 0 ? "total in the host" : "total", plan.total_bytes);
+  if (!plan.part.empty()) {
+    text += fmt::format("  planned for {} with {}; what CUDA and its libraries take was measured elsewhere\n",
+                        plan.part, human_bytes(plan.device_limit));
+  }
   const double parameters = static_cast<double>(plan.cost.parameters);
   if (plan.ranks > 1) {
     text +=
@@ -133,7 +144,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const bool on_device = plan.device_bytes > 0;
   // What is resident already counts as available to the plan, which has a line for it.
   const int64_t host = available_memory_bytes() + resident_bytes();
-  if (on_device && plan.total_bytes > host) {
+  if (on_device && plan.part.empty() && plan.total_bytes > host) {
     throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
                                   human_bytes(plan.total_bytes), human_bytes(host)),
                       fmt::format("free some: checkpoints are staged there, which takes {}",
@@ -160,9 +171,11 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
-  const std::string_view memory = on_device ? "the device's memory" : "this machine's free memory";
+  const std::string memory = !plan.part.empty() ? fmt::format("the memory of {}", plan.part)
+                             : on_device        ? "the device's memory"
+                                                : "this machine's free memory";
   throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(needed),
-                                limit_binds ? "train.memory_limit" : memory, human_bytes(limit)),
+                                limit_binds ? std::string("train.memory_limit") : memory, human_bytes(limit)),
                     remedy);
 }
 

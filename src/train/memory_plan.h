@@ -25,13 +25,19 @@ struct MemoryPlan {
   int64_t ranks = 1;              // in this process
   int64_t device_bytes = 0;       // in that of one rank's device, where it has its own
   int64_t device_limit = 0;       // what that can hold
+  double device_flops = 0.0;      // its peak
+  std::string part;               // what was planned for instead of a device that is here
   ModelCost cost;
 };
 
 // Measures `config` (vocab_size resolved) by a counting run. `data_bytes`: data files the run will read through
 // memory maps. Loads what a run loads lazily (BLAS kernels, the metrics database), so that the line for the
 // process itself is what this process really holds. `ranks`: of parallel.ranks, those that this process will drive.
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks);
+//
+// `part`: plans for that part instead, from any machine; run.device is "cuda". What CUDA and its libraries take is
+// then as it was measured once.
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
+                       const std::optional<cuda::Part>& part = {});
 
 // Parameters and FLOPs of `config` (vocab_size resolved).
 ModelCost cost_of(const Config& config);
@@ -39,7 +45,8 @@ ModelCost cost_of(const Config& config);
 // A table with parameters and FLOPs per token below it.
 std::string print_plan(const MemoryPlan& plan, const Config& config);
 
-// Error (usage) with the keys to lower when the plan exceeds train.memory_limit or what the machine has left.
+// Error (usage) with the keys to lower when the plan exceeds train.memory_limit or what the machine has left; of a part
+// that was planned for, only its own memory counts.
 void check_memory(const MemoryPlan& plan, const Config& config);
 
 }  // namespace nmoe

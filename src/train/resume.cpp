@@ -28,7 +28,25 @@ std::string other_model(const Config& saved, const Config& config) {
   return explain_difference(a, b);
 }
 
+void check_start(const CheckpointReader& reader, const Config& config, const Tokenizer* tokenizer) {
+  if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
+    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
+                                  reader.path().string(), difference),
+                      "remove these keys: without them, [model] is the checkpoint's");
+  }
+  if (tokenizer != nullptr && !reader.tokenizer_json().empty() && reader.tokenizer()->hash() != tokenizer->hash()) {
+    throw usage_error(
+        fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
+        fmt::format("prepare it with that one: n prep ... --tokenizer {}",
+                    (reader.path() / "tokenizer.json").string()));
+  }
+}
+
 }  // namespace
+
+void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer) {
+  check_start(CheckpointReader::open(config.model.init.from), config, tokenizer);
+}
 
 TrainingStart::TrainingStart(const Config& config, const TrainingData& data, const StreamPlan& plan,
                              const fs::path& folder, bool resume) {
@@ -41,7 +59,9 @@ TrainingStart::TrainingStart(const Config& config, const TrainingData& data, con
   if (latest) {
     resume_from(CheckpointReader::open(*latest), config, data, plan);
   } else if (!config.model.init.from.empty()) {
-    start_from(CheckpointReader::open(config.model.init.from), config, data);
+    const CheckpointReader reader = CheckpointReader::open(config.model.init.from);
+    check_start(reader, config, data.tokenizer.get());
+    start_from(reader);
   }
 }
 
@@ -68,22 +88,10 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
   carried_ = reader.carried();
 }
 
-void TrainingStart::start_from(const CheckpointReader& reader, const Config& config, const TrainingData& data) {
-  if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
-    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
-                                  reader.path().string(), difference),
-                      "take [model] from its config.toml, without [model.init]");
-  }
-  const bool has_tokenizer = !reader.tokenizer_json().empty();
-  if (has_tokenizer && reader.tokenizer()->hash() != data.tokenizer->hash()) {
-    throw usage_error(
-        fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
-        fmt::format("prepare it with that one: n prep ... --tokenizer {}",
-                    (reader.path() / "tokenizer.json").string()));
-  }
+void TrainingStart::start_from(const CheckpointReader& reader) {
   checkpoint_ = reader.path();
   carried_ = reader.carried();
-  if (!has_tokenizer) {  // from now on it is the data's
+  if (reader.tokenizer_json().empty()) {  // from now on it is the data's
     std::erase_if(carried_, [](const CarriedFile& file) { return is_tokenizer_file(file.name); });
   }
 }

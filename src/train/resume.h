@@ -13,6 +13,10 @@
 
 namespace nmoe {
 
+// What training refuses of the checkpoint model.init.from, which is set: Error (usage) when its model is not that of
+// `config`, or its tokenizer not `tokenizer` (null: not known yet); (runtime) when there is none, or it is damaged.
+void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer);
+
 // Decided once for a run and then applied to each engine that takes part in it. Const members may be called from
 // several threads.
 class TrainingStart {
@@ -42,7 +46,7 @@ class TrainingStart {
  private:
   void resume_from(const CheckpointReader& reader, const Config& config, const TrainingData& data,
                    const StreamPlan& plan);
-  void start_from(const CheckpointReader& reader, const Config& config, const TrainingData& data);
+  void start_from(const CheckpointReader& reader);
 
   fs::path checkpoint_;  // not kept open: pruning it is to give its space back
   bool resumes_ = false;

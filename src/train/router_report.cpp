@@ -14,6 +14,8 @@ struct Load {
   double max = 0;
   double cv_percent = 0;
   int64_t active = 0;  // experts with at least one row
+
+  double over_mean() const { return mean > 0 ? max / mean : 0.0; }
 };
 
 Load measure(const RouterHealth& layer) {
@@ -42,7 +44,7 @@ void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink
     const auto put = [&](std::string_view name, double value) {
       sink(fmt::format("router/layer_{:02}/{}", i, name), value);
     };
-    put("load_max_over_mean", load.mean > 0 ? load.max / load.mean : 0.0);
+    put("load_max_over_mean", load.over_mean());
     put("max_load", load.mean > 0 ? 100.0 * load.max / (load.mean * num_experts) : 0.0);
     put("cv", load.cv_percent);
     put("entropy", layer.entropy);
@@ -65,6 +67,38 @@ void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink
   sink("router_agg/min_entropy", min_entropy);
   sink("router_agg/dead_experts_count", dead);
   sink("router_agg/experts_active_mean", active / count);
+}
+
+FullestExpert fullest_expert(std::span<const RouterHealth> layers) {
+  FullestExpert fullest;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const double over_mean = measure(layers[i]).over_mean();
+    if (over_mean > fullest.over_mean) fullest = {.layer = static_cast<int64_t>(i), .over_mean = over_mean};
+  }
+  return fullest;
+}
+
+BalanceWatch::BalanceWatch(const Config& config)
+    : moe_(config.model.moe),
+      router_lr_(config.optim.router.lr),
+      limit_(std::min(kHealthyLoad, 0.75 * static_cast<double>(moe_.num_experts) / static_cast<double>(moe_.top_k))) {}
+
+std::string BalanceWatch::observe(int64_t step, std::span<const RouterHealth> layers) {
+  if (layers.empty()) return "";
+  const FullestExpert fullest = fullest_expert(layers);
+  const bool uneven = fullest.over_mean > limit_ && measure(layers[0]).mean >= kMinMeanRows;
+  num_uneven_ = uneven ? num_uneven_ + 1 : 0;
+  if (num_uneven_ < kNumSteps || step < quiet_until_) return "";
+  quiet_until_ = 2 * step;
+  const std::string balancing = moe_.bias_rate > 0.0 ? fmt::format("model.moe.bias_rate ({})", moe_.bias_rate)
+                                                     : fmt::format("model.moe.balance_loss ({})", moe_.balance_loss);
+  return fmt::format(
+      "step {}: the router of MoE layer {} is far from balance: its fullest expert gets {:.1f} times the mean, {:.0f} "
+      "% "
+      "of all tokens; raise {} or lower optim.router.lr ({}): docs/routing.md",
+      step, fullest.layer, fullest.over_mean,
+      100.0 * fullest.over_mean * static_cast<double>(moe_.top_k) / static_cast<double>(moe_.num_experts), balancing,
+      router_lr_);
 }
 
 std::string find_collapse(std::span<const RouterHealth> layers, const MoeConfig& moe) {

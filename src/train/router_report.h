@@ -1,4 +1,4 @@
-// Router health as numbers to log, and the rule that calls a router collapsed.
+// Router health as numbers to log, and the rules that call a router collapsed or far from balance.
 #pragma once
 
 #include <functional>
@@ -18,6 +18,40 @@ using MetricSink = std::function<void(std::string_view tag, double value)>;
 // experts_active_mean}. cv (standard deviation over mean of the experts' rows) and max_load (the busiest expert's
 // share of all rows) are percentages.
 void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink);
+
+struct FullestExpert {
+  int64_t layer = 0;       // counting MoE layers from 0
+  double over_mean = 0.0;  // its rows, divided by the mean of its layer's experts; 0 without routers
+};
+// Of the layer in which it is fullest.
+FullestExpert fullest_expert(std::span<const RouterHealth> layers);
+
+// Notices routers that stay far from balance. Every router begins uneven, so steps before kFirstStep say nothing, nor
+// does a single step.
+class BalanceWatch {
+ public:
+  static constexpr int64_t kFirstStep = 200;
+  static constexpr int kNumSteps = 3;  // reported steps in a row that are out of balance
+  // The fullest expert's rows over the mean, up to which a router is healthy; at most three quarters of num_experts /
+  // top_k, where it would get every token.
+  static constexpr double kHealthyLoad = 4.0;
+  // With fewer rows an expert, chance alone makes loads uneven.
+  static constexpr double kMinMeanRows = 16.0;
+
+  // `config` is copied.
+  explicit BalanceWatch(const Config& config);
+
+  // Takes what routers did in a reported step. "" or a sentence with the layer, its load and the keys to change; after
+  // one, no other before twice as many steps.
+  std::string observe(int64_t step, std::span<const RouterHealth> layers);
+
+ private:
+  MoeConfig moe_;
+  double router_lr_;
+  double limit_;
+  int num_uneven_ = 0;  // reported steps in a row
+  int64_t quiet_until_ = kFirstStep;
+};
 
 // "" or the layer and why. Collapsed: at most top_k + 1 experts get any token and cv is at least 97 % of what
 // exactly top_k experts sharing everything would show, 100 * sqrt((E - K) / K).

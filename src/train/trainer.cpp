@@ -16,6 +16,7 @@
 #include "train/recorder.h"
 #include "train/resume.h"
 #include "train/router_report.h"
+#include "train/run_plan.h"
 #include "train/training_data.h"
 
 namespace nmoe {
@@ -66,7 +67,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
   if (launch.process == 0) {
-    fmt::print(stderr, "{}", print_plan(memory, config));
+    fmt::print(stderr, "{}{}", print_plan(memory, config), print_run_plan(config, memory.cost, memory.device_flops));
     if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
     fmt::print(stderr, "{}", note_on_validation(data));
   }
@@ -75,6 +76,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
+  check_schedule(config, start->progress(), start->resumes());
 }
 
 // One rank of a run. Rank 0 also prints, records and saves; the first of each process hears signals.
@@ -93,6 +95,7 @@ class Trainer {
         batches_(config_, run.data, run.stream,
                  rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
         cursor_(batches_.cursor()),
+        balance_(config_),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
 
   TrainSummary run();
@@ -137,6 +140,7 @@ class Trainer {
   StreamCursor cursor_;   // behind them
   int64_t saved_step_ = -1;
   std::string collapse_;  // of a router that was found collapsed
+  BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
@@ -286,7 +290,11 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .steps = step.progress.steps - reported_steps_};
   if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
-  if (recorder_) recorder_->record(report);
+  if (recorder_) {
+    recorder_->record(report);
+    const std::string imbalance = balance_.observe(step.progress.steps, report.result.routers);
+    if (!imbalance.empty()) recorder_->message(imbalance);
+  }
   reported_seconds_ = clock_.seconds();
   reported_steps_ = step.progress.steps;
   if (!collapse_.empty() || !config_.train.stop_on_collapse) return;

@@ -42,8 +42,8 @@ struct TrainSummary {
 std::filesystem::path checkpoint_dir(const Config& config);
 
 // Trains until train.steps, on parallel.ranks ranks that share every batch and end together; a signal to any process
-// stops all. Prints the plan first;
-// progress goes to standard error.
+// stops all. Prints the plan first; progress goes to standard error, with a warning where routers stay far from balance
+// (router_report.h).
 // Errors: whatever makes the run impossible (usage), and at run time a loss that is not finite (naming the first
 // tensor that went bad) or a collapsed router. The state before the step that is not finite is saved first: steps that
 // were enqueued behind it change nothing. A collapse is seen in a logged step; the steps enqueued meanwhile are

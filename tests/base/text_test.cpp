@@ -63,6 +63,8 @@ TEST(Human, Count) {
   EXPECT_EQ(human_count(1234567), "1.23 M");
   EXPECT_EQ(human_count(999999), "1.00 M");
   EXPECT_EQ(human_count(6.71e11), "671.00 G");
+  EXPECT_EQ(human_count(2.25e15), "2.25 P");
+  EXPECT_EQ(human_count(4.9e20), "490.00 E");
 }
 
 TEST(Human, Seconds) {

@@ -1,5 +1,6 @@
 // The command line itself: what is there, what is not, and what --help and --version say.
 #include <regex>
+#include <sstream>
 
 #include "cli/cli_test.h"
 
@@ -23,9 +24,80 @@ TEST_F(ArgumentsTest, HelpListsTheCommands) {
   EXPECT_TRUE(contains(output({"train", "--help"}), "--resume"));
 }
 
-TEST_F(ArgumentsTest, ACommandIsNeeded) {
-  expect_error(n({}), 2, "n: no command is given", "n --help");
-  expect_error(n({"tokenizer"}), 2, "n tokenizer: no command is given", "n tokenizer --help");
+// Help shows what is taken: one value after each --set, which may come several times, but all files of --valid at once.
+TEST_F(ArgumentsTest, HelpShowsHowManyValuesAnOptionTakes) {
+  const std::string train = output({"train", "--help"});
+  EXPECT_TRUE(contains(train, "--set SECTION.KEY=VALUE"));
+  EXPECT_TRUE(contains(train, "(repeatable)"));
+  EXPECT_FALSE(contains(train, "..."));
+  expect_error(n({"train", "tiny.toml", "--set", "train.steps=1", "train.log_every=1"}), 2, "train.log_every=1",
+               "n train --help");
+  EXPECT_TRUE(contains(output({"config", "tiny.toml", "--set", "train.steps=1", "--set", "train.log_every=7"}),
+                       "log_every        = 7 "));
+
+  EXPECT_TRUE(contains(output({"prep", "--help"}), "--valid TEXT ..."));
+  output({"prep", "train.txt", "--out", "data", "--valid", "valid.txt", "valid.txt"});
+}
+
+TEST_F(ArgumentsTest, WithoutACommandThereIsHelp) {
+  EXPECT_EQ(output({}), output({"--help"}));
+  EXPECT_EQ(output({"tokenizer"}), output({"tokenizer", "--help"}));
+}
+
+TEST_F(ArgumentsTest, HelpOfACommand) {
+  EXPECT_EQ(output({"help"}), output({"--help"}));
+  EXPECT_EQ(output({"help", "train"}), output({"train", "--help"}));
+  EXPECT_EQ(output({"help", "tokenizer", "train"}), output({"tokenizer", "train", "--help"}));
+  expect_error(n({"help", "trian"}), 2, "there is no command \"trian\"", "did you mean n train?");
+  expect_error(n({"help", "tokenizer", "trian"}), 2, "n tokenizer: there is no command \"trian\"",
+               "did you mean n tokenizer train?");
+}
+
+// roff reads it without a complaint, where there is one.
+TEST_F(ArgumentsTest, TheManualPageHasEveryCommand) {
+  const std::string page = output({"help", "--man"});
+  for (const char* part : {".TH n 1", ".SH NAME\n", ".SS n train config", ".SS n tokenizer train inputs",
+                           ".B \\-\\-resume\n", ".SH EXIT STATUS\n"}) {
+    EXPECT_TRUE(contains(page, part));
+  }
+  std::istringstream lines(page);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_FALSE(line.empty()) << "an empty line is a request of its own";
+    const bool is_request = line.starts_with(".TH ") || line.starts_with(".SH ") || line.starts_with(".SS ") ||
+                            line == ".TP" || line.starts_with(".B ") || line.starts_with(".I ");
+    EXPECT_TRUE(is_request || (line[0] != '.' && line[0] != '\'')) << line;
+  }
+}
+
+TEST_F(ArgumentsTest, BashCompletesCommandsOptionsKeysAndFiles) {
+  write("n.bash", output({"completion", "bash"}));
+  // The completions of the last word, sorted.
+  const auto complete = [&](const std::string& words) {
+    const std::string script = fmt::format(
+        "source n.bash; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _n; echo \"${{COMPREPLY[*]}}\"",
+        words);
+    const Outcome outcome = test::Program(dir_, {"/bin/bash", "-c", script}).wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    return outcome.out;
+  };
+  EXPECT_EQ(complete("n tra"), "train\n");
+  EXPECT_EQ(complete("n tokenizer ''"), "train encode decode info\n");
+  EXPECT_EQ(complete("n tokenizer tr"), "train\n");
+  EXPECT_EQ(complete("n help tok"), "tokenizer\n");
+  EXPECT_EQ(complete("n train --re"), "--resume\n");
+  EXPECT_EQ(complete("n train tiny"), "tiny.toml\n");
+  EXPECT_EQ(complete("n train tiny.toml --set train.batch"), "train.batch_seqs=\n");
+  EXPECT_EQ(complete("n train tiny.toml --set train.steps=3 --resu"), "--resume\n");
+  EXPECT_EQ(complete("n bench train tiny.toml --set optim.lr"), "optim.lr=\n");
+}
+
+TEST_F(ArgumentsTest, OtherShellsHaveScriptsToo) {
+  EXPECT_TRUE(contains(output({"completion", "zsh"}), "bashcompinit\n"));
+  const std::string fish = output({"completion", "fish"});
+  EXPECT_TRUE(contains(fish, "complete -c n -f -n '__fish_use_subcommand' -a train -d 'train a model'\n"));
+  EXPECT_TRUE(contains(fish, "complete -c n -n '__fish_seen_subcommand_from train' -l resume -d "));
+  expect_error(n({"completion", "tcsh"}), 2, "tcsh", "n completion --help");
 }
 
 TEST_F(ArgumentsTest, UnknownCommands) {

@@ -37,6 +37,38 @@ TEST_F(ConfigCommandTest, WrongOverrides) {
   expect_error(config("train.microbatch_seqs=3"), 2, "train.microbatch_seqs = 3 with train.batch_seqs = 8", "divide");
 }
 
+TEST_F(ConfigCommandTest, ABatchAloneIsEnough) {
+  write("batch.toml", "[train]\nbatch_seqs = 8\n");
+  EXPECT_TRUE(contains(output({"config", "batch.toml"}), "microbatch_seqs = 8 "));
+}
+
+// The page in docs/ is what this program prints: after a change of keys, `n config --all > docs/config.md`.
+TEST_F(ConfigCommandTest, TheReferenceOfAllKeysIsTheOneInDocs) {
+  EXPECT_EQ(output({"config", "--all"}), read_file(fs::path(NMOE_SOURCE_DIR) / "docs/config.md"));
+}
+
+TEST_F(ConfigCommandTest, TemplatesTrain) {
+  prepare();
+  for (const std::string name : {"dense", "moe", "mla-moe"}) {
+    write(name + ".toml", output({"config", "--template", name}));
+    const std::vector<std::string> smaller = {"--set", "data.path=data", "--set", "data.seq_len=16",
+                                              "--set", "model.dim=32",   "--set", "train.batch_seqs=2"};
+    std::vector<std::string> plan = {"plan", name + ".toml"}, train = {"train", name + ".toml"};
+    plan.insert(plan.end(), smaller.begin(), smaller.end());
+    EXPECT_TRUE(contains(output(plan), "1000 steps of 32 tokens"));
+    train.insert(train.end(), smaller.begin(), smaller.end());
+    train.insert(train.end(), {"--set", "train.steps=2"});
+    EXPECT_TRUE(contains(output(train), "2 steps in "));
+  }
+  expect_error(n({"config", "--template", "dens"}), 2, "dens", "n config --help");
+}
+
+TEST_F(ConfigCommandTest, TakesOneOfAFileAllAndATemplate) {
+  expect_error(n({"config"}), 2, "a configuration file, --all or --template is required", "n config --help");
+  expect_error(n({"config", "tiny.toml", "--all"}), 2, "excludes", "n config --help");
+  expect_error(n({"config", "--template", "moe", "--all"}), 2, "excludes", "n config --help");
+}
+
 // What it prints is a configuration, and the same one.
 TEST_F(ConfigCommandTest, RoundTrip) {
   const std::string printed =
@@ -70,6 +102,95 @@ TEST_F(ConfigCommandTest, PlanNeedsNoCorpusButAVocabulary) {
   EXPECT_TRUE(contains(output({"plan", "tiny.toml"}), "data "));
   expect_error(n({"plan", "tiny.toml", "--set", "train.memory_limit=1 MiB"}), 2, "train.memory_limit is 1.00 MiB",
                "raise train.memory_limit");
+}
+
+TEST_F(ConfigCommandTest, PlanPrintsTheScheduleAndRefusesToTrainBeyondIt) {
+  const auto plan = [&](std::vector<std::string> settings) {
+    std::vector<std::string> arguments = {"plan", "tiny.toml", "--set", "model.vocab_size=257"};
+    for (const std::string& setting : settings) arguments.insert(arguments.end(), {"--set", setting});
+    return n(arguments);
+  };
+  EXPECT_TRUE(contains(plan({}).out, "20 steps of 128 tokens: 2.56 k tokens, "));
+  EXPECT_TRUE(contains(
+      plan({}).out, "learning rates: from 0 to their peaks at step 5, held to step 15, then down to 0 at step 55\n"));
+  EXPECT_EQ(plan({"train.steps=55"}).exit_code, 0);
+  expect_error(plan({"train.steps=56"}), 2,
+               "train.steps = 56, but the learning rate is 0 from step 56 on: optim.schedule ends after 55 steps",
+               "set train.steps = 55, lengthen optim.schedule.hold or decay, or set optim.schedule.floor");
+  const Outcome held = plan({"train.steps=56", "optim.schedule.floor=1e-4"});
+  EXPECT_EQ(held.exit_code, 0) << held.err;
+  EXPECT_TRUE(contains(held.out, "then down to 0.0001 at step 55, and held there\n"));
+}
+
+// On a machine without one, from a program without CUDA.
+TEST_F(ConfigCommandTest, PlanForAGpuThatIsNotHere) {
+  const fs::path super = fs::path(NMOE_SOURCE_DIR) / "configs/speedrun/super.toml";
+  const auto plan = [&](const std::string& part, const std::string& batch = "32") {
+    return n({"plan", super.string(), "--set", "train.microbatch_seqs=" + batch, "--device-memory", part});
+  };
+  const Outcome outcome = plan("h200-141g");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part : {"  activations ", "  scratch ", "  context ", "  total on the device ",
+                           "  total in the host ", "  planned for h200-141g with ",
+                           "  4875 steps of 524288 tokens: 2.56 G tokens, ", " hours at 40 % of 989.40 TFLOP/s\n"}) {
+    EXPECT_TRUE(contains(outcome.out, part));
+  }
+  EXPECT_TRUE(contains(plan("b200-192g").out, " hours at 40 % of 2.25 PFLOP/s\n"));
+  expect_error(plan("24GiB"), 2, "the memory of 24GiB is 24.00 GiB", "lower train.microbatch_seqs (now 32)");
+  EXPECT_EQ(plan("100 GiB", "1").exit_code, 0);
+  expect_error(plan("gtx"), 2, "--device-memory gtx: that is neither a size nor a part that is known", "h100-80g");
+  expect_error(n({"plan", "tiny.toml", "--set", "model.vocab_size=257", "--device-memory", "80GiB"}), 2,
+               "run.device = \"cpu\"", "run.device=cuda");
+}
+
+TEST_F(ConfigCommandTest, PlanRefusesAStartingCheckpointThatIsNotThere) {
+  for (const char* command : {"plan", "train", "config"}) {
+    expect_error(n({command, "tiny.toml", "--set", "model.vocab_size=257", "--set", "model.init.from=nowhere"}), 2,
+                 "model.init.from = \"nowhere\": there is no such folder", "name a checkpoint");
+  }
+  make_directories(dir_ / "empty");
+  expect_error(n({"plan", "tiny.toml", "--set", "model.vocab_size=257", "--set", "model.init.from=empty"}), 1,
+               "no checkpoint in 'empty'", "name a checkpoint");
+  prepare();
+  output(train({"train.steps=1"}));
+  const std::string from = "model.init.from=runs/checkpoints/tiny";
+  output({"plan", "tiny.toml", "--set", "run.name=second", "--set", from});
+  expect_error(n({"plan", "tiny.toml", "--set", "run.name=second", "--set", from, "--set", "model.dense_dim=64"}), 2,
+               "model.dense_dim: 32 != 64", "without them, [model] is the checkpoint's");
+}
+
+// All that fine-tuning has to say is what it starts with and what it reads.
+TEST_F(ConfigCommandTest, AStartingCheckpointBringsItsModel) {
+  prepare();
+  output(train({"train.steps=2"}));
+  write("tune.toml",
+        "[run]\nname = \"tune\"\nthreads = 1\n[model.init]\nfrom = \"runs/checkpoints/tiny\"\n"
+        "[data]\npath = \"data\"\nseq_len = 16\n[train]\nsteps = 2\nbatch_seqs = 4\n");
+  const std::string resolved = output({"config", "tune.toml"});
+  for (const char* line : {"\nvocab_size       = 257 ", "\nkv_lora_rank     = 8 ", "\nnum_experts        = 6 "}) {
+    EXPECT_TRUE(contains(resolved, line));
+  }
+  output({"plan", "tune.toml"});
+  output({"train", "tune.toml", "--set", "train.steps=1"});
+  output({"train", "tune.toml", "--resume"});
+  // What may differ from the checkpoint still may.
+  output({"train", "tune.toml", "--set", "run.name=other", "--set", "model.moe.bias_rate=0.5"});
+
+  // The configuration of the checkpoint itself is one to begin with.
+  const std::string own = "runs/checkpoints/tiny/step_00000002/config.toml";
+  const std::vector<std::string> again = {
+      "train",        own, "--set", "run.name=again", "--set", "model.init.from=runs/checkpoints/tiny", "--set",
+      "train.steps=1"};
+  output(again);
+  std::vector<std::string> wrong = again;
+  wrong.insert(wrong.end(), {"--set", "model.init.std=0.5"});
+  expect_error(n(wrong), 2, "model.init.std has no effect because it needs model.init.from = \"\"", "remove it");
+
+  // A run that has begun can go on without what it began with.
+  fs::remove_all(dir_ / "runs/checkpoints/tiny");
+  output({"train", "tune.toml", "--resume", "--set", "train.steps=3"});
+  expect_error(n({"train", "tune.toml", "--set", "run.name=third"}), 2, "model.init.from = \"runs/checkpoints/tiny\"",
+               "name a checkpoint");
 }
 
 }  // namespace

@@ -9,7 +9,13 @@ namespace {
 
 class InterruptionTest : public CliTest {
  protected:
-  InterruptionTest() { prepare(); }
+  InterruptionTest() {
+    prepare();
+    std::string config(test::kTinyToml);
+    const std::string decay = "decay = 40\n";
+    config.replace(config.find(decay), decay.size(), "decay = 1000000\n");  // a run may go on for so long
+    write("tiny.toml", config);
+  }
 
   // A run too long to end by itself.
   test::Program start(const std::vector<std::string>& arguments) const {

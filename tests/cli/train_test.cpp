@@ -85,6 +85,19 @@ TEST_F(TrainCommandTest, ResumeWantsTheSameConfigurationAndCorpus) {
   output(resume({"train.steps=2", "run.experiment=other", "checkpoint.every=1"}));
 }
 
+// Steps at a rate of 0 would learn nothing.
+TEST_F(TrainCommandTest, NoStepIsTrainedBeyondTheSchedule) {
+  const std::string schedule = "optim.schedule.decay=3";  // 5 + 10 + 3 steps
+  expect_error(n(train({schedule})), 2, "train.steps = 20, but the learning rate is 0 from step 19 on",
+               "set train.steps = 18");
+  EXPECT_FALSE(fs::exists(dir_ / "runs"));
+  output(train({schedule, "train.steps=18"}));
+  expect_error(n(resume({schedule, "train.steps=20"})), 2, "train.steps = 20, but the learning rate is 0 from step 19",
+               "as another run: another run.name, and this one's checkpoints as model.init.from");
+  output(train({schedule, "optim.schedule.floor=1e-4", "run.name=held"}));
+  output(train({"run.name=second", "model.init.from=runs/checkpoints/tiny"}));
+}
+
 TEST_F(TrainCommandTest, ALossThatIsNotFinite) {
   const Outcome outcome = n(train({"optim.rest.lr=1e30", "optim.schedule.warmup=0"}));
   expect_error(outcome, 1, "first bad tensor: layers.0.", "the weights after step 1 are kept");
@@ -152,6 +165,24 @@ TEST_F(TrainCommandTest, MetricsThatCannotBeWritten) {
   EXPECT_TRUE(contains(listed("tiny"), "runs/metrics"));
 }
 
+TEST_F(TrainCommandTest, SaysThatARouterStaysFarFromBalance) {
+  // Two of eight experts get all tokens: the others' scores are equal, and nothing changes that.
+  const auto uneven = [&](int64_t steps) {
+    return n(
+        train({fmt::format("train.steps={}", steps), "model.moe.num_experts=8", "model.moe.bias_rate=0",
+               "model.moe.balance_loss=0", "model.init.router_std=0", "optim.router.lr=0", "train.log_every=50",
+               "train.stop_on_collapse=false", "optim.schedule.hold=500", fmt::format("run.name=steps{}", steps)}));
+  };
+  const Outcome short_run = uneven(150);
+  EXPECT_EQ(short_run.exit_code, 0) << short_run.err;
+  EXPECT_FALSE(contains(short_run.err, "far from balance"));
+  const Outcome outcome = uneven(250);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "step 200: the router of MoE layer 0 is far from balance")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "raise model.moe.balance_loss (0) or lower optim.router.lr (0)"));
+  EXPECT_FALSE(contains(outcome.err, "step 250: the router"));
+}
+
 TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   const auto bench =
       nlohmann::json::parse(output({"bench", "train", "tiny.toml", "--steps", "2", "--warmup", "1", "--json"}));
@@ -165,7 +196,13 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   EXPECT_NEAR(bench["mfu"].get<double>() * bench["peak_gflops"].get<double>() * 1e9, flops * rate, 1e-6 * flops * rate);
   EXPECT_GT(flops, 6.0 * bench["active_matrix_parameters"].get<double>());
   EXPECT_GT(bench["first_step_s"], 0.0);
-  EXPECT_GE(bench["load_max_over_mean"], 1.0);
+  for (const auto& [mean, each] : {std::pair{"load_max_over_mean", "loads"}, {"loss", "losses"}}) {
+    const auto values = bench[each].get<std::vector<double>>();
+    ASSERT_EQ(values.size(), 2u) << each;
+    EXPECT_GE(std::min(values[0], values[1]), 1.0) << each;
+    EXPECT_DOUBLE_EQ(bench[mean].get<double>(), (values[0] + values[1]) / 2) << each;
+  }
+  EXPECT_NE(bench["losses"][0], bench["losses"][1]);
   EXPECT_EQ(bench["ms_by_phase"].size(), 8u);
   // What a run has its plan for; this one writes no metrics.
   EXPECT_GT(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() / 2);
@@ -173,7 +210,7 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
 
   const std::string report = output({"bench", "train", "tiny.toml", "--steps", "1"});
-  for (const char* line : {"first step ", "router load ", "  attention backward ", "throughput ", "MFU "}) {
+  for (const char* line : {"first step ", "loss ", "router load ", "  attention backward ", "throughput ", "MFU "}) {
     EXPECT_TRUE(contains(report, line));
   }
 }

@@ -159,7 +159,9 @@ TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {
 // Of the configurations that older checkpoints and resumed runs carry.
 TEST(LayersKey, LeavesOldFingerprintsAsTheyWere) {
   EXPECT_EQ(config_fingerprint(Config()), "381b1e1f0db9574b34fc1ab5d57284a60232deebb55b5f4bb35726f87f396d02");
-  EXPECT_EQ(config_fingerprint(parse_config("model.attention = \"gqa\"\nmodel.moe.num_experts = 4\n", "x.toml")),
+  EXPECT_EQ(config_fingerprint(parse_config("model.attention = \"gqa\"\nmodel.moe.num_experts = 4\n"
+                                            "model.moe.bias_rate = 0.001\noptim.router.lr = 0.001\n",
+                                            "x.toml")),
             "bae5390e58a19f61c246e578ea40f088895c42f6dee279a3fb819070e7ed99c1");
 }
 

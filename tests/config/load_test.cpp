@@ -4,7 +4,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <sstream>
 
+#include "config/other_names.h"
 #include "configs.h"
 #include "expect_error.h"
 
@@ -62,8 +65,9 @@ TEST(Load, UnknownKeys) {
   expect_error("[checkpoint]\nkept = 2\n", "bad.toml:2: unknown key checkpoint.kept",
                "keys of [checkpoint]: every, keep_last");
   expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k", "did you mean model.moe.top_k?");
-  expect_error("[optim]\nlr = 2\n", "bad.toml:2: unknown key optim.lr",
-               "did you mean optim.matrices.lr, optim.experts.lr, optim.router.lr or optim.rest.lr?");
+  expect_error("[optim]\nweight_decay = 2\n", "bad.toml:2: unknown key optim.weight_decay",
+               "did you mean optim.matrices.weight_decay, optim.experts.weight_decay, optim.router.weight_decay or "
+               "optim.rest.weight_decay?");
   expect_error("[modle]\ndims = 2\n", "bad.toml:2: unknown key modle.dims", "did you mean model.dim?");
   expect_error("\n\"model.dim\" = 2\n", "bad.toml:2: unknown key \"model.dim\"", "did you mean model.dim?");
   expect_error("[model.dim]\nx = 2\n", "bad.toml:2: unknown key model.dim.x", "did you mean model.dim?");
@@ -118,10 +122,97 @@ TEST(Load, WrongTypesAndValuesOutOfRange) {
                "correct optim.router.weight_decay (router weights never decay)");
 }
 
-TEST(Load, TheFirstErrorOfTheFileIsReported) {
-  expect_error("[train]\nzzz = 1\n[checkpoint]\naaa = 1\n", "bad.toml:2: unknown key train.zzz",
-               "keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
-               "valid_every, valid_seqs, stop_on_collapse");
+TEST(Load, WhatOtherSystemsCallAKeyIsKnown) {
+  const auto remedy = [](const std::string& toml) {
+    try {
+      parse_config(toml, "bad.toml");
+    } catch (const Error& error) {
+      return error.remedy();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(remedy("[model]\nd_model = 512\n"), "did you mean model.dim?");
+  EXPECT_EQ(remedy("[model]\nhidden_size = 512\n"), "did you mean model.dim?");
+  EXPECT_EQ(remedy("[model]\nn_layer = 12\n"), "did you mean model.num_layers?");
+  EXPECT_EQ(remedy("[model.moe]\nn_routed_experts = 64\n"), "did you mean model.moe.num_experts?");
+  EXPECT_EQ(remedy("[training]\nmax_steps = 5\n"), "did you mean train.steps?");
+  EXPECT_EQ(remedy("[train]\nbatch_size = 5\n"),
+            "did you mean train.batch_seqs (sequences of a whole optimizer step)?");
+}
+
+// Every name leads to a key that there is, and hides none of ours.
+TEST(Load, OtherNamesAreConsistent) {
+  Config config;
+  std::set<std::string> keys, own_names, names;
+  for (const Field& field : describe(config)) {
+    keys.insert(field.key);
+    own_names.emplace(field.name());
+  }
+  for (const OtherNames& entry : other_names()) {
+    EXPECT_TRUE(keys.contains(std::string(entry.key))) << entry.key;
+    std::istringstream list{std::string(entry.names)};
+    for (std::string name; list >> name;) {
+      EXPECT_FALSE(own_names.contains(name)) << name;
+      EXPECT_TRUE(names.insert(name).second) << name << " stands twice";
+      ASSERT_NE(find_other_name(name), nullptr);
+      EXPECT_EQ(find_other_name(name)->key, entry.key);
+    }
+  }
+  EXPECT_EQ(find_other_name("dim"), nullptr);
+  EXPECT_EQ(find_other_name(""), nullptr);
+}
+
+TEST(Load, AllErrorsAreReportedAtOnce) {
+  expect_error("[train]\nzzz = 1\n[model]\nn_layer = 4\ndim = 0\n",
+               "4 things are wrong with the configuration:\n"
+               "  bad.toml:2: unknown key train.zzz\n"
+               "    -> keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
+               "valid_every, valid_seqs, stop_on_collapse\n"
+               "  bad.toml:4: unknown key model.n_layer\n"
+               "    -> did you mean model.num_layers?\n"
+               "  bad.toml:5: model.dim = 0, but it must be an integer from 1 to 1048576\n"
+               "    -> correct model.dim (width of the residual stream)\n"
+               "  --set run.seed: there is no value\n"
+               "    -> write --set section.key=value",
+               "do what stands behind each arrow", {"run.seed"});
+  // Keys without effect beside keys that do not go together.
+  expect_error("[model.gqa]\nhead_dim = 64\n[train]\nbatch_seqs = 12\nmicrobatch_seqs = 5\n",
+               "2 things are wrong with the configuration:\n"
+               "  bad.toml:2: model.gqa.head_dim has no effect because it needs model.attention = \"gqa\"\n"
+               "    -> remove it, or set model.attention = \"gqa\"\n"
+               "  bad.toml:5: train.microbatch_seqs = 5 with train.batch_seqs = 12: a batch is cut into equal "
+               "microbatches\n"
+               "    -> let train.microbatch_seqs divide train.batch_seqs",
+               "do what stands behind each arrow");
+  // What only follows from another error is not reported: the default of a key that was misspelt, and what it leaves
+  // without effect.
+  expect_error(
+      "[model]\natention = \"gqa\"\n[model.gqa]\nhead_dim = 64\n[train]\nbatch_size = 12\n"
+      "microbatch_seqs = 12\n",
+      "2 things are wrong with the configuration:\n"
+      "  bad.toml:2: unknown key model.atention\n"
+      "    -> did you mean model.attention?\n"
+      "  bad.toml:6: unknown key train.batch_size\n"
+      "    -> did you mean train.batch_seqs (sequences of a whole optimizer step)?",
+      "do what stands behind each arrow");
+}
+
+TEST(Load, MicrobatchesFollowFromTheBatchUnlessSet) {
+  const auto microbatch = [](const std::string& toml, const Overrides& overrides = {}) {
+    return parse_config(toml, "x", overrides).train.microbatch_seqs;
+  };
+  EXPECT_EQ(microbatch(""), 16);
+  EXPECT_EQ(microbatch("train.batch_seqs = 8"), 8);
+  EXPECT_EQ(microbatch("", {"train.batch_seqs=48"}), 16);
+  EXPECT_EQ(microbatch("train.batch_seqs = 18"), 9);
+  EXPECT_EQ(microbatch("train.batch_seqs = 17"), 1);
+  EXPECT_EQ(microbatch("train.batch_seqs = 16\nparallel.ranks = 4"), 4);
+  EXPECT_EQ(microbatch("train.batch_seqs = 16\ntrain.microbatch_seqs = 2"), 2);
+  // Ranks that cannot have equal shares are still told so.
+  expect_error("train.batch_seqs = 8\nparallel.ranks = 3\n",
+               "bad.toml:2: parallel.ranks = 3 with train.batch_seqs = 8, train.microbatch_seqs = 8: every rank takes "
+               "an equal share of a batch, in whole microbatches",
+               "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
 }
 
 // Each text sets one key that nothing would read.
@@ -222,6 +313,50 @@ TEST(Overrides, ReplaceTheFileInOrder) {
   EXPECT_EQ(config.optim.rest.lr, 1.0);
   EXPECT_TRUE(config.model.tied_head);
   EXPECT_EQ(config.model.gqa.head_dim, 16);
+}
+
+TEST(Load, OneRateForAllGroups) {
+  const auto rates = [](const std::string& toml, const Overrides& overrides = {}) {
+    const OptimConfig optim = parse_config(toml, "x", overrides).optim;
+    return std::vector<double>{optim.matrices.lr, optim.experts.lr, optim.router.lr, optim.rest.lr};
+  };
+  EXPECT_EQ(rates("optim.lr = 0.5"), (std::vector<double>{0.5, 0.5, 0.5, 0.5}));
+  // A group's own rate goes before it, wherever in the file; on the command line the last counts.
+  EXPECT_EQ(rates("[optim]\nmatrices.lr = 2\nlr = 0.5"), (std::vector<double>{2, 0.5, 0.5, 0.5}));
+  EXPECT_EQ(rates("[optim]\nlr = 0.5\nrest.lr = 2"), (std::vector<double>{0.5, 0.5, 0.5, 2}));
+  EXPECT_EQ(rates("optim.matrices.lr = 2", {"optim.lr=0.5", "optim.rest.lr=1"}),
+            (std::vector<double>{0.5, 0.5, 0.5, 1}));
+  // It is no more than what it sets.
+  const Config by_all = parse_config("optim.lr = 0.5\nmodel.moe.num_experts = 4", "x");
+  const Config by_each = parse_config(
+      "optim.matrices.lr = 0.5\noptim.experts.lr = 0.5\noptim.router.lr = 0.5\noptim.rest.lr = 0.5\n"
+      "model.moe.num_experts = 4",
+      "x");
+  EXPECT_EQ(print_config(by_all), print_config(by_each));
+  EXPECT_EQ(config_fingerprint(by_all), config_fingerprint(by_each));
+  expect_error("optim.lr = -1\n", "bad.toml:1: optim.lr = -1, but it must be a finite number of at least 0",
+               "correct optim.lr (peak learning rate of every group that has no lr of its own)");
+}
+
+TEST(Load, TheModelOfWhatTrainingStartsWith) {
+  const ModelSource source = [](const Config& config) {
+    EXPECT_EQ(config.model.init.from, "weights");
+    EXPECT_EQ(config.run.name, "mine");
+    return ModelText{"[model]\ndim = 96\n[model.init]\nstd = 0.5\n[optim]\nlr = 7\n", "weights/config.toml"};
+  };
+  const std::string start = "run.name = \"mine\"\nmodel.init.from = \"weights\"\n";
+  const Config config = parse_config(start + "model.num_layers = 3\n", "x", {}, source);
+  EXPECT_EQ(config.model.dim, 96);
+  EXPECT_EQ(config.model.num_layers, 3);
+  EXPECT_EQ(config.model.init.from, "weights");
+  EXPECT_EQ(config.optim.rest.lr, OptimConfig().rest.lr);  // the model alone
+  // [model.init] may say how those weights began, and nothing else.
+  parse_config(start + "model.init.std = 0.5\n", "x", {}, source);
+  expect_usage_error([&] { parse_config(start + "model.init.std = 0.25\n", "x", {}, source); },
+                     "x:3: model.init.std has no effect because it needs model.init.from = \"\"",
+                     "remove it, or set model.init.from = \"\"");
+  // Nobody is asked where training starts afresh.
+  EXPECT_EQ(parse_config("run.name = \"mine\"\n", "x", {}, source).model.dim, 256);
 }
 
 TEST(Overrides, TextNeedsNoQuotes) {

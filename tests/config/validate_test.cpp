@@ -8,8 +8,9 @@ namespace nmoe {
 namespace {
 
 std::string what_is_wrong(const Config& config) {
-  const std::optional<Issue> issue = find_issue(config);
-  return issue ? issue->what : "";
+  std::string text;
+  for (const Issue& issue : find_issues(config)) text += (text.empty() ? "" : "\n") + issue.what;
+  return text;
 }
 
 TEST(Validate, AcceptsGoodConfigs) {
@@ -54,7 +55,7 @@ TEST(Validate, FindsAYarnRampTheWrongWayRound) {
   config.model.yarn.beta_slow = 32.0;
   EXPECT_EQ(what_is_wrong(config), "");  // one pair wide, as in Kimi-K2
   config.model.yarn.beta_slow = 33.0;
-  EXPECT_EQ(find_issue(config)->keys, (std::vector<std::string>{"model.yarn.beta_fast", "model.yarn.beta_slow"}));
+  EXPECT_EQ(find_issues(config).at(0).keys, (std::vector<std::string>{"model.yarn.beta_fast", "model.yarn.beta_slow"}));
   config.model.yarn.factor = 1.0;
   EXPECT_EQ(what_is_wrong(config), "");
 }
@@ -131,6 +132,29 @@ TEST(Validate, FindsUnequalSharesOfRanks) {
   EXPECT_EQ(what_is_wrong(config),
             "parallel.ranks = 3 with train.batch_seqs = 12, train.microbatch_seqs = 3: every rank takes an equal share "
             "of a batch, in whole microbatches");
+}
+
+TEST(Validate, FindsAllThatIsWrong) {
+  Config config = mla_moe_config();
+  config.model.mla.qk_rope_head_dim = 15;
+  config.model.moe.top_k = 9;  // nor do the groups have so many, which is no second fault
+  config.optim.rest.optimizer = OptimizerKind::kMuon;
+  config.data.seq_len = 512;
+  config.model.max_positions = 256;
+  EXPECT_EQ(what_is_wrong(config),
+            "model.mla.qk_rope_head_dim = 15: RoPE rotates pairs\n"
+            "model.moe.top_k = 9 with model.moe.num_experts = 8: a token cannot go to more experts than there are\n"
+            "optim.rest.optimizer = \"muon\": embedding, head and norms are trained by AdamW\n"
+            "data.seq_len = 512 with model.max_positions = 256: sequences are longer than the model is meant for");
+  // Where the layers cannot be read, nothing is said of them, and the rest still is.
+  config = hybrid_config();
+  config.model.layers = "mla/dense, ???";
+  config.train.batch_seqs = 12;
+  config.train.microbatch_seqs = 5;
+  const std::vector<Issue> issues = find_issues(config);
+  ASSERT_EQ(issues.size(), 2u);
+  EXPECT_EQ(issues[0].keys, std::vector<std::string>{"model.layers"});
+  EXPECT_EQ(issues[1].keys, (std::vector<std::string>{"train.microbatch_seqs", "train.batch_seqs"}));
 }
 
 TEST(Validate, FindsRanksThatCannotShareExperts) {

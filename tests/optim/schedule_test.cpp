@@ -42,6 +42,24 @@ TEST(Schedule, CountsTokensWhenAsked) {
   EXPECT_DOUBLE_EQ(rate(s, 4), 0.4);
 }
 
+TEST(Schedule, KnowsItsLastLearningStep) {
+  ScheduleConfig s = schedule(DecayShape::kLinear);
+  s.floor = 0.0;
+  const auto last = last_learning_step(s, 100);
+  ASSERT_TRUE(last.has_value());
+  EXPECT_EQ(*last, schedule_span(s));
+  EXPECT_GT(rate(s, *last - 1), 0.0);
+  EXPECT_EQ(rate(s, *last), 0.0);
+  s.unit = ScheduleUnit::kTokens;  // a step ends in it, or behind it
+  EXPECT_EQ(last_learning_step(s, schedule_span(s)), 1);
+  EXPECT_EQ(last_learning_step(s, schedule_span(s) - 1), 2);
+  s.floor = 0.1;
+  EXPECT_EQ(last_learning_step(s, 100), std::nullopt);
+  s.floor = 0.0;
+  s.decay = 0;
+  EXPECT_EQ(last_learning_step(s, 100), std::nullopt);
+}
+
 TEST(Schedule, FloorIsAbsoluteAndNeverRaisesARate) {
   EXPECT_DOUBLE_EQ(rate(schedule(DecayShape::kCosine), 35, 0.05), 0.05);
   ScheduleConfig s = schedule(DecayShape::kCosine);

@@ -10,6 +10,7 @@
 #include "config/load.h"
 #include "config/mixture.h"
 #include "train/memory_plan.h"
+#include "train/run_plan.h"
 
 namespace nmoe {
 namespace {
@@ -61,6 +62,7 @@ TEST(ConfigsTest, EveryOneLoads) {
     const ModelCost cost = cost_of(config);
     EXPECT_GT(cost.active_parameters, 0);
     EXPECT_LE(cost.active_parameters, cost.parameters);
+    check_schedule(config);
   }
   EXPECT_EQ(num_mixtures, 1);
 }

@@ -67,6 +67,95 @@ TEST(RouterReportTest, ADenseModelReportsNothing) {
   EXPECT_EQ(find_collapse({}, {.num_experts = 0}), "");
 }
 
+Config moe_config(int64_t num_experts, int64_t top_k) {
+  Config config;
+  config.model.moe.num_experts = num_experts;
+  config.model.moe.top_k = top_k;
+  config.model.moe.bias_rate = 0.002;
+  config.model.moe.balance_loss = 0.003;
+  config.optim.router.lr = 0.004;
+  return config;
+}
+
+// One layer in balance and one whose first expert has `over_mean` times the mean, a multiple of a half; the others
+// share the rest equally.
+std::vector<RouterHealth> layers_with(double over_mean, int32_t num_experts = 64) {
+  const int32_t mean = 2 * (num_experts - 1);
+  std::vector<RouterHealth> layers(2);
+  layers[0].counts.assign(static_cast<size_t>(num_experts), mean);
+  layers[1].counts.assign(static_cast<size_t>(num_experts), static_cast<int32_t>(2 * (num_experts - over_mean)));
+  layers[1].counts[0] = static_cast<int32_t>(over_mean * mean);
+  return layers;
+}
+
+TEST(RouterReportTest, TheFullestExpertAndItsLayer) {
+  const FullestExpert fullest = fullest_expert(two_layers());
+  EXPECT_EQ(fullest.layer, 0);
+  EXPECT_DOUBLE_EQ(fullest.over_mean, 3.0);
+  EXPECT_EQ(fullest_expert(layers_with(8.0)).layer, 1);
+  EXPECT_EQ(fullest_expert({}).over_mean, 0.0);
+  EXPECT_EQ(fullest_expert(std::vector<RouterHealth>{{.counts = {0, 0}}}).over_mean, 0.0);
+}
+
+TEST(BalanceWatchTest, NamesLayerLoadAndKeys) {
+  BalanceWatch watch(moe_config(64, 4));
+  EXPECT_EQ(watch.observe(280, layers_with(8.0)), "");
+  EXPECT_EQ(watch.observe(290, layers_with(8.0)), "");
+  const std::string said = watch.observe(300, layers_with(8.0));
+  EXPECT_TRUE(contains(said, "step 300: the router of MoE layer 1 is far from balance")) << said;
+  EXPECT_TRUE(contains(said, "8.0 times the mean, 50 % of all tokens")) << said;
+  EXPECT_TRUE(contains(said, "raise model.moe.bias_rate (0.002) or lower optim.router.lr (0.004)")) << said;
+}
+
+TEST(BalanceWatchTest, WithoutBiasTheLossIsTheKey) {
+  Config config = moe_config(64, 4);
+  config.model.moe.bias_rate = 0.0;
+  BalanceWatch watch(config);
+  for (const int64_t step : {300, 310}) watch.observe(step, layers_with(8.0));
+  const std::string said = watch.observe(320, layers_with(8.0));
+  EXPECT_TRUE(contains(said, "raise model.moe.balance_loss (0.003) or")) << said;
+  EXPECT_FALSE(contains(said, "bias_rate"));
+}
+
+TEST(BalanceWatchTest, IsSilentEarlyInBalanceAndAfterASingleStep) {
+  BalanceWatch watch(moe_config(64, 4));
+  for (int64_t step = 10; step < BalanceWatch::kFirstStep; step += 10) {
+    EXPECT_EQ(watch.observe(step, layers_with(16.0)), "") << step;
+  }
+  EXPECT_NE(watch.observe(BalanceWatch::kFirstStep, layers_with(16.0)), "");
+
+  BalanceWatch recovering(moe_config(64, 4));
+  for (int64_t step = 200; step < 600; step += 10) {
+    EXPECT_EQ(recovering.observe(step, layers_with(step % 30 == 0 ? 3.5 : 8.0)), "") << step;
+  }
+}
+
+TEST(BalanceWatchTest, SpeaksAgainAfterTwiceAsManySteps) {
+  BalanceWatch watch(moe_config(64, 4));
+  std::vector<int64_t> said;
+  for (int64_t step = 10; step <= 2000; step += 10) {
+    if (!watch.observe(step, layers_with(8.0)).empty()) said.push_back(step);
+  }
+  EXPECT_EQ(said, (std::vector<int64_t>{200, 400, 800, 1600}));
+}
+
+// 16 experts, top 4: every token on one expert is 4 times the mean.
+TEST(BalanceWatchTest, FewExpertsHaveALowerLimit) {
+  const auto says = [](const std::vector<RouterHealth>& layers) {
+    BalanceWatch watch(moe_config(16, 4));
+    std::string said;
+    for (const int64_t step : {300, 310, 320}) said = watch.observe(step, layers);
+    return said;
+  };
+  EXPECT_NE(says(layers_with(3.5, 16)), "");
+  EXPECT_EQ(says(layers_with(2.5, 16)), "");
+  // Ten rows an expert: such a load is chance.
+  std::vector<RouterHealth> few(1);
+  few[0].counts.assign(16, 8);
+  few[0].counts[0] = 40;
+  EXPECT_EQ(says(few), "");
+}
+
 // 16 experts, top 2: exactly two experts that share everything have a cv of 100 sqrt(14 / 2), 97 %
 // of which is 256.6. At most three experts may be active.
 TEST(RouterReportTest, CollapseByHand) {

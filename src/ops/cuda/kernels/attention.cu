@@ -10,6 +10,7 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::cuda {
@@ -81,19 +82,15 @@ unsigned blocks_of(int64_t threads) { return static_cast<unsigned>((threads + kT
 
 // Where each token's document begins, counted in its sequence: [T] I32, undefined without documents.
 Tensor find_first_keys(Context& ctx, ArenaScope& scope, const AttentionShape& shape) {
-  if (!shape.cu_seqlens.defined()) return {};
-  const int64_t T = shape.num_seqs * shape.seq_len;
-  const Tensor first_keys = scope.allocate(DType::kI32, {T});
-  if (ctx.counting()) return first_keys;
+  const Tensor first_keys = claim_first_keys(scope, shape);
+  if (ctx.counting() || !first_keys.defined()) return first_keys;
+  const int64_t T = first_keys.dim(0);
   first_keys_kernel<<<blocks_of(T), kThreads, 0, ctx.stream>>>(
       static_cast<int>(T), static_cast<int>(shape.seq_len), shape.cu_seqlens.data<int32_t>(),
       static_cast<int>(shape.cu_seqlens.dim(0)), first_keys.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());
   return first_keys;
 }
-
-// Claimed whether or not anything will run; two I32 a token.
-Tensor claim_spans(ArenaScope& scope, const AttentionGeometry& g) { return scope.allocate(DType::kI32, {g.T, 2}); }
 
 void find_spans(const AttentionShape& shape, const Tensor& storage, AttentionGeometry& g, cudaStream_t stream) {
   auto* spans = static_cast<int2*>(storage.raw());
@@ -138,7 +135,7 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   if (cudnn_attention_takes(args.q.dtype(), g.Dk, g.Dv)) {
     return ctx.cudnn_attention.forward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
-  const Tensor spans = claim_spans(scope, g);
+  const Tensor spans = claim_spans(scope, g.T);
   if (ctx.counting()) return;
   find_spans(args.shape, spans, g, ctx.stream);
   plain_attention_forward(g, args, ctx.stream);
@@ -158,7 +155,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   if (cudnn_attention_takes(act, g.Dk, g.Dv)) {
     return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
-  const Tensor spans = claim_spans(scope, g), delta = scope.allocate(DType::kF32, args.lse.shape());
+  const Tensor spans = claim_spans(scope, g.T), delta = scope.allocate(DType::kF32, args.lse.shape());
   if (ctx.counting()) return;
   find_spans(args.shape, spans, g, ctx.stream);
   if (act == DType::kF32) {

@@ -10,6 +10,7 @@
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -95,23 +96,22 @@ void embedding_backward(Context& ctx, const EmbeddingBackward& args) {
   const int64_t num_tokens = ids.dim(0), width = dtable.dim(1);
   if (num_tokens == 0 || width == 0) return;
   ArenaScope scratch(ctx.scratch);
-  const Tensor tokens = scratch.allocate(DType::kI32, {num_tokens});
-  const Tensor sorted_ids = scratch.allocate(DType::kI32, {num_tokens});
-  const Tensor sorted_tokens = scratch.allocate(DType::kI32, {num_tokens});
   // All bits of the ids are sorted by, so that those outside of the vocabulary form runs of their own too.
-  const auto sort = [&](void* storage, size_t& num_bytes) {
-    NMOE_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(storage, num_bytes, ids.data<int32_t>(), sorted_ids.data<int32_t>(),
-                                                    tokens.data<int32_t>(), sorted_tokens.data<int32_t>(),
-                                                    static_cast<int>(num_tokens), 0, 32, ctx.stream));
+  const auto sort = [&](const EmbeddingBackwardScratch& s, void* storage, size_t& num_bytes) {
+    NMOE_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(
+        storage, num_bytes, ids.data<int32_t>(), static_cast<int32_t*>(s.sorted_ids.raw()),
+        static_cast<const int32_t*>(s.tokens.raw()), static_cast<int32_t*>(s.sorted_tokens.raw()),
+        static_cast<int>(num_tokens), 0, 32, ctx.stream));
   };
   size_t num_bytes = 0;
-  sort(nullptr, num_bytes);  // says how much it needs
-  const Tensor storage = scratch.allocate(DType::kU8, {static_cast<int64_t>(num_bytes)});
+  sort({}, nullptr, num_bytes);  // says how much it needs
+  const EmbeddingBackwardScratch claimed = claim(scratch, args, static_cast<int64_t>(num_bytes));
+  const auto& [tokens, sorted_ids, sorted_tokens, storage] = claimed;
   if (ctx.counting()) return;
   number_kernel<<<grid_size(ceil_div(num_tokens, kThreads)), kThreads, 0, ctx.stream>>>(tokens.data<int32_t>(),
                                                                                         num_tokens);
   NMOE_CUDA_CHECK(cudaGetLastError());
-  sort(storage.raw(), num_bytes);
+  sort(claimed, storage.raw(), num_bytes);
   dispatch_act(dy.dtype(), [&](auto element) {
     using T = decltype(element);
     const dim3 grid(grid_size(num_tokens), short_grid_size(ceil_div(width, kColumns)));

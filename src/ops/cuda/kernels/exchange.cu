@@ -13,11 +13,12 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kPlanThreads = 1024;
+constexpr int kPlanThreads = kExchangeChunkTokens;
 constexpr int kRowThreads = 512;  // of a block whose warps move a row each
 constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int64_t kMaxExperts = 4096;
@@ -266,9 +267,9 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   const int64_t num_tokens = args.top_idx.dim(0), num_experts = plan.placement.dim(0), num_ranks = plan.num_sent.dim(0);
   NMOE_CHECK(num_experts <= kMaxExperts && num_ranks <= kMaxPeers, "an exchange of {} experts on {} ranks",
              num_experts, num_ranks);
-  const int64_t num_chunks = std::max<int64_t>(1, ceil_div<int64_t>(num_tokens, kPlanThreads));
+  const int64_t num_chunks = exchange_chunks(args);
   ArenaScope scratch(ctx.scratch);
-  const Tensor chunk_sent = scratch.allocate(DType::kI32, {num_chunks, num_ranks});
+  const Tensor chunk_sent = claim(scratch, args);
   if (ctx.counting()) return;
   const int top_k = static_cast<int>(args.top_idx.dim(1));
   const Placement placement = placement_of(plan);

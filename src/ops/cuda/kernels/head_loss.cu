@@ -13,6 +13,7 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -21,14 +22,6 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kVector = 8;
 static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
-
-// Rows whose logits exist at one time: as many as make 2^28 of them, for the gradient of the weight, [V, D] in F32, is
-// read and written once a chunk.
-int64_t chunk_rows_of(int64_t num_tokens, int64_t vocab) {
-  constexpr int64_t kLogits = int64_t{1} << 28, kLeast = 128, kMost = 8192;
-  const int64_t rows = kLogits / std::max<int64_t>(1, vocab) / kLeast * kLeast;
-  return std::min(num_tokens, std::clamp(rows, kLeast, kMost));
-}
 
 // A running softmax and argmax over some of a row's logits.
 struct OnlineSoftmax {
@@ -173,13 +166,9 @@ template <class T>
 void head_loss_of(Context& ctx, const HeadLoss& args) {
   const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
   const bool want_gradient = args.dx.defined();
-  const int64_t chunk_rows = chunk_rows_of(num_tokens, vocab);
+  const int64_t chunk_rows = head_chunk_rows(num_tokens, vocab);
   ArenaScope scope(ctx.scratch);
-  const Tensor logits = scope.allocate(DType::kF32, {chunk_rows, vocab});
-  Tensor gradient;
-  if (want_gradient) {
-    gradient = args.x.dtype() == DType::kF32 ? logits : scope.allocate(args.x.dtype(), {chunk_rows, vocab});
-  }
+  const auto [logits, gradient] = claim(scope, args);
   for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
     const int64_t end = std::min(begin + chunk_rows, num_tokens), rows = end - begin;
     const Tensor x = args.x.rows(begin, end), chunk = logits.rows(0, rows);

@@ -14,6 +14,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -22,8 +23,7 @@ constexpr int kThreads = 256;
 constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
 constexpr int kScanThreads = 1024;
 constexpr int64_t kMaxExperts = 4096;
-constexpr int64_t kMinChunkCopies = 512, kMaxChunks = 256;
-static_assert(kScanThreads == kWarp * kWarp && kMinChunkCopies % kWarp == 0);
+static_assert(kScanThreads == kWarp * kWarp);
 
 // Which copies have a row.
 struct Parts {
@@ -208,10 +208,10 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   NMOE_CHECK(num_experts >= 1 && num_experts <= kMaxExperts && num_copies <= INT32_MAX,
              "plan of {} choices over {} experts; on CUDA of at most {} experts", top_idx.shape(), num_experts,
              kMaxExperts);
-  const int64_t chunk_copies = std::max(kMinChunkCopies, ceil_div(num_copies, kMaxChunks));
-  const int64_t num_chunks = ceil_div(num_copies, chunk_copies);
+  const int64_t chunk_copies = plan_chunk_copies(num_copies);
   ArenaScope scratch(ctx.scratch);
-  const Tensor next_row = scratch.allocate(DType::kI32, {num_chunks, num_experts});
+  const Tensor next_row = claim(scratch, args);
+  const int64_t num_chunks = next_row.dim(0);
   if (ctx.counting()) return;
   const int32_t* experts = top_idx.data<int32_t>();
   const bool has_parts = args.part_sizes.defined();

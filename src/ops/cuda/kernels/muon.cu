@@ -15,6 +15,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
@@ -26,17 +27,14 @@ constexpr float kA = 3.4445F, kB = -4.7750F, kC = 2.0315F;
 constexpr float kNormEpsilon = 1e-7F;
 
 constexpr int kThreads = 256;
-constexpr int64_t kSlice = int64_t{1} << 14;          // elements of an elementwise block
-constexpr int64_t kStackElements = int64_t{1} << 26;  // of the matrices that are worked on together
-constexpr int64_t kStackMatrices = int64_t{1} << 15;  // a grid's second dimension has to hold them
 
 // Block (slice, matrix) of a stack of [size] matrices: its elements.
 struct Slice {
   int64_t begin, end, offset;  // inside of the matrix; of the matrix in the stack
 };
 __device__ Slice own_slice(int64_t size) {
-  const int64_t begin = blockIdx.x * kSlice;
-  return {begin, min(begin + kSlice, size), blockIdx.y * size};
+  const int64_t begin = blockIdx.x * kMuonSlice;
+  return {begin, min(begin + kMuonSlice, size), blockIdx.y * size};
 }
 
 // momentum = beta * momentum + g;  x = g + beta * momentum;  partials[matrix, slice] = the sum of x^2.
@@ -88,8 +86,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int64_t kWorkspaceBytes = int64_t{16} << 20;  // of a product
-
 // A product of stacks of F32 matrices: [rows, depth] by [depth, cols].
 GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t depth, bool tf32) {
   // Every matrix of the stacks begins at a multiple of 16 bytes, or only the first does.
@@ -103,7 +99,7 @@ GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t d
           .align_a = alignment,
           .align_b = alignment,
           .align_d = alignment,
-          .workspace_bytes = kWorkspaceBytes};
+          .workspace_bytes = kMuonWorkspaceBytes};
 }
 
 // Scratch of an iteration.
@@ -140,39 +136,32 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const Shape& shape = args.w.shape();
   NMOE_CHECK(shape.rank() == 2 || shape.rank() == 3, "Muon of w {}", shape);
   const int64_t batch = shape.rank() == 3 ? shape[0] : 1;
-  const int64_t rows = shape[-2], cols = shape[-1], size = rows * cols, small = std::min(rows, cols);
+  const int64_t rows = shape[-2], cols = shape[-1], size = rows * cols;
   NMOE_CHECK(args.grad.num_elements() == batch * size && args.momentum.num_elements() == batch * size,
              "Muon of w {}, grad {}, momentum {}", shape, args.grad.shape(), args.momentum.shape());
   if (batch * size == 0) return;
-  const int64_t stack = std::clamp<int64_t>(kStackElements / size, 1, std::min(batch, kStackMatrices));
-  const int64_t num_slices = ceil_div(size, kSlice);
+  const int64_t stack = muon_stack(shape), num_slices = ceil_div(size, kMuonSlice);
   ArenaScope scope(ctx.scratch);
-  const Tensor x_buffer = scope.allocate(DType::kF32, {stack, size});
-  const Tensor next_buffer = scope.allocate(DType::kF32, {stack, size});
-  const Tensor gram = scope.allocate(DType::kF32, {stack, small, small});
-  const Tensor poly = scope.allocate(DType::kF32, {stack, small, small});
-  const Tensor partials = scope.allocate(DType::kF32, {stack, num_slices});
-  const Tensor inverse_norms = scope.allocate(DType::kF32, {stack});
-  const Tensor workspace = scope.allocate(DType::kU8, {kWorkspaceBytes});
+  const MuonScratch scratch = claim(scope, args);
   const auto step = static_cast<float>(0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));
   const auto* grad_scale = args.grad_scale.data<double>();
 
   dispatch_weights(args.w, args.low, [&](auto weights) {
     if (ctx.counting()) return;
-    const Buffers buffers{gram.data<float>(), poly.data<float>(), workspace.raw()};
+    const Buffers buffers{scratch.gram.data<float>(), scratch.poly.data<float>(), scratch.workspace.raw()};
     for (int64_t begin = 0; begin < batch; begin += stack) {
       const int64_t count = std::min(stack, batch - begin), first = begin * size;
       const dim3 grid(grid_size(num_slices), short_grid_size(count));
-      float* x = x_buffer.data<float>();
-      float* next = next_buffer.data<float>();
+      float* x = scratch.x.data<float>();
+      float* next = scratch.next.data<float>();
       nesterov_kernel<<<grid, kThreads, 0, ctx.stream>>>(
           args.grad.data<float>() + first, args.momentum.data<float>() + first, grad_scale,
-          static_cast<float>(args.beta), x, partials.data<float>(), size);
+          static_cast<float>(args.beta), x, scratch.partials.data<float>(), size);
       NMOE_CUDA_CHECK(cudaGetLastError());
-      norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(partials.data<float>(), num_slices,
-                                                                 inverse_norms.data<float>());
+      norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(scratch.partials.data<float>(), num_slices,
+                                                                 scratch.inverse_norms.data<float>());
       NMOE_CUDA_CHECK(cudaGetLastError());
-      scale_kernel<<<grid, kThreads, 0, ctx.stream>>>(x, inverse_norms.data<float>(), size);
+      scale_kernel<<<grid, kThreads, 0, ctx.stream>>>(x, scratch.inverse_norms.data<float>(), size);
       NMOE_CUDA_CHECK(cudaGetLastError());
       for (int iteration = 0; iteration < args.iterations; ++iteration) {
         iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, next, buffers);

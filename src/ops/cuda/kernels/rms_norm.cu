@@ -14,16 +14,13 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
 
 constexpr int kGainWarps = 8;            // of a dgain block; each takes every eighth row
 constexpr int kGainColumns = kWarp * 8;  // a dgain block's columns, 8 a lane
-constexpr int64_t kGainMinRows = 4 * kGainWarps;
-constexpr int64_t kGainMaxChunks = 256;
-
-int64_t gain_chunk_rows(int64_t num_rows) { return std::max(kGainMinRows, ceil_div(num_rows, kGainMaxChunks)); }
 
 template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -168,9 +165,10 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   check_shapes(x, gain, dy, rstd);
   check_shapes(x, dgain, dx, rstd);
   const int64_t num_rows = x.dim(0), width = x.dim(1);
-  const int64_t chunk_rows = gain_chunk_rows(num_rows), num_chunks = ceil_div(num_rows, chunk_rows);
+  const int64_t chunk_rows = gain_chunk_rows(num_rows);
   ArenaScope scratch(ctx.scratch);
-  const Tensor partials = scratch.allocate(DType::kF32, {num_chunks, width});
+  const Tensor partials = claim(scratch, args);
+  const int64_t num_chunks = partials.dim(0);
   if (ctx.counting() || num_rows == 0 || width == 0) return;
   const bool vector = can_vectorise(width, x, gain, dy, dx);
   dispatch_act(x.dtype(), [&](auto element) {

@@ -18,6 +18,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -343,14 +344,6 @@ void check_limits(int64_t num_experts, int64_t top_k) {
              num_experts, top_k, kMaxExperts, kMaxTopK);
 }
 
-int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
-  NMOE_CHECK(loss.seq_len > 0 && num_tokens % loss.seq_len == 0, "{} tokens in sequences of {}", num_tokens,
-             loss.seq_len);
-  const int64_t num_seqs = num_tokens / loss.seq_len;
-  NMOE_CHECK(num_seqs <= 65535, "{} sequences; on CUDA at most 65535 a microbatch", num_seqs);
-  return num_seqs;
-}
-
 // Blocks of warps, one a token, that fit in shared memory.
 struct TokenLaunch {
   unsigned blocks;
@@ -387,12 +380,8 @@ void router_forward(Context& ctx, const RouterForward& args) {
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
   check_limits(num_experts, args.rule.top_k);
   const bool balance = args.loss.balance != 0, z = args.loss.z != 0, entropy = args.entropy.defined();
-  const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
   ArenaScope scratch(ctx.scratch);
-  const Tensor z_terms = scratch.allocate(DType::kF64, {z ? num_tokens : 0});
-  const Tensor entropy_terms = scratch.allocate(DType::kF64, {entropy ? num_tokens : 0});
-  const Tensor balance_terms = scratch.allocate(DType::kF64, {balance ? num_tokens : 0});
-  const Tensor loads = scratch.allocate(DType::kI32, {num_seqs, num_experts});
+  const auto [z_terms, entropy_terms, balance_terms, loads] = claim(scratch, args);
   if (ctx.counting() || num_tokens == 0) return;
   const TokenTerms terms{.z = z ? z_terms.data<double>() : nullptr,
                          .entropy = entropy ? entropy_terms.data<double>() : nullptr,
@@ -427,9 +416,8 @@ void router_backward(Context& ctx, const RouterBackward& args) {
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
   check_limits(num_experts, args.rule.top_k);
   const bool balance = args.loss.balance != 0;
-  const int64_t num_seqs = balance ? num_sequences(args.loss, num_tokens) : 0;
   ArenaScope scratch(ctx.scratch);
-  const Tensor loads = scratch.allocate(DType::kI32, {num_seqs, num_experts});
+  const Tensor loads = claim_sequence_loads(scratch, args.loss, args.logits);
   if (ctx.counting() || num_tokens == 0) return;
   LossFactors loss{
       .loads = nullptr, .load_factor = 0.0F, .balance = 0.0F, .seq_len = 1, .z = static_cast<float>(2 * args.loss.z)};

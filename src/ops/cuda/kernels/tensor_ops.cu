@@ -12,6 +12,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 #include "tensor/convert.h"
 
 namespace nmoe::cuda {
@@ -19,7 +20,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kThreadElements = 8;  // of an elementwise kernel
-constexpr int64_t kReduceElements = int64_t{1} << 15;
 
 unsigned elementwise_grid(int64_t size) { return grid_size(ceil_div(size, kThreads * kThreadElements)); }
 
@@ -136,8 +136,8 @@ void reduce(Context& ctx, Tensor x, Tensor out) {
   using Partial = typename Term::Partial;
   ArenaScope scratch(ctx.scratch);
   const int64_t size = x.num_elements();
-  const int64_t num_blocks = ceil_div(size, kReduceElements);
-  const Tensor partials = scratch.allocate(DTypeOf<Partial>::value, {num_blocks});
+  const Tensor partials = claim_partials(scratch, x, DTypeOf<Partial>::value);
+  const int64_t num_blocks = partials.dim(0);
   if (ctx.counting() || size == 0) return;
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "base/error.h"
+#include "ops/cuda/parts.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/runtime/recording.h"
@@ -21,7 +22,8 @@ std::string claim_device(int index) {
   if (status != cudaSuccess || count == 0) {
     throw usage_error(
         fmt::format("run.device = \"cuda\", but there is no usable CUDA device ({})", cudaGetErrorString(status)),
-        "check `nvidia-smi`: CUDA 13 needs driver 580 or newer; or set run.device = \"cpu\"");
+        "check `nvidia-smi`: CUDA 13 needs driver 580 or newer; or set run.device = \"cpu\"; `n plan --device-memory` "
+        "plans for a GPU anywhere");
   }
   if (index < 0 || index >= count) {
     throw usage_error(fmt::format("there is no CUDA device {}: this machine has {}, counted from 0", index, count),
@@ -112,12 +114,7 @@ std::string CudaDevice::peak_source() const {
   return fmt::format("NVIDIA's datasheet, SXM, dense {}", compute_dtype_ == DType::kBF16 ? "bf16" : "fp32");
 }
 
-// The vendor's dense figures for the SXM parts: H100 and H200, B200.
-double CudaDevice::peak_flops() {
-  constexpr bool kHopper = kCompiledMajor == 9;
-  if (compute_dtype_ == DType::kBF16) return kHopper ? 989.4e12 : 2250e12;
-  return kHopper ? 66.9e12 : 75e12;
-}
+double CudaDevice::peak_flops() { return cuda::peak_flops({.major = kCompiledMajor}, compute_dtype_); }
 
 std::optional<DeviceMemoryUse> CudaDevice::memory_use() const {
   make_current();

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 
@@ -38,12 +39,7 @@ void DeviceMemory::release(void* block, int64_t) noexcept {
   cudaFree(block);
 }
 
-// The driver maps pages of 2 MiB, which small blocks share.
-int64_t DeviceMemory::allocation_bytes(int64_t bytes) const {
-  constexpr int64_t kPage = int64_t{2} << 20;
-  if (bytes <= kPage / 2) return bytes;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
+int64_t DeviceMemory::allocation_bytes(int64_t bytes) const { return device_allocation_bytes(bytes); }
 
 void* PinnedMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;

@@ -21,6 +21,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
@@ -352,7 +353,7 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, in
 bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
   const bool aligned =
       aligned16(rows.raw()) && aligned16(other_rows.raw()) && (w.dtype() != DType::kBF16 || aligned16(w.raw()));
-  return rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0 && aligned;
+  return sm90_shapes(rows, other_rows) && aligned;
 }
 
 void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
@@ -371,7 +372,7 @@ void grouped_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, T
 void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
   const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
   ArenaScope scope(ctx.scratch);
-  const Tensor order = scope.allocate(DType::kI32, {num_experts}), tiles_taken = scope.allocate(DType::kI32, {1});
+  const auto [order, tiles_taken] = claim_grouped_weight(scope, num_experts);
   if (ctx.counting()) return;
   order_longest_first(ctx, offsets, order, tiles_taken);
   const Product product{.a = panel_map(dy.raw(), dy.dim(0), rows),

@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cudnn_graph.h"
 #include "ops/cuda/vendor/cudnn_library.h"
 
@@ -182,26 +183,18 @@ Plan make_plan(int device_index, const Key& key) {
   return plan;
 }
 
-// How many sequences, and how many of their key/value heads, backward takes at a time.
-struct Part {
-  int64_t num_seqs, kv_heads;
-};
-Part part_of(const Key& key, int64_t workspace_limit) {
-  // Statistics of a part have to begin at multiples of 16 bytes, as graphs are told.
-  if (key.seq_len % 4 != 0) return {key.num_seqs, key.all_kv_heads};
-  constexpr int64_t kTile = 128;
-  const int64_t rows = (key.seq_len + kTile - 1) / kTile * kTile;
-  // The gradients of scores; where heads are shared, those of keys and values before their sum.
-  const int64_t shared_bytes = key.group > 1 ? rows * (key.key_size + key.value_size) * 2 : 0;
-  const int64_t head_bytes = key.group * (rows * rows * 2 + shared_bytes);
-  const int64_t heads = std::max<int64_t>(workspace_limit / head_bytes, 1);
-  if (heads < key.all_kv_heads) return {1, heads};
-  return {std::min(heads / key.all_kv_heads, key.num_seqs), key.all_kv_heads};
+AttentionSizes sizes_of(const Key& key) {
+  return {.num_seqs = key.num_seqs,
+          .seq_len = key.seq_len,
+          .kv_heads = key.all_kv_heads,
+          .group = key.group,
+          .key_size = key.key_size,
+          .value_size = key.value_size};
 }
 
 // Calls work(first sequence, first key/value head, key of the part) over all parts.
 template <class Work>
-void for_each_part(const Key& whole, const Part& part, const Work& work) {
+void for_each_part(const Key& whole, const AttentionPart& part, const Work& work) {
   Key key = whole;
   for (int64_t seq = 0; seq < whole.num_seqs; seq += part.num_seqs) {
     for (int64_t head = 0; head < whole.kv_heads; head += part.kv_heads) {
@@ -227,11 +220,7 @@ using Bf16 = uint16_t;
 }  // namespace
 
 bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size) {
-  constexpr bool kHopper = NMOE_CUDA_MAJOR == 9;
-  if (act != DType::kBF16 || key_size % 8 != 0 || value_size % 8 != 0) return false;
-  if (!kHopper && key_size == 192) return value_size == 128;
-  constexpr int64_t kLargest = kHopper ? 256 : 128;
-  return key_size <= kLargest && value_size <= kLargest;
+  return cudnn_takes({.major = NMOE_CUDA_MAJOR}, act, key_size, value_size);
 }
 
 struct CudnnAttention::Plans {
@@ -262,13 +251,13 @@ void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const T
   std::vector<std::shared_future<Plan>> futures = {plans_->start(device_index_, key)};
   if (ctx.counting()) {  // backward's are likely to be wanted next, and all together take as long as one
     const Key backward = backward_key(key);
-    for_each_part(backward, part_of(backward, kWorkspaceLimit),
+    for_each_part(backward, attention_part(sizes_of(backward)),
                   [&](int64_t, int64_t, const Key& part) { futures.push_back(plans_->start(device_index_, part)); });
     for (const auto& future : futures) future.wait();
   }
   const Plan& plan = futures.front().get();
   ArenaScope scope(ctx.scratch);
-  const Tensor workspace = scope.allocate(DType::kU8, {plan.plan.workspace_bytes()});
+  const Tensor workspace = claim_attention_forward(scope, plan.plan.workspace_bytes());
   if (ctx.counting()) return;
   std::vector<CudnnPlan::Binding> bindings = {{plan.q, args.q.raw()},
                                               {plan.k, args.k.raw()},
@@ -284,27 +273,29 @@ void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const
   const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()));
   const int64_t H = whole.all_heads(), G = whole.all_kv_heads, S = whole.seq_len;
   const int64_t Dk = whole.key_size, Dv = whole.value_size;
-  for_each_part(whole, part_of(whole, workspace_limit), [&](int64_t seq, int64_t kv_head, const Key& key) {
-    const std::shared_future<Plan> future = plans_->start(device_index_, key);
-    const Plan& plan = future.get();
-    ArenaScope scope(ctx.scratch);
-    const Tensor workspace = scope.allocate(DType::kU8, {plan.plan.workspace_bytes()});
-    const Tensor delta = scope.allocate(DType::kF32, {key.num_seqs, key.heads(), S});
-    if (ctx.counting()) return;
-    const int64_t query_row = seq * S * H + kv_head * key.group, key_row = seq * S * G + kv_head;
-    std::vector<CudnnPlan::Binding> bindings = {{plan.q, from<Bf16>(args.q, query_row * Dk)},
-                                                {plan.k, from<Bf16>(args.k, key_row * Dk)},
-                                                {plan.v, from<Bf16>(args.v, key_row * Dv)},
-                                                {plan.out, from<Bf16>(args.out, query_row * Dv)},
-                                                {plan.dout, from<Bf16>(args.dout, query_row * Dv)},
-                                                {plan.lse, from<float>(args.lse, (seq * H + kv_head * key.group) * S)},
-                                                {plan.dq, from<Bf16>(args.dq, query_row * Dk)},
-                                                {plan.dk, from<Bf16>(args.dk, key_row * Dk)},
-                                                {plan.dv, from<Bf16>(args.dv, key_row * Dv)},
-                                                {plan.delta, delta.raw()}};
-    if (key.has_first_keys) bindings.emplace_back(plan.first_keys, from<int32_t>(first_keys, seq * S));
-    plans_->run(plan, ctx, bindings, workspace);
-  });
+  for_each_part(
+      whole, attention_part(sizes_of(whole), workspace_limit), [&](int64_t seq, int64_t kv_head, const Key& key) {
+        const std::shared_future<Plan> future = plans_->start(device_index_, key);
+        const Plan& plan = future.get();
+        ArenaScope scope(ctx.scratch);
+        const auto [workspace, delta] = claim_attention_backward(
+            scope, sizes_of(key), {.num_seqs = key.num_seqs, .kv_heads = key.kv_heads}, plan.plan.workspace_bytes());
+        if (ctx.counting()) return;
+        const int64_t query_row = seq * S * H + kv_head * key.group, key_row = seq * S * G + kv_head;
+        std::vector<CudnnPlan::Binding> bindings = {
+            {plan.q, from<Bf16>(args.q, query_row * Dk)},
+            {plan.k, from<Bf16>(args.k, key_row * Dk)},
+            {plan.v, from<Bf16>(args.v, key_row * Dv)},
+            {plan.out, from<Bf16>(args.out, query_row * Dv)},
+            {plan.dout, from<Bf16>(args.dout, query_row * Dv)},
+            {plan.lse, from<float>(args.lse, (seq * H + kv_head * key.group) * S)},
+            {plan.dq, from<Bf16>(args.dq, query_row * Dk)},
+            {plan.dk, from<Bf16>(args.dk, key_row * Dk)},
+            {plan.dv, from<Bf16>(args.dv, key_row * Dv)},
+            {plan.delta, delta.raw()}};
+        if (key.has_first_keys) bindings.emplace_back(plan.first_keys, from<int32_t>(first_keys, seq * S));
+        plans_->run(plan, ctx, bindings, workspace);
+      });
 }
 
 }  // namespace nmoe::cuda

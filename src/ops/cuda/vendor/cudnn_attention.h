@@ -11,10 +11,11 @@
 
 #include "ops/contracts/attention.h"
 #include "ops/cuda/runtime/context.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 
-// Head sizes that are multiples of 8: on Hopper up to 256, on Blackwell up to 128, or 192 for keys and 128 for values.
+// cudnn_takes() (scratch.h) for the kernels that are compiled.
 bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size);
 
 // Attention on one device, with the plans that were built for it.
@@ -25,11 +26,6 @@ bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size);
 // the device. Thread-safe.
 class CudnnAttention {
  public:
-  // Bytes that backward's workspace may take: 2 for every pair of positions and head, which keep the gradients of
-  // scores so that results are the same bits every time. Backward takes as many sequences at a time, or heads of one,
-  // as keep within it. Small parts are slower: 8 sequences of 16 heads lose 3 % at 2 GiB, 9 % at 1 GiB.
-  static constexpr int64_t kWorkspaceLimit = int64_t{4} << 30;
-
   // Loads nothing until it is used. To be destroyed while the device is current.
   explicit CudnnAttention(int device_index);
   ~CudnnAttention();
@@ -40,7 +36,7 @@ class CudnnAttention {
   // sequence is one document. It takes the place of shape.cu_seqlens. Time depends on windows, not on documents.
   void forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys);
   void backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
-                int64_t workspace_limit = kWorkspaceLimit);
+                int64_t workspace_limit = kAttentionWorkspaceLimit);
 
  private:
   struct Plans;

@@ -2,12 +2,11 @@
 #include "base/error.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
 namespace {
-
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // what NVIDIA recommends for Hopper
 
 // c [rows, cols] = op(a) [rows, depth] op(b) [depth, cols], or +=; all row-major and dense, op transposes or does not.
 struct Product {
@@ -38,13 +37,13 @@ GemmProblem problem_of(const Product& p) {
           .align_a = address_alignment(p.a.raw()),
           .align_b = address_alignment(p.b.raw()),
           .align_d = address_alignment(p.c.raw()),
-          .workspace_bytes = kWorkspaceBytes};
+          .workspace_bytes = kProductWorkspaceBytes};
 }
 
 void multiply(Context& ctx, const Product& p) {
   const GemmProblem problem = problem_of(p);
   ArenaScope scope(ctx.scratch);
-  const Tensor workspace = scope.allocate(DType::kU8, {kWorkspaceBytes});
+  const Tensor workspace = claim_product_workspace(scope);
   if (ctx.counting() || problem.rows == 0 || problem.cols == 0) return;
   if (problem.depth == 0) {  // an empty sum
     if (!p.accumulate) NMOE_CUDA_CHECK(cudaMemsetAsync(p.c.raw(), 0, static_cast<size_t>(p.c.num_bytes()), ctx.stream));

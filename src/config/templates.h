@@ -1,0 +1,16 @@
+// Configurations to begin with.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nmoe {
+
+// "dense", "moe", "mla-moe".
+std::vector<std::string> config_template_names();
+
+// TOML with comments, for a small model that trains on a CPU and says what to raise on a GPU. `name` is one of those.
+std::string_view config_template(std::string_view name);
+
+}  // namespace nmoe

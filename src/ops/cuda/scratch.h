@@ -1,0 +1,247 @@
+// What CUDA operations take of scratch, by their arguments alone. The operations claim theirs through these functions,
+// and so does a device that only counts (ops/planned): a plan for a GPU is the same on a machine without one. No CUDA
+// here.
+//
+// What NVIDIA's libraries ask for is known only where they are. For those there is room of a size that was seen to be
+// enough; where a library asks for more, it gets that, and the plan made elsewhere was too small by the difference
+// (tests/train/cuda/planned_test.cpp).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cuda/parts.h"
+#include "ops/ops.h"
+#include "tensor/arena.h"
+
+namespace nmoe::cuda {
+
+constexpr int64_t blocks_for(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+// Memory that an allocation takes: the driver maps pages of 2 MiB, which small blocks share.
+constexpr int64_t device_allocation_bytes(int64_t bytes) {
+  constexpr int64_t kPage = int64_t{2} << 20;
+  return bytes <= kPage / 2 ? bytes : blocks_for(bytes, kPage) * kPage;
+}
+
+// --- reductions to one number (Sum, SumOfSquares, CountNonFinite): a partial sum for each block.
+constexpr int64_t kReduceElements = int64_t{1} << 15;
+inline Tensor claim_partials(ArenaScope& scope, const Tensor& x, DType partial) {
+  return scope.allocate(partial, {blocks_for(x.num_elements(), kReduceElements)});
+}
+
+// --- dense products: cuBLASLt's workspace, of the size that NVIDIA recommends for Hopper.
+constexpr int64_t kProductWorkspaceBytes = int64_t{32} << 20;
+inline Tensor claim_product_workspace(ArenaScope& scope) {
+  return scope.allocate(DType::kU8, {kProductWorkspaceBytes});
+}
+
+// --- head. Rows whose logits exist at one time: as many as make 2^28 of them, for the gradient of the weight, [V, D]
+// in F32, is read and written once a chunk.
+inline int64_t head_chunk_rows(int64_t num_tokens, int64_t vocab) {
+  constexpr int64_t kLogits = int64_t{1} << 28, kLeast = 128, kMost = 8192;
+  const int64_t rows = kLogits / std::max<int64_t>(1, vocab) / kLeast * kLeast;
+  return std::min(num_tokens, std::clamp(rows, kLeast, kMost));
+}
+struct HeadLossScratch {
+  Tensor logits;    // [rows, V] F32
+  Tensor gradient;  // [rows, V] act, the storage of logits in F32; undefined where none is wanted
+};
+inline HeadLossScratch claim(ArenaScope& scope, const HeadLoss& args) {
+  const int64_t vocab = args.w.dim(0), rows = head_chunk_rows(args.x.dim(0), vocab);
+  HeadLossScratch scratch{.logits = scope.allocate(DType::kF32, {rows, vocab}), .gradient = {}};
+  if (!args.dx.defined()) return scratch;
+  scratch.gradient = args.x.dtype() == DType::kF32 ? scratch.logits : scope.allocate(args.x.dtype(), {rows, vocab});
+  return scratch;
+}
+
+// --- embedding's gradient: tokens sorted by their ids.
+struct EmbeddingBackwardScratch {
+  Tensor tokens, sorted_ids, sorted_tokens;  // [T] I32
+  Tensor sort;                               // bytes for the radix sort
+};
+// A second copy of keys and values, and what its blocks tell each other.
+inline int64_t sort_bytes(int64_t num_tokens) { return 16 * num_tokens + (int64_t{1} << 20); }
+inline EmbeddingBackwardScratch claim(ArenaScope& scope, const EmbeddingBackward& args, int64_t least_sort_bytes = 0) {
+  const int64_t T = args.ids.dim(0);
+  EmbeddingBackwardScratch scratch;
+  scratch.tokens = scope.allocate(DType::kI32, {T});
+  scratch.sorted_ids = scope.allocate(DType::kI32, {T});
+  scratch.sorted_tokens = scope.allocate(DType::kI32, {T});
+  scratch.sort = scope.allocate(DType::kU8, {std::max(sort_bytes(T), least_sort_bytes)});
+  return scratch;
+}
+
+// --- norms: a partial gradient of the gain for each chunk of rows.
+inline int64_t gain_chunk_rows(int64_t num_rows) {
+  constexpr int64_t kMinRows = 32, kMaxChunks = 256;
+  return std::max(kMinRows, blocks_for(num_rows, kMaxChunks));
+}
+inline Tensor claim(ArenaScope& scope, const RmsNormBackward& args) {
+  const int64_t rows = args.x.dim(0);
+  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows)), args.x.dim(1)});
+}
+
+// --- routers.
+inline int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
+  NMOE_CHECK(loss.seq_len > 0 && num_tokens % loss.seq_len == 0, "{} tokens in sequences of {}", num_tokens,
+             loss.seq_len);
+  const int64_t num_seqs = num_tokens / loss.seq_len;
+  NMOE_CHECK(num_seqs <= 65535, "{} sequences; on CUDA at most 65535 a microbatch", num_seqs);
+  return num_seqs;
+}
+inline Tensor claim_sequence_loads(ArenaScope& scope, const RouterLoss& loss, const Tensor& logits) {
+  const int64_t num_seqs = loss.balance != 0 ? num_sequences(loss, logits.dim(0)) : 0;
+  return scope.allocate(DType::kI32, {num_seqs, logits.dim(1)});
+}
+struct RouterForwardScratch {
+  Tensor z, entropy, balance;  // [T] F64 each, or empty: terms of the tokens
+  Tensor loads;                // [B, E] I32, or empty
+};
+inline RouterForwardScratch claim(ArenaScope& scope, const RouterForward& args) {
+  const int64_t T = args.logits.dim(0);
+  RouterForwardScratch scratch;
+  scratch.z = scope.allocate(DType::kF64, {args.loss.z != 0 ? T : 0});
+  scratch.entropy = scope.allocate(DType::kF64, {args.entropy.defined() ? T : 0});
+  scratch.balance = scope.allocate(DType::kF64, {args.loss.balance != 0 ? T : 0});
+  scratch.loads = claim_sequence_loads(scope, args.loss, args.logits);
+  return scratch;
+}
+
+// --- plans of mixtures of experts: where each chunk of copies goes on in each expert's rows.
+inline int64_t plan_chunk_copies(int64_t num_copies) {
+  constexpr int64_t kMinCopies = 512, kMaxChunks = 256;
+  return std::max(kMinCopies, blocks_for(num_copies, kMaxChunks));
+}
+inline Tensor claim(ArenaScope& scope, const BuildMoePlan& args) {
+  const int64_t copies = args.top_idx.num_elements();
+  return scope.allocate(DType::kI32, {blocks_for(copies, plan_chunk_copies(copies)), args.plan.offsets.dim(0) - 1});
+}
+
+// --- exchange plan: tokens of each chunk that go to a rank.
+constexpr int64_t kExchangeChunkTokens = 1024;
+inline int64_t exchange_chunks(const BuildExchangePlan& args) {
+  return std::max<int64_t>(1, blocks_for(args.top_idx.dim(0), kExchangeChunkTokens));
+}
+inline Tensor claim(ArenaScope& scope, const BuildExchangePlan& args) {
+  return scope.allocate(DType::kI32, {exchange_chunks(args), args.plan.num_sent.dim(0)});
+}
+
+// --- grouped products on Hopper, gradients of weights: the order in which experts are taken.
+struct GroupedWeightScratch {
+  Tensor order;        // [E] I32
+  Tensor tiles_taken;  // [1] I32
+};
+inline GroupedWeightScratch claim_grouped_weight(ArenaScope& scope, int64_t num_experts) {
+  GroupedWeightScratch scratch;
+  scratch.order = scope.allocate(DType::kI32, {num_experts});
+  scratch.tiles_taken = scope.allocate(DType::kI32, {1});
+  return scratch;
+}
+// Whether the shapes are those of wgmma's products; what else they need is that addresses are multiples of 16.
+inline bool sm90_shapes(const Tensor& rows, const Tensor& other_rows) {
+  return rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0;
+}
+
+// --- Muon: as many matrices at a time as make kStackElements.
+struct MuonScratch {
+  Tensor x, next;        // [stack, rows * cols] F32
+  Tensor gram, poly;     // [stack, min(rows, cols), min(rows, cols)] F32
+  Tensor partials;       // [stack, slices] F32
+  Tensor inverse_norms;  // [stack] F32
+  Tensor workspace;      // of products
+};
+constexpr int64_t kMuonSlice = int64_t{1} << 14;  // elements of an elementwise block
+constexpr int64_t kMuonWorkspaceBytes = int64_t{16} << 20;
+inline int64_t muon_stack(const Shape& w) {
+  constexpr int64_t kStackElements = int64_t{1} << 26;  // of the matrices that are worked on together
+  constexpr int64_t kStackMatrices = int64_t{1} << 15;  // a grid's second dimension has to hold them
+  const int64_t batch = w.rank() == 3 ? w[0] : 1;
+  return std::clamp<int64_t>(kStackElements / (w[-2] * w[-1]), 1, std::min(batch, kStackMatrices));
+}
+inline MuonScratch claim(ArenaScope& scope, const MuonStep& args) {
+  const Shape& w = args.w.shape();
+  const int64_t stack = muon_stack(w), size = w[-2] * w[-1], small = std::min(w[-2], w[-1]);
+  MuonScratch scratch;
+  scratch.x = scope.allocate(DType::kF32, {stack, size});
+  scratch.next = scope.allocate(DType::kF32, {stack, size});
+  scratch.gram = scope.allocate(DType::kF32, {stack, small, small});
+  scratch.poly = scope.allocate(DType::kF32, {stack, small, small});
+  scratch.partials = scope.allocate(DType::kF32, {stack, blocks_for(size, kMuonSlice)});
+  scratch.inverse_norms = scope.allocate(DType::kF32, {stack});
+  scratch.workspace = scope.allocate(DType::kU8, {kMuonWorkspaceBytes});
+  return scratch;
+}
+
+// --- attention. Head sizes that cuDNN takes are multiples of 8: on Hopper up to 256, on Blackwell up to 128, or 192
+// for keys and 128 for values.
+inline bool cudnn_takes(const KernelSet& kernels, DType act, int64_t key_size, int64_t value_size) {
+  if (act != DType::kBF16 || key_size % 8 != 0 || value_size % 8 != 0) return false;
+  if (!kernels.has_sm90() && key_size == 192) return value_size == 128;
+  const int64_t largest = kernels.has_sm90() ? 256 : 128;
+  return key_size <= largest && value_size <= largest;
+}
+// Where each token's document begins, [T] I32; undefined without documents.
+inline Tensor claim_first_keys(ArenaScope& scope, const AttentionShape& shape) {
+  return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs * shape.seq_len}) : Tensor();
+}
+// What a token sees, where cuDNN does not take the heads: two I32 a token.
+inline Tensor claim_spans(ArenaScope& scope, int64_t num_tokens) {
+  return scope.allocate(DType::kI32, {num_tokens, 2});
+}
+
+// The sizes by which cuDNN's backward is divided into parts.
+struct AttentionSizes {
+  int64_t num_seqs, seq_len, kv_heads, group;  // group: query heads that share a key/value head
+  int64_t key_size, value_size;
+};
+inline AttentionSizes attention_sizes(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return {.num_seqs = shape.num_seqs,
+          .seq_len = shape.seq_len,
+          .kv_heads = k.dim(1),
+          .group = q.dim(1) / k.dim(1),
+          .key_size = q.dim(2),
+          .value_size = v.dim(2)};
+}
+// Of one key/value head of one sequence: the gradients of scores, of whole tiles; where heads are shared, also those of
+// keys and values before their sum.
+inline int64_t attention_head_bytes(const AttentionSizes& sizes) {
+  constexpr int64_t kTile = 128;
+  const int64_t rows = blocks_for(sizes.seq_len, kTile) * kTile;
+  const int64_t shared_bytes = sizes.group > 1 ? rows * (sizes.key_size + sizes.value_size) * 2 : 0;
+  return sizes.group * (rows * rows * 2 + shared_bytes);
+}
+// Bytes that backward's workspace may take: 2 for every pair of positions and head, which keep the gradients of
+// scores so that results are the same bits every time. Backward takes as many sequences at a time, or heads of one,
+// as keep within it. Small parts are slower: 8 sequences of 16 heads lose 3 % at 2 GiB, 9 % at 1 GiB.
+constexpr int64_t kAttentionWorkspaceLimit = int64_t{4} << 30;
+// How many sequences, and how many of their key/value heads, backward takes at a time.
+struct AttentionPart {
+  int64_t num_seqs, kv_heads;
+};
+inline AttentionPart attention_part(const AttentionSizes& sizes, int64_t workspace_limit = kAttentionWorkspaceLimit) {
+  // Statistics of a part have to begin at multiples of 16 bytes, as cuDNN's graphs are told.
+  if (sizes.seq_len % 4 != 0) return {sizes.num_seqs, sizes.kv_heads};
+  const int64_t heads = std::max<int64_t>(workspace_limit / attention_head_bytes(sizes), 1);
+  if (heads < sizes.kv_heads) return {1, heads};
+  return {std::min(heads / sizes.kv_heads, sizes.num_seqs), sizes.kv_heads};
+}
+// Room for cuDNN's workspace. `asked`: what cuDNN says, where it can be asked.
+constexpr int64_t kCudnnSlackBytes = int64_t{1} << 20;
+inline Tensor claim_attention_forward(ArenaScope& scope, int64_t asked = 0) {
+  return scope.allocate(DType::kU8, {std::max(kCudnnSlackBytes, asked)});
+}
+struct AttentionBackwardScratch {
+  Tensor workspace;  // bytes
+  Tensor delta;      // [sequences, query heads, S] F32
+};
+inline AttentionBackwardScratch claim_attention_backward(ArenaScope& scope, const AttentionSizes& sizes,
+                                                         const AttentionPart& part, int64_t asked = 0) {
+  const int64_t room = part.num_seqs * part.kv_heads * attention_head_bytes(sizes) + kCudnnSlackBytes;
+  AttentionBackwardScratch scratch;
+  scratch.workspace = scope.allocate(DType::kU8, {std::max(room, asked)});
+  scratch.delta = scope.allocate(DType::kF32, {part.num_seqs, part.kv_heads * sizes.group, sizes.seq_len});
+  return scratch;
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,195 @@
+#include "ops/planned/planned_device.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace nmoe::planned {
+namespace {
+
+// What an operation claims: its arena, and which kernels there are.
+struct Claims {
+  Arena& scratch;
+  cuda::KernelSet kernels;
+};
+
+// One for each struct of arguments, so that an operation without one does not compile.
+#define NMOE_NO_SCRATCH(Arguments) \
+  void claim_scratch(const Claims&, const Arguments&) {}
+NMOE_NO_SCRATCH(Fill)
+NMOE_NO_SCRATCH(FillTruncatedNormal)
+NMOE_NO_SCRATCH(Copy)
+NMOE_NO_SCRATCH(SplitWeight)
+NMOE_NO_SCRATCH(JoinWeight)
+NMOE_NO_SCRATCH(ClipScale)
+NMOE_NO_SCRATCH(EmbeddingForward)
+NMOE_NO_SCRATCH(GroupedLinearForward)
+NMOE_NO_SCRATCH(GroupedActivationForward)
+NMOE_NO_SCRATCH(GroupedLinearBackwardInput)
+NMOE_NO_SCRATCH(RmsNormForward)
+NMOE_NO_SCRATCH(ActivationForward)
+NMOE_NO_SCRATCH(ActivationBackward)
+NMOE_NO_SCRATCH(Rope)
+NMOE_NO_SCRATCH(MlaExpandForward)
+NMOE_NO_SCRATCH(MlaExpandBackward)
+NMOE_NO_SCRATCH(CacheWrite)
+NMOE_NO_SCRATCH(CachedAttention)
+NMOE_NO_SCRATCH(MlaAbsorbQuery)
+NMOE_NO_SCRATCH(MlaExpandOutput)
+NMOE_NO_SCRATCH(RouterBiasUpdate)
+NMOE_NO_SCRATCH(MoeDispatch)
+NMOE_NO_SCRATCH(MoeCombine)
+NMOE_NO_SCRATCH(MoeDispatchWeights)
+NMOE_NO_SCRATCH(MoeCombineWeights)
+NMOE_NO_SCRATCH(AdamWStep)
+NMOE_NO_SCRATCH(PeerBarrier)
+NMOE_NO_SCRATCH(ExchangeSend)
+NMOE_NO_SCRATCH(ExchangeReturn)
+NMOE_NO_SCRATCH(ExchangeCollect)
+NMOE_NO_SCRATCH(PeerSum)
+NMOE_NO_SCRATCH(PeerSpread)
+#undef NMOE_NO_SCRATCH
+
+void claim_scratch(const Claims& claims, const Sum& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_partials(scope, args.x, DType::kF64);
+}
+void claim_scratch(const Claims& claims, const SumOfSquares& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_partials(scope, args.x, DType::kF64);
+}
+void claim_scratch(const Claims& claims, const CountNonFinite& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_partials(scope, args.x, DType::kI32);
+}
+
+void claim_product(const Claims& claims) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_product_workspace(scope);
+}
+void claim_scratch(const Claims& claims, const LinearForward&) { claim_product(claims); }
+void claim_scratch(const Claims& claims, const LinearBackwardInput&) { claim_product(claims); }
+void claim_scratch(const Claims& claims, const LinearBackwardWeight&) { claim_product(claims); }
+
+void claim_scratch(const Claims& claims, const HeadLoss& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+  if (args.x.dim(0) > 0) claim_product(claims);
+}
+
+void claim_scratch(const Claims& claims, const EmbeddingBackward& args) {
+  if (args.ids.dim(0) == 0 || args.dtable.dim(1) == 0) return;
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+}
+
+void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args) {
+  if (args.dw.num_elements() == 0 || args.x.dim(0) == 0) return;
+  if (!claims.kernels.has_sm90() || !cuda::sm90_shapes(args.x, args.dy)) return;
+  ArenaScope scope(claims.scratch);
+  cuda::claim_grouped_weight(scope, args.dw.dim(0));
+}
+
+void claim_scratch(const Claims& claims, const RmsNormBackward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+}
+void claim_scratch(const Claims& claims, const RouterForward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+}
+void claim_scratch(const Claims& claims, const RouterBackward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_sequence_loads(scope, args.loss, args.logits);
+}
+void claim_scratch(const Claims& claims, const BuildExchangePlan& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+}
+void claim_scratch(const Claims& claims, const BuildMoePlan& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+}
+void claim_scratch(const Claims& claims, const MuonStep& args) {
+  if (args.w.num_elements() == 0) return;
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args);
+}
+
+bool cudnn_takes(const Claims& claims, const Tensor& q, const Tensor& v) {
+  return cuda::cudnn_takes(claims.kernels, q.dtype(), q.dim(2), v.dim(2));
+}
+void claim_scratch(const Claims& claims, const AttentionForward& args) {
+  if (args.q.dim(0) == 0) return;
+  ArenaScope scope(claims.scratch);
+  if (cudnn_takes(claims, args.q, args.v)) {
+    cuda::claim_first_keys(scope, args.shape);
+    cuda::claim_attention_forward(scope);
+  } else {
+    cuda::claim_spans(scope, args.q.dim(0));
+  }
+}
+void claim_scratch(const Claims& claims, const AttentionBackward& args) {
+  if (args.q.dim(0) == 0) return;
+  ArenaScope scope(claims.scratch);
+  if (cudnn_takes(claims, args.q, args.v)) {
+    cuda::claim_first_keys(scope, args.shape);
+    const cuda::AttentionSizes sizes = cuda::attention_sizes(args.shape, args.q, args.k, args.v);
+    cuda::claim_attention_backward(scope, sizes, cuda::attention_part(sizes));  // the first part is the largest
+  } else {
+    cuda::claim_spans(scope, args.q.dim(0));
+    scope.allocate(DType::kF32, args.lse.shape());
+  }
+}
+
+class NoEvent final : public Event {
+ public:
+  void record() override {}
+  bool reached() const override { return true; }
+  void wait() const override {}
+};
+
+class NoPrefetch final : public Prefetch {
+ public:
+  void send(const void*) override {}
+  void take() override {}
+};
+
+}  // namespace
+
+#define NMOE_DEFINE_OVERRIDE(name, Arguments) \
+  void PlannedOps::name(const Arguments& args) { claim_scratch({scratch(), kernels_}, args); }
+NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
+#undef NMOE_DEFINE_OVERRIDE
+
+PlannedDevice::PlannedDevice(cuda::Part part, DType compute_dtype)
+    : part_(std::move(part)),
+      compute_dtype_(compute_dtype),
+      lanes_{LaneState(*this, Lane::kCompute, "scratch"), LaneState(*this, Lane::kCopy, "copy scratch"),
+             LaneState(*this, Lane::kCommunication, "communication scratch")} {
+  NMOE_CHECK(compute_dtype == DType::kBF16 || compute_dtype == DType::kF32, "CUDA computes in BF16 or F32, not {}",
+             dtype_name(compute_dtype));
+}
+
+std::optional<DeviceMemoryUse> PlannedDevice::memory_use() const {
+  return DeviceMemoryUse{.used_bytes = cuda::kContextBytes, .free_bytes = part_.memory_bytes - cuda::kContextBytes};
+}
+
+void* PlannedDevice::NoMemory::allocate(int64_t bytes) {
+  NMOE_CHECK(false, "{} bytes of a device that only counts", bytes);
+  return nullptr;
+}
+
+std::unique_ptr<Recording> PlannedDevice::record(std::function<void()>) {
+  NMOE_CHECK(false, "a recording on a device that only counts");
+  return nullptr;
+}
+
+std::unique_ptr<Event> PlannedDevice::make_event(Lane) { return std::make_unique<NoEvent>(); }
+
+std::unique_ptr<Prefetch> PlannedDevice::make_prefetch(Tensor destination, Arena& arena) {
+  arena.allocate(destination.dtype(), destination.shape());  // where the next content waits
+  return std::make_unique<NoPrefetch>();
+}
+
+}  // namespace nmoe::planned

@@ -1,0 +1,81 @@
+// A device that only counts: it stands for a CUDA part that is not here, so that a plan can be made anywhere. Arenas on
+// it stay counting ones, operations claim the scratch that CUDA's would (ops/cuda/scratch.h) and do nothing else.
+#pragma once
+
+#include <array>
+
+#include "ops/cuda/scratch.h"
+#include "ops/ops.h"
+
+namespace nmoe::planned {
+
+class PlannedOps final : public Ops {
+ public:
+  PlannedOps(Device& device, Lane lane, DType compute_dtype, cuda::KernelSet kernels)
+      : Ops(device, lane), compute_dtype_(compute_dtype), kernels_(kernels) {}
+
+  DType compute_dtype() const override { return compute_dtype_; }
+#define NMOE_DECLARE_OVERRIDE(name, Arguments) void name(const Arguments& args) override;
+  NMOE_OPERATIONS(NMOE_DECLARE_OVERRIDE)
+#undef NMOE_DECLARE_OVERRIDE
+
+ private:
+  DType compute_dtype_;
+  cuda::KernelSet kernels_;
+};
+
+class PlannedDevice final : public Device {
+ public:
+  // compute_dtype: BF16 or F32.
+  PlannedDevice(cuda::Part part, DType compute_dtype);
+
+  int index() const override { return 0; }
+  std::string description() const override { return part_.name + ", planned"; }
+  SoftwareVersions software() const override { return {}; }
+  double peak_flops() override { return cuda::peak_flops(part_.kernels, compute_dtype_); }
+  std::string peak_source() const override { return "NVIDIA's datasheet"; }
+
+  MemorySource& memory() override { return memory_; }
+  MemorySource& host_memory() override { return host_memory_; }
+  std::optional<DeviceMemoryUse> memory_use() const override;
+  void enable_peer_access(int) override {}
+  Arena& scratch(Lane lane) override { return lanes_[static_cast<size_t>(lane)].scratch; }
+
+  void order(Lane, Lane) override {}
+  std::unique_ptr<Recording> record(std::function<void()> work) override;
+  std::unique_ptr<Event> make_event(Lane lane) override;
+  std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
+
+  void upload(Tensor, const void*) override {}
+  void download(void*, Tensor) override {}
+  void begin_download(void*, Tensor) override {}
+
+ private:
+  // There is none to be had.
+  class NoMemory final : public MemorySource {
+   public:
+    explicit NoMemory(bool on_device) : on_device_(on_device) {}
+    void* allocate(int64_t bytes) override;
+    void release(void*, int64_t) noexcept override {}
+    int64_t allocation_bytes(int64_t bytes) const override {
+      return on_device_ ? cuda::device_allocation_bytes(bytes) : bytes;
+    }
+
+   private:
+    bool on_device_;
+  };
+  struct LaneState {
+    LaneState(PlannedDevice& device, Lane lane, const char* scratch_name)
+        : scratch(scratch_name), ops(device, lane, device.compute_dtype_, device.part_.kernels) {}
+    Arena scratch;
+    PlannedOps ops;
+  };
+  Ops& lane_ops(Lane lane) override { return lanes_[static_cast<size_t>(lane)].ops; }
+
+  cuda::Part part_;
+  DType compute_dtype_;
+  NoMemory memory_{true}, host_memory_{false};
+  std::array<LaneState, kNumLanes> lanes_;  // in the order of kLanes
+};
+
+}  // namespace nmoe::planned

@@ -1,0 +1,29 @@
+#include "train/run_config.h"
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
+#include "config/load.h"
+#include "train/trainer.h"
+
+namespace nmoe {
+namespace {
+
+ModelText starting_model(const Config& config) {
+  const fs::path from = config.model.init.from;
+  const std::optional<fs::path> own = latest_checkpoint(checkpoint_dir(config));
+  if (!fs::is_directory(from) && !own) {
+    throw usage_error(fmt::format("model.init.from = \"{}\": there is no such folder", from.string()),
+                      "name a checkpoint (step_...) or the folder it is in: a run's, or what `n import` wrote");
+  }
+  const CheckpointReader reader = CheckpointReader::open(fs::is_directory(from) ? from : *own);
+  return {reader.config_toml(), (reader.path() / "config.toml").string()};
+}
+
+}  // namespace
+
+Config load_run_config(const fs::path& path, std::span<const std::string> overrides) {
+  return load_config(path, overrides, starting_model);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,65 @@
+#include "train/run_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace nmoe {
+namespace {
+
+std::string describe_schedule(const Config& config) {
+  const ScheduleConfig& schedule = config.optim.schedule;
+  const char* unit = schedule.unit == ScheduleUnit::kSteps ? "step" : "token";
+  const auto at = [&](int64_t position) { return fmt::format("{} {}", unit, position); };
+  std::string text = "learning rates: ";
+  if (schedule.warmup > 0) text += fmt::format("from 0 to their peaks at {}, ", at(schedule.warmup));
+  if (schedule.decay == 0) return text + "then held for ever";
+  if (schedule.hold > 0) text += fmt::format("held to {}, ", at(schedule.warmup + schedule.hold));
+  text += fmt::format("then down to {} at {}", schedule.floor, at(schedule_span(schedule)));
+  if (schedule.floor > 0) text += ", and held there";
+  return text;
+}
+
+}  // namespace
+
+int64_t step_tokens(const Config& config) { return config.train.batch_seqs * config.data.seq_len; }
+
+std::string print_run_plan(const Config& config, const ModelCost& cost, double peak_flops) {
+  constexpr double kShare = 0.4;  // of the peak: what large models reach here (README)
+  std::string text;
+  if (config.train.steps > 0) {
+    const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
+    text += fmt::format("  {} steps of {} tokens: {} tokens, {}FLOP\n", config.train.steps, step_tokens(config),
+                        human_count(tokens), human_count(tokens * cost.flops_per_token));
+    if (peak_flops > 0.0) {
+      const double flops = peak_flops * static_cast<double>(config.parallel.ranks);
+      text +=
+          fmt::format("  {:.3g} hours at {:.0f} % of {}FLOP/s\n",
+                      tokens * cost.flops_per_token / (kShare * flops) / 3600.0, 100.0 * kShare, human_count(flops));
+    }
+  }
+  return text + fmt::format("  {}\n", describe_schedule(config));
+}
+
+void check_schedule(const Config& config, const Progress& done, bool resumes) {
+  const std::optional<int64_t> last = last_learning_step(config.optim.schedule, step_tokens(config));
+  if (!last || config.train.steps <= std::max(*last, done.steps)) return;
+  const ScheduleConfig& schedule = config.optim.schedule;
+  const std::string what = fmt::format(
+      "train.steps = {}, but the learning rate is 0 from step {} on: optim.schedule ends after {} {} (warmup {} + hold "
+      "{} + decay {})",
+      config.train.steps, *last + 1, schedule_span(schedule),
+      schedule.unit == ScheduleUnit::kSteps ? "steps" : "tokens", schedule.warmup, schedule.hold, schedule.decay);
+  throw usage_error(
+      what, resumes ? fmt::format("set train.steps = {}; a run keeps its schedule, so train on from its weights as "
+                                  "another run: another run.name, and this one's checkpoints as model.init.from",
+                                  *last)
+                    : fmt::format("set train.steps = {}, lengthen optim.schedule.hold or decay, or set "
+                                  "optim.schedule.floor, the rate that is then held",
+                                  *last));
+}
+
+}  // namespace nmoe

@@ -1,0 +1,25 @@
+// What a run will do, before it begins: steps, tokens, work, learning rates.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/config.h"
+#include "model/cost.h"
+#include "optim/schedule.h"
+
+namespace nmoe {
+
+// Tokens of an optimizer step, of all ranks together.
+int64_t step_tokens(const Config& config);
+
+// Lines on the steps, tokens and FLOPs of the whole run and on its schedule. train.steps is resolved
+// (train/training_data.h), or 0: not known.
+// `peak_flops`: of the device, where it is known.
+std::string print_run_plan(const Config& config, const ModelCost& cost, double peak_flops = 0.0);
+
+// Error (usage) when steps after `done` would come after the schedule's end at a rate of 0, learning nothing.
+// `resumes`: the run has checkpoints, and with them its schedule.
+void check_schedule(const Config& config, const Progress& done = {}, bool resumes = false);
+
+}  // namespace nmoe
