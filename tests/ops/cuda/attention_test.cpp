@@ -2,6 +2,7 @@
 // their turn, and lengths, windows and documents that cross tiles. Needs a GPU: label gpu.
 #include "ops/cuda/cuda_test.h"
 #include "ops/cuda/runtime/cuda_ops.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::test {
@@ -162,7 +163,7 @@ TEST_F(CudaAttention, PartsOfBackwardAreTheWhole) {
   forward(whole);
   backward(whole);
   // Of two query heads that share a key/value head: scores, and gradients of keys and values before their sum.
-  const int64_t head_bytes = 2 * 256 * 256 * 2 + 2 * 256 * (192 + 128) * 2, rest = 64 << 10;
+  const int64_t head_bytes = 2 * 256 * 256 * 2 + 2 * 256 * (192 + 128) * 2, rest = cuda::kCudnnSlackBytes + (64 << 10);
   for (const int64_t heads_at_a_time : {1, 2, 3, 6, 9}) {
     const Problem parts = up(problem, DType::kBF16);
     forward(parts);
