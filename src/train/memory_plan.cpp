@@ -91,8 +91,7 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
     const int64_t bytes = plan.storage[arena.kind];
     if (bytes == 0) continue;
     const bool on_device = use && arena.placement == Placement::kDevice;
-    // Every rank has its own, in this process or on its device; checkpoints are rank 0's.
-    const int64_t copies = on_device || arena.kind == ArenaKind::kCheckpointStaging ? 1 : ranks;
+    const int64_t copies = on_device ? 1 : ranks;  // every rank has its own, in this process or on its device
     plan.lines.push_back({std::string(arena.name),
                           on_device ? device->memory().allocation_bytes(bytes) : copies * bytes,
                           std::string(arena.meaning), on_device});
@@ -127,7 +126,7 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   const double parameters = static_cast<double>(plan.cost.parameters);
   if (plan.ranks > 1) {
     text +=
-        fmt::format("  of {} ranks in this process: all but checkpoint staging, data and process is there {} times\n",
+        fmt::format("  of {} ranks in this process: all but data and process is there {} times\n",
                     plan.ranks, plan.ranks);
   }
   if (config.train.recompute != Recompute::kNone) {
@@ -148,7 +147,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
     throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
                                   human_bytes(plan.total_bytes), human_bytes(host)),
                       fmt::format("free some: checkpoints are staged there, which takes {}",
-                                  human_bytes(plan.storage[ArenaKind::kCheckpointStaging])));
+                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging])));
   }
   const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
   const int64_t machine = on_device ? plan.device_limit : host;

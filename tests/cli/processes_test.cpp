@@ -38,12 +38,12 @@ class ProcessesTest : public CliTest {
   static Strings with_ranks(Strings arguments, int ranks, int batch = 8) {
     arguments.insert(arguments.end(), {"--ranks", fmt::format("{}", ranks), "--set",
                                        fmt::format("train.microbatch_seqs={}", batch / ranks), "--set",
-                                       "model.moe.num_experts=8"});
+                                       "model.moe.num_experts=12"});
     return arguments;
   }
   // A run too long to end by itself, on a rank a process.
   static Strings endless(int processes) {
-    return with_ranks(train({"train.steps=1000000", "train.log_every=1"}), processes);
+    return with_ranks(train({"train.steps=1000000", "train.log_every=1", "optim.schedule.floor=1e-4"}), processes);
   }
 
   // Runs two processes to their good end; only the first says anything, which is returned.

@@ -87,7 +87,7 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
                    .threads = 1});
   const Config config =
       test::tiny_config(dir_->path(), {"run.name=short", "data.path=" + data.string(), "data.mask_documents=true",
-                                       "train.steps=60", "train.stop_on_collapse=false", "optim.rest.lr=3e-2"});
+                                       "train.steps=55", "train.stop_on_collapse=false", "optim.rest.lr=3e-2"});
   InferenceEngine engine(train(config, {.resume = false, .version = "0", .commit = "0"}).checkpoint,
                          {.num_threads = 1, .max_sequences = 2});
   for (const std::string prompt : {"", "p", "pqr"}) {

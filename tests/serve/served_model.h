@@ -36,7 +36,7 @@ inline const fs::path& trained_model() {
     write_file_atomically(dir.path() / "valid.txt", test::tiny_text(700, 2));
     write_file_atomically(dir.path() / "chat.jinja", kChatTemplate);
     run({"prep", "train.txt", "--valid", "valid.txt", "--out", "data", "--threads", "1"});
-    run({"train", "tiny.toml", "--set", "data.seq_len=64", "--set", "train.steps=60"});
+    run({"train", "tiny.toml", "--set", "data.seq_len=64", "--set", "train.steps=55"});
     return true;
   }();
   NMOE_CHECK(made, "the model is made once");
