@@ -43,9 +43,9 @@ struct TrainBench {
   Memory memory;
   // Of each timed step: mean cross-entropy in nats, and the fullest expert's rows over the mean, in the worst layer.
   std::vector<double> losses;
-  std::vector<double> loads;        // 0 without routers
-  double loss = 0.0;                // mean of losses
-  double load_max_over_mean = 0.0;  // mean of loads
+  std::vector<double> loads;             // 0 without routers
+  double loss = 0.0;                     // mean of losses
+  double load_max_over_mean = 0.0;       // mean of loads
   double rank_load_max_over_mean = 0.0;  // a rank's rows over the mean of ranks, in the worst layer of the last step
 };
 

@@ -75,8 +75,8 @@ ManifestTensor tensor_from_json(const Json& item) {
 ManifestTensor sliced_tensor_from_json(const Json& item) {
   ManifestTensor tensor = tensor_from_json(item);
   for (const Json& slice : item.at("slices")) {
-    tensor.slices.push_back({{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()},
-                             slice.at("file").get<std::string>()});
+    tensor.slices.push_back(
+        {{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()}, slice.at("file").get<std::string>()});
   }
   item.at("chunks").get_to(tensor.chunk_sha256);
   return tensor;

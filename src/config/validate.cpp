@@ -161,8 +161,8 @@ void check_parallel(Rules& rules, const Config& config) {
                 {"parallel.ranks", "train.batch_seqs", "train.microbatch_seqs"},
                 "every rank takes an equal share of a batch, in whole microbatches",
                 "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
-  rules.require(config.model.moe.num_experts % ranks == 0, {"parallel.ranks", "model.moe.num_experts"}, "ranks share the experts of a layer equally",
-                "let parallel.ranks divide model.moe.num_experts");
+  rules.require(config.model.moe.num_experts % ranks == 0, {"parallel.ranks", "model.moe.num_experts"},
+                "ranks share the experts of a layer equally", "let parallel.ranks divide model.moe.num_experts");
 }
 
 }  // namespace

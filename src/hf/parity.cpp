@@ -109,9 +109,10 @@ class Workspace {
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     model_.begin_step();
     // The model itself never makes all logits.
-    model_.forward_backward(batch_, scale, activations_, losses_, [&](Intermediate what, int64_t, Tensor value, Tensor) {
-      if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
-    });
+    model_.forward_backward(batch_, scale, activations_, losses_,
+                            [&](Intermediate what, int64_t, Tensor value, Tensor) {
+                              if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
+                            });
   }
 
   double loss() const {

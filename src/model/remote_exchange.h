@@ -42,8 +42,8 @@ class ExchangeWindow {
   size_t turn_ = 0;
 };
 
-// A layer's exchange through `window`, which outlives it. Rows are sorted by (expert, rank that the token is of, token).
-// There is room for every token of all ranks having as many of its choices here as can be.
+// A layer's exchange through `window`, which outlives it. Rows are sorted by (expert, rank that the token is of,
+// token). There is room for every token of all ranks having as many of its choices here as can be.
 std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window);
 
 }  // namespace nmoe

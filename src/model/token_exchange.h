@@ -29,8 +29,8 @@ class TokenExchange {
  public:
   virtual ~TokenExchange() = default;
 
-  // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds how many go to each expert to
-  // counts [E] i32 (+=; undefined: not wanted). The capacity follows from T. The offsets of rows are known once
+  // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds how many go to each expert
+  // to counts [E] i32 (+=; undefined: not wanted). The capacity follows from T. The offsets of rows are known once
   // dispatch() was.
   virtual RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 

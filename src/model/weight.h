@@ -35,9 +35,9 @@ class Weight {
   const WeightSpec spec;  // of the whole weight
   const Shape shape;      // of value, low and grad
   const int64_t offset;   // of their first element among the whole weight's
-  Tensor value;  // act, or stat where spec.is_stat
-  Tensor low;    // i16, the rest of the master weight (ops/ops.h); undefined where the value is stat
-  Tensor grad;   // stat; undefined for buffers
+  Tensor value;           // act, or stat where spec.is_stat
+  Tensor low;             // i16, the rest of the master weight (ops/ops.h); undefined where the value is stat
+  Tensor grad;            // stat; undefined for buffers
 
   void begin_step() { has_grad_ = false; }
   // For an operation that can write a gradient or add to it: whether it is to add. Ask once for each such operation.

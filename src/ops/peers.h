@@ -1,5 +1,5 @@
-// Peers: the ranks of a domain as operations see them, each of which reads and writes the memory of all others directly:
-// GPUs of one NVLink domain, or threads that share the host's memory.
+// Peers: the ranks of a domain as operations see them, each of which reads and writes the memory of all others
+// directly: GPUs of one NVLink domain, or threads that share the host's memory.
 //
 // Some arenas of a rank are *shared*: as large on every rank and laid out alike, so that a tensor in one has a
 // counterpart at the same place on every other rank. Made by parallel/domain.h.

@@ -31,8 +31,8 @@ struct RankMemory {
 
 class Domain {
  public:
-  // `rank` meets the ranks of its domain, and maps their memory, unless `storage` counts. A wait on the device that lasts longer than
-  // `timeout` ends the run (check()). Error (usage) where the devices cannot reach each other.
+  // `rank` meets the ranks of its domain, and maps their memory, unless `storage` counts. A wait on the device that
+  // lasts longer than `timeout` ends the run (check()). Error (usage) where the devices cannot reach each other.
   Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout);
   // After an exception, has the other ranks' devices give up waiting for this one.
   ~Domain();

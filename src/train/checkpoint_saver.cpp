@@ -32,8 +32,7 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
   engine.stage();
   const int64_t step = rank_.communicator.all_gather_values(head.info.step).front();
   if (rank_.is_first()) draft_ = std::make_shared<CheckpointDraft>(dir_, step);
-  const std::string folder =
-      rank_.communicator.all_gather(draft_ ? draft_->folder().string() : std::string()).front();
+  const std::string folder = rank_.communicator.all_gather(draft_ ? draft_->folder().string() : std::string()).front();
   if (!draft_) {
     draft_ = std::shared_ptr<CheckpointDraft>(new CheckpointDraft(CheckpointDraft::joined(dir_, step, folder)));
   }
@@ -45,8 +44,8 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
     const auto optimizer = written_here(state.optimizer, is_written.subspan(state.model.size()));
     engine.wait_staged();
     ThreadPool pool(1);  // training has the other processors
-    written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())},
-                             model, optimizer, pool);
+    written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())}, model,
+                            optimizer, pool);
   });
 }
 

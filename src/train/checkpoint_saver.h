@@ -1,8 +1,8 @@
 // How the ranks of a run write a checkpoint together while training goes on.
 //
-// Every rank writes files of its own, by a thread of its own, into one folder under a temporary name; when all have, and
-// have told each other what they wrote, the first one adds the manifest and gives the folder its name. So a checkpoint
-// is whole, or it is not there.
+// Every rank writes files of its own, by a thread of its own, into one folder under a temporary name; when all have,
+// and have told each other what they wrote, the first one adds the manifest and gives the folder its name. So a
+// checkpoint is whole, or it is not there.
 #pragma once
 
 #include <memory>
@@ -37,7 +37,7 @@ class CheckpointSaver {
   Rank rank_;
   std::shared_ptr<CheckpointDraft> draft_;  // null: nothing is begun that has to be published
   CheckpointHead head_;
-  WrittenPart written_;          // by writer_'s thread
+  WrittenPart written_;           // by writer_'s thread
   AsyncCheckpointWriter writer_;  // last: it uses all of the above
 };
 

@@ -228,16 +228,15 @@ NonFinite Engine::find_non_finite() {
   for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches) {
     model_.begin_step();
-    model_.forward_backward(
-        batch, step_scale(), activations_, losses_,
-        [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
-          int32_t count = 0;
-          if (num_rows.defined() && first.name.empty()) {
-            device_.download(&count, num_rows);
-            value = value.rows(0, count);
-          }
-          check_finite(intermediate_name(what, layer), value);
-        });
+    model_.forward_backward(batch, step_scale(), activations_, losses_,
+                            [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
+                              int32_t count = 0;
+                              if (num_rows.defined() && first.name.empty()) {
+                                device_.download(&count, num_rows);
+                                value = value.rows(0, count);
+                              }
+                              check_finite(intermediate_name(what, layer), value);
+                            });
     for (const Weight& weight : model_.weights().all()) {
       if (weight.grad.defined()) check_finite("gradient of " + weight.spec.name, weight.grad);
     }

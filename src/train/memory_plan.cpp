@@ -74,8 +74,7 @@ int64_t process_bytes(const Config& config, int64_t ranks) {
 
 ModelCost cost_of(const Config& config) { return model_cost(config.model, config.data.seq_len); }
 
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
-                       const std::optional<cuda::Part>& part) {
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part) {
   Config rehearsed = config;
   if (part) rehearsed.run = {.device = "cpu", .threads = config.run.threads};
   const int64_t process = process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
@@ -125,9 +124,8 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   }
   const double parameters = static_cast<double>(plan.cost.parameters);
   if (plan.ranks > 1) {
-    text +=
-        fmt::format("  of {} ranks in this process: all but data and process is there {} times\n",
-                    plan.ranks, plan.ranks);
+    text += fmt::format("  of {} ranks in this process: all but data and process is there {} times\n", plan.ranks,
+                        plan.ranks);
   }
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";

@@ -88,8 +88,9 @@ class Trainer {
   Trainer(const TrainingRun& run, Communicator& communicator)
       : run_(run),
         config_(run.config),
-        memory_(RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
-                                 run.memory.storage, communicator)),
+        memory_(
+            RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
+                             run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage),
         batches_(config_, run.data, run.stream,
@@ -136,8 +137,8 @@ class Trainer {
   Engine engine_;
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;     // of steps whose results are known
-  StreamCursor cursor_;   // behind them
+  Progress progress_;    // of steps whose results are known
+  StreamCursor cursor_;  // behind them
   int64_t saved_step_ = -1;
   std::string collapse_;  // of a router that was found collapsed
   BalanceWatch balance_;
@@ -209,9 +210,8 @@ bool Trainer::enqueue_step() {
     int64_t stops = 0;
     int64_t written = 0;  // its part of a checkpoint
   };
-  Share mine{.targets = batches_.num_targets(),
-             .stops = stop_requested() ? 1 : 0,
-             .written = saver_.has_written() ? 1 : 0};
+  Share mine{
+      .targets = batches_.num_targets(), .stops = stop_requested() ? 1 : 0, .written = saver_.has_written() ? 1 : 0};
   for (const int32_t target : batches_.targets()) {
     if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
   }
@@ -268,9 +268,8 @@ void Trainer::fail_non_finite(const StepResult& result) {
   const auto places = rank_.communicator.all_gather_values(mine.place);
   const std::vector<std::string> names = rank_.communicator.all_gather(mine.name);
   const auto first = static_cast<size_t>(std::ranges::min_element(places) - places.begin());
-  const std::string culprit = names.size() > 1 && !names[first].empty()
-                                  ? fmt::format("{} on rank {}", names[first], first)
-                                  : names[first];
+  const std::string culprit =
+      names.size() > 1 && !names[first].empty() ? fmt::format("{} on rank {}", names[first], first) : names[first];
   throw RunFailure(
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,

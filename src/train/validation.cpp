@@ -34,8 +34,8 @@ ValidationResult& ValidationResult::operator+=(const ValidationResult& other) {
 
 namespace {
 
-// Windows [range.begin, range.end) of a split, in `num_batches` batches: as many on every rank, each with as many windows
-// as are left. Ranks run the model together.
+// Windows [range.begin, range.end) of a split, in `num_batches` batches: as many on every rank, each with as many
+// windows as are left. Ranks run the model together.
 ValidationResult validate_range(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
                                 RankSlice range, int64_t num_seqs, int64_t microbatch_seqs, int64_t num_batches) {
   const auto seq_len = static_cast<size_t>(split.seq_len());

@@ -36,9 +36,9 @@ class ProcessesTest : public CliTest {
   }
 
   static Strings with_ranks(Strings arguments, int ranks, int batch = 8) {
-    arguments.insert(arguments.end(), {"--ranks", fmt::format("{}", ranks), "--set",
-                                       fmt::format("train.microbatch_seqs={}", batch / ranks), "--set",
-                                       "model.moe.num_experts=12"});
+    arguments.insert(arguments.end(),
+                     {"--ranks", fmt::format("{}", ranks), "--set",
+                      fmt::format("train.microbatch_seqs={}", batch / ranks), "--set", "model.moe.num_experts=12"});
     return arguments;
   }
   // A run too long to end by itself, on a rank a process.

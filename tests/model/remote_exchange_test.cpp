@@ -236,7 +236,9 @@ TEST_P(RemoteExchangeTest, AllTokensToTheExpertsOfOneRank) {
 TEST_P(RemoteExchangeTest, SumsAreInRankOrderOnEveryRank) {
   const Routing routing{.num_tokens = {1, 1, 1, 1}};
   const int64_t size = 1001;
-  const auto value_of = [](int64_t rank, int64_t i) { return static_cast<float>(rank + 1) * 0.1F + static_cast<float>(i); };
+  const auto value_of = [](int64_t rank, int64_t i) {
+    return static_cast<float>(rank + 1) * 0.1F + static_cast<float>(i);
+  };
   run(routing, [&](RankTest& test) {
     Arena& shared = test.memory->storage[ArenaKind::kStepState];
     std::vector<float> mine;
@@ -271,9 +273,9 @@ TEST_P(RemoteExchangeTest, ARankThatDoesNotComeIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
   const Error error = test::error_of([&] {
     run_ranks(GetParam(), std::chrono::seconds(20), [&](Communicator& communicator) {
-      const auto memory = RankMemory::make(
-          {.kind = NMOE_TEST_DEVICE, .index = RankTest::index_of(communicator), .num_threads = 1},
-          RankTest::plan_for(GetParam()), communicator);
+      const auto memory =
+          RankMemory::make({.kind = NMOE_TEST_DEVICE, .index = RankTest::index_of(communicator), .num_threads = 1},
+                           RankTest::plan_for(GetParam()), communicator);
       Domain domain({*memory->device, communicator}, memory->storage, std::chrono::milliseconds(300));
       if (communicator.index() == 1) {
         for (;;) {  // a rank that hangs outside of any exchange, until it hears of the failure

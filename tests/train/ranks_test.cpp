@@ -24,8 +24,8 @@ constexpr auto kTimeout = std::chrono::minutes(1);
 
 // Batches of 8 sequences in microbatches of 2.
 Config config_of(int64_t ranks) {
-  return test::tiny_config("/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2", "model.moe.balance_loss=1e-3",
-                                        fmt::format("parallel.ranks={}", ranks)});
+  return test::tiny_config("/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
+                                        "model.moe.balance_loss=1e-3", fmt::format("parallel.ranks={}", ranks)});
 }
 
 // Runs `drive` on an engine a rank.

@@ -21,8 +21,8 @@ struct BuildMoePlan {
   Tensor part_sizes = {};  // [W] i32; undefined: all tokens are there, and every choice is an expert
 };
 
-// Dispatch gathers tokens to their rows, as many as they have; combine sums a token's K rows, all of which it must have,
-// in the order of its choices.
+// Dispatch gathers tokens to their rows, as many as they have; combine sums a token's K rows, all of which it must
+// have, in the order of its choices.
 struct MoeDispatch {
   Tensor x;  // [T, D]
   MoePlan plan;

@@ -25,10 +25,9 @@ void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, int64_t barr
     if (spins < kSpins) continue;
     peers.check();
     if (std::chrono::steady_clock::now() > deadline) {
-      throw runtime_error(
-          fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", peers.index(),
-                      std::chrono::duration<double>(peers.timeout()).count(), rank, barrier),
-          "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+      throw runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", peers.index(),
+                                      std::chrono::duration<double>(peers.timeout()).count(), rank, barrier),
+                          "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
     }
     std::this_thread::sleep_for(kNap);
   }

@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     for (int64_t chunk = 0; chunk < blockIdx.x; ++chunk) sum += chunk_sent[chunk * num_ranks + thread];
     before[thread] = sum;
     if (blockIdx.x == gridDim.x - 1) {
-      num_sent[thread] =
-          num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
+      num_sent[thread] = num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
     }
   }
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kPlanThreads + thread;
@@ -265,8 +264,8 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   check_exchange_plan(args);
   const ExchangePlan& plan = args.plan;
   const int64_t num_tokens = args.top_idx.dim(0), num_experts = plan.placement.dim(0), num_ranks = plan.num_sent.dim(0);
-  NMOE_CHECK(num_experts <= kMaxExperts && num_ranks <= kMaxPeers, "an exchange of {} experts on {} ranks",
-             num_experts, num_ranks);
+  NMOE_CHECK(num_experts <= kMaxExperts && num_ranks <= kMaxPeers, "an exchange of {} experts on {} ranks", num_experts,
+             num_ranks);
   const int64_t num_chunks = exchange_chunks(args);
   ArenaScope scratch(ctx.scratch);
   const Tensor chunk_sent = claim(scratch, args);
@@ -300,7 +299,8 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .placement = placement_of(args.plan),
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
-  const int64_t num_tokens = args.x.dim(0), row_bytes = args.x.dim(1) * static_cast<int64_t>(dtype_bytes(args.x.dtype()));
+  const int64_t num_tokens = args.x.dim(0),
+                row_bytes = args.x.dim(1) * static_cast<int64_t>(dtype_bytes(args.x.dtype()));
   const auto run = [&]<class Unit>(Unit) {
     send_kernel<<<row_blocks(ctx, num_tokens), kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),

@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 // One warp a chunk.
-__global__ void __launch_bounds__(kWarp) place_kernel(const int32_t* experts, Parts parts, const int32_t* next_row,
-                                                      int32_t* row_of, int64_t num_copies, int64_t chunk_copies,
-                                                      int num_experts) {
+__global__ void __launch_bounds__(kWarp)
+    place_kernel(const int32_t* experts, Parts parts, const int32_t* next_row, int32_t* row_of, int64_t num_copies,
+                 int64_t chunk_copies, int num_experts) {
   extern __shared__ int32_t next[];
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // R and T, which index the rows of a plan, are i32.
 void check_rows(Tensor tokens, const MoePlan& plan, Tensor rows) {
-  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && tokens.dim(1) == rows.dim(1) && tokens.dtype() == rows.dtype() && rows.dim(0) <= INT32_MAX,
+  NMOE_CHECK(tokens.dim(0) == plan.row_of.dim(0) && tokens.dim(1) == rows.dim(1) && tokens.dtype() == rows.dtype() &&
+                 rows.dim(0) <= INT32_MAX,
              "tokens {} {} and rows {} {} by a plan of {}", dtype_name(tokens.dtype()), tokens.shape(),
              dtype_name(rows.dtype()), rows.shape(), plan.row_of.shape());
 }

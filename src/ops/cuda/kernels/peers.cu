@@ -1,8 +1,9 @@
 // Where the ranks of a domain meet, and sums over them (contracts/exchange.h).
 //
-// The barrier is one block. Thread r tells rank r that this rank has come, by a release in that rank's memory, and waits
-// until rank r has told this one. Kernels that ran before it on the stream are over, so what they wrote is published
-// with the flag. Its number is counted in device memory, so that a recorded barrier is another one at every launch.
+// The barrier is one block. Thread r tells rank r that this rank has come, by a release in that rank's memory, and
+// waits until rank r has told this one. Kernels that ran before it on the stream are over, so what they wrote is
+// published with the flag. Its number is counted in device memory, so that a recorded barrier is another one at every
+// launch.
 //
 // A barrier that nobody ends is left after the timeout: the thread that gave up writes who waited for whom to host
 // memory and raises every rank's flag to give up, at which all waits end, and those to come too.
@@ -74,9 +75,7 @@ struct Packed;
 template <>
 struct Packed<float> {
   using Type = float4;
-  static __device__ void add(float4& sum, const float4& x) {
-    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-  }
+  static __device__ void add(float4& sum, const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 };
 template <>
 struct Packed<double> {
@@ -134,7 +133,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Unit>
 void spread_units(Context& ctx, const Peers& peers, const Tensor& x, int64_t first_byte, int64_t last_byte) {
-  const int64_t begin = first_byte / static_cast<int64_t>(sizeof(Unit)), end = last_byte / static_cast<int64_t>(sizeof(Unit));
+  const int64_t begin = first_byte / static_cast<int64_t>(sizeof(Unit)),
+                end = last_byte / static_cast<int64_t>(sizeof(Unit));
   const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>(end - begin, kThreads), 4L * ctx.num_sms);
   spread_kernel<Unit><<<grid_size(blocks), kThreads, 0, ctx.stream>>>(peer_pointers<Unit>(peers, x), peers.index(),
                                                                       peers.count(), begin, end);
@@ -147,14 +147,13 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   const Peers& peers = args.peers;
   if (ctx.counting() || peers.alone()) return;
   const Peers::Barrier& barrier = peers.barrier();
-  const BarrierState state{
-      .arrivals = peer_pointers<int64_t>(peers, barrier.arrivals),
-      .aborted = peer_pointers<int32_t>(peers, barrier.aborted),
-      .count = barrier.count.data<int64_t>(),
-      .report = barrier.report.data<int64_t>(),
-      .index = peers.index(),
-      .num_ranks = peers.count(),
-      .timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(peers.timeout()).count())};
+  const BarrierState state{.arrivals = peer_pointers<int64_t>(peers, barrier.arrivals),
+                           .aborted = peer_pointers<int32_t>(peers, barrier.aborted),
+                           .count = barrier.count.data<int64_t>(),
+                           .report = barrier.report.data<int64_t>(),
+                           .index = peers.index(),
+                           .num_ranks = peers.count(),
+                           .timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(peers.timeout()).count())};
   barrier_kernel<<<1, kBarrierThreads, 0, ctx.stream>>>(state);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

@@ -1,7 +1,7 @@
 // Other ranks' memory as kernels see it, and the accesses that order what is in it.
 //
-// A rank publishes what it wrote by a release to a flag in another's memory; whoever has acquired that flag sees it all.
-// Both are of system scope: the flag and the data may be on another device.
+// A rank publishes what it wrote by a release to a flag in another's memory; whoever has acquired that flag sees it
+// all. Both are of system scope: the flag and the data may be on another device.
 #pragma once
 
 #include <cuda_runtime.h>

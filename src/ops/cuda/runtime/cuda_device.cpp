@@ -130,9 +130,10 @@ void CudaDevice::enable_peer_access(int index) {
   int can_access = 0;
   NMOE_CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, index_, index));
   if (can_access == 0) {
-    throw usage_error(fmt::format("CUDA devices {} and {} cannot reach each other's memory", index_, index),
-                      "share a run among devices that `nvidia-smi topo -p2p r` shows as OK, by CUDA_VISIBLE_DEVICES; or "
-                      "set parallel.ranks = 1");
+    throw usage_error(
+        fmt::format("CUDA devices {} and {} cannot reach each other's memory", index_, index),
+        "share a run among devices that `nvidia-smi topo -p2p r` shows as OK, by CUDA_VISIBLE_DEVICES; or "
+        "set parallel.ranks = 1");
   }
   const cudaError_t status = cudaDeviceEnablePeerAccess(index, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) {
