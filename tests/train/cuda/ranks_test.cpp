@@ -27,9 +27,10 @@ class CudaRanks : public TrainerTest {
   void expect_near(const std::string& name, const std::string& expected_name) const {
     for (const char* tag : {"train/loss", "valid/loss"}) {
       const auto curve = series(name, tag), expected = series(expected_name, tag);
-      ASSERT_EQ(curve.size(), expected.size()) << tag;
+      ASSERT_FALSE(expected.empty()) << tag;
       // bf16 rounds the sums of a token's experts once more between ranks.
       for (const auto& [step, value] : expected) {
+        ASSERT_TRUE(curve.contains(step)) << tag << " of step " << step;
         EXPECT_NEAR(curve.at(step), value, 5e-3 * std::abs(value)) << tag << " of step " << step;
       }
     }

@@ -135,12 +135,7 @@ void CudaDevice::enable_peer_access(int index) {
         "share a run among devices that `nvidia-smi topo -p2p r` shows as OK, by CUDA_VISIBLE_DEVICES; or "
         "set parallel.ranks = 1");
   }
-  const cudaError_t status = cudaDeviceEnablePeerAccess(index, 0);
-  if (status == cudaErrorPeerAccessAlreadyEnabled) {
-    cudaGetLastError();  // not an error here: forget it
-  } else {
-    NMOE_CUDA_CHECK(status);
-  }
+  libraries_.reach_once(index, [&] { NMOE_CUDA_CHECK(cudaDeviceEnablePeerAccess(index, 0)); });
 }
 
 // An event per call is not needed: a wait is for the event as it was recorded last.

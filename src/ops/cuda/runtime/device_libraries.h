@@ -1,5 +1,9 @@
-// What NVIDIA's libraries keep for a device: handles, choices of algorithms, compiled kernels.
+// What is kept for a device as long as the process lives: NVIDIA's libraries' handles, choices of algorithms and
+// compiled kernels, and which other devices' memory it reaches.
 #pragma once
+
+#include <mutex>
+#include <set>
 
 #include "ops/cuda/vendor/cublaslt.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
@@ -11,6 +15,17 @@ namespace nmoe::cuda {
 struct DeviceLibraries {
   explicit DeviceLibraries(int device_index) : cudnn_attention(device_index) {}
 
+  // Calls `enable` unless it was called before for that device. Thread-safe.
+  template <class Enable>
+  void reach_once(int peer_index, const Enable& enable) {
+    const std::lock_guard lock(mutex);
+    if (reached.contains(peer_index)) return;
+    enable();
+    reached.insert(peer_index);
+  }
+
+  std::mutex mutex;
+  std::set<int> reached;  // indices of devices
   CublasLt cublas_lt;
   CudnnAttention cudnn_attention;
 };
