@@ -17,7 +17,11 @@ labels=(--label-exclude '^(slow|gpu)$')
 case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
-  --asan) preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test) at_once=2 ;;
+  --asan)
+    preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test) at_once=2
+    # Large vocabularies, read again and again: minutes of the same code that small ones run.
+    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*'
+    ;;
   --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) at_once=2 ;;
   *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
 esac

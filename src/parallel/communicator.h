@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,6 +51,8 @@ class Communicator {
   virtual void barrier() = 0;
   // Throws PeerFailure when another rank has failed. No meeting.
   virtual void check() = 0;
+  // Tells the other ranks that this one has failed, before it has ended; it makes no further calls.
+  virtual void fail(const std::exception_ptr& failure) = 0;
   // Keeps what other ranks may still use, such as memory that they reach, until all ranks have ended.
   virtual void keep(std::shared_ptr<void> used_by_others) = 0;
 

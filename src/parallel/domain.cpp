@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <exception>
+#include <thread>
 
 namespace nmoe {
 namespace {
@@ -34,7 +35,8 @@ std::shared_ptr<RankMemory> RankMemory::make(const DeviceOptions& options, const
 }
 
 Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout)
-    : communicator_(rank.communicator.domain()),
+    : device_(rank.device),
+      communicator_(rank.communicator.domain()),
       peers_(communicator_.index(), communicator_.count(), timeout),
       num_exceptions_(std::uncaught_exceptions()) {
   if (peers_.alone()) return;
@@ -72,6 +74,13 @@ Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds tim
 
 Domain::~Domain() {
   if (std::uncaught_exceptions() > num_exceptions_) raise_abort();
+  if (peers_.alone() || device_.counting()) return;
+  try {
+    const auto done = device_.make_event(Lane::kCompute);
+    done->record();
+    done->wait();
+  } catch (...) {  // what is wrong with the device shows elsewhere
+  }
 }
 
 void Domain::raise_abort() const {
@@ -97,13 +106,19 @@ void Domain::check() const {
   const Peers::Barrier& barrier = peers_.barrier();
   if (peers_.alone() || barrier.aborted.raw() == nullptr) return;
   if (std::atomic_ref(*barrier.aborted.data<int32_t>()).load(std::memory_order_relaxed) == 0) return;
-  const int64_t* report = barrier.report.data<int64_t>();
-  if (report[0] != 0) {
+  for (int64_t rank = 0; rank < count(); ++rank) {
+    int64_t* const report = peers_.on(rank, barrier.report).data<int64_t>();
+    if (std::atomic_ref(report[0]).load(std::memory_order_acquire) == 0) continue;
     throw runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", report[1],
                                     std::chrono::duration<double>(peers_.timeout()).count(), report[2], report[3]),
                         "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
   }
-  communicator_.barrier();  // throws what ended the other rank, as soon as that is known
+  // A rank failed that says why as soon as it gets to it.
+  const auto deadline = std::chrono::steady_clock::now() + peers_.timeout();
+  while (std::chrono::steady_clock::now() < deadline) {
+    communicator_.check();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   NMOE_CHECK(false, "rank {} gave up an exchange that no rank ended", index());
 }
 

@@ -34,7 +34,8 @@ class Domain {
   // `rank` meets the ranks of its domain, and maps their memory, unless `storage` counts. A wait on the device that
   // lasts longer than `timeout` ends the run (check()). Error (usage) where the devices cannot reach each other.
   Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout);
-  // After an exception, has the other ranks' devices give up waiting for this one.
+  // After an exception as raise_abort(). Waits for what is enqueued on the compute lane: it may still use others'
+  // memory.
   ~Domain();
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
@@ -51,9 +52,11 @@ class Domain {
   // for whom. To be called when enqueued work is done and its results are about to be believed.
   void check() const;
 
- private:
+  // Has the devices of all ranks give up waiting in the exchange, now and from now on: this rank will not come to it.
   void raise_abort() const;
 
+ private:
+  Device& device_;
   Communicator& communicator_;  // of the domain
   Peers peers_;
   int num_exceptions_;  // at the start

@@ -141,6 +141,10 @@ class ProcessGroup::Member final : public Communicator {
   Communicator& domain() override { return group_.threads_.communicator(local_rank_); }
 
   void check() override { domain().check(); }
+  void fail(const std::exception_ptr& failure) override {
+    group_.announce(local_rank_, failure);
+    group_.threads_.fail(local_rank_, failure);
+  }
   void keep(std::shared_ptr<void> used_by_others) override { domain().keep(std::move(used_by_others)); }
 
   void barrier() override {

@@ -93,6 +93,7 @@ class ThreadGroup::Member final : public Communicator {
   Communicator& domain() override { return *this; }
 
   void check() override { group_.check(); }
+  void fail(const std::exception_ptr& failure) override { group_.fail(index_, failure); }
   void keep(std::shared_ptr<void> used_by_others) override { group_.keep(std::move(used_by_others)); }
 
   void barrier() override { group_.meet(*this, {.name = "barrier"}, /*reads_peers=*/false); }

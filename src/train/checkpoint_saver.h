@@ -1,8 +1,9 @@
 // How the ranks of a run write a checkpoint together while training goes on.
 //
-// Every rank writes files of its own, by a thread of its own, into one folder under a temporary name; when all have,
-// and have told each other what they wrote, the first one adds the manifest and gives the folder its name. So a
-// checkpoint is whole, or it is not there.
+// Every rank writes files of its own, by a thread of its own, into one folder under a temporary name, in a file system
+// that all share; when all have, and have told each other what they wrote, the first one adds the manifest and gives
+// the folder its name. So a checkpoint is whole, or it is not there. What is not published when a run of several ranks
+// fails is lost.
 #pragma once
 
 #include <memory>
@@ -25,13 +26,15 @@ class CheckpointSaver {
   void begin(Engine& engine, CheckpointHead head);
   // Whether this rank has written its part of what was begun, or has failed to.
   bool has_written() const { return draft_ != nullptr && !writer_.busy(); }
-  // Ends what was begun, if anything was; waits until all have written. The folder gets its name, by rank 0's writing
-  // thread. Error (runtime) on the rank that failed to write.
+  // Ends what was begun, if anything was; waits until all have written, for however long. The folder gets its name, by
+  // rank 0's writing thread. Error (runtime) on the rank that failed to write.
   void publish();
-  // Until it has that name.
-  void wait() { writer_.wait(); }
+  // The same, and waits until the folder has its name and older checkpoints are pruned.
+  void finish();
 
  private:
+  void wait_for_all_writers();
+
   const fs::path dir_;
   const int64_t keep_last_;
   Rank rank_;

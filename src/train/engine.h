@@ -102,6 +102,9 @@ class Engine {
   void wait_staged() const { staged_->wait(); }
   void restore();
 
+  // After a failure here: has the other ranks' devices give up waiting for this one.
+  void give_up() const { domain_.raise_abort(); }
+
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }

@@ -125,7 +125,7 @@ class Trainer {
   void run_validation();
   void report_validation(std::string_view source, const ValidationResult& result, double seconds);
   void save();
-  void save_after_failure();
+  void save_after_failure(bool has_state);
   void record_failure(RunStatus status, const std::string& reason);
   void complete();
   int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
@@ -334,6 +334,7 @@ void Trainer::run_validation() {
 
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
+  saver_.finish();  // what is carried along comes from the last one
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
@@ -392,13 +393,14 @@ void Trainer::record_failure(RunStatus status, const std::string& reason) {
   }
 }
 
-void Trainer::save_after_failure() {
+// What was begun, and where the failure leaves one, the state as it is. All ranks call it, or a rank that is alone.
+void Trainer::save_after_failure(bool has_state) {
   try {
-    save();
-    saver_.publish();
-    saver_.wait();
+    if (has_state) save();
+    saver_.finish();
   } catch (const std::exception& error) {
-    if (recorder_) recorder_->message(fmt::format("the state is not saved: {}", error.what()));
+    const std::string message = fmt::format("the state is not saved: {}", error.what());
+    recorder_ ? recorder_->message(message) : fmt::print(stderr, "rank {}: {}\n", rank_.index(), message);
   }
 }
 
@@ -408,8 +410,7 @@ void Trainer::complete() {
   summary_.interrupted = !signal.empty();
   if (!summary_.interrupted) run_validation();
   save();
-  saver_.publish();
-  saver_.wait();
+  saver_.finish();
   if (!rank_.is_first()) return;
   recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
                     summary_.interrupted ? fmt::format("stopped by {}", signal) : "");
@@ -422,10 +423,14 @@ TrainSummary Trainer::run() {
     complete();
   } catch (const RunFailure& failure) {
     record_failure(failure.status(), failure.what());
-    save_after_failure();
+    save_after_failure(/*has_state=*/true);
     throw;
   } catch (const std::exception& error) {
+    // At once: what is left to do here, such as a checkpoint that is being written, may take long.
+    rank_.communicator.fail(std::current_exception());
+    engine_.give_up();
     record_failure(RunStatus::kFailed, error.what());
+    if (rank_.count() == 1) save_after_failure(/*has_state=*/false);
     throw;
   }
   if (const auto device = memory_->device->memory_use()) {

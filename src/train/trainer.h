@@ -7,7 +7,8 @@
 //
 // Threads: train() runs on the calling thread, and on others that it starts and ends; one run at a time in a process.
 // Processes: where a launcher started several (parallel/launch.h), train() is called in each, with the same
-// configuration. Process 0 alone prints and writes; all need run.dir, for the checkpoint to go on from, and the data.
+// configuration. Process 0 alone prints and records; all need the data, and one run.dir, where they write checkpoints
+// together and find the one to go on from.
 #pragma once
 
 #include <filesystem>

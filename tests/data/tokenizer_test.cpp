@@ -196,10 +196,10 @@ TEST(Bpe, NoTextTakesQuadraticTime) {
         EXPECT_EQ(tokenizer->decode(ids), text);
         return seconds;
       };
-      const double short_text = seconds_for(1 << 13);
-      const double long_text = seconds_for(1 << 18);
-      // n log n: 44 times as long; quadratic: 1,024 times. 1 ms for what takes no time to speak of.
-      EXPECT_LE(long_text, 150 * short_text + 1e-3) << known.name << ": '" << part << "'";
+      // n log n: 44 times as long; quadratic: 1,024 times. 1 ms for what takes no time to speak of. What shares a core
+      // with others may be slow once, but not every time.
+      const auto is_fast = [&] { return seconds_for(1 << 18) <= 150 * seconds_for(1 << 13) + 1e-3; };
+      EXPECT_TRUE(is_fast() || is_fast() || is_fast()) << known.name << ": '" << part << "'";
     }
   }
 }

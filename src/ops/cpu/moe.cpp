@@ -18,6 +18,7 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape(),
              "plan of {} choices over {} experts: offsets {}, row_of {}", top_idx.shape(), num_experts,
              plan.offsets.shape(), plan.row_of.shape());
+  NMOE_CHECK(top_idx.num_elements() <= INT32_MAX, "plan of {} choices", top_idx.shape());
   NMOE_CHECK(!has_parts || num_tokens % args.part_sizes.dim(0) == 0, "{} tokens in {} parts", num_tokens,
              args.part_sizes.shape());
   const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
