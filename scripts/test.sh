@@ -12,21 +12,20 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Sanitizers are for our own memory and threads: programs that mostly run other people's code gain nothing.
 preset=cpu
 programs=()
-at_once=1
 labels=(--label-exclude '^(slow|gpu)$')
 case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
-    preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test) at_once=2
+    preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test)
     # Large vocabularies, read again and again: minutes of the same code that small ones run.
     export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*'
     ;;
-  --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) at_once=2 ;;
+  --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;
   *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
 esac
 
 scripts/setup.sh --test
 cmake --preset "$preset" -DNMOE_BUILD_TESTS=ON
 cmake --build --preset "$preset" ${programs[@]:+--target "${programs[@]}"}
-ctest --preset "$preset" --parallel "$at_once" "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}
+ctest --preset "$preset" --parallel 2 "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}
