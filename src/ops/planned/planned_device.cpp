@@ -50,6 +50,18 @@ NMOE_NO_SCRATCH(PeerSum)
 NMOE_NO_SCRATCH(PeerSpread)
 #undef NMOE_NO_SCRATCH
 
+// Those that claim what cuda::claim says, whatever their arguments.
+#define NMOE_CLAIMED_SCRATCH(Arguments)                             \
+  void claim_scratch(const Claims& claims, const Arguments& args) { \
+    ArenaScope scope(claims.scratch);                               \
+    cuda::claim(scope, args);                                       \
+  }
+NMOE_CLAIMED_SCRATCH(RmsNormBackward)
+NMOE_CLAIMED_SCRATCH(RouterForward)
+NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
+NMOE_CLAIMED_SCRATCH(BuildMoePlan)
+#undef NMOE_CLAIMED_SCRATCH
+
 void claim_scratch(const Claims& claims, const Sum& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_partials(scope, args.x, DType::kF64);
@@ -90,25 +102,9 @@ void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args
   cuda::claim_grouped_weight(scope, args.dw.dim(0));
 }
 
-void claim_scratch(const Claims& claims, const RmsNormBackward& args) {
-  ArenaScope scope(claims.scratch);
-  cuda::claim(scope, args);
-}
-void claim_scratch(const Claims& claims, const RouterForward& args) {
-  ArenaScope scope(claims.scratch);
-  cuda::claim(scope, args);
-}
 void claim_scratch(const Claims& claims, const RouterBackward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_sequence_loads(scope, args.loss, args.logits);
-}
-void claim_scratch(const Claims& claims, const BuildExchangePlan& args) {
-  ArenaScope scope(claims.scratch);
-  cuda::claim(scope, args);
-}
-void claim_scratch(const Claims& claims, const BuildMoePlan& args) {
-  ArenaScope scope(claims.scratch);
-  cuda::claim(scope, args);
 }
 void claim_scratch(const Claims& claims, const MuonStep& args) {
   if (args.w.num_elements() == 0) return;
