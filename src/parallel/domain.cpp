@@ -1,27 +1,17 @@
 #include "parallel/domain.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <exception>
 #include <thread>
+
+#include "parallel/tensor_sums.h"
 
 namespace nmoe {
 namespace {
 
 constexpr ArenaKind kShared[] = {ArenaKind::kParameters, ArenaKind::kGradients, ArenaKind::kStepState,
                                  ArenaKind::kPeerWindow, ArenaKind::kExchange};
-
-// The elements that a rank sums for all: whole packets of 128 bytes, so that no two ranks write to the same one.
-struct Part {
-  int64_t begin, end;
-};
-Part part_of(const Tensor& tensor, int64_t rank, int64_t num_ranks) {
-  const int64_t packet = 128 / static_cast<int64_t>(dtype_bytes(tensor.dtype()));
-  const int64_t size = tensor.num_elements(), packets = (size + packet - 1) / packet;
-  const auto edge = [&](int64_t index) { return std::min(size, packets * index / num_ranks * packet); };
-  return {edge(rank), edge(rank + 1)};
-}
 
 }  // namespace
 
@@ -95,7 +85,7 @@ void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
   if (peers_.alone()) return;
   ops.peer_barrier({peers_});
   for (const Tensor& tensor : tensors) {
-    const Part part = part_of(tensor, index(), count());
+    const RankPart part = part_of_rank(tensor, index(), count());
     ops.peer_sum({peers_, tensor, part.begin, part.end});
     ops.peer_spread({peers_, tensor, part.begin, part.end});
   }

@@ -41,6 +41,13 @@ void check_summable(std::span<const Tensor> tensors) {
   }
 }
 
+RankPart part_of_rank(const Tensor& tensor, int64_t rank, int64_t num_ranks) {
+  const int64_t block = 128 / static_cast<int64_t>(dtype_bytes(tensor.dtype()));
+  const int64_t size = tensor.num_elements(), blocks = (size + block - 1) / block;
+  const auto edge = [&](int64_t index) { return std::min(size, blocks * index / num_ranks * block); };
+  return {edge(rank), edge(rank + 1)};
+}
+
 void add_bytes(DType dtype, std::byte* sum, const std::byte* values, size_t bytes) {
   switch (dtype) {
     case DType::kF32:

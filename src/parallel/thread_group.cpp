@@ -41,24 +41,13 @@ bool is_peer_failure(const std::exception_ptr& failure) {
 
 namespace {
 
-// The elements that a rank sums: whole cache lines, so that no two ranks write to the same one.
-struct Slice {
-  int64_t begin, end;
-};
-Slice slice_of(const Tensor& tensor, int64_t rank, int64_t num_ranks) {
-  const int64_t line = 64 / static_cast<int64_t>(dtype_bytes(tensor.dtype()));
-  const int64_t size = tensor.num_elements(), lines = (size + line - 1) / line;
-  const auto edge = [&](int64_t index) { return std::min(size, lines * index / num_ranks * line); };
-  return {edge(rank), edge(rank + 1)};
-}
-
-// tensors: one a rank, in order. The elements of `slice` become their sum in all of them.
+// tensors: one a rank, in order. The elements of `part` become their sum in all of them.
 template <class T>
-void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
+void sum_to_all(std::span<const Tensor> tensors, RankPart part) {
   constexpr int64_t kBlock = 1024;  // stays in the first-level cache
   std::array<T, kBlock> sum;
-  for (int64_t begin = slice.begin; begin < slice.end; begin += kBlock) {
-    const int64_t size = std::min(kBlock, slice.end - begin);
+  for (int64_t begin = part.begin; begin < part.end; begin += kBlock) {
+    const int64_t size = std::min(kBlock, part.end - begin);
     std::copy_n(tensors[0].data<T>() + begin, size, sum.data());
     for (const Tensor& tensor : tensors.subspan(1)) {
       const T* values = tensor.data<T>() + begin;
@@ -68,14 +57,14 @@ void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
   }
 }
 
-void sum_to_all(std::span<const Tensor> tensors, Slice slice) {
+void sum_to_all(std::span<const Tensor> tensors, RankPart part) {
   switch (tensors[0].dtype()) {
     case DType::kF32:
-      return sum_to_all<float>(tensors, slice);
+      return sum_to_all<float>(tensors, part);
     case DType::kF64:
-      return sum_to_all<double>(tensors, slice);
+      return sum_to_all<double>(tensors, part);
     case DType::kI32:
-      return sum_to_all<int32_t>(tensors, slice);
+      return sum_to_all<int32_t>(tensors, part);
     default:
       return;  // not summable
   }
@@ -266,7 +255,7 @@ void ThreadGroup::all_reduce_sum(Member& self, std::span<const Tensor> tensors) 
     for (size_t i = 0; i < tensors.size(); ++i) {
       std::ranges::transform(members_, peers.begin(),
                              [&](const auto& member) { return member->call(self.meetings).tensors[i]; });
-      sum_to_all(peers, slice_of(tensors[i], self.index(), self.count()));
+      sum_to_all(peers, part_of_rank(tensors[i], self.index(), self.count()));
     }
   }
   meet(self, {.name = "end of all_reduce_sum"}, /*reads_peers=*/false);
