@@ -30,7 +30,7 @@ CheckpointSaver::CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& ra
     : dir_(std::move(dir)), keep_last_(keep_last), rank_(rank), writer_(dir_, keep_last) {}
 
 void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
-  finish();  // staging is free again after it
+  NMOE_CHECK(draft_ == nullptr && !writer_.busy(), "a checkpoint is begun while another is written");
   engine.stage();
   const int64_t step = rank_.communicator.all_gather_values(head.info.step).front();
   if (rank_.is_first()) draft_ = std::make_shared<CheckpointDraft>(dir_, step);

@@ -21,8 +21,8 @@ class CheckpointSaver {
   // drives the rank.
   CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& rank);
 
-  // Begins to write the state of `engine`, once what was begun before is complete. Of `head`, only rank 0's counts.
-  // Errors (runtime): those of what was begun before.
+  // Begins to write the state of `engine`; behind finish(), which gives its staging free. Of `head`, only rank 0's
+  // counts. Error (runtime) where the ranks share no file system.
   void begin(Engine& engine, CheckpointHead head);
   // Whether this rank has written its part of what was begun, or has failed to.
   bool has_written() const { return draft_ != nullptr && !writer_.busy(); }

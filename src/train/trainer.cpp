@@ -334,7 +334,7 @@ void Trainer::run_validation() {
 
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
-  saver_.finish();  // what is carried along comes from the last one
+  saver_.finish();  // then staging is free, and the last checkpoint is there to carry files from
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
