@@ -114,8 +114,8 @@ TEST_F(TrainCommandTest, RefusesMoreThanItMayTake) {
 // Enough activations to stand out from the program itself, of which the plan has a line too.
 TEST_F(TrainCommandTest, TakesWhatThePlanSays) {
   for (const int ranks : {1, 2}) {
-    const Outcome outcome = n(train({"train.steps=2", "model.dim=64", "data.seq_len=256", "train.batch_seqs=64",
-                                     fmt::format("train.microbatch_seqs={}", 64 / ranks),
+    const Outcome outcome = n(train({"train.steps=2", "model.dim=64", "data.seq_len=256", "train.batch_seqs=128",
+                                     fmt::format("train.microbatch_seqs={}", 128 / ranks),
                                      fmt::format("parallel.ranks={}", ranks), fmt::format("run.name=ranks{}", ranks)}));
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     const size_t total = outcome.err.find("  total ");
