@@ -309,6 +309,7 @@ class HttpServer::Connection final : public HttpAnswer, public std::enable_share
   void refuse_with(int status, const std::string& message) {
     keep_alive_ = false;
     enter(Phase::kAnswering);
+    release_body();
     reply(server_.handler.refusal(status, message));
   }
 
