@@ -297,7 +297,7 @@ void ApiServer::generate(const std::string& body, bool is_chat, httplib::Respons
     const auto size = static_cast<int64_t>(prompt.size());
     if (prompt.empty()) throw ApiError(400, "the prompt is empty", field, "empty_prompt");
     if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
-      throw ApiError(413, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
+      throw ApiError(400, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
                      "context_length_exceeded");
     }
     for (int64_t i = 0; i < request.n; ++i) {

@@ -297,6 +297,11 @@ TEST(EngineTest, StopIdsEndATextWithoutBeingPartOfIt) {
   EXPECT_EQ(ended.result->stop, "");
   EXPECT_EQ(ended.result->output_tokens, before);
   EXPECT_EQ(ended.ids, std::vector<int32_t>(whole.ids.begin(), whole.ids.begin() + before));
+  // What ended it is told by itself, as likely as it was where it did not end anything.
+  EXPECT_FALSE(whole.result->end.has_value());
+  ASSERT_TRUE(ended.result->end.has_value());
+  EXPECT_EQ(ended.result->end->id, stop);
+  EXPECT_EQ(ended.result->end->logprob, whole.tokens[static_cast<size_t>(before)].logprob);
 }
 
 TEST(EngineTest, ThePenaltyCountsPromptAndOutput) {
