@@ -32,10 +32,15 @@ constexpr const char* kJson = "application/json";
 thread_local std::string log_note;
 thread_local Clock::time_point log_start;
 
-// "GET" or "POST" for a path that is served, "" for others.
-std::string_view method_of(const std::string& path) {
-  if (path == "/v1/completions" || path == "/v1/chat/completions") return "POST";
-  return path == "/health" || path == "/v1/models" || path.starts_with("/v1/models/") ? "GET" : "";
+constexpr std::string_view kOtherRoute = "other";
+
+// The name of a path that is served, and kOtherRoute for others.
+std::string_view route_of(std::string_view path) {
+  if (path.starts_with("/v1/models/")) return "/v1/models";
+  constexpr std::string_view kRoutes[] = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health",
+                                          "/metrics"};
+  const auto* const found = std::ranges::find(kRoutes, path);
+  return found == std::end(kRoutes) ? kOtherRoute : *found;
 }
 
 void set_error(httplib::Response& response, const ApiError& error) {
@@ -46,8 +51,9 @@ void set_error(httplib::Response& response, const ApiError& error) {
 }
 
 ApiError no_such_path(const httplib::Request& request) {
-  const std::string_view method = method_of(request.path);
-  if (method.empty()) return ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
+  const std::string_view route = route_of(request.path);
+  if (route == kOtherRoute) return ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
+  const char* method = route.ends_with("/completions") ? "POST" : "GET";
   return ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
 }
 
@@ -58,17 +64,6 @@ std::string printable(std::string text) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
   return text;
-}
-
-void log_request(const httplib::Request& request, const httplib::Response& response) {
-  // What is no request at all has neither beginning nor address.
-  const bool known = log_start != Clock::time_point();
-  const std::chrono::duration<double> time = known ? Clock::now() - log_start : Clock::duration();
-  fmt::print(stderr, "{} {} {} {} {}{}{}\n", known ? request.remote_addr : "-", printable(request.method),
-             printable(request.path), response.status, human_seconds(time.count()), log_note.empty() ? "" : ": ",
-             printable(log_note));
-  log_start = {};
-  log_note.clear();
 }
 
 // Takes as long whether it is right or not.
@@ -121,7 +116,7 @@ ApiServer::ApiServer(InferenceEngine& engine, const CheckpointSettings& settings
       options_(std::move(options)),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()),
-      queue_(engine, options_.max_queue),
+      queue_(engine, options_.max_queue, metrics_),
       seeds_(std::random_device()()),
       http_(std::make_unique<httplib::Server>()) {
   add_routes();
@@ -152,7 +147,8 @@ void ApiServer::add_routes() {
     log_start = Clock::now();
     return httplib::Server::HandlerResponse::Unhandled;
   });
-  http_->set_logger(log_request);
+  http_->set_logger(
+      [this](const httplib::Request& request, const httplib::Response& response) { log_request(request, response); });
   // For what the library refuses by itself.
   http_->set_error_handler([](const httplib::Request& request, httplib::Response& response) {
     if (!response.body.empty()) return;
@@ -206,6 +202,12 @@ void ApiServer::add_routes() {
     response.status = stopping_ ? 503 : 200;
     response.set_content(health.dump(), kJson);
   });
+  http_->Get("/metrics", [this](const httplib::Request& request, httplib::Response& response) {
+    answer(response, [&] {
+      check_key(request);
+      response.set_content(metrics_->text(engine_.load(), num_exchanges_), "text/plain; version=0.0.4; charset=utf-8");
+    });
+  });
   // Bodies that nobody asked for are read under the same limit.
   const auto refuse = [](const httplib::Request& request, httplib::Response& response,
                          const httplib::ContentReader& reader) {
@@ -218,6 +220,19 @@ void ApiServer::add_routes() {
   http_->Put(".*", refuse);
   http_->Patch(".*", refuse);
   http_->Delete(".*", refuse);
+}
+
+// Called when the answer has been sent, as far as it went.
+void ApiServer::log_request(const httplib::Request& request, const httplib::Response& response) {
+  // What is no request at all has neither beginning nor address.
+  const bool known = log_start != Clock::time_point();
+  const std::chrono::duration<double> time = known ? Clock::now() - log_start : Clock::duration();
+  fmt::print(stderr, "{} {} {} {} {}{}{}\n", known ? request.remote_addr : "-", printable(request.method),
+             printable(request.path), response.status, human_seconds(time.count()), log_note.empty() ? "" : ": ",
+             printable(log_note));
+  metrics_->count_request(std::string(route_of(request.path)), response.status, time);
+  log_start = {};
+  log_note.clear();
 }
 
 void ApiServer::check_key(const httplib::Request& request) const {

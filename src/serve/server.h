@@ -1,4 +1,5 @@
-// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions, /v1/models and /health.
+// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions and /v1/models; /health and /metrics beside
+// it.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include "serve/api_error.h"
 #include "serve/api_request.h"
 #include "serve/generation_queue.h"
+#include "serve/metrics.h"
 
 namespace httplib {
 class ContentReader;
@@ -54,6 +56,7 @@ class ApiServer {
   struct Exchange;
 
   void add_routes();
+  void log_request(const httplib::Request& request, const httplib::Response& response);
   void check_key(const httplib::Request& request) const;
   static std::string read_body(const httplib::Request& request, const httplib::Response& response,
                                const httplib::ContentReader& reader);
@@ -67,6 +70,7 @@ class ApiServer {
   std::string no_chat_;
   ServerOptions options_;
   int64_t created_;  // seconds since 1970
+  std::shared_ptr<ServerMetrics> metrics_ = std::make_shared<ServerMetrics>();
   GenerationQueue queue_;
   std::atomic<bool> stopping_ = false;      // nothing new is taken
   std::atomic<bool> aborting_ = false;      // what runs is given up
