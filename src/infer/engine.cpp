@@ -20,7 +20,7 @@ struct InferenceEngine::Sequence {
   std::vector<int32_t> tokens;     // what the model sees: prompt and output
   // For the probability of a document's first token `tokens` is at first the eos_id before it (data.mask_documents).
   bool reading_document_start = false;
-  int64_t num_computed = 0;        // of tokens that are in the cache
+  int64_t num_computed = 0;  // of tokens that are in the cache
   int64_t slot = -1;
   std::vector<int32_t> seen;  // ids of prompt and output, for the repetition penalty
   std::vector<PromptToken> prompt;

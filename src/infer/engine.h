@@ -128,9 +128,9 @@ class InferenceEngine {
   // Queues a request; first come, first served. Any thread. Error (usage) when the request cannot be served: a prompt
   // that is empty, longer than max_context or with ids the tokenizer has not, options out of their range.
   //
-  // With data.mask_documents only what follows the last eos_id of the prompt counts, and prompt_logprobs gives its first
-  // token the probability to begin a document: what follows an eos_id alone. Where the prompt ends with it, the first
-  // output token is what follows that end, and starts a document.
+  // With data.mask_documents only what follows the last eos_id of the prompt counts, and prompt_logprobs gives its
+  // first token the probability to begin a document: what follows an eos_id alone. Where the prompt ends with it, the
+  // first output token is what follows that end, and starts a document.
   RequestId submit(GenerationRequest request, GenerationListener listener);
   // The request ends with kCancelled at the next step. Any thread. Without effect when it has ended.
   void cancel(RequestId id);

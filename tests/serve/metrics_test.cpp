@@ -85,7 +85,11 @@ TEST(ServerMetricsTest, OfAServer) {
     return samples["nmoe_requests_total{route=\"" + route + "\",status=\"" + std::to_string(status) + "\"}"];
   };
   // A request is counted once its answer has been sent, which the client may see before.
-  for (int i = 0; i < 1000 && requests("/v1/completions", 200) + requests("other", 404) < 4; ++i) {
+  const auto answered = [&] {
+    return requests("/v1/completions", 200) + requests("/v1/chat/completions", 400) + requests("/v1/models", 200) +
+           requests("other", 404);
+  };
+  for (int i = 0; i < 1000 && answered() < 6; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     samples = metrics_of(server);
   }
