@@ -145,6 +145,7 @@ TEST_F(HarnessTest, LoglikelihoodWhereTheTextEnds) {
   const Ids context = ids_of("the ca"), continuation = ids_of("t");
   const int32_t end = likeliest_after(context + continuation);
   const fs::path ending = trained_model() / "ending";
+  fs::remove_all(ending);  // of a repetition
   fs::copy(CheckpointReader::open(trained_model() / "runs/checkpoints/tiny").path(), ending);
   make_directories(ending / "huggingface");
   write_file_atomically(ending / "huggingface/generation_config.json",
