@@ -29,10 +29,15 @@ constexpr auto kGrace = std::chrono::seconds(4);    // for what runs when the se
 constexpr auto kLookForClient = milliseconds(200);  // how often a generation sees whether anyone waits for it
 constexpr const char* kJson = "application/json";
 
-// "GET" or "POST" for a path that is served, "" for others.
-std::string_view method_of(const std::string& path) {
-  if (path == "/v1/completions" || path == "/v1/chat/completions") return "POST";
-  return path == "/health" || path == "/v1/models" || path.starts_with("/v1/models/") ? "GET" : "";
+constexpr std::string_view kOtherRoute = "other";
+
+// The name of a path that is served, and kOtherRoute for others.
+std::string_view route_of(std::string_view path) {
+  if (path.starts_with("/v1/models/")) return "/v1/models";
+  constexpr std::string_view kRoutes[] = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health",
+                                          "/metrics"};
+  const auto* const found = std::ranges::find(kRoutes, path);
+  return found == std::end(kRoutes) ? kOtherRoute : *found;
 }
 
 HttpReply json_reply(int status, std::string body) {
@@ -133,7 +138,7 @@ ApiServer::ApiServer(InferenceEngine& engine, const CheckpointSettings& settings
       options_(std::move(options)),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()),
-      queue_(engine, options_.max_queue),
+      queue_(engine, options_.max_queue, metrics_),
       seeds_(std::random_device()()),
       http_(*this, options_.host, options_.port, options_.limits, num_workers(queue_.capacity())) {
   for (std::string& name : options_.allowed_hosts) name = lower(name);
@@ -145,12 +150,13 @@ ApiServer::~ApiServer() = default;
 std::optional<HttpReply> ApiServer::on_head(const HttpRequest& request) {
   return reply_of([&]() -> std::optional<HttpReply> {
     check_host(request);
-    const std::string_view method = method_of(request.path);
-    if (method.empty()) throw ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
+    const std::string_view route = route_of(request.path);
+    if (route == kOtherRoute) throw ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
+    const std::string_view method = route.ends_with("/completions") ? "POST" : "GET";
     if (request.method != method) {
       throw ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
     }
-    if (request.path.starts_with("/v1/")) check_key(request);
+    if (route != "/health") check_key(request);
     if (method == "GET") return get(request);
     // A page in a browser can send other types to this machine without asking.
     const std::string type = lower(request.header("Content-Type"));
@@ -193,6 +199,12 @@ HttpReply ApiServer::get(const HttpRequest& request) const {
                                  {"max_sequences", load.max_sequences}};
     return json_reply(stopping_ ? 503 : 200, health.dump());
   }
+  if (request.path == "/metrics") {
+    HttpReply reply;
+    reply.type = "text/plain; version=0.0.4; charset=utf-8";
+    reply.body = metrics_->text(engine_.load(), num_exchanges_);
+    return reply;
+  }
   const std::string name = request.path.substr(std::min(request.path.size(), std::string("/v1/models/").size()));
   if (!name.empty() && name != options_.model_name) {
     throw ApiError(404, fmt::format("the model '{}' does not exist", name), "model", "model_not_found");
@@ -221,6 +233,7 @@ void ApiServer::log(const HttpLogEntry& entry) {
   const std::string line = fmt::format(
       "{} {} {} {} {}{}{}\n", entry.remote, known ? printable(entry.method) : "-", known ? printable(entry.path) : "-",
       entry.status, human_seconds(known ? entry.seconds : 0), entry.note.empty() ? "" : ": ", printable(entry.note));
+  metrics_->count_request(std::string(route_of(entry.path)), entry.status, ServerMetrics::Duration(entry.seconds));
   std::fputs(line.c_str(), stderr);  // what cannot be written must not end an answer
 }
 
@@ -278,7 +291,7 @@ void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
     const auto size = static_cast<int64_t>(prompt.size());
     if (prompt.empty()) throw ApiError(400, "the prompt is empty", field, "empty_prompt");
     if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
-      throw ApiError(413, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
+      throw ApiError(400, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
                      "context_length_exceeded");
     }
     for (int64_t i = 0; i < request.n; ++i) {

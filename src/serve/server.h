@@ -1,4 +1,5 @@
-// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions, /v1/models and /health.
+// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions and /v1/models; /health and /metrics beside
+// it.
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,7 @@
 #include "serve/api_request.h"
 #include "serve/generation_queue.h"
 #include "serve/http_server.h"
+#include "serve/metrics.h"
 
 namespace nmoe {
 
@@ -70,6 +72,7 @@ class ApiServer : private HttpHandler {
   std::string no_chat_;
   ServerOptions options_;
   int64_t created_;  // seconds since 1970
+  std::shared_ptr<ServerMetrics> metrics_ = std::make_shared<ServerMetrics>();
   GenerationQueue queue_;
   std::atomic<bool> stopping_ = false;      // nothing new is taken
   std::atomic<bool> aborting_ = false;      // what runs is given up

@@ -42,7 +42,10 @@ TEST(ServeLimitsTest, Requests) {
   const auto fails = [&](const ordered_json& request, int status, const std::string& param, const std::string& what) {
     ServedModel::expect_error(server.post(kPath, request.dump()), status, param, what);
   };
-  fails({{"prompt", std::string(64, 'x')}}, 413, "prompt", "65 tokens, the context 64");
+  fails({{"prompt", std::string(64, 'x')}}, 400, "prompt", "65 tokens, the context 64");
+  // The code by which OpenAI's clients know it.
+  EXPECT_TRUE(contains(server.post(kPath, ordered_json{{"prompt", std::string(64, 'x')}}.dump())->body,
+                       R"("code":"context_length_exceeded")"));
   fails({{"prompt", ordered_json::array({257})}}, 400, "prompt", "below 257");
   fails({{"model", "other"}}, 404, "model", "'other' does not exist");
   fails({{"n", 100}}, 400, "prompt", "this server takes 72");
