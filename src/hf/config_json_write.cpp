@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "config/layers.h"
 #include "config/schema.h"
 #include "hf/config_json.h"
@@ -285,7 +285,7 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     const HfModel original = from_config_json(base, "config.json");
     NMOE_CHECK(original.type == model.type, "{} from {}", model_type_name(model.type), model_type_name(original.type));
     const Json had = canonical_json(original);
-    json = Json::parse(base);
+    json = parse_json<Json>(base);
     for (const auto& [key, value] : wanted.items()) {
       if (!had.contains(key) || had.at(key) != value) replace(json, key, wanted, model.type);
     }

@@ -5,10 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
 #include "data/tokenizer/tokenizer.h"
 #include "hf/binding.h"
+#include "hf/files.h"
 #include "tensor/convert.h"
 
 namespace nmoe {
@@ -261,6 +263,10 @@ ExportReport export_model(const ExportOptions& options) {
   write_file_atomically(folder.path() / "config.json", to_config_json(model, base));
   for (const CarriedFile& file : carried_files) {
     if (file.name == kCarriedTensors || file.name == "config.json") continue;
+    if (!is_carried_by_import(file.name)) {
+      throw runtime_error(fmt::format("'{}' is no file that an import carries along", file.source.string()),
+                          "the checkpoint was altered: take another one");
+    }
     fs::copy_file(file.source, folder.path() / file.name);
     sync_file(folder.path() / file.name);
   }

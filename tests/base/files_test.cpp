@@ -200,6 +200,14 @@ TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
   EXPECT_TRUE(MappedFile(dir_ / "empty").bytes().empty());
 }
 
+TEST_F(FilesTest, NamesBelowAFolder) {
+  for (const char* name : {"a", "a/b", "..a", "a..", "...", "a b", ".a"}) EXPECT_TRUE(is_name_below(name)) << name;
+  for (const char* name : {"", "/", "/a", "a/", "a//b", "..", "../a", "a/..", "a/../b", ".", "./a", "a/."}) {
+    EXPECT_FALSE(is_name_below(name)) << name;
+  }
+  EXPECT_FALSE(is_name_below(std::string_view("a\0b", 3)));
+}
+
 TEST_F(FilesTest, MakesNestedFolders) {
   make_directories(dir_ / "a" / "b" / "c");
   make_directories(dir_ / "a" / "b" / "c");

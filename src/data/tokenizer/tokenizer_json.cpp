@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/word_splitter.h"
@@ -92,7 +92,7 @@ class Reader {
   Reader(std::string_view path, std::string_view eos) : path_(path), eos_(eos) {}
 
   BpeModel read(std::string_view text) {
-    const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const json file = try_parse_json<json>(text);
     if (!file.is_object()) throw unsupported("it is no JSON object");
     for (const char* key : {"truncation", "padding"}) expect_absent(file, key, "");
     read_normalizer(value_of(file, "normalizer"));
@@ -431,7 +431,8 @@ std::string bpe_to_json(const BpeModel& model) {
       {"added_tokens", added_tokens_json(model)},
       {"normalizer", model.nfc ? ordered_json{{"type", "NFC"}} : ordered_json()},
       {"pre_tokenizer", pre_tokenizer_json(model)},
-      {"post_processor", model.post_processor.empty() ? ordered_json() : ordered_json::parse(model.post_processor)},
+      {"post_processor",
+       model.post_processor.empty() ? ordered_json() : parse_json<ordered_json>(model.post_processor)},
       {"decoder", decoder},
       {"model", model_json(model)}};
   return file.dump(2) + '\n';
