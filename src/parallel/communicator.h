@@ -86,7 +86,8 @@ class Communicator {
 // The one of a rank that is alone. It has no state: every call returns at once.
 Communicator& single_rank();
 
-// Stands in for rank 0 of `count`, of which `in_domain` are in its domain, while storage is counted: nobody is met.
-std::unique_ptr<Communicator> make_unmet_ranks(int64_t count, int64_t in_domain);
+// Stands in for rank `index` of `count`, of which the first `in_domain` are its domain, while storage is counted: nobody
+// is met.
+std::unique_ptr<Communicator> make_unmet_ranks(int64_t index, int64_t count, int64_t in_domain);
 
 }  // namespace nmoe
