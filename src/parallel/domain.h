@@ -54,8 +54,8 @@ class Domain {
     Tensor tensor;
     int64_t begin, end;
   };
-  // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum. What
-  // the rest of them holds is left there. Others read them until the next barrier.
+  // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum.
+  // What the rest of them holds is left there. Others read them until the next barrier.
   void reduce_sum(Ops& ops, std::span<const Part> parts) const;
   // Enqueues what makes each of these shared tensors on every rank what the ranks keep of it. Any dtype.
   void all_gather(Ops& ops, std::span<const Part> parts) const;
