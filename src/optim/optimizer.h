@@ -35,8 +35,8 @@ class Optimizer {
   // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
   // number, from 1.
   void write_rates(const Progress& progress, Tensor rates) const;
-  // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then. Not
-  // finite: nothing is changed.
+  // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
+  // Not finite: nothing is changed.
   void step(Tensor grad_scale);
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
