@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "checkpoint/chunks.h"
+#include "tensor/chunks.h"
 
 namespace nmoe {
 namespace {
