@@ -209,6 +209,7 @@ class CommandLine {
         ->capture_default_str();
     prep->add_option("--split-on", prep_.records.split_on,
                      "a line that separates documents of plain text; \"\": blank lines");
+    prep->add_option("--max-record", max_record_, "bytes of a record that are read at most; without it 512MiB");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
@@ -251,6 +252,9 @@ class CommandLine {
         ->capture_default_str();
     prep->callback([this] {
       if (near_dedup_) prep_.near_dedup = near_dedup_threshold_;
+      if (!max_record_.empty()) {
+        prep_.records.max_bytes = static_cast<size_t>(parse_bytes(max_record_, "--max-record"));
+      }
       if (!prep_.records.messages_field.empty()) {
         prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
           return make_conversation_encoder(chat_template_, std::move(tokenizer));
@@ -541,6 +545,7 @@ class CommandLine {
   ImportOptions import_;
   ExportOptions export_;
   std::string shard_size_;
+  std::string max_record_;
   ParityArguments parity_;
   ChatArguments chat_;
   ServeArguments serve_;
@@ -599,6 +604,17 @@ int run_program(int argc, char** argv) {
   return 0;
 }
 
+// A message may quote a file that others wrote: what would steer the terminal is shown, not sent.
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool steers = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
+    steers ? shown += fmt::format("\\x{:02x}", byte) : shown += c;
+  }
+  return shown;
+}
+
 }  // namespace
 }  // namespace nmoe::cli
 
@@ -613,7 +629,8 @@ int main(int argc, char** argv) {
   try {
     return nmoe::cli::run_program(argc, argv);
   } catch (const nmoe::Error& error) {
-    fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+    fmt::print(stderr, "error: {}\nremedy: {}\n", nmoe::cli::printable(error.what()),
+               nmoe::cli::printable(error.remedy()));
     return error.exit_code();
   } catch (const nmoe::CheckFailure& failure) {
     fmt::print(stderr, "internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),

@@ -74,19 +74,12 @@ TEST(JinjaTemplateTest, TemplatesThatMeanHarm) {
   refuses(shared + "{{ ns.x }}", too_much);
   refuses(shared + "{{ ns.x | tojson }}", too_much);
   refuses(shared + "{{ ns.x == ns.y }}", too_much);
-  refuses(shared + "{{ ns.x < ns.y }}", too_much);
   refuses("{{ ('a' * 16000000).split('a') }}", too_much);
   refuses("{{ ('a\n' * 8000000).splitlines() }}", too_much);
   refuses("{{ ('a' * 9000000).find('a' * 4500000 + 'b') }}", too_much);
-  refuses("{{ ('a' * 9000000).rfind('b' + 'a' * 4500000) }}", too_much);
   refuses("{{ ('a' * 9000000).strip('b' * 9000000 + 'a') }}", too_much);
-  refuses("{% set l = [0] * 1000000 %}{% for i in range(99999) %}{% set x = l + l[:5] %}{% endfor %}", too_much);
   refuses("{% set l = ['a' * 10000000] * 1000000 %}{{ l | join }}", "characters");
   refuses("{% for i in range(99999) %}{% set x = 'a' * 9999999 %}{% endfor %}", too_much);
-  refuses(
-      "{% set u = {}['a' * 1000000] %}{% set l = [u] * 1000000 %}{{ l | length }}{% for i in range(99) %}{{ l | "
-      "map('trim') | list | length }}{% endfor %}",
-      too_much);
   refuses("{{ range(100000) | sort | map('string') | join(', ' * 1000000) }}", "characters");
   refuses(
       "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
