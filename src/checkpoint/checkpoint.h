@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "base/files.h"
-#include "checkpoint/chunks.h"
+#include "tensor/chunks.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 

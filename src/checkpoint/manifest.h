@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/files.h"
-#include "checkpoint/chunks.h"
+#include "tensor/chunks.h"
 #include "data/stream/cursor.h"
 #include "tensor/tensor.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/chunks.h"
+#include "tensor/chunks.h"
 #include "checkpoint/safetensors.h"
 
 namespace nmoe {

@@ -19,12 +19,12 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
       model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute,
-             domain_.peers().alone() ? nullptr : &domain_.peers()) {
+             {.index = domain_.index(), .count = domain_.count(), .by_matrix = Optimizer::by_matrix(config_.optim)}) {
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   if (!domain_.peers().alone()) {
-    model_.allocate_window(storage[ArenaKind::kPeerWindow], step_state,
+    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state,
                            config_.train.microbatch_seqs * config_.data.seq_len);
   }
   inputs_ = allocate_step_inputs(config_, rank_.count(), step_state);
@@ -45,15 +45,21 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
-  summed_ = {model_.weights().whole_grads(), sums_};
-  summed_across_ = {model_.weights().whole_grads(), loss_sum_};
+  summed_ = {sums_};
+  summed_across_ = {loss_sum_};
   for (std::vector<Tensor>* summed : {&summed_, &summed_across_}) {
     if (model_.router_counts().defined()) {
       summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
     }
   }
+  for (const FlatWeights& flat : model_.weights().flat()) {
+    const auto [begin, size] = flat.updated;
+    grads_.push_back({flat.grads, begin, begin + size});
+    values_.push_back({flat.values, begin, begin + size});
+    if (size > 0) summed_across_.push_back(flat.grads.rows(begin, begin + size));
+  }
   for (const Weight& weight : model_.weights().all()) {
-    if (weight.grad.defined() && weight.is_part()) summed_across_.push_back(weight.grad);
+    if (weight.spec.group == WeightGroup::kExperts) summed_across_.push_back(weight.grad);
   }
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
@@ -64,16 +70,16 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
 void Engine::allocate_staging() {
   storage_.reserve(ArenaKind::kCheckpointStaging);
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
-  // What every rank has is written by one, in turn; what every domain has, by the first.
-  const bool is_first_domain = rank_.index() == domain_.index();
-  int64_t num_whole = 0;
+  // Domains have the same; each writes some of it, in turn.
+  const int64_t num_domains = rank_.count() / domain_.count(), this_domain = rank_.index() / domain_.count();
   const auto add = [&](std::vector<NamedPart>& parts, const std::string& name, DType dtype, const Weight& weight) {
     parts.push_back({.name = name,
-                     .tensor = arena.allocate(dtype, weight.shape),
+                     .tensor = arena.allocate(dtype, weight.updated_shape()),
                      .shape = weight.spec.shape,
-                     .offset = weight.offset});
-    const bool is_mine = weight.is_part() ? is_first_domain : num_whole++ % rank_.count() == rank_.index();
-    staging_.is_written.push_back(is_mine ? 1 : 0);
+                     .offset = weight.offset + weight.updated.offset});
+    const bool others_have_it = !weight.spec.is_trained() && domain_.index() != 0;
+    const bool is_turn = static_cast<int64_t>(staging_.is_written.size()) % num_domains == this_domain;
+    staging_.is_written.push_back(is_turn && !others_have_it && weight.updated.extent > 0 ? 1 : 0);
   };
   for (const Weight& weight : model_.weights().all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
@@ -85,8 +91,11 @@ void Engine::allocate_staging() {
 
 void Engine::initialise() {
   model_.initialise(static_cast<uint64_t>(config_.run.seed));
+  gather_values();
   ops_.fill({stopped_, 0.0});
 }
+
+void Engine::gather_values() { domain_.all_gather(ops_, values_); }
 
 StepScale Engine::step_scale() const {
   const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
@@ -123,20 +132,18 @@ void Engine::enqueue_gradients(const Inspector& inspect) {
   }
 }
 
-void Engine::add_squares(bool of_parts) {
-  for (const Weight& weight : model_.weights().all()) {
-    if (weight.grad.defined() && weight.is_part() == of_parts) ops_.sum_of_squares({weight.grad, square_sum_});
-  }
-}
-
 void Engine::enqueue_update() {
+  domain_.reduce_sum(ops_, grads_);
   rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
-  add_squares(/*of_parts=*/true);  // which are summed over the ranks with the rest
+  for (const Weight& weight : model_.weights().all()) {
+    if (!weight.spec.is_trained() || weight.updated.extent == 0) continue;
+    ops_.sum_of_squares({weight.updated_of(weight.grad), square_sum_});
+  }
   domain_.all_reduce_sum(ops_, summed_);
-  add_squares(/*of_parts=*/false);
   ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
+  gather_values();
 }
 
 void Engine::enqueue_results(bool with_routers) {
@@ -282,7 +289,11 @@ void Engine::restore() {
   auto& weights = model_.weights().all();
   for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
-  for (size_t i = 0; i < state.size(); ++i) device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (state[i].weight->updated.extent == 0) continue;
+    device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+  }
+  gather_values();
   ops_.fill({stopped_, 0.0});
   wait();  // what is staged may be overwritten next
 }
@@ -305,16 +316,21 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
     find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
   }
   if (in_domain == 0) in_domain = config.parallel.ranks;
-  const auto ranks = make_unmet_ranks(config.parallel.ranks, in_domain);
   DeviceOptions options = device_options(config.run, in_domain);
   options.part = part;
-  return plan_storage(options, [&](Storage& storage) {
-    Engine engine(config, {storage.device(), *ranks}, storage);
-    for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-    engine.step({.steps = 1, .tokens = 1}, 1);
-    engine.evaluate(ids, ids, losses, documents);
-    engine.stage();
-  });
+  // Ranks differ in how much they update: each has room for what the one with most of it needs.
+  StoragePlan plan;
+  for (int64_t rank = 0; rank < in_domain; ++rank) {
+    const auto ranks = make_unmet_ranks(rank, config.parallel.ranks, in_domain);
+    plan = plan.max(plan_storage(options, [&](Storage& storage) {
+      Engine engine(config, {storage.device(), *ranks}, storage);
+      for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
+      engine.step({.steps = 1, .tokens = 1}, 1);
+      engine.evaluate(ids, ids, losses, documents);
+      engine.stage();
+    }));
+  }
+  return plan;
 }
 
 }  // namespace nmoe

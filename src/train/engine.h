@@ -7,9 +7,9 @@
 // is computed, the inputs of the next are on their way.
 //
 // Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
-// of all other weights, whose gradients are summed over the ranks (parallel/domain.h) before any weight moves; so are
-// losses and what routers did. So all ranks move their copies alike. They make the same calls: whatever runs the model
-// needs the experts of all.
+// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), and
+// the new values go to all. Losses, the gradients' norm and what routers did are summed for every rank before any
+// weight moves. They make the same calls: whatever runs the model needs the experts of all.
 //
 // T tokens of a microbatch.
 //
@@ -39,7 +39,7 @@ namespace nmoe {
 struct StateTensors {
   std::vector<NamedPart> model;
   std::vector<NamedPart> optimizer;
-  // Of both, one after the other: not 0 where this rank writes it. What every rank has, one writes.
+  // Of both, one after the other: not 0 where this rank writes it. What several have, one writes.
   std::vector<uint8_t> is_written;
 };
 
@@ -121,7 +121,7 @@ class Engine {
   void wait();  // for all that is enqueued
   StepScale step_scale() const;
   void allocate_staging();
-  void add_squares(bool of_parts);
+  void gather_values();  // of the weights that every rank has, from those that updated them
 
   Config config_;
   Rank rank_;
@@ -145,8 +145,10 @@ class Engine {
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32
-  std::vector<Tensor> summed_;          // what a step sums over ranks
-  std::vector<Tensor> summed_across_;   // and over domains, before that
+  std::vector<Domain::Part> grads_;     // of the weights that every rank has; this one's parts of them
+  std::vector<Domain::Part> values_;    // and of their values
+  std::vector<Tensor> summed_across_;   // what a step sums over domains, of this rank's parts
+  std::vector<Tensor> summed_;          // and then over the ranks of a domain, for all of them
   bool warm_ = false;                   // a step was run
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()

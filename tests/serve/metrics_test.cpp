@@ -128,7 +128,8 @@ TEST(ServerMetricsTest, WhatRunsAndWaits) {
 }
 
 TEST(ServerMetricsTest, NeedTheKey) {
-  const ServedModel server({"--api-key", "secret"});
+  write_file_atomically(trained_model() / "key", "secret\n");
+  const ServedModel server({"--api-key-file", "key"});
   ServedModel::expect_error(server.client().Get("/metrics"), 401, "", "API key");
 }
 
