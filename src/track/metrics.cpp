@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 namespace {
@@ -23,7 +24,7 @@ MetricsWriter::MetricsWriter(fs::path path, double flush_interval_s, double lock
     : path_(std::move(path)), flush_interval_(flush_interval_s), lock_patience_(lock_patience_s) {
   if (path_.has_parent_path()) make_directories(path_.parent_path());
   flush();  // an unusable file is found out now, and viewers find a table
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("for metrics", [this] { run(); });
 }
 
 MetricsWriter::~MetricsWriter() {

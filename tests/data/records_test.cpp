@@ -130,7 +130,7 @@ TEST_F(RecordsTest, RecordsThatAreTooLarge) {
             (Lines{"1:good", "2" + fault}));
   EXPECT_EQ(told(records(write("a.txt.gz", gzip(bomb)), options)), (Lines{"1" + fault}));
   const Record record = records(write("a.txt.gz", gzip(bomb)), options)[0];
-  EXPECT_TRUE(test::contains(record.remedy, "--max-record"));
+  EXPECT_NE(record.remedy.find("--max-record"), std::string::npos);
   options.split_on = "%%";
   EXPECT_EQ(told(records(write("b.txt.gz", gzip("one\n%%\n" + bomb)), options)), (Lines{"1:one\n", "2" + fault}));
 }
