@@ -12,7 +12,7 @@ LoaderBench bench_loader(const Config& unresolved, int64_t megabytes) {
   const TrainingData data = open_training_data(unresolved);
   const Config config = resolve_vocab_size(unresolved, *data.tokenizer);
   const StreamPlan plan = plan_training_data(config, data, model_cost(config.model).active_parameters);
-  BatchStream batches(config, data, plan, {0, config.train.batch_seqs});
+  BatchStream batches(config, data, plan);
   const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
   const int64_t last_batch = plan.num_sequences() - config.train.batch_seqs;
   LoaderBench bench;

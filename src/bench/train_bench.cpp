@@ -51,7 +51,7 @@ class Batches {
       : config_(config), cost_(cost), rank_(rank) {
     if (data != nullptr) {
       plan_ = plan_training_data(config, *data, cost.active_parameters);
-      stream_.emplace(config, *data, plan_, rank_slice(config.train.batch_seqs, rank.index(), rank.count()));
+      stream_.emplace(config, *data, plan_, rank.index(), rank.count());
       return;
     }
     const Philox random(static_cast<uint64_t>(config.run.seed), "bench");

@@ -29,16 +29,16 @@ class Model {
 
   // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
-  // Storage for what ranks put there of passes over up to `max_tokens` tokens a rank, in a shared arena. Call once, in a
-  // domain of several ranks only: `peers`, which outlive the model, are those ranks.
+  // Storage for what ranks put there of passes over up to `max_tokens` tokens a rank, in a shared arena. Call once, in
+  // a domain of several ranks only: `peers`, which outlive the model, are those ranks.
   void allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens);
   // Of what this rank updates (model/weight.h).
   void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
 
   // Zeroes router statistics; gradients are written anew by what comes next.
   void begin_step();
-  // Gradients, = in the first microbatch of a step and += after it: those of (sum of token losses) * scale.loss +
-  // auxiliary losses. losses [T] stat =, in nats.
+  // Gradients, = in the first microbatch of a step and += after it (but see DomainShare::in_order): those of (sum of
+  // token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics

@@ -4,22 +4,27 @@
 
 namespace nmoe {
 
-BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, RankSlice slice)
+BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t index,
+                         int64_t count)
     : batch_seqs_(config.train.batch_seqs),
-      slice_(slice),
+      index_(index),
+      count_(count),
       microbatch_seqs_(config.train.microbatch_seqs),
       mask_documents_(config.data.mask_documents),
       microbatch_tokens_(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len)),
       schedule_(plan),
       reader_(plan, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
-      inputs_(static_cast<size_t>((slice_.end - slice_.begin) * config.data.seq_len)),
+      inputs_(static_cast<size_t>(config.train.batch_seqs / count * config.data.seq_len)),
       targets_(inputs_.size()) {}
 
 void BatchStream::next() {
+  batch_.clear();
+  schedule_.take(batch_seqs_, batch_);
   refs_.clear();
-  schedule_.take(batch_seqs_, refs_);
-  const auto begin = static_cast<size_t>(slice_.begin), size = static_cast<size_t>(slice_.end) - begin;
-  reader_.read(std::span(refs_).subspan(begin, size), inputs_, targets_);
+  for (int64_t first = index_ * microbatch_seqs_; first < batch_seqs_; first += count_ * microbatch_seqs_) {
+    refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + microbatch_seqs_);
+  }
+  reader_.read(refs_, inputs_, targets_);
 }
 
 int64_t BatchStream::num_targets() const {

@@ -23,8 +23,10 @@ struct Microbatch {
 
 class BatchStream {
  public:
-  // `data` and its `plan` must outlive the stream. `slice`: the part of every batch to read, in whole microbatches.
-  BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, RankSlice slice);
+  // `data` and its `plan` must outlive the stream. Of every batch it reads the microbatches of rank `index` of `count`:
+  // they go round, so that the m-th of rank i is microbatch m * count + i of the batch.
+  BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t index = 0,
+              int64_t count = 1);
 
   // Where the next batch begins, that of all ranks.
   const StreamCursor& cursor() const { return schedule_.cursor(); }
@@ -43,14 +45,14 @@ class BatchStream {
 
  private:
   int64_t batch_seqs_;
-  RankSlice slice_;  // of a batch
+  int64_t index_, count_;
   int64_t microbatch_seqs_;
   bool mask_documents_;
   size_t microbatch_tokens_;
   StreamSchedule schedule_;
   SequenceReader reader_;
-  std::vector<SequenceRef> refs_;
-  std::vector<int32_t> inputs_, targets_;  // of the slice
+  std::vector<SequenceRef> batch_, refs_;  // of all ranks, of this one
+  std::vector<int32_t> inputs_, targets_;  // of this one
   Documents documents_;                    // of one microbatch
 };
 

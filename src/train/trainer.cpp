@@ -93,8 +93,7 @@ class Trainer {
                              run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage),
-        batches_(config_, run.data, run.stream,
-                 rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
+        batches_(config_, run.data, run.stream, communicator.index(), communicator.count()),
         cursor_(batches_.cursor()),
         balance_(config_),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
