@@ -465,9 +465,9 @@ std::vector<Field> describe(Config& config) {
   f.section("parallel");
   f.key("ranks", config.parallel.ranks, Integers{1, 64}, "of all processes together; they share every batch")
       .not_in_fingerprint();
-  f.key(
-      "logical_shards", config.parallel.logical_shards, Integers{0, 4096},
-      "microbatches of a batch, whose gradients are added in one order: the same bits on any number of ranks; 0: off");
+  f.key("logical_shards", config.parallel.logical_shards, Integers{0, 4096},
+        "microbatches of a batch: the same bits on any number of ranks; 0: off")
+      .leave_out_if(config.parallel.logical_shards == 0);
   f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();

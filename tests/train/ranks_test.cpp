@@ -370,7 +370,7 @@ TEST_F(RankTrainingTest, ALossThatIsNotFiniteStopsAllWithTheirLastGoodWeights) {
   EXPECT_EQ(error.exit_code(), 1);
   EXPECT_TRUE(contains(error.what(), "step 2: loss "));
   EXPECT_TRUE(contains(error.what(), "first bad tensor: layers.0."));
-  EXPECT_TRUE(contains(error.what(), "on rank 0"));
+  EXPECT_TRUE(contains(error.what(), "on rank 1"));
   EXPECT_EQ(row("nan").status, RunStatus::kFailedNan);
   EXPECT_EQ(row("nan").reason, error.what());
   run("one", on(2, one));
