@@ -4,27 +4,25 @@
 
 namespace nmoe {
 
-BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t index,
-                         int64_t count)
-    : batch_seqs_(config.train.batch_seqs),
-      index_(index),
-      count_(count),
-      microbatch_seqs_(config.train.microbatch_seqs),
-      mask_documents_(config.data.mask_documents),
-      microbatch_tokens_(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len)),
+BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank)
+    : config_(config),
+      rank_(rank),
+      shape_(batch_shape(config, config.data.seq_len)),
       schedule_(plan),
       reader_(plan, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
-      inputs_(static_cast<size_t>(config.train.batch_seqs / count * config.data.seq_len)),
+      inputs_(static_cast<size_t>(step_tokens(config) / config.parallel.ranks)),
       targets_(inputs_.size()) {}
 
 void BatchStream::next() {
+  if (schedule_.seq_len() != shape_.seq_len) shape_ = batch_shape(config_, schedule_.seq_len());
   batch_.clear();
-  schedule_.take(batch_seqs_, batch_);
+  schedule_.take(shape_.batch_seqs, batch_);
   refs_.clear();
-  for (int64_t first = index_ * microbatch_seqs_; first < batch_seqs_; first += count_ * microbatch_seqs_) {
-    refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + microbatch_seqs_);
+  const int64_t size = shape_.microbatch_seqs;
+  for (int64_t first = rank_ * size; first < shape_.batch_seqs; first += config_.parallel.ranks * size) {
+    refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + size);
   }
-  reader_.read(refs_, inputs_, targets_);
+  reader_.read(refs_, shape_.seq_len, inputs_, targets_);
 }
 
 int64_t BatchStream::num_targets() const {
@@ -32,9 +30,9 @@ int64_t BatchStream::num_targets() const {
 }
 
 double BatchStream::flops(const ModelCost& cost) {
-  const int64_t seq_len = reader_.seq_len();
-  if (!mask_documents_) {
-    return static_cast<double>(static_cast<int64_t>(inputs_.size()) / seq_len) * cost.document_flops(seq_len);
+  if (!config_.data.mask_documents) {
+    const int64_t num_seqs = static_cast<int64_t>(inputs_.size()) / shape_.seq_len;
+    return static_cast<double>(num_seqs) * cost.document_flops(shape_.seq_len);
   }
   double flops = 0.0;
   for (int64_t i = 0; i < num_microbatches(); ++i) {
@@ -44,15 +42,14 @@ double BatchStream::flops(const ModelCost& cost) {
   return flops;
 }
 
-int64_t BatchStream::num_microbatches() const { return static_cast<int64_t>(inputs_.size() / microbatch_tokens_); }
-
 Microbatch BatchStream::microbatch(int64_t index) {
-  const size_t first = static_cast<size_t>(index) * microbatch_tokens_;
-  const std::span inputs = std::span(inputs_).subspan(first, microbatch_tokens_);
-  if (mask_documents_) {
-    find_documents(inputs, microbatch_seqs_, reader_.seq_len(), reader_.eos_id(), documents_);
+  const auto size = static_cast<size_t>(shape_.microbatch_tokens());
+  const size_t first = static_cast<size_t>(index) * size;
+  const std::span inputs = std::span(inputs_).subspan(first, size);
+  if (config_.data.mask_documents) {
+    find_documents(inputs, shape_.microbatch_seqs, shape_.seq_len, reader_.eos_id(), documents_);
   }
-  return {inputs, std::span(targets_).subspan(first, microbatch_tokens_), documents_};
+  return {inputs, std::span(targets_).subspan(first, size), documents_};
 }
 
 }  // namespace nmoe

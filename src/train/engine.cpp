@@ -6,19 +6,40 @@
 
 namespace nmoe {
 
-Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
+namespace {
+
+std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64_t> seq_lens) {
+  if (seq_lens.empty()) return {batch_shape(config, config.data.seq_len)};
+  NMOE_CHECK(seq_lens[0] == config.data.seq_len, "sequences of {} first, not of {}", seq_lens[0], config.data.seq_len);
+  std::vector<BatchShape> shapes;
+  for (const int64_t seq_len : seq_lens) shapes.push_back(batch_shape(config, seq_len));
+  return shapes;
+}
+
+int64_t longest_sequence(const std::vector<BatchShape>& shapes) {
+  return std::ranges::max(shapes, {}, &BatchShape::seq_len).seq_len;
+}
+
+int64_t most_tokens(const std::vector<BatchShape>& shapes) {
+  return std::ranges::max(shapes, {}, &BatchShape::microbatch_tokens).microbatch_tokens();
+}
+
+}  // namespace
+
+Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens)
     : config_(config),
       rank_(rank),
       storage_(storage),
       device_(storage.device()),
       ops_(device_.ops()),
       activations_(storage[ArenaKind::kActivations]),
+      shapes_(batch_shapes(config, seq_lens)),
       upload_([this](Tensor destination, std::span<const int32_t> ids) { device_.upload(destination, ids.data()); }),
       write_([this](Tensor destination, std::span<const int32_t> ids) {
         if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
-      model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute,
+      model_(config_.model, ops_, longest_sequence(shapes_), config_.train.recompute,
              {.index = domain_.index(),
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
@@ -31,19 +52,18 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   if (!domain_.peers().alone()) {
-    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state,
-                           config_.train.microbatch_seqs * config_.data.seq_len);
+    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state, most_tokens(shapes_));
   }
-  inputs_ = allocate_step_inputs(config_, rank_.count(), step_state);
-  for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
+  inputs_ = allocate_step_inputs(config_, shapes_, step_state);
+  for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
-    slots_.emplace_back(config_, model_, rank_, storage[ArenaKind::kExchange]);
-    for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
+    slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange]);
   }
+  steps_.resize(shapes_.size());
 
-  const int64_t tokens = inputs_.batches[0].num_tokens();
+  const int64_t tokens = most_tokens(shapes_);
   losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
   allocate_sums(step_state);
@@ -132,15 +152,22 @@ void Engine::initialise() {
 
 void Engine::gather_values() { domain_.all_gather(ops_, values_); }
 
-StepScale Engine::step_scale() const {
-  const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .loss = inputs_.loss_scale};
+StepScale Engine::step_scale(size_t shape) const {
+  return {.num_seqs = shapes_[shape].batch_seqs, .num_tokens = step_tokens(config_), .loss = inputs_.loss_scale};
+}
+
+void Engine::use_seq_len(int64_t seq_len) {
+  const auto shape = std::ranges::find(shapes_, seq_len, &BatchShape::seq_len);
+  NMOE_CHECK(shape != shapes_.end(), "sequences of {} tokens were not planned", seq_len);
+  shape_ = static_cast<size_t>(shape - shapes_.begin());
 }
 
 void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
                   const Documents& documents) {
   if (num_pending() == kMaxPending) take_result();
-  const Batch& batch = slot(num_enqueued_).inputs().batches[static_cast<size_t>(index)];
+  StepSlot& next = slot(num_enqueued_);
+  next.set_shape(shape_);
+  const Batch& batch = next.batches()[static_cast<size_t>(index)];
   NMOE_CHECK(static_cast<int64_t>(inputs.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
              inputs.size(), batch.num_tokens());
   fill_batch(batch, {.inputs = inputs, .targets = targets, .documents = documents}, write_);
@@ -153,6 +180,7 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   if (!ops_.counting()) optimizer_->write_rates(progress, next.inputs().rates);
   prefetch_->send(next.inputs().block.raw());
   prefetch_->take();
+  inputs_shape_ = next.shape();
 }
 
 void Engine::enqueue_begin() {
@@ -163,10 +191,11 @@ void Engine::enqueue_begin() {
 void Engine::enqueue_gradients(const Inspector& inspect) {
   const bool in_order = config_.parallel.logical_shards > 0;
   int64_t shard = rank_.index();
-  for (const Batch& batch : inputs_.batches) {
-    model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
-    ops_.sum({losses_, in_order ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
-    if (in_order) domain_.reduce_sum(ops_, grads_, /*accumulate=*/&batch != &inputs_.batches.front());
+  for (const Batch& batch : inputs_.batches[inputs_shape_]) {
+    const Tensor losses = losses_.rows(0, batch.num_tokens());
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect);
+    ops_.sum({losses, in_order ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
+    if (in_order) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
   }
   if (!in_order) domain_.reduce_sum(ops_, grads_);
@@ -198,13 +227,14 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
     enqueue_gradients();
     enqueue_update();
   };
-  // The first step is not recorded: libraries load their kernels then, which a recording cannot hold.
-  if (warm_) {
-    if (!step_) step_ = device_.record(work);
-    step_->run();
+  // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
+  Steps& alike = steps_[inputs_shape_];
+  if (alike.warm) {
+    if (!alike.recording) alike.recording = device_.record(work);
+    alike.recording->run();
   } else {
     work();
-    warm_ = true;
+    alike.warm = true;
   }
   enqueue_results(with_routers);
 }
@@ -255,7 +285,9 @@ std::vector<RouterHealth> Engine::router_health() {
 
 NonFinite Engine::find_non_finite() {
   NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
-  device_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
+  const StepSlot& bad = slot(num_taken_ - 1);
+  device_.upload(inputs_.block, bad.inputs().block.raw());
+  inputs_shape_ = bad.shape();
   num_taken_ = num_enqueued_;
   NonFinite first;
   int64_t place = 0;
@@ -271,9 +303,9 @@ NonFinite Engine::find_non_finite() {
     }
   };
   for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
-  for (const Batch& batch : inputs_.batches) {
+  for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     model_.begin_step();
-    model_.forward_backward(batch, step_scale(), activations_, losses_,
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses_.rows(0, batch.num_tokens()),
                             [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
                               int32_t count = 0;
                               if (num_rows.defined() && first.name.empty()) {
@@ -294,8 +326,10 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
              "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
   // In the place of a step's microbatch, which the next step brings anew.
-  const Batch batch =
-      fill_batch(inputs_.batches[0], {.inputs = inputs, .targets = targets, .documents = documents}, upload_);
+  const Batch& place = inputs_.batches[0][0];
+  if (inputs_shape_ != 0) fill_positions(place, upload_);
+  inputs_shape_ = 0;
+  const Batch batch = fill_batch(place, {.inputs = inputs, .targets = targets, .documents = documents}, upload_);
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
@@ -346,13 +380,9 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<cuda::Part>& part) {
-  const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
-  std::vector<float> losses(ids.size());
-  Documents documents;
-  if (config.data.mask_documents) {
-    find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
-  }
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<cuda::Part>& part,
+                                std::span<const int64_t> seq_lens) {
+  const std::vector<BatchShape> shapes = batch_shapes(config, seq_lens);
   if (in_domain == 0) in_domain = config.parallel.ranks;
   DeviceOptions options = device_options(config.run, in_domain);
   options.part = part;
@@ -361,10 +391,20 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
   for (int64_t rank = 0; rank < in_domain; ++rank) {
     const auto ranks = make_unmet_ranks(rank, config.parallel.ranks, in_domain);
     plan = plan.max(plan_storage(options, [&](Storage& storage) {
-      Engine engine(config, {storage.device(), *ranks}, storage);
-      for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-      engine.step({.steps = 1, .tokens = 1}, 1);
-      engine.evaluate(ids, ids, losses, documents);
+      Engine engine(config, {storage.device(), *ranks}, storage, seq_lens);
+      for (auto shape = shapes.rbegin(); shape != shapes.rend(); ++shape) {
+        const std::vector<int32_t> ids(static_cast<size_t>(shape->microbatch_tokens()));
+        Documents documents;
+        if (config.data.mask_documents) {
+          find_documents(ids, shape->microbatch_seqs, shape->seq_len, /*eos_id=*/-1, documents);
+        }
+        engine.use_seq_len(shape->seq_len);
+        for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
+        engine.step({.steps = 1, .tokens = 1}, 1);
+        if (shape->seq_len != config.data.seq_len) continue;
+        std::vector<float> losses(ids.size());
+        engine.evaluate(ids, ids, losses, documents);
+      }
       engine.stage();
     }));
   }
