@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/unicode.h"
 
@@ -86,7 +87,7 @@ TEST(SplitPattern, IsFoundByItsSpelling) {
 TEST(RegexTest, WhatRefersBackIsRefused) {
   for (const char* pattern :
        {R"((a+)\1)", R"((?<x>a)\k<x>)", R"((a)\g{1})", R"((a|(?R)))", R"((a)(?1))", R"((?<x>a)(?&x))"}) {
-    EXPECT_THROW(const Regex regex(pattern), Error) << pattern;
+    EXPECT_THROW(Regex{pattern}, Error) << pattern;
   }
   const Regex digits(R"([\d1-9]+)");  // a class has no groups
   EXPECT_EQ(digits.find("ab12", 0)->begin, 2U);

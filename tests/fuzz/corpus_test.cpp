@@ -20,7 +20,7 @@ namespace {
 // Cut, bytes changed, pieces of itself put elsewhere.
 std::string changed(std::string bytes, std::mt19937& random) {
   if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 1));
-  for (uint32_t n = random() % 5; n > 0 && !bytes.empty(); --n) {
+  for (size_t n = random() % 5; n > 0 && !bytes.empty(); --n) {
     const size_t place = random() % bytes.size();
     switch (random() % 4) {
       case 0:
