@@ -45,19 +45,22 @@ void set_error(httplib::Response& response, const ApiError& error) {
   log_note = error.what();
 }
 
-ApiError no_such_path(const httplib::Request& request) {
-  const std::string_view method = method_of(request.path);
-  if (method.empty()) return ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
-  return ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
-}
-
-// For one line of a log: what a client sends must not break it.
+// For one line of a log or a message: what a client sends must not break it.
 std::string printable(std::string text) {
   constexpr size_t kMost = 200;
   if (text.size() > kMost) text = text.substr(0, kMost) + "...";
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
   return text;
+}
+
+ApiError no_such_path(const httplib::Request& request) {
+  const std::string_view method = method_of(request.path);
+  if (method.empty()) {
+    return ApiError(404, fmt::format("Invalid URL ({} {})", printable(request.method), printable(request.path)), "",
+                    "unknown_url");
+  }
+  return ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
 }
 
 void log_request(const httplib::Request& request, const httplib::Response& response) {
@@ -297,8 +300,13 @@ void ApiServer::generate(const std::string& body, bool is_chat, httplib::Respons
     const auto size = static_cast<int64_t>(prompt.size());
     if (prompt.empty()) throw ApiError(400, "the prompt is empty", field, "empty_prompt");
     if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
-      throw ApiError(413, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
-                     "context_length_exceeded");
+      // In OpenAI's words: there are clients that cut their prompt when they read them.
+      throw ApiError(
+          400,
+          fmt::format("This model's maximum context length is {} tokens. However, your prompt has {} tokens. "
+                      "Please reduce the length of the prompt.",
+                      engine_.max_context(), size),
+          field, "context_length_exceeded");
     }
     for (int64_t i = 0; i < request.n; ++i) {
       GenerationRequest generation;
