@@ -3,15 +3,15 @@
 #include <algorithm>
 
 #include "bench/timing.h"
+#include "model/cost.h"
 #include "train/batch_stream.h"
-#include "train/memory_plan.h"
 
 namespace nmoe {
 
 LoaderBench bench_loader(const Config& unresolved, int64_t megabytes) {
   const TrainingData data = open_training_data(unresolved);
   const Config config = resolve_vocab_size(unresolved, *data.tokenizer);
-  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
+  const StreamPlan plan = plan_training_data(config, data, model_cost(config.model).active_parameters);
   BatchStream batches(config, data, plan, {0, config.train.batch_seqs});
   const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
   const int64_t last_batch = plan.num_sequences() - config.train.batch_seqs;

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "train/memory_plan.h"
+#include "model/cost.h"
 #include "train/run_config.h"
 #include "train/run_plan.h"
 #include "train/training_data.h"
@@ -12,7 +12,7 @@ void data_plan_command(const ConfigArguments& arguments) {
   Config config = load_run_config(arguments.file, arguments.overrides);
   const TrainingData data = open_training_data(config);
   config = resolve_vocab_size(config, *data.tokenizer);
-  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
+  const StreamPlan plan = plan_training_data(config, data, model_cost(config.model).active_parameters);
   config = resolve_steps(config, plan);
   if (is_endless(plan)) {
     const PlannedSource& corpus = plan.sources[0];

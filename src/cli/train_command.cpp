@@ -63,7 +63,8 @@ void plan_command(const PlanArguments& arguments) {
     throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
                       "prepare the corpus in data.path, or add --set model.vocab_size=N");
   }
-  if (data) config = resolve_steps(config, plan_training_data(config, *data, cost_of(config).active_parameters));
+  if (data)
+    config = resolve_steps(config, plan_training_data(config, *data, model_cost(config.model).active_parameters));
   if (!config.model.init.from.empty() && !latest_checkpoint(checkpoint_dir(config))) {
     check_starting_checkpoint(config, data ? data->tokenizer.get() : nullptr);
   }

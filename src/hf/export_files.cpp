@@ -68,8 +68,8 @@ std::string usage(const ModelCard& card) {
       "ids = model.generate(**inputs, max_new_tokens=100, do_sample=True)\n"
       "print(tokenizer.decode(ids[0], skip_special_tokens=True))\n```\n";
   if (card.begins_with.empty()) return text;
-  return text + fmt::format("\nThe tokenizer puts `{}` in front of every text, as it was in training.\n",
-                            card.begins_with);
+  return text +
+         fmt::format("\nThe tokenizer puts `{}` in front of every text, as it was in training.\n", card.begins_with);
 }
 
 }  // namespace

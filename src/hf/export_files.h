@@ -14,8 +14,8 @@ namespace nmoe {
 std::string generation_config_json(const HfModel& model);
 
 // tokenizer.json as transformers reads it. `begins_with`, unless empty, is the special token that it is to put in front
-// of every text: only a post-processor does that, since PreTrainedTokenizerFast does not act on "add_bos_token" in every
-// version. One that the file has and that adds tokens of its own is replaced: training never saw those.
+// of every text: only a post-processor does that, since PreTrainedTokenizerFast does not act on "add_bos_token" in
+// every version. One that the file has and that adds tokens of its own is replaced: training never saw those.
 std::string exported_tokenizer_json(const Tokenizer& tokenizer, std::string_view begins_with);
 
 // tokenizer_config.json of a tokenizer that nmoe trained with.

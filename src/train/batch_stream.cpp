@@ -26,6 +26,19 @@ int64_t BatchStream::num_targets() const {
   return static_cast<int64_t>(targets_.size()) - std::ranges::count(targets_, kNoTarget);
 }
 
+double BatchStream::flops(const ModelCost& cost) {
+  const int64_t seq_len = reader_.seq_len();
+  if (!mask_documents_) {
+    return static_cast<double>(static_cast<int64_t>(inputs_.size()) / seq_len) * cost.document_flops(seq_len);
+  }
+  double flops = 0.0;
+  for (int64_t i = 0; i < num_microbatches(); ++i) {
+    const std::vector<int32_t>& bounds = microbatch(i).documents.cu_seqlens;
+    for (size_t d = 1; d < bounds.size(); ++d) flops += cost.document_flops(bounds[d] - bounds[d - 1]);
+  }
+  return flops;
+}
+
 int64_t BatchStream::num_microbatches() const { return static_cast<int64_t>(inputs_.size() / microbatch_tokens_); }
 
 Microbatch BatchStream::microbatch(int64_t index) {

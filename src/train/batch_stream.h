@@ -10,6 +10,7 @@
 #include "config/config.h"
 #include "data/stream/documents.h"
 #include "data/stream/loader.h"
+#include "model/cost.h"
 #include "train/training_data.h"
 
 namespace nmoe {
@@ -37,6 +38,8 @@ class BatchStream {
   Microbatch microbatch(int64_t index);
   std::span<const int32_t> targets() const { return targets_; }  // of all microbatches
   int64_t num_targets() const;                                   // those with a loss
+  // What training on them takes: attention within documents where data.mask_documents is set.
+  double flops(const ModelCost& cost);
 
  private:
   int64_t batch_seqs_;

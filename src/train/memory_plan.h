@@ -39,9 +39,6 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
                        const std::optional<cuda::Part>& part = {});
 
-// Parameters and FLOPs of `config` (vocab_size resolved).
-ModelCost cost_of(const Config& config);
-
 // A table with parameters and FLOPs per token below it.
 std::string print_plan(const MemoryPlan& plan, const Config& config);
 

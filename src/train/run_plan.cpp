@@ -32,13 +32,14 @@ std::string print_run_plan(const Config& config, const ModelCost& cost, double p
   std::string text;
   if (config.train.steps > 0) {
     const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
-    text += fmt::format("  {} steps of {} tokens: {} tokens, {}FLOP\n", config.train.steps, step_tokens(config),
-                        human_count(tokens), human_count(tokens * cost.flops_per_token));
+    const double work = tokens * cost.flops_per_token(config.data.seq_len);
+    const char* most = config.data.mask_documents ? "at most " : "";  // as if every sequence were one document
+    text += fmt::format("  {} steps of {} tokens: {} tokens, {}{}FLOP\n", config.train.steps, step_tokens(config),
+                        human_count(tokens), most, human_count(work));
     if (peak_flops > 0.0) {
       const double flops = peak_flops * static_cast<double>(config.parallel.ranks);
-      text +=
-          fmt::format("  {:.3g} hours at {:.0f} % of {}FLOP/s\n",
-                      tokens * cost.flops_per_token / (kShare * flops) / 3600.0, 100.0 * kShare, human_count(flops));
+      text += fmt::format("  {}{:.3g} hours at {:.0f} % of {}FLOP/s\n", most, work / (kShare * flops) / 3600.0,
+                          100.0 * kShare, human_count(flops));
     }
   }
   return text + fmt::format("  {}\n", describe_schedule(config));

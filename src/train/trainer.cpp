@@ -108,6 +108,7 @@ class Trainer {
     StreamCursor cursor;  // same
     int64_t targets = 0;  // with a loss, of all ranks
     int64_t bytes = 0;    // of text in them
+    double flops = 0.0;   // of the whole run, where it ends
     bool log = false;
   };
   const Progress& ahead() const { return enqueued_.empty() ? progress_ : enqueued_.back().progress; }
@@ -139,12 +140,14 @@ class Trainer {
   std::deque<Enqueued> enqueued_;
   Progress progress_;    // of steps whose results are known
   StreamCursor cursor_;  // behind them
+  double flops_ = 0.0;   // same
   int64_t saved_step_ = -1;
   std::string collapse_;  // of a router that was found collapsed
   BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
+  double reported_flops_ = 0.0;
   TrainSummary summary_;
 
   std::optional<StopSignal> stop_;  // of the first rank of a process, on its main thread
@@ -181,15 +184,19 @@ void Trainer::start() {
     batches_.seek(*start.cursor());
     cursor_ = *start.cursor();
     progress_ = start.progress();
+    flops_ = start.flops()
+                 ? *start.flops()
+                 : static_cast<double>(progress_.tokens) * run_.memory.cost.flops_per_token(config_.data.seq_len);
     saved_step_ = progress_.steps;
   }
   start.apply(engine_);
   reported_steps_ = progress_.steps;
+  reported_flops_ = flops_;
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (!rank_.is_first()) return;
   carried_ = start.carried();
   recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
-                                         run_.options.commit, run_.memory.cost.flops_per_token);
+                                         run_.options.commit);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
 
@@ -207,11 +214,14 @@ bool Trainer::enqueue_step() {
   struct Share {
     int64_t targets = 0;
     int64_t bytes = 0;
+    double flops = 0.0;
     int64_t stops = 0;
     int64_t written = 0;  // its part of a checkpoint
   };
-  Share mine{
-      .targets = batches_.num_targets(), .stops = stop_requested() ? 1 : 0, .written = saver_.has_written() ? 1 : 0};
+  Share mine{.targets = batches_.num_targets(),
+             .flops = batches_.flops(run_.memory.cost),
+             .stops = stop_requested() ? 1 : 0,
+             .written = saver_.has_written() ? 1 : 0};
   for (const int32_t target : batches_.targets()) {
     if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
   }
@@ -219,6 +229,7 @@ bool Trainer::enqueue_step() {
   for (const Share& share : rank_.communicator.all_gather_values(mine)) {
     all.targets += share.targets;
     all.bytes += share.bytes;
+    all.flops += share.flops;
     all.stops += share.stops;
     all.written += share.written;
   }
@@ -230,6 +241,7 @@ bool Trainer::enqueue_step() {
   step.cursor = batches_.cursor();
   step.targets = all.targets;
   step.bytes = all.bytes;
+  step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
@@ -249,6 +261,7 @@ void Trainer::finish_step() {
   enqueued_.pop_front();
   progress_ = step.progress;
   cursor_ = step.cursor;
+  flops_ = step.flops;
   ++summary_.steps_now;
   report(step, std::move(result));
 }
@@ -286,7 +299,9 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .result = std::move(result),
       .bits_per_byte = nats / (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step.bytes, 1))),
       .seconds = clock_.seconds() - reported_seconds_,
-      .steps = step.progress.steps - reported_steps_};
+      .steps = step.progress.steps - reported_steps_,
+      .flops = step.flops - reported_flops_,
+      .total_flops = step.flops};
   if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
   if (recorder_) {
@@ -296,6 +311,7 @@ void Trainer::report(const Enqueued& step, StepResult result) {
   }
   reported_seconds_ = clock_.seconds();
   reported_steps_ = step.progress.steps;
+  reported_flops_ = step.flops;
   if (!collapse_.empty() || !config_.train.stop_on_collapse) return;
   collapse_ = find_collapse(report.result.routers, config_.model.moe);
   if (!collapse_.empty()) collapse_ = fmt::format("step {}: {}", step.progress.steps, collapse_);
@@ -338,6 +354,7 @@ void Trainer::save() {
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
+  head.info.flops = flops_;
   head.info.cursor = cursor_;
   head.info.num_parameters = run_.memory.cost.parameters;
   if (recorder_) head.info.run_id = recorder_->run_id();

@@ -77,7 +77,8 @@ TEST_F(ExportCommandTest, AnInterruptedExportLeavesNothing) {
   output(train({"train.steps=1", "model.moe.num_experts=512", "model.moe.expert_dim=384", "train.batch_seqs=4"}));
   for (const int signal : {SIGINT, SIGTERM}) {
     test::Program program(dir_, {NMOE_PROGRAM, "export", "runs/checkpoints/tiny", "out", "--threads", "1"});
-    while (temporaries().empty() && !fs::exists(dir_ / "out")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (temporaries().empty() && !fs::exists(dir_ / "out"))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     program.send(signal);
     expect_error(program.wait(), 1, signal == SIGINT ? "stopped by SIGINT" : "stopped by SIGTERM", "again");
     EXPECT_EQ(temporaries(), std::vector<std::string>{});

@@ -87,8 +87,9 @@ TEST(ExportFiles, TheModelCardSaysWhatIsKnown) {
   card.weights_sha256 = "abc123";
   const std::string text = model_card(card);
   EXPECT_TRUE(text.starts_with("---\nlibrary_name: transformers\n")) << text;
-  for (const char* part : {"\n# small\n", "2.80 M, of which a token uses 1.20 M", "500 steps", "`abc123`", "| 16 a layer",
-                           "`DeepseekV3ForCausalLM`", "AutoTokenizer", "puts `<|endoftext|>` in front", "licence"}) {
+  for (const char* part :
+       {"\n# small\n", "2.80 M, of which a token uses 1.20 M", "500 steps", "`abc123`", "| 16 a layer",
+        "`DeepseekV3ForCausalLM`", "AutoTokenizer", "puts `<|endoftext|>` in front", "licence"}) {
     EXPECT_TRUE(contains(text, part)) << part << " in\n" << text;
   }
   EXPECT_FALSE(contains(text, "README.base.md"));
