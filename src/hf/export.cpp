@@ -307,7 +307,7 @@ ExportReport export_model(const ExportOptions& options) {
     }
   }
   if (card.steps > 0) {
-    const ModelCost cost = model_cost(card.model.config, config.data.seq_len);
+    const ModelCost cost = model_cost(card.model.config);
     card.parameters = cost.parameters;
     card.active_parameters = cost.active_parameters;
     write_file_atomically(dir / kModelCard, model_card(card));
