@@ -51,7 +51,7 @@ class Batches {
       : config_(config), cost_(cost), rank_(rank) {
     if (data != nullptr) {
       plan_ = plan_training_data(config, *data, cost.active_parameters);
-      stream_.emplace(config, *data, plan_, rank_slice(config.train.batch_seqs, rank.index(), rank.count()));
+      stream_.emplace(config, *data, plan_, rank.index());
       return;
     }
     const Philox random(static_cast<uint64_t>(config.run.seed), "bench");
@@ -66,6 +66,7 @@ class Batches {
   StepWork load(Engine& engine) {
     if (!stream_) return load_random_ids(engine);
     stream_->next();
+    engine.use_seq_len(stream_->shape().seq_len);
     for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
       const Microbatch part = stream_->microbatch(i);
       engine.load(i, part.inputs, part.targets, part.documents);
@@ -191,6 +192,7 @@ namespace {
 struct Task {
   const Config& config;  // resolved
   const TrainingData* data;
+  const std::vector<int64_t>& seq_lens;
   const MemoryPlan& plan;
   int64_t warmup, num_steps;
 };
@@ -201,7 +203,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   const auto memory = RankMemory::make(device_options(config.run, communicator.count(), communicator.index()),
                                        task.plan.storage, communicator);
   Device& device = *memory->device;
-  Engine engine(config, {device, communicator}, memory->storage);
+  Engine engine(config, {device, communicator}, memory->storage, task.seq_lens);
   engine.initialise();
   Batches batches(config, task.data, task.plan.cost, engine.rank());
   Steps steps(config, engine, batches);
@@ -255,8 +257,11 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
   const TrainingData* corpus = data ? &*data : nullptr;
   const Config config = resolve(unresolved, corpus);
-  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks);
-  const Task task{.config = config, .data = corpus, .plan = plan, .warmup = warmup, .num_steps = num_steps};
+  const std::vector<int64_t> seq_lens = data ? data->sequence_lengths(config) : std::vector{config.data.seq_len};
+  const MemoryPlan plan =
+      plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, /*part=*/{}, seq_lens);
+  const Task task{
+      .config = config, .data = corpus, .seq_lens = seq_lens, .plan = plan, .warmup = warmup, .num_steps = num_steps};
   TrainBench bench;
   run_ranks(config.parallel.ranks, std::chrono::seconds(config.parallel.timeout_s), [&](Communicator& communicator) {
     TrainBench mine = bench_rank(task, communicator);

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/files.h"
-#include "checkpoint/chunks.h"
 #include "data/stream/cursor.h"
+#include "tensor/chunks.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {

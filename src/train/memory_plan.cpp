@@ -72,12 +72,13 @@ int64_t process_bytes(const Config& config, int64_t ranks) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part) {
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part,
+                       std::span<const int64_t> seq_lens) {
   Config rehearsed = config;
   if (part) rehearsed.run = {.device = "cpu", .threads = config.run.threads};
   const int64_t process = process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
-  plan.storage = plan_engine_storage(config, ranks, part);
+  plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   if (part) plan.part = part->name;
   plan.cost = model_cost(config.model);
   DeviceOptions options = device_options(config.run, ranks);

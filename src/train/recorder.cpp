@@ -6,6 +6,7 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/load.h"
+#include "train/batch_shape.h"
 #include "train/router_report.h"
 #include "train/trainer.h"
 
@@ -41,8 +42,7 @@ Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& opti
 }
 
 double Recorder::tokens_per_s(const StepReport& report) const {
-  const int64_t step_tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return static_cast<double>(report.steps * step_tokens) / report.seconds;
+  return static_cast<double>(report.steps * step_tokens(config_)) / report.seconds;
 }
 
 void Recorder::show(const StepReport& report, bool milestone) {

@@ -49,6 +49,7 @@ struct TrainingRun {
   TrainOptions options;
   TrainingData data;
   Config config;
+  std::vector<int64_t> seq_lens;
   MemoryPlan memory;
   StreamPlan stream;
   std::vector<ValidSplit> valid_splits;
@@ -61,13 +62,16 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     : options(chosen),
       data(open_training_data(raw)),
       config(resolve_vocab_size(raw, *data.tokenizer)),
-      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks))),
+      seq_lens(data.sequence_lengths(config)),
+      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks),
+                         /*part=*/{}, seq_lens)),
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
   if (launch.process == 0) {
-    fmt::print(stderr, "{}{}", print_plan(memory, config), print_run_plan(config, memory.cost, memory.device_flops));
+    fmt::print(stderr, "{}{}", print_plan(memory, config),
+               print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
     if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
     fmt::print(stderr, "{}", note_on_validation(data));
   }
@@ -92,9 +96,8 @@ class Trainer {
             RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
                              run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
-        engine_(config_, rank_, memory_->storage),
-        batches_(config_, run.data, run.stream,
-                 rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
+        engine_(config_, rank_, memory_->storage, run.seq_lens),
+        batches_(config_, run.data, run.stream, communicator.index()),
         cursor_(batches_.cursor()),
         balance_(config_),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
@@ -129,8 +132,6 @@ class Trainer {
   void save_after_failure(bool has_state);
   void record_failure(RunStatus status, const std::string& reason);
   void complete();
-  int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
-
   const TrainingRun& run_;
   const Config& config_;
   std::shared_ptr<RankMemory> memory_;
@@ -237,13 +238,14 @@ bool Trainer::enqueue_step() {
   if (all.stops > 0) return false;
 
   Enqueued step;
-  step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + batch_tokens()};
+  step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + step_tokens(config_)};
   step.cursor = batches_.cursor();
   step.targets = all.targets;
   step.bytes = all.bytes;
   step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
+  engine_.use_seq_len(batches_.shape().seq_len);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
     engine_.load(i, part.inputs, part.targets, part.documents);
@@ -457,7 +459,7 @@ TrainSummary Trainer::run() {
   summary_.steps = progress_.steps;
   summary_.seconds = clock_.seconds();
   if (summary_.steps_now > 0) {
-    summary_.tokens_per_s = static_cast<double>(summary_.steps_now * batch_tokens()) / summary_.seconds;
+    summary_.tokens_per_s = static_cast<double>(summary_.steps_now * step_tokens(config_)) / summary_.seconds;
   }
   // Only rank 0's summary is used; it may be pruning what another would list.
   if (rank_.is_first()) summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());
