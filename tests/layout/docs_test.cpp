@@ -79,7 +79,7 @@ TEST(Docs, FilesThatAreNamedAreThere) {
     const std::string text = read_file(document);
     for (std::string path : matches(text, R"(((?:configs|scripts)/[A-Za-z0-9_/.-]*[A-Za-z0-9_]))")) {
       const bool there = fs::exists(root() / path) || fs::exists(root() / (path + ".toml"));
-    EXPECT_TRUE(there) << document << ": " << path;
+      EXPECT_TRUE(there) << document << ": " << path;
     }
     // A template that a command reads is one that the documents write down.
     for (const std::string& file : matches(text, R"(--chat-template ([A-Za-z0-9_]+\.jinja))")) {
