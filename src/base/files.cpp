@@ -80,6 +80,37 @@ void sync_descriptor(const Descriptor& descriptor, const fs::path& path) {
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) throw io_error("sync", path, errno);
 }
 
+constexpr std::string_view kSixLetters = "XXXXXX";  // what mkdtemp() replaces
+constexpr int kNotLocked = -1;                      // this file system has no locks for folders
+constexpr int kLockedByOther = -2;
+
+// A descriptor that holds the folder's lock until it is closed, or one of the two above.
+int lock_folder(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return kNotLocked;
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+  const bool locked = errno == EWOULDBLOCK;
+  ::close(fd);
+  return locked ? kLockedByOther : kNotLocked;
+}
+
+// Folders of TemporaryFolder::beside() that no process holds any more.
+void remove_abandoned_folders(const fs::path& parent, std::string_view prefix) {
+  std::error_code ignored;  // to remove them is a courtesy
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(parent, ignored)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.size() == prefix.size() + kSixLetters.size() && name.starts_with(prefix);
+    if (ours && entry.symlink_status(ignored).type() == fs::file_type::directory) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) {
+    const int lock = lock_folder(path);
+    if (lock < 0) continue;
+    fs::remove_all(path, ignored);
+    ::close(lock);
+  }
+}
+
 }  // namespace
 
 bool is_name_below(std::string_view name) {
@@ -196,9 +227,29 @@ TemporaryFolder::TemporaryFolder(fs::path path) : path_(std::move(path)) {
   make_directories(path_);
 }
 
+TemporaryFolder TemporaryFolder::beside(const fs::path& target) {
+  const fs::path parent = parent_of(target);
+  make_directories(parent);
+  const std::string prefix = fmt::format(".{}.nmoe-", target.filename().string());
+  remove_abandoned_folders(parent, prefix);
+  // The system's umask, which only setting it tells, is what mkdtemp() leaves out.
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  for (;;) {
+    std::string path = (parent / fmt::format("{}{}", prefix, kSixLetters)).string();
+    if (::mkdtemp(path.data()) == nullptr) throw io_error("create a folder in", parent, errno);
+    ::chmod(path.c_str(), 0777 & ~mask);
+    const int lock = lock_folder(path);
+    // Whoever looked for abandoned folders before it was locked has removed it.
+    if (lock != kLockedByOther && fs::exists(path)) return {std::move(path), lock};
+    if (lock >= 0) ::close(lock);
+  }
+}
+
 TemporaryFolder::~TemporaryFolder() {
   std::error_code ignored;  // the failure that led here is the one to report
   fs::remove_all(path_, ignored);
+  if (lock_ >= 0) ::close(lock_);
 }
 
 FileWriter::FileWriter(fs::path path) : FileWriter(std::move(path), 0, O_CREAT | O_TRUNC) {}

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace nmoe {
 
@@ -46,13 +47,19 @@ class TemporaryFolder {
  public:
   // What a killed process left there goes.
   explicit TemporaryFolder(fs::path path);
+  // A folder that is to be renamed to `target`, with a name beside it that nobody else has: .<target>.nmoe-<6 letters>.
+  // What killed processes left under such names goes; living ones hold theirs by a lock, on any host.
+  static TemporaryFolder beside(const fs::path& target);
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   const fs::path& path() const { return path_; }
 
  private:
+  TemporaryFolder(fs::path path, int lock) : path_(std::move(path)), lock_(lock) {}
+
   fs::path path_;
+  int lock_ = -1;  // descriptor of the folder
 };
 
 // A regular file being written in order, unbuffered: the caller's blocks are the system calls.

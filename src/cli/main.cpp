@@ -324,7 +324,9 @@ class CommandLine {
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
         ->required();
-    generate->add_option("--prompt", generate_.prompts, "text to go on from (repeatable: written together)")
+    generate
+        ->add_option("--prompt", generate_.prompts,
+                     "text to go on from (repeatable: written together); -, or none in a pipe: standard input")
         ->type_name("TEXT")
         ->take_all()
         ->allow_extra_args(false);

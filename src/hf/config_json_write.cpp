@@ -149,7 +149,8 @@ void write_qwen3_moe(Json& json, const ModelConfig& config) {
   json["mlp_only_layers"] = dense_layers;
 }
 
-// The one JSON of a model: equal models give equal ones.
+// The one JSON of a model: equal models give equal ones. Without dense layers their width means nothing, and a
+// configuration's text does not have it; transformers wants some number.
 Json canonical_json(const HfModel& model) {
   const ModelConfig& config = model.config;
   Json json = {{"architectures", {architecture_name(model.type)}},
@@ -158,7 +159,7 @@ Json canonical_json(const HfModel& model) {
                {"hidden_size", config.dim},
                {"num_hidden_layers", config.num_layers},
                {"num_attention_heads", config.num_heads},
-               {"intermediate_size", config.dense_dim},
+               {"intermediate_size", config.num_dense_layers > 0 ? config.dense_dim : ModelConfig().dense_dim},
                {"moe_intermediate_size", config.moe.expert_dim},
                {routed_experts_key(model.type).name, config.moe.num_experts},
                {"num_experts_per_tok", config.moe.top_k},

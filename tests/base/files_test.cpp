@@ -163,6 +163,32 @@ TEST_F(FilesTest, RemovesWhatAKilledWriterLeft) {
   expect_error([&] { remove_unfinished_files(dir_ / "none"); }, "none", "No such file");
 }
 
+TEST_F(FilesTest, ATemporaryFolderIsNobodyElses) {
+  const fs::path target = dir_ / "model";
+  // What a user may have there, a folder that a killed process left, and one at which another is at work.
+  for (const char* name : {"model.tmp", ".model.nmoe-note", ".model.nmoe-abcdef"}) fs::create_directory(dir_ / name);
+  write_file_atomically(dir_ / ".model.nmoe-abcdef/half", "written");
+  write_file_atomically(dir_ / ".model.nmoe-a-file", "six letters, but no folder");
+  fs::path place;
+  {
+    const TemporaryFolder other = TemporaryFolder::beside(target);
+    const TemporaryFolder folder = TemporaryFolder::beside(target);
+    place = folder.path();
+    EXPECT_NE(place, other.path());
+    EXPECT_TRUE(fs::is_directory(other.path()));
+    EXPECT_EQ(place.parent_path(), dir_);
+    EXPECT_FALSE(fs::exists(dir_ / ".model.nmoe-abcdef"));
+    EXPECT_EQ(num_entries(), 5u);
+    fs::create_directory(dir_ / "usual");
+    EXPECT_EQ(fs::status(place).permissions(), fs::status(dir_ / "usual").permissions());
+    write_file_atomically(place / "weights", "all");
+    fs::rename(place, target);
+  }
+  EXPECT_EQ(read_file(target / "weights"), "all");
+  EXPECT_EQ(num_entries(), 5u);
+  EXPECT_TRUE(fs::exists(dir_ / "model.tmp") && fs::exists(dir_ / ".model.nmoe-note"));
+}
+
 TEST_F(FilesTest, AWriterGoesOnWithAFile) {
   write_file_atomically(dir_ / "file", "0123456789");
   {

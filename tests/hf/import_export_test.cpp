@@ -2,6 +2,7 @@
 
 #include "checkpoint/reader.h"
 #include "hf/export.h"
+#include "hf/fixtures.h"
 #include "hf/import.h"
 #include "hf_folder.h"
 #include "support/errors.h"
@@ -58,6 +59,21 @@ TEST_F(ImportExport, ConfigJsonComesBackAsItWas) {
   import_folder();
   export_checkpoint();
   EXPECT_EQ(json_of("back/config.json"), json_of("hf/config.json"));
+}
+
+// What transformers wrote, every variant of it. FP8 weights come back as BF16, so their config.json has to differ.
+TEST_F(ImportExport, ConfigJsonOfTransformersComesBackAsItWas) {
+  int num_seen = 0;
+  for (const fs::path& fixture : test::hf_fixtures()) {
+    nlohmann::json config = nlohmann::json::parse(read_file(fixture / "config.json"));
+    config.erase("quantization_config");
+    import_model({.source = fixture, .out = dir_ / "checkpoint", .num_threads = 2});
+    export_checkpoint();
+    EXPECT_EQ(json_of("back/config.json"), config) << fixture;
+    for (const char* folder : {"checkpoint", "back"}) fs::remove_all(dir_ / folder);
+    ++num_seen;
+  }
+  EXPECT_GT(num_seen, 8);
 }
 
 TEST_F(ImportExport, ShardsHaveAnIndexThatIsReadAgain) {
