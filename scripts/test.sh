@@ -18,8 +18,9 @@ case ${1:-} in
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
     preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test)
-    # Large vocabularies, read again and again: minutes of the same code that small ones run.
-    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*'
+    # Large vocabularies, read again and again, and runs of many ranks one after the other: minutes of the same code that
+    # small ones run.
+    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*EveryNumberOfRanks*'
     ;;
   --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;
   *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
