@@ -3,6 +3,8 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -33,6 +35,12 @@ int64_t read_kib_line(const char* path, std::string_view key) {
 int64_t resident_bytes() { return read_kib_line("/proc/self/status", "VmRSS:"); }
 int64_t peak_resident_bytes() { return read_kib_line("/proc/self/status", "VmHWM:"); }
 int64_t available_memory_bytes() { return read_kib_line("/proc/meminfo", "MemAvailable:"); }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  NMOE_CHECK(::gethostname(name.data(), name.size() - 1) == 0, "gethostname: errno {}", errno);
+  return name.data();
+}
 
 double seconds_since_start() {
   // Since the system started: what went by, and when the process began, field 22 of stat (proc(5)). Its second field is

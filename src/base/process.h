@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace nmoe {
 
 int64_t resident_bytes();          // memory in use now
 int64_t peak_resident_bytes();     // most memory in use since the process, or reset_peak_resident_bytes(), began
 int64_t available_memory_bytes();  // what the machine can still give without swapping
+
+std::string host_name();
 
 double seconds_since_start();  // of this process, by the system's clock of 10 ms
 

@@ -1,4 +1,5 @@
 #include "checkpoint/async_writer.h"
+#include "base/say.h"
 
 #include <fmt/core.h>
 
@@ -14,7 +15,7 @@ AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   try {
     wait();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: the last checkpoint was not written: {}\n", error.what());
+    say("error: the last checkpoint was not written: {}\n", error.what());
   }
   {
     const std::lock_guard lock(mutex_);

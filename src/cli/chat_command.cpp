@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/say.h"
 #include "base/signals.h"
 #include "chat/chat_template.h"
 #include "checkpoint/reader.h"
@@ -93,7 +94,7 @@ class Conversation {
     }
     fmt::print("\n");
     std::fflush(stdout);
-    if (reason == FinishReason::kLength) fmt::print(stderr, "[cut off by --max-tokens or by the context's end]\n");
+    if (reason == FinishReason::kLength) say("[cut off by --max-tokens or by the context's end]\n");
     turns.push_back({{"role", "assistant"}, {"content", reply}});
     turns_ = std::move(turns);
   }
@@ -114,9 +115,9 @@ class Conversation {
 void chat_command(const ChatArguments& arguments) {
   Conversation conversation(CheckpointReader::open(arguments.checkpoint).path(), arguments);
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
-  if (terminal) fmt::print(stderr, "/help lists the commands\n");
+  if (terminal) say("/help lists the commands\n");
   while (true) {
-    if (terminal) fmt::print(stderr, "> ");
+    if (terminal) say("> ");
     std::string line;
     if (!std::getline(std::cin, line)) break;
     if (!line.empty() && line.back() == '\r') line.pop_back();
@@ -125,19 +126,19 @@ void chat_command(const ChatArguments& arguments) {
     const std::string command = line.substr(0, space);
     if (command == "/exit") break;
     if (command == "/help") {
-      fmt::print(stderr, "{}", kHelp);
+      say("{}", kHelp);
     } else if (command == "/reset") {
       conversation.reset();
     } else if (command == "/system") {
       conversation.set_system(space == std::string::npos ? "" : line.substr(space + 1));
     } else if (command.starts_with('/')) {
-      fmt::print(stderr, "there is no command {}; /help lists them\n", command);
+      say("there is no command {}; /help lists them\n", command);
     } else {
       try {
         conversation.say(line);
       } catch (const Error& error) {
         if (!terminal) throw;
-        fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+        say("error: {}\nremedy: {}\n", error.what(), error.remedy());
       }
     }
   }

@@ -102,12 +102,16 @@ std::string transformers_dtype(DType dtype) {
   return dtype == DType::kF16 ? "float16" : "float32";
 }
 
+Error taken(const fs::path& out) {
+  return usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
+}
+
 // Where the export is to be, once it is known to be free.
 fs::path free_folder(fs::path out) {
   if (!out.has_filename()) out = out.parent_path();  // "model/"
   if (out.empty()) throw usage_error("the folder to export to has no name", "name a new folder");
   if (fs::exists(out) && !(fs::is_directory(out) && fs::is_empty(out))) {
-    throw usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
+    throw taken(out);
   }
   return out;
 }
@@ -208,7 +212,9 @@ ExportReport export_model(const ExportOptions& options) {
   const CheckpointReader reader = CheckpointReader::open(options.checkpoint);
   const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
   const fs::path out = free_folder(options.out);
-  const TemporaryFolder folder(out.string() + ".tmp");  // what a killed export left goes when the next begins
+  make_directories(fs::absolute(out).parent_path());
+  remove_unfinished_folders(out);
+  const TemporaryFolder folder(out);
 
   // What an import left, or what a model that was trained from the start is.
   std::string base;
@@ -272,7 +278,10 @@ ExportReport export_model(const ExportOptions& options) {
     report.num_files += entry.path().extension() == ".safetensors" ? 1 : 0;
   }
   sync_directory(folder.path());
-  fs::rename(folder.path(), out);
+  std::error_code error;
+  fs::rename(folder.path(), out, error);
+  if (error == std::errc::directory_not_empty || error == std::errc::file_exists) throw taken(out);  // meanwhile
+  if (error) throw io_error("make", out, error.value());
   sync_directory(fs::absolute(out).parent_path());
   return report;
 }

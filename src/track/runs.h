@@ -74,10 +74,11 @@ class RunStore {
   // Error (usage) when $NMOE_RUN is taken or has other characters than letters, digits, "._-".
   std::string start(const RunInfo& info);
 
-  // Makes run `id` one of this process, running again. Error (usage) when there is no such run, or
-  // when it is still running in a living process of this host.
+  // Makes run `id` one of this process, running again; one that is not there, since its database was lost, is made
+  // again. Error (usage) when it is still running in a living process of this host, or when `id` is none.
   void resume(const std::string& id, const RunInfo& info);
 
+  // Error (runtime) where another program has removed the run; so finish().
   void progress(const std::string& id, int64_t step, double loss, double tokens_per_s);
 
   // Ends a run. `status` is neither kRunning nor kDead.
@@ -95,6 +96,8 @@ class RunStore {
   void execute(const std::string& sql) const;
   int64_t query_integer(const char* sql) const;
   bool has_run(const std::string& id);
+  void insert(const std::string& id, const RunInfo& info);
+  void require_changed(const std::string& id) const;
   std::string new_run_id();
   int64_t experiment_id(const RunInfo& info);
 

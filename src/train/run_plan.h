@@ -13,7 +13,11 @@ namespace nmoe {
 // Tokens of an optimizer step, of all ranks together.
 int64_t step_tokens(const Config& config);
 
-// Lines on the steps, tokens and FLOPs of the whole run and on its schedule. train.steps is resolved
+// Bytes of the tensors of a checkpoint. model.vocab_size is resolved.
+int64_t checkpoint_bytes(const Config& config);
+
+// Lines on the steps, tokens and FLOPs of the whole run, on its schedule, and on its checkpoints: when, and how much
+// disk they take. train.steps is resolved
 // (train/training_data.h), or 0: not known.
 // `peak_flops`: of the device, where it is known.
 std::string print_run_plan(const Config& config, const ModelCost& cost, double peak_flops = 0.0);
