@@ -13,7 +13,8 @@ pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
-pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib)
+# Beast, which is headers alone.
+find_package(Boost 1.74 REQUIRED)
 
 # DuckDB is no Debian package: scripts/setup.sh puts it here.
 set(NMOE_DEPS_DIR ${CMAKE_SOURCE_DIR}/third_party CACHE PATH "Where scripts/setup.sh put DuckDB")

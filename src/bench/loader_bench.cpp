@@ -3,20 +3,21 @@
 #include <algorithm>
 
 #include "bench/timing.h"
+#include "model/cost.h"
 #include "train/batch_stream.h"
-#include "train/memory_plan.h"
 
 namespace nmoe {
 
 LoaderBench bench_loader(const Config& unresolved, int64_t megabytes) {
   const TrainingData data = open_training_data(unresolved);
-  const Config config = resolve_vocab_size(unresolved, *data.tokenizer);
-  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
-  BatchStream batches(config, data, plan, {0, config.train.batch_seqs});
+  Config config = resolve_vocab_size(unresolved, *data.tokenizer);
+  config.parallel.ranks = 1;  // which reads whole batches
+  const StreamPlan plan = plan_training_data(config, data, model_cost(config.model).active_parameters);
+  BatchStream batches(config, data, plan);
   const double batch_megabytes = 4e-6 * static_cast<double>(batches.targets().size());
-  const int64_t last_batch = plan.num_sequences() - config.train.batch_seqs;
+  const int64_t num_steps = plan_steps(config, plan);
   LoaderBench bench;
-  while (bench.megabytes < static_cast<double>(megabytes) && batches.cursor().sequence <= last_batch) {
+  for (int64_t step = 0; step < num_steps && bench.megabytes < static_cast<double>(megabytes); ++step) {
     const auto begin = BenchClock::now();
     batches.next();
     const double ms = ms_since(begin);

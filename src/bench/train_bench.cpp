@@ -38,14 +38,20 @@ double worst_rank_load(std::span<const RouterHealth> layers, int64_t num_ranks) 
   return worst;
 }
 
+// What a step is made of, on all ranks.
+struct StepWork {
+  int64_t num_targets = 0;
+  double flops = 0.0;
+};
+
 // Fills an engine's microbatches: from the corpus, or with ids that mean nothing where there is none.
 class Batches {
  public:
-  Batches(const Config& config, const TrainingData* data, int64_t active_parameters, const Rank& rank)
-      : config_(config), rank_(rank) {
+  Batches(const Config& config, const TrainingData* data, const ModelCost& cost, const Rank& rank)
+      : config_(config), cost_(cost), rank_(rank) {
     if (data != nullptr) {
-      plan_ = plan_training_data(config, *data, active_parameters);
-      stream_.emplace(config, *data, plan_, rank_slice(config.train.batch_seqs, rank.index(), rank.count()));
+      plan_ = plan_training_data(config, *data, cost.active_parameters);
+      stream_.emplace(config, *data, plan_, rank.index());
       return;
     }
     const Philox random(static_cast<uint64_t>(config.run.seed), "bench");
@@ -56,21 +62,26 @@ class Batches {
     }
   }
 
-  // The rank's microbatches of the next step. Returns the number of targets of all ranks.
-  int64_t load(Engine& engine) {
+  // The rank's microbatches of the next step.
+  StepWork load(Engine& engine) {
     if (!stream_) return load_random_ids(engine);
     stream_->next();
+    engine.use_seq_len(stream_->shape().seq_len);
     for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
       const Microbatch part = stream_->microbatch(i);
       engine.load(i, part.inputs, part.targets, part.documents);
     }
-    int64_t num_targets = 0;
-    for (const int64_t of_rank : rank_.communicator.all_gather_values(stream_->num_targets())) num_targets += of_rank;
-    return num_targets;
+    StepWork all;
+    for (const StepWork& of_rank :
+         rank_.communicator.all_gather_values(StepWork{stream_->num_targets(), stream_->flops(cost_)})) {
+      all.num_targets += of_rank.num_targets;
+      all.flops += of_rank.flops;
+    }
+    return all;
   }
 
  private:
-  int64_t load_random_ids(Engine& engine) {
+  StepWork load_random_ids(Engine& engine) {
     const std::span ids = random_ids_;
     const auto size = static_cast<size_t>(config_.train.microbatch_seqs * config_.data.seq_len);
     Documents documents;  // made-up ids have none: each sequence is one
@@ -82,10 +93,12 @@ class Batches {
       }
       engine.load(i, inputs, ids.subspan(begin + 1, size), documents);
     }
-    return static_cast<int64_t>(ids.size()) - 1;
+    const int64_t num_targets = static_cast<int64_t>(ids.size()) - 1;
+    return {num_targets, static_cast<double>(num_targets) * cost_.flops_per_token(config_.data.seq_len)};
   }
 
   const Config& config_;
+  const ModelCost& cost_;
   Rank rank_;
   StreamPlan plan_;
   std::optional<BatchStream> stream_;
@@ -108,9 +121,12 @@ class Steps {
 
   void enqueue(bool with_routers = false) {
     if (engine_.num_pending() == Engine::kMaxPending) take_result();
-    const int64_t num_targets = batches_.load(engine_);
-    engine_.step(next(), num_targets, with_routers);
+    const StepWork work = batches_.load(engine_);
+    flops_ += work.flops;
+    engine_.step(next(), work.num_targets, with_routers);
   }
+  // Of all steps that were enqueued.
+  double flops() const { return flops_; }
   // Until all that are enqueued are over.
   void wait() {
     while (engine_.num_pending() > 0) take_result();
@@ -122,9 +138,9 @@ class Steps {
   std::map<StepPhase, double> run_in_phases() {
     std::map<StepPhase, double> ms;
     wait();
-    const int64_t num_targets = batches_.load(engine_);
+    const StepWork work = batches_.load(engine_);
     auto begin = BenchClock::now();
-    engine_.step_in_phases(next(), num_targets, [&](StepPhase phase) {
+    engine_.step_in_phases(next(), work.num_targets, [&](StepPhase phase) {
       ms[phase] += ms_since(begin);
       begin = BenchClock::now();
     });
@@ -147,6 +163,7 @@ class Steps {
   Engine& engine_;
   Batches& batches_;
   int64_t num_steps_ = 0;
+  double flops_ = 0.0;
   std::vector<double> losses_;
   std::vector<double> loads_;
 };
@@ -175,6 +192,7 @@ namespace {
 struct Task {
   const Config& config;  // resolved
   const TrainingData* data;
+  const std::vector<int64_t>& seq_lens;
   const MemoryPlan& plan;
   int64_t warmup, num_steps;
 };
@@ -185,9 +203,9 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   const auto memory = RankMemory::make(device_options(config.run, communicator.count(), communicator.index()),
                                        task.plan.storage, communicator);
   Device& device = *memory->device;
-  Engine engine(config, {device, communicator}, memory->storage);
+  Engine engine(config, {device, communicator}, memory->storage, task.seq_lens);
   engine.initialise();
-  Batches batches(config, task.data, task.plan.cost.active_parameters, engine.rank());
+  Batches batches(config, task.data, task.plan.cost, engine.rank());
   Steps steps(config, engine, batches);
 
   TrainBench bench;
@@ -210,12 +228,14 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   }
   steps.wait();
   const double peak_before = device.peak_flops();
+  const double flops_before = steps.flops();
   communicator.barrier();
   const auto begin = BenchClock::now();
   for (int64_t i = 0; i < task.num_steps; ++i) steps.enqueue(/*with_routers=*/true);
   steps.wait();
   communicator.barrier();
   bench.ms_per_step = ms_since(begin) / static_cast<double>(task.num_steps);
+  bench.flops_per_token = (steps.flops() - flops_before) / static_cast<double>(task.num_steps * bench.tokens_per_step);
   bench.losses.assign(steps.losses().end() - task.num_steps, steps.losses().end());
   bench.loads = steps.loads();
   bench.loss = mean(bench.losses);
@@ -226,7 +246,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.peak_source = device.peak_source();
   bench.phases = time_phases(steps);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
-  bench.flops = bench.cost.flops_per_token * bench.tokens_per_s;
+  bench.flops = bench.flops_per_token * bench.tokens_per_s;
   return bench;
 }
 
@@ -237,8 +257,11 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
   const TrainingData* corpus = data ? &*data : nullptr;
   const Config config = resolve(unresolved, corpus);
-  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks);
-  const Task task{.config = config, .data = corpus, .plan = plan, .warmup = warmup, .num_steps = num_steps};
+  const std::vector<int64_t> seq_lens = data ? data->sequence_lengths(config) : std::vector{config.data.seq_len};
+  const MemoryPlan plan =
+      plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, /*part=*/{}, seq_lens);
+  const Task task{
+      .config = config, .data = corpus, .seq_lens = seq_lens, .plan = plan, .warmup = warmup, .num_steps = num_steps};
   TrainBench bench;
   run_ranks(config.parallel.ranks, std::chrono::seconds(config.parallel.timeout_s), [&](Communicator& communicator) {
     TrainBench mine = bench_rank(task, communicator);

@@ -37,8 +37,9 @@ struct TrainBench {
   double ms_per_step = 0.0;   // mean of steps enqueued one behind the other, as a trainer does
   std::vector<Phase> phases;
   double tokens_per_s = 0.0;
-  double flops = 0.0;       // cost.flops_per_token * tokens_per_s
-  double peak_flops = 0.0;  // of all ranks; measured before and after the steps, the larger; or known
+  double flops_per_token = 0.0;  // mean of the timed steps, attention counted within the documents that they had
+  double flops = 0.0;            // flops_per_token * tokens_per_s
+  double peak_flops = 0.0;       // of all ranks; measured before and after the steps, the larger; or known
   std::string peak_source;
   Memory memory;
   // Of each timed step: mean cross-entropy in nats, and the fullest expert's rows over the mean, in the worst layer.

@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "base/files.h"
-#include "checkpoint/chunks.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
+#include "tensor/chunks.h"
 
 namespace nmoe {
 

@@ -148,6 +148,7 @@ std::string print_manifest(const CheckpointManifest& manifest) {
   Json json = {{"format_version", kFormatVersion},
                {"step", info.step},
                {"tokens", info.tokens},
+               {"flops", info.flops},
                {"cursor",
                 {{"sequence", info.cursor.sequence},
                  {"stage", info.cursor.stage},
@@ -188,6 +189,7 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   CheckpointInfo& info = manifest.info;
   json.at("step").get_to(info.step);
   json.at("tokens").get_to(info.tokens);
+  info.flops = json.value("flops", info.flops);
   const Json& cursor = json.at("cursor");
   cursor.at("sequence").get_to(info.cursor.sequence);
   cursor.at("stage").get_to(info.cursor.stage);

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/files.h"
-#include "checkpoint/chunks.h"
 #include "data/stream/cursor.h"
+#include "tensor/chunks.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -31,6 +31,7 @@ namespace nmoe {
 struct CheckpointInfo {
   int64_t step = 0;     // optimizer steps done
   int64_t tokens = 0;   // tokens trained on
+  double flops = -1.0;  // what that took (model/cost.h); below 0: written before it was counted
   StreamCursor cursor;  // the first sequence of the global order not yet trained on
   int64_t num_parameters = 0;
   std::string run_id;              // whose metrics go with it

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "checkpoint/chunks.h"
+#include "tensor/chunks.h"
 
 namespace nmoe {
 namespace {

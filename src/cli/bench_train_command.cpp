@@ -11,10 +11,11 @@
 namespace nmoe::cli {
 namespace {
 
-constexpr const char* kFlopsFormula = "6 x active matrix parameters + causal attention, forward and backward";
+constexpr const char* kFlopsFormula =
+    "6 x active matrix parameters + causal attention within the documents there are, forward and backward";
 
-double attention_flops(const ModelCost& cost) {
-  return cost.flops_per_token - 6.0 * static_cast<double>(cost.active_matrix_parameters);
+double attention_flops(const TrainBench& bench) {
+  return bench.flops_per_token - 6.0 * static_cast<double>(bench.cost.active_matrix_parameters);
 }
 
 nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& config) {
@@ -36,7 +37,7 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"parameters", bench.cost.parameters},
           {"active_parameters", bench.cost.active_parameters},
           {"active_matrix_parameters", bench.cost.active_matrix_parameters},
-          {"flops_per_token", bench.cost.flops_per_token},
+          {"flops_per_token", bench.flops_per_token},
           {"flops_formula", kFlopsFormula},
           {"first_step_s", bench.first_step_s},
           {"ms_per_step", bench.ms_per_step},
@@ -78,7 +79,7 @@ void bench_train_command(const BenchTrainArguments& arguments) {
   line("model", fmt::format("{} parameters, {} active", count(cost.parameters), count(cost.active_parameters)));
   line("work",
        fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
-                   count(cost.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(cost))));
+                   count(bench.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(bench))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
   const std::string which = fmt::format("mean of steps {} to {}", bench.warmup + 1, bench.warmup + bench.steps);
   line("loss", fmt::format("{:.4f} nats, {}", bench.loss, which));

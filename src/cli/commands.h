@@ -124,8 +124,13 @@ struct ServeArguments {
   int64_t max_sequences = 8;
   int64_t max_context = 0;  // 0: the model's
   int64_t max_queue = 64;
-  std::string api_key;
-  std::string model_name;  // "": run.name
+  std::string api_key_file;  // "": NMOE_API_KEY, if that is set
+  std::vector<std::string> allowed_hosts;
+  std::string max_body = "8MiB";
+  std::string max_header = "16KiB";
+  int64_t max_connections = 1024;
+  int64_t client_timeout = 20;  // seconds
+  std::string model_name;       // "": run.name
   int threads = 0;
 };
 // Serves OpenAI's API over HTTP until SIGINT or SIGTERM (docs/serving.md).

@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "train/memory_plan.h"
+#include "model/cost.h"
+#include "train/batch_shape.h"
 #include "train/run_config.h"
-#include "train/run_plan.h"
 #include "train/training_data.h"
 
 namespace nmoe::cli {
@@ -12,20 +12,20 @@ void data_plan_command(const ConfigArguments& arguments) {
   Config config = load_run_config(arguments.file, arguments.overrides);
   const TrainingData data = open_training_data(config);
   config = resolve_vocab_size(config, *data.tokenizer);
-  const StreamPlan plan = plan_training_data(config, data, cost_of(config).active_parameters);
+  const StreamPlan plan = plan_training_data(config, data, model_cost(config.model).active_parameters);
   config = resolve_steps(config, plan);
   if (is_endless(plan)) {
     const PlannedSource& corpus = plan.sources[0];
     fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n",
-               corpus.num_tokens, corpus.num_windows, plan.seq_len);
-    fmt::print(
-        "train.steps = {}: {:.3f} epochs\n", config.train.steps,
-        static_cast<double>(config.train.steps * config.train.batch_seqs) / static_cast<double>(corpus.num_windows));
+               corpus.num_tokens, corpus.num_windows(plan.seq_len), plan.seq_len);
+    fmt::print("train.steps = {}: {:.3f} epochs\n", config.train.steps,
+               static_cast<double>(config.train.steps * config.train.batch_seqs) /
+                   static_cast<double>(corpus.num_windows(plan.seq_len)));
     return;
   }
   fmt::print("{}", print_stream_plan(plan));
   fmt::print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens(config),
-             plan.num_sequences() / config.train.batch_seqs);
+             plan_steps(config, plan));
 }
 
 }  // namespace nmoe::cli

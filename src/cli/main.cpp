@@ -437,7 +437,26 @@ class CommandLine {
     serve->add_option("--max-queue", serve_.max_queue, "texts that may wait; more are refused")
         ->check(number(0, 100000))
         ->capture_default_str();
-    serve->add_option("--api-key", serve_.api_key, "what clients have to send")->envname("NMOE_API_KEY");
+    serve
+        ->add_option("--api-key-file", serve_.api_key_file,
+                     "its first line is what clients have to send; else NMOE_API_KEY")
+        ->type_name("FILE");
+    serve
+        ->add_option("--allow-host", serve_.allowed_hosts,
+                     "a name that requests may have in Host, beside this machine's")
+        ->type_name("NAME");
+    serve->add_option("--max-body", serve_.max_body, "of a request, as 8MiB")->capture_default_str();
+    serve->add_option("--max-header", serve_.max_header, "of a request's line and headers")->capture_default_str();
+    serve
+        ->add_option("--max-connections", serve_.max_connections,
+                     "beyond it, those that keep the server waiting are closed")
+        ->check(number(1, 100000))
+        ->capture_default_str();
+    serve
+        ->add_option("--client-timeout", serve_.client_timeout,
+                     "seconds to send headers, a body, to take 64 KiB of an answer")
+        ->check(number(1, 3600))
+        ->capture_default_str();
     serve->add_option("--model-name", serve_.model_name, "what clients call the model; else the run's name");
     serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FILE");
     serve->add_option("--threads", serve_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();

@@ -65,12 +65,20 @@ void plan_command(const PlanArguments& arguments) {
     throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
                       "prepare the corpus in data.path, or add --set model.vocab_size=N");
   }
-  if (data) config = resolve_steps(config, plan_training_data(config, *data, cost_of(config).active_parameters));
+  std::optional<StreamPlan> stream;
+  std::vector<int64_t> seq_lens;
+  if (data) {
+    stream = plan_training_data(config, *data, model_cost(config.model).active_parameters);
+    config = resolve_steps(config, *stream);
+    seq_lens = data->sequence_lengths(config);
+  }
   if (!config.model.init.from.empty() && !latest_checkpoint(checkpoint_dir(config))) {
     check_starting_checkpoint(config, data ? data->tokenizer.get() : nullptr);
   }
-  const MemoryPlan plan = plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, part);
-  fmt::print("{}{}{}", print_plan(plan, config), print_run_plan(config, plan.cost, plan.device_flops),
+  const MemoryPlan plan =
+      plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, part, seq_lens);
+  const double flops = run_flops(config, plan.cost, stream ? &*stream : nullptr);
+  fmt::print("{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
              data ? note_on_validation(*data) : "");
   check_memory(plan, config);
   check_schedule(config);

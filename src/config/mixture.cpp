@@ -19,6 +19,7 @@
 namespace nmoe {
 namespace {
 
+constexpr int64_t kMaxSequence = int64_t{1} << 31;
 constexpr std::string_view kTokenCount = "a token count such as 1000000 or \"1.5T\"";
 
 std::vector<std::string> split_key(std::string_view key) {
@@ -114,6 +115,13 @@ class Parser {
     if (!count || *count <= 0) throw bad_value(entry, kTokenCount);
     return *count;
   }
+  static int64_t sequence_length(const Entry& entry) {
+    const int64_t* length = entry.value ? std::get_if<int64_t>(&*entry.value) : nullptr;
+    if (length == nullptr || *length < 1 || *length > kMaxSequence) {
+      throw bad_value(entry, fmt::format("a whole number from 1 to {}", kMaxSequence));
+    }
+    return *length;
+  }
   // A section's own name: it stands in reports and in metric tags.
   static const std::string& section_name(const Entry& entry, const std::string& name) {
     constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
@@ -163,6 +171,8 @@ class Parser {
     if (parts.size() == 3 && parts[2] == "tokens") {
       stage.tokens = token_count(entry);
       shares.has_tokens = true;
+    } else if (parts.size() == 3 && parts[2] == "seq_len") {
+      stage.seq_len = sequence_length(entry);
     } else if (lists_sources && parts.size() == 4) {
       if (!shares.table.empty() && shares.table != parts[2]) {
         throw usage_error(fmt::format("{}: [stages.{}] has both weights and source_tokens", entry.place, stage.name),
@@ -175,7 +185,7 @@ class Parser {
     } else if (lists_sources && parts.size() == 3) {
       throw bad_value(entry, "a table of sources, such as { web = 0.8, code = 0.2 }");
     } else {
-      throw unknown(entry, "keys of a stage", {"tokens", "weights", "source_tokens"});
+      throw unknown(entry, "keys of a stage", {"tokens", "weights", "source_tokens", "seq_len"});
     }
   }
 

@@ -14,6 +14,7 @@
 //
 //   [stages.long]
 //   source_tokens = { web = "30B", code = "20B" }   # instead: the budget is their sum, the weights are these counts
+//   seq_len = 32768                   # tokens of a sequence, instead of data.seq_len; a step's tokens stay as many
 //
 //   [profiles.dev]                    # how much of it a run does; one key of three
 //   tokens = "100M"                   # all stages together
@@ -45,6 +46,7 @@ struct MixtureStage {
   std::string name;
   int64_t tokens = 0;           // budget at scale 1
   std::vector<double> weights;  // by source, in the order of Mixture::sources; 0: not in this stage
+  int64_t seq_len = 0;          // 0: data.seq_len
 };
 
 // Exactly one of the three is above 0.

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/chunks.h"
 #include "checkpoint/safetensors.h"
+#include "tensor/chunks.h"
 
 namespace nmoe {
 

@@ -18,7 +18,9 @@ struct InferenceEngine::Sequence {
   GenerationListener listener;
   int64_t first_prompt_token = 0;  // of request.prompt that counts
   std::vector<int32_t> tokens;     // what the model sees: prompt and output
-  int64_t num_computed = 0;        // of tokens that are in the cache
+  // For the probability of a document's first token `tokens` is at first the eos_id before it (data.mask_documents).
+  bool reading_document_start = false;
+  int64_t num_computed = 0;  // of tokens that are in the cache
   int64_t slot = -1;
   std::vector<int32_t> seen;  // ids of prompt and output, for the repetition penalty
   std::vector<PromptToken> prompt;
@@ -49,6 +51,14 @@ size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   const size_t size = std::min(a.size(), b.size());
   return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(size), b.begin()).first -
                              a.begin());
+}
+
+// Of a PromptToken or a GeneratedToken.
+template <class Token>
+void set_logprob(Token& token, int top, std::span<const float> logits) {
+  const double log_sum = log_sum_exp(logits);
+  token.logprob = static_cast<float>(static_cast<double>(logits[static_cast<size_t>(token.id)]) - log_sum);
+  if (top > 0) token.top = top_logprobs(logits, log_sum, top);
 }
 
 }  // namespace
@@ -128,6 +138,10 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   sequence->result.prompt_tokens = static_cast<int64_t>(prompt.size());
   if (sequence->request.prompt_logprobs) {
     for (const int32_t id : prompt) sequence->prompt.push_back({.id = id, .logprob = {}, .top = {}});
+    if (first != prompt.begin()) {
+      sequence->reading_document_start = true;
+      sequence->tokens = {tokenizer().eos_id()};
+    }
   }
   return sequence;
 }
@@ -285,6 +299,14 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits) {
   const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
   logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
   const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
+  if (sequence.reading_document_start) {
+    const auto first = static_cast<size_t>(sequence.first_prompt_token);
+    set_logprob(sequence.prompt[first], sequence.request.top_logprobs, logits.first(vocab));
+    sequence.reading_document_start = false;
+    sequence.tokens.assign(sequence.request.prompt.begin() + sequence.first_prompt_token,
+                           sequence.request.prompt.end());
+    return;  // nothing of it is in the cache yet
+  }
   if (sequence.reading_prompt_logprobs()) {
     add_prompt_logprobs(sequence, begin, end, logits);
     logits = logits.subspan(static_cast<size_t>(part.num_rows - 1) * vocab);
@@ -310,10 +332,15 @@ void InferenceEngine::add_prompt_logprobs(Sequence& sequence, int64_t begin, int
   for (int64_t position = begin; position < std::min(end, sequence.num_prompt_tokens() - 1); ++position) {
     const std::span<const float> row = logits.subspan(static_cast<size_t>(position - begin) * vocab, vocab);
     PromptToken& next = sequence.prompt[static_cast<size_t>(sequence.first_prompt_token + position + 1)];
-    const double log_sum = log_sum_exp(row);
-    next.logprob = static_cast<float>(static_cast<double>(row[static_cast<size_t>(next.id)]) - log_sum);
-    if (sequence.request.top_logprobs > 0) next.top = top_logprobs(row, log_sum, sequence.request.top_logprobs);
+    set_logprob(next, sequence.request.top_logprobs, row);
   }
+}
+
+GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& request,
+                                         std::span<const float> logits) const {
+  GeneratedToken token{.id = id, .bytes = tokenizer().token_bytes(id), .logprob = {}, .top = {}};
+  if (request.logprobs) set_logprob(token, request.top_logprobs, logits);
+  return token;
 }
 
 void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits) {
@@ -324,7 +351,10 @@ void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logit
       sampler_.sample(logits, request.sampling, static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen);
   const bool ends = (id == eos && !request.ignore_eos) ||
                     std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();
-  if (ends) return finish(sequence, FinishReason::kStop);
+  if (ends) {
+    if (request.logprobs) sequence.result.end = describe(id, request, logits);
+    return finish(sequence, FinishReason::kStop);
+  }
 
   if (config().data.mask_documents && sequence.tokens.back() == eos) {  // the token begins a document of its own
     sequence.tokens.clear();
@@ -333,12 +363,7 @@ void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logit
   sequence.tokens.push_back(id);
   if (request.sampling.repetition_penalty != 1.0) sequence.seen.push_back(id);
   ++sequence.result.output_tokens;
-  GeneratedToken token{.id = id, .bytes = tokenizer().token_bytes(id), .logprob = {}, .top = {}};
-  if (request.logprobs) {
-    const double log_sum = log_sum_exp(logits);
-    token.logprob = static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - log_sum);
-    if (request.top_logprobs > 0) token.top = top_logprobs(logits, log_sum, request.top_logprobs);
-  }
+  const GeneratedToken token = describe(id, request, logits);
   if (sequence.listener.on_token) sequence.listener.on_token(token);
   sequence.show(sequence.characters.push(sequence.stop.push(token.bytes)));
   if (sequence.stop.found() != nullptr) {

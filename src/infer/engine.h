@@ -50,8 +50,8 @@ struct GeneratedToken {
   std::vector<TokenLogprob> top;  // infer/logprobs.h
 };
 
-// One token of the prompt, given those before it. The first that counts has no logprob, nor have those that do not
-// count (see submit).
+// One token of the prompt, given those before it. A token with nothing before it has no logprob, nor have those that do
+// not count (see submit).
 struct PromptToken {
   int32_t id = 0;
   std::optional<float> logprob;
@@ -71,6 +71,8 @@ struct GenerationResult {
   int64_t prompt_tokens = 0;  // of the request
   int64_t cached_tokens = 0;  // of these, how many were in the cache already
   int64_t output_tokens = 0;  // sampled, without the id that ended it (eos_id, a stop id)
+  // That id, with GenerationRequest::logprobs: it stands for no text, and its probability is one of the model's.
+  std::optional<GeneratedToken> end;
 };
 
 // What happens to a request, called by the thread that drives step(), in this order: on_prompt once if asked for; for
@@ -126,7 +128,8 @@ class InferenceEngine {
   // Queues a request; first come, first served. Any thread. Error (usage) when the request cannot be served: a prompt
   // that is empty, longer than max_context or with ids the tokenizer has not, options out of their range.
   //
-  // With data.mask_documents only what follows the last eos_id of the prompt counts. Where the prompt ends with it, the
+  // With data.mask_documents only what follows the last eos_id of the prompt counts, and prompt_logprobs gives its
+  // first token the probability to begin a document: what follows an eos_id alone. Where the prompt ends with it, the
   // first output token is what follows that end, and starts a document.
   RequestId submit(GenerationRequest request, GenerationListener listener);
   // The request ends with kCancelled at the next step. Any thread. Without effect when it has ended.
@@ -158,6 +161,7 @@ class InferenceEngine {
   // The step's logits [., V] give `part` its next token, if it has been read to its end.
   void advance(const Part& part, std::span<const float> logits);
   void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, std::span<const float> logits) const;
+  GeneratedToken describe(int32_t id, const GenerationRequest& request, std::span<const float> logits) const;
   void add_token(Sequence& sequence, std::span<const float> logits);
   // Shows the rest of the text and tells the end of it, after the slot has been given back.
   void finish(Sequence& sequence, FinishReason reason);

@@ -7,18 +7,21 @@
 namespace nmoe {
 namespace {
 
-// Mean over the positions of a sequence of how many positions each sees, itself included.
-double mean_visible(int64_t seq_len, int64_t window) {
-  double total = 0;
-  for (int64_t position = 0; position < seq_len; ++position) {
-    total += static_cast<double>(window == 0 ? position + 1 : std::min(position + 1, window));
-  }
-  return total / static_cast<double>(seq_len);
+// How many positions the queries of `length` tokens see together, each itself included.
+double visible_pairs(int64_t length, int64_t window) {
+  const double reach = static_cast<double>(window == 0 ? length : std::min(length, window));
+  return reach * (reach + 1.0) / 2.0 + (static_cast<double>(length) - reach) * reach;
 }
 
 }  // namespace
 
-ModelCost model_cost(const ModelConfig& config, int64_t seq_len) {
+double ModelCost::document_flops(int64_t num_tokens) const {
+  double flops = 6.0 * static_cast<double>(active_matrix_parameters) * static_cast<double>(num_tokens);
+  for (const Attention& layers : attention) flops += layers.flops_per_pair * visible_pairs(num_tokens, layers.window);
+  return flops;
+}
+
+ModelCost model_cost(const ModelConfig& config) {
   const ModelSpec model = describe_model(config);
   ModelCost cost;
   for (const WeightSpec& weight : model.weights) {
@@ -31,9 +34,11 @@ ModelCost model_cost(const ModelConfig& config, int64_t seq_len) {
     const bool multiplied = weight.shape.rank() > 1 && !weight.is_looked_up;
     if (multiplied) cost.active_matrix_parameters += active;
   }
-  cost.flops_per_token = 6.0 * static_cast<double>(cost.active_matrix_parameters);
   for (size_t layer = 0; layer < model.layers.size(); ++layer) {
-    cost.flops_per_token += model.mixers[layer].flops_per_position * mean_visible(seq_len, model.layers[layer].window);
+    const int64_t window = model.layers[layer].window;
+    auto alike = std::ranges::find(cost.attention, window, &ModelCost::Attention::window);
+    if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window});
+    alike->flops_per_pair += model.mixers[layer].flops_per_position;
   }
   return cost;
 }

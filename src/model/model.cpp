@@ -22,18 +22,17 @@ void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& value
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, const Peers* peers)
+Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, DomainShare share)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
       recompute_(recompute),
       spec_(describe_model(config_)),
-      weights_(spec_.weights, peers == nullptr ? ExpertShare() : ExpertShare{peers->index(), peers->count()}),
+      weights_(spec_.weights, std::move(share)),
       embedding_(weights_.at("embedding")),
       blocks_(make_blocks(config_, weights_)),
       final_norm_(weights_, "final_norm", config_.norm_eps),
-      head_(weights_, config_.tied_head ? "embedding" : "head"),
-      peers_(peers) {
+      head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (const auto& block : blocks_) {
     if (block->moe() != nullptr) moe_layers_.push_back(block->moe());
   }
@@ -63,9 +62,9 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   }
 }
 
-void Model::allocate_window(Arena& window, Arena& state, int64_t max_tokens) {
+void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens) {
   if (moe_layers_.empty()) return;
-  window_.emplace(*peers_, ops_, config_, max_tokens, window, state);
+  window_.emplace(peers, ops_, config_, max_tokens, window, state);
   for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
 }
 

@@ -20,18 +20,19 @@ namespace nmoe {
 class Model {
  public:
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
-  // `recompute` changes what forward_backward keeps, and no result. With `peers`, which outlive it, experts are shared
-  // among ranks: all of them make the same passes, over as many tokens each as may be.
+  // `recompute` changes what forward_backward keeps, and no result. With a `share` of several ranks these all make the
+  // same passes, over as many tokens each as may be.
   Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone,
-        const Peers* peers = nullptr);
+        DomainShare share = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
   // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
-  // Storage for what ranks put there of passes over up to `max_tokens` tokens a rank, in a shared arena. Call once,
-  // with peers only.
-  void allocate_window(Arena& window, Arena& state, int64_t max_tokens);
+  // Storage for what ranks put there of passes over up to `max_tokens` tokens a rank, in a shared arena. Call once, in
+  // a domain of several ranks only: `peers`, which outlive the model, are those ranks.
+  void allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens);
+  // Of what this rank updates (model/weight.h).
   void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
 
   // Zeroes router statistics; gradients are written anew by what comes next.
@@ -82,7 +83,6 @@ class Model {
   Norm final_norm_;
   Linear head_;  // [V, D]; the embedding itself when tied
   std::vector<Moe*> moe_layers_;
-  const Peers* peers_;
   std::optional<ExchangeWindow> window_;
   Tensor router_counts_, router_sums_;  // undefined in a model without routers
   RopeTables rope_;

@@ -10,47 +10,60 @@ Tensor Weight::grad_to_add_to(Ops& ops) {
   return grad;
 }
 
+Tensor Weight::updated_of(const Tensor& x) const {
+  if (updated.extent == shape.num_elements()) return x;
+  return x.reshape({shape.num_elements()}).rows(updated.offset, updated.end());
+}
+
 void Weight::upload(Ops& ops, const void* host) {
+  if (updated.extent == 0) return;
   Device& device = ops.device();
-  if (!low.defined()) return device.upload(value, host);
-  device.upload(grad, host);
-  ops.split_weight({.master = grad, .w = value, .low = low});
+  const Tensor mine = updated_of(value);
+  if (!low.defined()) return device.upload(mine, host);
+  const Tensor master = updated_of(grad);
+  device.upload(master, host);
+  ops.split_weight({.master = master, .w = mine, .low = low});
 }
 
 void Weight::begin_download(Ops& ops, void* host) const {
+  if (updated.extent == 0) return;
   Device& device = ops.device();
-  if (!low.defined()) return device.begin_download(host, value);
-  ops.join_weight({.w = value, .low = low, .master = grad});
-  device.begin_download(host, grad);
+  const Tensor mine = updated_of(value);
+  if (!low.defined()) return device.begin_download(host, mine);
+  const Tensor master = updated_of(grad);
+  ops.join_weight({.w = mine, .low = low, .master = master});
+  device.begin_download(host, master);
 }
 
 void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
+  if (updated.extent == 0) return;
+  const Tensor mine = updated_of(value);
   switch (spec.init) {
     case InitKind::kZeros:
-      return ops.fill({.x = value, .value = 0.0});
+      return ops.fill({.x = mine, .value = 0.0});
     case InitKind::kOnes:
-      return ops.fill({.x = value, .value = 1.0});
+      return ops.fill({.x = mine, .value = 1.0});
     case InitKind::kTruncatedNormal:
       break;
   }
-  const Tensor master = low.defined() ? grad : value;
+  const Tensor master = low.defined() ? updated_of(grad) : mine;
   ops.fill_truncated_normal({.x = master,
                              .draws = {.seed = seed,
                                        .stream = fnv1a64(spec.name),
-                                       .first = offset,
+                                       .first = offset + updated.offset,
                                        .std = spec.init_std,
                                        .truncation = truncation}});
-  if (low.defined()) ops.split_weight({.master = master, .w = value, .low = low});
+  if (low.defined()) ops.split_weight({.master = master, .w = mine, .low = low});
 }
 
-WeightSet::WeightSet(std::vector<WeightSpec> specs, ExpertShare share) {
+WeightSet::WeightSet(std::vector<WeightSpec> specs, DomainShare share) : share_(std::move(share)) {
   for (WeightSpec& spec : specs) {
     Shape shape = spec.shape;
     if (spec.group == WeightGroup::kExperts) {
-      NMOE_CHECK(shape[0] % share.count == 0, "{} experts on {} ranks", shape[0], share.count);
-      shape = {shape[0] / share.count, shape[1], shape[2]};
+      NMOE_CHECK(shape[0] % share_.count == 0, "{} experts on {} ranks", shape[0], share_.count);
+      shape = {shape[0] / share_.count, shape[1], shape[2]};
     }
-    const int64_t offset = spec.group == WeightGroup::kExperts ? share.index * shape.num_elements() : 0;
+    const int64_t offset = spec.group == WeightGroup::kExperts ? share_.index * shape.num_elements() : 0;
     Weight& weight = weights_.emplace_back(std::move(spec), shape, offset);
     const bool is_new = by_name_.emplace(weight.spec.name, &weight).second;
     NMOE_CHECK(is_new, "two weights named {}", weight.spec.name);
@@ -64,24 +77,32 @@ Weight& WeightSet::at(std::string_view name) {
 }
 
 void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
-  for (Weight& weight : weights_) {
-    const DType dtype = weight.spec.is_stat ? ops.stat_dtype() : ops.compute_dtype();
-    weight.value = values.allocate(dtype, weight.shape);
-    if (dtype != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.shape);
-  }
-  const auto allocate_grads = [&](bool parts) {
-    for (Weight& weight : weights_) {
-      if (weight.spec.is_trained() && weight.is_part() == parts) {
-        weight.grad = grads.allocate(ops.stat_dtype(), weight.shape);
-      }
+  std::vector<WeightSpec> specs;
+  for (const Weight& weight : weights_) specs.push_back(weight.spec);
+  for (const FlatRegion& region :
+       deal_weights(specs, share_.by_matrix, share_.count, ops.compute_dtype(), ops.stat_dtype())) {
+    const FlatWeights& flat =
+        flat_.emplace_back(FlatWeights{.values = values.allocate(region.values, {region.num_elements}),
+                                       .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),
+                                       .updated = region.part(share_.index)});
+    for (const FlatRegion::Place& place : region.places) {
+      Weight& weight = weights_[place.spec];
+      const int64_t end = place.first + weight.shape.num_elements();
+      weight.value = flat.values.rows(place.first, end).reshape(weight.shape);
+      weight.grad = flat.grads.rows(place.first, end).reshape(weight.shape);
+      weight.updated = region.part_of(place, weight.shape.num_elements(), share_.index);
     }
-  };
-  const int64_t begin = grads.mark();
-  allocate_grads(false);
-  const int64_t num_bytes = grads.mark() - begin;
-  whole_grads_ = Tensor(weights_.front().grad.raw(), ops.stat_dtype(),
-                        {num_bytes / static_cast<int64_t>(dtype_bytes(ops.stat_dtype()))});
-  allocate_grads(true);
+  }
+  for (Weight& weight : weights_) {
+    if (weight.value.defined()) continue;
+    weight.value = values.allocate(weight.spec.is_stat ? ops.stat_dtype() : ops.compute_dtype(), weight.shape);
+    if (weight.spec.is_trained()) weight.grad = grads.allocate(ops.stat_dtype(), weight.shape);
+    weight.updated = {0, weight.shape.num_elements()};
+  }
+  // Last: how much of these a rank has is its own.
+  for (Weight& weight : weights_) {
+    if (weight.value.dtype() != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.updated_shape());
+  }
 }
 
 void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {

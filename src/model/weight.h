@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/flat_weights.h"
 #include "model/spec.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
@@ -19,6 +20,10 @@ namespace nmoe {
 
 // One weight. In a step, whoever writes its gradient first writes it (=), all later ones add to it (+=): several
 // microbatches, and several uses such as a tied head's.
+//
+// A rank *updates* some of a weight's elements: all of what it alone has (its stacked experts, and buffers, which all
+// ranks update alike), a part of what every rank of its domain has (model/flat_weights.h). Of those alone it has the
+// rest of the master, and the optimizer's state.
 //
 // Which of the two an operation does is decided as it is enqueued, and may end up in a recording: every step has to
 // write in the same order. A step begins with begin_step().
@@ -35,9 +40,15 @@ class Weight {
   const WeightSpec spec;  // of the whole weight
   const Shape shape;      // of value, low and grad
   const int64_t offset;   // of their first element among the whole weight's
+  ElementRange updated;   // of the elements that this rank has, those that it updates
   Tensor value;           // act, or stat where spec.is_stat
-  Tensor low;             // i16, the rest of the master weight (ops/ops.h); undefined where the value is stat
+  Tensor low;             // i16, the rest of the master weight (ops/ops.h) of `updated`; undefined where value is stat
   Tensor grad;            // stat; undefined for buffers
+
+  // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
+  // else flat.
+  Tensor updated_of(const Tensor& x) const;
+  Shape updated_shape() const { return updated.extent == shape.num_elements() ? shape : Shape({updated.extent}); }
 
   void begin_step() { has_grad_ = false; }
   // For an operation that can write a gradient or add to it: whether it is to add. Ask once for each such operation.
@@ -47,12 +58,12 @@ class Weight {
   // Whether the gradient is of this step.
   bool has_grad() const { return has_grad_; }
 
-  // The values, or their master's, from and to stat numbers in host memory. Gradients are overwritten: where there is a
-  // master, it passes through them. `host` is free, or has the values, when the device's upload() or begin_download()
-  // says so.
+  // The values that this rank updates, or their master's, from and to stat numbers in host memory. Gradients are
+  // overwritten: where there is a master, it passes through them. `host` is free, or has the values, when the device's
+  // upload() or begin_download() says so.
   void upload(Ops& ops, const void* host);
   void begin_download(Ops& ops, void* host) const;
-  // Fills the values as spec says; gradients are overwritten, as by upload(). They are drawn from a stream of their
+  // Fills those values as spec says; gradients are overwritten, as by upload(). They are drawn from a stream of their
   // own, keyed by seed and name: adding a layer changes no other.
   void initialise(Ops& ops, uint64_t seed, double truncation);
 
@@ -60,17 +71,25 @@ class Weight {
   bool has_grad_ = false;
 };
 
-// Which rank's experts a set has, of how many ranks that share them equally.
-struct ExpertShare {
+// What a rank has of a model, in a domain whose ranks share the stacked experts and the update of all else equally.
+struct DomainShare {
   int64_t index = 0;
   int64_t count = 1;
+  std::vector<WeightGroup> by_matrix = {};  // groups whose matrices cannot be cut for the update
+};
+
+// Weights that every rank of a domain has, as two tensors of as many elements: this rank updates those of `updated`.
+struct FlatWeights {
+  Tensor values;
+  Tensor grads;  // stat; what lies between weights is zero
+  ElementRange updated;
 };
 
 // All weights of a description, in its order; of stacked experts, those that are this rank's. References stay valid for
 // the set's life.
 class WeightSet {
  public:
-  explicit WeightSet(std::vector<WeightSpec> specs, ExpertShare share = {});
+  explicit WeightSet(std::vector<WeightSpec> specs, DomainShare share = {});
   WeightSet(const WeightSet&) = delete;
   WeightSet& operator=(const WeightSet&) = delete;
 
@@ -78,18 +97,19 @@ class WeightSet {
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
-  // Gives every weight its storage, in the device's dtypes. Gradients of whole weights lie together.
+  // Gives every weight its storage, in the device's dtypes. Values and gradients lie alike on every rank.
   void allocate(Ops& ops, Arena& values, Arena& grads);
-  // The gradients of all weights that every rank has, as one tensor [N] stat; what lies between them is zero.
-  Tensor whole_grads() const { return whole_grads_; }
+  const std::vector<FlatWeights>& flat() const { return flat_; }
+  // Of what this rank updates. What others do is to come from them.
   void initialise(Ops& ops, uint64_t seed, double truncation);
   void begin_step();
   // That every trained weight has a gradient of this step: one without would keep the last step's.
   void check_grads() const;
 
  private:
+  DomainShare share_;
   std::deque<Weight> weights_;
-  Tensor whole_grads_;
+  std::vector<FlatWeights> flat_;
   std::map<std::string, Weight*, std::less<>> by_name_;
 };
 

@@ -59,6 +59,14 @@ int64_t StoragePlan::total() const {
                          [](int64_t sum, const std::optional<int64_t>& bytes) { return sum + bytes.value_or(0); });
 }
 
+StoragePlan StoragePlan::max(const StoragePlan& other) const {
+  StoragePlan larger;
+  for (const ArenaDescription& entry : arena_table()) {
+    larger.set(entry.kind, std::max((*this)[entry.kind], other[entry.kind]));
+  }
+  return larger;
+}
+
 Storage::Storage(Device& device) : device_(device), counting_(true) {
   NMOE_CHECK(device.counting(), "a counting storage on a device whose scratch is reserved");
   for (const ArenaDescription& entry : arena_table()) {

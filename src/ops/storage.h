@@ -56,6 +56,8 @@ class StoragePlan {
   void leave_out(ArenaKind kind) { bytes_[static_cast<size_t>(kind)].reset(); }
   bool leaves_out(ArenaKind kind) const { return !bytes_[static_cast<size_t>(kind)].has_value(); }
   int64_t total() const;
+  // Of each arena the larger of both; neither leaves one out.
+  StoragePlan max(const StoragePlan& other) const;
 
  private:
   std::array<std::optional<int64_t>, kNumArenas> bytes_{};

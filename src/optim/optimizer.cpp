@@ -5,6 +5,33 @@
 
 namespace nmoe {
 
+namespace {
+
+const GroupConfig& group_of(const OptimConfig& config, WeightGroup group) {
+  switch (group) {
+    case WeightGroup::kMatrices:
+      return config.matrices;
+    case WeightGroup::kExperts:
+      return config.experts;
+    case WeightGroup::kRouter:
+      return config.router;
+    case WeightGroup::kRest:
+    case WeightGroup::kBuffer:
+      break;
+  }
+  NMOE_CHECK(group == WeightGroup::kRest, "buffers are not trained");
+  return config.rest;
+}
+
+}  // namespace
+
+std::vector<WeightGroup> Optimizer::by_matrix(const OptimConfig& config) {
+  std::vector<WeightGroup> groups = {WeightGroup::kMatrices, WeightGroup::kExperts, WeightGroup::kRouter,
+                                     WeightGroup::kRest};
+  std::erase_if(groups, [&](WeightGroup group) { return group_of(config, group).optimizer != OptimizerKind::kMuon; });
+  return groups;
+}
+
 Tensor Optimizer::allocate_rates(Arena& arena) {
   constexpr int64_t kTrainedGroups = 4;
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
@@ -19,35 +46,23 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     Slot slot{.weight = &weight,
               .rates = rates[index - groups_.begin()],
-              .m = arena.allocate(ops.stat_dtype(), weight.shape),
+              .m = arena.allocate(ops.stat_dtype(), weight.updated_shape()),
               .v = {}};
     if (settings.optimizer == OptimizerKind::kMuon) {
       state_.push_back({{"muon.momentum." + weight.spec.name, slot.m}, &weight});
     } else {
-      slot.v = arena.allocate(ops.stat_dtype(), weight.shape);
+      slot.v = arena.allocate(ops.stat_dtype(), weight.updated_shape());
       state_.push_back({{"adamw.m." + weight.spec.name, slot.m}, &weight});
       state_.push_back({{"adamw.v." + weight.spec.name, slot.v}, &weight});
     }
-    slots_.push_back(slot);
+    if (weight.updated.extent > 0) slots_.push_back(slot);
   }
-  for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
+  for (const OptimizerState& state : state_) {
+    if (state.tensor.num_elements() > 0) ops_.fill({state.tensor, 0.0});
+  }
 }
 
-const GroupConfig& Optimizer::group(WeightGroup group) const {
-  switch (group) {
-    case WeightGroup::kMatrices:
-      return config_.matrices;
-    case WeightGroup::kExperts:
-      return config_.experts;
-    case WeightGroup::kRouter:
-      return config_.router;
-    case WeightGroup::kRest:
-    case WeightGroup::kBuffer:
-      break;
-  }
-  NMOE_CHECK(group == WeightGroup::kRest, "buffers are not trained");
-  return config_.rest;
-}
+const GroupConfig& Optimizer::group(WeightGroup group) const { return group_of(config_, group); }
 
 void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
   NMOE_CHECK(progress.steps >= 1, "step {}: steps count from 1", progress.steps);
@@ -64,11 +79,12 @@ void Optimizer::step(Tensor grad_scale) {
   for (const Slot& slot : slots_) {
     const Weight& weight = *slot.weight;
     const GroupConfig& settings = group(weight.spec.group);
+    const Tensor w = weight.updated_of(weight.value), grad = weight.updated_of(weight.grad);
     const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
-      ops_.muon_step({.w = weight.value,
+      ops_.muon_step({.w = w,
                       .low = weight.low,
-                      .grad = weight.grad,
+                      .grad = grad,
                       .momentum = slot.m,
                       .grad_scale = grad_scale,
                       .rates = slot.rates,
@@ -76,9 +92,9 @@ void Optimizer::step(Tensor grad_scale) {
                       .weight_decay = weight_decay,
                       .iterations = static_cast<int>(config_.muon.iterations)});
     } else {
-      ops_.adamw_step({.w = weight.value,
+      ops_.adamw_step({.w = w,
                        .low = weight.low,
-                       .grad = weight.grad,
+                       .grad = grad,
                        .m = slot.m,
                        .v = slot.v,
                        .grad_scale = grad_scale,

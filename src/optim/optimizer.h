@@ -15,13 +15,16 @@
 
 namespace nmoe {
 
-// Of a weight, or of the part of it that this rank has: as large as that.
+// Of the elements of a weight that this rank updates: as large as those, or empty.
 struct OptimizerState : NamedTensor {
   const Weight* weight = nullptr;
 };
 
 class Optimizer {
  public:
+  // Groups of weights whose matrices are updated whole.
+  static std::vector<WeightGroup> by_matrix(const OptimConfig& config);
+
   // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
   static Tensor allocate_rates(Arena& arena);
 
@@ -32,8 +35,8 @@ class Optimizer {
   // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
   // number, from 1.
   void write_rates(const Progress& progress, Tensor rates) const;
-  // One update from the gradients times grad_scale ([1] f64), at what the rates are then. Not finite: nothing is
-  // changed.
+  // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
+  // Not finite: nothing is changed.
   void step(Tensor grad_scale);
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:

@@ -3,11 +3,11 @@
 namespace nmoe {
 namespace {
 
-// Rank 0, as far as calls go that need no others.
+// A rank, as far as calls go that need no others.
 class LoneRank : public Communicator {
  public:
-  explicit LoneRank(int64_t count) : count_(count) {}
-  int64_t index() const override { return 0; }
+  LoneRank(int64_t index, int64_t count) : index_(index), count_(count) {}
+  int64_t index() const override { return index_; }
   int64_t count() const override { return count_; }
   Communicator& domain() override { return *this; }
   void barrier() override {}
@@ -20,12 +20,12 @@ class LoneRank : public Communicator {
   void broadcast(std::span<const Tensor>, Lane) override {}
 
  private:
-  int64_t count_;
+  int64_t index_, count_;
 };
 
 class UnmetRanks final : public LoneRank {
  public:
-  UnmetRanks(int64_t count, int64_t in_domain) : LoneRank(count), domain_(in_domain) {}
+  UnmetRanks(int64_t index, int64_t count, int64_t in_domain) : LoneRank(index, count), domain_(index, in_domain) {}
   Communicator& domain() override { return domain_; }
 
  private:
@@ -35,12 +35,12 @@ class UnmetRanks final : public LoneRank {
 }  // namespace
 
 Communicator& single_rank() {
-  static LoneRank communicator(1);
+  static LoneRank communicator(0, 1);
   return communicator;
 }
 
-std::unique_ptr<Communicator> make_unmet_ranks(int64_t count, int64_t in_domain) {
-  return std::make_unique<UnmetRanks>(count, in_domain);
+std::unique_ptr<Communicator> make_unmet_ranks(int64_t index, int64_t count, int64_t in_domain) {
+  return std::make_unique<UnmetRanks>(index, count, in_domain);
 }
 
 }  // namespace nmoe

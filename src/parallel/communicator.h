@@ -77,7 +77,7 @@ class Communicator {
   // rounded to the tensor's dtype. So all ranks get the same bits, and get them every time. F32, F64 or I32.
   virtual void all_reduce_sum(std::span<const Tensor> tensors, Lane lane) = 0;
   // The same over those ranks alone that have this one's index in their domains, one of each domain, in the order of
-  // domains. In a run of one domain it leaves all as it is.
+  // domains; only these need to have tensors alike. In a run of one domain it leaves all as it is.
   virtual void all_reduce_sum_across(std::span<const Tensor> tensors, Lane lane) = 0;
   // Replaces each by rank 0's. Any dtype.
   virtual void broadcast(std::span<const Tensor> tensors, Lane lane) = 0;
@@ -86,7 +86,8 @@ class Communicator {
 // The one of a rank that is alone. It has no state: every call returns at once.
 Communicator& single_rank();
 
-// Stands in for rank 0 of `count`, of which `in_domain` are in its domain, while storage is counted: nobody is met.
-std::unique_ptr<Communicator> make_unmet_ranks(int64_t count, int64_t in_domain);
+// Stands in for rank `index` of `count`, of which the first `in_domain` are its domain, while storage is counted:
+// nobody is met.
+std::unique_ptr<Communicator> make_unmet_ranks(int64_t index, int64_t count, int64_t in_domain);
 
 }  // namespace nmoe

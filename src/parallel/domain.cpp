@@ -92,6 +92,19 @@ void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
   ops.peer_barrier({peers_});
 }
 
+void Domain::reduce_sum(Ops& ops, std::span<const Part> parts) const {
+  if (peers_.alone()) return;
+  ops.peer_barrier({peers_});
+  for (const Part& part : parts) ops.peer_sum({peers_, part.tensor, part.begin, part.end});
+}
+
+void Domain::all_gather(Ops& ops, std::span<const Part> parts) const {
+  if (peers_.alone()) return;
+  ops.peer_barrier({peers_});
+  for (const Part& part : parts) ops.peer_spread({peers_, part.tensor, part.begin, part.end});
+  ops.peer_barrier({peers_});
+}
+
 void Domain::check() const {
   const Peers::Barrier& barrier = peers_.barrier();
   if (peers_.alone() || barrier.aborted.raw() == nullptr) return;

@@ -48,6 +48,18 @@ class Domain {
   // and every time. F32, F64 or I32.
   void all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const;
 
+  // A tensor that all ranks have, and the elements of it, flattened, that this one keeps for all: together the ranks'
+  // parts are the whole.
+  struct Part {
+    Tensor tensor;
+    int64_t begin, end;
+  };
+  // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum.
+  // What the rest of them holds is left there. Others read them until the next barrier.
+  void reduce_sum(Ops& ops, std::span<const Part> parts) const;
+  // Enqueues what makes each of these shared tensors on every rank what the ranks keep of it. Any dtype.
+  void all_gather(Ops& ops, std::span<const Part> parts) const;
+
   // Throws what ended the exchange of a rank, if anything has: PeerFailure, or an Error (runtime) that says who waited
   // for whom. To be called when enqueued work is done and its results are about to be believed.
   void check() const;

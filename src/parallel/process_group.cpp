@@ -148,7 +148,8 @@ class ProcessGroup::Member final : public Communicator {
   void keep(std::shared_ptr<void> used_by_others) override { domain().keep(std::move(used_by_others)); }
 
   void barrier() override {
-    group_.call(local_rank_, {.name = "barrier"}, [&](Calls calls) { group_.exchange(*calls[0], ""); });
+    group_.call(local_rank_, {.name = "barrier"},
+                [&](Calls calls) { group_.exchange(calls[0]->name, calls[0]->tensors, ""); });
   }
 
   std::vector<std::string> all_gather(std::string_view bytes) override {
@@ -166,7 +167,7 @@ class ProcessGroup::Member final : public Communicator {
   void all_reduce_sum_across(std::span<const Tensor> tensors, Lane) override {
     check_summable(tensors);
     if (!has_data(tensors)) return;
-    group_.call(local_rank_, {.name = "all_reduce_sum_across", .tensors = tensors},
+    group_.call(local_rank_, {.name = "all_reduce_sum_across", .tensors = tensors, .alike = false},
                 [&](Calls calls) { group_.sum_across(calls); });
   }
 
@@ -232,9 +233,9 @@ void ProcessGroup::call(int64_t local_rank, ThreadGroup::Call call, const Thread
 }
 
 // What the processes offer, by process; the same everywhere. All have come when it returns.
-std::vector<std::string> ProcessGroup::exchange(const ThreadGroup::Call& call, const std::string& offer) {
-  const Offer mine = {
-      .call = links_.call(), .name = std::string(call.name), .layout = layout_of(call.tensors), .bytes = offer};
+std::vector<std::string> ProcessGroup::exchange(std::string_view name, std::span<const Tensor> tensors,
+                                                const std::string& offer) {
+  const Offer mine = {.call = links_.call(), .name = std::string(name), .layout = layout_of(tensors), .bytes = offer};
   const int64_t count = links_.num_processes();
   if (!is_first()) {
     links_.send(0, FrameKind::kOffer, encode(mine));
@@ -255,22 +256,24 @@ void ProcessGroup::gather(Calls calls) {
   std::vector<std::string> mine;
   for (const ThreadGroup::Call* call : calls) mine.push_back(call->bytes);
   std::vector<std::string> all;
-  for (const std::string& offer : exchange(*calls[0], pack(mine))) {
+  for (const std::string& offer : exchange(calls[0]->name, calls[0]->tensors, pack(mine))) {
     std::ranges::move(unpack(offer, static_cast<int64_t>(calls.size())), std::back_inserter(all));
   }
   gathered_ = std::move(all);
 }
 
 void ProcessGroup::sum(Calls calls) {
-  exchange(*calls[0], "");
+  exchange(calls[0]->name, calls[0]->tensors, "");
   const Chunks chunks(calls[0]->tensors);
   is_first() ? sum_first(calls, chunks) : sum_other(calls, chunks);
 }
 
 void ProcessGroup::sum_across(Calls calls) {
-  exchange(*calls[0], "");
-  const Chunks chunks(calls[0]->tensors);
+  std::vector<Tensor> of_all;
+  for (const ThreadGroup::Call* call : calls) of_all.insert(of_all.end(), call->tensors.begin(), call->tensors.end());
+  exchange(calls[0]->name, of_all, "");
   for (size_t rank = 0; rank < calls.size(); ++rank) {
+    const Chunks chunks(calls[rank]->tensors);
     is_first() ? sum_first(calls.subspan(rank, 1), chunks) : sum_other(calls.subspan(rank, 1), chunks);
   }
 }
@@ -326,7 +329,7 @@ void ProcessGroup::sum_other(Calls calls, const Chunks& chunks) {
 }
 
 void ProcessGroup::spread(Calls calls) {
-  exchange(*calls[0], "");
+  exchange(calls[0]->name, calls[0]->tensors, "");
   const Chunks chunks(calls[0]->tensors);
   std::vector<std::byte> buffer(kChunkBytes);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {

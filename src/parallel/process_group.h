@@ -41,7 +41,7 @@ class ProcessGroup {
   bool is_first() const { return links_.process() == 0; }
   void call(int64_t local_rank, ThreadGroup::Call call, const ThreadGroup::Completion& complete);
   // By the thread that speaks, in a call.
-  std::vector<std::string> exchange(const ThreadGroup::Call& call, const std::string& offer);
+  std::vector<std::string> exchange(std::string_view name, std::span<const Tensor> tensors, const std::string& offer);
   void gather(Calls calls);
   void sum(Calls calls);
   void sum_across(Calls calls);

@@ -231,10 +231,10 @@ void ThreadGroup::check_same_call(const Member& self) {
   try {
     for (const auto& member : members_) {
       const Call& other = member->call(meeting);
-      NMOE_CHECK(other.name == mine.name && other.tensors.size() == mine.tensors.size(),
+      NMOE_CHECK(other.name == mine.name && (!mine.alike || other.tensors.size() == mine.tensors.size()),
                  "ranks differ in call {}: {} of {} tensors on rank {}, {} of {} on rank {}", meeting, mine.name,
                  mine.tensors.size(), self.rank(), other.name, other.tensors.size(), member->rank());
-      for (size_t i = 0; i < mine.tensors.size(); ++i) {
+      for (size_t i = 0; mine.alike && i < mine.tensors.size(); ++i) {
         const Tensor &a = mine.tensors[i], &b = other.tensors[i];
         NMOE_CHECK(a.dtype() == b.dtype() && a.num_elements() == b.num_elements(),
                    "ranks differ in tensor {} of {} in call {}: {} {} on rank {}, {} {} on rank {}", i, mine.name,

@@ -141,6 +141,8 @@ std::vector<std::string> ApiReply::add(const ReplyEvent& event) {
     if (request_.stream) chunks.push_back(chunk(event.choice, echo_of(event.choice), ""));
   } else if (const auto* result = std::get_if<GenerationResult>(&event.what)) {
     choice.result = *result;
+    // Evaluation harnesses count on as many tokens as were sampled, the one that ended the text among them.
+    if (result->end && !request_.is_chat) add_token(choice, result->end->id, result->end->logprob, result->end->top);
     choice.finish_reason = finish_reason_name(result->reason);
     failed_ = failed_ || result->reason == FinishReason::kCancelled;
     if (request_.stream) {

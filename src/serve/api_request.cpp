@@ -220,6 +220,7 @@ ordered_json read_messages(const ordered_json* messages) {
       Fields::wrong(place + ".role", "\"system\", \"developer\", \"user\" or \"assistant\"");
     }
     fields.ignore("content");
+    fields.unsupported("type", {"text"});  // as lm-evaluation-harness sends it
     fields.unsupported("tool_calls", {ordered_json::array()});
     for (const char* name : {"function_call", "audio"}) fields.unsupported(name, {});
     for (const char* name : {"refusal", "annotations", "name", "reasoning_content"}) fields.ignore(name);

@@ -12,6 +12,8 @@
 
 namespace nmoe {
 
+using Clock = std::chrono::steady_clock;
+
 struct Reply::Mailbox {
   std::mutex mutex;
   std::condition_variable arrived;
@@ -38,9 +40,10 @@ std::optional<ReplyEvent> Reply::next(std::chrono::milliseconds timeout) {
   return event;
 }
 
-GenerationQueue::GenerationQueue(InferenceEngine& engine, int64_t max_queue)
+GenerationQueue::GenerationQueue(InferenceEngine& engine, int64_t max_queue, std::shared_ptr<ServerMetrics> metrics)
     : engine_(engine),
       capacity_(engine.load().max_sequences + max_queue),
+      metrics_(std::move(metrics)),
       in_flight_(std::make_shared<std::atomic<int64_t>>(0)),
       thread_([this] { drive(); }) {}
 
@@ -63,6 +66,8 @@ std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> re
     std::shared_ptr<Reply::Mailbox> mailbox;
     size_t choice;
     bool finished = false;
+    bool begun = false;  // it has a token
+    const Clock::time_point queued = Clock::now();
     Place(std::shared_ptr<std::atomic<int64_t>> counter, std::shared_ptr<Reply::Mailbox> box, size_t index)
         : in_flight(std::move(counter)), mailbox(std::move(box)), choice(index) {}
     ~Place() {
@@ -83,16 +88,18 @@ std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> re
     listener.on_text = [place](std::string_view piece) {
       place->mailbox->put({place->choice, ReplyEvent::Text{std::string(piece)}});
     };
-    if (requests[i].logprobs) {
-      listener.on_token = [place](const GeneratedToken& token) { place->mailbox->put({place->choice, token}); };
-    }
+    listener.on_token = [place, metrics = metrics_, wanted = requests[i].logprobs](const GeneratedToken& token) {
+      if (!std::exchange(place->begun, true)) metrics->count_first_token(Clock::now() - place->queued);
+      if (wanted) place->mailbox->put({place->choice, token});
+    };
     if (requests[i].prompt_logprobs) {
       listener.on_prompt = [place](std::span<const PromptToken> tokens) {
         place->mailbox->put({place->choice, ReplyEvent::Prompt{{tokens.begin(), tokens.end()}}});
       };
     }
-    listener.on_finish = [place](const GenerationResult& result) {
+    listener.on_finish = [place, metrics = metrics_](const GenerationResult& result) {
       place->finished = true;
+      metrics->count_generation(result);
       place->mailbox->put({place->choice, result});
     };
     reply->ids_.push_back(engine_.submit(std::move(requests[i]), std::move(listener)));

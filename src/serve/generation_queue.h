@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "infer/engine.h"
+#include "serve/metrics.h"
 
 namespace nmoe {
 
@@ -52,7 +53,8 @@ class Reply {
 class GenerationQueue {
  public:
   // Generations beyond the engine's slots wait, at most `max_queue` of them. `engine` is driven by this object alone.
-  GenerationQueue(InferenceEngine& engine, int64_t max_queue);
+  // Every generation is counted in `metrics`.
+  GenerationQueue(InferenceEngine& engine, int64_t max_queue, std::shared_ptr<ServerMetrics> metrics);
   ~GenerationQueue();  // cancels what runs
   GenerationQueue(const GenerationQueue&) = delete;
   GenerationQueue& operator=(const GenerationQueue&) = delete;
@@ -71,6 +73,7 @@ class GenerationQueue {
 
   InferenceEngine& engine_;
   int64_t capacity_;
+  std::shared_ptr<ServerMetrics> metrics_;
   std::shared_ptr<std::atomic<int64_t>> in_flight_;
   std::atomic<bool> stop_ = false;
   std::atomic<bool> failed_ = false;

@@ -1,9 +1,11 @@
 #include "serve/server.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <httplib.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -23,52 +25,40 @@ using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr size_t kMaxBody = 8 << 20;
-constexpr auto kGrace = std::chrono::seconds(5);    // for what runs when the server stops
+constexpr auto kGrace = std::chrono::seconds(4);    // for what runs when the server stops
 constexpr auto kLookForClient = milliseconds(200);  // how often a generation sees whether anyone waits for it
 constexpr const char* kJson = "application/json";
 
-// What the log line of the request in work says beside its status. A request stays on one thread.
-thread_local std::string log_note;
-thread_local Clock::time_point log_start;
+constexpr std::string_view kOtherRoute = "other";
 
-// "GET" or "POST" for a path that is served, "" for others.
-std::string_view method_of(const std::string& path) {
-  if (path == "/v1/completions" || path == "/v1/chat/completions") return "POST";
-  return path == "/health" || path == "/v1/models" || path.starts_with("/v1/models/") ? "GET" : "";
+// The name of a path that is served, and kOtherRoute for others.
+std::string_view route_of(std::string_view path) {
+  if (path.starts_with("/v1/models/")) return "/v1/models";
+  constexpr std::string_view kRoutes[] = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health",
+                                          "/metrics"};
+  const auto* const found = std::ranges::find(kRoutes, path);
+  return found == std::end(kRoutes) ? kOtherRoute : *found;
 }
 
-void set_error(httplib::Response& response, const ApiError& error) {
-  response.status = error.status();
-  response.set_content(error.json(), kJson);
-  if (error.status() == 429 || error.status() == 503) response.set_header("Retry-After", "1");
-  log_note = error.what();
+HttpReply json_reply(int status, std::string body) {
+  return {.status = status, .type = kJson, .body = std::move(body), .headers = {}, .note = {}};
 }
 
-ApiError no_such_path(const httplib::Request& request) {
-  const std::string_view method = method_of(request.path);
-  if (method.empty()) return ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
-  return ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
+HttpReply error_reply(const ApiError& error) {
+  HttpReply reply = json_reply(error.status(), error.json());
+  if (error.status() == 429 || error.status() == 503) reply.headers.emplace_back("Retry-After", "1");
+  reply.note = error.what();
+  return reply;
 }
 
 // For one line of a log: what a client sends must not break it.
-std::string printable(std::string text) {
+std::string printable(std::string_view whole) {
   constexpr size_t kMost = 200;
-  if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+  std::string text(whole.substr(0, kMost));
+  if (whole.size() > kMost) text += "...";
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
   return text;
-}
-
-void log_request(const httplib::Request& request, const httplib::Response& response) {
-  // What is no request at all has neither beginning nor address.
-  const bool known = log_start != Clock::time_point();
-  const std::chrono::duration<double> time = known ? Clock::now() - log_start : Clock::duration();
-  fmt::print(stderr, "{} {} {} {} {}{}{}\n", known ? request.remote_addr : "-", printable(request.method),
-             printable(request.path), response.status, human_seconds(time.count()), log_note.empty() ? "" : ": ",
-             printable(log_note));
-  log_start = {};
-  log_note.clear();
 }
 
 // Takes as long whether it is right or not.
@@ -80,18 +70,45 @@ bool same_secret(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
-// A handler that answers errors as the API does.
+// What `action` returns, or the error it throws as the API answers it.
 template <class Action>
-void answer(httplib::Response& response, Action&& action) {
+std::optional<HttpReply> reply_of(Action&& action) {
   try {
-    action();
+    return action();
   } catch (const ApiError& error) {
-    set_error(response, error);
+    return error_reply(error);
   } catch (const Error& error) {
     const bool bad_request = error.kind() == ErrorKind::kUsage;
-    set_error(response, ApiError(bad_request ? 400 : 500, fmt::format("{} ({})", error.what(), error.remedy())));
+    return error_reply(ApiError(bad_request ? 400 : 500, fmt::format("{} ({})", error.what(), error.remedy())));
   }
 }
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char c) { return std::tolower(c); });
+  return result;
+}
+
+// The name in a Host header: without port, an IPv6 address without brackets.
+std::string host_name(std::string_view header) {
+  if (header.starts_with("[")) return lower(header.substr(1, header.find(']') - 1));
+  return lower(header.substr(0, header.find(':')));
+}
+
+// A number stands for one machine, whoever answers for names.
+bool is_address(const std::string& host) {
+  in6_addr address{};
+  return inet_pton(AF_INET, host.c_str(), &address) == 1 || inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+std::string machine_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? lower(name) : "";
+}
+
+// A connection needs a worker only while its answer is made: one for each generation there is room for, and some for
+// those that are refused.
+int num_workers(int64_t capacity) { return static_cast<int>(std::min<int64_t>(capacity, 1024)) + 16; }
 
 }  // namespace
 
@@ -121,128 +138,103 @@ ApiServer::ApiServer(InferenceEngine& engine, const CheckpointSettings& settings
       options_(std::move(options)),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()),
-      queue_(engine, options_.max_queue),
+      queue_(engine, options_.max_queue, metrics_),
       seeds_(std::random_device()()),
-      http_(std::make_unique<httplib::Server>()) {
-  add_routes();
-  // The library's own choice would let a second server take the same port.
-  http_->set_socket_options([](int socket) {
-    const int yes = 1;
-    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  });
-  http_->set_tcp_nodelay(true);
-  http_->set_payload_max_length(kMaxBody);
-  http_->set_keep_alive_max_count(1000);
-  // A connection holds a thread: one for each generation there is room for, and some for those that are refused.
-  const auto threads = static_cast<size_t>(std::min<int64_t>(queue_.capacity(), 1024)) + 16;
-  http_->new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
-  port_ = options_.port != 0 ? options_.port : http_->bind_to_any_port(options_.host);
-  const bool bound = options_.port != 0 ? http_->bind_to_port(options_.host, options_.port) : port_ > 0;
-  if (!bound) {
-    throw runtime_error(fmt::format("cannot listen on {}:{}", options_.host, options_.port),
-                        "another program may have the port: choose one with --port (0: any), and an address of this "
-                        "machine with --host");
-  }
+      http_(*this, options_.host, options_.port, options_.limits, num_workers(queue_.capacity())) {
+  for (std::string& name : options_.allowed_hosts) name = lower(name);
+  options_.allowed_hosts.insert(options_.allowed_hosts.end(), {"localhost", lower(options_.host), machine_name()});
 }
 
 ApiServer::~ApiServer() = default;
 
-void ApiServer::add_routes() {
-  http_->set_pre_routing_handler([](const httplib::Request&, httplib::Response&) {
-    log_start = Clock::now();
-    return httplib::Server::HandlerResponse::Unhandled;
+std::optional<HttpReply> ApiServer::on_head(const HttpRequest& request) {
+  return reply_of([&]() -> std::optional<HttpReply> {
+    check_host(request);
+    const std::string_view route = route_of(request.path);
+    if (route == kOtherRoute) throw ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
+    const std::string_view method = route.ends_with("/completions") ? "POST" : "GET";
+    if (request.method != method) {
+      throw ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
+    }
+    if (route != "/health") check_key(request);
+    if (method == "GET") return get(request);
+    // A page in a browser can send other types to this machine without asking.
+    const std::string type = lower(request.header("Content-Type"));
+    if (type != kJson && !type.starts_with(std::string(kJson) + ";")) {
+      throw ApiError(415, "Content-Type must be application/json", "", "unsupported_media_type");
+    }
+    if (!request.header("Content-Encoding").empty()) {
+      throw ApiError(415, "a body must not be compressed", "", "unsupported_media_type");
+    }
+    return std::nullopt;
   });
-  http_->set_logger(log_request);
-  // For what the library refuses by itself.
-  http_->set_error_handler([](const httplib::Request& request, httplib::Response& response) {
-    if (!response.body.empty()) return;
-    if (response.status == 404) return set_error(response, no_such_path(request));
-    const bool large = response.status == 413;
-    set_error(response, ApiError(response.status, large ? fmt::format("the body is larger than {} bytes", kMaxBody)
-                                                        : "this is no request that the server understands"));
-  });
-  http_->set_exception_handler([](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) {
-    set_error(response, ApiError(500, "an error of the server"));
-  });
-
-  const auto post = [this](const char* path, bool is_chat) {
-    http_->Post(path, [this, is_chat](const httplib::Request& request, httplib::Response& response,
-                                      const httplib::ContentReader& reader) {
-      answer(response, [&] {
-        const std::string body = read_body(request, response, reader);
-        check_key(request);
-        // A page in a browser can send other types to this machine without asking.
-        if (!request.get_header_value("Content-Type").starts_with(kJson)) {
-          throw ApiError(415, "Content-Type must be application/json", "", "unsupported_media_type");
-        }
-        generate(body, is_chat, response);
-      });
-    });
-  };
-  post("/v1/completions", false);
-  post("/v1/chat/completions", true);
-  http_->Get("/v1/models(/.*)?", [this](const httplib::Request& request, httplib::Response& response) {
-    answer(response, [&] {
-      check_key(request);
-      const std::string name = request.path.substr(std::min(request.path.size(), std::string("/v1/models/").size()));
-      if (!name.empty() && name != options_.model_name) {
-        throw ApiError(404, fmt::format("the model '{}' does not exist", name), "model", "model_not_found");
-      }
-      const ordered_json model = {{"id", options_.model_name},
-                                  {"object", "model"},
-                                  {"created", created_},
-                                  {"owned_by", "nmoe"},
-                                  {"max_model_len", engine_.max_context()}};
-      const ordered_json list = {{"object", "list"}, {"data", ordered_json::array({model})}};
-      response.set_content((name.empty() ? list : model).dump(), kJson);
-    });
-  });
-  http_->Get("/health", [this](const httplib::Request&, httplib::Response& response) {
-    const EngineLoad load = engine_.load();
-    const ordered_json health = {{"status", stopping_ ? "stopping" : "ok"},
-                                 {"running", load.running},
-                                 {"waiting", load.waiting},
-                                 {"max_sequences", load.max_sequences}};
-    response.status = stopping_ ? 503 : 200;
-    response.set_content(health.dump(), kJson);
-  });
-  // Bodies that nobody asked for are read under the same limit.
-  const auto refuse = [](const httplib::Request& request, httplib::Response& response,
-                         const httplib::ContentReader& reader) {
-    answer(response, [&] {
-      read_body(request, response, reader);
-      throw no_such_path(request);
-    });
-  };
-  http_->Post(".*", refuse);
-  http_->Put(".*", refuse);
-  http_->Patch(".*", refuse);
-  http_->Delete(".*", refuse);
 }
 
-void ApiServer::check_key(const httplib::Request& request) const {
+void ApiServer::check_host(const HttpRequest& request) const {
+  const std::string name = host_name(request.header("Host"));
+  if (request.count("Host") > 1) throw ApiError(400, "the header Host is there more than once");
+  if (name.empty() || is_address(name) ||
+      std::ranges::find(options_.allowed_hosts, name) != options_.allowed_hosts.end()) {
+    return;
+  }
+  throw ApiError(403,
+                 fmt::format("this server does not answer for the host '{}': start it with --allow-host NAME", name),
+                 "", "host_not_allowed");
+}
+
+void ApiServer::check_key(const HttpRequest& request) const {
   if (options_.api_key.empty()) return;
-  if (!same_secret(request.get_header_value("Authorization"), "Bearer " + options_.api_key)) {
+  if (!same_secret(std::string(request.header("Authorization")), "Bearer " + options_.api_key)) {
     throw ApiError(401, "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'", "",
                    "invalid_api_key");
   }
 }
 
-std::string ApiServer::read_body(const httplib::Request& request, const httplib::Response& response,
-                                 const httplib::ContentReader& reader) {
-  if (request.is_multipart_form_data()) {
-    throw ApiError(415, "Content-Type must be application/json", "", "unsupported_media_type");
+HttpReply ApiServer::get(const HttpRequest& request) const {
+  if (request.path == "/health") {
+    const EngineLoad load = engine_.load();
+    const ordered_json health = {{"status", stopping_ ? "stopping" : "ok"},
+                                 {"running", load.running},
+                                 {"waiting", load.waiting},
+                                 {"max_sequences", load.max_sequences}};
+    return json_reply(stopping_ ? 503 : 200, health.dump());
   }
-  std::string body;
-  bool too_large = false;
-  const bool whole = reader([&](const char* data, size_t size) {
-    too_large = body.size() + size > kMaxBody;  // a compressed one may be more than it seemed
-    if (!too_large) body.append(data, size);
-    return !too_large;
+  if (request.path == "/metrics") {
+    HttpReply reply;
+    reply.type = "text/plain; version=0.0.4; charset=utf-8";
+    reply.body = metrics_->text(engine_.load(), num_exchanges_);
+    return reply;
+  }
+  const std::string name = request.path.substr(std::min(request.path.size(), std::string("/v1/models/").size()));
+  if (!name.empty() && name != options_.model_name) {
+    throw ApiError(404, fmt::format("the model '{}' does not exist", name), "model", "model_not_found");
+  }
+  const ordered_json model = {{"id", options_.model_name},
+                              {"object", "model"},
+                              {"created", created_},
+                              {"owned_by", "nmoe"},
+                              {"max_model_len", engine_.max_context()}};
+  const ordered_json list = {{"object", "list"}, {"data", ordered_json::array({model})}};
+  return json_reply(200, (name.empty() ? list : model).dump());
+}
+
+void ApiServer::on_request(const HttpRequest& request, HttpAnswer& answer) {
+  std::optional<HttpReply> error = reply_of([&]() -> std::optional<HttpReply> {
+    generate(request, answer);
+    return std::nullopt;
   });
-  if (!whole && !too_large && response.status != 413) throw ApiError(400, "the body is not whole");
-  if (!whole) throw ApiError(413, fmt::format("the body is larger than {} bytes", kMaxBody), "", "body_too_large");
-  return body;
+  if (error) answer.send(std::move(*error));
+}
+
+HttpReply ApiServer::refusal(int status, const std::string& message) { return error_reply(ApiError(status, message)); }
+
+void ApiServer::log(const HttpLogEntry& entry) {
+  const bool known = !entry.method.empty();  // what is no request at all has no beginning
+  const std::string line = fmt::format(
+      "{} {} {} {} {}{}{}\n", entry.remote, known ? printable(entry.method) : "-", known ? printable(entry.path) : "-",
+      entry.status, human_seconds(known ? entry.seconds : 0), entry.note.empty() ? "" : ": ", printable(entry.note));
+  metrics_->count_request(std::string(route_of(entry.path)), entry.status, ServerMetrics::Duration(entry.seconds));
+  std::fputs(line.c_str(), stderr);  // what cannot be written must not end an answer
 }
 
 std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {
@@ -255,10 +247,12 @@ std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {
   }
 }
 
-void ApiServer::generate(const std::string& body, bool is_chat, httplib::Response& response) {
+void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
   if (stopping_) throw ApiError(503, "the server is stopping", "", "stopping");
-  ApiRequest request =
-      is_chat ? parse_chat_request(body, settings_.sampling) : parse_completion_request(body, settings_.sampling);
+  const bool is_chat = http_request.path == "/v1/chat/completions";
+  const auto parse = is_chat ? parse_chat_request : parse_completion_request;
+  ApiRequest request = parse(http_request.body, settings_.sampling);
+  answer.release_body();
   if (!request.model.empty() && request.model != options_.model_name) {
     throw ApiError(404, fmt::format("the model '{}' does not exist; this is '{}'", request.model, options_.model_name),
                    "model", "model_not_found");
@@ -297,7 +291,7 @@ void ApiServer::generate(const std::string& body, bool is_chat, httplib::Respons
     const auto size = static_cast<int64_t>(prompt.size());
     if (prompt.empty()) throw ApiError(400, "the prompt is empty", field, "empty_prompt");
     if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
-      throw ApiError(413, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
+      throw ApiError(400, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
                      "context_length_exceeded");
     }
     for (int64_t i = 0; i < request.n; ++i) {
@@ -316,76 +310,60 @@ void ApiServer::generate(const std::string& body, bool is_chat, httplib::Respons
     }
   }
 
-  auto exchange =
-      std::make_shared<Exchange>(std::move(request), std::move(shown), options_.model_name, tokenizer, num_exchanges_);
-  exchange->events = queue_.submit(std::move(generations));
-  if (exchange->events == nullptr) {
+  Exchange exchange(std::move(request), std::move(shown), options_.model_name, tokenizer, num_exchanges_);
+  exchange.events = queue_.submit(std::move(generations));
+  if (exchange.events == nullptr) {
     throw ApiError(
         429,
         fmt::format("{} texts are being written or wait, and there is no room for {} more", queue_.in_flight(), wanted),
         "", "queue_full");
   }
-  response.status = 200;
-  response.set_header("X-Request-Id", exchange->reply.id());
-  if (exchange->request.stream) response.set_header("Cache-Control", "no-cache");
-  response.set_chunked_content_provider(
-      exchange->request.stream ? "text/event-stream" : kJson,
-      [this, exchange](size_t, httplib::DataSink& sink) { return send(*exchange, sink); });
+  send(exchange, answer);
 }
 
-// False ends the connection: the client sees that the answer is not whole.
-bool ApiServer::send(Exchange& exchange, httplib::DataSink& sink) const {
+void ApiServer::send(Exchange& exchange, HttpAnswer& answer) const {
   ApiReply& reply = exchange.reply;
   const bool stream = exchange.request.stream;
-  const auto write_event = [&](const std::string& data) {
-    const std::string event = "data: " + data + "\n\n";
-    return sink.write(event.data(), event.size());
-  };
+  const auto write_event = [&](const std::string& data) { return answer.write("data: " + data + "\n\n"); };
   const auto write_events = [&](const std::vector<std::string>& events) {
     return std::ranges::all_of(events, write_event);
   };
-  const auto client_left = [] {
-    log_note = "the client left";
-    return false;
+  // Without end(): the client, if it is still there, sees that the answer is not whole.
+  const auto give_up = [&] {
+    answer.set_note(answer.client_left() ? "the client left" : "the client reads too slowly");
   };
-  if (stream && !write_events(reply.first_chunks())) return client_left();
-  Clock::time_point looked = Clock::now();
+  HttpReply head = json_reply(200, "");
+  head.headers.emplace_back("X-Request-Id", reply.id());
+  if (stream) {
+    head.type = "text/event-stream";
+    head.headers.emplace_back("Cache-Control", "no-cache");
+    if (!answer.begin(head) || !write_events(reply.first_chunks())) return give_up();
+  }
   while (!reply.finished() && !aborting_) {
     const std::optional<ReplyEvent> event = exchange.events->next(kLookForClient);
-    if (event && !write_events(reply.add(*event))) return client_left();
-    if (Clock::now() - looked >= kLookForClient) {
-      if (!sink.is_writable()) return client_left();
-      looked = Clock::now();
-    }
+    if (event && !write_events(reply.add(*event))) return give_up();
+    if (answer.client_left()) return give_up();
   }
   if (aborting_ || reply.failed()) {
-    log_note = aborting_ ? "given up, as the server stops" : "given up, see above";
-    if (!stream) return false;
-    const ApiError error(500, aborting_ ? "the server is stopping" : "the model failed");
-    if (!write_event(error.json())) return client_left();
-    sink.done();
-    return true;
+    const ApiError error(aborting_ ? 503 : 500, aborting_ ? "the server is stopping" : "the model failed");
+    if (!stream) throw error;
+    answer.set_note(aborting_ ? "given up, as the server stops" : "given up, see above");
+    if (write_event(error.json())) answer.end();
+    return;
   }
-  if (stream) {
-    if (!write_events(reply.last_chunks()) || !write_event("[DONE]")) return client_left();
-  } else {
-    const std::string whole = reply.whole();
-    if (!sink.write(whole.data(), whole.size())) return client_left();
+  answer.set_note(fmt::format("{} and {} tokens", reply.prompt_tokens(), reply.output_tokens()));
+  if (!stream) {
+    head.body = reply.whole();
+    return answer.send(std::move(head));
   }
-  log_note = fmt::format("{} and {} tokens", reply.prompt_tokens(), reply.output_tokens());
-  sink.done();
-  return true;
+  if (!write_events(reply.last_chunks()) || !write_event("[DONE]")) return give_up();
+  answer.end();
 }
 
 void ApiServer::run(const StopSignal& stop) {
-  std::atomic<bool> ended = false;
-  std::thread listener([&] {
-    http_->listen_after_bind();
-    ended = true;
-  });
+  http_.start();
   const auto pause = [] { std::this_thread::sleep_for(milliseconds(20)); };
-  while (!stop.requested() && queue_.failure() == nullptr && !ended) pause();
-  const bool asked = !ended;
+  while (!stop.requested() && queue_.failure() == nullptr) pause();
   stopping_ = true;
   const auto wait_for_exchanges = [&](Clock::duration most) {
     const Clock::time_point end = Clock::now() + most;
@@ -394,14 +372,8 @@ void ApiServer::run(const StopSignal& stop) {
   wait_for_exchanges(kGrace);
   aborting_ = true;
   wait_for_exchanges(2 * kLookForClient);
-  while (!http_->is_running() && !ended) pause();
-  http_->stop();
-  listener.join();
+  http_.stop();
   if (queue_.failure() != nullptr) std::rethrow_exception(queue_.failure());
-  if (!asked) {
-    throw runtime_error(fmt::format("listening on {}:{} ended", options_.host, port_),
-                        "the system says why, if the network changed; start the server again");
-  }
 }
 
 }  // namespace nmoe

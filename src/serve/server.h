@@ -1,9 +1,11 @@
-// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions, /v1/models and /health.
+// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions and /v1/models; /health and /metrics beside
+// it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,14 +16,8 @@
 #include "serve/api_error.h"
 #include "serve/api_request.h"
 #include "serve/generation_queue.h"
-
-namespace httplib {
-class ContentReader;
-class DataSink;
-class Server;
-struct Request;
-struct Response;
-}  // namespace httplib
+#include "serve/http_server.h"
+#include "serve/metrics.h"
 
 namespace nmoe {
 
@@ -31,20 +27,24 @@ struct ServerOptions {
   int64_t max_queue = 64;  // generations that wait for a slot; more are refused
   std::string api_key;     // "": none is asked for
   std::string model_name;
+  // Names that a request's Host may have beside `host`, localhost, this machine's name and addresses. A page that a
+  // browser loaded from elsewhere cannot take one of those (DNS rebinding).
+  std::vector<std::string> allowed_hosts;
+  HttpLimits limits;
 };
 
-class ApiServer {
+class ApiServer : private HttpHandler {
  public:
   // What there is to serve. `chat` may be nothing; then `no_chat` says why. All live as long as the server, which alone
   // drives the engine.
   ApiServer(InferenceEngine& engine, const CheckpointSettings& settings, const ChatTemplate* chat, std::string no_chat,
             ServerOptions options);
-  ~ApiServer();
+  ~ApiServer() override;
   ApiServer(const ApiServer&) = delete;
   ApiServer& operator=(const ApiServer&) = delete;
 
   // Where it listens, from construction on. Error (runtime) when that is not possible.
-  int port() const { return port_; }
+  int port() const { return http_.port(); }
 
   // Answers until `stop` is requested; then refuses what is new, gives what runs a few seconds, and returns. One line a
   // request goes to standard error.
@@ -53,13 +53,18 @@ class ApiServer {
  private:
   struct Exchange;
 
-  void add_routes();
-  void check_key(const httplib::Request& request) const;
-  static std::string read_body(const httplib::Request& request, const httplib::Response& response,
-                               const httplib::ContentReader& reader);
-  void generate(const std::string& body, bool is_chat, httplib::Response& response);
+  // GETs are answered here, and what is refused by its head.
+  std::optional<HttpReply> on_head(const HttpRequest& request) override;
+  void on_request(const HttpRequest& request, HttpAnswer& answer) override;
+  HttpReply refusal(int status, const std::string& message) override;
+  void log(const HttpLogEntry& entry) override;
+
+  HttpReply get(const HttpRequest& request) const;
+  void check_host(const HttpRequest& request) const;
+  void check_key(const HttpRequest& request) const;
+  void generate(const HttpRequest& request, HttpAnswer& answer);
   std::vector<int32_t> encode_chat(const ApiRequest& request) const;
-  bool send(Exchange& exchange, httplib::DataSink& sink) const;
+  void send(Exchange& exchange, HttpAnswer& answer) const;
 
   InferenceEngine& engine_;
   const CheckpointSettings& settings_;
@@ -67,13 +72,13 @@ class ApiServer {
   std::string no_chat_;
   ServerOptions options_;
   int64_t created_;  // seconds since 1970
+  std::shared_ptr<ServerMetrics> metrics_ = std::make_shared<ServerMetrics>();
   GenerationQueue queue_;
   std::atomic<bool> stopping_ = false;      // nothing new is taken
   std::atomic<bool> aborting_ = false;      // what runs is given up
   std::atomic<uint64_t> seeds_;             // of requests that name none
   std::atomic<int64_t> num_exchanges_ = 0;  // requests that are being answered with a text
-  std::unique_ptr<httplib::Server> http_;
-  int port_ = 0;
+  HttpServer http_;                         // last: its threads call the others
 };
 
 }  // namespace nmoe

@@ -4,37 +4,49 @@
 
 namespace nmoe {
 
-BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, RankSlice slice)
-    : batch_seqs_(config.train.batch_seqs),
-      slice_(slice),
-      microbatch_seqs_(config.train.microbatch_seqs),
-      mask_documents_(config.data.mask_documents),
-      microbatch_tokens_(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len)),
+BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank)
+    : config_(config),
+      rank_(rank),
+      shape_(batch_shape(config, config.data.seq_len)),
       schedule_(plan),
       reader_(plan, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
-      inputs_(static_cast<size_t>((slice_.end - slice_.begin) * config.data.seq_len)),
+      inputs_(static_cast<size_t>(step_tokens(config) / config.parallel.ranks)),
       targets_(inputs_.size()) {}
 
 void BatchStream::next() {
+  if (schedule_.seq_len() != shape_.seq_len) shape_ = batch_shape(config_, schedule_.seq_len());
   refs_.clear();
-  schedule_.take(batch_seqs_, refs_);
-  const auto begin = static_cast<size_t>(slice_.begin), size = static_cast<size_t>(slice_.end) - begin;
-  reader_.read(std::span(refs_).subspan(begin, size), inputs_, targets_);
+  schedule_.take(shape_.batch_seqs, refs_);
+  const RankSlice slice = rank_slice(shape_.batch_seqs, rank_, config_.parallel.ranks);
+  const auto begin = static_cast<size_t>(slice.begin), size = static_cast<size_t>(slice.end) - begin;
+  reader_.read(std::span(refs_).subspan(begin, size), shape_.seq_len, inputs_, targets_);
 }
 
 int64_t BatchStream::num_targets() const {
   return static_cast<int64_t>(targets_.size()) - std::ranges::count(targets_, kNoTarget);
 }
 
-int64_t BatchStream::num_microbatches() const { return static_cast<int64_t>(inputs_.size() / microbatch_tokens_); }
+double BatchStream::flops(const ModelCost& cost) {
+  if (!config_.data.mask_documents) {
+    const int64_t num_seqs = static_cast<int64_t>(inputs_.size()) / shape_.seq_len;
+    return static_cast<double>(num_seqs) * cost.document_flops(shape_.seq_len);
+  }
+  double flops = 0.0;
+  for (int64_t i = 0; i < num_microbatches(); ++i) {
+    const std::vector<int32_t>& bounds = microbatch(i).documents.cu_seqlens;
+    for (size_t d = 1; d < bounds.size(); ++d) flops += cost.document_flops(bounds[d] - bounds[d - 1]);
+  }
+  return flops;
+}
 
 Microbatch BatchStream::microbatch(int64_t index) {
-  const size_t first = static_cast<size_t>(index) * microbatch_tokens_;
-  const std::span inputs = std::span(inputs_).subspan(first, microbatch_tokens_);
-  if (mask_documents_) {
-    find_documents(inputs, microbatch_seqs_, reader_.seq_len(), reader_.eos_id(), documents_);
+  const auto size = static_cast<size_t>(shape_.microbatch_tokens());
+  const size_t first = static_cast<size_t>(index) * size;
+  const std::span inputs = std::span(inputs_).subspan(first, size);
+  if (config_.data.mask_documents) {
+    find_documents(inputs, shape_.microbatch_seqs, shape_.seq_len, reader_.eos_id(), documents_);
   }
-  return {inputs, std::span(targets_).subspan(first, microbatch_tokens_), documents_};
+  return {inputs, std::span(targets_).subspan(first, size), documents_};
 }
 
 }  // namespace nmoe

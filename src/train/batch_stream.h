@@ -10,11 +10,13 @@
 #include "config/config.h"
 #include "data/stream/documents.h"
 #include "data/stream/loader.h"
+#include "model/cost.h"
+#include "train/batch_shape.h"
 #include "train/training_data.h"
 
 namespace nmoe {
 
-// One forward and backward pass's share of a batch: [microbatch_seqs * seq_len] each.
+// One forward and backward pass's share of a batch: [microbatch_tokens()] each.
 struct Microbatch {
   std::span<const int32_t> inputs, targets;
   const Documents& documents;  // empty without data.mask_documents
@@ -22,32 +24,34 @@ struct Microbatch {
 
 class BatchStream {
  public:
-  // `data` and its `plan` must outlive the stream. `slice`: the part of every batch to read, in whole microbatches.
-  BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, RankSlice slice);
+  // `data` and its `plan` must outlive the stream. It reads the part of every batch that is of one of
+  // config.parallel.ranks.
+  BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank = 0);
 
   // Where the next batch begins, that of all ranks.
   const StreamCursor& cursor() const { return schedule_.cursor(); }
   void seek(const StreamCursor& cursor) { schedule_.seek(cursor); }
 
-  // Reads this rank's part of the next train.batch_seqs sequences; what microbatch() gave before is overwritten.
+  // Reads this rank's part of the next step's sequences; what microbatch() gave before is overwritten.
   void next();
 
-  int64_t num_microbatches() const;
+  const BatchShape& shape() const { return shape_; }  // of what was read last
+  int64_t num_microbatches() const { return shape_.num_microbatches(config_.parallel.ranks); }
   // Good until the next call.
   Microbatch microbatch(int64_t index);
   std::span<const int32_t> targets() const { return targets_; }  // of all microbatches
   int64_t num_targets() const;                                   // those with a loss
+  // What training on them takes: attention within documents where data.mask_documents is set.
+  double flops(const ModelCost& cost);
 
  private:
-  int64_t batch_seqs_;
-  RankSlice slice_;  // of a batch
-  int64_t microbatch_seqs_;
-  bool mask_documents_;
-  size_t microbatch_tokens_;
+  Config config_;
+  int64_t rank_;
+  BatchShape shape_;
   StreamSchedule schedule_;
   SequenceReader reader_;
   std::vector<SequenceRef> refs_;
-  std::vector<int32_t> inputs_, targets_;  // of the slice
+  std::vector<int32_t> inputs_, targets_;  // of the rank
   Documents documents_;                    // of one microbatch
 };
 

@@ -6,37 +6,57 @@
 
 namespace nmoe {
 
-Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
+namespace {
+
+std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64_t> seq_lens) {
+  if (seq_lens.empty()) return {batch_shape(config, config.data.seq_len)};
+  NMOE_CHECK(seq_lens[0] == config.data.seq_len, "sequences of {} first, not of {}", seq_lens[0], config.data.seq_len);
+  std::vector<BatchShape> shapes;
+  for (const int64_t seq_len : seq_lens) shapes.push_back(batch_shape(config, seq_len));
+  return shapes;
+}
+
+int64_t longest_sequence(const std::vector<BatchShape>& shapes) {
+  return std::ranges::max(shapes, {}, &BatchShape::seq_len).seq_len;
+}
+
+int64_t most_tokens(const std::vector<BatchShape>& shapes) {
+  return std::ranges::max(shapes, {}, &BatchShape::microbatch_tokens).microbatch_tokens();
+}
+
+}  // namespace
+
+Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens)
     : config_(config),
       rank_(rank),
       storage_(storage),
       device_(storage.device()),
       ops_(device_.ops()),
       activations_(storage[ArenaKind::kActivations]),
+      shapes_(batch_shapes(config, seq_lens)),
       upload_([this](Tensor destination, std::span<const int32_t> ids) { device_.upload(destination, ids.data()); }),
       write_([this](Tensor destination, std::span<const int32_t> ids) {
         if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
-      model_(config_.model, ops_, config_.data.seq_len, config_.train.recompute,
-             domain_.peers().alone() ? nullptr : &domain_.peers()) {
+      model_(config_.model, ops_, longest_sequence(shapes_), config_.train.recompute,
+             {.index = domain_.index(), .count = domain_.count(), .by_matrix = Optimizer::by_matrix(config_.optim)}) {
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   if (!domain_.peers().alone()) {
-    model_.allocate_window(storage[ArenaKind::kPeerWindow], step_state,
-                           config_.train.microbatch_seqs * config_.data.seq_len);
+    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state, most_tokens(shapes_));
   }
-  inputs_ = allocate_step_inputs(config_, rank_.count(), step_state);
-  for (const Batch& batch : inputs_.batches) fill_positions(batch, upload_);
+  inputs_ = allocate_step_inputs(config_, shapes_, step_state);
+  for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
-    slots_.emplace_back(config_, model_, rank_, storage[ArenaKind::kExchange]);
-    for (const Batch& batch : slots_.back().inputs().batches) fill_positions(batch, write_);
+    slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange]);
   }
+  steps_.resize(shapes_.size());
 
-  const int64_t tokens = inputs_.batches[0].num_tokens();
+  const int64_t tokens = most_tokens(shapes_);
   losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
   sums_ = step_state.allocate(DType::kF64, {2});
@@ -45,15 +65,21 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
-  summed_ = {model_.weights().whole_grads(), sums_};
-  summed_across_ = {model_.weights().whole_grads(), loss_sum_};
+  summed_ = {sums_};
+  summed_across_ = {loss_sum_};
   for (std::vector<Tensor>* summed : {&summed_, &summed_across_}) {
     if (model_.router_counts().defined()) {
       summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
     }
   }
+  for (const FlatWeights& flat : model_.weights().flat()) {
+    const auto [begin, size] = flat.updated;
+    grads_.push_back({flat.grads, begin, begin + size});
+    values_.push_back({flat.values, begin, begin + size});
+    if (size > 0) summed_across_.push_back(flat.grads.rows(begin, begin + size));
+  }
   for (const Weight& weight : model_.weights().all()) {
-    if (weight.grad.defined() && weight.is_part()) summed_across_.push_back(weight.grad);
+    if (weight.spec.group == WeightGroup::kExperts) summed_across_.push_back(weight.grad);
   }
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
@@ -64,16 +90,16 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage)
 void Engine::allocate_staging() {
   storage_.reserve(ArenaKind::kCheckpointStaging);
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
-  // What every rank has is written by one, in turn; what every domain has, by the first.
-  const bool is_first_domain = rank_.index() == domain_.index();
-  int64_t num_whole = 0;
+  // Domains have the same; each writes some of it, in turn.
+  const int64_t num_domains = rank_.count() / domain_.count(), this_domain = rank_.index() / domain_.count();
   const auto add = [&](std::vector<NamedPart>& parts, const std::string& name, DType dtype, const Weight& weight) {
     parts.push_back({.name = name,
-                     .tensor = arena.allocate(dtype, weight.shape),
+                     .tensor = arena.allocate(dtype, weight.updated_shape()),
                      .shape = weight.spec.shape,
-                     .offset = weight.offset});
-    const bool is_mine = weight.is_part() ? is_first_domain : num_whole++ % rank_.count() == rank_.index();
-    staging_.is_written.push_back(is_mine ? 1 : 0);
+                     .offset = weight.offset + weight.updated.offset});
+    const bool others_have_it = !weight.spec.is_trained() && domain_.index() != 0;
+    const bool is_turn = static_cast<int64_t>(staging_.is_written.size()) % num_domains == this_domain;
+    staging_.is_written.push_back(is_turn && !others_have_it && weight.updated.extent > 0 ? 1 : 0);
   };
   for (const Weight& weight : model_.weights().all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
@@ -85,18 +111,28 @@ void Engine::allocate_staging() {
 
 void Engine::initialise() {
   model_.initialise(static_cast<uint64_t>(config_.run.seed));
+  gather_values();
   ops_.fill({stopped_, 0.0});
 }
 
-StepScale Engine::step_scale() const {
-  const int64_t tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return {.num_seqs = config_.train.batch_seqs, .num_tokens = tokens, .loss = inputs_.loss_scale};
+void Engine::gather_values() { domain_.all_gather(ops_, values_); }
+
+StepScale Engine::step_scale(size_t shape) const {
+  return {.num_seqs = shapes_[shape].batch_seqs, .num_tokens = step_tokens(config_), .loss = inputs_.loss_scale};
+}
+
+void Engine::use_seq_len(int64_t seq_len) {
+  const auto shape = std::ranges::find(shapes_, seq_len, &BatchShape::seq_len);
+  NMOE_CHECK(shape != shapes_.end(), "sequences of {} tokens were not planned", seq_len);
+  shape_ = static_cast<size_t>(shape - shapes_.begin());
 }
 
 void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
                   const Documents& documents) {
   if (num_pending() == kMaxPending) take_result();
-  const Batch& batch = slot(num_enqueued_).inputs().batches[static_cast<size_t>(index)];
+  StepSlot& next = slot(num_enqueued_);
+  next.set_shape(shape_);
+  const Batch& batch = next.batches()[static_cast<size_t>(index)];
   NMOE_CHECK(static_cast<int64_t>(inputs.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
              inputs.size(), batch.num_tokens());
   fill_batch(batch, {.inputs = inputs, .targets = targets, .documents = documents}, write_);
@@ -109,6 +145,7 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   if (!ops_.counting()) optimizer_->write_rates(progress, next.inputs().rates);
   prefetch_->send(next.inputs().block.raw());
   prefetch_->take();
+  inputs_shape_ = next.shape();
 }
 
 void Engine::enqueue_begin() {
@@ -117,26 +154,25 @@ void Engine::enqueue_begin() {
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
-  for (const Batch& batch : inputs_.batches) {
-    model_.forward_backward(batch, step_scale(), activations_, losses_, inspect);
-    ops_.sum({losses_, loss_sum_});
-  }
-}
-
-void Engine::add_squares(bool of_parts) {
-  for (const Weight& weight : model_.weights().all()) {
-    if (weight.grad.defined() && weight.is_part() == of_parts) ops_.sum_of_squares({weight.grad, square_sum_});
+  for (const Batch& batch : inputs_.batches[inputs_shape_]) {
+    const Tensor losses = losses_.rows(0, batch.num_tokens());
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect);
+    ops_.sum({losses, loss_sum_});
   }
 }
 
 void Engine::enqueue_update() {
+  domain_.reduce_sum(ops_, grads_);
   rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
-  add_squares(/*of_parts=*/true);  // which are summed over the ranks with the rest
+  for (const Weight& weight : model_.weights().all()) {
+    if (!weight.spec.is_trained() || weight.updated.extent == 0) continue;
+    ops_.sum_of_squares({weight.updated_of(weight.grad), square_sum_});
+  }
   domain_.all_reduce_sum(ops_, summed_);
-  add_squares(/*of_parts=*/false);
   ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
+  gather_values();
 }
 
 void Engine::enqueue_results(bool with_routers) {
@@ -153,13 +189,14 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
     enqueue_gradients();
     enqueue_update();
   };
-  // The first step is not recorded: libraries load their kernels then, which a recording cannot hold.
-  if (warm_) {
-    if (!step_) step_ = device_.record(work);
-    step_->run();
+  // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
+  Steps& alike = steps_[inputs_shape_];
+  if (alike.warm) {
+    if (!alike.recording) alike.recording = device_.record(work);
+    alike.recording->run();
   } else {
     work();
-    warm_ = true;
+    alike.warm = true;
   }
   enqueue_results(with_routers);
 }
@@ -210,7 +247,9 @@ std::vector<RouterHealth> Engine::router_health() {
 
 NonFinite Engine::find_non_finite() {
   NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
-  device_.upload(inputs_.block, slot(num_taken_ - 1).inputs().block.raw());
+  const StepSlot& bad = slot(num_taken_ - 1);
+  device_.upload(inputs_.block, bad.inputs().block.raw());
+  inputs_shape_ = bad.shape();
   num_taken_ = num_enqueued_;
   NonFinite first;
   int64_t place = 0;
@@ -226,9 +265,9 @@ NonFinite Engine::find_non_finite() {
     }
   };
   for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
-  for (const Batch& batch : inputs_.batches) {
+  for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     model_.begin_step();
-    model_.forward_backward(batch, step_scale(), activations_, losses_,
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses_.rows(0, batch.num_tokens()),
                             [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
                               int32_t count = 0;
                               if (num_rows.defined() && first.name.empty()) {
@@ -249,8 +288,10 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
   NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
              "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
   // In the place of a step's microbatch, which the next step brings anew.
-  const Batch batch =
-      fill_batch(inputs_.batches[0], {.inputs = inputs, .targets = targets, .documents = documents}, upload_);
+  const Batch& place = inputs_.batches[0][0];
+  if (inputs_shape_ != 0) fill_positions(place, upload_);
+  inputs_shape_ = 0;
+  const Batch batch = fill_batch(place, {.inputs = inputs, .targets = targets, .documents = documents}, upload_);
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
@@ -282,7 +323,11 @@ void Engine::restore() {
   auto& weights = model_.weights().all();
   for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
-  for (size_t i = 0; i < state.size(); ++i) device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (state[i].weight->updated.extent == 0) continue;
+    device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+  }
+  gather_values();
   ops_.fill({stopped_, 0.0});
   wait();  // what is staged may be overwritten next
 }
@@ -297,24 +342,35 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<cuda::Part>& part) {
-  const std::vector<int32_t> ids(static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len));
-  std::vector<float> losses(ids.size());
-  Documents documents;
-  if (config.data.mask_documents) {
-    find_documents(ids, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/-1, documents);
-  }
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<cuda::Part>& part,
+                                std::span<const int64_t> seq_lens) {
+  const std::vector<BatchShape> shapes = batch_shapes(config, seq_lens);
   if (in_domain == 0) in_domain = config.parallel.ranks;
-  const auto ranks = make_unmet_ranks(config.parallel.ranks, in_domain);
   DeviceOptions options = device_options(config.run, in_domain);
   options.part = part;
-  return plan_storage(options, [&](Storage& storage) {
-    Engine engine(config, {storage.device(), *ranks}, storage);
-    for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-    engine.step({.steps = 1, .tokens = 1}, 1);
-    engine.evaluate(ids, ids, losses, documents);
-    engine.stage();
-  });
+  // Ranks differ in how much they update: each has room for what the one with most of it needs.
+  StoragePlan plan;
+  for (int64_t rank = 0; rank < in_domain; ++rank) {
+    const auto ranks = make_unmet_ranks(rank, config.parallel.ranks, in_domain);
+    plan = plan.max(plan_storage(options, [&](Storage& storage) {
+      Engine engine(config, {storage.device(), *ranks}, storage, seq_lens);
+      for (auto shape = shapes.rbegin(); shape != shapes.rend(); ++shape) {
+        const std::vector<int32_t> ids(static_cast<size_t>(shape->microbatch_tokens()));
+        Documents documents;
+        if (config.data.mask_documents) {
+          find_documents(ids, shape->microbatch_seqs, shape->seq_len, /*eos_id=*/-1, documents);
+        }
+        engine.use_seq_len(shape->seq_len);
+        for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
+        engine.step({.steps = 1, .tokens = 1}, 1);
+        if (shape->seq_len != config.data.seq_len) continue;
+        std::vector<float> losses(ids.size());
+        engine.evaluate(ids, ids, losses, documents);
+      }
+      engine.stage();
+    }));
+  }
+  return plan;
 }
 
 }  // namespace nmoe

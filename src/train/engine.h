@@ -7,9 +7,9 @@
 // is computed, the inputs of the next are on their way.
 //
 // Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
-// of all other weights, whose gradients are summed over the ranks (parallel/domain.h) before any weight moves; so are
-// losses and what routers did. So all ranks move their copies alike. They make the same calls: whatever runs the model
-// needs the experts of all.
+// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), and
+// the new values go to all. Losses, the gradients' norm and what routers did are summed for every rank before any
+// weight moves. They make the same calls: whatever runs the model needs the experts of all.
 //
 // T tokens of a microbatch.
 //
@@ -39,7 +39,7 @@ namespace nmoe {
 struct StateTensors {
   std::vector<NamedPart> model;
   std::vector<NamedPart> optimizer;
-  // Of both, one after the other: not 0 where this rank writes it. What every rank has, one writes.
+  // Of both, one after the other: not 0 where this rank writes it. What several have, one writes.
   std::vector<uint8_t> is_written;
 };
 
@@ -53,8 +53,9 @@ struct NonFinite {
 class Engine {
  public:
   // On `storage`, which outlives the engine and is of the rank's device. config.model.vocab_size must be resolved;
-  // `config` is copied.
-  Engine(const Config& config, const Rank& rank, Storage& storage);
+  // `config` is copied. `seq_lens`: the lengths that sequences of a step may have (sequence_lengths()); empty:
+  // data.seq_len alone.
+  Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens = {});
 
   void initialise();
 
@@ -63,14 +64,18 @@ class Engine {
   // oldest is waited for and dropped. NOTE: with three of super's graphs in its queue the driver holds up the launch.
   static constexpr int64_t kMaxPending = 2;
 
-  int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches.size()); }
-  // Microbatch `index` of the next step: host arrays of microbatch_seqs * seq_len ids. `documents` are those of the
-  // inputs where data.mask_documents is set, else empty; so everywhere below.
+  // From the next step on, before it is loaded: sequences have `seq_len` tokens, one of the engine's seq_lens; at first
+  // data.seq_len.
+  void use_seq_len(int64_t seq_len);
+  int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches[shape_].size()); }
+  // Microbatch `index` of the next step: host arrays of as many ids as its shape (train/batch_shape.h) says.
+  // `documents` are those of the inputs where data.mask_documents is set, else empty; so everywhere below.
   void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
             const Documents& documents = {});
   // Forward, backward, clipping, weights and router biases, over what was loaded since the last step; `progress` is
   // where it ends. `num_targets`: targets with a loss in all of it, on all ranks; the loss is their mean. Enqueued as
-  // one recording, made at the second call: it waits for nothing. `with_routers`: the result is to have their health.
+  // one recording for each length of sequences, made at its second step: it waits for nothing. `with_routers`: the
+  // result is to have their health.
   //
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
@@ -88,8 +93,8 @@ class Engine {
   // taken last are run again. Before anything is loaded after that; pending steps are lost.
   NonFinite find_non_finite();
 
-  // Token losses in nats of up to microbatch_seqs sequences; targets < 0 give 0. `predictions`, unless empty, become
-  // the likeliest next tokens, at every position.
+  // Token losses in nats of up to train.microbatch_seqs sequences of data.seq_len; targets < 0 give 0. `predictions`,
+  // unless empty, become the likeliest next tokens, at every position.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
 
@@ -113,15 +118,20 @@ class Engine {
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
   const StepSlot& slot(int64_t step) const { return slots_[static_cast<size_t>(step % kMaxPending)]; }
+  // Steps of one shape.
+  struct Steps {
+    bool warm = false;  // one was run
+    std::unique_ptr<Recording> recording;
+  };
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
   void enqueue_begin();
   void enqueue_gradients(const Inspector& inspect = {});
   void enqueue_update();
   void enqueue_results(bool with_routers);
   void wait();  // for all that is enqueued
-  StepScale step_scale() const;
+  StepScale step_scale(size_t shape) const;
   void allocate_staging();
-  void add_squares(bool of_parts);
+  void gather_values();  // of the weights that every rank has, from those that updated them
 
   Config config_;
   Rank rank_;
@@ -129,10 +139,13 @@ class Engine {
   Device& device_;
   Ops& ops_;
   Arena& activations_;
-  PutIds upload_, write_;  // to the device, to the host's side
+  std::vector<BatchShape> shapes_;  // that steps may have
+  PutIds upload_, write_;           // to the device, to the host's side
   Domain domain_;
   Model model_;
-  StepInputs inputs_;  // of the step that is computed
+  StepInputs inputs_;        // of the step that is computed
+  size_t shape_ = 0;         // of the next step
+  size_t inputs_shape_ = 0;  // of what inputs_ holds
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<StepSlot> slots_;  // kMaxPending; a step's is the one of its number
   int64_t num_enqueued_ = 0;     // steps
@@ -145,21 +158,23 @@ class Engine {
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32
-  std::vector<Tensor> summed_;          // what a step sums over ranks
-  std::vector<Tensor> summed_across_;   // and over domains, before that
-  bool warm_ = false;                   // a step was run
+  std::vector<Domain::Part> grads_;     // of the weights that every rank has; this one's parts of them
+  std::vector<Domain::Part> values_;    // and of their values
+  std::vector<Tensor> summed_across_;   // what a step sums over domains, of this rank's parts
+  std::vector<Tensor> summed_;          // and then over the ranks of a domain, for all of them
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
   std::unique_ptr<Prefetch> prefetch_;  // of inputs_
-  std::unique_ptr<Recording> step_;     // last: it uses all of the above
+  std::vector<Steps> steps_;            // by shape; last: recordings use all of the above
 };
 
 // The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
-// What one whole step, a validation and a checkpoint's staging use on each of config.parallel.ranks ranks, of which
-// `in_domain` share the experts; 0: all. `part`: of a rank on that part, which need not be here; run.device is "cuda".
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0,
-                                const std::optional<cuda::Part>& part = {});
+// What one whole step of each length, a validation and a checkpoint's staging use on each of config.parallel.ranks
+// ranks, of which `in_domain` share the experts; 0: all. `part`: of a rank on that part, which need not be here;
+// run.device is "cuda". `seq_lens` as for an engine.
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
+                                std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe

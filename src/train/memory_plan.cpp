@@ -68,16 +68,15 @@ int64_t process_bytes(const Config& config, int64_t ranks) {
 
 }  // namespace
 
-ModelCost cost_of(const Config& config) { return model_cost(config.model, config.data.seq_len); }
-
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part) {
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part,
+                       std::span<const int64_t> seq_lens) {
   Config rehearsed = config;
   if (part) rehearsed.run = {.device = "cpu", .threads = config.run.threads};
   const int64_t process = process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
-  plan.storage = plan_engine_storage(config, ranks, part);
+  plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   if (part) plan.part = part->name;
-  plan.cost = cost_of(config);
+  plan.cost = model_cost(config.model);
   DeviceOptions options = device_options(config.run, ranks);
   options.part = part;
   const auto device = make_device(options);
@@ -126,9 +125,10 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
-  text += fmt::format("  {} parameters, {} active for a token; {}FLOP per token (training, {} positions)\n",
+  text += fmt::format("  {} parameters, {} active for a token; {}FLOP per token (training, {} positions{})\n",
                       human_count(parameters), human_count(static_cast<double>(plan.cost.active_parameters)),
-                      human_count(plan.cost.flops_per_token), config.data.seq_len);
+                      human_count(plan.cost.flops_per_token(config.data.seq_len)), config.data.seq_len,
+                      config.data.mask_documents ? "; fewer in shorter documents" : "");
   return text;
 }
 

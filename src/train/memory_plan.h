@@ -35,12 +35,10 @@ struct MemoryPlan {
 // process itself is what this process really holds. `ranks`: of parallel.ranks, those that this process will drive.
 //
 // `part`: plans for that part instead, from any machine; run.device is "cuda". What CUDA and its libraries take is
-// then as it was measured once.
+// then as it was measured once. `seq_lens`: the lengths of the run's sequences (sequence_lengths()); empty:
+// data.seq_len alone.
 MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
-                       const std::optional<cuda::Part>& part = {});
-
-// Parameters and FLOPs of `config` (vocab_size resolved).
-ModelCost cost_of(const Config& config);
+                       const std::optional<cuda::Part>& part = {}, std::span<const int64_t> seq_lens = {});
 
 // A table with parameters and FLOPs per token below it.
 std::string print_plan(const MemoryPlan& plan, const Config& config);

@@ -6,6 +6,7 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/load.h"
+#include "train/batch_shape.h"
 #include "train/router_report.h"
 #include "train/trainer.h"
 
@@ -17,10 +18,9 @@ constexpr auto kRetryAfter = std::chrono::seconds(60);
 }  // namespace
 
 Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id,
-                   int64_t step, const std::string& commit, double flops_per_token)
+                   int64_t step, const std::string& commit)
     : config_(config),
       optimizer_(optimizer),
-      flops_per_token_(flops_per_token),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
       runs_path_(fs::path(config.run.dir) / "experiments.db"),
       line_("train", "step", config.train.steps, step) {
@@ -67,8 +67,7 @@ void Recorder::keep_row(const std::function<void()>& action) {
 }
 
 double Recorder::tokens_per_s(const StepReport& report) const {
-  const int64_t step_tokens = config_.train.batch_seqs * config_.data.seq_len;
-  return static_cast<double>(report.steps * step_tokens) / report.seconds;
+  return static_cast<double>(report.steps * step_tokens(config_)) / report.seconds;
 }
 
 void Recorder::show(const StepReport& report, bool milestone) {
@@ -86,6 +85,7 @@ void Recorder::record(const StepReport& report) {
   put("train/bpb", report.bits_per_byte);
   put("train/grad_norm", report.result.grad_norm);
   put("train/tokens_seen", static_cast<double>(report.progress.tokens));
+  put("train/flops", report.total_flops);
 
   const auto put_rate = [&](std::string_view tag, WeightGroup group) {
     put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
@@ -101,8 +101,8 @@ void Recorder::record(const StepReport& report) {
   const double rate = tokens_per_s(report);
   put("throughput/tokens_per_s", rate);
   put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
-  put("efficiency/tflops", rate * flops_per_token_ / 1e12);
-  put("efficiency/mfu", rate * flops_per_token_ / peak_flops_);
+  put("efficiency/tflops", report.flops / report.seconds / 1e12);
+  put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
   put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_routers(routers, put);
   if (Clock::now() >= row_retry_) {

@@ -42,8 +42,10 @@ struct StepReport {
   Progress progress;
   StepResult result;
   double bits_per_byte = 0.0;
-  double seconds = 0.0;  // of the steps since the last report
-  int64_t steps = 0;     // how many those are
+  double seconds = 0.0;      // of the steps since the last report
+  int64_t steps = 0;         // how many those are
+  double flops = 0.0;        // what they took (model/cost.h), of all ranks
+  double total_flops = 0.0;  // of the whole run so far
 };
 
 class Recorder {
@@ -52,7 +54,7 @@ class Recorder {
   // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
   // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
   Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id, int64_t step,
-           const std::string& commit, double flops_per_token);
+           const std::string& commit);
 
   const std::string& run_id() const { return run_id_; }
 
@@ -75,7 +77,6 @@ class Recorder {
 
   const Config& config_;
   const Optimizer& optimizer_;
-  double flops_per_token_;
   double peak_flops_;  // of all ranks
   std::filesystem::path runs_path_;
   RunInfo info_;

@@ -83,6 +83,7 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
   checkpoint_ = reader.path();
   resumes_ = true;
   progress_ = {.steps = info.step, .tokens = info.tokens};
+  if (info.flops >= 0.0) flops_ = info.flops;
   cursor_ = info.cursor;
   run_id_ = info.run_id;
   carried_ = reader.carried();

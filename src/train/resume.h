@@ -32,7 +32,9 @@ class TrainingStart {
                 bool resume);
 
   bool resumes() const { return resumes_; }
-  const Progress& progress() const { return progress_; }                 // nothing unless it resumes
+  const Progress& progress() const { return progress_; }  // nothing unless it resumes
+  // What that took; nothing where the checkpoint does not tell.
+  const std::optional<double>& flops() const { return flops_; }
   const std::optional<StreamCursor>& cursor() const { return cursor_; }  // of the data plan; same
   const std::string& run_id() const { return run_id_; }                  // "" unless it resumes: a new run
   const fs::path& checkpoint() const { return checkpoint_; }             // empty: new weights
@@ -51,6 +53,7 @@ class TrainingStart {
   fs::path checkpoint_;  // not kept open: pruning it is to give its space back
   bool resumes_ = false;
   Progress progress_;
+  std::optional<double> flops_;
   std::optional<StreamCursor> cursor_;
   std::string run_id_;
   std::vector<CarriedFile> carried_;

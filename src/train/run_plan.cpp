@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "model/spec.h"
+#include "train/batch_shape.h"
 #include "train/trainer.h"
 
 namespace nmoe {
@@ -88,20 +89,30 @@ int64_t checkpoint_bytes(const Config& config) {
   return kValueBytes * values;
 }
 
-int64_t step_tokens(const Config& config) { return config.train.batch_seqs * config.data.seq_len; }
+double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* plan) {
+  int64_t left = config.train.steps * step_tokens(config);
+  if (plan == nullptr) return static_cast<double>(left) * cost.flops_per_token(config.data.seq_len);
+  double flops = 0.0;
+  for (const PlannedStage& stage : plan->stages) {
+    const int64_t tokens = std::min(left, stage.num_sequences * stage.seq_len);
+    flops += static_cast<double>(tokens) * cost.flops_per_token(stage.seq_len);
+    left -= tokens;
+  }
+  return flops;
+}
 
-std::string print_run_plan(const Config& config, const ModelCost& cost, double peak_flops) {
+std::string print_run_plan(const Config& config, double flops, double peak_flops) {
   constexpr double kShare = 0.4;  // of the peak: what large models reach here (README)
   std::string text;
   if (config.train.steps > 0) {
     const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
-    text += fmt::format("  {} steps of {} tokens: {} tokens, {}FLOP\n", config.train.steps, step_tokens(config),
-                        human_count(tokens), human_count(tokens * cost.flops_per_token));
+    const char* most = config.data.mask_documents ? "at most " : "";  // as if every sequence were one document
+    text += fmt::format("  {} steps of {} tokens: {} tokens, {}{}FLOP\n", config.train.steps, step_tokens(config),
+                        human_count(tokens), most, human_count(flops));
     if (peak_flops > 0.0) {
-      const double flops = peak_flops * static_cast<double>(config.parallel.ranks);
-      text +=
-          fmt::format("  {:.3g} hours at {:.0f} % of {}FLOP/s\n",
-                      tokens * cost.flops_per_token / (kShare * flops) / 3600.0, 100.0 * kShare, human_count(flops));
+      const double peak = peak_flops * static_cast<double>(config.parallel.ranks);
+      text += fmt::format("  {}{:.3g} hours at {:.0f} % of {}FLOP/s\n", most, flops / (kShare * peak) / 3600.0,
+                          100.0 * kShare, human_count(peak));
     }
   }
   return text + fmt::format("  {}\n  {}\n", describe_schedule(config), describe_checkpoints(config));

@@ -7,22 +7,30 @@
 
 namespace nmoe {
 
-StepInputs allocate_step_inputs(const Config& config, int64_t num_ranks, Arena& arena) {
+StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena) {
   StepInputs inputs;
   const int64_t begin = arena.mark();
-  const int64_t num_seqs = config.train.microbatch_seqs, T = num_seqs * config.data.seq_len;
-  const bool documents = config.data.mask_documents;
-  for (int64_t i = 0; i < config.train.batch_seqs / (num_ranks * num_seqs); ++i) {
-    inputs.batches.push_back({.num_seqs = num_seqs,
-                              .seq_len = config.data.seq_len,
-                              .tokens = arena.allocate(DType::kI32, {T}),
-                              .targets = arena.allocate(DType::kI32, {T}),
-                              .positions = arena.allocate(DType::kI32, {T}),
-                              .cu_seqlens = documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
-  }
   inputs.loss_scale = arena.allocate(DType::kF64, {1});
   inputs.rates = Optimizer::allocate_rates(arena);
-  inputs.block = Tensor(inputs.batches[0].tokens.raw(), DType::kU8, {arena.mark() - begin});
+  const int64_t batches = arena.mark();
+  int64_t end = batches;
+  for (const BatchShape& shape : shapes) {
+    arena.rewind(batches);
+    const int64_t T = shape.microbatch_tokens();
+    std::vector<Batch>& microbatches = inputs.batches.emplace_back();
+    for (int64_t i = 0; i < shape.num_microbatches(config.parallel.ranks); ++i) {
+      microbatches.push_back(
+          {.num_seqs = shape.microbatch_seqs,
+           .seq_len = shape.seq_len,
+           .tokens = arena.allocate(DType::kI32, {T}),
+           .targets = arena.allocate(DType::kI32, {T}),
+           .positions = arena.allocate(DType::kI32, {T}),
+           .cu_seqlens = config.data.mask_documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
+    }
+    end = std::max(end, arena.mark());
+  }
+  if (arena.mark() < end) arena.allocate(DType::kU8, {end - arena.mark()});
+  inputs.block = Tensor(inputs.loss_scale.raw(), DType::kU8, {end - begin});
   return inputs;
 }
 
@@ -62,10 +70,11 @@ void fill_positions(const Batch& batch, const PutIds& put) {
   put(batch.positions, positions);
 }
 
-StepSlot::StepSlot(const Config& config, const Model& model, const Rank& rank, Arena& arena)
+StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
+                   Arena& arena)
     : device_(rank.device),
-      inputs_(allocate_step_inputs(config, rank.count(), arena)),
-      num_tokens_(static_cast<double>(config.train.batch_seqs * config.data.seq_len)),
+      inputs_(allocate_step_inputs(config, shapes, arena)),
+      num_tokens_(static_cast<double>(step_tokens(config))),
       sums_(arena.allocate(DType::kF64, {2})),
       done_(rank.device.make_event(Lane::kCompute)) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
@@ -76,6 +85,22 @@ StepSlot::StepSlot(const Config& config, const Model& model, const Rank& rank, A
     router.stats.entropy = like(moe->stats().entropy);
     router.bias = like(moe->router_bias().value);
     routers_.push_back(router);
+  }
+  fill_positions();
+}
+
+void StepSlot::set_shape(size_t shape) {
+  if (shape == shape_) return;
+  shape_ = shape;
+  fill_positions();
+}
+
+void StepSlot::fill_positions() {
+  if (device_.counting()) return;
+  for (const Batch& batch : batches()) {
+    nmoe::fill_positions(batch, [](Tensor destination, std::span<const int32_t> ids) {
+      std::ranges::copy(ids, destination.data<int32_t>());
+    });
   }
 }
 

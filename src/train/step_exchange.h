@@ -16,19 +16,22 @@
 #include "model/model.h"
 #include "parallel/rank.h"
 #include "tensor/arena.h"
+#include "train/batch_shape.h"
 
 namespace nmoe {
 
 // Everything that a step reads and that is another at the next: one block, so that one copy brings it.
 struct StepInputs {
-  std::vector<Batch> batches;  // the rank's microbatches; cu_seqlens for as many documents as tokens
-  Tensor loss_scale;           // [1] f64: 1 / (targets with a loss in the step, on all ranks)
-  Tensor rates;                // optim/optimizer.h
-  Tensor block;                // all of the above, [bytes] u8
+  // By shape: the rank's microbatches; cu_seqlens for as many documents as tokens. A step has one shape: those of all
+  // shapes lie in the same memory.
+  std::vector<std::vector<Batch>> batches;
+  Tensor loss_scale;  // [1] f64: 1 / (targets with a loss in the step, on all ranks)
+  Tensor rates;       // optim/optimizer.h
+  Tensor block;       // all of the above, [bytes] u8
 };
 
-// Of one of `num_ranks`. The same layout in whichever arena.
-StepInputs allocate_step_inputs(const Config& config, int64_t num_ranks, Arena& arena);
+// Of one of config.parallel.ranks, for steps of each of `shapes`. The same layout in whichever arena.
+StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena);
 
 // A microbatch's host arrays, of at most as many tokens as a Batch has room for. `documents` are those of the inputs
 // where data.mask_documents is set, else empty.
@@ -41,7 +44,7 @@ using PutIds = std::function<void(Tensor destination, std::span<const int32_t> i
 
 // `batch` with its first rows filled through `put`, as that many sequences.
 Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put);
-// The positions of sequences that are one document each.
+// The positions of sequences that are one document each, which fill_batch() leaves as they are.
 void fill_positions(const Batch& batch, const PutIds& put);
 
 // A router's behaviour over one step, on all ranks.
@@ -64,9 +67,14 @@ struct StepResult {
 // The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
-  StepSlot(const Config& config, const Model& model, const Rank& rank, Arena& arena);
+  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
+           Arena& arena);
 
   const StepInputs& inputs() const { return inputs_; }
+  // Its step's: the number of one of `shapes`, the first until it is set.
+  size_t shape() const { return shape_; }
+  void set_shape(size_t shape);
+  const std::vector<Batch>& batches() const { return inputs_.batches[shape_]; }
   void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
 
   // Enqueues the copies of what the step left on the device; sums [2] f64: of token losses, of squares of gradients.
@@ -81,8 +89,11 @@ class StepSlot {
     Tensor bias;  // [E] stat
   };
 
+  void fill_positions();
+
   Device& device_;
   StepInputs inputs_;
+  size_t shape_ = 0;
   double num_tokens_;
   double num_targets_ = 1.0;
   Tensor sums_;                  // [2] f64

@@ -63,6 +63,7 @@ struct TrainingRun {
   TrainOptions options;
   TrainingData data;
   Config config;
+  std::vector<int64_t> seq_lens;
   MemoryPlan memory;
   StreamPlan stream;
   std::vector<ValidSplit> valid_splits;
@@ -86,13 +87,16 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     : options(chosen),
       data(open_training_data(raw)),
       config(resolve_vocab_size(raw, *data.tokenizer)),
-      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks))),
+      seq_lens(data.sequence_lengths(config)),
+      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks),
+                         /*part=*/{}, seq_lens)),
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
   if (launch.process == 0) {
-    say("{}{}", print_plan(memory, config), print_run_plan(config, memory.cost, memory.device_flops));
+    say("{}{}", print_plan(memory, config),
+        print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
     if (data.mixture) say("{}", print_stream_plan(stream));
     say("{}", note_on_validation(data));
   }
@@ -118,9 +122,8 @@ class Trainer {
             RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
                              run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
-        engine_(config_, rank_, memory_->storage),
-        batches_(config_, run.data, run.stream,
-                 rank_slice(config_.train.batch_seqs, communicator.index(), communicator.count())),
+        engine_(config_, rank_, memory_->storage, run.seq_lens),
+        batches_(config_, run.data, run.stream, communicator.index()),
         cursor_(batches_.cursor()),
         balance_(config_),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
@@ -134,6 +137,7 @@ class Trainer {
     StreamCursor cursor;  // same
     int64_t targets = 0;  // with a loss, of all ranks
     int64_t bytes = 0;    // of text in them
+    double flops = 0.0;   // of the whole run, where it ends
     bool log = false;
     bool save = false;  // behind it, since it is time
   };
@@ -157,8 +161,6 @@ class Trainer {
   void warn_of_lost(const std::optional<Error>& error);
   void save_after_failure();
   void complete();
-  int64_t batch_tokens() const { return config_.train.batch_seqs * config_.data.seq_len; }
-
   const TrainingRun& run_;
   const Config& config_;
   std::shared_ptr<RankMemory> memory_;
@@ -168,17 +170,19 @@ class Trainer {
   std::deque<Enqueued> enqueued_;
   Progress progress_;    // of steps whose results are known
   StreamCursor cursor_;  // behind them
+  double flops_ = 0.0;   // same
   int64_t saved_step_ = -1;  // of the last checkpoint that was begun and has not failed
   std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
   // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.
   bool handing_over_ = false;
-  bool can_save_ = true;  // that is, the last attempt did not fail
+  bool can_save_ = true;             // that is, the last attempt did not fail
   std::exception_ptr data_failure_;  // of this rank; all stop, save, and then it is thrown
   std::string collapse_;  // of a router that was found collapsed
   BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
+  double reported_flops_ = 0.0;
   TrainSummary summary_;
 
   std::optional<StopSignal> stop_;  // of the first rank of a process, on its main thread
@@ -215,15 +219,19 @@ void Trainer::start() {
     batches_.seek(*start.cursor());
     cursor_ = *start.cursor();
     progress_ = start.progress();
+    flops_ = start.flops()
+                 ? *start.flops()
+                 : static_cast<double>(progress_.tokens) * run_.memory.cost.flops_per_token(config_.data.seq_len);
     saved_step_ = progress_.steps;
   }
   start.apply(engine_);
   reported_steps_ = progress_.steps;
+  reported_flops_ = flops_;
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (!rank_.is_first()) return;
   carried_ = start.carried();
   recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
-                                         run_.options.commit, run_.memory.cost.flops_per_token);
+                                         run_.options.commit);
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
 
@@ -252,11 +260,13 @@ bool Trainer::enqueue_step() {
   struct Share {
     int64_t targets = 0;
     int64_t bytes = 0;
+    double flops = 0.0;
     int64_t stops = 0;
     int64_t written = 0;  // its part of a checkpoint
     int64_t saves = 0;    // rank 0's word that it is time for the next
   };
   Share mine{.targets = batches_.num_targets(),
+             .flops = batches_.flops(run_.memory.cost),
              .stops = stop_requested() || data_failure_ ? 1 : 0,
              .written = saver_.has_written() ? 1 : 0,
              .saves = save_is_due() ? 1 : 0};
@@ -267,6 +277,7 @@ bool Trainer::enqueue_step() {
   for (const Share& share : rank_.communicator.all_gather_values(mine)) {
     all.targets += share.targets;
     all.bytes += share.bytes;
+    all.flops += share.flops;
     all.stops += share.stops;
     all.written += share.written;
     all.saves += share.saves;
@@ -275,14 +286,16 @@ bool Trainer::enqueue_step() {
   if (all.stops > 0) return false;
 
   Enqueued step;
-  step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + batch_tokens()};
+  step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + step_tokens(config_)};
   step.cursor = batches_.cursor();
   step.targets = all.targets;
   step.bytes = all.bytes;
+  step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
   step.save = all.saves > 0;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   handing_over_ = true;
+  engine_.use_seq_len(batches_.shape().seq_len);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
     engine_.load(i, part.inputs, part.targets, part.documents);
@@ -301,6 +314,7 @@ void Trainer::finish_step() {
   enqueued_.pop_front();
   progress_ = step.progress;
   cursor_ = step.cursor;
+  flops_ = step.flops;
   ++summary_.steps_now;
   report(step, std::move(result));
 }
@@ -339,7 +353,9 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .result = std::move(result),
       .bits_per_byte = nats / (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step.bytes, 1))),
       .seconds = clock_.seconds() - reported_seconds_,
-      .steps = step.progress.steps - reported_steps_};
+      .steps = step.progress.steps - reported_steps_,
+      .flops = step.flops - reported_flops_,
+      .total_flops = step.flops};
   if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
   if (recorder_) {
@@ -349,6 +365,7 @@ void Trainer::report(const Enqueued& step, StepResult result) {
   }
   reported_seconds_ = clock_.seconds();
   reported_steps_ = step.progress.steps;
+  reported_flops_ = step.flops;
   if (!collapse_.empty() || !config_.train.stop_on_collapse) return;
   collapse_ = find_collapse(report.result.routers, config_.model.moe);
   if (!collapse_.empty()) collapse_ = fmt::format("step {}: {}", step.progress.steps, collapse_);
@@ -391,6 +408,7 @@ void Trainer::save() {
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
+  head.info.flops = flops_;
   head.info.cursor = cursor_;
   head.info.num_parameters = run_.memory.cost.parameters;
   if (recorder_) head.info.run_id = recorder_->run_id();
@@ -532,7 +550,7 @@ TrainSummary Trainer::run() {
   summary_.steps = progress_.steps;
   summary_.seconds = clock_.seconds();
   if (summary_.steps_now > 0) {
-    summary_.tokens_per_s = static_cast<double>(summary_.steps_now * batch_tokens()) / summary_.seconds;
+    summary_.tokens_per_s = static_cast<double>(summary_.steps_now * step_tokens(config_)) / summary_.seconds;
   }
   // Only rank 0's summary is used; it may be pruning what another would list.
   if (rank_.is_first()) summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());

@@ -3,6 +3,7 @@
 #include "base/files.h"
 #include "base/sha256.h"
 #include "data/stream/order.h"
+#include "train/batch_shape.h"
 
 namespace nmoe {
 namespace {
@@ -64,6 +65,10 @@ std::vector<const TokenDataset*> TrainingData::train_sets() const {
   return sets;
 }
 
+std::vector<int64_t> TrainingData::sequence_lengths(const Config& config) const {
+  return nmoe::sequence_lengths(config, mixture ? &*mixture : nullptr);
+}
+
 bool has_training_data(const Config& config) {
   const std::string& place = config.data.mixture.empty() ? config.data.path : config.data.mixture;
   return !place.empty() && fs::exists(place);
@@ -99,8 +104,9 @@ StreamPlan plan_training_data(const Config& config, const TrainingData& data, in
   std::vector<SourceFacts> facts;
   for (const DataSource& source : data.sources) facts.push_back(source.facts());
   const int64_t tokens = profile_tokens(*data.mixture, config.data.profile, active_parameters);
-  StreamPlan plan = make_stream_plan(*data.mixture, facts, config.data.seq_len, tokens);
-  const int64_t steps = plan.num_sequences() / config.train.batch_seqs;
+  data.sequence_lengths(config);  // which may be impossible
+  StreamPlan plan = make_stream_plan(*data.mixture, facts, config.data.seq_len, tokens, step_tokens(config));
+  const int64_t steps = plan_steps(config, plan);
   if (steps < std::max<int64_t>(1, config.train.steps)) {
     throw usage_error(
         fmt::format("train.steps = {}, but the plan's {} sequences make {} steps of train.batch_seqs = {}",
@@ -131,8 +137,10 @@ std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan) {
   return sha.finish();
 }
 
+int64_t plan_steps(const Config& config, const StreamPlan& plan) { return plan.num_tokens() / step_tokens(config); }
+
 Config resolve_steps(Config config, const StreamPlan& plan) {
-  if (config.train.steps == 0) config.train.steps = plan.num_sequences() / config.train.batch_seqs;
+  if (config.train.steps == 0) config.train.steps = plan_steps(config, plan);
   return config;
 }
 

@@ -31,6 +31,8 @@ struct TrainingData {
   // What reading takes of the host's memory: mapped files, and the orders of every rank (data/stream/order.h).
   int64_t host_bytes(const Config& config) const;
   std::vector<const TokenDataset*> train_sets() const;
+  // Of the run's sequences (train/batch_shape.h).
+  std::vector<int64_t> sequence_lengths(const Config& config) const;
 };
 
 // Whether data.path or data.mixture names a corpus that is there.
@@ -41,7 +43,7 @@ bool has_training_data(const Config& config);
 TrainingData open_training_data(const Config& config);
 
 // How much of which source a run reads. `active_parameters` scales profiles that say tokens_per_active_parameter.
-// Errors: make_stream_plan; and (usage) when train.steps asks for more than the plan has.
+// Errors: sequence_lengths, make_stream_plan; and (usage) when train.steps asks for more than the plan has.
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);
 
 // A line that says which sources have no validation split, and how they get one; "" when all have.
@@ -50,6 +52,9 @@ std::string note_on_validation(const TrainingData& data);
 // SHA-256 over the tokenizer and the plan, and through it over the training shards and their masks: changes when any
 // token to train on, whether it is learned, or its place in the stream, changes.
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan);
+
+// Whole steps of the plan.
+int64_t plan_steps(const Config& config, const StreamPlan& plan);
 
 // The configuration with train.steps filled in from the plan where it is 0.
 Config resolve_steps(Config config, const StreamPlan& plan);

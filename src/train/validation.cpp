@@ -52,7 +52,7 @@ ValidationResult validate_range(Engine& engine, const SequenceReader& split, con
     refs.clear();
     for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
     const size_t size = static_cast<size_t>(count) * seq_len;
-    split.read(refs, std::span(inputs).first(size), std::span(targets).first(size));
+    split.read(refs, split.seq_len(), std::span(inputs).first(size), std::span(targets).first(size));
   };
   if (has_mask && range.begin > 0) {
     read(range.begin - 1, 1);

@@ -59,6 +59,47 @@ TEST_F(MixtureTest, ResumesInEveryStage) {
                "the data of profile dev of mixture.toml is not what", "restore");
 }
 
+// The last stage in sequences four times as long: the same tokens a step, stopped and resumed on both sides of the
+// border.
+TEST_F(MixtureTest, ALongContextStage) {
+  std::string mixture(kMixture);
+  const std::string stage = "[stages.mid]\n";
+  const auto with_length = [&](int64_t seq_len) {
+    std::string changed = mixture;
+    write("mixture.toml",
+          changed.replace(changed.find(stage), stage.size(), fmt::format("{}seq_len = {}\n", stage, seq_len)));
+  };
+  const auto error = [&](int64_t seq_len, const std::vector<std::string>& settings, const char* what,
+                         const char* remedy) {
+    with_length(seq_len);
+    expect_error(n(train(settings)), 2, fmt::format("mixture.toml: [stages.mid] has seq_len = {}{}", seq_len, what),
+                 remedy);
+    EXPECT_FALSE(fs::exists(dir_ / "runs"));
+  };
+  error(48, {}, ", which does not divide the 128 tokens of a step", "choose a divisor");
+  error(64, {}, ", longer than the model is meant for: model.max_positions = 0 (data.seq_len, 16)",
+        "set model.max_positions = 64");
+  error(64, {"parallel.ranks=4", "train.microbatch_seqs=2", "model.moe.num_experts=8"},
+        ": the 2 such sequences of a step cannot be shared by 4 ranks", "raise train.batch_seqs");
+
+  with_length(64);
+  const std::string positions = "model.max_positions=64";
+  const std::string plan = output({"data", "plan", "tiny.toml", "--set", "train.steps=0", "--set", positions});
+  EXPECT_TRUE(
+      contains(plan, "mid          short                     256            4  50.00 %    0.800  of 64 tokens\n"))
+      << plan;
+  EXPECT_TRUE(contains(plan, "the plan has 12 steps\n")) << plan;
+  const auto settings = [&](const std::string& name, int steps) {
+    return std::vector<std::string>{positions, "parallel.ranks=2", "run.name=" + name,
+                                    fmt::format("train.steps={}", steps)};
+  };
+  output(train(settings("straight", 0)));
+  EXPECT_EQ(info("runs/checkpoints/straight", "tokens"), "1536");
+  output(train(settings("cut", 7)));
+  for (const int steps : {8, 9, 0}) output(resume(settings("cut", steps)));
+  EXPECT_EQ(weights("cut"), weights("straight"));
+}
+
 TEST_F(MixtureTest, Mistakes) {
   const auto error = [&](const std::vector<std::string>& settings, const char* what, const char* remedy) {
     expect_error(n(train(settings)), 2, what, remedy);

@@ -62,6 +62,9 @@ TEST(Mixture, ReadsAllOfIt) {
   EXPECT_EQ(mixture.stages[0].weights, (std::vector{3.0, 1.0}));  // in the order of the sources
   EXPECT_EQ(mixture.stages[1].tokens, 50'000);                    // the sum of its sources'
   EXPECT_EQ(mixture.stages[1].weights, (std::vector{30e3, 20e3}));
+  EXPECT_EQ(mixture.stages[1].seq_len, 0);  // the run's
+  const std::string longer = changed("[stages.mid.", "[stages.mid]\nseq_len = 4096\n[stages.mid.");
+  EXPECT_EQ(parse_mixture(longer, "longer.toml").stages[1].seq_len, 4096);
   ASSERT_EQ(mixture.profiles.size(), 3u);
   EXPECT_EQ(mixture.profiles[0].tokens, 100'000);
   EXPECT_EQ(mixture.profiles[1].tokens_per_active_parameter, 0.5);
@@ -73,6 +76,9 @@ TEST(Mixture, ErrorsNamePlaceAndRemedy) {
                "did you mean temperature?");
   expect_error(changed("temperature = 2", "temperature = 0"), "bad.toml:2: mixture.temperature = 0", "correct");
   expect_error(changed("max_epochs = 0", "max_epochs = -1"), "bad.toml:8: sources.code.max_epochs = -1", "correct");
+  expect_error(changed("tokens = \"1.5M\"", "tokens = 1\nseq_len = \"4k\""),
+               "bad.toml:12: stages.pretrain.seq_len = \"4k\"", "correct");
+  expect_error(changed("tokens = \"1.5M\"", "tokens = 1\nseq_len = 0"), "must be a whole number from 1", "correct");
   expect_error(changed("\"1.5M\"", "\"1.5X\""), "bad.toml:11: stages.pretrain.tokens = \"1.5X\"", "correct");
   expect_error(changed("web = 3.0", "wep = 3.0"), "names the source wep, which there is not", "did you mean web?");
   expect_error(changed("{ code = 1, web = 3.0 }", "{ code = 0, web = 0.0 }"), "no source with a weight above 0",

@@ -48,7 +48,7 @@ class StreamTest : public FolderTest {
       facts.push_back({name, datasets_.back().num_tokens(), name});
     }
     mixture.stages = {{"pretrain", 720, {6, 3, 1}}, {"mid", 480, {1, 1, 1}}, {"long", 240, {0, 1, 3}}};
-    plan_ = make_stream_plan(mixture, facts, kSeqLen, 1440);
+    plan_ = make_stream_plan(mixture, facts, kSeqLen, 1440, kBatch * kSeqLen);
   }
 
   std::vector<const TokenDataset*> sets() const {
@@ -81,7 +81,7 @@ class StreamTest : public FolderTest {
           const auto place = [&](std::span<int32_t> batch) {
             return batch.subspan(static_cast<size_t>(begin * kSeqLen), static_cast<size_t>(count * kSeqLen));
           };
-          reader.read(std::span(refs).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)),
+          reader.read(std::span(refs).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), kSeqLen,
                       place(step_inputs), place(step_targets));
         }
       }
@@ -134,6 +134,39 @@ TEST_F(StreamTest, TheStreamIsTheSameForAnyRanksBeforeAndAfterAResume) {
   }
 }
 
+// A stage with sequences of another length goes on in the text, or the order of documents, where the one before ended.
+TEST_F(StreamTest, LongerSequencesGoOnWhereShorterOnesEnded) {
+  Mixture mixture;
+  mixture.sources = {{"web", "web", 0.0}};
+  mixture.stages = {{"pretrain", 240, {1}}, {"long", 96, {1}, 12}, {"short", 48, {1}, 3}};
+  const std::vector<SourceFacts> facts = {{"web", datasets_[0].num_tokens(), "web"}};
+  const int64_t total = 384, step = 48;
+  ASSERT_GT(datasets_[0].num_tokens(), total);
+  const StreamPlan plan = make_stream_plan(mixture, facts, kSeqLen, total, step);
+  const TokenDataset* const sets[] = {&datasets_[0]};
+  for (const Shuffle shuffle : {Shuffle::kNone, Shuffle::kDocuments}) {
+    const SequenceReader reader(plan, sets, shuffle, 5);
+    const auto read = [&](const SequenceRef& ref, int64_t seq_len, std::vector<int32_t>& text) {
+      std::vector<int32_t> inputs(static_cast<size_t>(seq_len)), targets(inputs.size());
+      reader.read({&ref, 1}, seq_len, inputs, targets);
+      text.insert(text.end(), inputs.begin(), inputs.end());
+    };
+    std::vector<int32_t> text, expected;
+    StreamSchedule schedule(plan);
+    while (schedule.cursor().sequence < plan.num_sequences()) {
+      const int64_t seq_len = schedule.seq_len();
+      std::vector<SequenceRef> refs;
+      schedule.take(step / seq_len, refs);
+      for (const SequenceRef& ref : refs) read(ref, seq_len, text);
+    }
+    for (int64_t k = 0; k < total / kSeqLen; ++k) read({0, k}, kSeqLen, expected);
+    EXPECT_EQ(text, expected);
+  }
+  StreamSchedule schedule(plan);
+  std::vector<SequenceRef> refs;
+  EXPECT_THROW(schedule.take(41, refs), CheckFailure);  // of two lengths
+}
+
 // Targets that a mask leaves out have no loss; they stay as inputs.
 TEST_F(StreamTest, MaskedTokensAreNoTargets) {
   std::mt19937 random(4);
@@ -161,11 +194,11 @@ TEST_F(StreamTest, MaskedTokensAreNoTargets) {
   const TokenDataset* const sets[] = {&masked};
   for (const Shuffle shuffle : {Shuffle::kNone, Shuffle::kWindows, Shuffle::kDocuments}) {
     const SequenceReader reader(plan, sets, shuffle, 5);
-    const SourceOrder order(masked, kSeqLen, shuffle, 5, "masked");
+    const SourceOrder order(masked, shuffle, 5, "masked");
     std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), window(kSeqLen + 1);
-    for (int64_t k = 0; k < 2 * order.num_windows(); ++k) {
+    for (int64_t k = 0; k < 2 * order.num_windows(kSeqLen); ++k) {
       const SequenceRef ref{0, k};
-      reader.read({&ref, 1}, inputs, targets);
+      reader.read({&ref, 1}, kSeqLen, inputs, targets);
       order.read(k, window, {});
       for (size_t i = 0; i < kSeqLen; ++i) {
         EXPECT_EQ(inputs[i], window[i]);
@@ -187,7 +220,7 @@ TEST_F(StreamTest, ASplitIsReadInFileOrder) {
   std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), expected(kSeqLen + 1);
   for (int64_t window = 0; window < split.num_windows(0); ++window) {
     const SequenceRef ref{0, window};
-    split.read({&ref, 1}, inputs, targets);
+    split.read({&ref, 1}, kSeqLen, inputs, targets);
     datasets_[0].read(window * kSeqLen, expected);
     EXPECT_TRUE(std::equal(inputs.begin(), inputs.end(), expected.begin()));
     EXPECT_TRUE(std::equal(targets.begin(), targets.end(), expected.begin() + 1));

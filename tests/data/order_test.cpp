@@ -29,8 +29,8 @@ class OrderTest : public FolderTest {
 };
 
 TEST_F(OrderTest, WindowsHaveOneTokenOfLookAhead) {
-  const SourceOrder order(*dataset_, 8, Shuffle::kNone, 1, "a");
-  ASSERT_EQ(order.num_windows(), 12);
+  const SourceOrder order(*dataset_, Shuffle::kNone, 1, "a");
+  ASSERT_EQ(order.num_windows(8), 12);
   for (int64_t k = 0; k < 30; ++k) {
     const auto tokens = read(order, k, 8);
     for (int i = 0; i <= 8; ++i) EXPECT_EQ(tokens[static_cast<size_t>(i)], k % 12 * 8 + i);
@@ -39,17 +39,17 @@ TEST_F(OrderTest, WindowsHaveOneTokenOfLookAhead) {
 
 TEST_F(OrderTest, TheLastWindowMayEndAtTheLastToken) {
   const auto windows = [&](int64_t seq_len) {
-    return SourceOrder(*dataset_, seq_len, Shuffle::kNone, 1, "a").num_windows();
+    return SourceOrder(*dataset_, Shuffle::kNone, 1, "a").num_windows(seq_len);
   };
   EXPECT_EQ(windows(102), 1);
   EXPECT_EQ(windows(17), 6);
   EXPECT_EQ(windows(1), 102);
-  EXPECT_EQ(read(SourceOrder(*dataset_, 102, Shuffle::kNone, 1, "a"), 0, 102).back(), 102);
+  EXPECT_EQ(read(SourceOrder(*dataset_, Shuffle::kNone, 1, "a"), 0, 102).back(), 102);
   expect_error(ErrorKind::kRuntime, "103 tokens; one sequence and its look-ahead need 104", [&] { windows(103); });
 }
 
 TEST_F(OrderTest, EachEpochHasEveryWindowOnceInItsOwnOrder) {
-  const SourceOrder order(*dataset_, 8, Shuffle::kWindows, 42, "a");
+  const SourceOrder order(*dataset_, Shuffle::kWindows, 42, "a");
   const auto epoch_of = [](const SourceOrder& o, int64_t epoch) {
     std::vector<int32_t> firsts;
     for (int64_t k = 0; k < 12; ++k) firsts.push_back(read(o, epoch * 12 + k, 8)[0]);
@@ -63,8 +63,8 @@ TEST_F(OrderTest, EachEpochHasEveryWindowOnceInItsOwnOrder) {
     for (int32_t window = 0; window < 12; ++window) EXPECT_EQ(firsts[static_cast<size_t>(window)], window * 8);
   }
   EXPECT_EQ(orders.size(), 5u);
-  EXPECT_NE(epoch_of(SourceOrder(*dataset_, 8, Shuffle::kWindows, 43, "a"), 0), epoch_of(order, 0));
-  EXPECT_NE(epoch_of(SourceOrder(*dataset_, 8, Shuffle::kWindows, 42, "b"), 0), epoch_of(order, 0));
+  EXPECT_NE(epoch_of(SourceOrder(*dataset_, Shuffle::kWindows, 43, "a"), 0), epoch_of(order, 0));
+  EXPECT_NE(epoch_of(SourceOrder(*dataset_, Shuffle::kWindows, 42, "b"), 0), epoch_of(order, 0));
 }
 
 // 3,000 documents of 1 to 7 tokens over several shards: an epoch is a permutation of them, whole.
@@ -82,14 +82,14 @@ TEST_F(OrderTest, DocumentsArePermutedWhole) {
   const TokenDataset dataset(dir_ / "docs");
   ASSERT_GT(dataset.manifest().num_shards, 2);
   constexpr int64_t kLength = 16;
-  const SourceOrder order(dataset, kLength, Shuffle::kDocuments, 9, "d");
-  EXPECT_EQ(order.num_windows(), (dataset.num_tokens() - 1) / kLength);
+  const SourceOrder order(dataset, Shuffle::kDocuments, 9, "d");
+  EXPECT_EQ(order.num_windows(kLength), (dataset.num_tokens() - 1) / kLength);
 
   std::vector<std::vector<int32_t>> epochs;
   for (int64_t epoch = 0; epoch < 3; ++epoch) {
-    std::vector<int32_t> stream = {read(order, epoch * order.num_windows(), kLength)[0]};
-    for (int64_t w = 0; w < order.num_windows(); ++w) {
-      const auto tokens = read(order, epoch * order.num_windows() + w, kLength);
+    std::vector<int32_t> stream = {read(order, epoch * order.num_windows(kLength), kLength)[0]};
+    for (int64_t w = 0; w < order.num_windows(kLength); ++w) {
+      const auto tokens = read(order, epoch * order.num_windows(kLength) + w, kLength);
       ASSERT_EQ(tokens.front(), stream.back());  // the look-ahead is the next window's first token
       stream.insert(stream.end(), tokens.begin() + 1, tokens.end());
     }
@@ -111,10 +111,10 @@ TEST_F(OrderTest, DocumentsArePermutedWhole) {
   EXPECT_NE(epochs[0], epochs[1]);
   EXPECT_NE(epochs[1], epochs[2]);
   // Random access gives the same: backwards, across epochs.
-  for (int64_t k = 3 * order.num_windows() - 1; k >= 0; k -= 97) {
+  for (int64_t k = 3 * order.num_windows(kLength) - 1; k >= 0; k -= 97) {
     const auto tokens = read(order, k, kLength);
-    const auto& stream = epochs[static_cast<size_t>(k / order.num_windows())];
-    const auto begin = stream.begin() + k % order.num_windows() * kLength;
+    const auto& stream = epochs[static_cast<size_t>(k / order.num_windows(kLength))];
+    const auto begin = stream.begin() + k % order.num_windows(kLength) * kLength;
     EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), begin)) << k;
   }
 }
@@ -125,18 +125,18 @@ TEST_F(OrderTest, PositionsAreFoundWhileReading) {
   constexpr int64_t kDocuments = 2'200'000, kLength = 64;
   write_split(dir_ / "docs", std::vector<std::vector<int32_t>>(kDocuments, {7}), 9, 1'000'000);
   const TokenDataset dataset(dir_ / "docs");
-  const SourceOrder order(dataset, kLength, Shuffle::kDocuments, 3, "d");
+  const SourceOrder order(dataset, Shuffle::kDocuments, 3, "d");
   int64_t most = 0;
-  for (int64_t k = order.num_windows() - 100; k < order.num_windows() + 100; ++k) {
+  for (int64_t k = order.num_windows(kLength) - 100; k < order.num_windows(kLength) + 100; ++k) {
     const int64_t before = order.documents_passed();
     read(order, k, kLength);
     // The very first read is as a resumed run's.
-    if (k > order.num_windows() - 100) most = std::max(most, order.documents_passed() - before);
+    if (k > order.num_windows(kLength) - 100) most = std::max(most, order.documents_passed() - before);
   }
   EXPECT_LE(most, kLength);
   // Backwards, from mark to mark.
   const int64_t before = order.documents_passed();
-  read(order, order.num_windows() / 2, kLength);
+  read(order, order.num_windows(kLength) / 2, kLength);
   EXPECT_LE(order.documents_passed() - before, 64);
   EXPECT_EQ(SourceOrder::memory_bytes(Shuffle::kWindows), 0);
   EXPECT_LE(SourceOrder::memory_bytes(Shuffle::kDocuments), 2 << 20);
@@ -150,9 +150,9 @@ TEST_F(OrderTest, ADamagedIndexIsAnError) {
   uint64_t begin = 5;  // of the second document, which begins at 4
   const size_t header = read_file(index).size() - 3 * sizeof(DocumentSpan);
   patch(index, header + sizeof(DocumentSpan), std::string(reinterpret_cast<const char*>(&begin), sizeof(begin)));
-  SourceOrder(dataset, 4, Shuffle::kWindows, 1, "a");  // does not need it
+  SourceOrder(dataset, Shuffle::kWindows, 1, "a");  // does not need it
   expect_error(ErrorKind::kRuntime, "the document after position 4 is [5, 8) of 12",
-               [&] { SourceOrder(dataset, 4, Shuffle::kDocuments, 1, "a"); });
+               [&] { SourceOrder(dataset, Shuffle::kDocuments, 1, "a"); });
 }
 
 }  // namespace

@@ -12,11 +12,13 @@ namespace {
 StreamPlan plan_of(std::vector<std::vector<int64_t>> stage_quotas) {
   StreamPlan plan{.seq_len = 4};
   for (size_t i = 0; i < stage_quotas[0].size(); ++i) {
-    plan.sources.push_back({.name = fmt::format("s{}", i), .hash = "", .num_tokens = 1000, .num_windows = 249});
+    plan.sources.push_back({.name = fmt::format("s{}", i), .hash = "", .num_tokens = 1000});
   }
-  for (auto& quotas : stage_quotas) {
+  std::vector<int64_t> taken(plan.sources.size(), 0);
+  for (const auto& quotas : stage_quotas) {
     const int64_t total = std::accumulate(quotas.begin(), quotas.end(), int64_t{0});
-    plan.stages.push_back({.name = "stage", .num_sequences = total, .quotas = std::move(quotas), .capped = {}});
+    plan.stages.push_back({.name = "stage", .seq_len = 4, .num_sequences = total, .quotas = quotas, .first = taken});
+    for (size_t i = 0; i < taken.size(); ++i) taken[i] += quotas[i];
   }
   return plan;
 }

@@ -10,10 +10,8 @@
 #include "config/load.h"
 #include "infer/cached_model.h"
 #include "infer/recording.h"
-#include "model/model.h"
-#include "ops/factory.h"
+#include "infer/whole_logits.h"
 #include "support/errors.h"
-#include "support/tensors.h"
 #include "support/tiny_run.h"
 
 namespace nmoe {
@@ -135,30 +133,14 @@ TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
   }
 }
 
-// log p(ids[i] | ids before it), i > 0, of the model run over all of them at once, as training does.
+// log p(ids[i] | ids before it), i > 0.
 std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_t>& ids) {
-  const auto device = make_device({.num_threads = 1});
-  const auto size = static_cast<int64_t>(ids.size()), vocab = config.model.vocab_size;
-  Model model(config.model, device->ops(), size);
-  Arena values("values"), grads("grads"), state("state"), activations("activations");
-  for (Arena* arena : {&values, &state, &activations, &device->scratch(Lane::kCompute)}) {
-    arena->reserve(device->memory(), 8 << 20);
-  }
-  model.allocate(values, grads, state);
-  model.initialise(static_cast<uint64_t>(config.run.seed));
-  test::TensorPool pool(DType::kF32);
-  const Tensor tokens = pool.ints({size}, std::vector<double>(ids.begin(), ids.end()));
-  std::vector<double> positions;
-  for (int64_t i = 0; i < size; ++i) positions.push_back(static_cast<double>(i));
-  const Tensor logits = pool.zeros({size, vocab});
-  model.logits(
-      {.num_seqs = 1, .seq_len = size, .tokens = tokens, .targets = tokens, .positions = pool.ints({size}, positions)},
-      activations, logits);
+  const auto rows =
+      test::whole_logits(config, ids, [&](Model& model) { model.initialise(static_cast<uint64_t>(config.run.seed)); });
   std::vector<float> logprobs;
-  for (int64_t i = 1; i < size; ++i) {
-    const std::span<const float> row = logits[i - 1].span<float>();
-    const auto id = static_cast<size_t>(ids[static_cast<size_t>(i)]);
-    logprobs.push_back(static_cast<float>(static_cast<double>(row[id]) - log_sum_exp(row)));
+  for (size_t i = 1; i < ids.size(); ++i) {
+    const auto id = static_cast<size_t>(ids[i]);
+    logprobs.push_back(static_cast<float>(static_cast<double>(rows[i - 1][id]) - log_sum_exp(rows[i - 1])));
   }
   return logprobs;
 }
@@ -297,6 +279,11 @@ TEST(EngineTest, StopIdsEndATextWithoutBeingPartOfIt) {
   EXPECT_EQ(ended.result->stop, "");
   EXPECT_EQ(ended.result->output_tokens, before);
   EXPECT_EQ(ended.ids, std::vector<int32_t>(whole.ids.begin(), whole.ids.begin() + before));
+  // What ended it is told by itself, as likely as it was where it did not end anything.
+  EXPECT_FALSE(whole.result->end.has_value());
+  ASSERT_TRUE(ended.result->end.has_value());
+  EXPECT_EQ(ended.result->end->id, stop);
+  EXPECT_EQ(ended.result->end->logprob, whole.tokens[static_cast<size_t>(before)].logprob);
 }
 
 TEST(EngineTest, ThePenaltyCountsPromptAndOutput) {

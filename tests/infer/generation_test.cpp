@@ -120,6 +120,26 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
   const Recording fresh = test::generate(engine, request);
   ASSERT_EQ(fresh.tokens.size(), 2u);
   EXPECT_EQ(next.tokens[1].logprob, fresh.tokens[0].logprob) << "the new document does not see the old one";
+
+  // The probabilities of a document that begins in a prompt are those of writing it: the first token's too.
+  request.prompt = {eos};
+  request.max_tokens = 4;
+  const Recording written = test::generate(engine, request);
+  ASSERT_EQ(written.text, "pqrs");
+  for (const std::vector<int32_t>& before : {std::vector<int32_t>{eos}, std::vector<int32_t>{'z', eos}}) {
+    request.prompt = before;
+    request.prompt.insert(request.prompt.end(), {'p', 'q', 'r', 's'});
+    request.max_tokens = 0;
+    request.prompt_logprobs = true;
+    request.top_logprobs = 1;
+    const Recording read = test::generate(engine, request);
+    ASSERT_EQ(read.prompt.size(), before.size() + 4);
+    EXPECT_FALSE(read.prompt[before.size() - 1].logprob.has_value());
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(read.prompt[before.size() + i].logprob, written.tokens[i].logprob) << i;
+      EXPECT_EQ(read.prompt[before.size() + i].top.size(), 1u) << i;
+    }
+  }
 }
 
 TEST_F(GenerationTest, TheSeedDecides) {

@@ -14,24 +14,26 @@ TEST(Cost, MatchesAHandCount) {
   const int64_t dense = 10 * 6 + 6 * 5;
   const int64_t expert = 6 * 6 + 6 * 3, router = 5 * 6;
   const int64_t norms = 2 * (6 + 6 + 4) + 6;
-  const ModelCost cost = model_cost(base_model(), 4);
+  const ModelCost cost = model_cost(base_model());
   EXPECT_EQ(cost.parameters, 2 * 11 * 6 + 2 * attention + dense + router + 6 * expert + norms);
   EXPECT_EQ(cost.active_parameters, cost.parameters - 3 * expert);
   const int64_t matrices = 11 * 6 + 2 * attention + dense + router + 3 * expert;
   // A causal query of 4 positions sees 2.5 on average; 2 heads of 5 + 5, 2 layers.
   const double attention_flops = 6.0 * 2 * 10 * 2.5 * 2;
-  EXPECT_DOUBLE_EQ(cost.flops_per_token, 6.0 * static_cast<double>(matrices) + attention_flops);
+  EXPECT_DOUBLE_EQ(cost.flops_per_token(4), 6.0 * static_cast<double>(matrices) + attention_flops);
+  EXPECT_DOUBLE_EQ(cost.document_flops(4), 4 * cost.flops_per_token(4));
+  EXPECT_DOUBLE_EQ(cost.document_flops(1), 6.0 * static_cast<double>(matrices) + 6.0 * 2 * 10 * 2);
 }
 
 TEST(Cost, WindowsAndTiedHeadsCount) {
   ModelConfig config = base_model();
-  const double untied_full = model_cost(config, 8).flops_per_token;
+  const double untied_full = model_cost(config).document_flops(8);
   config.tied_head = true;  // the head's product remains
-  EXPECT_DOUBLE_EQ(model_cost(config, 8).flops_per_token, untied_full);
-  EXPECT_EQ(model_cost(config, 8).parameters, model_cost(base_model(), 8).parameters - 11 * 6);
+  EXPECT_DOUBLE_EQ(model_cost(config).document_flops(8), untied_full);
+  EXPECT_EQ(model_cost(config).parameters, model_cost(base_model()).parameters - 11 * 6);
   config.window = 2;
   config.attn_global_every = 100;  // layer 0 is local: sees 1 + 7 * 2 of 8 positions' 36
-  EXPECT_DOUBLE_EQ(model_cost(config, 8).flops_per_token, untied_full - 6.0 * 2 * 10 * (36.0 - 15.0) / 8.0);
+  EXPECT_DOUBLE_EQ(model_cost(config).document_flops(8), untied_full - 6.0 * 2 * 10 * (36.0 - 15.0));
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 // What the server refuses, and how it ends.
+#include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <optional>
 #include <thread>
 
+#include "serve/raw_client.h"
 #include "serve/served_model.h"
 
 namespace nmoe {
@@ -38,7 +42,10 @@ TEST(ServeLimitsTest, Requests) {
   const auto fails = [&](const ordered_json& request, int status, const std::string& param, const std::string& what) {
     ServedModel::expect_error(server.post(kPath, request.dump()), status, param, what);
   };
-  fails({{"prompt", std::string(64, 'x')}}, 413, "prompt", "65 tokens, the context 64");
+  fails({{"prompt", std::string(64, 'x')}}, 400, "prompt", "65 tokens, the context 64");
+  // The code by which OpenAI's clients know it.
+  EXPECT_TRUE(contains(server.post(kPath, ordered_json{{"prompt", std::string(64, 'x')}}.dump())->body,
+                       R"("code":"context_length_exceeded")"));
   fails({{"prompt", ordered_json::array({257})}}, 400, "prompt", "below 257");
   fails({{"model", "other"}}, 404, "model", "'other' does not exist");
   fails({{"n", 100}}, 400, "prompt", "this server takes 72");
@@ -91,12 +98,91 @@ TEST(ServeLimitsTest, AClientThatLeaves) {
 }
 
 TEST(ServeLimitsTest, AnApiKey) {
-  const ServedModel server({"--api-key", "secret"});
+  write_file_atomically(trained_model() / "key", "secret\nnot a part of it\n");
+  const ServedModel server({"--api-key-file", "key"});
   ServedModel::expect_error(server.client().Get("/v1/models"), 401, "", "API key");
   ServedModel::expect_error(server.post(kPath, "{}"), 401, "", "API key");
   ServedModel::expect_error(server.post(kPath, "{}", {{"Authorization", "Bearer secre"}}), 401, "", "API key");
   EXPECT_EQ(server.post(kPath, "{}", {{"Authorization", "Bearer secret"}})->status, 200);
   EXPECT_EQ(server.client().Get("/health")->status, 200);
+}
+
+TEST(ServeLimitsTest, AKeyThatIsNone) {
+  write_file_atomically(trained_model() / "empty", "\n");
+  const auto serve = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"serve", "runs/checkpoints/tiny", "--port", "0"});
+    return test::run_n(trained_model(), options);
+  };
+  const test::Outcome empty = serve({"--api-key-file", "empty"});
+  EXPECT_EQ(empty.exit_code, 2);
+  EXPECT_TRUE(contains(empty.err, "begins with no key"));
+  // Everyone on the machine would see it there.
+  EXPECT_EQ(serve({"--api-key", "secret"}).exit_code, 2);
+  setenv("NMOE_API_KEY", "other", 1);
+  const test::Outcome twice = serve({"--api-key-file", "key"});
+  unsetenv("NMOE_API_KEY");
+  EXPECT_EQ(twice.exit_code, 2);
+  EXPECT_TRUE(contains(twice.err, "NMOE_API_KEY"));
+  const test::Outcome small = serve({"--max-body", "12"});
+  EXPECT_EQ(small.exit_code, 2);
+  EXPECT_TRUE(contains(small.err, "--max-body"));
+}
+
+// A page whose name was made to mean this machine (DNS rebinding) says that name.
+TEST(ServeLimitsTest, ForeignHosts) {
+  const ServedModel server({"--allow-host", "Models.Example"});
+  const auto status = [&](const std::string& host) {
+    const httplib::Result result = server.client().Get("/v1/models", {{"Host", host}});
+    return result ? result->status : -1;
+  };
+  for (const char* good :
+       {"localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "10.0.0.1", "models.example:80"}) {
+    EXPECT_EQ(status(good), 200) << good;
+  }
+  for (const char* bad : {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "1.2.3"}) {
+    EXPECT_EQ(status(bad), 403) << bad;
+  }
+  ServedModel::expect_error(server.client().Get("/health", {{"Host", "evil.example"}}), 403, "", "--allow-host");
+  ServedModel::expect_error(server.client().Get("/health", {{"Host", "a"}, {"Host", "localhost"}}), 400, "", "once");
+}
+
+TEST(ServeLimitsTest, TypesOfABody) {
+  const ServedModel server;
+  const auto status = [&](const std::string& type, const httplib::Headers& headers = {}) {
+    return server.client().Post(kPath, headers, R"({"max_tokens": 1})", type)->status;
+  };
+  EXPECT_EQ(status("APPLICATION/JSON"), 200);
+  EXPECT_EQ(status("Application/Json; charset=UTF-8"), 200);
+  EXPECT_EQ(status("application/jsonp"), 415);
+  EXPECT_EQ(status("application/json", {{"Content-Encoding", "gzip"}}), 415);
+}
+
+// More slow clients than there are places: they wait for themselves alone.
+TEST(ServeLimitsTest, SlowClients) {
+  ServedModel server({"--max-connections", "50"});
+  std::vector<std::unique_ptr<RawClient>> slow;
+  for (int i = 0; i < 150; ++i) {
+    slow.push_back(std::make_unique<RawClient>(server.port()));
+    slow.back()->send(i % 3 == 0   ? "GET /hea"
+                      : i % 3 == 1 ? "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX: "
+                                   : "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                     "application/json\r\nContent-Length: 1000000\r\n\r\n{");
+  }
+  double worst = 0;
+  for (int i = 0; i < 20; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const httplib::Result health = server.client().Get("/health");
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    worst = std::max(worst, time.count());
+    ASSERT_TRUE(health);
+    EXPECT_EQ(health->status, 200);
+  }
+  EXPECT_LE(worst, 0.5);  // a tenth of it on an idle machine
+  EXPECT_EQ(server.complete({{"prompt", "a"}, {"max_tokens", 3}, {"temperature", 0}})["usage"]["completion_tokens"], 3);
+  const auto begin = std::chrono::steady_clock::now();
+  server.program().send(SIGTERM);
+  EXPECT_EQ(server.program().wait().exit_code, 0);
+  EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
 }
 
 TEST(ServeLimitsTest, StopsAfterWhatRuns) {

@@ -46,9 +46,9 @@ inline const fs::path& trained_model() {
 // `n serve` on a free port, and what a client does.
 class ServedModel {
  public:
-  explicit ServedModel(const std::vector<std::string>& options = {}) {
-    std::vector<std::string> command = {NMOE_PROGRAM, "serve", "runs/checkpoints/tiny", "--port", "0",
-                                        "--threads",  "1"};
+  explicit ServedModel(const std::vector<std::string>& options = {},
+                       const std::string& checkpoint = "runs/checkpoints/tiny") {
+    std::vector<std::string> command = {NMOE_PROGRAM, "serve", checkpoint, "--port", "0", "--threads", "1"};
     command.insert(command.end(), options.begin(), options.end());
     program_ = std::make_unique<test::Program>(trained_model(), command);
     NMOE_CHECK(program_->wait_for("serving tiny at http://"), "{}", program_->errors());

@@ -31,6 +31,7 @@ class Program {
   bool wait_for(std::string_view text);
   std::string errors() const;  // what it has written to standard error so far
   void send(int signal) const;
+  int pid() const { return pid_; }
   // Waits for its end. Call once.
   Outcome wait();
 

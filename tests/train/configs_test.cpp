@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "config/load.h"
 #include "config/mixture.h"
-#include "train/memory_plan.h"
+#include "model/cost.h"
 #include "train/run_plan.h"
 
 namespace nmoe {
@@ -59,7 +59,7 @@ TEST(ConfigsTest, EveryOneLoads) {
     }
     Config config = load_config(file);  // validates
     if (config.model.vocab_size == 0) config.model.vocab_size = 1000;
-    const ModelCost cost = cost_of(config);
+    const ModelCost cost = model_cost(config.model);
     EXPECT_GT(cost.active_parameters, 0);
     EXPECT_LE(cost.active_parameters, cost.parameters);
     check_schedule(config);
@@ -71,7 +71,7 @@ TEST(ConfigsTest, SpeedrunModelsHaveTheirPublishedSizes) {
   size_t num_found = 0;
   for (const auto& [name, published] : published_sizes()) {
     SCOPED_TRACE(name);
-    const ModelCost cost = cost_of(load_config(configs() / "speedrun" / name));
+    const ModelCost cost = model_cost(load_config(configs() / "speedrun" / name).model);
     // Authors round: 2.4 B may be 2.45 B.
     EXPECT_NEAR(static_cast<double>(cost.parameters), published.parameters, 5e-3 * published.parameters);
     EXPECT_NEAR(static_cast<double>(cost.active_parameters), published.active_parameters,

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -71,6 +72,55 @@ TEST(EngineStorage, StepsUseExactlyWhatWasMeasured) {
       EXPECT_GT(ready.plan[ArenaKind::kScratch], 0);
       EXPECT_EQ(ready.plan.total(), ready.memory->storage.used().total());
     }
+  }
+}
+
+// Steps of sequences of another length are to the bit those of an engine that knows no other, and what is evaluated in
+// between is as without them.
+TEST(EngineTest, StepsOfSeveralLengths) {
+  for (const char* masks : {"data.mask_documents=false", "data.mask_documents=true"}) {
+    const Config shorter = config_with({masks, "train.microbatch_seqs=2"});  // 32 tokens, the other's 64
+    const Config longer = config_with({masks, "data.seq_len=64", "train.batch_seqs=2", "train.microbatch_seqs=1"});
+    const std::vector<int64_t> lengths = {16, 64};
+    const auto ids = random_ids(shorter.train.microbatch_seqs * shorter.data.seq_len, kVocab, 99);
+    const auto losses = [&](Engine& engine) {
+      std::vector<float> values(ids.size());
+      engine.evaluate(ids, ids, values, documents_of(ids, shorter));
+      return values;
+    };
+    ReadyEngine both(shorter, 1, single_rank(), lengths), alone(longer), base(shorter);
+    both.engine.use_seq_len(64);
+    ASSERT_EQ(both.engine.num_microbatches(), 2);
+    for (int64_t step = 1; step <= 3; ++step) {
+      EXPECT_EQ(random_step(both.engine, longer, step).loss, random_step(alone.engine, longer, step).loss);
+    }
+    EXPECT_EQ(snapshot(both.engine), snapshot(alone.engine));
+    const auto go_on = [&] {  // base as both is
+      both.engine.stage();
+      both.engine.wait_staged();
+      for (const auto& [from, to] : {std::pair(&both.engine.staging().model, &base.engine.staging().model),
+                                     {&both.engine.staging().optimizer, &base.engine.staging().optimizer}}) {
+        for (size_t i = 0; i < from->size(); ++i) {
+          std::memcpy((*to)[i].tensor.raw(), (*from)[i].tensor.raw(), static_cast<size_t>((*to)[i].tensor.num_bytes()));
+        }
+      }
+      base.engine.restore();
+    };
+    go_on();
+    EXPECT_EQ(losses(both.engine), losses(base.engine));
+    // Two of each, so that both are recorded, with the other behind.
+    for (int64_t step = 4; step <= 9; ++step) {
+      both.engine.use_seq_len(step % 4 < 2 ? 16 : 64);
+      if (step % 4 < 2) go_on();
+      const double loss = random_step(both.engine, step % 4 < 2 ? shorter : longer, step).loss;
+      if (step % 4 < 2) {
+        EXPECT_EQ(loss, random_step(base.engine, shorter, step).loss) << step;
+      }
+    }
+    EXPECT_THROW(both.engine.use_seq_len(32), CheckFailure);
+    both.engine.stage();
+    expect_equal(both.memory->storage.used(), both.plan);
+    EXPECT_GT(both.plan[ArenaKind::kActivations], base.plan[ArenaKind::kActivations]);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cmath>
+#include <mutex>
+#include <set>
 
 #include "parallel/thread_group.h"
 #include "support/tensors.h"
@@ -64,8 +66,9 @@ TEST(RankEngines, AddUpToTheBatch) {
       auto other = one.engine.model().weights().all().begin();
       for (const Weight& mine : ready.engine.model().weights().all()) {
         if (mine.grad.defined()) {
-          const int64_t first = mine.is_part() ? ready.engine.rank().index() * mine.shape[0] : 0;
-          EXPECT_TRUE(near(mine.grad, other->grad.rows(first, first + mine.shape[0]), 2e-3)) << mine.spec.name;
+          const int64_t first = mine.offset + mine.updated.offset, n = mine.updated.extent;
+          const Tensor theirs = other->grad.reshape({other->grad.num_elements()}).rows(first, first + n);
+          EXPECT_TRUE(near(mine.updated_of(mine.grad).reshape({n}), theirs, 2e-3)) << mine.spec.name;
         }
         ++other;
       }
@@ -96,6 +99,58 @@ TEST(RankEngines, KeepTheSameBitsOnEveryRankAndEveryTime) {
           EXPECT_EQ(bytes, states[0][0].at(name)) << name;
         }
       }
+    }
+  }
+}
+
+// An embedding and a head of several chunks, so that ranks update parts of them.
+TEST(RankEngines, UpdatePartsOfWhatAllHave) {
+  const auto wide = [](int64_t ranks) {
+    return test::tiny_config("/nowhere",
+                             {"model.vocab_size=6000", "model.dim=64", "model.moe.num_experts=8", "train.batch_seqs=4",
+                              "train.microbatch_seqs=1", "run.seed=3", fmt::format("parallel.ranks={}", ranks)});
+  };
+  constexpr int64_t kSteps = 2;
+  const Config whole = wide(1);
+  ReadyEngine one(whole);
+  for (int64_t step = 1; step <= kSteps; ++step) random_step(one.engine, whole, step);
+  one.engine.stage();
+  one.engine.wait_staged();
+  std::map<std::string, Tensor> expected;
+  for (const auto* parts : {&one.engine.staging().model, &one.engine.staging().optimizer}) {
+    for (const NamedPart& part : *parts) expected[part.name] = part.tensor.reshape({part.tensor.num_elements()});
+  }
+  for (const int64_t ranks : {2, 4}) {
+    const Config config = wide(ranks);
+    std::mutex mutex;
+    std::map<std::string, std::map<int64_t, int64_t>> parts;  // of each tensor: [begin, end) that are written
+    std::set<int64_t> cuts;                                   // of the head
+    run_engines(config, [&](ReadyEngine& ready) {
+      for (int64_t step = 1; step <= kSteps; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
+      ready.engine.stage();
+      ready.engine.wait_staged();
+      const StateTensors& state = ready.engine.staging();
+      const std::scoped_lock lock(mutex);
+      size_t i = 0;
+      for (const auto* of_kind : {&state.model, &state.optimizer}) {
+        for (const NamedPart& part : *of_kind) {
+          if (state.is_written[i++] == 0) continue;
+          const int64_t begin = part.offset, end = begin + part.tensor.num_elements();
+          EXPECT_TRUE(parts[part.name].emplace(begin, end).second) << part.name << " has two writers";
+          EXPECT_TRUE(near(part.tensor.reshape({end - begin}), expected.at(part.name).rows(begin, end), 2e-2))
+              << part.name;
+          if (part.name == "head") cuts.insert(begin);
+        }
+      }
+    });
+    EXPECT_EQ(cuts.size(), ranks == 2 ? 1U : 2U);  // two ranks have one of the two large weights each
+    for (const auto& [name, tensor] : expected) {
+      int64_t end = 0;
+      for (const auto& [begin, part_end] : parts[name]) {
+        EXPECT_EQ(begin, end) << name;
+        end = part_end;
+      }
+      EXPECT_EQ(end, tensor.num_elements()) << name;
     }
   }
 }
@@ -166,9 +221,8 @@ TEST(RankEngines, OneThatFailsEndsTheStepsOfAll) {
 class RankTrainingTest : public TrainerTest {
  protected:
   static std::vector<std::string> on(int64_t ranks, std::vector<std::string> overrides) {
-    overrides.push_back("model.moe.num_experts=8");
-    overrides.push_back("train.microbatch_seqs=2");
-    overrides.push_back(fmt::format("parallel.ranks={}", ranks));
+    overrides.insert(overrides.begin(),
+                     {"model.moe.num_experts=8", "train.microbatch_seqs=2", fmt::format("parallel.ranks={}", ranks)});
     return overrides;
   }
 
@@ -215,6 +269,23 @@ TEST_F(RankTrainingTest, ResumesWithAnotherNumberOfRanks) {
               CheckpointReader::open(checkpoints("straight")).info().cursor);
   }
   expect_same_state(checkpoints("from2to2"), checkpoints("straight2"));
+}
+
+TEST_F(RankTrainingTest, GoesOnWithEveryNumberOfRanksInTurn) {
+  const auto part = [](int64_t ranks, int64_t steps) {
+    return on(ranks, {fmt::format("train.steps={}", steps), "train.batch_seqs=12", "train.microbatch_seqs=1",
+                      "model.moe.num_experts=12"});
+  };
+  run("straight", part(1, 8));
+  run("turns", part(4, 2));
+  for (const auto& [ranks, steps] : {std::pair<int64_t, int64_t>{2, 4}, {1, 6}, {3, 8}}) {
+    resume("turns", part(ranks, steps));
+  }
+  for (const char* tag : {"train/loss", "train/grad_norm"}) {
+    const auto curve = series("turns", tag), expected = series("straight", tag);
+    ASSERT_EQ(curve.size(), 8U);
+    for (const auto& [step, value] : expected) EXPECT_NEAR(curve.at(step), value, 2e-4 * std::abs(value)) << step;
+  }
 }
 
 TEST_F(RankTrainingTest, StartsFromTheWeightsOfACheckpoint) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "data/synthetic/write.h"
+#include "model/cost.h"
 #include "train/trainer_fixture.h"
+#include "train/training_data.h"
 
 namespace nmoe {
 namespace {
@@ -30,6 +32,17 @@ TEST_F(TrainerTest, MaskingDocumentsDefinesTheRun) {
   expect_same_state(latest_checkpoint(checkpoints("masked")).value(),
                     latest_checkpoint(checkpoints("masked_halves")).value());
   EXPECT_NE(weights_of(checkpoints("masked")), weights_of(checkpoints("plain")));
+
+  // Documents of 5 tokens ("axy\n" and its end), some cut by a sequence's 16: attention is that of the documents.
+  const ModelCost cost = model_cost(resolve_vocab_size(test::tiny_config(dir_), *byte_tokenizer()).model);
+  const auto plain = series("plain", "train/flops"), masked = series("masked", "train/flops");
+  EXPECT_DOUBLE_EQ(plain.at(4), 4 * 8 * cost.document_flops(16));
+  EXPECT_LE(masked.at(4), 4 * 8 * 16 * cost.flops_per_token(5));
+  EXPECT_GE(masked.at(4), 4 * 8 * 16 * cost.flops_per_token(4));
+  EXPECT_EQ(series("masked_halves", "train/flops"), masked);
+  const double seconds = series("masked", "throughput/ms_per_step").at(4) / 1e3;
+  EXPECT_NEAR(series("masked", "efficiency/tflops").at(4), (masked.at(4) - masked.at(3)) / seconds / 1e12,
+              1e-9 * masked.at(4) / seconds / 1e12);
   const Error error = error_of([&] { resume("plain", {data, "data.mask_documents=true", "train.steps=8"}); });
   EXPECT_TRUE(contains(error.what(), "data.mask_documents"));
 }
@@ -50,8 +63,8 @@ TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
   EXPECT_EQ(row("halves").id, id);
   EXPECT_EQ(row("halves").status, RunStatus::kCompleted);
   EXPECT_EQ(row("halves").step, 40);
-  for (const char* tag :
-       {"train/loss", "train/bpb", "train/grad_norm", "train/tokens_seen", "optimizer/lr", "router/layer_00/cv"}) {
+  for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "train/tokens_seen", "train/flops",
+                          "optimizer/lr", "router/layer_00/cv"}) {
     EXPECT_EQ(series("halves", tag), series("straight", tag)) << tag;
     EXPECT_EQ(series("halves", tag).size(), 40u) << tag;
   }

@@ -19,15 +19,15 @@ SequenceReader::SequenceReader(const StreamPlan& plan, std::span<const TokenData
   NMOE_CHECK(datasets.size() == plan.sources.size(), "{} datasets for {} sources", datasets.size(),
              plan.sources.size());
   for (size_t i = 0; i < datasets.size(); ++i) {
-    orders_.emplace_back(*datasets[i], seq_len_, shuffle, seed, plan.sources[i].name);
+    orders_.emplace_back(*datasets[i], shuffle, seed, plan.sources[i].name);
   }
 }
 
-void SequenceReader::read(std::span<const SequenceRef> refs, std::span<int32_t> inputs,
+void SequenceReader::read(std::span<const SequenceRef> refs, int64_t seq_len, std::span<int32_t> inputs,
                           std::span<int32_t> targets) const {
-  const auto length = static_cast<size_t>(seq_len_);
+  const auto length = static_cast<size_t>(seq_len);
   NMOE_CHECK(inputs.size() == refs.size() * length && targets.size() == inputs.size(),
-             "{} inputs and {} targets for {} sequences of {}", inputs.size(), targets.size(), refs.size(), seq_len_);
+             "{} inputs and {} targets for {} sequences of {}", inputs.size(), targets.size(), refs.size(), seq_len);
   std::vector<int32_t> window(length + 1);
   std::vector<uint8_t> mask;
   for (size_t s = 0; s < refs.size(); ++s) {

@@ -1,8 +1,9 @@
 // Batches of a run's global stream, and a rank's share of them.
 //
-// A step takes the next `batch` sequences of the schedule. Every rank follows the whole schedule and reads its own
-// slice of each step's sequences: rank r of R gets a contiguous part, the first (batch mod R) ranks one sequence more.
-// So the stream is the same for any number of ranks, and how it is cut into microbatches changes nothing.
+// A step takes the next `batch` sequences of the schedule, all of one length. Every rank follows the whole schedule and
+// reads its own slice of each step's sequences: rank r of R gets a contiguous part, the first (batch mod R) ranks one
+// sequence more. So the stream is the same for any number of ranks, and how it is cut into microbatches changes
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +33,17 @@ class SequenceReader {
   // `datasets` are the plan's sources, in its order, of one tokenizer, and must outlive the reader.
   SequenceReader(const StreamPlan& plan, std::span<const TokenDataset* const> datasets, Shuffle shuffle, uint64_t seed);
 
-  int64_t seq_len() const { return seq_len_; }
-  int64_t num_windows(size_t source) const { return orders_[source].num_windows(); }  // of an epoch
-  int32_t eos_id() const { return eos_id_; }                                          // ends every document
+  int64_t seq_len() const { return seq_len_; }  // of the plan
+  // Of an epoch, of so many tokens.
+  int64_t num_windows(size_t source) const { return orders_[source].num_windows(seq_len_); }
+  int32_t eos_id() const { return eos_id_; }  // ends every document
   bool has_mask(size_t source) const { return orders_[source].has_mask(); }
 
-  // inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i + 1], with one token of
-  // look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. Errors: SourceOrder::read.
-  void read(std::span<const SequenceRef> refs, std::span<int32_t> inputs, std::span<int32_t> targets) const;
+  // Sequences of `seq_len` tokens. inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i +
+  // 1], with one token of look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. Errors:
+  // SourceOrder::read.
+  void read(std::span<const SequenceRef> refs, int64_t seq_len, std::span<int32_t> inputs,
+            std::span<int32_t> targets) const;
 
  private:
   int64_t seq_len_;

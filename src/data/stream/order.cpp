@@ -120,37 +120,35 @@ int64_t SourceOrder::memory_bytes(Shuffle shuffle) {
 
 int64_t SourceOrder::documents_passed() const { return documents_ ? documents_->documents_passed() : 0; }
 
-SourceOrder::SourceOrder(const TokenDataset& dataset, int64_t seq_len, Shuffle shuffle, uint64_t seed,
-                         const std::string& name)
-    : dataset_(&dataset),
-      seq_len_(seq_len),
-      shuffle_(shuffle),
-      seed_(seed),
-      stream_("data.order." + name),
-      num_windows_((dataset.num_tokens() - 1) / seq_len) {
-  NMOE_CHECK(seq_len > 0, "sequences of {} tokens", seq_len);
-  if (num_windows_ < 1) {
-    throw runtime_error(fmt::format("'{}' has {} tokens; one sequence and its look-ahead need {}",
-                                    dataset.dir().string(), dataset.num_tokens(), seq_len + 1),
-                        "lower data.seq_len, or prepare more text");
-  }
+SourceOrder::SourceOrder(const TokenDataset& dataset, Shuffle shuffle, uint64_t seed, const std::string& name)
+    : dataset_(&dataset), shuffle_(shuffle), seed_(seed), stream_("data.order." + name) {
   if (shuffle == Shuffle::kDocuments) documents_ = std::make_unique<DocumentOrder>(dataset);
 }
 SourceOrder::~SourceOrder() = default;
 SourceOrder::SourceOrder(SourceOrder&&) noexcept = default;
+
+int64_t SourceOrder::num_windows(int64_t seq_len) const {
+  NMOE_CHECK(seq_len > 0, "sequences of {} tokens", seq_len);
+  if (dataset_->num_tokens() <= seq_len) {
+    throw runtime_error(fmt::format("'{}' has {} tokens; one sequence and its look-ahead need {}",
+                                    dataset_->dir().string(), dataset_->num_tokens(), seq_len + 1),
+                        "lower data.seq_len, or prepare more text");
+  }
+  return (dataset_->num_tokens() - 1) / seq_len;
+}
 
 uint64_t SourceOrder::epoch_key(int64_t epoch) const {
   return Philox(seed_, stream_).bits(static_cast<uint64_t>(epoch));
 }
 
 void SourceOrder::read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const {
-  NMOE_CHECK(
-      k >= 0 && tokens.size() == static_cast<size_t>(seq_len_ + 1) && (mask.empty() || mask.size() == tokens.size()),
-      "sequence {} into {} tokens, mask {}", k, tokens.size(), mask.size());
-  const int64_t epoch = k / num_windows_;
-  int64_t window = k % num_windows_;
+  NMOE_CHECK(k >= 0 && tokens.size() > 1 && (mask.empty() || mask.size() == tokens.size()),
+             "sequence {} into {} tokens, mask {}", k, tokens.size(), mask.size());
+  const int64_t seq_len = static_cast<int64_t>(tokens.size()) - 1, windows = num_windows(seq_len);
+  const int64_t epoch = k / windows;
+  int64_t window = k % windows;
   if (shuffle_ == Shuffle::kWindows) {
-    const KeyedPermutation order(static_cast<uint64_t>(num_windows_), epoch_key(epoch));
+    const KeyedPermutation order(static_cast<uint64_t>(windows), epoch_key(epoch));
     window = static_cast<int64_t>(order(static_cast<uint64_t>(window)));
   }
   const auto read_part = [&](int64_t first_token, int64_t count) {
@@ -161,9 +159,9 @@ void SourceOrder::read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> 
     mask = mask.subspan(static_cast<size_t>(count));
   };
   if (documents_) {
-    documents_->for_each_part(epoch_key(epoch), window * seq_len_, seq_len_ + 1, read_part);
+    documents_->for_each_part(epoch_key(epoch), window * seq_len, seq_len + 1, read_part);
   } else {
-    read_part(window * seq_len_, seq_len_ + 1);
+    read_part(window * seq_len, seq_len + 1);
   }
 }
 

@@ -1,9 +1,9 @@
 // The order in which a source's text is read: sequence k of a source to the tokens it is made of.
 //
-// An epoch is the source's tokens in some order, cut into windows of S = seq_len tokens: window w has inputs [w S, w S
-// + S) and targets one token further, so its last target is the next window's first input. Windows cross documents;
-// what is left at an epoch's end, shorter than a window, is not read. Sequence k is position k mod W (of W windows) of
-// epoch k / W.
+// An epoch is the source's tokens in some order, cut into windows of S tokens: window w has inputs [w S, w S + S) and
+// targets one token further, so its last target is the next window's first input. Windows cross documents; what is left
+// at an epoch's end, shorter than a window, is not read. Sequence k of S tokens is position k mod W (of W windows) of
+// epoch k / W. A source may be read in sequences of several lengths.
 //
 //   kNone       file order, epoch after epoch
 //   kWindows    file order, its windows permuted anew in each epoch
@@ -29,24 +29,26 @@ namespace nmoe {
 
 class SourceOrder {
  public:
-  // `dataset` must outlive the order. `name` tells sources of one seed apart. Error (runtime) when the dataset is
-  // shorter than one window, or, for kDocuments, when an index is damaged.
-  SourceOrder(const TokenDataset& dataset, int64_t seq_len, Shuffle shuffle, uint64_t seed, const std::string& name);
+  // `dataset` must outlive the order. `name` tells sources of one seed apart. Error (runtime), for kDocuments, when an
+  // index is damaged.
+  SourceOrder(const TokenDataset& dataset, Shuffle shuffle, uint64_t seed, const std::string& name);
   ~SourceOrder();
   SourceOrder(SourceOrder&&) noexcept;
 
   // The most an order keeps of its own, beside the dataset's mapped files.
   static int64_t memory_bytes(Shuffle shuffle);
 
-  int64_t num_windows() const { return num_windows_; }
+  // Of an epoch in sequences of seq_len tokens. Error (runtime) when the dataset is shorter than one.
+  int64_t num_windows(int64_t seq_len) const;
 
   // How many lengths of documents have been added up to find positions: 0 but for kDocuments.
   int64_t documents_passed() const;
 
   bool has_mask() const { return dataset_->has_mask(); }
 
-  // The seq_len + 1 tokens of sequence k >= 0, and for each whether it is to be learned (1) or not (0); an empty `mask`
-  // is left out. Thread-safe. Errors: TokenDataset::read and read_mask.
+  // Sequence k >= 0 of those of tokens.size() - 1 tokens, with one of look-ahead, and for each whether it is to be
+  // learned (1) or not (0); an empty `mask` is left out. Thread-safe. Errors: num_windows, TokenDataset::read and
+  // read_mask.
   void read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const;
 
  private:
@@ -54,11 +56,9 @@ class SourceOrder {
   uint64_t epoch_key(int64_t epoch) const;
 
   const TokenDataset* dataset_;
-  int64_t seq_len_;
   Shuffle shuffle_;
   uint64_t seed_;
   std::string stream_;
-  int64_t num_windows_ = 0;
   std::unique_ptr<DocumentOrder> documents_;
 };
 

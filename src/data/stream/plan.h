@@ -1,5 +1,5 @@
-// The plan of a run's data: how many sequences each stage takes from each source. Made before training, from the
-// mixture, a profile and what the sources hold; everything the stream does follows from it.
+// The plan of a run's data: how many sequences each stage takes from each source, and how long they are. Made before
+// training, from the mixture, a profile and what the sources hold; everything the stream does follows from it.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +22,29 @@ struct PlannedSource {
   std::string name;
   std::string hash;
   int64_t num_tokens = 0;
-  int64_t num_windows = 0;     // sequences of an epoch: floor((num_tokens - 1) / seq_len)
-  int64_t max_sequences = -1;  // of the whole run; -1: no limit
+  // Sequences of `seq_len` tokens in an epoch: floor((num_tokens - 1) / seq_len).
+  int64_t num_windows(int64_t seq_len) const { return num_tokens > 0 ? (num_tokens - 1) / seq_len : 0; }
 };
 
 struct PlannedStage {
   std::string name;
+  int64_t seq_len = 0;  // of all its sequences
   int64_t num_sequences = 0;
   std::vector<int64_t> quotas;  // by source; their sum is num_sequences
   std::vector<bool> capped;     // by source: its max_epochs left it less than its share
+  // By source: the number of the first sequence it takes, in the source's order of sequences of seq_len tokens
+  // (data/stream/order.h). Where the stage before it took shorter or longer ones, the first that begins in the epoch at
+  // or behind the place where those ended.
+  std::vector<int64_t> first;
 };
 
 struct StreamPlan {
-  int64_t seq_len = 0;
+  int64_t seq_len = 0;  // data.seq_len, of all stages that say no other
   std::vector<PlannedSource> sources;
   std::vector<PlannedStage> stages;
 
   int64_t num_sequences() const;
-  int64_t num_tokens() const { return num_sequences() * seq_len; }
+  int64_t num_tokens() const;
   // SHA-256 over all of it: equal plans with equal seeds give equal streams.
   std::string hash() const;
 };
@@ -47,14 +52,16 @@ struct StreamPlan {
 // The tokens of all stages together under the profile called `profile`. Error (usage) when there is none of that name.
 int64_t profile_tokens(const Mixture& mixture, std::string_view profile, int64_t active_parameters);
 
-// Scales the stages so that together they have `total_tokens`: stage s gets floor(scaled tokens / seq_len) sequences,
-// and source i of it the share p_i = w_i^(1 / temperature) / sum_j w_j^(1 / temperature), rounded to whole sequences by
+// Scales the stages so that together they have `total_tokens`: stage s gets floor(scaled tokens / its seq_len)
+// sequences. Where the next stage's are of another length, it ends with a whole step of `step_tokens`, which every such
+// length divides: sequences of two lengths are never in one step, and what would begin such a step is left out. Source
+// i of a stage gets the share p_i = w_i^(1 / temperature) / sum_j w_j^(1 / temperature), rounded to whole sequences by
 // largest remainder (ties: the first source). A source that reaches its max_epochs gives what is left of it, and the
 // others share the rest in proportion to p. `sources` are in the order of mixture.sources.
-// Errors (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence or of
-// 2^40 sequences and more, sources that cannot fill a stage.
+// Errors (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence (or the step
+// it has to end with) or of 2^40 sequences and more, sources that cannot fill a stage.
 StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFacts>& sources, int64_t seq_len,
-                            int64_t total_tokens);
+                            int64_t total_tokens, int64_t step_tokens);
 
 // One source, in one stage without end, for as many epochs as it takes.
 StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len);

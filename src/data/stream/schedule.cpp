@@ -1,5 +1,6 @@
 #include "data/stream/schedule.h"
 
+#include <algorithm>
 #include <numeric>
 #include <span>
 
@@ -10,6 +11,15 @@ namespace nmoe {
 StreamSchedule::StreamSchedule(const StreamPlan& plan) : plan_(plan) {
   cursor_.credits.assign(plan.sources.size(), 0);
   cursor_.taken.assign(plan.sources.size(), 0);
+  std::vector<int64_t> taken = cursor_.taken;
+  for (const PlannedStage& stage : plan.stages) {
+    taken_before_.push_back(taken);
+    for (size_t i = 0; i < taken.size(); ++i) taken[i] += stage.quotas[i];
+  }
+}
+
+int64_t StreamSchedule::seq_len() const {
+  return plan_.stages[std::min(static_cast<size_t>(cursor_.stage), plan_.stages.size() - 1)].seq_len;
 }
 
 void StreamSchedule::seek(const StreamCursor& cursor) {
@@ -34,7 +44,7 @@ bool StreamSchedule::leads_to(const StreamCursor& cursor) const {
     sequence += stage.num_sequences;
     for (size_t i = 0; i < num_sources; ++i) taken[i] -= stage.quotas[i];
   }
-  const PlannedStage end{.name = "", .num_sequences = 1, .quotas = std::vector<int64_t>(num_sources, 0), .capped = {}};
+  const PlannedStage end{.num_sequences = 1, .quotas = std::vector<int64_t>(num_sources, 0)};
   const PlannedStage& stage = cursor.stage < num_stages ? plan_.stages[static_cast<size_t>(cursor.stage)] : end;
   if (cursor.sequence != sequence || cursor.stage_sequence < 0 || cursor.stage_sequence >= stage.num_sequences) {
     return false;
@@ -51,19 +61,23 @@ bool StreamSchedule::leads_to(const StreamCursor& cursor) const {
 }
 
 void StreamSchedule::take(int64_t count, std::vector<SequenceRef>& out) {
+  const int64_t length = seq_len();
   for (int64_t i = 0; i < count; ++i) {
     if (cursor_.stage == static_cast<int64_t>(plan_.stages.size())) {
       throw runtime_error(fmt::format("the data plan ends after {} sequences", plan_.num_sequences()),
                           "choose a larger data.profile, or fewer train.steps");
     }
-    const PlannedStage& stage = plan_.stages[static_cast<size_t>(cursor_.stage)];
+    const auto number = static_cast<size_t>(cursor_.stage);
+    const PlannedStage& stage = plan_.stages[number];
+    NMOE_CHECK(stage.seq_len == length, "sequences of {} and {} tokens in one step", length, stage.seq_len);
     size_t chosen = 0;
     for (size_t source = 0; source < stage.quotas.size(); ++source) {
       cursor_.credits[source] += stage.quotas[source];
       if (cursor_.credits[source] > cursor_.credits[chosen]) chosen = source;
     }
     cursor_.credits[chosen] -= stage.num_sequences;
-    out.push_back({static_cast<int32_t>(chosen), cursor_.taken[chosen]++});
+    const int64_t of_stage = cursor_.taken[chosen]++ - taken_before_[number][chosen];
+    out.push_back({static_cast<int32_t>(chosen), stage.first[chosen] + of_stage});
     ++cursor_.sequence;
     if (++cursor_.stage_sequence == stage.num_sequences) {
       ++cursor_.stage;

@@ -15,7 +15,7 @@
 
 namespace nmoe {
 
-// The `index`-th sequence that the run takes from `source`.
+// Sequence `index` of `source` in its order (data/stream/order.h), of those that are as long as its stage says.
 struct SequenceRef {
   int32_t source = 0;
   int64_t index = 0;
@@ -31,7 +31,10 @@ class StreamSchedule {
   // Error (runtime) when the plan cannot have led there: a cursor of another plan.
   void seek(const StreamCursor& cursor);
 
-  // Appends the next `count` sequences. Error (runtime) when the plan has fewer left.
+  // Tokens of the next sequence; at the end, of the last.
+  int64_t seq_len() const;
+
+  // Appends the next `count` sequences, which are of one length. Error (runtime) when the plan has fewer left.
   void take(int64_t count, std::vector<SequenceRef>& out);
 
  private:
@@ -39,6 +42,7 @@ class StreamSchedule {
   bool leads_to(const StreamCursor& cursor) const;
 
   const StreamPlan& plan_;
+  std::vector<std::vector<int64_t>> taken_before_;  // by stage and source: sequences of the stages before
   StreamCursor cursor_;
 };
 

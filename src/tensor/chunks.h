@@ -1,4 +1,5 @@
-// The chunks of a checkpoint's tensors: what is hashed in one piece, and where a tensor may be cut between writers.
+// The chunks of a weight, or of optimizer state: where it may be cut between ranks that each keep and write a part, and
+// what of it a checkpoint hashes in one piece.
 //
 // They follow from a tensor's dtype and shape alone. A chunk is a range of the elements, flattened in row-major order:
 //

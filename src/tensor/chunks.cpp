@@ -1,4 +1,4 @@
-#include "checkpoint/chunks.h"
+#include "tensor/chunks.h"
 
 #include <algorithm>
 

@@ -1,0 +1,98 @@
+#include "model/flat_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace nmoe {
+namespace {
+
+constexpr int64_t kChunk = (1 << 20) / 4;  // elements of f32
+
+const std::vector<WeightSpec> kSpecs = {
+    {.name = "embedding", .shape = {5 * kChunk / 512 + 1, 512}, .group = WeightGroup::kRest},
+    {.name = "gain", .shape = {300}, .group = WeightGroup::kRest, .is_stat = true},
+    {.name = "q", .shape = {512, 512}},
+    {.name = "out", .shape = {512, 1024}},
+    {.name = "small", .shape = {64, 512}},
+    {.name = "router", .shape = {8, 512}, .group = WeightGroup::kRouter},
+    {.name = "bias", .shape = {8}, .group = WeightGroup::kBuffer, .is_stat = true},
+    {.name = "experts", .shape = {8, 512, 512}, .group = WeightGroup::kExperts},
+    {.name = "head", .shape = {3 * kChunk / 512, 512}, .group = WeightGroup::kRest},
+};
+
+std::vector<FlatRegion> deal(int64_t num_ranks, std::vector<WeightGroup> by_matrix = {}) {
+  return deal_weights(kSpecs, by_matrix, num_ranks, DType::kBF16, DType::kF32);
+}
+
+// What a rank updates in all regions.
+int64_t elements_of(const std::vector<FlatRegion>& regions, int64_t rank) {
+  return std::accumulate(regions.begin(), regions.end(), int64_t{0},
+                         [&](int64_t sum, const FlatRegion& region) { return sum + region.part(rank).extent; });
+}
+
+TEST(DealWeights, EveryElementIsUpdatedByOneRank) {
+  for (const int64_t ranks : {1, 2, 3, 4, 7, 64}) {
+    for (const auto& by_matrix : {std::vector<WeightGroup>{}, {WeightGroup::kMatrices}}) {
+      std::vector<int> times(kSpecs.size(), 0);
+      for (const FlatRegion& region : deal(ranks, by_matrix)) {
+        for (const FlatRegion::Place& place : region.places) {
+          const WeightSpec& spec = kSpecs[place.spec];
+          const int64_t size = spec.shape.num_elements();
+          const TensorChunks chunks(DType::kF32, spec.shape);
+          ++times[place.spec];
+          int64_t end = 0;
+          for (int64_t rank = 0; rank < ranks; ++rank) {
+            const ElementRange part = region.part_of(place, size, rank);
+            if (part.extent == 0) continue;
+            EXPECT_EQ(part.offset, end) << spec.name;
+            EXPECT_TRUE(chunks.is_edge(part.offset) && chunks.is_edge(part.end())) << spec.name;
+            end = part.end();
+          }
+          EXPECT_EQ(end, size) << spec.name;
+          EXPECT_EQ(place.first * 2 % 256, 0) << spec.name;
+          EXPECT_EQ(region.values, spec.is_stat ? DType::kF32 : DType::kBF16) << spec.name;
+        }
+      }
+      for (size_t i = 0; i < kSpecs.size(); ++i) {
+        const bool dealt = kSpecs[i].is_trained() && kSpecs[i].group != WeightGroup::kExperts;
+        EXPECT_EQ(times[i], dealt ? 1 : 0) << kSpecs[i].name;
+      }
+    }
+  }
+}
+
+TEST(DealWeights, PartsAreAsEqualAsChunksAllow) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    const auto regions = deal(ranks);
+    int64_t least = elements_of(regions, 0), most = least;
+    for (int64_t rank = 1; rank < ranks; ++rank) {
+      least = std::min(least, elements_of(regions, rank));
+      most = std::max(most, elements_of(regions, rank));
+    }
+    EXPECT_LE(most - least, 2 * kChunk) << ranks << " ranks";
+  }
+}
+
+TEST(DealWeights, MatricesOfMuonStayWhole) {
+  const auto regions = deal(2, {WeightGroup::kMatrices});
+  const auto whole = std::ranges::find_if(regions, [](const FlatRegion& region) {
+    return std::ranges::any_of(region.places, [](const auto& place) { return kSpecs[place.spec].name == "out"; });
+  });
+  ASSERT_NE(whole, regions.end());
+  ASSERT_EQ(whole->places.size(), 3U);
+  std::vector<int64_t> counts(2, 0);
+  for (const FlatRegion::Place& place : whole->places) {
+    const int64_t size = kSpecs[place.spec].shape.num_elements();
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      const int64_t extent = whole->part_of(place, size, rank).extent;
+      EXPECT_TRUE(extent == 0 || extent == size);
+      counts[static_cast<size_t>(rank)] += extent == size ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(counts, (std::vector<int64_t>{1, 2}));  // the large one, and the two that cost less
+}
+
+}  // namespace
+}  // namespace nmoe
