@@ -179,7 +179,8 @@ fs::path unfinished_folder(const fs::path& target) {
 
 // Whether `fd` is still what `path` names.
 bool is_at(int fd, const fs::path& path) {
-  struct stat held {}, named {};
+  struct stat held {
+  }, named{};
   return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
          held.st_dev == named.st_dev;
 }
@@ -228,9 +229,8 @@ TemporaryFolder::~TemporaryFolder() {
 }
 
 void remove_unfinished_folders(const fs::path& target) {
-  const std::string prefix = target.has_filename()
-                                 ? fmt::format(".{}{}", target.filename().string(), kUnfinishedFolder)
-                                 : std::string(".");
+  const std::string prefix =
+      target.has_filename() ? fmt::format(".{}{}", target.filename().string(), kUnfinishedFolder) : std::string(".");
   std::error_code error;
   std::vector<fs::path> abandoned;
   for (fs::directory_iterator it(parent_of(target), error), end; !error && it != end; it.increment(error)) {

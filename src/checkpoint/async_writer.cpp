@@ -1,10 +1,11 @@
 #include "checkpoint/async_writer.h"
-#include "base/say.h"
 
 #include <fmt/core.h>
 
 #include <cstdio>
 #include <utility>
+
+#include "base/say.h"
 
 namespace nmoe {
 

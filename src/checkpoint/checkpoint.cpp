@@ -136,8 +136,7 @@ TensorPart part_of(const TensorSource& whole, ElementRange range) {
   return {std::move(source), whole.shape, range.offset};
 }
 
-CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step)
-    : CheckpointDraft(dir, step, fs::path()) {
+CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step) : CheckpointDraft(dir, step, fs::path()) {
   make_directories(dir);
   own_.emplace(dir / step_name(step));
   folder_ = own_->path();

@@ -85,8 +85,8 @@ void serve_command(const ServeArguments& arguments) {
   const StopSignal stop;
   ApiServer server(engine, settings, chat ? &*chat : nullptr, no_chat, options);
   const bool v6 = options.host.find(':') != std::string::npos;
-  say("serving {} at http://{}{}{}:{} ({} at once, {} tokens each)\n", options.model_name, v6 ? "[" : "",
-             options.host, v6 ? "]" : "", server.port(), engine.load().max_sequences, engine.max_context());
+  say("serving {} at http://{}{}{}:{} ({} at once, {} tokens each)\n", options.model_name, v6 ? "[" : "", options.host,
+      v6 ? "]" : "", server.port(), engine.load().max_sequences, engine.max_context());
   server.run(stop);
   say("stopped by {}\n", stop.name());
 }

@@ -305,7 +305,7 @@ void ThreadGroup::wait_for_all_to_leave() {
     if (!member->left) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->rank());
   }
   say("error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
-             reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
+      reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
   std::_Exit(1);
 }
 

@@ -155,10 +155,10 @@ class RunStore::Transaction {
   bool committed_ = false;
 };
 
-RunStore::RunStore(const fs::path& path) : path_(path) {
-  if (path.has_parent_path()) make_directories(path.parent_path());
+RunStore::RunStore(const fs::path& path, Access access) : path_(path) {
+  if (access == Access::kWrite && path.has_parent_path()) make_directories(path.parent_path());
   try {
-    open();
+    access == Access::kWrite ? open() : open_for_reading();
   } catch (...) {
     sqlite3_close(database_);
     throw;
@@ -186,15 +186,35 @@ void RunStore::open() {
   Transaction transaction(*this);
   const int64_t version = query_integer("PRAGMA user_version");
   if (version == kSchemaVersion) return;
-  if (version != 0 || query_integer("SELECT count(*) FROM sqlite_master") != 0) {
-    throw runtime_error(fmt::format("'{}' is a database of another kind or version (user_version "
-                                    "{}, this nmoe's is {})",
-                                    path_.string(), version, kSchemaVersion),
-                        "move it away, or use the program that made it");
-  }
+  if (version != 0 || query_integer("SELECT count(*) FROM sqlite_master") != 0) require_own_kind(version);
   execute(kSchema);
   execute(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
   transaction.commit();
+}
+
+// A database with a write-ahead log is read with the help of a file beside it. Where none can be made, it is read as
+// one that nobody changes: without what may still be in a log.
+void RunStore::open_for_reading() {
+  check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READONLY, nullptr));
+  check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
+  if (sqlite3_exec(database_, "SELECT count(*) FROM sqlite_master", nullptr, nullptr, nullptr) == SQLITE_CANTOPEN) {
+    std::string uri = "file:";
+    for (const char c : fs::absolute(path_).string()) {
+      uri += std::string_view("?#%").find(c) == std::string_view::npos ? std::string(1, c)
+                                                                       : fmt::format("%{:02x}", static_cast<int>(c));
+    }
+    sqlite3_close(std::exchange(database_, nullptr));
+    check(sqlite3_open_v2((uri + "?immutable=1").c_str(), &database_, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, nullptr));
+  }
+  require_own_kind(query_integer("PRAGMA user_version"));
+}
+
+void RunStore::require_own_kind(int64_t version) const {
+  if (version == kSchemaVersion) return;
+  throw runtime_error(fmt::format("'{}' is a database of another kind or version (user_version "
+                                  "{}, this nmoe's is {})",
+                                  path_.string(), version, kSchemaVersion),
+                      "move it away, or use the program that made it");
 }
 
 void RunStore::check(int code) const {

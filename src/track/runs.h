@@ -64,8 +64,11 @@ struct RunRow {
 // processes' and throws an Error (runtime) naming the file when it fails.
 class RunStore {
  public:
-  // Opens `path`, creating it and its folder when missing.
-  explicit RunStore(const fs::path& path);
+  enum class Access {
+    kWrite,  // creating the file and its folder when missing
+    kRead,   // list() alone, also in a folder that nobody may write to; the file must be there
+  };
+  explicit RunStore(const fs::path& path, Access access = Access::kWrite);
   ~RunStore();
   RunStore(const RunStore&) = delete;
   RunStore& operator=(const RunStore&) = delete;
@@ -92,7 +95,9 @@ class RunStore {
   class Transaction;
 
   void open();
-  void check(int code) const;  // throws what a SQLite result code other than SQLITE_OK means
+  void open_for_reading();
+  void require_own_kind(int64_t version) const;  // of the tables
+  void check(int code) const;                    // throws what a SQLite result code other than SQLITE_OK means
   void execute(const std::string& sql) const;
   int64_t query_integer(const char* sql) const;
   bool has_run(const std::string& id);

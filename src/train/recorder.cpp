@@ -26,11 +26,11 @@ Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& opti
       line_("train", "step", config.train.steps, step) {
   const bool dirty = commit.ends_with('+');
   info_ = {.name = config.run.name,
-                     .experiment = config.run.experiment,
-                     .config_json = config_json(config),
-                     .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
-                     .git_dirty = dirty,
-                     .checkpoint_dir = checkpoint_dir(config).string()};
+           .experiment = config.run.experiment,
+           .config_json = config_json(config),
+           .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
+           .git_dirty = dirty,
+           .checkpoint_dir = checkpoint_dir(config).string()};
   runs_.emplace(runs_path_);
   if (run_id.empty()) {
     run_id_ = runs_->start(info_);

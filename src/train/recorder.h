@@ -82,7 +82,7 @@ class Recorder {
   RunInfo info_;
   std::optional<RunStore> runs_;  // none after it failed
   std::string run_id_;
-  Clock::time_point row_retry_{};       // when it is tried again
+  Clock::time_point row_retry_{};        // when it is tried again
   Clock::time_point metrics_warning_{};  // when the next is due
   std::optional<MetricsWriter> metrics_;
   ProgressLine line_;

@@ -68,7 +68,7 @@ struct TrainingRun {
   StreamPlan stream;
   std::vector<ValidSplit> valid_splits;
   std::vector<int32_t> token_bytes;
-  std::string tokenizer_json;  // in every checkpoint; 10 MB for large vocabularies
+  std::string tokenizer_json;                // in every checkpoint; 10 MB for large vocabularies
   std::unique_ptr<CheckpointFolder> folder;  // of the process of rank 0
   std::optional<TrainingStart> start;
 };
@@ -168,16 +168,16 @@ class Trainer {
   Engine engine_;
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;    // of steps whose results are known
-  StreamCursor cursor_;  // behind them
-  double flops_ = 0.0;   // same
+  Progress progress_;        // of steps whose results are known
+  StreamCursor cursor_;      // behind them
+  double flops_ = 0.0;       // same
   int64_t saved_step_ = -1;  // of the last checkpoint that was begun and has not failed
   std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
   // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.
   bool handing_over_ = false;
   bool can_save_ = true;             // that is, the last attempt did not fail
   std::exception_ptr data_failure_;  // of this rank; all stop, save, and then it is thrown
-  std::string collapse_;  // of a router that was found collapsed
+  std::string collapse_;             // of a router that was found collapsed
   BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
@@ -212,7 +212,7 @@ void Trainer::start() {
   require_same_start();
   if (rank_.is_first()) {
     say("device: {}{}\n", rank_.device.description(),
-               rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
+        rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
   }
   const TrainingStart& start = *run_.start;
   if (start.resumes()) {
@@ -266,7 +266,7 @@ bool Trainer::enqueue_step() {
     int64_t saves = 0;    // rank 0's word that it is time for the next
   };
   Share mine{.targets = batches_.num_targets(),
-             .flops = batches_.flops(run_.memory.cost),
+             .flops = data_failure_ ? 0.0 : batches_.flops(run_.memory.cost),
              .stops = stop_requested() || data_failure_ ? 1 : 0,
              .written = saver_.has_written() ? 1 : 0,
              .saves = save_is_due() ? 1 : 0};
@@ -450,10 +450,10 @@ void Trainer::save_at_end() {
   if (!error) return;
   can_save_ = false;
   const auto last = latest_checkpoint(checkpoint_dir(config_));
-  throw runtime_error(fmt::format("the weights after step {} are not saved: {}; {}", progress_.steps, error->what(),
-                                  last ? fmt::format("the last whole checkpoint is {}", last->string())
-                                       : "the run has no checkpoint"),
-                      error->remedy() + ", then go on from there with --resume");
+  throw runtime_error(
+      fmt::format("the weights after step {} are not saved: {}; {}", progress_.steps, error->what(),
+                  last ? fmt::format("the last whole checkpoint is {}", last->string()) : "the run has no checkpoint"),
+      error->remedy() + ", then go on from there with --resume");
 }
 
 // Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
@@ -575,7 +575,7 @@ void require_processes_can(const Config& config, const Launch& launch) {
   }
   if (launch.process > 0) return;
   say("process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes,
-             ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
+      ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
 }
 
 }  // namespace

@@ -111,7 +111,8 @@ TEST_F(LossTest, ARunIsOneProcesses) {
   const auto program = stopped_run();
   for (const auto& arguments : {train({"train.steps=3"}), resume({"train.steps=3"})}) {
     const Outcome second = n(arguments);
-    expect_error(second, 1, "run \"tiny\" cannot begin: another process is at work on 'runs/checkpoints/tiny': process ",
+    expect_error(second, 1,
+                 "run \"tiny\" cannot begin: another process is at work on 'runs/checkpoints/tiny': process ",
                  "choose another run.name");
   }
   program->send(SIGTERM);

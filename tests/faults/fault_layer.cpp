@@ -188,11 +188,11 @@ ssize_t written(int fd, Half half, Whole whole) {
 
 extern "C" {
 
-#define OPENS(name, dir, ...)            \
-  va_list list;                          \
-  va_start(list, flags);                 \
+#define OPENS(name, dir, ...)               \
+  va_list list;                             \
+  va_start(list, flags);                    \
   const mode_t mode = mode_of(flags, list); \
-  va_end(list);                          \
+  va_end(list);                             \
   return opened(dir, name, flags, mode)
 
 int open(const char* name, int flags, ...) { OPENS(name, AT_FDCWD); }
@@ -213,7 +213,8 @@ ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
 ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) { return pwrite64(fd, data, bytes, at); }
 ssize_t writev(int fd, const iovec* parts, int count) {
   return written(
-      fd, [&] { ::syscall(SYS_writev, fd, parts, count / 2); }, [&] { return ::syscall(SYS_writev, fd, parts, count); });
+      fd, [&] { ::syscall(SYS_writev, fd, parts, count / 2); },
+      [&] { return ::syscall(SYS_writev, fd, parts, count); });
 }
 ssize_t copy_file_range(int in, off64_t* in_at, int out, off64_t* out_at, size_t bytes, unsigned flags) {
   return written(
@@ -226,9 +227,9 @@ ssize_t sendfile64(int out, int in, off64_t* at, size_t bytes) {
 ssize_t sendfile(int out, int in, off_t* at, size_t bytes) { return sendfile64(out, in, at, bytes); }
 
 // On a file.
-#define CHANGES_FILE(call, ...)                           \
-  const std::lock_guard lock(turn());                     \
-  if (fails(path_of(fd), call)) return -1;                \
+#define CHANGES_FILE(call, ...)            \
+  const std::lock_guard lock(turn());      \
+  if (fails(path_of(fd), call)) return -1; \
   return static_cast<int>(::syscall(__VA_ARGS__))
 
 int ftruncate64(int fd, off64_t size) noexcept { CHANGES_FILE(Call::kOther, SYS_ftruncate, fd, size); }

@@ -1,7 +1,7 @@
 // Every call of the program that changes files is a place where a process is killed, a disk is full or fails, or the
 // power goes. Behind each, the same command must come to what an undisturbed one comes to.
 //
-// A sample by default; NMOE_FAULTS=all walks every call of every command (hours). Says how many cases there were.
+// A sample by default; NMOE_FAULTS=all (scripts/test.sh --faults) walks every call of every command (hours). Says how many cases there were.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -25,12 +25,10 @@ struct FaultName {
   const char* name;  // for a person
   const char* kind;  // for the layer
 };
-constexpr FaultName kFaults[] = {{Fault::kKill, "kill", "kill"},
-                                 {Fault::kNoSpace, "ENOSPC", "enospc"},
-                                 {Fault::kInputOutput, "EIO", "eio"},
-                                 {Fault::kFull, "a disk that stays full", "full"},
-                                 {Fault::kPower, "power loss", "kill"},
-                                 {Fault::kPowerNamesKept, "power loss that kept names", "kill"}};
+constexpr FaultName kFaults[] = {
+    {Fault::kKill, "kill", "kill"},        {Fault::kNoSpace, "ENOSPC", "enospc"},
+    {Fault::kInputOutput, "EIO", "eio"},   {Fault::kFull, "a disk that stays full", "full"},
+    {Fault::kPower, "power loss", "kill"}, {Fault::kPowerNamesKept, "power loss that kept names", "kill"}};
 
 std::string inode_of(const fs::path& path) {
   struct stat status {};
@@ -162,9 +160,14 @@ class FaultsTest : public testing::Test {
     const fs::path count = base_->path() / "count";
     put(count, std::string(8, '\0'));
     fs::create_directories(dir / "tmp");
-    Names line = {"env", "LD_PRELOAD=" NMOE_FAULT_LAYER, "NMOE_FAULT_ROOT=" + dir.string(),
-                  "NMOE_FAULT_COUNT=" + count.string(), "NMOE_FAULT_AT=" + std::to_string(at),
-                  "NMOE_FAULT_KIND=" + kind, "NMOE_FAULT_SHADOW=" + shadow, "TMPDIR=" + (dir / "tmp").string(),
+    Names line = {"env",
+                  "LD_PRELOAD=" NMOE_FAULT_LAYER,
+                  "NMOE_FAULT_ROOT=" + dir.string(),
+                  "NMOE_FAULT_COUNT=" + count.string(),
+                  "NMOE_FAULT_AT=" + std::to_string(at),
+                  "NMOE_FAULT_KIND=" + kind,
+                  "NMOE_FAULT_SHADOW=" + shadow,
+                  "TMPDIR=" + (dir / "tmp").string(),
                   NMOE_PROGRAM};
     line.insert(line.end(), command.arguments.begin(), command.arguments.end());
     test::Outcome outcome = test::Program(dir, line).wait();

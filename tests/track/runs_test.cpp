@@ -249,6 +249,28 @@ TEST_F(RunsTest, SeveralWritersAtOnce) {
   for (const RunRow& row : rows) EXPECT_EQ(row.step, 50);
 }
 
+// In a folder of somebody else's.
+TEST_F(RunsTest, AreListedWhereNobodyMayWrite) {
+  { RunStore(path_).start(kInfo); }
+  fs::permissions(dir_, fs::perms::owner_all | fs::perms::others_read | fs::perms::others_exec);
+  fs::permissions(path_.parent_path(),
+                  fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0 && ::seteuid(kNobody) != 0) ::_exit(3);  // root may write anywhere
+    try {
+      ::_exit(RunStore(path_, RunStore::Access::kRead).list(10).size() == 1 ? 0 : 1);
+    } catch (const std::exception&) {
+      ::_exit(2);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  fs::permissions(path_.parent_path(), fs::perms::owner_all);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 TEST_F(RunsTest, FilesThatAreNotOurs) {
   make_directories(path_.parent_path());
   write_file_atomically(path_, std::string(5000, 'x'));
