@@ -143,7 +143,7 @@ TEST_F(TrainCommandTest, ACheckpointThatCannotBeWritten) {
   setrlimit(RLIMIT_FSIZE, &limit);
   const Outcome outcome = n(train({"train.steps=1", "model.dense_dim=16384"}));
   const Outcome on_ranks =
-      n(train({"train.steps=9", "checkpoint.every=1", "model.dense_dim=16384", "parallel.ranks=2", "run.name=ranks"}));
+      n(train({"train.steps=3", "checkpoint.every=1", "model.dense_dim=16384", "parallel.ranks=2", "run.name=ranks"}));
   setrlimit(RLIMIT_FSIZE, &whole);
 
   expect_error(outcome, 1, "cannot write 'runs/checkpoints/tiny/", "raise the file size limit");
