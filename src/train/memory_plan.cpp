@@ -27,6 +27,7 @@ void rehearse_steps(const Config& config, int64_t ranks) {
   tiny.run = config.run;
   tiny.parallel = config.parallel;
   tiny.parallel.ranks = ranks;
+  if (tiny.parallel.logical_shards > 0) tiny.parallel.logical_shards = ranks;
 
   const StoragePlan plan = plan_engine_storage(tiny);
   run_ranks(ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
