@@ -85,6 +85,36 @@ Error io_error(std::string_view action, const fs::path& path, int error) {
                        remedy_for(error, path));
 }
 
+bool is_name_below(std::string_view name) {
+  if (name.empty() || name.find('\0') != std::string_view::npos) return false;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == "..") return false;
+    begin = end + 1;
+  }
+  return true;
+}
+
+void check_links_stay_inside(const fs::path& dir) {
+  std::error_code error;
+  const fs::path inside = fs::canonical(dir, error);
+  if (error) return;  // whoever reads it says what is wrong
+  const bool is_snapshot = inside.parent_path().filename() == "snapshots";
+  const fs::path blobs = inside.parent_path().parent_path() / "blobs";
+  const auto is_below = [](const fs::path& path, const fs::path& folder) {
+    return std::ranges::mismatch(folder, path).in1 == folder.end();
+  };
+  for (const auto& entry : fs::directory_iterator(inside, error)) {
+    if (!entry.is_symlink()) continue;
+    const fs::path target = fs::canonical(entry.path(), error);
+    if (error || is_below(target, inside) || (is_snapshot && is_below(target, blobs))) continue;
+    throw runtime_error(
+        fmt::format("'{}' is a link to '{}', out of its folder", entry.path().string(), target.string()),
+        "if that is meant, put a copy of the file there; if the folder came from elsewhere, do not trust it");
+  }
+}
+
 std::string read_file(const fs::path& path) {
   const Descriptor file("read", path, O_RDONLY);
   struct stat status {};

@@ -19,6 +19,14 @@ namespace fs = std::filesystem;
 // What a system call reported by errno, as an Error (runtime): "cannot <action> '<path>': <reason>", with a remedy.
 Error io_error(std::string_view action, const fs::path& path, int error);
 
+// Whether `name`, which stands in a file that others may have written, names something below the folder that it is put
+// behind: parts between single slashes, none of them empty, "." or "..".
+bool is_name_below(std::string_view name);
+
+// Error (runtime) when the folder `dir` has a symbolic link that leads out of it. Where `dir` is a snapshot in a cache
+// of Hugging Face's hub (snapshots/REVISION), its links into the blobs/ beside snapshots/ are its own files.
+void check_links_stay_inside(const fs::path& dir);
+
 // The whole file. Error (runtime) when it is missing or cannot be read.
 std::string read_file(const fs::path& path);
 

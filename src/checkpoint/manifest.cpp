@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/sha256.h"
 
 namespace nmoe {
@@ -62,7 +62,11 @@ Json tensors_to_json(std::span<const ManifestTensor> tensors) {
 ManifestTensor tensor_from_json(const Json& item) {
   const auto dims = item.at("shape").get<std::vector<int64_t>>();
   const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
-  NMOE_CHECK(dtype.has_value(), "dtype {} in an intact manifest", item.at("dtype").dump());
+  NMOE_CHECK(dtype.has_value(), "dtype {} is unknown", item.at("dtype").dump());
+  int64_t bytes = static_cast<int64_t>(dtype_bytes(*dtype));
+  const bool has_bytes =
+      std::ranges::all_of(dims, [&](int64_t dim) { return dim >= 0 && !__builtin_mul_overflow(bytes, dim, &bytes); });
+  NMOE_CHECK(has_bytes && dims.size() <= Shape::kMaxRank, "the shape {} is none", item.at("shape").dump());
   ManifestTensor tensor;
   tensor.name = item.at("name").get<std::string>();
   tensor.dtype = *dtype;
@@ -74,9 +78,13 @@ ManifestTensor tensor_from_json(const Json& item) {
 // With slices, which may be a part of the tensor.
 ManifestTensor sliced_tensor_from_json(const Json& item) {
   ManifestTensor tensor = tensor_from_json(item);
+  const int64_t most = tensor.shape.num_elements();
   for (const Json& slice : item.at("slices")) {
-    tensor.slices.push_back(
-        {{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()}, slice.at("file").get<std::string>()});
+    const ElementRange range{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()};
+    NMOE_CHECK(range.offset >= 0 && range.extent >= 0 && range.offset <= most && range.extent <= most - range.offset,
+               "tensor '{}' {} has no slice of {} elements at {}", tensor.name, tensor.shape, range.extent,
+               range.offset);
+    tensor.slices.push_back({range, slice.at("file").get<std::string>()});
   }
   item.at("chunks").get_to(tensor.chunk_sha256);
   return tensor;
@@ -120,6 +128,13 @@ std::vector<ManifestFile> files_from_json(const Json& list) {
   for (const Json& file : list) {
     files.push_back(
         {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
+    // Paths are made of these: a checkpoint has one folder below its own, and nothing above it.
+    const std::string& name = files.back().name;
+    const size_t slash = name.find('/');
+    const bool plain = is_name_below(name) &&
+                       (slash == std::string::npos ||
+                        (name.substr(0, slash) == kCarriedFolder && name.find('/', slash + 1) == std::string::npos));
+    NMOE_CHECK(plain, "'{}' is no name of a file of a checkpoint", name);
   }
   return files;
 }
@@ -134,7 +149,7 @@ std::string print_written_part(const WrittenPart& part) {
 }
 
 WrittenPart parse_written_part(std::string_view text) {
-  const Json json = Json::parse(text);
+  const Json json = parse_json<Json>(text);
   const auto tensors = [&](const char* group) {
     std::vector<ManifestTensor> list;
     for (const Json& item : json.at(group)) list.push_back(sliced_tensor_from_json(item));
@@ -170,21 +185,9 @@ std::string print_manifest(const CheckpointManifest& manifest) {
   return json.dump(1) + "\n";
 }
 
-CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()), "");
-  }
-  // The version comes first: another one may differ in everything else.
-  const Json version = json.value("format_version", Json());
-  if (version != kFormatVersion && version != kWholeTensorsVersion) {
-    throw runtime_error(fmt::format("'{}' has format version {}; this nmoe reads {} and {}", path.string(),
-                                    version.dump(), kWholeTensorsVersion, kFormatVersion),
-                        "use the nmoe that wrote it");
-  }
-  if (json.value(kOwnHashKey, Json()) != own_hash(json)) {
-    throw runtime_error(fmt::format("'{}' was altered: its hash differs", path.string()), "");
-  }
+namespace {
+
+CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
   CheckpointManifest manifest;
   CheckpointInfo& info = manifest.info;
   json.at("step").get_to(info.step);
@@ -198,6 +201,8 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   cursor.at("taken").get_to(info.cursor.taken);
   json.at("num_parameters").get_to(info.num_parameters);
   json.at("run_id").get_to(info.run_id);
+  NMOE_CHECK(info.run_id.empty() || (is_name_below(info.run_id) && info.run_id.find('/') == std::string::npos),
+             "'{}' is no id of a run", info.run_id);
   json.at("config_fingerprint").get_to(info.config_fingerprint);
   json.at("data_fingerprint").get_to(info.data_fingerprint);
   json.at("nmoe_version").get_to(info.nmoe_version);
@@ -207,12 +212,42 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   manifest.files = files_from_json(json.at("files"));
   const auto tensors = [&](const char* group) {
     const Json& list = json.at(group);
-    return version == kWholeTensorsVersion ? whole_tensors_from_json(list, fmt::format("{}.safetensors", group))
-                                           : tensors_from_json(list);
+    return whole_tensors ? whole_tensors_from_json(list, fmt::format("{}.safetensors", group))
+                         : tensors_from_json(list);
   };
   manifest.model = tensors("model");
   manifest.optimizer = tensors("optimizer");
   return manifest;
+}
+
+}  // namespace
+
+CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
+  const Json json = try_parse_json<Json>(text);
+  if (!json.is_object()) {
+    throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()), "");
+  }
+  // The version comes first: another one may differ in everything else.
+  const Json version = json.value("format_version", Json());
+  if (version != kFormatVersion && version != kWholeTensorsVersion) {
+    throw runtime_error(fmt::format("'{}' has format version {}; this nmoe reads {} and {}", path.string(),
+                                    version.dump(), kWholeTensorsVersion, kFormatVersion),
+                        "use the nmoe that wrote it");
+  }
+  if (json.value(kOwnHashKey, Json()) != own_hash(json)) {
+    throw runtime_error(fmt::format("'{}' was altered: its hash differs", path.string()), "");
+  }
+  // The hash is no secret: whoever can write a manifest can make one.
+  const auto refuse = [&](std::string_view what) {
+    return runtime_error(fmt::format("'{}' contradicts itself: {}", path.string(), what), "");
+  };
+  try {
+    return manifest_from(json, version == kWholeTensorsVersion);
+  } catch (const Json::exception& error) {
+    throw refuse(error.what());
+  } catch (const CheckFailure& failure) {
+    throw refuse(failure.what());
+  }
 }
 
 std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts) {

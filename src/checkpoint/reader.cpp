@@ -47,7 +47,7 @@ bool has_file(const CheckpointManifest& manifest, std::string_view name) {
 // The path of `name` in the checkpoint once it is known to have its recorded size.
 fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
   const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
-  NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
+  if (file == manifest.files.end()) throw fault(checkpoint / "manifest.json", fmt::format("it lists no {}", name));
   fs::path path = checkpoint / name;
   if (const uint64_t bytes = size_of(path); bytes != file->bytes) {
     throw fault(path, fmt::format("{} bytes, written with {}", bytes, file->bytes));
@@ -141,7 +141,7 @@ void CheckpointReader::open_tensor_files() {
     for (const ManifestTensor& tensor : *tensors) {
       for (const auto& [range, name] : tensor.slices) {
         const auto file = files_.find(name);
-        NMOE_CHECK(file != files_.end(), "no {} in an intact manifest", name);
+        if (file == files_.end()) throw fault(path_ / "manifest.json", fmt::format("it lists no {}", name));
         const Shape shape = slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
         const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
         if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {

@@ -94,13 +94,14 @@ void checkpoint_verify_command(const std::string& path);
 
 struct GenerateArguments {
   std::string checkpoint;
-  std::vector<std::string> prompts;  // none: the start of a document
+  std::vector<std::string> prompts;  // "-": standard input; none: the same, unless that is a terminal
   int64_t max_tokens = 200;
   SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95};
   std::vector<std::string> stop;
   int threads = 0;
   int64_t context = 0;  // 0: the model's
 };
+// Error (usage) where standard input is asked for twice. Without any prompt: the start of a document.
 void generate_command(const GenerateArguments& arguments);
 
 struct ChatArguments {

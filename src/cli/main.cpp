@@ -215,6 +215,7 @@ class CommandLine {
         ->capture_default_str();
     prep->add_option("--split-on", prep_.records.split_on,
                      "a line that separates documents of plain text; \"\": blank lines");
+    prep->add_option("--max-record", max_record_, "bytes of a record that are read at most; without it 512MiB");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
@@ -257,6 +258,9 @@ class CommandLine {
         ->capture_default_str();
     prep->callback([this] {
       if (near_dedup_) prep_.near_dedup = near_dedup_threshold_;
+      if (!max_record_.empty()) {
+        prep_.records.max_bytes = static_cast<size_t>(parse_bytes(max_record_, "--max-record"));
+      }
       if (!prep_.records.messages_field.empty()) {
         prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
           return make_conversation_encoder(chat_template_, std::move(tokenizer));
@@ -326,7 +330,9 @@ class CommandLine {
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
         ->required();
-    generate->add_option("--prompt", generate_.prompts, "text to go on from (repeatable: written together)")
+    generate
+        ->add_option("--prompt", generate_.prompts,
+                     "text to go on from (repeatable: written together); -, or none in a pipe: standard input")
         ->type_name("TEXT")
         ->take_all()
         ->allow_extra_args(false);
@@ -548,6 +554,7 @@ class CommandLine {
   ImportOptions import_;
   ExportOptions export_;
   std::string shard_size_;
+  std::string max_record_;
   ParityArguments parity_;
   ChatArguments chat_;
   ServeArguments serve_;
@@ -616,6 +623,17 @@ void flush_output() {
                       kOutputRemedy);
 }
 
+// A message may quote a file that others wrote: what would steer the terminal is shown, not sent.
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool steers = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
+    steers ? shown += fmt::format("\\x{:02x}", byte) : shown += c;
+  }
+  return shown;
+}
+
 }  // namespace
 }  // namespace nmoe::cli
 
@@ -632,7 +650,7 @@ void open_standard_descriptors() {
 }
 
 int report(int exit_code, const std::string& what, const std::string& remedy) {
-  nmoe::say("error: {}\nremedy: {}\n", what, remedy);
+  nmoe::say("error: {}\nremedy: {}\n", nmoe::cli::printable(what), nmoe::cli::printable(remedy));
   return exit_code;
 }
 

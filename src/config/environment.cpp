@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.h"
@@ -25,6 +26,16 @@ std::string expand_one(std::string_view expression, std::string_view place) {
     throw usage_error(
         fmt::format("{}: ${{{}}} is not expanded: its name does not start with {}", place, expression, kPrefix),
         "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
+  }
+  // A configuration is kept as it was understood, in checkpoints and their copies.
+  constexpr std::string_view kSecret[] = {"KEY", "SECRET", "TOKEN", "PASSWORD", "SECRET_FILE"};
+  const bool is_secret = std::ranges::any_of(kSecret, [&](std::string_view word) {
+    return variable == std::string(kPrefix) + std::string(word) || variable.ends_with("_" + std::string(word));
+  });
+  if (is_secret) {
+    throw usage_error(
+        fmt::format("{}: {} names a secret, which checkpoints would keep", place, variable),
+        "take a variable of another name: those that end in KEY, SECRET, TOKEN or PASSWORD are not expanded");
   }
   const char* value = std::getenv(variable.c_str());
   if (separator != std::string_view::npos) {

@@ -1,9 +1,9 @@
 #include "hf/import.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
 #include "config/validate.h"
@@ -26,7 +26,7 @@ std::vector<CarriedFile> carried_files(const fs::path& dir) {
 
 // The text of the special token `id`, or "" where tokenizer.json does not say.
 std::string special_token(const std::string& tokenizer_json, int64_t id) {
-  const auto json = nlohmann::json::parse(tokenizer_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = try_parse_json<nlohmann::json>(tokenizer_json);
   if (!json.is_object() || !json.contains("added_tokens") || !json["added_tokens"].is_array()) return "";
   for (const auto& token : json["added_tokens"]) {
     if (token.is_object() && token.value("id", int64_t{-1}) == id) return token.value("content", "");

@@ -35,6 +35,7 @@ class Moe final : public FeedForward {
   void exchange_through(ExchangeWindow& window);
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
+  int64_t layer() const { return layer_; }  // its index among all layers of the model
 
  private:
   struct Saved {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/say.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 
@@ -46,7 +47,7 @@ GenerationQueue::GenerationQueue(InferenceEngine& engine, int64_t max_queue, std
       capacity_(engine.load().max_sequences + max_queue),
       metrics_(std::move(metrics)),
       in_flight_(std::make_shared<std::atomic<int64_t>>(0)),
-      thread_([this] { drive(); }) {}
+      thread_(start_thread("to generate", [this] { drive(); })) {}
 
 GenerationQueue::~GenerationQueue() {
   stop_ = true;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/say.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 namespace {
@@ -23,7 +24,7 @@ int64_t now_ms() {
 MetricsWriter::MetricsWriter(fs::path path, double flush_interval_s, double lock_patience_s)
     : path_(std::move(path)), flush_interval_(flush_interval_s), lock_patience_(lock_patience_s) {
   flush();  // an unusable file is found out now, and viewers find a table
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("for metrics", [this] { run(); });
 }
 
 MetricsWriter::~MetricsWriter() {

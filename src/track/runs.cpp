@@ -197,7 +197,8 @@ void RunStore::open() {
 void RunStore::open_for_reading() {
   check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READONLY, nullptr));
   check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
-  if (sqlite3_exec(database_, "SELECT count(*) FROM sqlite_master", nullptr, nullptr, nullptr) == SQLITE_CANTOPEN) {
+  const int code = sqlite3_exec(database_, "SELECT count(*) FROM sqlite_master", nullptr, nullptr, nullptr);
+  if (code == SQLITE_CANTOPEN || code == SQLITE_READONLY) {
     std::string uri = "file:";
     for (const char c : fs::absolute(path_).string()) {
       uri += std::string_view("?#%").find(c) == std::string_view::npos ? std::string(1, c)

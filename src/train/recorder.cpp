@@ -71,6 +71,7 @@ double Recorder::tokens_per_s(const StepReport& report) const {
 }
 
 void Recorder::show(const StepReport& report, bool milestone) {
+  last_ = {.step = report.progress.steps, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
   line_.update(report.progress.steps,
                fmt::format("loss {:.4f}  {:.3f} bits/byte  {}tokens/s", report.result.loss, report.bits_per_byte,
                            human_count(tokens_per_s(report))),
@@ -91,23 +92,20 @@ void Recorder::record(const StepReport& report) {
     put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
   };
   put_rate("optimizer/lr", WeightGroup::kMatrices);
-  put_rate("optimizer/lr_dense", WeightGroup::kMatrices);
   put_rate("optimizer/lr_rest", WeightGroup::kRest);
   if (!routers.empty()) {
     put_rate("optimizer/lr_expert", WeightGroup::kExperts);
     put_rate("optimizer/lr_router", WeightGroup::kRouter);
   }
 
-  const double rate = tokens_per_s(report);
+  const double rate = last_->tokens_per_s;
   put("throughput/tokens_per_s", rate);
   put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
   put("efficiency/tflops", report.flops / report.seconds / 1e12);
   put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
   put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_routers(routers, put);
-  if (Clock::now() >= row_retry_) {
-    keep_row([&] { runs_->progress(run_id_, step, report.result.loss, rate); });
-  }
+  record_progress();
   const std::string failure = metrics_->take_failure();
   if (failure.empty() || Clock::now() < metrics_warning_) return;
   metrics_warning_ = Clock::now() + kRetryAfter;
@@ -128,8 +126,15 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   metrics_->add(step, prefix + "seconds", seconds);
 }
 
+void Recorder::record_progress() {
+  if (!last_ || Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->progress(run_id_, last_->step, last_->loss, last_->tokens_per_s); });
+}
+
 void Recorder::finish(RunStatus status, const std::string& reason) {
   line_.finish();
+  row_retry_ = {};
+  record_progress();  // of the state that is saved, which need not be of a logged step
   keep_row([&] { runs_->finish(run_id_, status, reason); });
   try {
     metrics_->flush();

@@ -58,21 +58,26 @@ class Recorder {
 
   const std::string& run_id() const { return run_id_; }
 
-  // The progress line, every step.
+  // The progress line; of every step, in order.
   void show(const StepReport& report, bool milestone);
-  // Metrics of a step that was asked for its routers, at the logging cadence.
+  // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
-  // Ends the run's row, then writes the last metrics. Without it the run is listed as dead when the process is
-  // gone.
+  // Ends the run's row, with step and loss of the last step shown, then writes the last metrics. Without it the run is
+  // listed as dead when the process is gone.
   void finish(RunStatus status, const std::string& reason);
 
  private:
   using Clock = std::chrono::steady_clock;
-
+  struct Last {
+    int64_t step;
+    double loss;
+    double tokens_per_s;
+  };
   double tokens_per_s(const StepReport& report) const;
+  void record_progress();
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
@@ -85,6 +90,7 @@ class Recorder {
   Clock::time_point row_retry_{};        // when it is tried again
   Clock::time_point metrics_warning_{};  // when the next is due
   std::optional<MetricsWriter> metrics_;
+  std::optional<Last> last_;  // nothing before the first step
   ProgressLine line_;
 };
 

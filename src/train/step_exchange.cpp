@@ -80,6 +80,7 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
     Router router;
+    router.layer = moe->layer();
     router.stats.counts = like(moe->stats().counts);
     router.stats.aux_loss = like(moe->stats().aux_loss);
     router.stats.entropy = like(moe->stats().entropy);
@@ -134,10 +135,11 @@ StepResult StepSlot::wait() const {
   result.grad_norm = std::sqrt(sums_.data<double>()[1]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   for (size_t i = 0; has_routers_ && i < routers_.size(); ++i) {
-    const auto& [stats, bias] = routers_[i];
+    const auto& [layer, stats, bias] = routers_[i];
     const std::span<const int32_t> counts = stats.counts.span<int32_t>();
     const auto [low, high] = std::ranges::minmax(bias.span<float>());
     RouterHealth& health = result.routers.emplace_back();
+    health.layer = layer;
     health.counts.assign(counts.begin(), counts.end());
     health.balance_loss = stats.aux_loss.data<double>()[0];
     health.z_loss = stats.aux_loss.data<double>()[1];

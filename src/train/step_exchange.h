@@ -49,6 +49,7 @@ void fill_positions(const Batch& batch, const PutIds& put);
 
 // A router's behaviour over one step, on all ranks.
 struct RouterHealth {
+  int64_t layer = 0;            // of the model, dense layers counted: weights are called layers.<layer>
   std::vector<int32_t> counts;  // [E] rows
   double balance_loss = 0.0;
   double z_loss = 0.0;
@@ -85,6 +86,7 @@ class StepSlot {
 
  private:
   struct Router {
+    int64_t layer;
     RouterStats stats;
     Tensor bias;  // [E] stat
   };

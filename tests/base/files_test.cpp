@@ -189,6 +189,8 @@ TEST_F(FilesTest, ATemporaryFolderIsNobodyElses) {
   make_directories(dir_ / "model.tmp");
   make_directories(dir_ / ".model.unfinished-00112233445f");
   make_directories(dir_ / ".other.unfinished-00112233445f");
+  make_directories(dir_ / ".model.unfinished-note");
+  write_file_atomically(dir_ / ".model.unfinished-00112233445e", "no folder");
   fs::path path;
   {
     const TemporaryFolder first(dir_ / "model");
@@ -203,7 +205,7 @@ TEST_F(FilesTest, ATemporaryFolderIsNobodyElses) {
   }
   EXPECT_FALSE(fs::exists(path));
   remove_unfinished_folders(dir_ / "");
-  EXPECT_EQ(num_entries(), 1U) << "the folder that nobody here made";
+  EXPECT_EQ(num_entries(), 3U) << "what nobody here made";
 }
 
 TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
@@ -237,6 +239,14 @@ TEST_F(FilesTest, AFileThatIsCutWhileItIsMapped) {
     expect_error([] { check_mapped_files(); }, (dir_ / "file").string(), "was cut");
   }
   check_mapped_files();
+}
+
+TEST_F(FilesTest, NamesBelowAFolder) {
+  for (const char* name : {"a", "a/b", "..a", "a..", "...", "a b", ".a"}) EXPECT_TRUE(is_name_below(name)) << name;
+  for (const char* name : {"", "/", "/a", "a/", "a//b", "..", "../a", "a/..", "a/../b", ".", "./a", "a/."}) {
+    EXPECT_FALSE(is_name_below(name)) << name;
+  }
+  EXPECT_FALSE(is_name_below(std::string_view("a\0b", 3)));
 }
 
 TEST_F(FilesTest, MakesNestedFolders) {

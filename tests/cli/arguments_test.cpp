@@ -15,6 +15,14 @@ TEST_F(ArgumentsTest, NamesItsVersion) {
   EXPECT_TRUE(contains(text, "cpu: x86-64-v3"));
 }
 
+// Messages quote files that others wrote.
+TEST_F(ArgumentsTest, NothingSteersTheTerminal) {
+  const test::Outcome outcome = n({"config", "a\x1b[2J\x07.toml"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.err.find_first_of("\x1b\x07"), std::string::npos);
+  EXPECT_TRUE(contains(outcome.err, R"(a\x1b[2J\x07.toml)"));
+}
+
 TEST_F(ArgumentsTest, HelpListsTheCommands) {
   const std::string text = output({"--help"});
   for (const char* command :

@@ -1,5 +1,6 @@
 // Runs that are stopped in the middle, kindly or not, end up where an undisturbed one does.
 #include <csignal>
+#include <sstream>
 #include <thread>
 
 #include "cli/cli_test.h"
@@ -52,6 +53,25 @@ TEST_F(InterruptionTest, ATerminationSignalSavesAndLeaves) {
   output(resume({fmt::format("train.steps={}", steps)}));
   EXPECT_TRUE(contains(listed("tiny"), " completed "));
   EXPECT_EQ(weights("tiny"), undisturbed(steps));
+}
+
+// `n runs` tells of the step that was saved, whether it was one of those logged or not.
+TEST_F(InterruptionTest, AnInterruptedRunIsListedWithTheLossOfItsCheckpoint) {
+  test::Program program = start(train({"train.log_every=100000"}));
+  ASSERT_TRUE(program.wait_for("train step 1/"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait().exit_code, 0);
+  const int64_t steps = saved_step();
+  undisturbed(steps);
+  const auto step_and_loss = [&](const std::string& run) {
+    std::istringstream line(listed(run));
+    std::string id, name, status, step, loss;
+    line >> id >> name >> status >> step >> loss;
+    return step + " " + loss;
+  };
+  EXPECT_TRUE(step_and_loss("tiny").starts_with(fmt::format("{} ", steps)));
+  EXPECT_EQ(step_and_loss("tiny"), step_and_loss("straight"));
 }
 
 // The signal is rank 0's to hear; all stop behind the same step.

@@ -180,7 +180,7 @@ TEST_F(TrainCommandTest, SaysThatARouterStaysFarFromBalance) {
   EXPECT_FALSE(contains(short_run.err, "far from balance"));
   const Outcome outcome = uneven(250);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "step 200: the router of MoE layer 0 is far from balance")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "step 200: the router of layer 1 is far from balance")) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "raise model.moe.balance_loss (0) or lower optim.router.lr (0)"));
   EXPECT_FALSE(contains(outcome.err, "step 250: the router"));
 }

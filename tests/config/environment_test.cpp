@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "expect_error.h"
+#include "support/errors.h"
 
 namespace nmoe {
 namespace {
@@ -28,6 +29,17 @@ TEST_F(Environment, Expands) {
   EXPECT_EQ(expand_environment("${NMOE_TEST_SET}", "x"), "/data");
   EXPECT_EQ(expand_environment("a${NMOE_TEST_SET}/b${NMOE_TEST_SET:-c}d", "x"), "a/data/b/datad");
   EXPECT_EQ(expand_environment("${NMOE_TEST_EMPTY}", "x"), "");
+}
+
+// Checkpoints and the database of runs would keep them.
+TEST_F(Environment, RefusesSecrets) {
+  for (const char* name : {"NMOE_API_KEY", "NMOE_SECRET", "NMOE_SECRET_FILE", "NMOE_MY_TOKEN", "NMOE_DB_PASSWORD"}) {
+    const Error error = test::error_of([&] { expand_environment(fmt::format("a${{{}:-x}}", name), "run.name"); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_TRUE(test::contains(error.what(), name));
+    EXPECT_TRUE(test::contains(error.what(), "run.name"));
+  }
+  EXPECT_EQ(expand_environment("${NMOE_TOKENS:-3}${NMOE_MONKEY:-4}", "x"), "34");
 }
 
 TEST_F(Environment, TakesTheDefaultForUnsetAndEmpty) {

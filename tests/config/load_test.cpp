@@ -394,7 +394,7 @@ TEST(Examples, Load) {
   EXPECT_EQ(dense.model.moe.num_experts, 0);
   const Config moe = load_config(examples / "mla_moe.toml");
   EXPECT_EQ(moe.model.moe.num_groups, 4);
-  EXPECT_EQ(moe.data.path, "data");
+  EXPECT_EQ(moe.data.path, "data/austen");
   for (const Config& config : {dense, moe}) {
     EXPECT_EQ(values_of(parse_config(print_config(config), "printed")), values_of(config));
   }

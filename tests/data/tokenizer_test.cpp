@@ -348,6 +348,20 @@ TEST_F(TokenizerFileTest, TokensInsideText) {
   EXPECT_EQ(ids, (std::vector<int32_t>{'<', '|', 'e', 'n', 'd', 299}));
 }
 
+// A file may have very many of them, and a text very many of their first letters.
+TEST(TokenFinderTest, ManyTokens) {
+  std::vector<NamedToken> tokens;
+  for (int32_t i = 0; i < 100000; ++i) tokens.push_back({fmt::format("<t{}>", i), i});
+  const TokenFinder finder(tokens);
+  const std::string text = std::string(200000, '<') + "<t99999><t9999><t1" + "<t12>";
+  std::vector<int32_t> found;
+  size_t plain = 0;
+  finder.cut(
+      text, [&](std::string_view part) { plain += part.size(); }, [&](int32_t id) { found.push_back(id); });
+  EXPECT_EQ(found, (std::vector<int32_t>{99999, 9999, 12}));
+  EXPECT_EQ(plain, 200000 + std::string("<t1").size());
+}
+
 TEST_F(TokenizerFileTest, PostProcessorIsKept) {
   BpeModel model = sample_model();
   model.post_processor = R"({"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true})";

@@ -1,7 +1,8 @@
 // Every call of the program that changes files is a place where a process is killed, a disk is full or fails, or the
 // power goes. Behind each, the same command must come to what an undisturbed one comes to.
 //
-// A sample by default; NMOE_FAULTS=all (scripts/test.sh --faults) walks every call of every command (hours). Says how many cases there were.
+// A sample by default; NMOE_FAULTS=all (scripts/test.sh --faults) walks every call of every command. Says how many
+// cases there were.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

@@ -270,7 +270,7 @@ class RankTrainingTest : public TrainerTest {
 
   // Training amplifies differences in the last bits: 2e-4 of a loss after these few steps.
   void expect_same_curve(const std::string& name, const std::string& expected_name) const {
-    for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "valid/loss", "router/layer_00/entropy"}) {
+    for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "valid/loss", "router/layer_01/entropy"}) {
       const auto curve = series(name, tag), expected = series(expected_name, tag);
       ASSERT_EQ(curve.size(), expected.size()) << tag;
       for (const auto& [step, value] : expected) {
@@ -381,7 +381,7 @@ TEST_F(RankTrainingTest, ACollapsedRouterStopsAll) {
   const Error error = error_of([&] {
     run("collapse", on(2, {"model.init.router_std=0", "model.moe.bias_rate=0", "train.steps=9", "optim.router.lr=0"}));
   });
-  EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed"));
+  EXPECT_TRUE(contains(error.what(), "step 1: the router of layer 1 has collapsed"));
   EXPECT_EQ(row("collapse").status, RunStatus::kFailedCollapse);
   // The step that was on its way is saved with it.
   EXPECT_EQ(CheckpointReader::open(checkpoints("collapse")).info().step, 2);

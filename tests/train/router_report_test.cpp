@@ -21,32 +21,33 @@ Report report_of(const std::vector<RouterHealth>& layers) {
   return report;
 }
 
-// Layer 0: loads 6, 2, 0, 0 have mean 2 and variance (16 + 0 + 4 + 4) / 4 = 6.
-// Layer 1: loads 2, 2, 2, 2.
+// Of the model, layer 1: loads 6, 2, 0, 0 have mean 2 and variance (16 + 0 + 4 + 4) / 4 = 6.
+// Layer 5: loads 2, 2, 2, 2.
 std::vector<RouterHealth> two_layers() {
-  return {{.counts = {6, 2, 0, 0}, .balance_loss = 0.25, .z_loss = 0.5, .entropy = 0.75, .bias_range = 0.125},
-          {.counts = {2, 2, 2, 2}, .entropy = 1.25, .bias_range = 0.5}};
+  return {
+      {.layer = 1, .counts = {6, 2, 0, 0}, .balance_loss = 0.25, .z_loss = 0.5, .entropy = 0.75, .bias_range = 0.125},
+      {.layer = 5, .counts = {2, 2, 2, 2}, .entropy = 1.25, .bias_range = 0.5}};
 }
 
 TEST(RouterReportTest, NumbersByHand) {
   const double cv = 100.0 * std::sqrt(6.0) / 2.0;
   const Report expected = {
-      {"router/layer_00/max_load", 75.0},
-      {"router/layer_00/load_max_over_mean", 3.0},
-      {"router/layer_00/cv", cv},
-      {"router/layer_00/entropy", 0.75},
-      {"router/layer_00/experts_active", 2.0},
-      {"router/layer_00/bias_range", 0.125},
-      {"router/layer_00/balance_loss", 0.25},
-      {"router/layer_00/z_loss", 0.5},
-      {"router/layer_01/max_load", 25.0},
-      {"router/layer_01/load_max_over_mean", 1.0},
-      {"router/layer_01/cv", 0.0},
-      {"router/layer_01/entropy", 1.25},
-      {"router/layer_01/experts_active", 4.0},
-      {"router/layer_01/bias_range", 0.5},
-      {"router/layer_01/balance_loss", 0.0},
-      {"router/layer_01/z_loss", 0.0},
+      {"router/layer_01/max_load", 75.0},
+      {"router/layer_01/load_max_over_mean", 3.0},
+      {"router/layer_01/cv", cv},
+      {"router/layer_01/entropy", 0.75},
+      {"router/layer_01/experts_active", 2.0},
+      {"router/layer_01/bias_range", 0.125},
+      {"router/layer_01/balance_loss", 0.25},
+      {"router/layer_01/z_loss", 0.5},
+      {"router/layer_05/max_load", 25.0},
+      {"router/layer_05/load_max_over_mean", 1.0},
+      {"router/layer_05/cv", 0.0},
+      {"router/layer_05/entropy", 1.25},
+      {"router/layer_05/experts_active", 4.0},
+      {"router/layer_05/bias_range", 0.5},
+      {"router/layer_05/balance_loss", 0.0},
+      {"router/layer_05/z_loss", 0.0},
       {"router_agg/mean_cv", cv / 2},
       {"router_agg/std_cv", cv / 2},
       {"router_agg/mean_entropy", 1.0},
@@ -82,6 +83,8 @@ Config moe_config(int64_t num_experts, int64_t top_k) {
 std::vector<RouterHealth> layers_with(double over_mean, int32_t num_experts = 64) {
   const int32_t mean = 2 * (num_experts - 1);
   std::vector<RouterHealth> layers(2);
+  layers[0].layer = 3;
+  layers[1].layer = 4;
   layers[0].counts.assign(static_cast<size_t>(num_experts), mean);
   layers[1].counts.assign(static_cast<size_t>(num_experts), static_cast<int32_t>(2 * (num_experts - over_mean)));
   layers[1].counts[0] = static_cast<int32_t>(over_mean * mean);
@@ -90,9 +93,9 @@ std::vector<RouterHealth> layers_with(double over_mean, int32_t num_experts = 64
 
 TEST(RouterReportTest, TheFullestExpertAndItsLayer) {
   const FullestExpert fullest = fullest_expert(two_layers());
-  EXPECT_EQ(fullest.layer, 0);
+  EXPECT_EQ(fullest.layer, 1);
   EXPECT_DOUBLE_EQ(fullest.over_mean, 3.0);
-  EXPECT_EQ(fullest_expert(layers_with(8.0)).layer, 1);
+  EXPECT_EQ(fullest_expert(layers_with(8.0)).layer, 4);
   EXPECT_EQ(fullest_expert({}).over_mean, 0.0);
   EXPECT_EQ(fullest_expert(std::vector<RouterHealth>{{.counts = {0, 0}}}).over_mean, 0.0);
 }
@@ -102,7 +105,7 @@ TEST(BalanceWatchTest, NamesLayerLoadAndKeys) {
   EXPECT_EQ(watch.observe(280, layers_with(8.0)), "");
   EXPECT_EQ(watch.observe(290, layers_with(8.0)), "");
   const std::string said = watch.observe(300, layers_with(8.0));
-  EXPECT_TRUE(contains(said, "step 300: the router of MoE layer 1 is far from balance")) << said;
+  EXPECT_TRUE(contains(said, "step 300: the router of layer 4 is far from balance")) << said;
   EXPECT_TRUE(contains(said, "8.0 times the mean, 50 % of all tokens")) << said;
   EXPECT_TRUE(contains(said, "raise model.moe.bias_rate (0.002) or lower optim.router.lr (0.004)")) << said;
 }
@@ -162,11 +165,11 @@ TEST(RouterReportTest, CollapseByHand) {
   const MoeConfig moe = {.num_experts = 16, .top_k = 2};
   const auto collapse_of = [&](std::vector<int32_t> counts) {
     counts.resize(16);
-    const std::vector<RouterHealth> layers = {{.counts = std::vector<int32_t>(16, 40)}, {.counts = counts}};
+    const std::vector<RouterHealth> layers = {{.counts = std::vector<int32_t>(16, 40)}, {.layer = 7, .counts = counts}};
     return find_collapse(layers, moe);
   };
   const std::string collapse = collapse_of({320, 320});
-  EXPECT_TRUE(contains(collapse, "MoE layer 1"));
+  EXPECT_TRUE(contains(collapse, "router of layer 7 has"));
   EXPECT_TRUE(contains(collapse, "2 of 16 experts"));
   EXPECT_TRUE(contains(collapse, "265 %"));
 

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/sha256.h"
+#include "base/start_thread.h"
 #include "base/thread_pool.h"
 #include "base/version.h"
 #include "data/prep/dedup.h"
@@ -234,7 +235,7 @@ class Preparation {
     std::exception_ptr read_failure;
     std::exception_ptr failure;
     std::exception_ptr write_failure;
-    std::thread reader([&] {
+    std::thread reader = start_thread("to read", [&] {
       try {
         read_all();
       } catch (...) {
@@ -242,15 +243,16 @@ class Preparation {
       }
       read_.close();
     });
-    std::thread writer([&] {
-      try {
-        while (std::optional<Batch> batch = encoded_.pop()) output_->write(*batch);
-      } catch (...) {
-        write_failure = std::current_exception();
-      }
-      encoded_.close();
-    });
+    std::thread writer;
     try {
+      writer = start_thread("to write", [&] {
+        try {
+          while (std::optional<Batch> batch = encoded_.pop()) output_->write(*batch);
+        } catch (...) {
+          write_failure = std::current_exception();
+        }
+        encoded_.close();
+      });
       while (std::optional<Batch> batch = read_.pop()) {
         process(*batch);
         if (!encoded_.push(std::move(*batch))) break;
@@ -261,7 +263,7 @@ class Preparation {
     read_.close();
     encoded_.close();
     reader.join();
-    writer.join();
+    if (writer.joinable()) writer.join();
     // That of the document that comes first.
     for (const std::exception_ptr& error : {write_failure, failure, read_failure}) {
       if (error) std::rethrow_exception(error);
