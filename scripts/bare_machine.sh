@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Proof that README's two commands need nothing but themselves: makes a bare Debian 12 in a folder (debootstrap, minbase),
-# clones what is committed here into it, and runs scripts/quickstart.sh and scripts/test.sh there. Slow: some 30 minutes
-# on 2 idle cores, 4 GB of disk and 500 MB of downloads; no part of CI.
+# clones what is committed here into it, and runs scripts/quickstart.sh and scripts/test.sh there. Slow, for all is
+# compiled from nothing; no part of CI.
 #
 #   scripts/bare_machine.sh [quickstart | test]   both, or one of the two commands
 #

@@ -19,8 +19,9 @@ case ${1:-} in
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
     preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test)
-    # Large vocabularies, read again and again: minutes of the same code that small ones run.
-    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*'
+    # Large vocabularies, read again and again, and runs of many ranks one after the other: minutes of the same code that
+    # small ones run.
+    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*EveryNumberOfRanks*'
     ;;
   --faults) programs=(faults_test); export NMOE_FAULTS=all ;;
   --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;

@@ -57,9 +57,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
     }
     if (weight.updated.extent > 0) slots_.push_back(slot);
   }
-  for (const OptimizerState& state : state_) {
-    if (state.tensor.num_elements() > 0) ops_.fill({state.tensor, 0.0});
-  }
+  for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
 }
 
 const GroupConfig& Optimizer::group(WeightGroup group) const { return group_of(config_, group); }

@@ -43,8 +43,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
              {.index = domain_.index(),
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
-              .in_order = config_.parallel.logical_shards > 0}) {
-  if (config_.parallel.logical_shards > 0 && rank.count() != domain_.count()) {
+              .in_order = in_order()}) {
+  if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
   }
@@ -93,12 +93,12 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
 }
 
 void Engine::allocate_sums(Arena& state) {
-  const bool in_order = config_.parallel.logical_shards > 0;
   const auto& weights = model_.weights().all();
   const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
   int64_t num_chunks = 0;
   for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
-  const int64_t num_losses = in_order ? config_.parallel.logical_shards : 1, num_squares = in_order ? num_chunks : 1;
+  const int64_t num_losses = in_order() ? config_.parallel.logical_shards : 1,
+                num_squares = in_order() ? num_chunks : 1;
   partial_sums_ = state.allocate(DType::kF64, {num_losses + num_squares});
   partial_losses_ = partial_sums_.rows(0, num_losses);
   partial_squares_ = partial_sums_.rows(num_losses, num_losses + num_squares);
@@ -111,8 +111,8 @@ void Engine::allocate_sums(Arena& state) {
     if (!weight.spec.is_trained()) continue;
     const TensorChunks chunks = chunks_of(weight);
     const int64_t begin = weight.offset + weight.updated.offset, size = weight.updated.extent;
-    if (!in_order && size > 0) squares_.push_back({weight.total, partial_squares_});
-    for (int64_t at = begin; in_order && at < begin + size;) {
+    if (!in_order() && size > 0) squares_.push_back({weight.total, partial_squares_});
+    for (int64_t at = begin; in_order() && at < begin + size;) {
       const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
       squares_.push_back(
           {weight.total.reshape({size}).rows(at - begin, end - begin), partial_squares_.rows(entry, entry + 1)});
@@ -189,19 +189,18 @@ void Engine::enqueue_begin() {
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
-  const bool in_order = config_.parallel.logical_shards > 0;
   int64_t shard = rank_.index();
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     const Tensor losses = losses_.rows(0, batch.num_tokens());
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect);
-    ops_.sum({losses, in_order ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
-    if (in_order) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
+    ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
+    if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
   }
-  if (!in_order) domain_.reduce_sum(ops_, grads_);
 }
 
 void Engine::enqueue_update() {
+  if (!in_order()) domain_.reduce_sum(ops_, grads_);
   rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
   for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);

@@ -137,6 +137,7 @@ class Engine {
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
   void allocate_sums(Arena& state);
+  bool in_order() const { return config_.parallel.logical_shards > 0; }
   void gather_values();  // of the weights that every rank has, from those that updated them
 
   Config config_;

@@ -104,6 +104,25 @@ TEST(RankEngines, KeepTheSameBitsOnEveryRankAndEveryTime) {
   }
 }
 
+// Runs steps on an engine a rank, then calls `look`, one rank after the other, with each part of a checkpoint that the
+// rank would write.
+void look_at_written(const Config& config, int64_t steps, const std::function<void(const NamedPart&)>& look) {
+  std::mutex mutex;
+  run_engines(config, [&](ReadyEngine& ready) {
+    for (int64_t step = 1; step <= steps; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
+    ready.engine.stage();
+    ready.engine.wait_staged();
+    const StateTensors& state = ready.engine.staging();
+    const std::scoped_lock lock(mutex);
+    size_t i = 0;
+    for (const auto* of_kind : {&state.model, &state.optimizer}) {
+      for (const NamedPart& part : *of_kind) {
+        if (state.is_written[i++] != 0) look(part);
+      }
+    }
+  });
+}
+
 // An embedding and a head of several chunks, so that ranks update parts of them.
 TEST(RankEngines, UpdatePartsOfWhatAllHave) {
   const auto wide = [](int64_t ranks) {
@@ -123,26 +142,13 @@ TEST(RankEngines, UpdatePartsOfWhatAllHave) {
   }
   for (const int64_t ranks : {2, 4}) {
     const Config config = wide(ranks);
-    std::mutex mutex;
     std::map<std::string, std::map<int64_t, int64_t>> parts;  // of each tensor: [begin, end) that are written
     std::set<int64_t> cuts;                                   // of the head
-    run_engines(config, [&](ReadyEngine& ready) {
-      for (int64_t step = 1; step <= kSteps; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
-      ready.engine.stage();
-      ready.engine.wait_staged();
-      const StateTensors& state = ready.engine.staging();
-      const std::scoped_lock lock(mutex);
-      size_t i = 0;
-      for (const auto* of_kind : {&state.model, &state.optimizer}) {
-        for (const NamedPart& part : *of_kind) {
-          if (state.is_written[i++] == 0) continue;
-          const int64_t begin = part.offset, end = begin + part.tensor.num_elements();
-          EXPECT_TRUE(parts[part.name].emplace(begin, end).second) << part.name << " has two writers";
-          EXPECT_TRUE(near(part.tensor.reshape({end - begin}), expected.at(part.name).rows(begin, end), 2e-2))
-              << part.name;
-          if (part.name == "head") cuts.insert(begin);
-        }
-      }
+    look_at_written(config, kSteps, [&](const NamedPart& part) {
+      const int64_t begin = part.offset, end = begin + part.tensor.num_elements();
+      EXPECT_TRUE(parts[part.name].emplace(begin, end).second) << part.name << " has two writers";
+      EXPECT_TRUE(near(part.tensor.reshape({end - begin}), expected.at(part.name).rows(begin, end), 2e-2)) << part.name;
+      if (part.name == "head") cuts.insert(begin);
     });
     EXPECT_EQ(cuts.size(), ranks == 2 ? 1U : 2U);  // two ranks have one of the two large weights each
     for (const auto& [name, tensor] : expected) {
@@ -159,24 +165,12 @@ TEST(RankEngines, UpdatePartsOfWhatAllHave) {
 // What a checkpoint would hold, put together from what each rank writes of it.
 Bytes whole_state(const Config& config, int64_t steps) {
   Bytes whole;
-  std::mutex mutex;
-  run_engines(config, [&](ReadyEngine& ready) {
-    for (int64_t step = 1; step <= steps; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
-    ready.engine.stage();
-    ready.engine.wait_staged();
-    const StateTensors& state = ready.engine.staging();
-    const std::scoped_lock lock(mutex);
-    size_t i = 0;
-    for (const auto* of_kind : {&state.model, &state.optimizer}) {
-      for (const NamedPart& part : *of_kind) {
-        if (state.is_written[i++] == 0) continue;
-        const size_t element = dtype_bytes(part.tensor.dtype());
-        std::string& bytes = whole[part.name];
-        bytes.resize(static_cast<size_t>(part.shape.num_elements()) * element);
-        std::memcpy(bytes.data() + static_cast<size_t>(part.offset) * element, part.tensor.raw(),
-                    static_cast<size_t>(part.tensor.num_bytes()));
-      }
-    }
+  look_at_written(config, steps, [&](const NamedPart& part) {
+    const size_t element = dtype_bytes(part.tensor.dtype());
+    std::string& bytes = whole[part.name];
+    bytes.resize(static_cast<size_t>(part.shape.num_elements()) * element);
+    std::memcpy(bytes.data() + static_cast<size_t>(part.offset) * element, part.tensor.raw(),
+                static_cast<size_t>(part.tensor.num_bytes()));
   });
   return whole;
 }
