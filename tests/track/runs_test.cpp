@@ -252,9 +252,11 @@ TEST_F(RunsTest, SeveralWritersAtOnce) {
 // In a folder of somebody else's.
 TEST_F(RunsTest, AreListedWhereNobodyMayWrite) {
   { RunStore(path_).start(kInfo); }
-  fs::permissions(dir_, fs::perms::owner_all | fs::perms::others_read | fs::perms::others_exec);
-  fs::permissions(path_.parent_path(),
-                  fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  // The child keeps this process's group.
+  constexpr fs::perms kReadable = fs::perms::owner_read | fs::perms::owner_exec | fs::perms::group_read |
+                                  fs::perms::group_exec | fs::perms::others_read | fs::perms::others_exec;
+  fs::permissions(dir_, kReadable | fs::perms::owner_write);
+  fs::permissions(path_.parent_path(), kReadable);
   const pid_t child = ::fork();
   if (child == 0) {
     constexpr uid_t kNobody = 65534;
