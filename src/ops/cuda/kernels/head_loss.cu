@@ -29,6 +29,15 @@ constexpr int kVector = 4;
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
 static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
 
+// exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
+// where it is not far below 1.
+__device__ inline float exp_below(float x, float highest) {
+  constexpr float kLog2E = 1.44269504F;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - highest) * kLog2E));
+  return power;
+}
+
 // A running softmax and argmax over some of a row's logits.
 struct OnlineSoftmax {
   float max;   // finite where there is none, so that exp(-inf - max) is 0
@@ -37,21 +46,29 @@ struct OnlineSoftmax {
 
   __device__ static OnlineSoftmax of_nothing() { return {-FLT_MAX, 0.0F, INT_MAX}; }
 
-  __device__ void add(float logit, int index) {
-    if (logit > max) {
-      sum = sum * expf(max - logit) + 1.0F;
-      max = logit;
-      argmax = index;
-    } else {
-      sum += expf(logit - max);  // NaN stays in the sum
+  // Logits index, index + 1 and so on. NaN stays in the sum.
+  template <int kCount>
+  __device__ void add(const float (&logits)[kCount], int index) {
+    float highest = logits[0];
+#pragma unroll
+    for (int j = 1; j < kCount; ++j) highest = fmaxf(highest, logits[j]);
+    if (highest > max) {  // seldom
+      sum *= exp_below(max, highest);
+      max = highest;
+#pragma unroll
+      for (int j = kCount - 1; j >= 0; --j) {
+        if (logits[j] == highest) argmax = index + j;
+      }
     }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum += exp_below(logits[j], max);
   }
 };
 
 __device__ OnlineSoftmax merge(const OnlineSoftmax& a, const OnlineSoftmax& b) {
   OnlineSoftmax both;
   both.max = fmaxf(a.max, b.max);
-  both.sum = a.sum * expf(a.max - both.max) + b.sum * expf(b.max - both.max);
+  both.sum = a.sum * exp_below(a.max, both.max) + b.sum * exp_below(b.max, both.max);
   both.argmax = a.max > b.max ? a.argmax : b.max > a.max ? b.argmax : min(a.argmax, b.argmax);
   return both;
 }
@@ -125,11 +142,13 @@ struct RowArgs {
 template <class T, int kValues>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
   namespace cg = cooperative_groups;
-  using Barrier = cuda::barrier<cuda::thread_scope_block>;
+  using Barrier = ::cuda::barrier<::cuda::thread_scope_block>;
   constexpr bool kBulk = kValues == kVector;
   extern __shared__ __align__(128) float buffers[];
-#pragma nv_diag_suppress static_var_with_dynamic_init
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 20054  // their constructor does not run: init() does what is to be done
   __shared__ Barrier filled[2];
+#pragma nv_diagnostic pop
 
   const cg::cluster_group cluster = cg::this_cluster();
   const auto num_blocks = static_cast<int>(cluster.num_blocks());
@@ -139,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
   const int size = max(0, min(args.slice, args.vocab - begin));
   if (kBulk && threadIdx.x == 0) {
     for (Barrier& barrier : filled) init(&barrier, 1);
-    cuda::device::experimental::fence_proxy_async_shared_cta();  // copies see them
+    ::cuda::device::experimental::fence_proxy_async_shared_cta();  // copies see them
   }
   __syncthreads();
 
@@ -151,9 +170,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
       if (threadIdx.x != 0) return;
       const auto bytes = static_cast<unsigned>(size * sizeof(float));
       if (size > 0) {
-        cuda::device::memcpy_async_tx(target, source, cuda::aligned_size_t<16>(bytes), filled[buffer]);
+        ::cuda::device::memcpy_async_tx(target, source, ::cuda::aligned_size_t<16>(bytes), filled[buffer]);
       }
-      cuda::device::barrier_arrive_tx(filled[buffer], 1, bytes);
+      static_cast<void>(::cuda::device::barrier_arrive_tx(filled[buffer], 1, bytes));
     } else {
       for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) target[i] = source[i];
     }
@@ -174,8 +193,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
 
     OnlineSoftmax softmax = OnlineSoftmax::of_nothing();
     for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
-#pragma unroll
-      for (int j = 0; j < kValues; ++j) softmax.add(logits[i + j], begin + i + j);
+      float x[kValues];
+      load_values(logits + i, x);
+      softmax.add(x, begin + i);
     }
     SliceResult result{.softmax = merge_block(softmax), .target_logit = 0.0F};
     const int in_slice = target - begin;
@@ -194,9 +214,10 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
       T* const gradient = args.gradient + static_cast<int64_t>(row) * args.vocab + begin;
       for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
         float values[kValues];
+        load_values(logits + i, values);
 #pragma unroll
         for (int j = 0; j < kValues; ++j) {
-          const float scaled = has_target ? expf(logits[i + j] - softmax.max) * factor : 0.0F;  // scale * softmax
+          const float scaled = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
           values[j] = begin + i + j == target ? scaled - scale : scaled;
         }
         store_values(gradient + i, values);
