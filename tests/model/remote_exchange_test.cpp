@@ -81,8 +81,8 @@ struct RankTest {
   }
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
-    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kStepState,
-                                 ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
+                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
       plan.set(kind, 1 << 20);
     }
     return plan;
