@@ -76,13 +76,15 @@ inline EmbeddingBackwardScratch claim(ArenaScope& scope, const EmbeddingBackward
 }
 
 // --- norms: a partial gradient of the gain for each chunk of rows.
-inline int64_t gain_chunk_rows(int64_t num_rows) {
-  constexpr int64_t kMinRows = 32, kMaxChunks = 256;
-  return std::max(kMinRows, blocks_for(num_rows, kMaxChunks));
+// Rows that are wide are worked on by whole blocks, of which more find room at once.
+inline int64_t gain_chunk_rows(int64_t num_rows, int64_t width) {
+  constexpr int64_t kMinRows = 32;
+  const int64_t max_chunks = width > 1024 ? 512 : 256;
+  return std::max(kMinRows, blocks_for(num_rows, max_chunks));
 }
 inline Tensor claim(ArenaScope& scope, const RmsNormBackward& args) {
   const int64_t rows = args.x.dim(0);
-  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows)), args.x.dim(1)});
+  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, args.x.dim(1))), args.x.dim(1)});
 }
 
 // --- routers.

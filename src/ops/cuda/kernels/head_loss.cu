@@ -23,11 +23,8 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / kWarp;
 constexpr int kVector = 4;
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
-static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
 
 // exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
 // where it is not far below 1.
@@ -92,7 +89,10 @@ struct SliceResult {
 };
 
 // Thread 0 returns that of the block's logits.
+template <int kThreads>
 __device__ OnlineSoftmax merge_block(OnlineSoftmax softmax) {
+  constexpr int kWarps = kThreads / kWarp;
+  static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
   __shared__ OnlineSoftmax of_warps[kWarps];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   softmax = merge_warp(softmax);
@@ -139,7 +139,7 @@ struct RowArgs {
 };
 
 // kValues: logits a thread takes at a time, 4 where V is divisible by it. Those travel by bulk copies.
-template <class T, int kValues>
+template <class T, int kValues, int kThreads>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
   namespace cg = cooperative_groups;
   using Barrier = ::cuda::barrier<::cuda::thread_scope_block>;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
       load_values(logits + i, x);
       softmax.add(x, begin + i);
     }
-    SliceResult result{.softmax = merge_block(softmax), .target_logit = 0.0F};
+    SliceResult result{.softmax = merge_block<kThreads>(softmax), .target_logit = 0.0F};
     const int in_slice = target - begin;
     if (has_target && in_slice >= 0 && in_slice < size) result.target_logit = logits[in_slice];
     result = merge_cluster(result, turn % 2);
@@ -247,22 +247,26 @@ void launch_cross_entropy(Context& ctx, RowArgs<T> args) {
   NMOE_CHECK(slice_bytes <= kSharedBytes, "a head over {} words: {} are possible", args.vocab,
              kMaxClusterBlocks * kSharedBytes / sizeof(float));
   const auto shared = static_cast<size_t>(args.num_buffers * slice_bytes);
-  const auto kernel = cross_entropy_kernel<T, kValues>;
-  allow_dynamic_shared(kernel, static_cast<int>(shared));
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {.x = static_cast<unsigned>(blocks), .y = 1, .z = 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid_size(static_cast<int64_t>(args.num_rows) * blocks));
-  config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = shared;
   config.stream = ctx.stream;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  int at_once = 0;  // clusters
-  NMOE_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&at_once, kernel, &config));
-  config.gridDim = dim3(grid_size(static_cast<int64_t>(std::clamp(args.num_rows, 1, std::max(1, at_once))) * blocks));
-  NMOE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+  const auto launch = [&]<int kThreads>() {
+    const auto kernel = cross_entropy_kernel<T, kValues, kThreads>;
+    allow_dynamic_shared(kernel, static_cast<int>(shared));
+    config.blockDim = dim3(kThreads);
+    int at_once = 0;  // clusters
+    NMOE_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&at_once, kernel, &config));
+    config.gridDim = dim3(grid_size(static_cast<int64_t>(std::clamp(args.num_rows, 1, std::max(1, at_once))) * blocks));
+    NMOE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+  };
+  const bool one_a_multiprocessor = 2 * static_cast<int64_t>(shared) > kSharedBytes;
+  one_a_multiprocessor ? launch.template operator()<1024>() : launch.template operator()<512>();
 }
 
 template <class T>

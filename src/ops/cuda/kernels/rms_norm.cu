@@ -5,7 +5,7 @@
 // Forward reads x twice, the second time from a cache for the sizes models use. Backward reads x and dy once: a block
 // has a chunk of rows, a warp of it (or for wide rows all of it) a row at a time, and each thread keeps what it adds to
 // dgain until the chunk is done. Those partial sums, [chunks, D], are added in the chunks' order by a second kernel.
-// Chunks follow from N alone.
+// Chunks follow from N and D alone.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -121,6 +121,7 @@ __global__ void __launch_bounds__(kGainWarps* kWarp)
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
   float total = 0.0F;
   if (column < width) {
+#pragma unroll 8
     for (int64_t chunk = warp; chunk < num_chunks; chunk += kGainWarps) total += partials[chunk * width + column];
   }
   sums[warp][lane] = total;
@@ -140,9 +141,8 @@ void dispatch_backward(int64_t width, const Fn& fn) {
   };
   const bool done = with.template operator()<kWarp, 1>() || with.template operator()<kWarp, 2>() ||
                     with.template operator()<kWarp, 3>() || with.template operator()<kWarp, 4>() ||
-                    with.template operator()<kWarp, 6>() || with.template operator()<kWarp, 8>() ||
-                    with.template operator()<kRowThreads, 2>() || with.template operator()<kRowThreads, 4>() ||
-                    with.template operator()<kRowThreads, 8>();
+                    with.template operator()<kRowThreads, 1>() || with.template operator()<kRowThreads, 2>() ||
+                    with.template operator()<kRowThreads, 4>() || with.template operator()<kRowThreads, 8>();
   NMOE_CHECK(done, "the gradient of a norm over {} values: {} are possible", width, 8 * kRowThreads * 8);
 }
 
@@ -179,7 +179,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   check_shapes(x, gain, dy, rstd);
   check_shapes(x, dgain, dx, rstd);
   const int64_t num_rows = x.dim(0), width = x.dim(1);
-  const int64_t chunk_rows = gain_chunk_rows(num_rows);
+  const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   ArenaScope scratch(ctx.scratch);
   const Tensor partials = claim(scratch, args);
   const int64_t num_chunks = partials.dim(0);

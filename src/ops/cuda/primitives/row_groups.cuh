@@ -7,7 +7,7 @@
 namespace nmoe::cuda {
 
 constexpr int kRowThreads = 256;  // of a block of such kernels
-constexpr int64_t kWarpRowWidth = 1024;
+constexpr int64_t kWarpRowWidth = 2048;
 
 // A row's threads: half a warp of a block of sixteen rows, a warp of a block of eight, or the block.
 template <int kNumThreads>
