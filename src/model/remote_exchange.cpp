@@ -133,9 +133,13 @@ class RemoteExchange final : public TokenExchange {
                          .counts = num_received_,
                          .returns = window_.returns()});
     ops.peer_barrier({peers_});
-    ops.exchange_collect({.plan = sent_,
+    ops.exchange_collect({.peers = peers_,
+                          .plan = sent_,
                           .top_idx = top_idx_,
                           .returns = window_.returns(),
+                          .rows = rows,
+                          .row_weight = row_weight,
+                          .row_of = row_of_,
                           .y = y,
                           .accumulate = accumulate,
                           .weights = weights});

@@ -217,6 +217,42 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   }
 }
 
+TEST_F(TrainCommandTest, BenchOfTheExchange) {
+  const std::vector<std::string> command = {
+      "bench", "exchange",          "tiny.toml", "--set",           "model.moe.num_experts=64",
+      "--set", "model.moe.top_k=3", "--set",     "data.seq_len=256"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return more;
+  };
+  const auto bench = nlohmann::json::parse(output(with({"--ranks", "2", "--json"})));
+  EXPECT_EQ(bench["tokens"], 4 * 256);
+  EXPECT_EQ(bench["row_bytes"], 16 * 4);
+  ASSERT_EQ(bench["runs"].size(), 1u);
+  const auto sent = bench["rows_to_others"].get<std::vector<double>>();
+  const auto back = bench["rows_for_others"].get<std::vector<double>>();
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_EQ(sent[0], back[1]);
+  EXPECT_EQ(sent[1], back[0]);
+  // 1 - C(32, 3) / C(64, 3); a thousand tokens come within 4 standard deviations of it.
+  EXPECT_DOUBLE_EQ(bench["expected_rows_per_token"].get<double>(), 1.0 - 32.0 * 31 * 30 / (64.0 * 63 * 62));
+  EXPECT_NEAR(sent[0] / 1024, bench["expected_rows_per_token"].get<double>(), 0.04);
+  EXPECT_LT(bench["rank_load_max_over_mean"], 1.1);
+  const auto& run = bench["runs"][0];
+  EXPECT_NEAR(run["send_gb_per_s"].get<double>(), (sent[0] + sent[1]) / 2 * 64 / run["send_ms"].get<double>() / 1e6,
+              1e-6 * run["send_gb_per_s"].get<double>());
+  for (const char* what : {"return_ms", "barrier_ms", "collect_ms", "layer_ms"}) EXPECT_GT(run[what], 0.0) << what;
+
+  const auto skewed = nlohmann::json::parse(
+      output(with({"--set", "train.microbatch_seqs=2", "--ranks", "4", "--skew", "2", "--json"})));
+  EXPECT_NEAR(skewed["rank_load_max_over_mean"].get<double>(), 2.0, 0.2);
+  const std::string all_on_one = output(with({"--ranks", "2", "--skew", "2"}));
+  EXPECT_TRUE(contains(all_on_one, "the most loaded with 2.000 times the mean")) << all_on_one;
+  expect_error(n(with({})), 2, "one rank exchanges no tokens", "--ranks 2");
+  expect_error(n(with({"--ranks", "2", "--skew", "3"})), 2, "from 1 to 2 times the mean", "");
+  expect_error(n(with({"--ranks", "2", "--blocks", "8,16"})), 2, "CPUs have none", "");
+}
+
 TEST_F(TrainCommandTest, BenchOfOperations) {
   const std::vector<std::string> command = {"bench", "ops", "--threads", "1", "--only"};
   const auto with = [&](std::vector<std::string> more) {

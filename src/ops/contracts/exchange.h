@@ -8,6 +8,9 @@
 //
 // What an operation writes on other ranks is theirs to read behind the next peer_barrier, and they may write there
 // again behind the one after their reading.
+//
+// max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
+// as many as the device has multiprocessors. For what is to run beside it. On the CPU it says nothing.
 #pragma once
 
 #include "base/error.h"
@@ -52,6 +55,7 @@ struct ExchangeSend {
   Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
+  int64_t max_blocks = 0;
 };
 
 // What comes back to a rank for its tokens: from rank w in the rows that it sent there, in part w.
@@ -59,23 +63,28 @@ struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from.
+// Puts the sum of each token's rows, in the order of its choices, back to the rank it came from: those of all other
+// ranks' tokens. This rank's own are for exchange_collect to sum.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
   Tensor row_weight;        // [R] stat, of which each copy's goes back as it is; undefined: none do
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
-  ExchangeReturns returns;  // = on other ranks and this one
+  ExchangeReturns returns;  // = on other ranks
+  int64_t max_blocks = 0;
 };
-// The sum of what the ranks returned for a token, in their order.
+// The sum of what the ranks made of a token, in their order: what others returned, and, rounded as theirs is, the sum
+// of the rows here.
 struct ExchangeCollect {
+  const Peers& peers;
   ExchangePlan plan;
-  Tensor top_idx;  // [T, K] i32; for weights
-  ExchangeReturns returns;
-  Tensor y;  // = [T, D]
+  Tensor top_idx;                   // [T, K] i32; for weights
+  ExchangeReturns returns;          // this rank's part: scratch
+  Tensor rows, row_weight, row_of;  // as exchange_return had them
+  Tensor y;                         // = [T, D]
   bool accumulate = false;
-  Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
+  Tensor weights;  // = [T, K] stat: row_weight of each copy, wherever it was; undefined: not wanted
 };
 
 // Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
@@ -88,6 +97,7 @@ struct ExchangeReturnCopies {
   Tensor counts;      // [W] i32, of the inbox
   Tensor copies;      // [M, K, D] = on other ranks and this one
   Tensor weights;     // [M, K] stat =; with row_weight
+  int64_t max_blocks = 0;
 };
 
 // The sum of the elements [begin, end) of all ranks' tensors `x`, flattened: what there was where it goes, with
@@ -153,10 +163,13 @@ inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {
 }
 
 inline void check_exchange_collect(const ExchangeCollect& args) {
-  const int64_t T = args.y.dim(0), W = args.plan.num_sent.dim(0), M = args.returns.rows.dim(1);
-  NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, args.y.dim(1)}) &&
-                 args.returns.rows.dtype() == args.y.dtype() && args.plan.send_row.shape() == Shape({T, W}) &&
-                 args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
+  const int64_t T = args.y.dim(0), D = args.y.dim(1), W = args.peers.count(), M = args.returns.rows.dim(1);
+  NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, D}) && args.returns.rows.dtype() == args.y.dtype() &&
+                 args.rows.dim(1) == D && args.rows.dtype() == args.y.dtype() &&
+                 args.row_of.shape() == Shape({W * M, args.top_idx.dim(1)}) &&
+                 args.plan.send_row.shape() == Shape({T, W}) && args.top_idx.dim(0) == T &&
+                 (!args.weights.defined() ||
+                  (args.weights.shape() == args.top_idx.shape() && args.row_weight.dim(0) == args.rows.dim(0))),
              "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
              args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
 }

@@ -33,6 +33,18 @@ void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, int64_t barr
   }
 }
 
+// sum [width] = of the rows of a token's copies that are here.
+template <class Real>
+void sum_copies(const Real* rows, const int32_t* copies, int64_t top_k, Real* sum, int64_t width) {
+  std::fill_n(sum, width, Real{0});
+  for (int64_t k = 0; k < top_k; ++k) {
+    if (copies[k] < 0) continue;
+    const Real* source = rows + copies[k] * width;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) sum[i] += source[i];
+  }
+}
+
 }  // namespace
 
 template <class Real>
@@ -133,21 +145,15 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const auto returned = pointers_of<Real>(peers, args.returns.rows);
   const auto weights = with_weights ? pointers_of<Real>(peers, args.returns.weights) : std::vector<Real*>();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
+    if (rank == peers.index()) continue;
     const auto home = static_cast<size_t>(rank);
     parallel_blocks(ctx, counts[rank], task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
       for (int64_t token = begin; token < end; ++token) {
         const int32_t* copies = row_of + (rank * max_tokens + token) * top_k;
-        Real* const target = returned[home] + (part + token) * width;
-        std::fill_n(target, width, Real{0});
-        for (int64_t k = 0; k < top_k; ++k) {
+        sum_copies(rows, copies, top_k, returned[home] + (part + token) * width, width);
+        for (int64_t k = 0; with_weights && k < top_k; ++k) {
           const int32_t row = copies[k];
-          if (with_weights) {
-            weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
-          }
-          if (row < 0) continue;
-          const Real* source = rows + row * width;
-#pragma omp simd
-          for (int64_t i = 0; i < width; ++i) target[i] += source[i];
+          weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
         }
       }
     });
@@ -187,26 +193,32 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   check_exchange_collect(args);
   if (ctx.counting()) return;
   const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1), top_k = args.top_idx.dim(1),
-                num_ranks = args.plan.num_sent.dim(0), max_tokens = args.returns.rows.dim(1);
+                num_ranks = args.peers.count(), index = args.peers.index(), max_tokens = args.returns.rows.dim(1);
   const int32_t* send_row = args.plan.send_row.data<int32_t>();
   const int32_t* placement = args.plan.placement.data<int32_t>();
   const int32_t* experts = args.top_idx.data<int32_t>();
-  const Real* rows = args.returns.rows.data<Real>();
+  const int32_t* row_of = args.row_of.data<int32_t>() + index * max_tokens * top_k;  // of this rank's tokens
+  Real* const returned = args.returns.rows.data<Real>();
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
+      const int32_t* sent = send_row + token * num_ranks;
       Real* const target = args.y.data<Real>() + token * width;
       if (!args.accumulate) std::fill_n(target, width, Real{0});
       for (int64_t rank = 0; rank < num_ranks; ++rank) {
-        const int64_t row = send_row[token * num_ranks + rank];
-        if (row < 0) continue;
-        const Real* source = rows + (rank * max_tokens + row) * width;
+        if (sent[rank] < 0) continue;
+        Real* const source = returned + (rank * max_tokens + sent[rank]) * width;
+        if (rank == index) {
+          sum_copies(args.rows.data<Real>(), row_of + sent[rank] * top_k, top_k, source, width);
+        }
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) target[i] += source[i];
       }
       for (int64_t k = 0; args.weights.defined() && k < top_k; ++k) {
         const int64_t rank = placement[experts[token * top_k + k]] / args.plan.num_slots;
-        const int64_t row = rank * max_tokens + send_row[token * num_ranks + rank];
-        args.weights.data<Real>()[token * top_k + k] = args.returns.weights.data<Real>()[row * top_k + k];
+        const int64_t place = sent[rank] * top_k + k;
+        args.weights.data<Real>()[token * top_k + k] =
+            rank == index ? args.row_weight.data<Real>()[row_of[place]]
+                          : args.returns.weights.data<Real>()[rank * max_tokens * top_k + place];
       }
     }
   });

@@ -3,8 +3,11 @@
 // The plan is a stable partition of tokens by rank in two kernels: blocks count the tokens of their chunk that go to
 // each rank, then each places its own behind those of the chunks before it.
 //
-// Sending and returning are bound by NVLink: a warp moves a row, 16 bytes a lane at a time. Written vectors are whole
-// 128-byte packets, which is what the link carries best. Collecting is bound by this device's memory.
+// Sending and returning are bound by NVLink, or, with few blocks, by how many loads these have under way: a row's way
+// is a load, then a store that nobody waits for. So blocks are as large as can be, and a warp takes some neighbouring
+// rows at a time and loads several units of 16 bytes a lane before it stores the first: their rows follow one another
+// where they come from or where they go to, and are written as whole 128-byte packets, which is what the link carries
+// best; so is what belongs to their choices. Collecting is bound by this device's memory.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -19,8 +22,10 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kPlanThreads = kExchangeChunkTokens;
-constexpr int kRowThreads = 512;  // of a block whose warps move a row each
+constexpr int kRowThreads = 1024;  // of a block whose warps move rows to other ranks
 constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kCollectThreads = 512;  // of a block whose warps sum a token's rows each
+constexpr int kCollectWarps = kCollectThreads / kWarp;
 constexpr int64_t kMaxExperts = 4096;
 static_assert(kPlanThreads == kWarp * kWarp && kMaxPeers <= kPlanThreads);
 
@@ -107,50 +112,67 @@ struct Choices {
   int top_k;
 };
 
-// Unit: the widest type a row is a whole number of. One warp a token.
+// What belongs to the choices of the tokens [first, first + count), for the ranks that these go to.
+__device__ void send_choices(const Choices& choices, const int32_t* send_row, int64_t first, int count, int64_t part,
+                             int num_ranks) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, top_k = choices.top_k;
+  const int32_t* const rows = send_row + first * num_ranks;
+  for (int i = lane; i < count * top_k; i += kWarp) {
+    const int token = i / top_k, k = i % top_k;
+    const int expert = choices.top_idx[first * top_k + i];
+    const float weight = choices.weights[first * top_k + i];
+    const int expert_rank = choices.placement.rank(expert), slot = choices.placement.slot(expert);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const int32_t row = rows[token * num_ranks + rank];
+      if (row < 0) continue;
+      const int64_t target = (part + row) * top_k + k;
+      choices.slots.at[rank][target] = expert_rank == rank ? slot : -1;
+      choices.inbox_weights.at[rank][target] = weight;
+    }
+  }
+  for (int i = lane; choices.with_tokens && i < count * num_ranks; i += kWarp) {
+    if (rows[i] >= 0) choices.tokens.at[i % num_ranks][part + rows[i]] = static_cast<int32_t>(first + i / num_ranks);
+  }
+}
+
+// Unit: the widest type a row is a whole number of. A warp takes `group` tokens at a time.
 template <class Unit>
 __global__ void __launch_bounds__(kRowThreads)
     send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, int64_t num_tokens,
-                int64_t width, int64_t part, int index, int num_ranks) {
+                int width, int64_t part, int index, int num_ranks, int group) {
   constexpr int kAhead = 4;  // units that a lane loads before it stores them
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   if (choices.top_idx != nullptr && blockIdx.x == 0 && threadIdx.x < static_cast<unsigned>(num_ranks)) {
     choices.counts.at[threadIdx.x][index] = choices.num_sent[threadIdx.x];
   }
-  for (int64_t token = warp; token < num_tokens; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
-    const int32_t* const rows = send_row + token * num_ranks;
-    for (int64_t first = lane; first < width; first += kAhead * kWarp) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kRowWarps * group;
+  for (int64_t first = warp * group; first < num_tokens; first += stride) {
+    const int count = static_cast<int>(min(static_cast<int64_t>(group), num_tokens - first));
+    const int num_units = count * width;
+    const Unit* const source = x + first * width;
+    const int32_t* const rows = send_row + first * num_ranks;
+    for (int begin = lane; begin < num_units; begin += kAhead * kWarp) {
       Unit values[kAhead];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        const int64_t i = first + j * kWarp;
-        if (i < width) values[j] = x[token * width + i];
+        const int i = begin + j * kWarp;
+        if (i < num_units) values[j] = source[i];
       }
-      for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
-        Unit* const target = inbox.at[rank] + (part + rows[rank]) * width;
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          const int64_t i = first + j * kWarp;
-          if (i < width) target[i] = values[j];
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = begin + j * kWarp;
+        if (i >= num_units) continue;
+        const int token = i / width, column = i % width;
+        for (int step = 1; step <= num_ranks; ++step) {
+          const int rank =
+              index + step < num_ranks ? index + step : index + step - num_ranks;  // not all to one at once
+          const int32_t row = rows[token * num_ranks + rank];
+          if (row >= 0) inbox.at[rank][(part + row) * width + column] = values[j];
         }
       }
     }
-    if (choices.top_idx == nullptr) continue;
-    for (int rank = lane; choices.with_tokens && rank < num_ranks; rank += kWarp) {
-      if (rows[rank] >= 0) choices.tokens.at[rank][part + rows[rank]] = static_cast<int32_t>(token);
-    }
-    for (int k = lane; k < choices.top_k; k += kWarp) {
-      const int64_t copy = token * choices.top_k + k;
-      const int expert = choices.top_idx[copy];
-      for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
-        const int64_t target = (part + rows[rank]) * choices.top_k + k;
-        choices.slots.at[rank][target] = choices.placement.rank(expert) == rank ? choices.placement.slot(expert) : -1;
-        choices.inbox_weights.at[rank][target] = choices.weights[copy];
-      }
-    }
+    if (choices.top_idx != nullptr) send_choices(choices, send_row, first, count, part, num_ranks);
   }
 }
 
@@ -159,45 +181,122 @@ struct ReturnedWeights {
   PeerPointers<float> at_home;
 };
 
-// One warp a received token. kVectors: eight values at a time.
-template <class T, bool kVectors>
-__global__ void __launch_bounds__(kRowThreads)
-    return_kernel(const T* rows, const int32_t* row_of, const int32_t* counts, PeerPointers<T> returned,
-                  ReturnedWeights weights, int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+// What others' tokens get back.
+template <class T>
+struct ReturnedRows {
+  const T* rows;          // [R, D]
+  const int32_t* row_of;  // [W * M, K]
+  const int32_t* counts;  // [W]
+  PeerPointers<T> at_home;
+  ReturnedWeights weights;
+  int64_t max_tokens;
+  int width, index, num_ranks, top_k;
+};
+
+template <class T>
+__device__ void return_weights(const ReturnedRows<T>& args, int rank, int64_t first, int count) {
+  if (args.weights.row_weight == nullptr) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int32_t* const copies = args.row_of + (rank * args.max_tokens + first) * args.top_k;
+  float* const target = args.weights.at_home.at[rank] + (args.index * args.max_tokens + first) * args.top_k;
+  for (int i = lane; i < count * args.top_k; i += kWarp) {
+    target[i] = copies[i] < 0 ? 0.0F : args.weights.row_weight[copies[i]];
+  }
+}
+
+// Eight values as they lie in memory, aligned to 16 bytes.
+template <class T>
+struct alignas(16) Eight {
+  T values[8];
+};
+
+// A warp takes `group` received tokens at a time, which have a lane for each of their choices at least. Its lanes have
+// kAhead eights of the sum each, and loads of two copies under way for each: most tokens have no more on a rank.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> args, int group) {
+  constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
+  constexpr int kCopies = 2;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-  for (int step = 0; step < num_ranks; ++step) {
-    const int rank = (index + step) % num_ranks;  // not all to the same one at once
-    for (int64_t token = warp; token < counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
-      const int32_t* const copies = row_of + (rank * max_tokens + token) * top_k;
-      const int64_t home = index * max_tokens + token;
-      T* const target = returned.at[rank] + home * width;
-      if constexpr (kVectors) {
-        for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
-          float sums[8] = {};
-          for (int k = 0; k < top_k; ++k) {
-            const int64_t row = copies[k];
-            if (row < 0) continue;
-            float values[8];
-            load8(rows + row * width + i, values);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kRowWarps * group;
+  const int eights = args.width / 8, top_k = args.top_k;
+  const unsigned choices = top_k == kWarp ? kAllLanes : (1U << top_k) - 1;
+  for (int step = 1; step < args.num_ranks; ++step) {
+    const int rank = (args.index + step) % args.num_ranks;  // not all to the same one at once
+    for (int64_t first = warp * group; first < args.counts[rank]; first += stride) {
+      const int count = static_cast<int>(min(static_cast<int64_t>(group), args.counts[rank] - first));
+      const int32_t copy = lane < count * top_k ? args.row_of[(rank * args.max_tokens + first) * top_k + lane] : -1;
+      const unsigned here = __ballot_sync(kAllLanes, copy >= 0);
+      T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + first) * args.width;
+      const int num_eights = count * eights;
+      for (int begin = 0; begin < num_eights; begin += kAhead * kWarp) {
+        float sums[kAhead][8] = {};
+        unsigned left[kAhead];  // a token's copies that are to be added
+        unsigned all_left = 0;
 #pragma unroll
-            for (int j = 0; j < 8; ++j) sums[j] += values[j];
-          }
-          store8(target + i, sums);
+        for (int j = 0; j < kAhead; ++j) {
+          const int i = begin + j * kWarp + lane;
+          left[j] = i < num_eights ? here >> (i / eights * top_k) & choices : 0;
+          all_left |= left[j];
         }
-      } else {
-        for (int64_t i = lane; i < width; i += kWarp) {
-          float sum = 0.0F;
-          for (int k = 0; k < top_k; ++k) {
-            if (copies[k] >= 0) sum += to_float(rows[static_cast<int64_t>(copies[k]) * width + i]);
+        while (__any_sync(kAllLanes, all_left != 0)) {
+          Eight<T> values[kAhead][kCopies];
+          bool is_there[kAhead][kCopies];
+          all_left = 0;
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+            const int i = begin + j * kWarp + lane;
+            const int token = i / eights, column = i % eights;
+#pragma unroll
+            for (int c = 0; c < kCopies; ++c) {
+              is_there[j][c] = left[j] != 0;
+              const int64_t row = __shfl_sync(kAllLanes, copy, (token * top_k + __ffs(left[j]) - 1) & (kWarp - 1));
+              if (is_there[j][c]) {
+                values[j][c] = *reinterpret_cast<const Eight<T>*>(args.rows + row * args.width + 8 * column);
+              }
+              left[j] &= left[j] - 1;
+            }
+            all_left |= left[j];
           }
-          target[i] = from_float<T>(sum);
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+#pragma unroll
+            for (int c = 0; c < kCopies; ++c) {
+              if (!is_there[j][c]) continue;
+#pragma unroll
+              for (int v = 0; v < 8; ++v) sums[j][v] += to_float(values[j][c].values[v]);
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const int i = begin + j * kWarp + lane;
+          if (i < num_eights) store8(target + 8 * i, sums[j]);
         }
       }
-      if (weights.row_weight == nullptr) continue;
-      for (int k = lane; k < top_k; k += kWarp) {
-        weights.at_home.at[rank][home * top_k + k] = copies[k] < 0 ? 0.0F : weights.row_weight[copies[k]];
+      return_weights(args, rank, first, count);
+    }
+  }
+}
+
+// The same for rows and numbers of choices of any size. One warp a received token.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) return_any_kernel(ReturnedRows<T> args) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  for (int step = 1; step < args.num_ranks; ++step) {
+    const int rank = (args.index + step) % args.num_ranks;
+    for (int64_t token = warp; token < args.counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
+      const int32_t* const copies = args.row_of + (rank * args.max_tokens + token) * args.top_k;
+      T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + token) * args.width;
+      for (int i = lane; i < args.width; i += kWarp) {
+        float sum = 0.0F;
+        for (int k = 0; k < args.top_k; ++k) {
+          if (copies[k] >= 0) sum += to_float(args.rows[static_cast<int64_t>(copies[k]) * args.width + i]);
+        }
+        target[i] = from_float<T>(sum);
       }
+      return_weights(args, rank, token, 1);
     }
   }
 }
@@ -215,6 +314,7 @@ template <class Unit>
 __global__ void __launch_bounds__(kRowThreads)
     return_copies_kernel(const Unit* rows, ReturnedCopies copies, PeerPointers<Unit> at_home, int64_t part_rows,
                          int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+  constexpr int kAhead = 4;  // units that a lane loads before it stores them
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   for (int step = 0; step < num_ranks; ++step) {
@@ -226,59 +326,109 @@ __global__ void __launch_bounds__(kRowThreads)
         const int32_t row_in_part = copies.row_of[received * top_k + k];
         if (row_in_part < 0) continue;
         const int64_t row = rank * part_rows + row_in_part;
+        const Unit* const source = rows + row * width;
         Unit* const target = at_home.at[rank] + (home + k) * width;
-        for (int64_t i = lane; i < width; i += kWarp) target[i] = rows[row * width + i];
+        for (int64_t begin = lane; begin < width; begin += kAhead * kWarp) {
+          Unit values[kAhead];
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+            if (begin + j * kWarp < width) values[j] = source[begin + j * kWarp];
+          }
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+            if (begin + j * kWarp < width) target[begin + j * kWarp] = values[j];
+          }
+        }
         if (copies.row_weight != nullptr && lane == 0) copies.weights.at[rank][home + k] = copies.row_weight[row];
       }
     }
   }
 }
 
-struct CollectedWeights {
-  const int32_t* top_idx;
-  const float* returned;
-  float* weights;  // null: not collected
+template <class T>
+struct Collected {
+  const T* returned;        // [W, M, D]
+  const T* rows;            // [R, D]
+  const int32_t* row_of;    // [M, K]: of this rank's tokens
+  const int32_t* send_row;  // [T, W]
+  T* y;                     // [T, D]
+  bool accumulate;
+  const int32_t* top_idx;      // [T, K]
+  const float* row_weight;     // [R]
+  const float* weights_there;  // [W, M, K]
+  float* weights;              // [T, K]; null: not collected
   Placement placement;
-  int top_k;
+  int64_t num_tokens, max_tokens;
+  int width, index, top_k;
 };
+
+// sums += of eight values each of the rows that a token has here, rounded as what other ranks return is.
+template <class T>
+__device__ void add_own(const Collected<T>& args, const int32_t* copies, int column, float (&sums)[8]) {
+  float own[8] = {};
+  for (int k = 0; k < args.top_k; ++k) {
+    if (copies[k] < 0) continue;
+    float values[8];
+    load8(args.rows + static_cast<int64_t>(copies[k]) * args.width + column, values);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) own[j] += values[j];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sums[j] += to_float(from_float<T>(own[j]));
+}
+template <class T>
+__device__ float own_value(const Collected<T>& args, const int32_t* copies, int column) {
+  float own = 0.0F;
+  for (int k = 0; k < args.top_k; ++k) {
+    if (copies[k] >= 0) own += to_float(args.rows[static_cast<int64_t>(copies[k]) * args.width + column]);
+  }
+  return to_float(from_float<T>(own));
+}
 
 // One warp a token. kVectors: eight values at a time.
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kRowThreads)
-    collect_kernel(const T* returned, const int32_t* send_row, T* y, CollectedWeights collected, int64_t num_tokens,
-                   int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
+__global__ void __launch_bounds__(kCollectThreads) collect_kernel(Collected<T> args) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-  if (token >= num_tokens) return;
-  const int32_t* const rows = send_row + token * num_ranks;
-  T* const target = y + token * width;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kCollectWarps + threadIdx.x / kWarp;
+  if (token >= args.num_tokens) return;
+  const int num_ranks = args.placement.num_ranks, top_k = args.top_k, width = args.width;
+  const int32_t* const rows = args.send_row + token * num_ranks;
+  const int32_t* const copies = args.row_of + static_cast<int64_t>(max(rows[args.index], 0)) * top_k;
+  T* const target = args.y + token * width;
+  const auto returned = [&](int rank) { return args.returned + (rank * args.max_tokens + rows[rank]) * width; };
   if constexpr (kVectors) {
-    for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
+    for (int i = 8 * lane; i < width; i += 8 * kWarp) {
       float sums[8] = {};
-      if (accumulate) load8(target + i, sums);
+      if (args.accumulate) load8(target + i, sums);
       for (int rank = 0; rank < num_ranks; ++rank) {
         if (rows[rank] < 0) continue;
+        if (rank == args.index) {
+          add_own(args, copies, i, sums);
+          continue;
+        }
         float values[8];
-        load8(returned + (rank * max_tokens + rows[rank]) * width + i, values);
+        load8(returned(rank) + i, values);
 #pragma unroll
         for (int j = 0; j < 8; ++j) sums[j] += values[j];
       }
       store8(target + i, sums);
     }
   } else {
-    for (int64_t i = lane; i < width; i += kWarp) {
-      float sum = accumulate ? to_float(target[i]) : 0.0F;
+    for (int i = lane; i < width; i += kWarp) {
+      float sum = args.accumulate ? to_float(target[i]) : 0.0F;
       for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] >= 0) sum += to_float(returned[(rank * max_tokens + rows[rank]) * width + i]);
+        if (rows[rank] < 0) continue;
+        sum += rank == args.index ? own_value(args, copies, i) : to_float(returned(rank)[i]);
       }
       target[i] = from_float<T>(sum);
     }
   }
-  if (collected.weights == nullptr) return;
-  for (int k = lane; k < collected.top_k; k += kWarp) {
-    const int64_t copy = token * collected.top_k + k;
-    const int rank = collected.placement.rank(collected.top_idx[copy]);
-    collected.weights[copy] = collected.returned[(rank * max_tokens + rows[rank]) * collected.top_k + k];
+  if (args.weights == nullptr) return;
+  for (int k = lane; k < top_k; k += kWarp) {
+    const int rank = args.placement.rank(args.top_idx[token * top_k + k]);
+    args.weights[token * top_k + k] = rank == args.index
+                                          ? args.row_weight[copies[k]]
+                                          : args.weights_there[(rank * args.max_tokens + rows[rank]) * top_k + k];
   }
 }
 
@@ -303,12 +453,15 @@ void with_widest_unit(int64_t row_bytes, const Tensor& a, const Tensor& b, const
   }
 }
 
-// Blocks that move `num_rows` rows, a warp each, several after another.
-unsigned row_blocks(const Context& ctx, int64_t num_rows) {
-  constexpr int64_t kBlocksPerSm = 4;
-  return static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_div<int64_t>(num_rows, kRowWarps), 1, kBlocksPerSm * ctx.num_sms));
+// Blocks that move `num_rows` rows, each of which has a multiprocessor to itself; of them at most `max_blocks`, if that
+// is not 0.
+unsigned row_blocks(const Context& ctx, int64_t num_rows, int64_t max_blocks) {
+  const int64_t most = max_blocks > 0 ? std::min<int64_t>(max_blocks, ctx.num_sms) : ctx.num_sms;
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div<int64_t>(num_rows, kRowWarps), 1, most));
 }
+
+// Rows that a warp takes at a time: as many as have a lane for each of their choices.
+int rows_at_a_time(int64_t top_k) { return static_cast<int>(std::max<int64_t>(1, kWarp / top_k)); }
 
 }  // namespace
 
@@ -354,32 +507,43 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
   const int64_t num_tokens = args.x.dim(0), row_bytes = bytes_of(args.x.dtype(), args.x.dim(1));
-  const auto run = [&]<class Unit>(Unit) {
-    send_kernel<<<row_blocks(ctx, num_tokens), kRowThreads, 0, ctx.stream>>>(
+  with_widest_unit(row_bytes, args.x, inbox.rows, [&]<class Unit>(Unit) {
+    send_kernel<<<row_blocks(ctx, num_tokens, args.max_blocks), kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
-        peer_pointers<Unit>(peers, inbox.rows), choices, num_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)),
-        peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()));
+        peer_pointers<Unit>(peers, inbox.rows), choices, num_tokens, static_cast<int>(row_bytes / sizeof(Unit)),
+        peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()),
+        rows_at_a_time(args.top_idx.defined() ? args.top_idx.dim(1) : kWarp / 4));
     NMOE_CUDA_CHECK(cudaGetLastError());
-  };
-  with_widest_unit(row_bytes, args.x, inbox.rows, run);
+  });
 }
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {
   check_exchange_return(args);
-  if (ctx.counting()) return;
+  if (ctx.counting() || args.peers.alone()) return;
   const Peers& peers = args.peers;
-  const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1);
+  const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1), top_k = args.row_of.dim(1);
   const bool with_weights = args.row_weight.defined();
-  const ReturnedWeights weights{
-      .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
-      .at_home = with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}};
-  const bool vectors = can_vectorise(width, args.rows, args.returns.rows);
+  const bool vectors = can_vectorise(width, args.rows, args.returns.rows) && top_k <= kWarp;
+  const unsigned num_blocks = row_blocks(ctx, peers.count() * max_tokens, args.max_blocks);
   dispatch_act(args.rows.dtype(), [&]<class T>(T) {
-    const auto kernel = vectors ? return_kernel<T, true> : return_kernel<T, false>;
-    kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
-        args.rows.data<T>(), args.row_of.data<int32_t>(), args.counts.data<int32_t>(),
-        peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
-        static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(1)));
+    const ReturnedRows<T> returned{
+        .rows = args.rows.data<T>(),
+        .row_of = args.row_of.data<int32_t>(),
+        .counts = args.counts.data<int32_t>(),
+        .at_home = peer_pointers<T>(peers, args.returns.rows),
+        .weights = {.row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
+                    .at_home =
+                        with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}},
+        .max_tokens = max_tokens,
+        .width = static_cast<int>(width),
+        .index = static_cast<int>(peers.index()),
+        .num_ranks = static_cast<int>(peers.count()),
+        .top_k = static_cast<int>(top_k)};
+    if (vectors) {
+      return_kernel<<<num_blocks, kRowThreads, 0, ctx.stream>>>(returned, rows_at_a_time(top_k));
+    } else {
+      return_any_kernel<<<num_blocks, kRowThreads, 0, ctx.stream>>>(returned);
+    }
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
@@ -396,8 +560,9 @@ void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
       .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
       .weights = with_weights ? peer_pointers<float>(peers, args.weights) : PeerPointers<float>{}};
   const int64_t max_tokens = args.tokens.dim(1), row_bytes = bytes_of(args.rows.dtype(), args.rows.dim(2));
+  const unsigned num_blocks = row_blocks(ctx, peers.count() * max_tokens, args.max_blocks);
   with_widest_unit(row_bytes, args.rows, args.copies, [&]<class Unit>(Unit) {
-    return_copies_kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
+    return_copies_kernel<<<num_blocks, kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.rows.raw()), copies, peer_pointers<Unit>(peers, args.copies), args.rows.dim(1),
         max_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)), static_cast<int>(peers.index()),
         static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(2)));
@@ -408,19 +573,29 @@ void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
 void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   check_exchange_collect(args);
   if (ctx.counting() || args.y.num_elements() == 0) return;
-  const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1);
+  const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1), max_tokens = args.returns.rows.dim(1),
+                first_own = args.peers.index() * max_tokens;
   const bool with_weights = args.weights.defined();
-  const CollectedWeights collected{.top_idx = args.top_idx.data<int32_t>(),
-                                   .returned = with_weights ? args.returns.weights.data<float>() : nullptr,
-                                   .weights = with_weights ? args.weights.data<float>() : nullptr,
-                                   .placement = placement_of(args.plan),
-                                   .top_k = static_cast<int>(args.top_idx.dim(1))};
-  const bool vectors = can_vectorise(width, args.y, args.returns.rows);
+  const bool vectors = can_vectorise(width, args.y, args.returns.rows, args.rows);
   dispatch_act(args.y.dtype(), [&]<class T>(T) {
+    const Collected<T> collected{.returned = args.returns.rows.data<T>(),
+                                 .rows = args.rows.data<T>(),
+                                 .row_of = args.row_of.rows(first_own, first_own + max_tokens).data<int32_t>(),
+                                 .send_row = args.plan.send_row.data<int32_t>(),
+                                 .y = args.y.data<T>(),
+                                 .accumulate = args.accumulate,
+                                 .top_idx = args.top_idx.data<int32_t>(),
+                                 .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
+                                 .weights_there = with_weights ? args.returns.weights.data<float>() : nullptr,
+                                 .weights = with_weights ? args.weights.data<float>() : nullptr,
+                                 .placement = placement_of(args.plan),
+                                 .num_tokens = num_tokens,
+                                 .max_tokens = max_tokens,
+                                 .width = static_cast<int>(width),
+                                 .index = static_cast<int>(args.peers.index()),
+                                 .top_k = static_cast<int>(args.top_idx.dim(1))};
     const auto kernel = vectors ? collect_kernel<T, true> : collect_kernel<T, false>;
-    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kRowWarps)), kRowThreads, 0, ctx.stream>>>(
-        args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected, num_tokens,
-        args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
+    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kCollectWarps)), kCollectThreads, 0, ctx.stream>>>(collected);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
