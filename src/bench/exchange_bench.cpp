@@ -124,16 +124,7 @@ class RankExchange {
                           .returns = window_.returns(),
                           .max_blocks = max_blocks});
   }
-  void collect() {
-    ops_.exchange_collect({.peers = domain_.peers(),
-                           .plan = sent_,
-                           .top_idx = top_idx_,
-                           .returns = window_.returns(),
-                           .rows = rows_,
-                           .row_weight = {},
-                           .row_of = received_.row_of,
-                           .y = y_});
-  }
+  void collect() { ops_.exchange_collect({.plan = sent_, .top_idx = top_idx_, .returns = window_.returns(), .y = y_}); }
 
   // Throws unless the last round trip brought back every copy of what was sent.
   void check() {

@@ -6,20 +6,6 @@
 
 namespace nmoe {
 
-std::string_view transfer_name(Transfer transfer) {
-  switch (transfer) {
-    case Transfer::kDispatch:
-      return "dispatch";
-    case Transfer::kCombine:
-      return "combine";
-    case Transfer::kCombineBackward:
-      return "combine_backward";
-    case Transfer::kDispatchBackward:
-      return "dispatch_backward";
-  }
-  NMOE_CHECK(false, "no transfer {}", static_cast<int>(transfer));
-}
-
 ExchangeCost::ExchangeCost(const Config& config, DType act, int64_t num_ranks)
     : row_bytes_(static_cast<double>(config.model.dim) * static_cast<double>(dtype_bytes(act))),
       slot_bytes_(static_cast<double>(dtype_bytes(DType::kI32))),

@@ -4,20 +4,11 @@
 // W ranks, K choices of a token, D model width.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <string_view>
-
 #include "config/config.h"
-#include "model/remote_exchange.h"
+#include "model/exchange_stats.h"
+#include "tensor/dtype.h"
 
 namespace nmoe {
-
-// The ways of a token's rows between ranks, in the order of a step: each ends in a barrier.
-enum class Transfer { kDispatch, kCombine, kCombineBackward, kDispatchBackward };
-inline constexpr std::array kTransfers = {Transfer::kDispatch, Transfer::kCombine, Transfer::kCombineBackward,
-                                          Transfer::kDispatchBackward};
-std::string_view transfer_name(Transfer transfer);  // "dispatch_backward"
 
 class ExchangeCost {
  public:

@@ -40,8 +40,8 @@ namespace {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(ExchangeWindow& window)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart) {}
+  RemoteExchange(ExchangeWindow& window, const ExchangeStats& stats)
+      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart), stats_(stats) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
@@ -54,7 +54,8 @@ class RemoteExchange final : public TokenExchange {
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
     row_of_ = pass.push_i32({W * M, K});
-    pass.ops.build_exchange_plan({.top_idx = top_idx, .plan = sent_, .counts = counts});
+    pass.ops.build_exchange_plan(
+        {.top_idx = top_idx, .plan = sent_, .counts = counts, .traffic = counts.defined() ? stats_.traffic : Tensor()});
     RoutedRows routed{.capacity = capacity, .parts = {}};
     parts_.clear();
     for (int64_t i = 0; i < num_parts; ++i) {
@@ -74,7 +75,7 @@ class RemoteExchange final : public TokenExchange {
     const ExchangeInbox& inbox = window_.next_inbox();
     ops.exchange_send(
         {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = inbox});
-    ops.peer_barrier({peers_});
+    meet(pass, Transfer::kDispatch);
     ops.copy({.source = inbox.counts, .destination = num_received_});
     if (apart_) ops.copy({.source = inbox.tokens, .destination = tokens_});
     for (const Part& part : parts_) {
@@ -89,19 +90,19 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    send_home(pass.ops, rows, {}, y, {}, accumulate);
+    send_home(pass, Transfer::kCombine, rows, {}, y, {}, accumulate);
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
   void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
     const ExchangeInbox& inbox = window_.next_inbox();
     pass.ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = inbox});
-    pass.ops.peer_barrier({peers_});
+    meet(pass, Transfer::kCombineBackward);
     gather(pass.ops, inbox, drows);
   }
   void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
                          bool accumulate) override {
-    send_home(pass.ops, drows, drow_weight, dx, dweights, accumulate);
+    send_home(pass, Transfer::kDispatchBackward, drows, drow_weight, dx, dweights, accumulate);
   }
 
  private:
@@ -118,35 +119,42 @@ class RemoteExchange final : public TokenExchange {
     }
   };
 
+  // The end of a transfer. Waits count in a step alone, those of what backward does again included.
+  void meet(const Pass& pass, Transfer transfer) const {
+    const auto i = static_cast<int64_t>(transfer);
+    const bool counts = pass.in_step() && stats_.waited.defined();
+    pass.ops.peer_barrier({.peers = peers_, .waited = counts ? stats_.waited.rows(i, i + 1) : Tensor()});
+  }
+
   void gather(Ops& ops, const ExchangeInbox& inbox, Tensor rows) const {
     for (const Part& part : parts_) {
       ops.moe_dispatch({.x = part.of(inbox.rows), .plan = part.plan, .rows = part.rows.of(rows)});
     }
   }
 
-  void send_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
-    if (apart_) return send_copies_home(ops, rows, row_weight, y, weights, accumulate);
+  void send_home(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight, Tensor y, Tensor weights,
+                 bool accumulate) const {
+    if (apart_) return send_copies_home(pass, transfer, rows, row_weight, y, weights, accumulate);
+    Ops& ops = pass.ops;
     ops.exchange_return({.peers = peers_,
                          .rows = rows,
                          .row_weight = row_weight,
                          .row_of = row_of_,
                          .counts = num_received_,
                          .returns = window_.returns()});
-    ops.peer_barrier({peers_});
-    ops.exchange_collect({.peers = peers_,
-                          .plan = sent_,
+    meet(pass, transfer);
+    ops.exchange_collect({.plan = sent_,
                           .top_idx = top_idx_,
                           .returns = window_.returns(),
-                          .rows = rows,
-                          .row_weight = row_weight,
-                          .row_of = row_of_,
                           .y = y,
                           .accumulate = accumulate,
                           .weights = weights});
   }
 
   // Home adds a token's copies in the order of its choices, as one rank does.
-  void send_copies_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
+  void send_copies_home(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight, Tensor y, Tensor weights,
+                        bool accumulate) const {
+    Ops& ops = pass.ops;
     const int64_t T = y.dim(0), W = peers_.count(), D = y.dim(1), C = rows.dim(0) / W;
     const ExchangeWindow::Copies& copies = window_.copies();
     const int64_t M = copies.rows.dim(0), K = copies.rows.dim(1);
@@ -158,7 +166,7 @@ class RemoteExchange final : public TokenExchange {
                                 .counts = num_received_,
                                 .copies = copies.rows,
                                 .weights = copies.weights});
-    ops.peer_barrier({peers_});
+    meet(pass, transfer);
     const MoePlan plan{.offsets = {}, .row_of = copies.row_of.rows(0, T)};
     ops.moe_combine({.rows = copies.rows.reshape({M * K, D}), .plan = plan, .y = y, .accumulate = accumulate});
     if (weights.defined()) ops.copy({.source = copies.weights.rows(0, T), .destination = weights});
@@ -167,6 +175,7 @@ class RemoteExchange final : public TokenExchange {
   ExchangeWindow& window_;
   const Peers& peers_;
   const bool apart_;
+  const ExchangeStats stats_;
   Tensor top_idx_;           // [T, K] i32
   ExchangePlan sent_;        // this rank's tokens
   Tensor num_received_;      // [W] i32 tokens of each rank
@@ -177,8 +186,8 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window) {
-  return std::make_unique<RemoteExchange>(window);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, const ExchangeStats& stats) {
+  return std::make_unique<RemoteExchange>(window, stats);
 }
 
 }  // namespace nmoe

@@ -11,6 +11,7 @@
 
 #include "base/progress.h"
 #include "config/config.h"
+#include "model/exchange_cost.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 #include "train/engine.h"
@@ -77,6 +78,7 @@ class Recorder {
 
   const Config& config_;
   const Optimizer& optimizer_;
+  ExchangeCost exchange_cost_;
   double peak_flops_;  // of all ranks
   RunStore runs_;
   std::string run_id_;

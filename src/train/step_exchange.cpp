@@ -87,6 +87,9 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
     router.bias = like(moe->router_bias().value);
     routers_.push_back(router);
   }
+  if (const ExchangeStats& stats = model.exchange_stats(); stats.traffic.defined()) {
+    exchanges_ = {.traffic = like(stats.traffic), .waited = like(stats.waited)};
+  }
   fill_positions();
 }
 
@@ -124,6 +127,10 @@ void StepSlot::fetch_routers(const Model& model) {
     device_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
     device_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
   }
+  if (exchanges_.traffic.defined()) {
+    device_.begin_download(exchanges_.traffic.raw(), model.exchange_stats().traffic);
+    device_.begin_download(exchanges_.waited.raw(), model.exchange_stats().waited);
+  }
   has_routers_ = true;
   done_->record();
 }
@@ -145,8 +152,36 @@ StepResult StepSlot::wait() const {
     health.z_loss = stats.aux_loss.data<double>()[1];
     health.entropy = stats.entropy.data<double>()[0] / num_tokens_;
     health.bias_range = static_cast<double>(high) - static_cast<double>(low);
+    if (exchanges_.traffic.defined()) result.traffic.push_back(traffic_of(static_cast<int64_t>(i)));
   }
   return result;
+}
+
+// Of the i-th layer with experts.
+LayerTraffic StepSlot::traffic_of(int64_t i) const {
+  const int64_t num_ranks = exchanges_.traffic.dim(0), in_domain = exchanges_.traffic.dim(3);
+  LayerTraffic layer{.layer = routers_[static_cast<size_t>(i)].layer,
+                     .ranks = std::vector<RankTraffic>(static_cast<size_t>(num_ranks))};
+  for (int64_t from = 0; from < num_ranks; ++from) {
+    RankTraffic& sender = layer.ranks[static_cast<size_t>(from)];
+    const std::span<const int32_t> sent = exchanges_.traffic[from][i].span<int32_t>();
+    const std::span<const double> waited = exchanges_.waited[from][i].span<double>();
+    for (size_t transfer = 0; transfer < kTransfers.size(); ++transfer) {
+      sender.waited_ms[transfer] = 1e-6 * waited[transfer];
+    }
+    for (int64_t to = 0; to < in_domain; ++to) {
+      const int64_t rank = from / in_domain * in_domain + to;
+      const int32_t tokens = sent[static_cast<size_t>(to)], copies = sent[static_cast<size_t>(in_domain + to)];
+      RankTraffic& receiver = layer.ranks[static_cast<size_t>(rank)];
+      receiver.rows += copies;
+      if (rank == from) continue;
+      sender.sent += tokens;
+      sender.sent_copies += copies;
+      receiver.received += tokens;
+      receiver.received_copies += copies;
+    }
+  }
+  return layer;
 }
 
 }  // namespace nmoe

@@ -210,6 +210,22 @@ TEST_F(TrainCommandTest, BenchCountsTheSameModel) {
   EXPECT_GT(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() / 2);
   EXPECT_LE(bench["peak_memory_bytes"], bench["planned_memory_bytes"].get<double>() * 1.1);
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
+  EXPECT_EQ(bench["layers"].size(), 2u);
+  EXPECT_EQ(bench["rank_load_max_over_mean"], 1.0);
+
+  const auto ranks = nlohmann::json::parse(
+      output({"bench", "train", "tiny.toml", "--set", "parallel.ranks=2", "--steps", "2", "--warmup", "1", "--json"}));
+  ASSERT_EQ(ranks["layers"].size(), 2u);
+  EXPECT_EQ(ranks["layers"][0]["ms_by_phase"].size(), 4u);  // dense: forward and backward of both its parts
+  EXPECT_FALSE(ranks["layers"][0].contains("sent_bytes"));
+  const auto& layer = ranks["layers"][1];
+  EXPECT_EQ(layer["layer"], 1);
+  EXPECT_EQ(layer["rank_load_max_over_mean"], ranks["rank_load_max_over_mean"]);
+  EXPECT_GE(layer["rank_load_max_over_mean"], 1.0);
+  EXPECT_EQ(layer["sent_bytes"].size(), 2u);
+  EXPECT_GT(layer["sent_bytes"][1], 0.0);
+  ASSERT_EQ(layer["waited_ms"].size(), 4u);
+  for (const auto& by_rank : layer["waited_ms"]) EXPECT_EQ(by_rank.size(), 2u);
 
   const std::string report = output({"bench", "train", "tiny.toml", "--steps", "1"});
   for (const char* line : {"first step ", "loss ", "router load ", "  attention backward ", "throughput ", "MFU "}) {

@@ -24,6 +24,7 @@ namespace nmoe {
 // whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
+  Tensor waited = {};  // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
 };
 
 // Which tokens go to which rank.
@@ -34,9 +35,10 @@ struct ExchangePlan {
   int64_t num_slots = 0;  // U
 };
 struct BuildExchangePlan {
-  Tensor top_idx;     // [T, K] i32
-  ExchangePlan plan;  // send_row, num_sent =
-  Tensor counts;      // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor top_idx;       // [T, K] i32
+  ExchangePlan plan;    // send_row, num_sent =
+  Tensor counts;        // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor traffic = {};  // [2, W] i32 += rows, then copies that go to each rank; undefined: not wanted
 };
 
 // What a rank receives of all others' tokens: those of rank w in the first rows of part w.
@@ -63,28 +65,24 @@ struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Puts the sum of each token's rows, in the order of its choices, back to the rank it came from: those of all other
-// ranks' tokens. This rank's own are for exchange_collect to sum.
+// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
   Tensor row_weight;        // [R] stat, of which each copy's goes back as it is; undefined: none do
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
-  ExchangeReturns returns;  // = on other ranks
+  ExchangeReturns returns;  // = on other ranks and this one
   int64_t max_blocks = 0;
 };
-// The sum of what the ranks made of a token, in their order: what others returned, and, rounded as theirs is, the sum
-// of the rows here.
+// The sum of what the ranks returned for a token, in their order.
 struct ExchangeCollect {
-  const Peers& peers;
   ExchangePlan plan;
-  Tensor top_idx;                   // [T, K] i32; for weights
-  ExchangeReturns returns;          // this rank's part: scratch
-  Tensor rows, row_weight, row_of;  // as exchange_return had them
-  Tensor y;                         // = [T, D]
+  Tensor top_idx;  // [T, K] i32; for weights
+  ExchangeReturns returns;
+  Tensor y;  // = [T, D]
   bool accumulate = false;
-  Tensor weights;  // = [T, K] stat: row_weight of each copy, wherever it was; undefined: not wanted
+  Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
 };
 
 // Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
@@ -120,9 +118,11 @@ struct PeerSpread {
 inline void check_exchange_plan(const BuildExchangePlan& args) {
   const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
   NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&
-                 (!args.counts.defined() || args.counts.dim(0) == E),
-             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}", args.top_idx.shape(),
-             E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape());
+                 (!args.counts.defined() || args.counts.dim(0) == E) &&
+                 (!args.traffic.defined() || args.traffic.shape() == Shape({2, W})),
+             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}, traffic {}",
+             args.top_idx.shape(), E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape(),
+             args.traffic.shape());
 }
 
 inline void check_exchange_send(const ExchangeSend& args) {
@@ -163,13 +163,10 @@ inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {
 }
 
 inline void check_exchange_collect(const ExchangeCollect& args) {
-  const int64_t T = args.y.dim(0), D = args.y.dim(1), W = args.peers.count(), M = args.returns.rows.dim(1);
-  NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, D}) && args.returns.rows.dtype() == args.y.dtype() &&
-                 args.rows.dim(1) == D && args.rows.dtype() == args.y.dtype() &&
-                 args.row_of.shape() == Shape({W * M, args.top_idx.dim(1)}) &&
-                 args.plan.send_row.shape() == Shape({T, W}) && args.top_idx.dim(0) == T &&
-                 (!args.weights.defined() ||
-                  (args.weights.shape() == args.top_idx.shape() && args.row_weight.dim(0) == args.rows.dim(0))),
+  const int64_t T = args.y.dim(0), W = args.plan.num_sent.dim(0), M = args.returns.rows.dim(1);
+  NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, args.y.dim(1)}) &&
+                 args.returns.rows.dtype() == args.y.dtype() && args.plan.send_row.shape() == Shape({T, W}) &&
+                 args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
              "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
              args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
 }

@@ -33,18 +33,6 @@ void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, int64_t barr
   }
 }
 
-// sum [width] = of the rows of a token's copies that are here.
-template <class Real>
-void sum_copies(const Real* rows, const int32_t* copies, int64_t top_k, Real* sum, int64_t width) {
-  std::fill_n(sum, width, Real{0});
-  for (int64_t k = 0; k < top_k; ++k) {
-    if (copies[k] < 0) continue;
-    const Real* source = rows + copies[k] * width;
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) sum[i] += source[i];
-  }
-}
-
 }  // namespace
 
 template <class Real>
@@ -53,6 +41,7 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   if (ctx.counting() || peers.alone()) return;
   const Peers::Barrier& state = peers.barrier();
   const int64_t barrier = ++*state.count.data<int64_t>();
+  const auto begin = std::chrono::steady_clock::now();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
     int64_t& mine = peers.on(rank, state.arrivals).data<int64_t>()[peers.index()];
     std::atomic_ref(mine).store(barrier, std::memory_order_release);
@@ -60,6 +49,9 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
     wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]), barrier, rank);
   }
+  if (!args.waited.defined()) return;
+  *args.waited.data<double>() +=
+      std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
 }
 
 template <class Real>
@@ -76,16 +68,19 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   std::fill_n(num_sent, num_ranks, 0);
   std::fill_n(send_row, num_tokens * num_ranks, -1);
   int32_t* counts = args.counts.defined() ? args.counts.data<int32_t>() : nullptr;
+  int32_t* traffic = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
   for (int64_t token = 0; token < num_tokens; ++token) {
     for (int64_t k = 0; k < top_k; ++k) {
       const int32_t expert = experts[token * top_k + k];
       NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", token, expert, num_experts);
       if (counts != nullptr) ++counts[expert];
       const int64_t rank = placement[expert] / plan.num_slots;
+      if (traffic != nullptr) ++traffic[num_ranks + rank];
       int32_t& row = send_row[token * num_ranks + rank];
       if (row < 0) row = num_sent[rank]++;
     }
   }
+  for (int64_t rank = 0; traffic != nullptr && rank < num_ranks; ++rank) traffic[rank] += num_sent[rank];
 }
 
 template <class Real>
@@ -145,15 +140,21 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const auto returned = pointers_of<Real>(peers, args.returns.rows);
   const auto weights = with_weights ? pointers_of<Real>(peers, args.returns.weights) : std::vector<Real*>();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
-    if (rank == peers.index()) continue;
     const auto home = static_cast<size_t>(rank);
     parallel_blocks(ctx, counts[rank], task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
       for (int64_t token = begin; token < end; ++token) {
         const int32_t* copies = row_of + (rank * max_tokens + token) * top_k;
-        sum_copies(rows, copies, top_k, returned[home] + (part + token) * width, width);
-        for (int64_t k = 0; with_weights && k < top_k; ++k) {
+        Real* const target = returned[home] + (part + token) * width;
+        std::fill_n(target, width, Real{0});
+        for (int64_t k = 0; k < top_k; ++k) {
           const int32_t row = copies[k];
-          weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
+          if (with_weights) {
+            weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
+          }
+          if (row < 0) continue;
+          const Real* source = rows + row * width;
+#pragma omp simd
+          for (int64_t i = 0; i < width; ++i) target[i] += source[i];
         }
       }
     });
@@ -193,32 +194,26 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   check_exchange_collect(args);
   if (ctx.counting()) return;
   const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1), top_k = args.top_idx.dim(1),
-                num_ranks = args.peers.count(), index = args.peers.index(), max_tokens = args.returns.rows.dim(1);
+                num_ranks = args.plan.num_sent.dim(0), max_tokens = args.returns.rows.dim(1);
   const int32_t* send_row = args.plan.send_row.data<int32_t>();
   const int32_t* placement = args.plan.placement.data<int32_t>();
   const int32_t* experts = args.top_idx.data<int32_t>();
-  const int32_t* row_of = args.row_of.data<int32_t>() + index * max_tokens * top_k;  // of this rank's tokens
-  Real* const returned = args.returns.rows.data<Real>();
+  const Real* rows = args.returns.rows.data<Real>();
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
-      const int32_t* sent = send_row + token * num_ranks;
       Real* const target = args.y.data<Real>() + token * width;
       if (!args.accumulate) std::fill_n(target, width, Real{0});
       for (int64_t rank = 0; rank < num_ranks; ++rank) {
-        if (sent[rank] < 0) continue;
-        Real* const source = returned + (rank * max_tokens + sent[rank]) * width;
-        if (rank == index) {
-          sum_copies(args.rows.data<Real>(), row_of + sent[rank] * top_k, top_k, source, width);
-        }
+        const int64_t row = send_row[token * num_ranks + rank];
+        if (row < 0) continue;
+        const Real* source = rows + (rank * max_tokens + row) * width;
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) target[i] += source[i];
       }
       for (int64_t k = 0; args.weights.defined() && k < top_k; ++k) {
         const int64_t rank = placement[experts[token * top_k + k]] / args.plan.num_slots;
-        const int64_t place = sent[rank] * top_k + k;
-        args.weights.data<Real>()[token * top_k + k] =
-            rank == index ? args.row_weight.data<Real>()[row_of[place]]
-                          : args.returns.weights.data<Real>()[rank * max_tokens * top_k + place];
+        const int64_t row = rank * max_tokens + send_row[token * num_ranks + rank];
+        args.weights.data<Real>()[token * top_k + k] = args.returns.weights.data<Real>()[row * top_k + k];
       }
     }
   });

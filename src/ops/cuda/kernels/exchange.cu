@@ -45,10 +45,10 @@ __device__ bool goes_to(const int32_t* experts, int top_k, const Placement& plac
   return goes;
 }
 
-// chunk_sent[chunk][rank] = tokens of the chunk that go to a rank; loads [E] += (may be null). One block a chunk of
-// kPlanThreads tokens, one thread a token.
+// chunk_sent[chunk][rank] = tokens of the chunk that go to a rank; loads [E] += and, of ranks, copies [W] += (either
+// may be null). One block a chunk of kPlanThreads tokens, one thread a token.
 __global__ void __launch_bounds__(kPlanThreads)
-    count_sent_kernel(const int32_t* top_idx, Placement placement, int32_t* chunk_sent, int32_t* loads,
+    count_sent_kernel(const int32_t* top_idx, Placement placement, int32_t* chunk_sent, int32_t* loads, int32_t* copies,
                       int64_t num_tokens, int top_k, int num_experts) {
   extern __shared__ int32_t chunk_loads[];
   for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kPlanThreads) chunk_loads[e] = 0;
@@ -64,15 +64,18 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int sent = __syncthreads_count(is_there && goes_to(experts, top_k, placement, rank));
     if (threadIdx.x == 0) chunk_sent[static_cast<int64_t>(blockIdx.x) * placement.num_ranks + rank] = sent;
   }
-  for (int e = static_cast<int>(threadIdx.x); loads != nullptr && e < num_experts; e += kPlanThreads) {
-    if (chunk_loads[e] > 0) atomicAdd(&loads[e], chunk_loads[e]);
+  for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kPlanThreads) {
+    if (chunk_loads[e] == 0) continue;
+    if (loads != nullptr) atomicAdd(&loads[e], chunk_loads[e]);
+    if (copies != nullptr) atomicAdd(&copies[placement.rank(e)], chunk_loads[e]);
   }
 }
 
-// send_row, num_sent =. Blocks and threads as above; with no tokens at all, one block.
+// send_row, num_sent =; all_sent [W] += num_sent (may be null). Blocks and threads as above; with no tokens at all, one
+// block.
 __global__ void __launch_bounds__(kPlanThreads)
     place_sent_kernel(const int32_t* top_idx, Placement placement, const int32_t* chunk_sent, int32_t* send_row,
-                      int32_t* num_sent, int64_t num_tokens, int top_k) {
+                      int32_t* num_sent, int32_t* all_sent, int64_t num_tokens, int top_k) {
   __shared__ int32_t before[kMaxPeers];  // tokens of earlier chunks that go to a rank
   __shared__ int32_t warp_sent[kWarp];
   const int num_ranks = placement.num_ranks, thread = static_cast<int>(threadIdx.x);
@@ -81,7 +84,9 @@ __global__ void __launch_bounds__(kPlanThreads)
     for (int64_t chunk = 0; chunk < blockIdx.x; ++chunk) sum += chunk_sent[chunk * num_ranks + thread];
     before[thread] = sum;
     if (blockIdx.x == gridDim.x - 1) {
-      num_sent[thread] = num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
+      const int all = num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
+      num_sent[thread] = all;
+      if (all_sent != nullptr) all_sent[thread] += all;
     }
   }
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kPlanThreads + thread;
@@ -181,7 +186,7 @@ struct ReturnedWeights {
   PeerPointers<float> at_home;
 };
 
-// What others' tokens get back.
+// What received tokens get back.
 template <class T>
 struct ReturnedRows {
   const T* rows;          // [R, D]
@@ -221,7 +226,7 @@ __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> arg
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kRowWarps * group;
   const int eights = args.width / 8, top_k = args.top_k;
   const unsigned choices = top_k == kWarp ? kAllLanes : (1U << top_k) - 1;
-  for (int step = 1; step < args.num_ranks; ++step) {
+  for (int step = 1; step <= args.num_ranks; ++step) {
     const int rank = (args.index + step) % args.num_ranks;  // not all to the same one at once
     for (int64_t first = warp * group; first < args.counts[rank]; first += stride) {
       const int count = static_cast<int>(min(static_cast<int64_t>(group), args.counts[rank] - first));
@@ -284,7 +289,7 @@ template <class T>
 __global__ void __launch_bounds__(kRowThreads) return_any_kernel(ReturnedRows<T> args) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-  for (int step = 1; step < args.num_ranks; ++step) {
+  for (int step = 1; step <= args.num_ranks; ++step) {
     const int rank = (args.index + step) % args.num_ranks;
     for (int64_t token = warp; token < args.counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
       const int32_t* const copies = args.row_of + (rank * args.max_tokens + token) * args.top_k;
@@ -345,90 +350,51 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-template <class T>
-struct Collected {
-  const T* returned;        // [W, M, D]
-  const T* rows;            // [R, D]
-  const int32_t* row_of;    // [M, K]: of this rank's tokens
-  const int32_t* send_row;  // [T, W]
-  T* y;                     // [T, D]
-  bool accumulate;
-  const int32_t* top_idx;      // [T, K]
-  const float* row_weight;     // [R]
-  const float* weights_there;  // [W, M, K]
-  float* weights;              // [T, K]; null: not collected
+struct CollectedWeights {
+  const int32_t* top_idx;
+  const float* returned;
+  float* weights;  // null: not collected
   Placement placement;
-  int64_t num_tokens, max_tokens;
-  int width, index, top_k;
+  int top_k;
 };
-
-// sums += of eight values each of the rows that a token has here, rounded as what other ranks return is.
-template <class T>
-__device__ void add_own(const Collected<T>& args, const int32_t* copies, int column, float (&sums)[8]) {
-  float own[8] = {};
-  for (int k = 0; k < args.top_k; ++k) {
-    if (copies[k] < 0) continue;
-    float values[8];
-    load8(args.rows + static_cast<int64_t>(copies[k]) * args.width + column, values);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) own[j] += values[j];
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) sums[j] += to_float(from_float<T>(own[j]));
-}
-template <class T>
-__device__ float own_value(const Collected<T>& args, const int32_t* copies, int column) {
-  float own = 0.0F;
-  for (int k = 0; k < args.top_k; ++k) {
-    if (copies[k] >= 0) own += to_float(args.rows[static_cast<int64_t>(copies[k]) * args.width + column]);
-  }
-  return to_float(from_float<T>(own));
-}
 
 // One warp a token. kVectors: eight values at a time.
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kCollectThreads) collect_kernel(Collected<T> args) {
+__global__ void __launch_bounds__(kCollectThreads)
+    collect_kernel(const T* returned, const int32_t* send_row, T* y, CollectedWeights collected, int64_t num_tokens,
+                   int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kCollectWarps + threadIdx.x / kWarp;
-  if (token >= args.num_tokens) return;
-  const int num_ranks = args.placement.num_ranks, top_k = args.top_k, width = args.width;
-  const int32_t* const rows = args.send_row + token * num_ranks;
-  const int32_t* const copies = args.row_of + static_cast<int64_t>(max(rows[args.index], 0)) * top_k;
-  T* const target = args.y + token * width;
-  const auto returned = [&](int rank) { return args.returned + (rank * args.max_tokens + rows[rank]) * width; };
+  if (token >= num_tokens) return;
+  const int32_t* const rows = send_row + token * num_ranks;
+  T* const target = y + token * width;
   if constexpr (kVectors) {
-    for (int i = 8 * lane; i < width; i += 8 * kWarp) {
+    for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
       float sums[8] = {};
-      if (args.accumulate) load8(target + i, sums);
+      if (accumulate) load8(target + i, sums);
       for (int rank = 0; rank < num_ranks; ++rank) {
         if (rows[rank] < 0) continue;
-        if (rank == args.index) {
-          add_own(args, copies, i, sums);
-          continue;
-        }
         float values[8];
-        load8(returned(rank) + i, values);
+        load8(returned + (rank * max_tokens + rows[rank]) * width + i, values);
 #pragma unroll
         for (int j = 0; j < 8; ++j) sums[j] += values[j];
       }
       store8(target + i, sums);
     }
   } else {
-    for (int i = lane; i < width; i += kWarp) {
-      float sum = args.accumulate ? to_float(target[i]) : 0.0F;
+    for (int64_t i = lane; i < width; i += kWarp) {
+      float sum = accumulate ? to_float(target[i]) : 0.0F;
       for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
-        sum += rank == args.index ? own_value(args, copies, i) : to_float(returned(rank)[i]);
+        if (rows[rank] >= 0) sum += to_float(returned[(rank * max_tokens + rows[rank]) * width + i]);
       }
       target[i] = from_float<T>(sum);
     }
   }
-  if (args.weights == nullptr) return;
-  for (int k = lane; k < top_k; k += kWarp) {
-    const int rank = args.placement.rank(args.top_idx[token * top_k + k]);
-    args.weights[token * top_k + k] = rank == args.index
-                                          ? args.row_weight[copies[k]]
-                                          : args.weights_there[(rank * args.max_tokens + rows[rank]) * top_k + k];
+  if (collected.weights == nullptr) return;
+  for (int k = lane; k < collected.top_k; k += kWarp) {
+    const int64_t copy = token * collected.top_k + k;
+    const int rank = collected.placement.rank(collected.top_idx[copy]);
+    collected.weights[copy] = collected.returned[(rank * max_tokens + rows[rank]) * collected.top_k + k];
   }
 }
 
@@ -477,14 +443,16 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   if (ctx.counting()) return;
   const int top_k = static_cast<int>(args.top_idx.dim(1));
   const Placement placement = placement_of(plan);
+  int32_t* const all_sent = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
   count_sent_kernel<<<grid_size(num_chunks), kPlanThreads, static_cast<size_t>(num_experts) * sizeof(int32_t),
                       ctx.stream>>>(args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(),
-                                    args.counts.defined() ? args.counts.data<int32_t>() : nullptr, num_tokens, top_k,
+                                    args.counts.defined() ? args.counts.data<int32_t>() : nullptr,
+                                    all_sent == nullptr ? nullptr : all_sent + num_ranks, num_tokens, top_k,
                                     static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
   place_sent_kernel<<<grid_size(num_chunks), kPlanThreads, 0, ctx.stream>>>(
       args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(), plan.send_row.data<int32_t>(),
-      plan.num_sent.data<int32_t>(), num_tokens, top_k);
+      plan.num_sent.data<int32_t>(), all_sent, num_tokens, top_k);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -519,7 +487,7 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {
   check_exchange_return(args);
-  if (ctx.counting() || args.peers.alone()) return;
+  if (ctx.counting()) return;
   const Peers& peers = args.peers;
   const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1), top_k = args.row_of.dim(1);
   const bool with_weights = args.row_weight.defined();
@@ -573,29 +541,19 @@ void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
 void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   check_exchange_collect(args);
   if (ctx.counting() || args.y.num_elements() == 0) return;
-  const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1), max_tokens = args.returns.rows.dim(1),
-                first_own = args.peers.index() * max_tokens;
+  const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1);
   const bool with_weights = args.weights.defined();
-  const bool vectors = can_vectorise(width, args.y, args.returns.rows, args.rows);
+  const CollectedWeights collected{.top_idx = args.top_idx.data<int32_t>(),
+                                   .returned = with_weights ? args.returns.weights.data<float>() : nullptr,
+                                   .weights = with_weights ? args.weights.data<float>() : nullptr,
+                                   .placement = placement_of(args.plan),
+                                   .top_k = static_cast<int>(args.top_idx.dim(1))};
+  const bool vectors = can_vectorise(width, args.y, args.returns.rows);
   dispatch_act(args.y.dtype(), [&]<class T>(T) {
-    const Collected<T> collected{.returned = args.returns.rows.data<T>(),
-                                 .rows = args.rows.data<T>(),
-                                 .row_of = args.row_of.rows(first_own, first_own + max_tokens).data<int32_t>(),
-                                 .send_row = args.plan.send_row.data<int32_t>(),
-                                 .y = args.y.data<T>(),
-                                 .accumulate = args.accumulate,
-                                 .top_idx = args.top_idx.data<int32_t>(),
-                                 .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
-                                 .weights_there = with_weights ? args.returns.weights.data<float>() : nullptr,
-                                 .weights = with_weights ? args.weights.data<float>() : nullptr,
-                                 .placement = placement_of(args.plan),
-                                 .num_tokens = num_tokens,
-                                 .max_tokens = max_tokens,
-                                 .width = static_cast<int>(width),
-                                 .index = static_cast<int>(args.peers.index()),
-                                 .top_k = static_cast<int>(args.top_idx.dim(1))};
     const auto kernel = vectors ? collect_kernel<T, true> : collect_kernel<T, false>;
-    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kCollectWarps)), kCollectThreads, 0, ctx.stream>>>(collected);
+    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kCollectWarps)), kCollectThreads, 0, ctx.stream>>>(
+        args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected, num_tokens,
+        args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
