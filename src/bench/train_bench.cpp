@@ -192,6 +192,8 @@ void add_traffic(std::span<const LayerTraffic> traffic, const ExchangeCost& cost
     for (const RankTraffic& rank : from.ranks) {
       layer.sent_bytes.push_back(sent_bytes(rank, cost));
       layer.waited_ms.push_back(rank.waited_ms);
+      layer.lasted_ms.push_back(rank.lasted_ms);
+      layer.exposed_ms.push_back(rank.exposed_ms);
     }
   }
 }

@@ -27,7 +27,8 @@ struct TrainBench {
     std::vector<Phase> phases;
     double rank_load_max_over_mean = 0.0;  // of the rows of ranks; 0: no exchange, as for all that follows
     std::vector<double> sent_bytes;        // by rank: what it put into the memory of others
-    std::vector<std::array<double, kTransfers.size()>> waited_ms;  // by rank: for others, behind each transfer
+    // By rank, of each transfer: the wait for others at its end, all of it, and what other work did not hide.
+    std::vector<std::array<double, kTransfers.size()>> waited_ms, lasted_ms, exposed_ms;
   };
   // The memory of the device, or of this process where the device has none of its own.
   struct Memory {

@@ -31,8 +31,13 @@ nlohmann::ordered_json to_json(const TrainBench::Layer& layer) {
   json["rank_load_max_over_mean"] = layer.rank_load_max_over_mean;
   json["sent_bytes"] = layer.sent_bytes;
   for (const Transfer transfer : kTransfers) {
-    auto& by_rank = json["waited_ms"][std::string(transfer_name(transfer))];
-    for (const auto& waited : layer.waited_ms) by_rank.push_back(waited[static_cast<size_t>(transfer)]);
+    const auto put = [&](const char* what, const auto& ms) {
+      auto& by_rank = json[what][std::string(transfer_name(transfer))];
+      for (const auto& of_rank : ms) by_rank.push_back(of_rank[static_cast<size_t>(transfer)]);
+    };
+    put("waited_ms", layer.waited_ms);
+    put("lasted_ms", layer.lasted_ms);
+    put("exposed_ms", layer.exposed_ms);
   }
   return json;
 }
@@ -78,15 +83,22 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
 
 // The means of ranks in the last timed step.
 std::string describe_ranks(const TrainBench& bench) {
-  double bytes = 0.0, ms = 0.0;
+  double bytes = 0.0, waited_ms = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
+  const auto add = [](double& sum, const auto& by_rank) {
+    for (const auto& ms : by_rank) sum += std::accumulate(ms.begin(), ms.end(), 0.0);
+  };
   for (const TrainBench::Layer& layer : bench.layers) {
     for (const double sent : layer.sent_bytes) bytes += sent;
-    for (const auto& waited : layer.waited_ms) ms += std::accumulate(waited.begin(), waited.end(), 0.0);
+    add(waited_ms, layer.waited_ms);
+    add(lasted_ms, layer.lasted_ms);
+    add(exposed_ms, layer.exposed_ms);
   }
   const double ranks = static_cast<double>(bench.num_ranks);
   return fmt::format(
-      "{}, the most loaded with {:.2f} times the mean; a step of each puts {} to others and waits {:.2f} ms",
-      bench.num_ranks, bench.rank_load_max_over_mean, human_bytes(static_cast<int64_t>(bytes / ranks)), ms / ranks);
+      "{}, the most loaded with {:.2f} times the mean; in a step each puts {} to others, in {:.2f} ms of which {:.2f} "
+      "are not hidden; {:.2f} are waits",
+      bench.num_ranks, bench.rank_load_max_over_mean, human_bytes(static_cast<int64_t>(bytes / ranks)),
+      lasted_ms / ranks, exposed_ms / ranks, waited_ms / ranks);
 }
 
 }  // namespace

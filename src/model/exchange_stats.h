@@ -5,6 +5,7 @@
 
 #include <array>
 #include <string_view>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -22,9 +23,17 @@ struct ExchangeStats {
   // [N, L, 2, W] i32: tokens that a rank sends to each rank of its domain, itself included, and their copies there. Of
   // a rank and layer: [2, W].
   Tensor traffic;
-  // [N, L, 4] f64: nanoseconds that a rank waited for the others of its domain behind each transfer. Of a rank and
-  // layer: [4].
+  // [N, L, 4] f64: nanoseconds that a rank waited for the others of its domain at the end of each transfer. Of a rank
+  // and layer: [4].
   Tensor waited;
+  // [N, L, 4] i32: nanoseconds that each transfer took on the communication lane, that wait included; and of those that
+  // the compute lane stood still for it, having nothing else to do. Wrong where a step's are more than 2 s.
+  Tensor lasted, exposed;
+
+  // All of them; none where there are no statistics.
+  std::vector<Tensor> tensors() const {
+    return traffic.defined() ? std::vector{traffic, waited, lasted, exposed} : std::vector<Tensor>{};
+  }
 };
 
 }  // namespace nmoe

@@ -77,9 +77,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
     if (model_.router_counts().defined()) {
       summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
     }
-    if (const ExchangeStats& stats = model_.exchange_stats(); stats.traffic.defined()) {
-      summed->insert(summed->end(), {stats.traffic, stats.waited});
-    }
+    for (const Tensor& tensor : model_.exchange_stats().tensors()) summed->push_back(tensor);
   }
   for (const FlatWeights& flat : model_.weights().flat()) {
     const auto [begin, size] = flat.updated;

@@ -28,10 +28,23 @@ double sent_bytes(const RankTraffic& rank, const ExchangeCost& cost) {
   return sum;
 }
 
+namespace {
+
+double sum_of(const std::array<double, kTransfers.size()>& ms) { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+
+double share(double part, double whole) { return whole > 0.0 ? part / whole : 0.0; }
+
+}  // namespace
+
+double hidden_share(const RankTraffic& rank) {
+  const double lasted = sum_of(rank.lasted_ms);
+  return share(lasted - sum_of(rank.exposed_ms), lasted);
+}
+
 void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, const MetricSink& sink) {
   if (layers.empty()) return;
   const size_t num_ranks = layers[0].ranks.size();
-  double worst_load = 0.0, bytes = 0.0;
+  double worst_load = 0.0, bytes = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
   std::vector<double> waited_ms(num_ranks);
   for (const LayerTraffic& layer : layers) {
     const double load = rank_load_max_over_mean(layer);
@@ -50,6 +63,10 @@ void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& c
         waited_ms[i] += ms;
         put(fmt::format("wait_{}_ms", transfer_name(transfer)), ms);
       }
+      put("transfer_ms", sum_of(rank.lasted_ms));
+      put("hidden_share", hidden_share(rank));
+      lasted_ms += sum_of(rank.lasted_ms);
+      exposed_ms += sum_of(rank.exposed_ms);
     }
   }
   const double count = static_cast<double>(num_ranks);
@@ -57,6 +74,8 @@ void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& c
   sink("exchange_agg/sent_bytes", bytes / count);
   sink("exchange_agg/wait_ms", std::accumulate(waited_ms.begin(), waited_ms.end(), 0.0) / count);
   sink("exchange_agg/wait_max_ms", std::ranges::max(waited_ms));
+  sink("exchange_agg/transfer_ms", lasted_ms / count);
+  sink("exchange_agg/hidden_share", share(lasted_ms - exposed_ms, lasted_ms));
 }
 
 }  // namespace nmoe

@@ -1,13 +1,13 @@
 #include "train/memory_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "model/exchange_cost.h"
+#include "model/spec.h"
 #include "parallel/thread_group.h"
 #include "track/metrics.h"
 #include "track/runs.h"
@@ -48,16 +48,14 @@ void rehearse_steps(const Config& config, int64_t ranks) {
 
 // A run in throwaway databases: one write of as many metrics as a step has.
 void rehearse_tracking() {
-  const fs::path folder = fs::temp_directory_path() / fmt::format("nmoe-rehearsal-{}", getpid());
-  make_directories(folder);
-  {
-    RunStore runs(folder / "experiments.db");
-    runs.finish(runs.start({.name = "rehearsal", .experiment = "rehearsal"}), RunStatus::kCompleted, "");
-    MetricsWriter metrics(folder / "rehearsal.duckdb");
-    for (int i = 0; i < 100; ++i) metrics.add(1, fmt::format("rehearsal/{}", i), 0.0);
-    metrics.flush();
-  }
-  fs::remove_all(folder);
+  const fs::path place = fs::temp_directory_path() / "nmoe-rehearsal";
+  remove_unfinished_folders(place);
+  const TemporaryFolder folder(place);
+  RunStore runs(folder.path() / "experiments.db");
+  runs.finish(runs.start({.name = "rehearsal", .experiment = "rehearsal"}), RunStatus::kCompleted, "");
+  MetricsWriter metrics(folder.path() / "rehearsal.duckdb");
+  for (int i = 0; i < 100; ++i) metrics.add(1, fmt::format("rehearsal/{}", i), 0.0);
+  metrics.flush();
 }
 
 // Most memory that this process takes beside arenas and data. All that a run loads on first use is loaded after the
@@ -107,6 +105,26 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   return plan;
 }
 
+namespace {
+
+// What ranks put into each other's memory, where they share experts.
+std::string describe_exchange(const Config& config, int64_t ranks) {
+  const auto layers =
+      std::ranges::count(describe_model(config.model).layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward);
+  if (ranks == 1 || layers == 0) return "";
+  const ExchangeCost cost(config, device_options(config.run).compute_dtype, ranks);
+  const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
+  const double layer = cost.bytes_per_token() * tokens;
+  return fmt::format(
+      "  of each rank a step puts {} to others, {} a layer with experts: {:.2f} ranks a token, each way, if all "
+      "experts "
+      "are as likely\n",
+      human_bytes(static_cast<int64_t>(layer * static_cast<double>(layers))), human_bytes(static_cast<int64_t>(layer)),
+      cost.rows_per_token());
+}
+
+}  // namespace
+
 std::string print_plan(const MemoryPlan& plan, const Config& config) {
   std::string text;
   const auto add_lines = [&](bool on_device, std::string_view total_name, int64_t total) {
@@ -127,6 +145,7 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of {} ranks in this process: all but data and process is there {} times\n", plan.ranks,
                         plan.ranks);
   }
+  text += describe_exchange(config, plan.ranks);
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }

@@ -88,7 +88,10 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
     routers_.push_back(router);
   }
   if (const ExchangeStats& stats = model.exchange_stats(); stats.traffic.defined()) {
-    exchanges_ = {.traffic = like(stats.traffic), .waited = like(stats.waited)};
+    exchanges_ = {.traffic = like(stats.traffic),
+                  .waited = like(stats.waited),
+                  .lasted = like(stats.lasted),
+                  .exposed = like(stats.exposed)};
   }
   fill_positions();
 }
@@ -127,10 +130,8 @@ void StepSlot::fetch_routers(const Model& model) {
     device_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
     device_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
   }
-  if (exchanges_.traffic.defined()) {
-    device_.begin_download(exchanges_.traffic.raw(), model.exchange_stats().traffic);
-    device_.begin_download(exchanges_.waited.raw(), model.exchange_stats().waited);
-  }
+  const std::vector<Tensor> on_device = model.exchange_stats().tensors(), here = exchanges_.tensors();
+  for (size_t i = 0; i < here.size(); ++i) device_.begin_download(here[i].raw(), on_device[i]);
   has_routers_ = true;
   done_->record();
 }
@@ -166,8 +167,14 @@ LayerTraffic StepSlot::traffic_of(int64_t i) const {
     RankTraffic& sender = layer.ranks[static_cast<size_t>(from)];
     const std::span<const int32_t> sent = exchanges_.traffic[from][i].span<int32_t>();
     const std::span<const double> waited = exchanges_.waited[from][i].span<double>();
+    const std::span<const int32_t> lasted = exchanges_.lasted[from][i].span<int32_t>(),
+                                   exposed = exchanges_.exposed[from][i].span<int32_t>();
     for (size_t transfer = 0; transfer < kTransfers.size(); ++transfer) {
       sender.waited_ms[transfer] = 1e-6 * waited[transfer];
+      sender.lasted_ms[transfer] = 1e-6 * lasted[transfer];
+      // Where lanes take turns all is done when it is waited for, and nothing was done beside it.
+      const double exposed_ms = device_.lanes_overlap() ? 1e-6 * exposed[transfer] : sender.lasted_ms[transfer];
+      sender.exposed_ms[transfer] = std::min(exposed_ms, sender.lasted_ms[transfer]);
     }
     for (int64_t to = 0; to < in_domain; ++to) {
       const int64_t rank = from / in_domain * in_domain + to;

@@ -65,7 +65,9 @@ struct RankTraffic {
   int64_t sent_copies = 0;
   int64_t received = 0;  // tokens that others sent to it, and their copies here
   int64_t received_copies = 0;
-  std::array<double, kTransfers.size()> waited_ms{};  // behind each transfer, for the others of its domain
+  // By transfer (model/exchange_stats.h): waits for the others of its domain; the transfer as a whole; of that, what
+  // other work did not hide.
+  std::array<double, kTransfers.size()> waited_ms{}, lasted_ms{}, exposed_ms{};
 };
 struct LayerTraffic {
   int64_t layer = 0;               // as in RouterHealth

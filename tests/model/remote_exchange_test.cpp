@@ -84,8 +84,8 @@ struct RankTest {
   }
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
-    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kStepState,
-                                 ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
+                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
       plan.set(kind, 1 << 20);
     }
     return plan;
@@ -174,7 +174,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor rows = test.pass.push({routed.capacity, kWidth});
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
-    test.exchange->dispatch(test.pass, test.x, test.gate, rows, row_weight);
+    test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+    test.exchange->end_dispatch(test.pass, rows, row_weight);
 
     auto got = test.download<float>(rows);
     auto got_weights = test.download<float>(row_weight);
@@ -206,8 +207,10 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
     test.ops.fill({y, 1.0});
     test.exchange->combine(test.pass, rows, y, /*accumulate=*/true);
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
-    test.exchange->combine_backward(test.pass, test.x, drows);
-    test.exchange->dispatch_backward(test.pass, drows, row_weight, dx, dweights, /*accumulate=*/false);
+    test.exchange->begin_combine_backward(test.pass, test.x);
+    test.exchange->end_combine_backward(test.pass, drows);
+    test.exchange->begin_dispatch_backward(test.pass, drows, row_weight);
+    test.exchange->end_dispatch_backward(test.pass, dx, dweights, /*accumulate=*/false);
     const auto sums = test.download<float>(y), gradients = test.download<float>(dx),
                weights = test.download<float>(dweights);
     std::vector<int32_t> expected_counts(kExperts);
@@ -262,9 +265,10 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const int64_t W = num_ranks(), M = kRoom;
     const ArenaScope scope(test.arena());
     const ExchangeStats stats{.traffic = test.pass.push_i32({2, W}),
-                              .waited = test.arena().allocate(DType::kF64, {kTransfers.size()})};
-    test.ops.fill({stats.traffic, 0.0});
-    test.ops.fill({stats.waited, 0.0});
+                              .waited = test.arena().allocate(DType::kF64, {kTransfers.size()}),
+                              .lasted = test.pass.push_i32({kTransfers.size()}),
+                              .exposed = test.pass.push_i32({kTransfers.size()})};
+    for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
     test.pass.scale.loss = stats.waited;  // that of a step
     const auto exchange = make_remote_exchange(test.window, stats);
     const std::array inboxes = {test.window.next_inbox(),
@@ -329,7 +333,8 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const Tensor rows = test.pass.push({routed.capacity, kWidth}), row_weight = test.pass.push_stat({routed.capacity});
     const ExchangeInbox& first = inboxes[0];
     mark({first.rows, first.slots, first.weights, first.tokens});
-    exchange->dispatch(test.pass, test.x, test.gate, rows, row_weight);
+    exchange->begin_dispatch(test.pass, test.x, test.gate);
+    exchange->end_dispatch(test.pass, rows, row_weight);
     EXPECT_EQ(written({first.rows, first.slots, first.weights, first.tokens}, W, from_others),
               cost.bytes(Transfer::kDispatch, rows_here, copies_here));
 
@@ -346,11 +351,13 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
 
     const ExchangeInbox& second = inboxes[1];
     mark({second.rows, second.slots, second.weights, second.tokens});
-    exchange->combine_backward(test.pass, test.x, rows);
+    exchange->begin_combine_backward(test.pass, test.x);
+    exchange->end_combine_backward(test.pass, rows);
     EXPECT_EQ(written({second.rows, second.slots, second.weights, second.tokens}, W, from_others),
               cost.bytes(Transfer::kCombineBackward, rows_here, copies_here));
     mark(home);
-    exchange->dispatch_backward(test.pass, rows, row_weight, y, dweights, /*accumulate=*/false);
+    exchange->begin_dispatch_backward(test.pass, rows, row_weight);
+    exchange->end_dispatch_backward(test.pass, y, dweights, /*accumulate=*/false);
     EXPECT_EQ(returned(), cost.bytes(Transfer::kDispatchBackward, rows_there, copies_there));
 
     const auto traffic = test.download<int32_t>(stats.traffic);
@@ -361,9 +368,14 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     }
     EXPECT_EQ(sent, rows_there);
     EXPECT_EQ(sent_copies, copies_there);
-    for (const double ns : test.download<double>(stats.waited)) {
-      EXPECT_GT(ns, 0.0);
-      EXPECT_LT(ns, 20e9);
+    const auto waited = test.download<double>(stats.waited);
+    const auto lasted = test.download<int32_t>(stats.lasted), exposed = test.download<int32_t>(stats.exposed);
+    for (size_t i = 0; i < kTransfers.size(); ++i) {
+      EXPECT_GT(waited[i], 0.0);
+      EXPECT_LT(waited[i], 20e9);
+      EXPECT_GE(lasted[i], waited[i]);
+      EXPECT_GE(exposed[i], 0);
+      EXPECT_LT(exposed[i], lasted[i] + 1'000'000);
     }
     test.ops.peer_barrier({test.domain.peers()});  // others read what they got
   });

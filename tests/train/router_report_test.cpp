@@ -76,16 +76,23 @@ TEST(ExchangeReportTest, NumbersByHand) {
   config.model.moe.num_experts = 8;
   config.model.moe.top_k = 2;
   const ExchangeCost cost(config, DType::kBF16, 2);
-  const std::vector<LayerTraffic> layers = {
-      {.layer = 3,
-       .ranks = {
-           {.rows = 10, .sent = 10, .sent_copies = 15, .received = 6, .received_copies = 8, .waited_ms = {1, 2, 3, 4}},
-           {.rows = 30,
-            .sent = 6,
-            .sent_copies = 8,
-            .received = 10,
-            .received_copies = 15,
-            .waited_ms = {0, 0, 0, 5}}}}};
+  const std::vector<LayerTraffic> layers = {{.layer = 3,
+                                             .ranks = {{.rows = 10,
+                                                        .sent = 10,
+                                                        .sent_copies = 15,
+                                                        .received = 6,
+                                                        .received_copies = 8,
+                                                        .waited_ms = {1, 2, 3, 4},
+                                                        .lasted_ms = {2, 3, 4, 7},
+                                                        .exposed_ms = {1, 1, 1, 1}},
+                                                       {.rows = 30,
+                                                        .sent = 6,
+                                                        .sent_copies = 8,
+                                                        .received = 10,
+                                                        .received_copies = 15,
+                                                        .waited_ms = {0, 0, 0, 5},
+                                                        .lasted_ms = {1, 1, 1, 5},
+                                                        .exposed_ms = {1, 1, 1, 5}}}}};
   Report report;
   report_exchange(layers, cost, [&](std::string_view tag, double value) {
     EXPECT_TRUE(report.emplace(tag, value).second) << tag << " is reported twice";
@@ -100,15 +107,21 @@ TEST(ExchangeReportTest, NumbersByHand) {
       {"exchange/layer_03/rank_00/wait_combine_ms", 2.0},
       {"exchange/layer_03/rank_00/wait_combine_backward_ms", 3.0},
       {"exchange/layer_03/rank_00/wait_dispatch_backward_ms", 4.0},
+      {"exchange/layer_03/rank_00/transfer_ms", 16.0},
+      {"exchange/layer_03/rank_00/hidden_share", 0.75},
       {"exchange/layer_03/rank_01/sent_bytes", second},
       {"exchange/layer_03/rank_01/wait_dispatch_ms", 0.0},
       {"exchange/layer_03/rank_01/wait_combine_ms", 0.0},
       {"exchange/layer_03/rank_01/wait_combine_backward_ms", 0.0},
       {"exchange/layer_03/rank_01/wait_dispatch_backward_ms", 5.0},
+      {"exchange/layer_03/rank_01/transfer_ms", 8.0},
+      {"exchange/layer_03/rank_01/hidden_share", 0.0},
       {"exchange_agg/rank_load_max_over_mean", 1.5},
       {"exchange_agg/sent_bytes", (first + second) / 2},
       {"exchange_agg/wait_ms", 7.5},
       {"exchange_agg/wait_max_ms", 10.0},
+      {"exchange_agg/transfer_ms", 12.0},
+      {"exchange_agg/hidden_share", 0.5},
   };
   EXPECT_EQ(report, expected);
 }

@@ -222,52 +222,50 @@ __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> arg
   constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
   constexpr int kCopies = 2;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kRowWarps * group;
+  const int first_of_warp = static_cast<int>(blockIdx.x * kRowWarps + threadIdx.x / kWarp) * group;
+  const int stride = static_cast<int>(gridDim.x) * kRowWarps * group;
   const int eights = args.width / 8, top_k = args.top_k;
   const unsigned choices = top_k == kWarp ? kAllLanes : (1U << top_k) - 1;
   for (int step = 1; step <= args.num_ranks; ++step) {
     const int rank = (args.index + step) % args.num_ranks;  // not all to the same one at once
-    for (int64_t first = warp * group; first < args.counts[rank]; first += stride) {
-      const int count = static_cast<int>(min(static_cast<int64_t>(group), args.counts[rank] - first));
+    for (int first = first_of_warp; first < args.counts[rank]; first += stride) {
+      const int count = min(group, args.counts[rank] - first);
       const int32_t copy = lane < count * top_k ? args.row_of[(rank * args.max_tokens + first) * top_k + lane] : -1;
       const unsigned here = __ballot_sync(kAllLanes, copy >= 0);
       T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + first) * args.width;
-      const int num_eights = count * eights;
-      for (int begin = 0; begin < num_eights; begin += kAhead * kWarp) {
+      for (int begin = lane; begin - lane < count * eights; begin += kAhead * kWarp) {
         float sums[kAhead][8] = {};
-        unsigned left[kAhead];  // a token's copies that are to be added
-        unsigned all_left = 0;
+        unsigned left[kAhead];              // a token's copies that are to be added
+        int token[kAhead], column[kAhead];  // of an eight: where its choices begin among the lanes, its first element
+        unsigned any_left = 0;
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-          const int i = begin + j * kWarp + lane;
-          left[j] = i < num_eights ? here >> (i / eights * top_k) & choices : 0;
-          all_left |= left[j];
+          const int i = begin + j * kWarp;
+          token[j] = i / eights * top_k;
+          column[j] = 8 * (i % eights);
+          left[j] = i < count * eights ? here >> token[j] & choices : 0;
+          any_left |= left[j];
         }
-        while (__any_sync(kAllLanes, all_left != 0)) {
-          Eight<T> values[kAhead][kCopies];
-          bool is_there[kAhead][kCopies];
-          all_left = 0;
+        while (__any_sync(kAllLanes, any_left != 0)) {
+          Eight<T> values[kAhead][kCopies] = {};  // where there is no copy, nothing is added
+          any_left = 0;
 #pragma unroll
           for (int j = 0; j < kAhead; ++j) {
-            const int i = begin + j * kWarp + lane;
-            const int token = i / eights, column = i % eights;
 #pragma unroll
             for (int c = 0; c < kCopies; ++c) {
-              is_there[j][c] = left[j] != 0;
-              const int64_t row = __shfl_sync(kAllLanes, copy, (token * top_k + __ffs(left[j]) - 1) & (kWarp - 1));
-              if (is_there[j][c]) {
-                values[j][c] = *reinterpret_cast<const Eight<T>*>(args.rows + row * args.width + 8 * column);
+              const int row = __shfl_sync(kAllLanes, copy, (token[j] + __ffs(left[j]) - 1) & (kWarp - 1));
+              if (left[j] != 0) {
+                values[j][c] =
+                    *reinterpret_cast<const Eight<T>*>(args.rows + static_cast<int64_t>(row) * args.width + column[j]);
               }
               left[j] &= left[j] - 1;
             }
-            all_left |= left[j];
+            any_left |= left[j];
           }
 #pragma unroll
           for (int j = 0; j < kAhead; ++j) {
 #pragma unroll
             for (int c = 0; c < kCopies; ++c) {
-              if (!is_there[j][c]) continue;
 #pragma unroll
               for (int v = 0; v < 8; ++v) sums[j][v] += to_float(values[j][c].values[v]);
             }
@@ -275,8 +273,8 @@ __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> arg
         }
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-          const int i = begin + j * kWarp + lane;
-          if (i < num_eights) store8(target + 8 * i, sums[j]);
+          const int i = begin + j * kWarp;
+          if (i < count * eights) store8(target + 8 * i, sums[j]);
         }
       }
       return_weights(args, rank, first, count);

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/clock.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
