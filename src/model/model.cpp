@@ -62,10 +62,10 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   }
 }
 
-void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens) {
+void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits) {
   if (moe_layers_.empty()) return;
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
-  window_.emplace(peers, ops_, config_, max_tokens, received, window, state);
+  window_.emplace(peers, ops_, config_, limits, received, window, state);
   for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
 }
 

@@ -11,24 +11,24 @@ class LocalExchange final : public TokenExchange {
     const int64_t capacity = top_idx.num_elements();
     plan_ = {.offsets = pass.push_i32({num_experts_ + 1}), .row_of = pass.push_i32(top_idx.shape())};
     pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
-    return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}};
+    return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
 
   void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights, .plan = plan_, .row_weight = row_weight});
     pass.ops.moe_dispatch({.x = x, .plan = plan_, .rows = rows});
   }
-  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
+  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
   }
 
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
-  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
+  void combine_backward(const Pass& pass, Tensor dy, Tensor drows, Tensor, Tensor) override {
     pass.ops.moe_dispatch({.x = dy, .plan = plan_, .rows = drows});
   }
   void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                         bool accumulate) override {
+                         bool accumulate, const OverflowWork&) override {
     pass.ops.moe_combine({.rows = drows, .plan = plan_, .y = dx, .accumulate = accumulate});
     pass.ops.moe_combine_weights({.row_weight = drow_weight, .plan = plan_, .weights = dweights});
   }

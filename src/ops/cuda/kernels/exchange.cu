@@ -10,6 +10,7 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
+#include "ops/cuda/primitives/row_part.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -107,12 +108,31 @@ struct Choices {
   int top_k;
 };
 
+// Which ranks something is sent to.
+struct EveryRank {
+  __device__ bool has(int) const { return true; }
+  __device__ bool is_empty(int) const { return false; }
+};
+struct LoadedRanks {
+  const int32_t* loads;  // [W]
+  int64_t room;
+
+  __device__ bool has(int rank) const { return loads[rank] > room; }
+  __device__ bool is_empty(int num_ranks) const {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      if (has(rank)) return false;
+    }
+    return true;
+  }
+};
+
 // Unit: the widest type a row is a whole number of. One warp a token.
-template <class Unit>
+template <class Unit, class Ranks>
 __global__ void __launch_bounds__(kRowThreads)
-    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, int64_t num_tokens,
-                int64_t width, int64_t part, int index, int num_ranks) {
+    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, Ranks to,
+                int64_t num_tokens, int64_t width, int64_t part, int index, int num_ranks) {
   constexpr int kAhead = 4;  // units that a lane loads before it stores them
+  if (to.is_empty(num_ranks)) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   if (choices.top_idx != nullptr && blockIdx.x == 0 && threadIdx.x < static_cast<unsigned>(num_ranks)) {
@@ -128,7 +148,7 @@ __global__ void __launch_bounds__(kRowThreads)
         if (i < width) values[j] = x[token * width + i];
       }
       for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
+        if (rows[rank] < 0 || !to.has(rank)) continue;
         Unit* const target = inbox.at[rank] + (part + rows[rank]) * width;
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
@@ -139,13 +159,13 @@ __global__ void __launch_bounds__(kRowThreads)
     }
     if (choices.top_idx == nullptr) continue;
     for (int rank = lane; choices.with_tokens && rank < num_ranks; rank += kWarp) {
-      if (rows[rank] >= 0) choices.tokens.at[rank][part + rows[rank]] = static_cast<int32_t>(token);
+      if (rows[rank] >= 0 && to.has(rank)) choices.tokens.at[rank][part + rows[rank]] = static_cast<int32_t>(token);
     }
     for (int k = lane; k < choices.top_k; k += kWarp) {
       const int64_t copy = token * choices.top_k + k;
       const int expert = choices.top_idx[copy];
       for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
+        if (rows[rank] < 0 || !to.has(rank)) continue;
         const int64_t target = (part + rows[rank]) * choices.top_k + k;
         choices.slots.at[rank][target] = choices.placement.rank(expert) == rank ? choices.placement.slot(expert) : -1;
         choices.inbox_weights.at[rank][target] = choices.weights[copy];
@@ -162,21 +182,28 @@ struct ReturnedWeights {
 // One warp a received token. kVectors: eight values at a time.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowThreads)
-    return_kernel(const T* rows, const int32_t* row_of, const int32_t* counts, PeerPointers<T> returned,
+    return_kernel(const T* rows, RowPart part, const int32_t* counts, PeerPointers<T> returned,
                   ReturnedWeights weights, int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+  if (part.is_empty()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   for (int step = 0; step < num_ranks; ++step) {
     const int rank = (index + step) % num_ranks;  // not all to the same one at once
     for (int64_t token = warp; token < counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
-      const int32_t* const copies = row_of + (rank * max_tokens + token) * top_k;
+      const int64_t copies = (rank * max_tokens + token) * top_k;
+      if (part.first > 0) {
+        bool is_there = false;
+        for (int k = 0; k < top_k; ++k) is_there |= part.place(copies + k) >= 0;
+        if (!is_there) continue;
+      }
       const int64_t home = index * max_tokens + token;
       T* const target = returned.at[rank] + home * width;
       if constexpr (kVectors) {
         for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
           float sums[8] = {};
+          if (part.first > 0) load8(target + i, sums);
           for (int k = 0; k < top_k; ++k) {
-            const int64_t row = copies[k];
+            const int64_t row = part.place(copies + k);
             if (row < 0) continue;
             float values[8];
             load8(rows + row * width + i, values);
@@ -187,16 +214,18 @@ __global__ void __launch_bounds__(kRowThreads)
         }
       } else {
         for (int64_t i = lane; i < width; i += kWarp) {
-          float sum = 0.0F;
+          float sum = part.first > 0 ? to_float(target[i]) : 0.0F;
           for (int k = 0; k < top_k; ++k) {
-            if (copies[k] >= 0) sum += to_float(rows[static_cast<int64_t>(copies[k]) * width + i]);
+            const int64_t row = part.place(copies + k);
+            if (row >= 0) sum += to_float(rows[row * width + i]);
           }
           target[i] = from_float<T>(sum);
         }
       }
       if (weights.row_weight == nullptr) continue;
       for (int k = lane; k < top_k; k += kWarp) {
-        weights.at_home.at[rank][home * top_k + k] = copies[k] < 0 ? 0.0F : weights.row_weight[copies[k]];
+        const int64_t row = part.place(copies + k);
+        if (row >= 0) weights.at_home.at[rank][home * top_k + k] = weights.row_weight[row];
       }
     }
   }
@@ -354,14 +383,20 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
   const int64_t num_tokens = args.x.dim(0), row_bytes = bytes_of(args.x.dtype(), args.x.dim(1));
-  const auto run = [&]<class Unit>(Unit) {
+  const auto send_to = [&]<class Unit, class Ranks>(Unit, Ranks to) {
     send_kernel<<<row_blocks(ctx, num_tokens), kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
-        peer_pointers<Unit>(peers, inbox.rows), choices, num_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)),
+        peer_pointers<Unit>(peers, inbox.rows), choices, to, num_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)),
         peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()));
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
-  with_widest_unit(row_bytes, args.x, inbox.rows, run);
+  with_widest_unit(row_bytes, args.x, inbox.rows, [&](auto unit) {
+    if (args.loads.defined()) {
+      send_to(unit, LoadedRanks{args.loads.data<int32_t>(), args.room});
+    } else {
+      send_to(unit, EveryRank{});
+    }
+  });
 }
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {
@@ -373,12 +408,15 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const ReturnedWeights weights{
       .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
       .at_home = with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}};
+  const RowPart part{.row_of = args.row_of.data<int32_t>(),
+                          .num_rows = args.first_row > 0 ? args.num_rows.data<int32_t>() : nullptr,
+                          .first = args.first_row,
+                          .capacity = args.rows.dim(0)};
   const bool vectors = can_vectorise(width, args.rows, args.returns.rows);
   dispatch_act(args.rows.dtype(), [&]<class T>(T) {
     const auto kernel = vectors ? return_kernel<T, true> : return_kernel<T, false>;
     kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
-        args.rows.data<T>(), args.row_of.data<int32_t>(), args.counts.data<int32_t>(),
-        peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
+        args.rows.data<T>(), part, args.counts.data<int32_t>(), peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
         static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(1)));
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
