@@ -72,7 +72,7 @@ RouterLoss Moe::loss(const Pass& pass) const {
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
 void Moe::compute_hidden(const Pass& pass) {
-  exchange_->dispatch(pass, saved_.x, saved_.weights, saved_.rows, saved_.row_weight);
+  exchange_->end_dispatch(pass, saved_.rows, saved_.row_weight);
   for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
 }
 
@@ -88,17 +88,23 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
                            const ExpertGradients& gradients) {
-  const Tensor pre = part.of(of.pre), dpre = pre;  // not needed after its gradient is known
+  Ops& ops = pass.ops;
   const Tensor drows = part.of(gradients.drows), dhidden = part.of(gradients.dhidden);
-  experts_out_.backward(pass.ops, part.of(of.hidden), drows, part.offsets, dhidden);
-  pass.ops.activation_backward({.kind = config_.activation,
-                                .pre = pre,
-                                .row_weight = part.of(of.row_weight),
-                                .dh = dhidden,
-                                .dpre = dpre,
-                                .drow_weight = part.of(gradients.drow_weight),
-                                .num_rows = part.count()});
-  experts_in_.backward(pass.ops, part.of(of.rows), dpre, part.offsets, drows);
+  const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
+  experts_out_.backward_weight(ops, part.of(of.hidden), drows, part.offsets);
+  experts_out_.backward_input(ops, drows, part.offsets, dhidden);
+  ops.activation_backward({.kind = config_.activation,
+                           .pre = part.of(of.pre),
+                           .row_weight = part.of(of.row_weight),
+                           .dh = dhidden,
+                           .dpre = dpre,
+                           .drow_weight = part.of(gradients.drow_weight),
+                           .num_rows = part.count()});
+  experts_in_.backward_input(ops, dpre, part.offsets, drows);
+}
+
+void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
+  experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets);
 }
 
 OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
@@ -140,6 +146,7 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
           .work_off = [this, &pass, chunk_rows, chunk_gradients](const RaggedRows& chunk) {
             forward_hidden(pass, chunk, chunk_rows);
             backward_experts(pass, chunk, chunk_rows, chunk_gradients);
+            backward_in_weight(pass, chunk, chunk_rows);
           }};
 }
 
@@ -172,6 +179,8 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
 
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
+  exchange_->begin_dispatch(pass, x, saved_.weights);
+  if (shared_) shared_->forward(pass, x, y);
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
   saved_.rows = pass.push({R, D});
@@ -193,7 +202,6 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
   }
-  if (shared_) shared_->forward(pass, x, y);
 }
 
 void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
@@ -201,13 +209,13 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity, F = expert_dim_;
-  if (shared_) shared_->backward(pass, dy, dx);
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
     saved_.rows = pass.push(saved_.rows.shape());
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
+    exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
     compute_hidden(pass);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
@@ -220,16 +228,20 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     }
   }
 
+  const bool dispatched_again = pass.drops(Recompute::kExperts);
+  exchange_->begin_combine_backward(pass, dy, dispatched_again ? Tensor() : saved_.x,
+                                    dispatched_again ? Tensor() : saved_.weights);
+  if (shared_) shared_->backward(pass, dy, dx);
   const ExpertGradients gradients{
       .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R}), .dhidden = pass.push({R, F})};
-  const bool dispatched_again = pass.drops(Recompute::kExperts);
-  exchange_->combine_backward(pass, dy, gradients.drows, dispatched_again ? Tensor() : saved_.x,
-                              dispatched_again ? Tensor() : saved_.weights);
+  exchange_->end_combine_backward(pass, gradients.drows);
   for (const RaggedRows& part : saved_.routed.parts) backward_experts(pass, part, saved_rows(), gradients);
+  exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
+  for (const RaggedRows& part : saved_.routed.parts) backward_in_weight(pass, part, saved_rows());
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange_->dispatch_backward(pass, gradients.drows, gradients.drow_weight, dx, dweights,
-                               /*accumulate=*/shared_.has_value(), overflow_backward(pass, gradients));
+  exchange_->end_dispatch_backward(pass, dx, dweights, /*accumulate=*/shared_.has_value(),
+                                   overflow_backward(pass, gradients));
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),
                        .logits = saved_.logits,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -104,12 +105,18 @@ class RemoteExchange final : public TokenExchange {
     return routed;
   }
 
-  void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {
+  void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
+    inbox_ = &window_.next_inbox();
+    begin_moving(pass, [&](Ops& ops) {
+      ops.exchange_send(
+          {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = *inbox_});
+      ops.peer_barrier({peers_});
+    });
+  }
+  void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
     Ops& ops = pass.ops;
-    const ExchangeInbox& inbox = window_.next_inbox();
-    ops.exchange_send(
-        {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = inbox});
-    ops.peer_barrier({peers_});
+    end_moving(pass);
+    const ExchangeInbox& inbox = *inbox_;
     ops.copy({.source = inbox.counts, .destination = num_received_});
     if (apart_) ops.copy({.source = inbox.tokens, .destination = tokens_});
     for (const Part& part : parts_) {
@@ -122,8 +129,7 @@ class RemoteExchange final : public TokenExchange {
     }
     if (!chunks_.empty()) {
       const ExpertRows& room = window_.expert_rows();
-      ops.divide_moe_rows(
-          {.offsets = offsets_, .capacity = room.kept, .chunk = room.chunk, .parts = part_offsets_});
+      ops.divide_moe_rows({.offsets = offsets_, .capacity = room.kept, .chunk = room.chunk, .parts = part_offsets_});
     }
     for (const Part& part : parts_) gather_weights(ops, part, inbox, row_weight);
     for (const Part& part : parts_) gather(ops, part, inbox, rows);
@@ -131,54 +137,52 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) override {
-    Ops& ops = pass.ops;
-    if (apart_) return send_copies_home(ops, rows, {}, y, {}, accumulate);
-    send_home(ops, parts_[0], rows, {});
-    for (const Part& chunk : chunks_) {
-      gather_chunk(ops, chunk, overflow);
+    begin_returning(pass, rows, {});
+    if (!chunks_.empty()) tell_load(pass.ops);
+    end_returning(pass, y, {}, accumulate, [&](const Part& chunk) {
+      gather_chunk(pass.ops, chunk, overflow);
       overflow.work_off(chunk.rows);
-      send_home(ops, chunk, overflow.rows, {});
-    }
-    if (!chunks_.empty()) tell_load(ops);
-    ops.peer_barrier({peers_});
-    if (!chunks_.empty()) ops.copy({.source = window_.loads(), .destination = loads_});
-    collect(ops, y, {}, accumulate);
+      put_home(pass.ops, chunk, overflow.rows, {});
+    });
+    if (!chunks_.empty()) pass.ops.copy({.source = window_.loads(), .destination = loads_});
   }
 
-  // As on one rank, a sum's gradient is a dispatch, and that of copies a sum. What is sent again goes into the other
-  // inbox, which is free too: everybody came to the barrier of a return since it was read.
-  void combine_backward(const Pass& pass, Tensor dy, Tensor drows, Tensor x, Tensor weights) override {
-    Ops& ops = pass.ops;
-    if (!chunks_.empty() && x.defined()) {
-      arrived_ = &window_.next_inbox();
-      ops.exchange_send({.peers = peers_,
-                         .plan = sent_,
-                         .x = x,
-                         .top_idx = top_idx_,
-                         .weights = weights,
-                         .inbox = *arrived_,
-                         .loads = loads_,
-                         .room = window_.expert_rows().kept});
-    }
-    const ExchangeInbox& inbox = window_.next_inbox();
-    ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = inbox});
-    ops.peer_barrier({peers_});
-    for (const Part& part : parts_) gather(ops, part, inbox, drows);
-    arrived_gradients_ = &inbox;
+  // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
+  void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) override {
+    const bool again = !chunks_.empty() && x.defined();
+    // Both inboxes are free: everybody came to the barrier of a return since they were read.
+    if (again) arrived_ = &window_.next_inbox();
+    inbox_ = &window_.next_inbox();
+    begin_moving(pass, [&](Ops& ops) {
+      if (again) {
+        ops.exchange_send({.peers = peers_,
+                           .plan = sent_,
+                           .x = x,
+                           .top_idx = top_idx_,
+                           .weights = weights,
+                           .inbox = *arrived_,
+                           .loads = loads_,
+                           .room = window_.expert_rows().kept});
+      }
+      ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = *inbox_});
+      ops.peer_barrier({peers_});
+    });
   }
-  void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                         bool accumulate, const OverflowWork& overflow) override {
-    Ops& ops = pass.ops;
-    if (apart_) return send_copies_home(ops, drows, drow_weight, dx, dweights, accumulate);
-    send_home(ops, parts_[0], drows, drow_weight);
-    for (const Part& chunk : chunks_) {
-      gather_chunk(ops, chunk, overflow);
-      gather(ops, chunk, *arrived_gradients_, overflow.drows);
+  void end_combine_backward(const Pass& pass, Tensor drows) override {
+    end_moving(pass);
+    for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows);
+  }
+  void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
+    begin_returning(pass, drows, drow_weight);
+  }
+  void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+                             const OverflowWork& overflow) override {
+    end_returning(pass, dx, dweights, accumulate, [&](const Part& chunk) {
+      gather_chunk(pass.ops, chunk, overflow);
+      gather(pass.ops, chunk, *inbox_, overflow.drows);
       overflow.work_off(chunk.rows);
-      send_home(ops, chunk, overflow.drows, overflow.drow_weight);
-    }
-    ops.peer_barrier({peers_});
-    collect(ops, dx, dweights, accumulate);
+      put_home(pass.ops, chunk, overflow.drows, overflow.drow_weight);
+    });
   }
 
  private:
@@ -207,37 +211,63 @@ class RemoteExchange final : public TokenExchange {
     gather(ops, chunk, *arrived_, overflow.rows);
   }
 
+  // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
+  // then, also what others are told by its barrier that they may write over.
+  template <class Move>
+  static void begin_moving(const Pass& pass, const Move& move) {
+    Device& device = pass.ops.device();
+    device.order(Lane::kCompute, Lane::kCommunication);
+    move(device.ops(Lane::kCommunication));
+  }
+  static void end_moving(const Pass& pass) { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); }
+
   // What a part's rows add to the tokens they are of.
-  void send_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
-    const bool is_chunk = part.plan.first_row > 0;
+  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
+    const int64_t first_row = part.plan.first_row;
     ops.exchange_return({.peers = peers_,
                          .rows = part.rows.of(rows),
                          .row_weight = row_weight.defined() ? part.rows.of(row_weight) : Tensor(),
                          .row_of = row_of_,
                          .counts = num_received_,
                          .returns = window_.returns(),
-                         .first_row = part.plan.first_row,
-                         .num_rows = is_chunk ? part.rows.count() : Tensor()});
+                         .first_row = first_row,
+                         .num_rows = first_row > 0 ? part.rows.count() : Tensor()});
   }
-  void collect(Ops& ops, Tensor y, Tensor weights, bool accumulate) const {
-    ops.exchange_collect({.plan = sent_,
-                          .top_idx = top_idx_,
-                          .returns = window_.returns(),
-                          .y = y,
-                          .accumulate = accumulate,
-                          .weights = weights});
-  }
-
-  // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too many.
+  // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too
+  // many.
   void tell_load(Ops& ops) const {
     const int64_t rank = peers_.index(), num_slots = window_.num_slots();
     ops.copy({.source = offsets_.rows(num_slots, num_slots + 1), .destination = window_.loads().rows(rank, rank + 1)});
     ops.peer_spread({.peers = peers_, .x = window_.loads(), .begin = rank, .end = rank + 1});
   }
 
-  // Home adds a token's copies in the order of its choices, as one rank does.
-  void send_copies_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
-    const int64_t T = y.dim(0), W = peers_.count(), D = y.dim(1), C = rows.dim(0) / W;
+  // The barrier comes when all rows are home: overflow's are behind what was begun.
+  void begin_returning(const Pass& pass, Tensor rows, Tensor row_weight) const {
+    begin_moving(pass, [&](Ops& ops) {
+      if (apart_) {
+        return_copies(ops, rows, row_weight);
+      } else {
+        put_home(ops, parts_[0], rows, row_weight);
+      }
+      if (chunks_.empty()) ops.peer_barrier({peers_});
+    });
+  }
+  void end_returning(const Pass& pass, Tensor y, Tensor weights, bool accumulate,
+                     const std::function<void(const Part& chunk)>& work_off) const {
+    end_moving(pass);
+    for (const Part& chunk : chunks_) work_off(chunk);
+    if (!chunks_.empty()) pass.ops.peer_barrier({peers_});
+    if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
+    pass.ops.exchange_collect({.plan = sent_,
+                               .top_idx = top_idx_,
+                               .returns = window_.returns(),
+                               .y = y,
+                               .accumulate = accumulate,
+                               .weights = weights});
+  }
+
+  void return_copies(Ops& ops, Tensor rows, Tensor row_weight) const {
+    const int64_t W = peers_.count(), D = rows.dim(1), C = rows.dim(0) / W;
     const ExchangeWindow::Copies& copies = window_.copies();
     const int64_t M = copies.rows.dim(0), K = copies.rows.dim(1);
     ops.exchange_return_copies({.peers = peers_,
@@ -248,7 +278,11 @@ class RemoteExchange final : public TokenExchange {
                                 .counts = num_received_,
                                 .copies = copies.rows,
                                 .weights = copies.weights});
-    ops.peer_barrier({peers_});
+  }
+  // Home adds a token's copies in the order of its choices, as one rank does.
+  void sum_copies(Ops& ops, Tensor y, Tensor weights, bool accumulate) const {
+    const ExchangeWindow::Copies& copies = window_.copies();
+    const int64_t T = y.dim(0), M = copies.rows.dim(0), K = copies.rows.dim(1), D = y.dim(1);
     const MoePlan plan{.offsets = {}, .row_of = copies.row_of.rows(0, T)};
     ops.moe_combine({.rows = copies.rows.reshape({M * K, D}), .plan = plan, .y = y, .accumulate = accumulate});
     if (weights.defined()) ops.copy({.source = copies.weights.rows(0, T), .destination = weights});
@@ -257,20 +291,19 @@ class RemoteExchange final : public TokenExchange {
   ExchangeWindow& window_;
   const Peers& peers_;
   const bool apart_;
-  Tensor top_idx_;           // [T, K] i32
-  ExchangePlan sent_;        // this rank's tokens
-  Tensor num_received_;      // [W] i32 tokens of each rank
-  Tensor tokens_;            // [W, M] i32, received apart: which of their ranks' tokens they are
-  Tensor row_of_;            // [W * M, K] i32: the received tokens' copies, each within its part
-  std::vector<Part> parts_;  // of the rows that are kept
+  Tensor top_idx_;                        // [T, K] i32
+  ExchangePlan sent_;                     // this rank's tokens
+  Tensor num_received_;                   // [W] i32 tokens of each rank
+  Tensor tokens_;                         // [W, M] i32, received apart: which of their ranks' tokens they are
+  Tensor row_of_;                         // [W * M, K] i32: the received tokens' copies, each within its part
+  std::vector<Part> parts_;               // of the rows that are kept
+  const ExchangeInbox* inbox_ = nullptr;  // where what was begun last goes
   // Overflow, where there can be any.
   std::vector<Part> chunks_;
-  Tensor offsets_;       // [U + 1] i32, of all rows
-  Tensor part_offsets_;  // [1 + chunks, U + 1] i32: the same of those kept, then of each chunk
-  Tensor loads_;         // [W] i32: rows of each rank's experts
-  // Where the tokens and their gradients are that chunks are gathered from.
-  const ExchangeInbox* arrived_ = nullptr;
-  const ExchangeInbox* arrived_gradients_ = nullptr;
+  Tensor offsets_;                          // [U + 1] i32, of all rows
+  Tensor part_offsets_;                     // [1 + chunks, U + 1] i32: the same of those kept, then of each chunk
+  Tensor loads_;                            // [W] i32: rows of each rank's experts
+  const ExchangeInbox* arrived_ = nullptr;  // where the tokens are
 };
 
 }  // namespace

@@ -28,8 +28,8 @@ struct RaggedRows {
 };
 
 // What a layer's experts are to do: R rows in one part or in several, which are worked off in turn so that what comes
-// of one does not depend on the others. Where the routing may give more rows than R, those behind them are the overflow,
-// in chunks of as many rows each, most of them empty most of the time.
+// of one does not depend on the others. Where the routing may give more rows than R, those behind them are the
+// overflow, in chunks of as many rows each, most of them empty most of the time.
 struct RoutedRows {
   int64_t capacity = 0;  // R
   std::vector<RaggedRows> parts;
@@ -51,6 +51,9 @@ struct OverflowWork {
 
 // A layer's exchange. It holds the plan of the last routing, on the activation stack, for all that follows until the
 // layer's backward is over. The order of rows is a function of the routing alone.
+//
+// What begin_... is given travels beside the work that is enqueued before the end_... that belongs to it, and stays as
+// it is until then. There is one such pair at a time.
 class TokenExchange {
  public:
   virtual ~TokenExchange() = default;
@@ -61,18 +64,21 @@ class TokenExchange {
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
   // To each expert its tokens, and what they weigh: rows [R, D] = x [T, D], row_weight [R] stat = weights [T, K] stat.
-  virtual void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) = 0;
+  virtual void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) = 0;
+  virtual void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) = 0;
   // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D], then of those in each chunk of overflow,
   // rounded chunk by chunk. Overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // drows [R, D] = of combine's rows, from dy [T, D]. Where dispatch() was last called in forward, x and weights are
-  // what it got then, which overflow needs again; else undefined.
-  virtual void combine_backward(const Pass& pass, Tensor dy, Tensor drows, Tensor x, Tensor weights) = 0;
+  // drows [R, D] = of combine's rows, from dy [T, D]. Where the last dispatch was forward's, x and weights are what it
+  // got, which overflow needs again; else undefined.
+  virtual void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) = 0;
+  virtual void end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat. Overflow
   // as in combine(); its memory may be that of both.
-  virtual void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                                 bool accumulate, const OverflowWork& overflow) = 0;
+  virtual void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) = 0;
+  virtual void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+                                     const OverflowWork& overflow) = 0;
 };
 
 // All experts are where the tokens are: dispatch gathers, combine sums a token's K rows in the order of its choices.

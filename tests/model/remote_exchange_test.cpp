@@ -88,8 +88,8 @@ struct RankTest {
   }
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
-    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kStepState,
-                                 ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
+                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
       plan.set(kind, 1 << 20);
     }
     return plan;
@@ -173,8 +173,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
 
   // Compares rows [first, first + offsets.back()) of a rank with those that it should have, and makes of them what
   // their experts make; of their weights their doubles.
-  void pass_experts(RankTest& test, const std::vector<Copy>& expected, size_t first, const RaggedRows& part, Tensor rows,
-                    Tensor row_weight) {
+  void pass_experts(RankTest& test, const std::vector<Copy>& expected, size_t first, const RaggedRows& part,
+                    Tensor rows, Tensor row_weight) {
     auto got = test.download<float>(rows);
     auto got_weights = test.download<float>(row_weight);
     const auto offsets = test.download<int32_t>(part.offsets);
@@ -206,7 +206,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor rows = test.pass.push({routed.capacity, kWidth});
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
-    test.exchange->dispatch(test.pass, test.x, test.gate, rows, row_weight);
+    test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+    test.exchange->end_dispatch(test.pass, rows, row_weight);
 
     ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
     for (int64_t i = 0; const RaggedRows& part : routed.parts) {
@@ -239,11 +240,13 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
     if (again) {
       const Tensor once_more = test.pass.push_stat({routed.capacity});
-      test.exchange->dispatch(test.pass, test.x, test.gate, rows, once_more);
-      test.exchange->combine_backward(test.pass, test.x, drows, {}, {});
+      test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+      test.exchange->end_dispatch(test.pass, rows, once_more);
+      test.exchange->begin_combine_backward(test.pass, test.x, {}, {});
     } else {
-      test.exchange->combine_backward(test.pass, test.x, drows, test.x, test.gate);
+      test.exchange->begin_combine_backward(test.pass, test.x, test.x, test.gate);
     }
+    test.exchange->end_combine_backward(test.pass, drows);
     chunk = 0;
     OverflowWork backward{.rows = rows.rows(0, chunk_rows),
                           .row_weight = more_weights,
@@ -261,7 +264,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
                             }
                             ++chunk;
                           }};
-    test.exchange->dispatch_backward(test.pass, drows, row_weight, dx, dweights, /*accumulate=*/false, backward);
+    test.exchange->begin_dispatch_backward(test.pass, drows, row_weight);
+    test.exchange->end_dispatch_backward(test.pass, dx, dweights, /*accumulate=*/false, backward);
     EXPECT_EQ(chunk, routed.overflow.size());
     const auto sums = test.download<float>(y), gradients = test.download<float>(dx),
                weights = test.download<float>(dweights);
@@ -285,14 +289,12 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ranks, RemoteExchangeTest,
-                         ::testing::Combine(::testing::Values(2, 4),
-                                            ::testing::Values(Mode{.name = "Together"},
-                                                              Mode{.name = "InTurns", .capacity_factor = 0.4},
-                                                              Mode{.name = "Apart", .received = Received::kApart})),
-                         [](const auto& test) {
-                           return fmt::format("{}{}", std::get<1>(test.param).name, std::get<0>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, RemoteExchangeTest,
+    ::testing::Combine(::testing::Values(2, 4),
+                       ::testing::Values(Mode{.name = "Together"}, Mode{.name = "InTurns", .capacity_factor = 0.4},
+                                         Mode{.name = "Apart", .received = Received::kApart})),
+    [](const auto& test) { return fmt::format("{}{}", std::get<1>(test.param).name, std::get<0>(test.param)); });
 
 TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
   // An odd number of tokens, none, as many as there is room for; several rounds through the same window.

@@ -245,16 +245,16 @@ TEST(RankEngines, ComputeTheSameUnderAnyRouting) {
   }
 }
 
-// Room for the average number of rows, and routing that gives a rank up to all: to one expert of one rank, to all experts
-// of one of four, to two ranks of four; an odd number of tokens; and whatever backward computes again.
+// Room for the average number of rows, and routing that gives a rank up to all: to one expert of one rank, to all
+// experts of one of four, to two ranks of four; an odd number of tokens; and whatever backward computes again.
 TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
   for (const auto& [top_k, chosen] : {std::pair<int64_t, int64_t>{1, 5}, {2, 0}, {2, 3}, {2, 6}}) {
     for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
       const auto with = [&](int64_t ranks, std::vector<std::string> more = {}) {
-        more.insert(more.end(), {"model.vocab_size=50", "model.moe.num_experts=8", "data.seq_len=15",
-                                 "train.microbatch_seqs=1", "model.moe.num_shared_experts=1",
-                                 fmt::format("model.moe.top_k={}", top_k), fmt::format("train.recompute={}", recompute),
-                                 fmt::format("parallel.ranks={}", ranks)});
+        more.insert(more.end(),
+                    {"model.vocab_size=50", "model.moe.num_experts=8", "data.seq_len=15", "train.microbatch_seqs=1",
+                     "model.moe.num_shared_experts=1", fmt::format("model.moe.top_k={}", top_k),
+                     fmt::format("train.recompute={}", recompute), fmt::format("parallel.ranks={}", ranks)});
         return test::tiny_config("/nowhere", more);
       };
       const auto skew = [&](ReadyEngine& ready) {
@@ -292,9 +292,9 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
 // Chunks that stay empty leave no trace.
 TEST(RankEngines, ComputeTheSameBitsWhereThereIsRoom) {
   const auto with = [](int64_t ranks, double factor) {
-    return test::tiny_config("/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8",
-                                          fmt::format("parallel.ranks={}", ranks),
-                                          fmt::format("parallel.capacity_factor={}", factor)});
+    return test::tiny_config("/nowhere",
+                             {"model.vocab_size=50", "model.moe.num_experts=8", fmt::format("parallel.ranks={}", ranks),
+                              fmt::format("parallel.capacity_factor={}", factor)});
   };
   for (const auto& [ranks, enough] : {std::pair<int64_t, double>{2, 1.75}, {4, 1.9}}) {
     const Config config = with(ranks, enough), all_at_once = with(ranks, 4);

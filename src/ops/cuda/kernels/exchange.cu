@@ -182,8 +182,8 @@ struct ReturnedWeights {
 // One warp a received token. kVectors: eight values at a time.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowThreads)
-    return_kernel(const T* rows, RowPart part, const int32_t* counts, PeerPointers<T> returned,
-                  ReturnedWeights weights, int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+    return_kernel(const T* rows, RowPart part, const int32_t* counts, PeerPointers<T> returned, ReturnedWeights weights,
+                  int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
   if (part.is_empty()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
@@ -409,15 +409,16 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
       .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
       .at_home = with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}};
   const RowPart part{.row_of = args.row_of.data<int32_t>(),
-                          .num_rows = args.first_row > 0 ? args.num_rows.data<int32_t>() : nullptr,
-                          .first = args.first_row,
-                          .capacity = args.rows.dim(0)};
+                     .num_rows = args.first_row > 0 ? args.num_rows.data<int32_t>() : nullptr,
+                     .first = args.first_row,
+                     .capacity = args.rows.dim(0)};
   const bool vectors = can_vectorise(width, args.rows, args.returns.rows);
   dispatch_act(args.rows.dtype(), [&]<class T>(T) {
     const auto kernel = vectors ? return_kernel<T, true> : return_kernel<T, false>;
     kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
-        args.rows.data<T>(), part, args.counts.data<int32_t>(), peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
-        static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(1)));
+        args.rows.data<T>(), part, args.counts.data<int32_t>(), peer_pointers<T>(peers, args.returns.rows), weights,
+        max_tokens, width, static_cast<int>(peers.index()), static_cast<int>(peers.count()),
+        static_cast<int>(args.row_of.dim(1)));
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }

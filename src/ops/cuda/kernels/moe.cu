@@ -128,9 +128,8 @@ __global__ void __launch_bounds__(kWarp)
 }
 
 // parts [P, num_offsets] =
-__global__ void __launch_bounds__(kThreads)
-    divide_kernel(const int32_t* offsets, int32_t* parts, int64_t num_parts, int64_t num_offsets, int64_t capacity,
-                  int64_t chunk) {
+__global__ void __launch_bounds__(kThreads) divide_kernel(const int32_t* offsets, int32_t* parts, int64_t num_parts,
+                                                          int64_t num_offsets, int64_t capacity, int64_t chunk) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, part = i / num_offsets;
   if (part >= num_parts) return;
   const int64_t first = part == 0 ? 0 : capacity + (part - 1) * chunk, most = part == 0 ? capacity : chunk;
@@ -209,10 +208,8 @@ void check_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) {
 
 RowPart row_part(const MoePlan& plan, Tensor rows) {
   const int32_t* num_rows = plan.first_row > 0 ? plan.offsets.data<int32_t>() + plan.offsets.dim(0) - 1 : nullptr;
-  return {.row_of = plan.row_of.data<int32_t>(),
-          .num_rows = num_rows,
-          .first = plan.first_row,
-          .capacity = rows.dim(0)};
+  return {
+      .row_of = plan.row_of.data<int32_t>(), .num_rows = num_rows, .first = plan.first_row, .capacity = rows.dim(0)};
 }
 
 // Of a kernel that moves the rows of one token a block. A part of the rows that are not the first is often empty, and
