@@ -189,7 +189,10 @@ struct TrainConfig {
 struct ParallelConfig {
   int64_t ranks = 1;  // of all processes together, which share every batch
   int64_t logical_shards =
-      0;                    // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
+      0;  // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
+  // Rows that the experts of a rank keep room for in a layer, over the average of the ranks of a process. What is
+  // beyond it is worked off in turns, and computed again in backward.
+  double capacity_factor = 1.5;
   int64_t timeout_s = 600;  // that a rank waits for another before the run fails
 };
 

@@ -62,12 +62,12 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   }
 }
 
-void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens, int64_t rank,
+void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
                             int64_t num_ranks) {
   if (moe_layers_.empty()) return;
   const auto num_layers = static_cast<int64_t>(moe_layers_.size());
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
-  window_.emplace(peers, ops_, config_, max_tokens, received, window, state);
+  window_.emplace(peers, ops_, config_, limits, received, window, state);
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
   exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, peers.count()}),
                      .waited = state.allocate(DType::kF64, by_transfer),

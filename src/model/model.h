@@ -29,10 +29,9 @@ class Model {
 
   // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
-  // Storage for what ranks put there of passes over up to `max_tokens` tokens a rank, in a shared arena. Call once, in
-  // a domain of several ranks only: `peers`, which outlive the model, are those ranks; this one is `rank` of the
-  // `num_ranks` of the run.
-  void allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens, int64_t rank,
+  // Storage for what ranks put there, in a shared arena: of passes within `limits`. Call once, in a domain of several
+  // ranks only: `peers`, which outlive the model, are those ranks; this one is `rank` of the `num_ranks` of the run.
+  void allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
                        int64_t num_ranks);
   // Of what this rank updates (model/weight.h).
   void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }

@@ -55,6 +55,31 @@ class Moe final : public FeedForward {
   RouterLoss loss(const Pass& pass) const;
   // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and weights, once its dispatch began.
   void compute_hidden(const Pass& pass);
+  // Rows on their way through the experts, N of them.
+  struct ExpertPass {
+    Tensor rows;        // [N, D]
+    Tensor row_weight;  // [N]
+    Tensor pre;         // [N, W]
+    Tensor hidden;      // [N, F]
+  };
+  struct ExpertGradients {
+    Tensor drows;        // [N, D] of what the experts made of the rows; then of the rows
+    Tensor drow_weight;  // [N]
+    Tensor dhidden;      // [N, F]
+  };
+  ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
+  // pre and hidden = of a part's rows.
+  void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // From the gradients of what the experts made of a part's rows: those of the rows, all but that of the first weight.
+  // pre becomes its own gradient.
+  void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
+                        const ExpertGradients& gradients);
+  // That of the first weight, behind backward_experts.
+  void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // How overflow passes the experts: forward in the memory of rows_out and what it pushes, backward in that of the rows
+  // that were kept, which have served by then. pass outlives what they return.
+  OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
+  OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
 
   const ModelConfig& config_;
   int64_t layer_;

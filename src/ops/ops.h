@@ -84,6 +84,7 @@
   X(router_backward, RouterBackward)                             \
   X(router_bias_update, RouterBiasUpdate)                        \
   X(build_moe_plan, BuildMoePlan)                                \
+  X(divide_moe_rows, DivideMoeRows)                              \
   X(moe_dispatch, MoeDispatch)                                   \
   X(moe_combine, MoeCombine)                                     \
   X(moe_dispatch_weights, MoeDispatchWeights)                    \

@@ -24,6 +24,10 @@ int64_t most_tokens(const std::vector<BatchShape>& shapes) {
   return std::ranges::max(shapes, {}, &BatchShape::microbatch_tokens).microbatch_tokens();
 }
 
+ExchangeLimits exchange_limits(const Config& config, const std::vector<BatchShape>& shapes) {
+  return {.max_tokens = most_tokens(shapes), .capacity_factor = config.parallel.capacity_factor};
+}
+
 }  // namespace
 
 Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens)
@@ -52,8 +56,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   if (!domain_.peers().alone()) {
-    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state, most_tokens(shapes_),
-                           rank_.index(), rank_.count());
+    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state,
+                           exchange_limits(config_, shapes_), rank_.index(), rank_.count());
   }
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
@@ -410,6 +414,13 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
     }));
   }
   return plan;
+}
+
+ExpertRows plan_expert_rows(const Config& config, int64_t in_domain, std::span<const int64_t> seq_lens) {
+  if (in_domain == 0) in_domain = config.parallel.ranks;
+  if (in_domain == 1 || config.model.moe.num_experts == 0) return {};
+  const Received received = config.parallel.logical_shards > 0 ? Received::kApart : Received::kTogether;
+  return expert_rows(config.model, in_domain, exchange_limits(config, batch_shapes(config, seq_lens)), received);
 }
 
 }  // namespace nmoe

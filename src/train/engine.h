@@ -190,4 +190,7 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_
 StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
                                 std::span<const int64_t> seq_lens = {});
 
+// Rows of a layer's experts on each rank, in the largest microbatch; all zero where no other rank sends any.
+ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::span<const int64_t> seq_lens = {});
+
 }  // namespace nmoe

@@ -78,6 +78,12 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   const int64_t process = process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
+  plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
+  if (plan.expert_rows.num_chunks > 0) {
+    Config all_at_once = config;
+    all_at_once.parallel.capacity_factor = static_cast<double>(ranks);
+    plan.worst_bytes = plan_engine_storage(all_at_once, ranks, part, seq_lens).total() - plan.storage.total();
+  }
   if (part) plan.part = part->name;
   plan.cost = model_cost(config.model);
   DeviceOptions options = device_options(config.run, ranks);
@@ -145,6 +151,16 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of {} ranks in this process: all but data and process is there {} times\n", plan.ranks,
                         plan.ranks);
   }
+  if (const ExpertRows& rows = plan.expert_rows; rows.num_chunks > 0) {
+    text += fmt::format(
+        "  experts of a rank: room for {} rows a layer, {:.3g} of the average; the worst routing has {}, in {} turns; "
+        "room for all at once would take {} more\n",
+        human_count(static_cast<double>(rows.kept)), config.parallel.capacity_factor,
+        human_count(static_cast<double>(rows.worst)), 1 + rows.num_chunks, human_bytes(plan.worst_bytes));
+  } else if (rows.worst > 0) {
+    text += fmt::format("  experts of a rank: room for {} rows a layer, as many as the worst routing has\n",
+                        human_count(static_cast<double>(rows.worst)));
+  }
   text += describe_exchange(config, plan.ranks);
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
@@ -186,6 +202,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
+  if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations > weights) {
+    remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
+  }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
   const std::string memory = !plan.part.empty() ? fmt::format("the memory of {}", plan.part)

@@ -53,6 +53,19 @@ Bytes weight_bytes(Engine& engine) {
   return bytes;
 }
 
+// Of a rank of several, against those of the only one.
+void expect_same_gradients(Engine& several, Engine& one) {
+  auto other = one.model().weights().all().begin();
+  for (const Weight& mine : several.model().weights().all()) {
+    if (mine.grad.defined()) {
+      const int64_t first = mine.offset + mine.updated.offset, n = mine.updated.extent;
+      const Tensor theirs = other->grad.reshape({other->grad.num_elements()}).rows(first, first + n);
+      EXPECT_TRUE(near(mine.updated_of(mine.grad).reshape({n}), theirs, 2e-3)) << mine.spec.name;
+    }
+    ++other;
+  }
+}
+
 // Only the order of sums over tokens differs, as it does between microbatches.
 TEST(RankEngines, AddUpToTheBatch) {
   const Config whole = config_of(1);
@@ -66,15 +79,7 @@ TEST(RankEngines, AddUpToTheBatch) {
       const StepResult result = random_step(ready.engine, config, 1);
       EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
       EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-      auto other = one.engine.model().weights().all().begin();
-      for (const Weight& mine : ready.engine.model().weights().all()) {
-        if (mine.grad.defined()) {
-          const int64_t first = mine.offset + mine.updated.offset, n = mine.updated.extent;
-          const Tensor theirs = other->grad.reshape({other->grad.num_elements()}).rows(first, first + n);
-          EXPECT_TRUE(near(mine.updated_of(mine.grad).reshape({n}), theirs, 2e-3)) << mine.spec.name;
-        }
-        ++other;
-      }
+      expect_same_gradients(ready.engine, one.engine);
       const RouterHealth health = ready.engine.router_health().at(0);
       EXPECT_EQ(health.counts, expected_health.counts);
       EXPECT_EQ(health.bias_range, expected_health.bias_range);
@@ -286,6 +291,65 @@ TEST(RankEngines, ComputeTheSameUnderAnyRouting) {
         EXPECT_EQ(counts, expected_counts);
       });
     }
+  }
+}
+
+// Room for the average number of rows, and routing that gives a rank up to all: to one expert of one rank, to all
+// experts of one of four, to two ranks of four; an odd number of tokens; and whatever backward computes again.
+TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
+  for (const auto& [top_k, chosen] : {std::pair<int64_t, int64_t>{1, 5}, {2, 0}, {2, 3}, {2, 6}}) {
+    for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
+      const auto with = [&](int64_t ranks, std::vector<std::string> more = {}) {
+        more.insert(more.end(),
+                    {"model.vocab_size=50", "model.moe.num_experts=8", "data.seq_len=15", "train.microbatch_seqs=1",
+                     "model.moe.num_shared_experts=1", fmt::format("model.moe.top_k={}", top_k),
+                     fmt::format("train.recompute={}", recompute), fmt::format("parallel.ranks={}", ranks)});
+        return test::tiny_config("/nowhere", more);
+      };
+      const auto skew = [&](ReadyEngine& ready) {
+        const Tensor bias = weight(ready.engine, "layers.1.moe.router_bias").value;
+        ready.ops().fill({bias, -1e3});
+        ready.ops().fill({bias.rows(chosen, chosen + top_k), 1e3});
+      };
+      const Config whole = with(1);
+      ReadyEngine one(whole);
+      skew(one);
+      const StepResult expected = random_step(one.engine, whole, 1);
+      for (const int64_t ranks : {2, 4}) {
+        const Config config = with(ranks, {"parallel.capacity_factor=1"});
+        ASSERT_EQ(plan_expert_rows(config).num_chunks, std::min(ranks, top_k * 8 / ranks) - 1);
+        SCOPED_TRACE(fmt::format("{} ranks, recompute {}, {} experts from {} on", ranks, recompute, top_k, chosen));
+        std::array<std::vector<Bytes>, 2> states;
+        for (auto& of_ranks : states) {
+          of_ranks.resize(static_cast<size_t>(ranks));
+          run_engines(config, [&](ReadyEngine& ready) {
+            skew(ready);
+            const StepResult result = random_step(ready.engine, config, 1);
+            EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
+            EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+            expect_same_gradients(ready.engine, one.engine);
+            EXPECT_EQ(ready.memory->storage[ArenaKind::kActivations].high_water(), ready.plan[ArenaKind::kActivations]);
+            of_ranks[static_cast<size_t>(ready.engine.rank().index())] = weight_bytes(ready.engine);
+          });
+        }
+        EXPECT_EQ(states[0], states[1]);
+      }
+    }
+  }
+}
+
+// Chunks that stay empty leave no trace.
+TEST(RankEngines, ComputeTheSameBitsWhereThereIsRoom) {
+  const auto with = [](int64_t ranks, double factor) {
+    return test::tiny_config("/nowhere",
+                             {"model.vocab_size=50", "model.moe.num_experts=8", fmt::format("parallel.ranks={}", ranks),
+                              fmt::format("parallel.capacity_factor={}", factor)});
+  };
+  for (const auto& [ranks, enough] : {std::pair<int64_t, double>{2, 1.75}, {4, 1.9}}) {
+    const Config config = with(ranks, enough), all_at_once = with(ranks, 4);
+    ASSERT_GT(plan_expert_rows(config).num_chunks, 0);
+    ASSERT_EQ(plan_expert_rows(all_at_once).num_chunks, 0);
+    EXPECT_EQ(test::differences(whole_state(config, 3), whole_state(all_at_once, 3)), std::vector<std::string>());
   }
 }
 

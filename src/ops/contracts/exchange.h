@@ -57,6 +57,9 @@ struct ExchangeSend {
   Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
+  // Only to the ranks whose load is above `room`. loads [W] i32; undefined: to all.
+  Tensor loads = {};
+  int64_t room = 0;
   int64_t max_blocks = 0;
 };
 
@@ -73,6 +76,11 @@ struct ExchangeReturn {
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
   ExchangeReturns returns;  // = on other ranks and this one
+  // Of a part of the rows, those from here on, which row_of counts from the first of all: their sum is added to what
+  // was returned of the rows before, and rounded with it once. Over at once where num_rows [1] i32, how many of these
+  // there are, is 0.
+  int64_t first_row = 0;
+  Tensor num_rows = {};  // with first_row
   int64_t max_blocks = 0;
 };
 // The sum of what the ranks returned for a token, in their order.
@@ -132,6 +140,7 @@ inline void check_exchange_send(const ExchangeSend& args) {
                  args.plan.send_row.shape() == Shape({T, W}),
              "sending {} {} by {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(), args.plan.send_row.shape(),
              dtype_name(inbox.rows.dtype()), inbox.rows.shape());
+  NMOE_CHECK(!args.loads.defined() || args.loads.shape() == Shape({W}), "sending by loads {}", args.loads.shape());
   if (!args.top_idx.defined()) return;
   const Shape choices({W, M, args.top_idx.dim(1)});
   NMOE_CHECK(args.weights.shape() == args.top_idx.shape() && inbox.slots.shape() == choices &&
@@ -148,6 +157,8 @@ inline void check_exchange_return(const ExchangeReturn& args) {
                  (!args.row_weight.defined() || returns.weights.shape() == Shape({W, M, K})),
              "returning {} {} by {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.row_of.shape(),
              dtype_name(returns.rows.dtype()), returns.rows.shape());
+  NMOE_CHECK((args.first_row > 0) == args.num_rows.defined(), "returning rows from {} on, as many as {} says",
+             args.first_row, args.num_rows.shape());
 }
 
 inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {

@@ -106,12 +106,13 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
   }
   const auto tokens = with_choices && args.inbox.tokens.defined() ? pointers_of<int32_t>(peers, args.inbox.tokens)
                                                                   : std::vector<int32_t*>();
+  const int32_t* loads = args.loads.defined() ? args.loads.data<int32_t>() : nullptr;
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t rank = 0; rank < num_ranks; ++rank) {
         const auto to = static_cast<size_t>(rank);
         const int64_t sent = send_row[token * num_ranks + rank];
-        if (sent < 0) continue;
+        if (sent < 0 || (loads != nullptr && loads[rank] <= args.room)) continue;
         const int64_t row = part + sent;
         std::memcpy(rows[to] + row * width, x + token * width, static_cast<size_t>(width) * sizeof(Real));
         if (!tokens.empty()) tokens[to][row] = static_cast<int32_t>(token);
@@ -137,6 +138,8 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const Real* rows = args.rows.data<Real>();
   const int32_t* row_of = args.row_of.data<int32_t>();
   const int32_t* counts = args.counts.data<int32_t>();
+  const int64_t first_row = args.first_row, end_row = first_row + args.rows.dim(0);
+  if (first_row > 0 && *args.num_rows.data<int32_t>() == 0) return;
   const auto returned = pointers_of<Real>(peers, args.returns.rows);
   const auto weights = with_weights ? pointers_of<Real>(peers, args.returns.weights) : std::vector<Real*>();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
@@ -145,13 +148,11 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
       for (int64_t token = begin; token < end; ++token) {
         const int32_t* copies = row_of + (rank * max_tokens + token) * top_k;
         Real* const target = returned[home] + (part + token) * width;
-        std::fill_n(target, width, Real{0});
+        if (first_row == 0) std::fill_n(target, width, Real{0});
         for (int64_t k = 0; k < top_k; ++k) {
-          const int32_t row = copies[k];
-          if (with_weights) {
-            weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
-          }
-          if (row < 0) continue;
+          if (copies[k] < first_row || copies[k] >= end_row) continue;
+          const int64_t row = copies[k] - first_row;
+          if (with_weights) weights[home][(part + token) * top_k + k] = args.row_weight.data<Real>()[row];
           const Real* source = rows + row * width;
 #pragma omp simd
           for (int64_t i = 0; i < width; ++i) target[i] += source[i];

@@ -67,6 +67,40 @@ TEST_F(CudaRanks, GoOnAsAnyNumber) {
   expect_near("first", "straight");
 }
 
+// Room for the average alone, and tokens whose experts are all on one rank: one of the two has too many rows, always.
+TEST_F(CudaRanks, WorkOffWhatThereIsNoRoomFor) {
+  for (const auto& [precision, recompute, tolerance] :
+       {std::tuple{"bf16", "none", 5e-3}, {"fp32", "none", 1e-4}, {"fp32", "experts", 1e-4}}) {
+    const auto with = [&](int64_t ranks, std::vector<std::string> more) {
+      more.insert(more.end(),
+                  {"train.steps=4", "model.moe.num_groups=2", "model.moe.top_groups=1",
+                   fmt::format("run.precision={}", precision), fmt::format("train.recompute={}", recompute)});
+      return on(ranks, more);
+    };
+    const std::string name = fmt::format("{}-{}", precision, recompute);
+    run(name + "-one", with(1, {}));
+    run(name + "-turns", with(2, {"parallel.capacity_factor=1"}));
+    run(name + "-again", with(2, {"parallel.capacity_factor=1"}));
+    run(name + "-room", with(2, {"parallel.capacity_factor=2"}));
+    const auto turns = series(name + "-turns", "train/loss");
+    for (const char* other : {"-one", "-room"}) {
+      const auto expected = series(name + other, "train/loss");
+      ASSERT_EQ(expected.size(), turns.size());
+      for (const auto& [step, value] : expected) {
+        EXPECT_NEAR(turns.at(step), value, tolerance * value) << name << other << ", step " << step;
+      }
+    }
+    EXPECT_EQ(weights_of(checkpoints(name + "-turns")), weights_of(checkpoints(name + "-again")));
+  }
+}
+
+// The same bits as with room for the worst routing, where chunks stay empty.
+TEST_F(CudaRanks, ComputeTheSameBitsWhereThereIsRoom) {
+  run("room", on(2, {"train.steps=6", "parallel.capacity_factor=2"}));
+  run("enough", on(2, {"train.steps=6", "parallel.capacity_factor=1.8"}));
+  EXPECT_EQ(weights_of(checkpoints("room")), weights_of(checkpoints("enough")));
+}
+
 TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
   const auto sharded = [](int64_t ranks, int64_t steps) {
     return on(ranks, {"parallel.logical_shards=8", "train.batch_seqs=16", "data.mask_documents=true",

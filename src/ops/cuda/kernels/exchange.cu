@@ -13,6 +13,7 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
+#include "ops/cuda/primitives/row_part.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -117,9 +118,28 @@ struct Choices {
   int top_k;
 };
 
+// Which ranks something is sent to.
+struct EveryRank {
+  __device__ bool has(int) const { return true; }
+  __device__ bool is_empty(int) const { return false; }
+};
+struct LoadedRanks {
+  const int32_t* loads;  // [W]
+  int64_t room;
+
+  __device__ bool has(int rank) const { return loads[rank] > room; }
+  __device__ bool is_empty(int num_ranks) const {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      if (has(rank)) return false;
+    }
+    return true;
+  }
+};
+
 // What belongs to the choices of the tokens [first, first + count), for the ranks that these go to.
-__device__ void send_choices(const Choices& choices, const int32_t* send_row, int64_t first, int count, int64_t part,
-                             int num_ranks) {
+template <class Ranks>
+__device__ void send_choices(const Choices& choices, const Ranks& to, const int32_t* send_row, int64_t first, int count,
+                             int64_t part, int num_ranks) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, top_k = choices.top_k;
   const int32_t* const rows = send_row + first * num_ranks;
   for (int i = lane; i < count * top_k; i += kWarp) {
@@ -129,23 +149,25 @@ __device__ void send_choices(const Choices& choices, const int32_t* send_row, in
     const int expert_rank = choices.placement.rank(expert), slot = choices.placement.slot(expert);
     for (int rank = 0; rank < num_ranks; ++rank) {
       const int32_t row = rows[token * num_ranks + rank];
-      if (row < 0) continue;
+      if (row < 0 || !to.has(rank)) continue;
       const int64_t target = (part + row) * top_k + k;
       choices.slots.at[rank][target] = expert_rank == rank ? slot : -1;
       choices.inbox_weights.at[rank][target] = weight;
     }
   }
   for (int i = lane; choices.with_tokens && i < count * num_ranks; i += kWarp) {
-    if (rows[i] >= 0) choices.tokens.at[i % num_ranks][part + rows[i]] = static_cast<int32_t>(first + i / num_ranks);
+    if (rows[i] >= 0 && to.has(i % num_ranks))
+      choices.tokens.at[i % num_ranks][part + rows[i]] = static_cast<int32_t>(first + i / num_ranks);
   }
 }
 
 // Unit: the widest type a row is a whole number of. A warp takes `group` tokens at a time.
-template <class Unit>
+template <class Unit, class Ranks>
 __global__ void __launch_bounds__(kRowThreads)
-    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, int64_t num_tokens,
-                int width, int64_t part, int index, int num_ranks, int group) {
+    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, Ranks to,
+                int64_t num_tokens, int width, int64_t part, int index, int num_ranks, int group) {
   constexpr int kAhead = 4;  // units that a lane loads before it stores them
+  if (to.is_empty(num_ranks)) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   if (choices.top_idx != nullptr && blockIdx.x == 0 && threadIdx.x < static_cast<unsigned>(num_ranks)) {
@@ -173,11 +195,11 @@ __global__ void __launch_bounds__(kRowThreads)
           const int rank =
               index + step < num_ranks ? index + step : index + step - num_ranks;  // not all to one at once
           const int32_t row = rows[token * num_ranks + rank];
-          if (row >= 0) inbox.at[rank][(part + row) * width + column] = values[j];
+          if (row >= 0 && to.has(rank)) inbox.at[rank][(part + row) * width + column] = values[j];
         }
       }
     }
-    if (choices.top_idx != nullptr) send_choices(choices, send_row, first, count, part, num_ranks);
+    if (choices.top_idx != nullptr) send_choices(choices, to, send_row, first, count, part, num_ranks);
   }
 }
 
@@ -190,7 +212,7 @@ struct ReturnedWeights {
 template <class T>
 struct ReturnedRows {
   const T* rows;          // [R, D]
-  const int32_t* row_of;  // [W * M, K]
+  RowPart part;           // by the row_of [W * M, K] of received tokens
   const int32_t* counts;  // [W]
   PeerPointers<T> at_home;
   ReturnedWeights weights;
@@ -202,10 +224,15 @@ template <class T>
 __device__ void return_weights(const ReturnedRows<T>& args, int rank, int64_t first, int count) {
   if (args.weights.row_weight == nullptr) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int32_t* const copies = args.row_of + (rank * args.max_tokens + first) * args.top_k;
+  const int64_t copies = (rank * args.max_tokens + first) * args.top_k;
   float* const target = args.weights.at_home.at[rank] + (args.index * args.max_tokens + first) * args.top_k;
   for (int i = lane; i < count * args.top_k; i += kWarp) {
-    target[i] = copies[i] < 0 ? 0.0F : args.weights.row_weight[copies[i]];
+    const int64_t row = args.part.place(copies + i);
+    if (row >= 0) {
+      target[i] = args.weights.row_weight[row];
+    } else if (args.part.first == 0) {
+      target[i] = 0.0F;
+    }
   }
 }
 
@@ -215,8 +242,9 @@ struct alignas(16) Eight {
   T values[8];
 };
 
-// A warp takes `group` received tokens at a time, which have a lane for each of their choices at least. Its lanes have
-// kAhead eights of the sum each, and loads of two copies under way for each: most tokens have no more on a rank.
+// For the first rows. A warp takes `group` received tokens at a time, which have a lane for each of their choices at
+// least. Its lanes have kAhead eights of the sum each, and loads of two copies under way for each: most tokens have no
+// more on a rank.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> args, int group) {
   constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
@@ -230,7 +258,8 @@ __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> arg
     const int rank = (args.index + step) % args.num_ranks;  // not all to the same one at once
     for (int first = first_of_warp; first < args.counts[rank]; first += stride) {
       const int count = min(group, args.counts[rank] - first);
-      const int32_t copy = lane < count * top_k ? args.row_of[(rank * args.max_tokens + first) * top_k + lane] : -1;
+      const int64_t copies = (rank * args.max_tokens + first) * top_k;
+      const int copy = lane < count * top_k ? static_cast<int>(args.part.place(copies + lane)) : -1;
       const unsigned here = __ballot_sync(kAllLanes, copy >= 0);
       T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + first) * args.width;
       for (int begin = lane; begin - lane < count * eights; begin += kAhead * kWarp) {
@@ -282,20 +311,28 @@ __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> arg
   }
 }
 
-// The same for rows and numbers of choices of any size. One warp a received token.
+// The same for any part of the rows, of any width, and any number of choices. One warp a received token.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) return_any_kernel(ReturnedRows<T> args) {
+  const RowPart& part = args.part;
+  if (part.is_empty()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   for (int step = 1; step <= args.num_ranks; ++step) {
     const int rank = (args.index + step) % args.num_ranks;
     for (int64_t token = warp; token < args.counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
-      const int32_t* const copies = args.row_of + (rank * args.max_tokens + token) * args.top_k;
+      const int64_t copies = (rank * args.max_tokens + token) * args.top_k;
+      if (part.first > 0) {
+        bool is_there = false;
+        for (int k = 0; k < args.top_k; ++k) is_there |= part.place(copies + k) >= 0;
+        if (!is_there) continue;
+      }
       T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + token) * args.width;
       for (int i = lane; i < args.width; i += kWarp) {
-        float sum = 0.0F;
+        float sum = part.first > 0 ? to_float(target[i]) : 0.0F;
         for (int k = 0; k < args.top_k; ++k) {
-          if (copies[k] >= 0) sum += to_float(args.rows[static_cast<int64_t>(copies[k]) * args.width + i]);
+          const int64_t row = part.place(copies + k);
+          if (row >= 0) sum += to_float(args.rows[row * args.width + i]);
         }
         target[i] = from_float<T>(sum);
       }
@@ -473,13 +510,20 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
   const int64_t num_tokens = args.x.dim(0), row_bytes = bytes_of(args.x.dtype(), args.x.dim(1));
-  with_widest_unit(row_bytes, args.x, inbox.rows, [&]<class Unit>(Unit) {
+  const auto send_to = [&]<class Unit, class Ranks>(Unit, Ranks to) {
     send_kernel<<<row_blocks(ctx, num_tokens, args.max_blocks), kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
-        peer_pointers<Unit>(peers, inbox.rows), choices, num_tokens, static_cast<int>(row_bytes / sizeof(Unit)),
+        peer_pointers<Unit>(peers, inbox.rows), choices, to, num_tokens, static_cast<int>(row_bytes / sizeof(Unit)),
         peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()),
         rows_at_a_time(args.top_idx.defined() ? args.top_idx.dim(1) : kWarp / 4));
     NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  with_widest_unit(row_bytes, args.x, inbox.rows, [&](auto unit) {
+    if (args.loads.defined()) {
+      send_to(unit, LoadedRanks{args.loads.data<int32_t>(), args.room});
+    } else {
+      send_to(unit, EveryRank{});
+    }
   });
 }
 
@@ -489,12 +533,15 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const Peers& peers = args.peers;
   const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1), top_k = args.row_of.dim(1);
   const bool with_weights = args.row_weight.defined();
-  const bool vectors = can_vectorise(width, args.rows, args.returns.rows) && top_k <= kWarp;
+  const bool vectors = can_vectorise(width, args.rows, args.returns.rows) && top_k <= kWarp && args.first_row == 0;
   const unsigned num_blocks = row_blocks(ctx, peers.count() * max_tokens, args.max_blocks);
   dispatch_act(args.rows.dtype(), [&]<class T>(T) {
     const ReturnedRows<T> returned{
         .rows = args.rows.data<T>(),
-        .row_of = args.row_of.data<int32_t>(),
+        .part = {.row_of = args.row_of.data<int32_t>(),
+                 .num_rows = args.first_row > 0 ? args.num_rows.data<int32_t>() : nullptr,
+                 .first = args.first_row,
+                 .capacity = args.rows.dim(0)},
         .counts = args.counts.data<int32_t>(),
         .at_home = peer_pointers<T>(peers, args.returns.rows),
         .weights = {.row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
