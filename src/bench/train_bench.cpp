@@ -24,16 +24,14 @@ double mean(const std::vector<double>& values) {
   return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
 }
 
-// The same of the experts of a rank.
-double worst_rank_load(std::span<const RouterHealth> layers, int64_t num_ranks) {
-  double worst = 0.0;
-  for (const RouterHealth& layer : layers) {
-    const auto of_rank = static_cast<std::ptrdiff_t>(layer.counts.size()) / num_ranks;
-    const double total = std::accumulate(layer.counts.begin(), layer.counts.end(), 0.0);
-    for (auto first = layer.counts.begin(); first != layer.counts.end(); first += of_rank) {
-      const double rows = std::accumulate(first, first + of_rank, 0.0);
-      worst = std::max(worst, rows * static_cast<double>(num_ranks) / total);
-    }
+// Of the last step, in the worst layer.
+double worst_rank_load(Engine& engine, int64_t num_ranks) {
+  const ExpertPlacement& places = engine.experts().places;
+  const std::vector<RouterHealth> layers = engine.router_health();
+  double worst = layers.empty() ? 0.0 : 1.0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::vector<int64_t> rows(layers[i].counts.begin(), layers[i].counts.end());
+    worst = std::max(worst, rank_load(rows, places[i], num_ranks));
   }
   return worst;
 }
@@ -117,14 +115,32 @@ Config resolve(const Config& config, const TrainingData* data) {
 class Steps {
  public:
   Steps(const Config& config, Engine& engine, Batches& batches)
-      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
+      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len),
+        rebalance_every_(config.parallel.rebalance_every),
+        engine_(engine),
+        batches_(batches) {}
 
   void enqueue(bool with_routers = false) {
+    rebalance();
     if (engine_.num_pending() == Engine::kMaxPending) take_result();
     const StepWork work = batches_.load(engine_);
     flops_ += work.flops;
     engine_.step(next(), work.num_targets, with_routers);
   }
+  // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
+  void rebalance() {
+    if (rebalance_every_ == 0 || num_steps_ % rebalance_every_ != 0 || num_steps_ == rebalanced_step_) return;
+    rebalanced_step_ = num_steps_;
+    const auto begin = BenchClock::now();
+    wait();
+    rebalancing_ = engine_.rebalance();
+    engine_.wait();
+    rebalancing_ms_ = ms_since(begin);
+    expert_moves_ += rebalancing_.moves();
+  }
+  int64_t expert_moves() const { return expert_moves_; }
+  const Rebalancing& last_rebalancing() const { return rebalancing_; }
+  double rebalancing_ms() const { return rebalancing_ms_; }
   // Of all steps that were enqueued.
   double flops() const { return flops_; }
   // Until all that are enqueued are over.
@@ -160,12 +176,17 @@ class Steps {
   }
 
   int64_t tokens_per_step_;
+  int64_t rebalance_every_;
   Engine& engine_;
   Batches& batches_;
   int64_t num_steps_ = 0;
   double flops_ = 0.0;
   std::vector<double> losses_;
   std::vector<double> loads_;
+  int64_t rebalanced_step_ = 0;
+  int64_t expert_moves_ = 0;
+  Rebalancing rebalancing_;
+  double rebalancing_ms_ = 0.0;
 };
 
 std::vector<TrainBench::Phase> time_phases(Steps& steps) {
@@ -227,6 +248,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
     bench.first_step_s = seconds_since_start();
   }
   steps.wait();
+  steps.rebalance();
   const double peak_before = device.peak_flops();
   const double flops_before = steps.flops();
   communicator.barrier();
@@ -240,7 +262,10 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.loads = steps.loads();
   bench.loss = mean(bench.losses);
   bench.load_max_over_mean = bench.loads.empty() ? 0.0 : mean(bench.loads);
-  bench.rank_load_max_over_mean = worst_rank_load(engine.router_health(), communicator.count());
+  bench.rank_load_max_over_mean = worst_rank_load(engine, communicator.count());
+  bench.expert_moves = steps.expert_moves();
+  bench.last_rebalancing = steps.last_rebalancing();
+  bench.rebalancing_ms = steps.rebalancing_ms();
   bench.memory = memory_of(task.plan, device);
   bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();

@@ -9,6 +9,7 @@
 #include "config/config.h"
 #include "model/cost.h"
 #include "ops/device.h"
+#include "train/expert_moves.h"
 
 namespace nmoe {
 
@@ -48,6 +49,9 @@ struct TrainBench {
   double loss = 0.0;                     // mean of losses
   double load_max_over_mean = 0.0;       // mean of loads
   double rank_load_max_over_mean = 0.0;  // a rank's rows over the mean of ranks, in the worst layer of the last step
+  int64_t expert_moves = 0;              // in all steps (parallel.rebalance_every)
+  Rebalancing last_rebalancing;
+  double rebalancing_ms = 0.0;  // of that, with the wait for the steps before it
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then

@@ -65,6 +65,8 @@ class GroupedLinear {
     ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
   }
 
+  Weight& weight() const { return weight_; }
+
  private:
   Weight& weight_;
 };

@@ -66,7 +66,21 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int
   if (moe_layers_.empty()) return;
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
   window_.emplace(peers, ops_, config_, max_tokens, received, window, state);
-  for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
+  const auto num_layers = static_cast<int64_t>(moe_layers_.size());
+  places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
+  for (int64_t i = 0; i < num_layers; ++i) {
+    moe_layers_[static_cast<size_t>(i)]->exchange_through(*window_, places_[i]);
+  }
+  place_experts(ExpertPlacement(moe_layers_.size(), places_in_order(config_.moe.num_experts)));
+}
+
+void Model::place_experts(const ExpertPlacement& placement) {
+  NMOE_CHECK(window_ && placement.size() == moe_layers_.size(), "places of experts in {} layers of {}",
+             placement.size(), moe_layers_.size());
+  for (size_t i = 0; i < placement.size(); ++i) {
+    ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
+    for (Weight* weight : moe_layers_[i]->expert_weights()) weight->place_experts(placement[i], weights_.share().index);
+  }
 }
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {

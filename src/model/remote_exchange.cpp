@@ -9,7 +9,7 @@ namespace nmoe {
 ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, int64_t max_tokens,
                                Received received, Arena& window, Arena& state)
     : peers_(peers), num_slots_(config.moe.num_experts / peers.count()), max_tokens_(max_tokens), received_(received) {
-  const int64_t W = peers.count(), M = max_tokens, D = config.dim, K = config.moe.top_k, E = config.moe.num_experts;
+  const int64_t W = peers.count(), M = max_tokens, D = config.dim, K = config.moe.top_k;
   const bool apart = received == Received::kApart;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
@@ -18,30 +18,25 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
              .counts = window.allocate(DType::kI32, {W}),
              .tokens = apart ? window.allocate(DType::kI32, {W, M}) : Tensor()};
   }
-  const auto upload_ids = [&](const Tensor& tensor) {  // 0, 1, 2 and so on
-    std::vector<int32_t> ids(static_cast<size_t>(tensor.num_elements()));
-    std::iota(ids.begin(), ids.end(), 0);
-    ops.device().upload(tensor, ids.data());
-  };
   if (apart) {
     copies_ = {.rows = window.allocate(ops.compute_dtype(), {M, K, D}),
                .weights = window.allocate(ops.stat_dtype(), {M, K}),
                .row_of = state.allocate(DType::kI32, {M, K})};
-    upload_ids(copies_.row_of);
+    std::vector<int32_t> rows(static_cast<size_t>(M * K));
+    std::iota(rows.begin(), rows.end(), 0);
+    ops.device().upload(copies_.row_of, rows.data());
   } else {
     returns_ = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
                 .weights = window.allocate(ops.stat_dtype(), {W, M, K})};
   }
-  placement_ = state.allocate(DType::kI32, {E});
-  upload_ids(placement_);
 }
 
 namespace {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(ExchangeWindow& window)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart) {}
+  RemoteExchange(ExchangeWindow& window, Tensor places)
+      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart), places_(places) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
@@ -49,7 +44,7 @@ class RemoteExchange final : public TokenExchange {
     top_idx_ = top_idx;
     sent_ = {.send_row = pass.push_i32({T, W}),
              .num_sent = pass.push_i32({W}),
-             .placement = window_.placement(),
+             .placement = places_,
              .num_slots = U};
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
@@ -163,6 +158,7 @@ class RemoteExchange final : public TokenExchange {
   ExchangeWindow& window_;
   const Peers& peers_;
   const bool apart_;
+  const Tensor places_;      // [E] i32
   Tensor top_idx_;           // [T, K] i32
   ExchangePlan sent_;        // this rank's tokens
   Tensor num_received_;      // [W] i32 tokens of each rank
@@ -173,8 +169,8 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window) {
-  return std::make_unique<RemoteExchange>(window);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places) {
+  return std::make_unique<RemoteExchange>(window, places);
 }
 
 }  // namespace nmoe

@@ -23,14 +23,13 @@ enum class Received {
 // which use it in turn.
 class ExchangeWindow {
  public:
-  // Expert e is in slot e % U of rank e / U. `window` is shared, `state` this rank's own. `peers` outlive the window.
+  // `window` is shared, `state` this rank's own. `peers` outlive the window.
   ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, int64_t max_tokens, Received received,
                  Arena& window, Arena& state);
 
   const Peers& peers() const { return peers_; }
   int64_t num_slots() const { return num_slots_; }
   int64_t max_tokens() const { return max_tokens_; }
-  Tensor placement() const { return placement_; }
   Received received() const { return received_; }
 
   // The inbox for what is sent next. There are two in turn: behind the barrier of one sending, a rank may send into the
@@ -49,16 +48,16 @@ class ExchangeWindow {
   int64_t num_slots_;   // U
   int64_t max_tokens_;  // M
   Received received_;
-  Tensor placement_;  // [E] i32
   std::array<ExchangeInbox, 2> inboxes_;
   ExchangeReturns returns_;
   Copies copies_;
   size_t turn_ = 0;
 };
 
-// A layer's exchange through `window`, which outlives it. Rows are sorted by (expert, rank that the token is of,
-// token), or, received apart, by (rank, expert, token). There is room for every token of all ranks having as many of
-// its choices here as can be.
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window);
+// A layer's exchange through `window`, which outlives it. places [E] i32 says where its experts are, as
+// ExchangePlan::placement does, whenever a pass is run. Rows are sorted by (slot, rank that the token is of, token), or,
+// received apart, by (rank, slot, token). There is room for every token of all ranks having as many of its choices here
+// as can be.
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places);
 
 }  // namespace nmoe

@@ -63,13 +63,14 @@ struct StepResult {
   double grad_norm = 0.0;             // of all gradients of the step, before clipping
   bool finite = true;                 // false: loss or gradient is not finite, and no weight was changed
   std::vector<RouterHealth> routers;  // in layer order, where the step was asked for them
+  std::vector<int32_t> expert_rows;   // [L * E], as routers' counts, where they are wanted of every step; else empty
 };
 
 // The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
   StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-           Arena& arena);
+           Arena& arena, bool with_expert_rows);
 
   const StepInputs& inputs() const { return inputs_; }
   // Its step's: the number of one of `shapes`, the first until it is set.
@@ -101,6 +102,8 @@ class StepSlot {
   Tensor sums_;                  // [2] f64
   std::vector<Router> routers_;  // in layer order
   bool has_routers_ = false;     // of this step
+  Tensor expert_rows_;           // [L, E] i32 on the device
+  Tensor fetched_expert_rows_;   // the same here; undefined: not wanted
   std::unique_ptr<Event> done_;
 };
 

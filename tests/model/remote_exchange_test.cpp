@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -21,6 +22,7 @@ constexpr int64_t kExperts = 8, kTopK = 3, kWidth = 24, kRoom = 9;  // tokens of
 struct Routing {
   std::vector<int64_t> num_tokens;  // by rank
   int64_t first_expert = -1;        // all tokens go to three experts from this one on; -1: at random
+  std::vector<int32_t> places = places_in_order(kExperts);
 
   std::vector<int32_t> experts(int64_t rank, int64_t token) const {
     std::vector<int32_t> all(kExperts);
@@ -53,10 +55,12 @@ struct RankTest {
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
         window(domain.peers(), ops, config(), kRoom, received, memory->storage[ArenaKind::kPeerWindow],
                memory->storage[ArenaKind::kStepState]),
-        exchange(make_remote_exchange(window)),
+        places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
+        exchange(make_remote_exchange(window, places)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
         pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
+    device.upload(places, routing.places.data());
     std::vector<int32_t> experts;
     std::vector<float> values, weights;
     for (int64_t token = 0; token < num_tokens; ++token) {
@@ -106,6 +110,7 @@ struct RankTest {
   Ops& ops;
   Domain domain;
   ExchangeWindow window;
+  Tensor places;
   std::unique_ptr<TokenExchange> exchange;
   int64_t rank, num_tokens;
   Batch batch;
@@ -143,14 +148,15 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
   struct RankSlice {
     int64_t begin, end;
   };
-  // Rows that rank `rank` should have of the tokens of `sources`, in order: (expert, rank the token is of, token), with
-  // the choice.
+  // Rows that rank `rank` should have of the tokens of `sources`, in order: (slot, rank the token is of, token), with the
+  // choice.
   struct Copy {
     int64_t expert, source, token, choice;
   };
   std::vector<Copy> rows_of(const Routing& routing, int64_t rank, RankSlice sources) const {
     std::vector<Copy> rows;
-    for (int64_t expert = rank * num_slots(); expert < (rank + 1) * num_slots(); ++expert) {
+    for (int64_t place = rank * num_slots(); place < (rank + 1) * num_slots(); ++place) {
+      const int64_t expert = std::ranges::find(routing.places, place) - routing.places.begin();
       for (int64_t source = sources.begin; source < sources.end; ++source) {
         for (int64_t token = 0; token < routing.num_tokens[static_cast<size_t>(source)]; ++token) {
           const auto experts = routing.experts(source, token);
@@ -183,7 +189,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
       ASSERT_EQ(offsets.back(), static_cast<int64_t>(expected.size()));
       for (size_t row = 0; row < expected.size(); ++row) {
         const auto& [expert, source, token, choice] = expected[row];
-        const auto slot = static_cast<size_t>(expert % num_slots()), at = static_cast<size_t>(part.begin) + row;
+        const auto slot = static_cast<size_t>(routing.places[static_cast<size_t>(expert)] % num_slots()), at = static_cast<size_t>(part.begin) + row;
         EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
         EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << row;
         for (int64_t column = 0; column < kWidth; ++column) {
@@ -236,6 +242,32 @@ TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
   const Routing routing{.num_tokens = {5, 0, kRoom, 3}};
   run(routing, [&](RankTest& test) {
     for (int round = 0; round < 3; ++round) round_trip(test, routing);
+  });
+}
+
+TEST_P(RemoteExchangeTest, ExpertsAreWhereThePlacesSay) {
+  const Routing routing{.num_tokens = {5, 2, kRoom, 3}, .places = {6, 1, 4, 0, 7, 2, 5, 3}};
+  run(routing, [&](RankTest& test) { round_trip(test, routing); });
+}
+
+TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
+  const Routing routing{.num_tokens = {1, 1, 1, 1}};
+  run(routing, [&](RankTest& test) {
+    constexpr int64_t kSize = 101;  // of i16: no whole number of wider units
+    const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kI16, {2 * kSize});
+    const Tensor got = test.arena().allocate(DType::kI16, {kSize});
+    std::vector<int16_t> mine(2 * kSize);
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<int16_t>(1000 * test.rank + static_cast<int64_t>(i));
+    test.device.upload(x, mine.data());
+    test.ops.peer_barrier({test.domain.peers()});
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      test.ops.peer_fetch({test.domain.peers(), rank, x.rows(kSize, 2 * kSize), got});
+      const auto values = test.download<int16_t>(got);
+      for (int64_t i = 0; i < kSize; ++i) {
+        ASSERT_EQ(values[static_cast<size_t>(i)], 1000 * rank + kSize + i) << "of rank " << rank;
+      }
+    }
+    test.ops.peer_barrier({test.domain.peers()});
   });
 }
 
