@@ -4,6 +4,7 @@
 #   scripts/test.sh           all tests but those labelled slow
 #   scripts/test.sh --all     slow ones too
 #   scripts/test.sh --asan    the tests that suit it, under AddressSanitizer and UndefinedBehaviorSanitizer
+#   scripts/test.sh --faults  kills, full disks and power loss at every call of the program that changes files: hours
 #   scripts/test.sh --tsan    the tests that suit it, under ThreadSanitizer
 
 set -euo pipefail
@@ -22,8 +23,9 @@ case ${1:-} in
     # small ones run.
     export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*EveryNumberOfRanks*'
     ;;
+  --faults) programs=(faults_test); export NMOE_FAULTS=all ;;
   --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;
-  *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
+  *) printf 'usage: scripts/test.sh [--all | --asan | --faults | --tsan]\n' >&2; exit 2 ;;
 esac
 
 scripts/setup.sh --test

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/say.h"
 #include "base/start_thread.h"
 
 namespace nmoe {
@@ -16,7 +17,7 @@ AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   try {
     wait();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: the last checkpoint was not written: {}\n", error.what());
+    say("error: the last checkpoint was not written: {}\n", error.what());
   }
   {
     const std::lock_guard lock(mutex_);

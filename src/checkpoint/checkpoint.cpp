@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,14 +18,9 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step_";
 constexpr size_t kStepDigits = 8;  // at least: a later step makes the name longer
-constexpr std::string_view kTemporaryPrefix = ".tmp-";
+constexpr const char* kLockFile = ".lock";
 
 std::string step_name(int64_t step) { return fmt::format("{}{:0{}}", kStepPrefix, step, kStepDigits); }
-
-// .tmp-<what>-<pid>: the process number tells who may still be at work in it.
-fs::path temporary_path(const fs::path& dir, std::string_view what) {
-  return dir / fmt::format("{}{}-{}", kTemporaryPrefix, what, ::getpid());
-}
 
 // All the digits of `text` as a number, or nothing.
 template <class T>
@@ -62,10 +55,10 @@ void rename_path(const fs::path& from, const fs::path& to) {
 }
 
 void remove_checkpoint(const fs::path& checkpoint) {
-  const fs::path doomed = temporary_path(checkpoint.parent_path(), "removed-" + checkpoint.filename().string());
-  remove_tree(doomed);
-  rename_path(checkpoint, doomed);
-  remove_tree(doomed);
+  const TemporaryFolder doomed(checkpoint);
+  rename_path(checkpoint, doomed.path());
+  sync_directory(checkpoint.parent_path());  // before anything in it is gone
+  remove_tree(doomed.path());
 }
 
 // Gives the finished folder its name. A checkpoint of the same step changes places with it at one
@@ -111,15 +104,6 @@ ManifestFile carry(const CarriedFile& file, const fs::path& path) {
           file.sha256.empty() ? sha256_of_file(path) : file.sha256};
 }
 
-bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno == EPERM; }
-
-// Whether `name` is of a temporary folder nobody is at work in. This process is not, when it asks.
-bool is_stale_temporary(std::string_view name) {
-  if (!name.starts_with(kTemporaryPrefix)) return false;
-  const auto pid = parse_number<pid_t>(name.substr(name.rfind('-') + 1));
-  return pid && (*pid == ::getpid() || !is_alive(*pid));
-}
-
 // A checkpoint from one writer.
 fs::path write_alone(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
                      std::span<const TensorSource> optimizer, std::span<const TensorSource> carried, ThreadPool& pool) {
@@ -150,9 +134,10 @@ TensorPart part_of(const TensorSource& whole, ElementRange range) {
   return {std::move(source), whole.shape, {range}};
 }
 
-CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step)
-    : CheckpointDraft(dir, step, (make_directories(dir), temporary_path(dir, step_name(step)))) {
-  own_.emplace(folder_);
+CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step) : CheckpointDraft(dir, step, fs::path()) {
+  make_directories(dir);
+  own_.emplace(dir / step_name(step));
+  folder_ = own_->path();
 }
 
 CheckpointDraft CheckpointDraft::joined(const fs::path& dir, int64_t step, fs::path folder) {
@@ -234,6 +219,22 @@ fs::path CheckpointDraft::publish(const CheckpointHead& head, std::span<const Wr
   return checkpoint;
 }
 
+CheckpointFolder::CheckpointFolder(const fs::path& dir) : dir_(dir) {
+  std::error_code unknown;  // make_directories() will say
+  for (fs::path path = dir; !path.empty() && !fs::exists(path, unknown); path = path.parent_path()) {
+    if (path.has_filename()) made_.push_back(path);
+  }
+  make_directories(dir);
+  lock_.emplace(dir / kLockFile);
+  remove_unfinished_folders(dir_ / "");
+}
+
+CheckpointFolder::~CheckpointFolder() {
+  std::error_code ignored;
+  fs::remove(dir_ / kLockFile, ignored);
+  for (const fs::path& path : made_) fs::remove(path, ignored);  // if it is empty
+}
+
 fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
   ThreadPool pool(1);  // training has the other processors
   return write_alone(dir, state, in_memory(state.model), in_memory(state.optimizer), {}, pool);
@@ -270,9 +271,7 @@ void prune_checkpoints(const fs::path& dir, int64_t keep_last) {
   if (keep > 0 && found.size() > keep) {
     for (const fs::path& path : std::span(found).first(found.size() - keep)) remove_checkpoint(path);
   }
-  for (const fs::path& path : entries_of(dir)) {
-    if (is_stale_temporary(path.filename().string())) remove_tree(path);
-  }
+  remove_unfinished_folders(dir / "");
 }
 
 }  // namespace nmoe

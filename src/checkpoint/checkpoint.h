@@ -8,13 +8,14 @@
 //                       tokenizer.json          absent where an imported model's tokenizer is of no kind known here
 //                       huggingface/            what an imported model had besides, for its export
 //                       manifest.json           progress, sizes and hashes (manifest.h)
-//   <dir>/.tmp-*                                being written or removed; never read
+//   <dir>/.step_00000040.unfinished-*           being written or removed; never read
+//   <dir>/.lock                                 held by who writes here
 //
 // A folder gets its step_ name by one rename after everything in it is on the disk, and loses it by
 // one rename before anything in it is removed: whatever bears such a name was once whole, kill -9
 // or power loss notwithstanding.
 //
-// One process at a time writes or prunes in a folder, from one thread at a time, but for the writers
+// One process at a time writes or prunes in a folder (CheckpointFolder), from one thread at a time, but for the writers
 // of a CheckpointDraft. Reading needs no such care.
 #pragma once
 
@@ -28,6 +29,22 @@
 #include "tensor/chunks.h"
 
 namespace nmoe {
+
+// A folder of checkpoints that is this process's to write to, for as long as the object lives.
+class CheckpointFolder {
+ public:
+  // Makes the folder where there is none, and removes what killed processes left in it. Error (runtime) when another
+  // process has it, naming that, or when nothing can be written there.
+  explicit CheckpointFolder(const fs::path& dir);
+  ~CheckpointFolder();  // what it made and nothing came into goes
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
+
+ private:
+  fs::path dir_;
+  std::vector<fs::path> made_;  // from the folder upwards
+  std::optional<FileLock> lock_;
+};
 
 // A file that training neither reads nor changes, under huggingface/.
 struct CarriedFile {
@@ -83,7 +100,7 @@ struct WriterIndex {
 // would have. Destroyed unpublished, as after an Error in any writer, it leaves nothing.
 class CheckpointDraft {
  public:
-  // Makes <dir>/.tmp-step_<step>-<pid>, and `dir` when needed.
+  // Makes a temporary folder in `dir`, and `dir` when needed.
   CheckpointDraft(const fs::path& dir, int64_t step);
   // One that another has made, in `folder`, which stays the other's to publish or to remove.
   static CheckpointDraft joined(const fs::path& dir, int64_t step, fs::path folder);

@@ -182,6 +182,7 @@ std::vector<ChunkHashes> write_safetensors(const fs::path& path, std::span<const
     }
     *chunk.sha256 = hash.finish();
   });
+  check_mapped_files();  // from which tensors may come
   file.close();
   return hashes;
 }
@@ -240,6 +241,7 @@ void SafetensorsFile::hash(const Entry& entry, size_t begin, size_t end, Sha256&
     hash.update(block, count);
     file_.drop(at, at + count);
   }
+  file_.check();
 }
 
 ChunkHashes SafetensorsFile::chunk_hashes(const Entry& entry) const {

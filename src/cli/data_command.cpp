@@ -23,7 +23,12 @@ std::vector<fs::path> splits_of(const fs::path& dir) {
   if (fs::exists(manifest_path(dir))) return {dir};
   std::vector<fs::path> splits;
   for (const char* name : {"train", "valid"}) {
-    if (fs::exists(manifest_path(dir / name))) splits.push_back(dir / name);
+    if (fs::exists(manifest_path(dir / name))) {
+      splits.push_back(dir / name);
+    } else if (fs::is_directory(dir / name)) {
+      throw runtime_error(fmt::format("'{}' has no manifest.json: it is no whole split", (dir / name).string()),
+                          "prepare the data again, or restore the file");
+    }
   }
   if (splits.empty()) {
     throw runtime_error(fmt::format("no dataset in '{}': no manifest.json in it, in train or in valid", dir.string()),

@@ -1,12 +1,17 @@
 // The program `n`: arguments, then one command. Compiled for any x86-64, so that it can say what the rest needs.
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -15,6 +20,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/say.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "chat/conversation_encoder.h"
@@ -607,6 +613,16 @@ int run_program(int argc, char** argv) {
   return 0;
 }
 
+constexpr const char* kOutputRemedy = "see that its disk is not full and its reader still there";
+
+// What a command printed is told to be lost rather than to have come.
+void flush_output() {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return;
+  throw runtime_error(fmt::format("standard output cannot be written: {}", std::generic_category().message(errno)),
+                      kOutputRemedy);
+}
+
 // A message may quote a file that others wrote: what would steer the terminal is shown, not sent.
 std::string printable(std::string_view text) {
   std::string shown;
@@ -621,7 +637,28 @@ std::string printable(std::string_view text) {
 }  // namespace
 }  // namespace nmoe::cli
 
+namespace {
+
+// The three standard descriptors are open from here on: a file that got the number of one would be written over with
+// messages. What is written to one that was closed fails.
+void open_standard_descriptors() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    // Opened the wrong way round; it gets the lowest number that is free.
+    if (::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) std::_Exit(1);
+  }
+}
+
+int report(int exit_code, const std::string& what, const std::string& remedy) {
+  nmoe::say("error: {}\nremedy: {}\n", nmoe::cli::printable(what), nmoe::cli::printable(remedy));
+  return exit_code;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  open_standard_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a limit on the size of files fails instead
   const std::string missing = nmoe::cli::missing_cpu_feature();
   if (!missing.empty()) {
     std::fprintf(stderr,
@@ -630,20 +667,21 @@ int main(int argc, char** argv) {
     return 1;
   }
   try {
-    return nmoe::cli::run_program(argc, argv);
+    const int exit_code = nmoe::cli::run_program(argc, argv);
+    nmoe::cli::flush_output();
+    return exit_code;
   } catch (const nmoe::Error& error) {
-    fmt::print(stderr, "error: {}\nremedy: {}\n", nmoe::cli::printable(error.what()),
-               nmoe::cli::printable(error.remedy()));
-    return error.exit_code();
+    return report(error.exit_code(), error.what(), error.remedy());
   } catch (const nmoe::CheckFailure& failure) {
-    fmt::print(stderr, "internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
-               nmoe::version(), nmoe::commit());
+    nmoe::say("internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
+              nmoe::version(), nmoe::commit());
     return 1;
   } catch (const std::filesystem::filesystem_error& error) {
-    fmt::print(stderr, "error: {}\nremedy: check the path and its permissions\n", error.what());
-    return 1;
+    return report(1, error.what(), "check the path and its permissions");
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\nremedy: none is known; please report it\n", error.what());
-    return 1;
+    if (std::ferror(stdout) != 0) {
+      return report(1, fmt::format("standard output cannot be written: {}", error.what()), nmoe::cli::kOutputRemedy);
+    }
+    return report(1, error.what(), "none is known; please report it");
   }
 }

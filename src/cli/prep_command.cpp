@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/process.h"
 #include "base/progress.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "cli/commands.h"
 
@@ -64,6 +65,7 @@ void print_dropped(const PrepReport& report, const fs::path& out) {
 }  // namespace
 
 void prep_command(PrepOptions options) {
+  ignore_broken_pipes();
   auto display = std::make_unique<Display>();
   options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);

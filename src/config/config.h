@@ -196,8 +196,9 @@ struct ParallelConfig {
 };
 
 struct CheckpointConfig {
-  int64_t every = 0;      // steps; 0: only at the end
-  int64_t keep_last = 3;  // 0: keep all
+  int64_t every = 0;            // steps; 0: not by steps
+  double every_minutes = 30.0;  // 0: not by time
+  int64_t keep_last = 3;        // 0: keep all
 };
 
 struct Config {

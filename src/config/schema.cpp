@@ -82,9 +82,10 @@ constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }}
 constexpr Texts kSomeText = {"a string that is not empty", [](const std::string& text) { return !text.empty(); }};
 // A run's name becomes a file's.
 constexpr Texts kFileName = {
-    "a string of letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'", [](const std::string& text) {
+    "a string of up to 255 letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'",
+    [](const std::string& text) {
       constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
-      return !text.empty() && text[0] != '.' && text[0] != '-' &&
+      return !text.empty() && text.size() <= 255 && text[0] != '.' && text[0] != '-' &&
              text.find_first_not_of(kCharacters) == std::string::npos;
     }};
 constexpr Texts kBytesOrNone = {"a size such as \"8 GiB\" or \"512MiB\", or empty", [](const std::string& text) {
@@ -478,7 +479,9 @@ std::vector<Field> describe(Config& config) {
       .not_in_fingerprint();
 
   f.section("checkpoint");
-  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: only at the end").not_in_fingerprint();
+  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: not by steps").not_in_fingerprint();
+  f.key("every_minutes", config.checkpoint.every_minutes, kNonNegative, "minutes between checkpoints; 0: not by time")
+      .not_in_fingerprint();
   f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all").not_in_fingerprint();
   return f.take();
 }

@@ -109,12 +109,16 @@ std::string transformers_dtype(DType dtype) {
   return dtype == DType::kF16 ? "float16" : "float32";
 }
 
+Error taken(const fs::path& out) {
+  return usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
+}
+
 // Where the export is to be, once it is known to be free.
 fs::path free_folder(fs::path out) {
   if (!out.has_filename()) out = out.parent_path();  // "model/"
   if (out.empty()) throw usage_error("the folder to export to has no name", "name a new folder");
   if (fs::exists(out) && !(fs::is_directory(out) && fs::is_empty(out))) {
-    throw usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
+    throw taken(out);
   }
   return out;
 }
@@ -278,7 +282,9 @@ ExportReport export_model(const ExportOptions& options) {
   for (const TensorSource& tensor : tensors) report.num_bytes += static_cast<int64_t>(tensor.num_bytes());
 
   const StopSignal stop;
-  const TemporaryFolder folder = TemporaryFolder::beside(out);
+  make_directories(fs::absolute(out).parent_path());
+  remove_unfinished_folders(out);
+  const TemporaryFolder folder(out);
   const fs::path& dir = folder.path();
   ThreadPool pool(options.num_threads);
   const auto hashes = write_weights(dir, interruptible(std::move(tensors), stop), options.shard_bytes, pool);
@@ -326,7 +332,10 @@ ExportReport export_model(const ExportOptions& options) {
   }
   sync_directory(dir);
   check_for_signal(stop);
-  fs::rename(dir, out);
+  std::error_code error;
+  fs::rename(dir, out, error);
+  if (error == std::errc::directory_not_empty || error == std::errc::file_exists) throw taken(out);  // meanwhile
+  if (error) throw io_error("make", out, error.value());
   sync_directory(fs::absolute(out).parent_path());
   return report;
 }

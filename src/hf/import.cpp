@@ -70,12 +70,13 @@ ImportReport import_model(const ImportOptions& options) {
     throw usage_error("a folder to import from or to has no name",
                       "name the model's folder and one for the checkpoint");
   }
+  const HfBinding binding(options.source);
+  const CheckpointFolder folder(options.out);
   if (const auto present = latest_checkpoint(options.out)) {
     throw usage_error(
         fmt::format("'{}' holds the checkpoint {} already", options.out.string(), present->filename().string()),
         "import to another folder, or remove that one first");
   }
-  const HfBinding binding(options.source);
   ImportReport report;
   report.model = binding.model();
   report.num_files = static_cast<int64_t>(binding.weights().num_files());

@@ -58,11 +58,14 @@ class GroupedLinear {
     args.w = weight_.value;
     ops.grouped_activation_forward(args);
   }
-  // The weight's gradient, as model/weight.h says; dx = [N, in], which may not be the storage of x.
-  void backward(Ops& ops, Tensor x, Tensor dy, Tensor offsets, Tensor dx) const {
+  // dx = [N, in]
+  void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx) const {
+    ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
+  }
+  // The weight's gradient, as model/weight.h says.
+  void backward_weight(Ops& ops, Tensor x, Tensor dy, Tensor offsets) const {
     ops.grouped_linear_backward_weight(
         {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
-    ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
   }
 
   Weight& weight() const { return weight_; }

@@ -55,7 +55,7 @@ class Moe final : public FeedForward {
   };
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
-  // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and row weights.
+  // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and weights, once its dispatch began.
   void compute_hidden(const Pass& pass);
 
   const ModelConfig& config_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <thread>
 
+#include "base/say.h"
 #include "base/signals.h"
 #include "parallel/tensor_sums.h"
 
@@ -303,8 +304,8 @@ void ThreadGroup::wait_for_all_to_leave() {
   for (const auto& member : members_) {
     if (!member->left) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->rank());
   }
-  fmt::print(stderr, "error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
-             reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
+  say("error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
+      reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
   std::_Exit(1);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/say.h"
 #include "base/start_thread.h"
 
 namespace nmoe {
@@ -118,7 +119,7 @@ void GenerationQueue::drive() {
         errors = 0;
       } catch (const Error& error) {
         // One generation ended so; the others go on.
-        fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+        say("error: {}\nremedy: {}\n", error.what(), error.remedy());
         if (++errors > kMaxErrors) throw;
       }
     }

@@ -1,7 +1,5 @@
 #include "train/memory_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 
@@ -48,16 +46,14 @@ void rehearse_steps(const Config& config, int64_t ranks) {
 
 // A run in throwaway databases: one write of as many metrics as a step has.
 void rehearse_tracking() {
-  const fs::path folder = fs::temp_directory_path() / fmt::format("nmoe-rehearsal-{}", getpid());
-  make_directories(folder);
-  {
-    RunStore runs(folder / "experiments.db");
-    runs.finish(runs.start({.name = "rehearsal", .experiment = "rehearsal"}), RunStatus::kCompleted, "");
-    MetricsWriter metrics(folder / "rehearsal.duckdb");
-    for (int i = 0; i < 100; ++i) metrics.add(1, fmt::format("rehearsal/{}", i), 0.0);
-    metrics.flush();
-  }
-  fs::remove_all(folder);
+  const fs::path place = fs::temp_directory_path() / "nmoe-rehearsal";
+  remove_unfinished_folders(place);
+  const TemporaryFolder folder(place);
+  RunStore runs(folder.path() / "experiments.db");
+  runs.finish(runs.start({.name = "rehearsal", .experiment = "rehearsal"}), RunStatus::kCompleted, "");
+  MetricsWriter metrics(folder.path() / "rehearsal.duckdb");
+  for (int i = 0; i < 100; ++i) metrics.add(1, fmt::format("rehearsal/{}", i), 0.0);
+  metrics.flush();
 }
 
 // Most memory that this process takes beside arenas and data. All that a run loads on first use is loaded after the

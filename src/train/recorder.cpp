@@ -11,33 +11,58 @@
 #include "train/trainer.h"
 
 namespace nmoe {
+namespace {
+
+constexpr auto kRetryAfter = std::chrono::seconds(60);
+
+}  // namespace
 
 Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id,
                    int64_t step, const std::string& commit)
     : config_(config),
       optimizer_(optimizer),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
-      runs_(fs::path(config.run.dir) / "experiments.db"),
+      runs_path_(fs::path(config.run.dir) / "experiments.db"),
       line_("train", "step", config.train.steps, step) {
   const bool dirty = commit.ends_with('+');
-  const RunInfo info{.name = config.run.name,
-                     .experiment = config.run.experiment,
-                     .config_json = config_json(config),
-                     .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
-                     .git_dirty = dirty,
-                     .checkpoint_dir = checkpoint_dir(config).string()};
+  info_ = {.name = config.run.name,
+           .experiment = config.run.experiment,
+           .config_json = config_json(config),
+           .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
+           .git_dirty = dirty,
+           .checkpoint_dir = checkpoint_dir(config).string()};
+  runs_.emplace(runs_path_);
   if (run_id.empty()) {
-    run_id_ = runs_.start(info);
+    run_id_ = runs_->start(info_);
   } else {
-    runs_.resume(run_id, info);
+    runs_->resume(run_id, info_);
     run_id_ = run_id;
   }
   try {
     metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / fmt::format("rank_{}.duckdb", rank.index()));
     metrics_->rewind(step);
   } catch (const std::exception& error) {
-    runs_.finish(run_id_, RunStatus::kFailed, error.what());
+    keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, error.what()); });
     throw;
+  }
+}
+
+// A row is worth less than the run. A database that failed is opened again, and a row that is gone made again; not too
+// often, for a locked one takes seconds.
+void Recorder::keep_row(const std::function<void()>& action) {
+  for (bool again = runs_.has_value();; again = false) {
+    try {
+      if (!runs_) {
+        runs_.emplace(runs_path_);
+        runs_->resume(run_id_, info_);
+      }
+      return action();
+    } catch (const std::exception& error) {
+      runs_.reset();
+      row_retry_ = Clock::now() + kRetryAfter;
+      if (again) continue;
+      return message(fmt::format("warning: the run's row is not up to date: {}", error.what()));
+    }
   }
 }
 
@@ -81,6 +106,10 @@ void Recorder::record(const StepReport& report) {
   put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_routers(routers, put);
   record_progress();
+  const std::string failure = metrics_->take_failure();
+  if (failure.empty() || Clock::now() < metrics_warning_) return;
+  metrics_warning_ = Clock::now() + kRetryAfter;
+  message(fmt::format("warning: metrics wait in memory to be written: {}", failure));
 }
 
 void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
@@ -106,14 +135,20 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
 }
 
 void Recorder::record_progress() {
-  if (last_) runs_.progress(run_id_, last_->step, last_->loss, last_->tokens_per_s);
+  if (!last_ || Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->progress(run_id_, last_->step, last_->loss, last_->tokens_per_s); });
 }
 
 void Recorder::finish(RunStatus status, const std::string& reason) {
   line_.finish();
+  row_retry_ = {};
   record_progress();  // of the state that is saved, which need not be of a logged step
-  runs_.finish(run_id_, status, reason);
-  metrics_->flush();
+  keep_row([&] { runs_->finish(run_id_, status, reason); });
+  try {
+    metrics_->flush();
+  } catch (const std::exception& error) {
+    message(fmt::format("warning: the last metrics are not written: {}", error.what()));
+  }
 }
 
 }  // namespace nmoe

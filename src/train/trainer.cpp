@@ -1,13 +1,16 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <numbers>
 
 #include "base/files.h"
 #include "base/process.h"
+#include "base/say.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "checkpoint/checkpoint.h"
 #include "config/load.h"
 #include "parallel/process_group.h"
 #include "train/batch_stream.h"
@@ -37,6 +40,17 @@ std::string answers_text(const ValidationResult& result) {
   return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
 }
 
+// All ranks have saved and ended, and this one, whose data could not be read, says why.
+class DataFailure : public std::exception {};
+
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 struct ValidSplit {
   std::string source;
   SequenceReader reader;
@@ -54,9 +68,20 @@ struct TrainingRun {
   StreamPlan stream;
   std::vector<ValidSplit> valid_splits;
   std::vector<int32_t> token_bytes;
-  std::string tokenizer_json;  // in every checkpoint; 10 MB for large vocabularies
+  std::string tokenizer_json;                // in every checkpoint; 10 MB for large vocabularies
+  std::unique_ptr<CheckpointFolder> folder;  // of the process of rank 0
   std::optional<TrainingStart> start;
 };
+
+// Before training, so that nothing is learned that cannot be kept.
+std::unique_ptr<CheckpointFolder> own_folder(const Config& config) {
+  try {
+    return std::make_unique<CheckpointFolder>(checkpoint_dir(config));
+  } catch (const Error& error) {
+    throw runtime_error(fmt::format("run \"{}\" cannot begin: {}", config.run.name, error.what()),
+                        error.remedy() + "; or choose another run.name or run.dir");
+  }
+}
 
 TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch)
     : options(chosen),
@@ -70,15 +95,16 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
   if (launch.process == 0) {
-    fmt::print(stderr, "{}{}", print_plan(memory, config),
-               print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
-    if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
-    fmt::print(stderr, "{}", note_on_validation(data));
+    say("{}{}", print_plan(memory, config),
+        print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
+    if (data.mixture) say("{}", print_stream_plan(stream));
+    say("{}", note_on_validation(data));
   }
   check_memory(memory, config);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }
+  if (launch.process == 0) folder = own_folder(config);
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
   check_schedule(config, start->progress(), start->resumes());
 }
@@ -113,12 +139,14 @@ class Trainer {
     int64_t bytes = 0;    // of text in them
     double flops = 0.0;   // of the whole run, where it ends
     bool log = false;
+    bool save = false;  // behind it, since it is time
   };
   const Progress& ahead() const { return enqueued_.empty() ? progress_ : enqueued_.back().progress; }
   void start();
   void loop();
   bool stop_requested() const { return stop_ && stop_->requested(); }
-  std::string stop_signal();
+  bool save_is_due() const;
+  std::string first_told(const std::string& mine);
   void require_same_start();
   void rebalance();
   bool enqueue_step();
@@ -130,8 +158,9 @@ class Trainer {
   void run_validation();
   void report_validation(std::string_view source, const ValidationResult& result, double seconds);
   void save();
-  void save_after_failure(bool has_state);
-  void record_failure(RunStatus status, const std::string& reason);
+  void save_at_end();
+  void warn_of_lost(const std::optional<Error>& error);
+  void save_after_failure();
   void complete();
   const TrainingRun& run_;
   const Config& config_;
@@ -140,11 +169,16 @@ class Trainer {
   Engine engine_;
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;    // of steps whose results are known
-  StreamCursor cursor_;  // behind them
-  double flops_ = 0.0;   // same
-  int64_t saved_step_ = -1;
-  std::string collapse_;  // of a router that was found collapsed
+  Progress progress_;        // of steps whose results are known
+  StreamCursor cursor_;      // behind them
+  double flops_ = 0.0;       // same
+  int64_t saved_step_ = -1;  // of the last checkpoint that was begun and has not failed
+  std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
+  // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.
+  bool handing_over_ = false;
+  bool can_save_ = true;             // that is, the last attempt did not fail
+  std::exception_ptr data_failure_;  // of this rank; all stop, save, and then it is thrown
+  std::string collapse_;             // of a router that was found collapsed
   BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
@@ -178,8 +212,8 @@ void Trainer::require_same_start() {
 void Trainer::start() {
   require_same_start();
   if (rank_.is_first()) {
-    fmt::print(stderr, "device: {}{}\n", rank_.device.description(),
-               rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
+    say("device: {}{}\n", rank_.device.description(),
+        rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
   }
   const TrainingStart& start = *run_.start;
   if (start.resumes()) {
@@ -202,10 +236,10 @@ void Trainer::start() {
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
 
-// The name of the one that asked a process to stop; "": none did.
-std::string Trainer::stop_signal() {
-  for (std::string& name : rank_.communicator.all_gather(stop_ ? stop_->name() : "")) {
-    if (!name.empty()) return std::move(name);
+// Of what the ranks have to say, the first that is not "".
+std::string Trainer::first_told(const std::string& mine) {
+  for (std::string& told : rank_.communicator.all_gather(mine)) {
+    if (!told.empty()) return std::move(told);
   }
   return "";
 }
@@ -219,20 +253,33 @@ void Trainer::rebalance() {
   if (recorder_) recorder_->record_rebalancing(steps + 1, done);
 }
 
-// False, and nothing enqueued, when a rank was asked to stop.
+// By rank 0's clock. A checkpoint that is still being written is not waited for.
+bool Trainer::save_is_due() const {
+  const double minutes = config_.checkpoint.every_minutes;
+  return rank_.is_first() && minutes > 0.0 && saver_.is_idle() &&
+         std::chrono::steady_clock::now() - save_time_ >= std::chrono::duration<double, std::ratio<60>>(minutes);
+}
+
+// False, and nothing enqueued, when a rank was asked to stop or cannot read its data.
 bool Trainer::enqueue_step() {
-  batches_.next();
+  try {
+    batches_.next();
+  } catch (const std::exception&) {
+    data_failure_ = std::current_exception();
+  }
   struct Share {
     int64_t targets = 0;
     int64_t bytes = 0;
     double flops = 0.0;
     int64_t stops = 0;
     int64_t written = 0;  // its part of a checkpoint
+    int64_t saves = 0;    // rank 0's word that it is time for the next
   };
   Share mine{.targets = batches_.num_targets(),
-             .flops = batches_.flops(run_.memory.cost),
-             .stops = stop_requested() ? 1 : 0,
-             .written = saver_.has_written() ? 1 : 0};
+             .flops = data_failure_ ? 0.0 : batches_.flops(run_.memory.cost),
+             .stops = stop_requested() || data_failure_ ? 1 : 0,
+             .written = saver_.has_written() ? 1 : 0,
+             .saves = save_is_due() ? 1 : 0};
   for (const int32_t target : batches_.targets()) {
     if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
   }
@@ -243,8 +290,9 @@ bool Trainer::enqueue_step() {
     all.flops += share.flops;
     all.stops += share.stops;
     all.written += share.written;
+    all.saves += share.saves;
   }
-  if (all.written == rank_.count()) saver_.publish();
+  if (all.written == rank_.count()) warn_of_lost(saver_.publish());
   if (all.stops > 0) return false;
 
   Enqueued step;
@@ -253,14 +301,17 @@ bool Trainer::enqueue_step() {
   step.targets = all.targets;
   step.bytes = all.bytes;
   step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
+  step.save = all.saves > 0;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
+  handing_over_ = true;
   engine_.use_seq_len(batches_.shape().seq_len);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
     engine_.load(i, part.inputs, part.targets, part.documents);
   }
   engine_.step(step.progress, step.targets, /*with_routers=*/step.log);
+  handing_over_ = false;
   enqueued_.push_back(step);
   return true;
 }
@@ -295,6 +346,7 @@ void Trainer::fail_non_finite(const StepResult& result) {
   const auto first = static_cast<size_t>(std::ranges::min_element(places) - places.begin());
   const std::string culprit =
       names.size() > 1 && !names[first].empty() ? fmt::format("{} on rank {}", names[first], first) : names[first];
+  enqueued_.clear();  // they have changed nothing
   throw RunFailure(
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
@@ -362,7 +414,7 @@ void Trainer::run_validation() {
 
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
-  saver_.finish();  // then staging is free, and the last checkpoint is there to carry files from
+  warn_of_lost(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
@@ -384,6 +436,35 @@ void Trainer::save() {
   head.carried = carried_;
   saver_.begin(engine_, std::move(head));
   saved_step_ = progress_.steps;
+  save_time_ = std::chrono::steady_clock::now();
+}
+
+// A checkpoint that could not be written. Training goes on: the disk may have room by the next one.
+void Trainer::warn_of_lost(const std::optional<Error>& error) {
+  if (!error) return;
+  if (recorder_) {
+    recorder_->message(fmt::format("warning: the checkpoint of step {} is not written: {}\n  {}", saved_step_,
+                                   error->what(), error->remedy()));
+  }
+  saved_step_ = -1;
+}
+
+// Tried twice where it fails: there is no other time.
+void Trainer::save_at_end() {
+  save();
+  std::optional<Error> error = saver_.finish();
+  if (error) {
+    warn_of_lost(error);
+    save();
+    error = saver_.finish();
+  }
+  if (!error) return;
+  can_save_ = false;
+  const auto last = latest_checkpoint(checkpoint_dir(config_));
+  throw runtime_error(
+      fmt::format("the weights after step {} are not saved: {}; {}", progress_.steps, error->what(),
+                  last ? fmt::format("the last whole checkpoint is {}", last->string()) : "the run has no checkpoint"),
+      error->remedy() + ", then go on from there with --resume");
 }
 
 // Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
@@ -395,7 +476,8 @@ void Trainer::loop() {
     if (!collapse_.empty() || !enqueue_step()) break;
     const int64_t number = ahead().steps;
     const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
-    const bool valid_due = due(config_.train.valid_every), save_due = due(config_.checkpoint.every);
+    const bool valid_due = due(config_.train.valid_every);
+    const bool save_due = due(config_.checkpoint.every) || enqueued_.back().save;
     if (!valid_due && !save_due) {
       while (must_finish_step()) finish_step();
       continue;
@@ -415,37 +497,41 @@ void Trainer::loop() {
                    "train.stop_on_collapse = false trains on regardless");
 }
 
-// What cannot be recorded either, say on a full disk, must not hide the failure itself.
-void Trainer::record_failure(RunStatus status, const std::string& reason) {
-  if (!recorder_) return;
+// The state behind the last step that is known to be good, if no step was half done. All ranks call it, or a rank that
+// is alone.
+void Trainer::save_after_failure() {
   try {
-    recorder_->finish(status, reason);
-  } catch (const std::exception& error) {
-    recorder_->message(fmt::format("the end of the run is not recorded: {}", error.what()));
-  }
-}
-
-// What was begun, and where the failure leaves one, the state as it is. All ranks call it, or a rank that is alone.
-void Trainer::save_after_failure(bool has_state) {
-  try {
-    if (has_state) save();
-    saver_.finish();
+    if (can_save_ && !handing_over_) {
+      for (; !enqueued_.empty() && engine_.take_result().finite; enqueued_.pop_front()) {
+        progress_ = enqueued_.front().progress;
+        cursor_ = enqueued_.front().cursor;
+      }
+      save();
+    }
+    if (const auto error = saver_.finish()) throw Error(*error);
   } catch (const std::exception& error) {
     const std::string message = fmt::format("the state is not saved: {}", error.what());
-    recorder_ ? recorder_->message(message) : fmt::print(stderr, "rank {}: {}\n", rank_.index(), message);
+    recorder_ ? recorder_->message(message) : say("rank {}: {}\n", rank_.index(), message);
   }
 }
 
 // What is left to do after the last step.
 void Trainer::complete() {
-  const std::string signal = stop_signal();
+  const std::string failure = first_told(data_failure_ ? text_of(data_failure_) : "");
+  const std::string signal = first_told(stop_ ? stop_->name() : "");
   summary_.interrupted = !signal.empty();
-  if (!summary_.interrupted) run_validation();
-  save();
-  saver_.finish();
-  if (!rank_.is_first()) return;
-  recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
-                    summary_.interrupted ? fmt::format("stopped by {}", signal) : "");
+  if (!summary_.interrupted && failure.empty()) run_validation();
+  save_at_end();
+  if (recorder_) {
+    if (!failure.empty()) {
+      recorder_->finish(RunStatus::kFailed, failure);
+    } else if (summary_.interrupted) {
+      recorder_->finish(RunStatus::kInterrupted, fmt::format("stopped by {}", signal));
+    } else {
+      recorder_->finish(RunStatus::kCompleted, "");
+    }
+  }
+  if (data_failure_) throw DataFailure();
 }
 
 TrainSummary Trainer::run() {
@@ -453,16 +539,21 @@ TrainSummary Trainer::run() {
   try {
     loop();
     complete();
+  } catch (const DataFailure&) {
+    std::rethrow_exception(data_failure_);
   } catch (const RunFailure& failure) {
-    record_failure(failure.status(), failure.what());
-    save_after_failure(/*has_state=*/true);
+    save_after_failure();
+    if (recorder_) recorder_->finish(failure.status(), failure.what());
     throw;
   } catch (const std::exception& error) {
-    // At once: what is left to do here, such as a checkpoint that is being written, may take long.
-    rank_.communicator.fail(std::current_exception());
-    engine_.give_up();
-    record_failure(RunStatus::kFailed, error.what());
-    if (rank_.count() == 1) save_after_failure(/*has_state=*/false);
+    if (rank_.count() == 1) {
+      save_after_failure();
+    } else {
+      // At once: what is left to do here, such as a checkpoint that is being written, may take long.
+      rank_.communicator.fail(std::current_exception());
+      engine_.give_up();
+    }
+    if (recorder_) recorder_->finish(RunStatus::kFailed, error.what());
     throw;
   }
   if (const auto device = memory_->device->memory_use()) {
@@ -496,8 +587,8 @@ void require_processes_can(const Config& config, const Launch& launch) {
                       "start one process (without WORLD_SIZE and RANK, or SLURM's), or set run.device = \"cpu\"");
   }
   if (launch.process > 0) return;
-  fmt::print(stderr, "process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes,
-             ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
+  say("process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes,
+      ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
 }
 
 }  // namespace

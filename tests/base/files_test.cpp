@@ -163,32 +163,6 @@ TEST_F(FilesTest, RemovesWhatAKilledWriterLeft) {
   expect_error([&] { remove_unfinished_files(dir_ / "none"); }, "none", "No such file");
 }
 
-TEST_F(FilesTest, ATemporaryFolderIsNobodyElses) {
-  const fs::path target = dir_ / "model";
-  // What a user may have there, a folder that a killed process left, and one at which another is at work.
-  for (const char* name : {"model.tmp", ".model.nmoe-note", ".model.nmoe-abcdef"}) fs::create_directory(dir_ / name);
-  write_file_atomically(dir_ / ".model.nmoe-abcdef/half", "written");
-  write_file_atomically(dir_ / ".model.nmoe-a-file", "six letters, but no folder");
-  fs::path place;
-  {
-    const TemporaryFolder other = TemporaryFolder::beside(target);
-    const TemporaryFolder folder = TemporaryFolder::beside(target);
-    place = folder.path();
-    EXPECT_NE(place, other.path());
-    EXPECT_TRUE(fs::is_directory(other.path()));
-    EXPECT_EQ(place.parent_path(), dir_);
-    EXPECT_FALSE(fs::exists(dir_ / ".model.nmoe-abcdef"));
-    EXPECT_EQ(num_entries(), 5u);
-    fs::create_directory(dir_ / "usual");
-    EXPECT_EQ(fs::status(place).permissions(), fs::status(dir_ / "usual").permissions());
-    write_file_atomically(place / "weights", "all");
-    fs::rename(place, target);
-  }
-  EXPECT_EQ(read_file(target / "weights"), "all");
-  EXPECT_EQ(num_entries(), 5u);
-  EXPECT_TRUE(fs::exists(dir_ / "model.tmp") && fs::exists(dir_ / ".model.nmoe-note"));
-}
-
 TEST_F(FilesTest, AWriterGoesOnWithAFile) {
   write_file_atomically(dir_ / "file", "0123456789");
   {
@@ -206,8 +180,32 @@ TEST_F(FilesTest, ALockIsForOneAtATime) {
   {
     const FileLock lock(dir_ / "lock");
     expect_error([&] { FileLock second(dir_ / "lock"); }, dir_.string(), "another process is at work");
+    expect_error([&] { FileLock second(dir_ / "lock"); }, dir_.string(), fmt::format("process {} on ", ::getpid()));
   }
   FileLock again(dir_ / "lock");
+}
+
+TEST_F(FilesTest, ATemporaryFolderIsNobodyElses) {
+  make_directories(dir_ / "model.tmp");
+  make_directories(dir_ / ".model.unfinished-00112233445f");
+  make_directories(dir_ / ".other.unfinished-00112233445f");
+  make_directories(dir_ / ".model.unfinished-note");
+  write_file_atomically(dir_ / ".model.unfinished-00112233445e", "no folder");
+  fs::path path;
+  {
+    const TemporaryFolder first(dir_ / "model");
+    const TemporaryFolder second(dir_ / "model");
+    write_file_atomically(first.path() / "file", "x");
+    EXPECT_NE(first.path(), second.path());
+    remove_unfinished_folders(dir_ / "model");
+    EXPECT_TRUE(fs::exists(first.path() / "file"));
+    EXPECT_FALSE(fs::exists(dir_ / ".model.unfinished-00112233445f"));
+    EXPECT_TRUE(fs::exists(dir_ / ".other.unfinished-00112233445f"));
+    path = first.path();
+  }
+  EXPECT_FALSE(fs::exists(path));
+  remove_unfinished_folders(dir_ / "");
+  EXPECT_EQ(num_entries(), 3U) << "what nobody here made";
 }
 
 TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
@@ -224,6 +222,23 @@ TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
 
   write_file_atomically(dir_ / "empty", "");
   EXPECT_TRUE(MappedFile(dir_ / "empty").bytes().empty());
+}
+
+// What lies beyond the page that is left reads as zeros, and that is told.
+TEST_F(FilesTest, AFileThatIsCutWhileItIsMapped) {
+  write_file_atomically(dir_ / "file", std::string(20'000, 'x'));
+  {
+    const MappedFile map(dir_ / "file");
+    const auto at = [&](size_t place) { return static_cast<char>(map.bytes()[place]); };
+    EXPECT_EQ(at(15'000), 'x');
+    fs::resize_file(dir_ / "file", 100);
+    check_mapped_files();
+    expect_error([&] { map.check(); }, (dir_ / "file").string(), "was cut");
+    EXPECT_EQ(at(50), 'x');
+    EXPECT_EQ(at(15'000), '\0');
+    expect_error([] { check_mapped_files(); }, (dir_ / "file").string(), "was cut");
+  }
+  check_mapped_files();
 }
 
 TEST_F(FilesTest, NamesBelowAFolder) {

@@ -289,6 +289,8 @@ TEST_F(PrepCommandTest, LooksIntoData) {
 
   output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "data/tokenizer.json"});
   expect_error(n({"data", "verify", "data"}), 1, "data/tokenizer.json': it is not the tokenizer of", "n prep");
+  fs::remove(dir_ / "data/train/manifest.json");
+  expect_error(n({"data", "verify", "data"}), 1, "'data/train' has no manifest.json", "restore the file");
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ const std::set<std::string> kFree = {"run.name",
                                      "parallel.ranks",
                                      "parallel.timeout_s",
                                      "checkpoint.every",
+                                     "checkpoint.every_minutes",
                                      "checkpoint.keep_last",
                                      "model.max_positions"};
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.
