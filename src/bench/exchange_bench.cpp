@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "bench/timing.h"
 #include "model/exchange_cost.h"
 #include "parallel/domain.h"
+#include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
 #include "tensor/convert.h"
 #include "train/batch_shape.h"
@@ -56,8 +58,9 @@ class RankExchange {
         ops_(device_.ops()),
         config_(config),
         domain_(rank, storage, std::chrono::seconds(config.parallel.timeout_s)),
-        window_(domain_.peers(), ops_, config.model, num_tokens(config), Received::kTogether,
-                storage[ArenaKind::kPeerWindow], storage[ArenaKind::kStepState]) {
+        window_(domain_.peers(), ops_, config.model,
+                {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
+                Received::kTogether, storage[ArenaKind::kPeerWindow], storage[ArenaKind::kStepState]) {
     const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
                   U = window_.num_slots(), R = W * T * std::min(K, U);
     Arena& arena = storage[ArenaKind::kActivations];
@@ -69,8 +72,9 @@ class RankExchange {
     top_idx_ = arena.allocate(DType::kI32, {T, K});
     sent_ = {.send_row = arena.allocate(DType::kI32, {T, W}),
              .num_sent = arena.allocate(DType::kI32, {W}),
-             .placement = window_.placement(),
+             .placement = arena.allocate(DType::kI32, {config.model.moe.num_experts}),
              .num_slots = U};
+    device_.upload(sent_.placement, places_in_order(config.model.moe.num_experts).data());
     received_ = {.offsets = arena.allocate(DType::kI32, {U + 1}), .row_of = arena.allocate(DType::kI32, {W * T, K})};
     num_received_ = arena.allocate(DType::kI32, {W});
   }

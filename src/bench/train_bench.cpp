@@ -104,14 +104,32 @@ Config resolve(const Config& config, const TrainingData* data) {
 class Steps {
  public:
   Steps(const Config& config, Engine& engine, Batches& batches)
-      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
+      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len),
+        rebalance_every_(config.parallel.rebalance_every),
+        engine_(engine),
+        batches_(batches) {}
 
   void enqueue(bool with_routers = false) {
+    rebalance();
     if (engine_.num_pending() == Engine::kMaxPending) take_result();
     const StepWork work = batches_.load(engine_);
     flops_ += work.flops;
     engine_.step(next(), work.num_targets, with_routers);
   }
+  // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
+  void rebalance() {
+    if (rebalance_every_ == 0 || num_steps_ % rebalance_every_ != 0 || num_steps_ == rebalanced_step_) return;
+    rebalanced_step_ = num_steps_;
+    const auto begin = BenchClock::now();
+    wait();
+    rebalancing_ = engine_.rebalance();
+    engine_.wait();
+    rebalancing_ms_ = ms_since(begin);
+    expert_moves_ += rebalancing_.moves();
+  }
+  int64_t expert_moves() const { return expert_moves_; }
+  const Rebalancing& last_rebalancing() const { return rebalancing_; }
+  double rebalancing_ms() const { return rebalancing_ms_; }
   // Of all steps that were enqueued.
   double flops() const { return flops_; }
   // Until all that are enqueued are over.
@@ -152,6 +170,7 @@ class Steps {
   }
 
   int64_t tokens_per_step_;
+  int64_t rebalance_every_;
   Engine& engine_;
   Batches& batches_;
   int64_t num_steps_ = 0;
@@ -159,6 +178,10 @@ class Steps {
   std::vector<double> losses_;
   std::vector<double> loads_;
   std::vector<LayerTraffic> traffic_;
+  int64_t rebalanced_step_ = 0;
+  int64_t expert_moves_ = 0;
+  Rebalancing rebalancing_;
+  double rebalancing_ms_ = 0.0;
 };
 
 // Medians over some steps, all layers together and each by itself.
@@ -246,6 +269,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
     bench.first_step_s = seconds_since_start();
   }
   steps.wait();
+  steps.rebalance();
   const double peak_before = device.peak_flops();
   const double flops_before = steps.flops();
   communicator.barrier();
@@ -259,6 +283,9 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.loads = steps.loads();
   bench.loss = mean(bench.losses);
   bench.load_max_over_mean = bench.loads.empty() ? 0.0 : mean(bench.loads);
+  bench.expert_moves = steps.expert_moves();
+  bench.last_rebalancing = steps.last_rebalancing();
+  bench.rebalancing_ms = steps.rebalancing_ms();
   bench.memory = memory_of(task.plan, device);
   bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();

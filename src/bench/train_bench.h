@@ -11,6 +11,7 @@
 #include "model/cost.h"
 #include "model/exchange_stats.h"
 #include "ops/device.h"
+#include "train/expert_moves.h"
 
 namespace nmoe {
 
@@ -61,6 +62,9 @@ struct TrainBench {
   double loss = 0.0;                     // mean of losses
   double load_max_over_mean = 0.0;       // mean of loads
   double rank_load_max_over_mean = 1.0;  // of the layer where it is most, in the last step; 1: there is one rank
+  int64_t expert_moves = 0;              // in all steps (parallel.rebalance_every)
+  Rebalancing last_rebalancing;
+  double rebalancing_ms = 0.0;  // of that, with the wait for the steps before it
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then

@@ -45,6 +45,11 @@ nlohmann::ordered_json to_json(const TrainBench::Layer& layer) {
 nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& config) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   for (const TrainBench::Layer& layer : bench.layers) layers.push_back(to_json(layer));
+  std::vector<double> before, after;
+  for (const Rebalancing::Layer& layer : bench.last_rebalancing.layers) {
+    before.push_back(layer.load_before);
+    after.push_back(layer.load_after);
+  }
   return {{"device", bench.device},
           {"driver", bench.software.driver},
           {"toolkit", bench.software.toolkit},
@@ -78,7 +83,11 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"load_max_over_mean", bench.load_max_over_mean},
           {"losses", bench.losses},
           {"loads", bench.loads},
-          {"rank_load_max_over_mean", bench.rank_load_max_over_mean}};
+          {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
+          {"expert_moves", bench.expert_moves},
+          {"rank_loads_before_moves", before},
+          {"rank_loads_after_moves", after},
+          {"rebalancing_ms", bench.rebalancing_ms}};
 }
 
 // The means of ranks in the last timed step.

@@ -193,6 +193,8 @@ struct ParallelConfig {
   // Rows that the experts of a rank keep room for in a layer, over the average of the ranks of a process. What is
   // beyond it is worked off in turns, and computed again in backward.
   double capacity_factor = 1.5;
+  // Steps after which experts change ranks so that all have equally much to do; 0: they stay where they are.
+  int64_t rebalance_every = 100;
   int64_t timeout_s = 600;  // that a rank waits for another before the run fails
 };
 

@@ -14,6 +14,7 @@
 #include "model/pass.h"
 #include "model/spec.h"
 #include "model/weight.h"
+#include "parallel/expert_placement.h"
 
 namespace nmoe {
 
@@ -33,6 +34,9 @@ class Model {
   // ranks only: `peers`, which outlive the model, are those ranks; this one is `rank` of the `num_ranks` of the run.
   void allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
                        int64_t num_ranks);
+  // Where the experts of each layer of experts are from here on, in order at first; in such a domain only. Moves
+  // nothing: what a slot holds is taken for the expert that is now there.
+  void place_experts(const ExpertPlacement& placement);
   // Of what this rank updates (model/weight.h).
   void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
 
@@ -87,6 +91,7 @@ class Model {
   Linear head_;  // [V, D]; the embedding itself when tied
   std::vector<Moe*> moe_layers_;
   std::optional<ExchangeWindow> window_;
+  Tensor places_;                       // [L, E] i32 of the experts; with a window
   Tensor router_counts_, router_sums_;  // undefined in a model without routers
   ExchangeStats exchange_stats_;
   RopeTables rope_;

@@ -51,8 +51,8 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
 
-void Moe::exchange_through(ExchangeWindow& window, const ExchangeStats& stats) {
-  exchange_ = make_remote_exchange(window, stats);
+void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
+  exchange_ = make_remote_exchange(window, places, stats);
 }
 
 RouterRule Moe::rule() const {

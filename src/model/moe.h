@@ -5,6 +5,7 @@
 // routing uses a part: model/token_exchange.h), F expert width, W pre-activation width.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -31,9 +32,10 @@ class Moe final : public FeedForward {
 
   // Where its router's statistics are kept. Before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
-  // From here on experts are shared with the other ranks of a domain: of stacked weights there are this rank's alone.
-  // `stats`: where this rank's of the layer are kept.
-  void exchange_through(ExchangeWindow& window, const ExchangeStats& stats);
+  // From here on experts are shared with the other ranks of a domain, and where `places` says (remote_exchange.h): of
+  // stacked weights there are this rank's alone. `stats`: where this rank's of the layer are kept.
+  void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
+  std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
   int64_t layer() const { return layer_; }  // its index among all layers of the model

@@ -28,7 +28,7 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
       max_tokens_(limits.max_tokens),
       received_(received),
       expert_rows_(nmoe::expert_rows(config, peers.count(), limits, received)) {
-  const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k, E = config.moe.num_experts;
+  const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k;
   const bool apart = received == Received::kApart;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
@@ -37,41 +37,37 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
              .counts = window.allocate(DType::kI32, {W}),
              .tokens = apart ? window.allocate(DType::kI32, {W, M}) : Tensor()};
   }
-  const auto upload_ids = [&](const Tensor& tensor) {  // 0, 1, 2 and so on
-    std::vector<int32_t> ids(static_cast<size_t>(tensor.num_elements()));
-    std::iota(ids.begin(), ids.end(), 0);
-    ops.device().upload(tensor, ids.data());
-  };
   if (apart) {
     copies_ = {.rows = window.allocate(ops.compute_dtype(), {M, K, D}),
                .weights = window.allocate(ops.stat_dtype(), {M, K}),
                .row_of = state.allocate(DType::kI32, {M, K})};
-    upload_ids(copies_.row_of);
+    std::vector<int32_t> rows(static_cast<size_t>(M * K));
+    std::iota(rows.begin(), rows.end(), 0);
+    ops.device().upload(copies_.row_of, rows.data());
   } else {
     returns_ = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
                 .weights = window.allocate(ops.stat_dtype(), {W, M, K})};
   }
   if (expert_rows_.num_chunks > 0) loads_ = window.allocate(DType::kI32, {W});
-  placement_ = state.allocate(DType::kI32, {E});
-  upload_ids(placement_);
 }
 
 namespace {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  RemoteExchange(ExchangeWindow& window, const ExchangeStats& stats)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart), stats_(stats) {}
+  RemoteExchange(ExchangeWindow& window, Tensor places, const ExchangeStats& stats)
+      : window_(window),
+        peers_(window.peers()),
+        apart_(window.received() == Received::kApart),
+        places_(places),
+        stats_(stats) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const ExpertRows& room = window_.expert_rows();
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
                   U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = room.kept;
     top_idx_ = top_idx;
-    sent_ = {.send_row = pass.push_i32({T, W}),
-             .num_sent = pass.push_i32({W}),
-             .placement = window_.placement(),
-             .num_slots = U};
+    sent_ = {.send_row = pass.push_i32({T, W}), .num_sent = pass.push_i32({W}), .placement = places_, .num_slots = U};
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
     row_of_ = pass.push_i32({W * M, K});
@@ -309,6 +305,7 @@ class RemoteExchange final : public TokenExchange {
   ExchangeWindow& window_;
   const Peers& peers_;
   const bool apart_;
+  const Tensor places_;  // [E] i32
   const ExchangeStats stats_;
   Tensor top_idx_;                        // [T, K] i32
   ExchangePlan sent_;                     // this rank's tokens
@@ -327,8 +324,8 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, const ExchangeStats& stats) {
-  return std::make_unique<RemoteExchange>(window, stats);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
+  return std::make_unique<RemoteExchange>(window, places, stats);
 }
 
 }  // namespace nmoe

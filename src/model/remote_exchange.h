@@ -45,14 +45,13 @@ ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const Excha
 // which use it in turn.
 class ExchangeWindow {
  public:
-  // Expert e is in slot e % U of rank e / U. `window` is shared, `state` this rank's own. `peers` outlive the window.
+  // `window` is shared, `state` this rank's own. `peers` outlive the window.
   ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
                  Received received, Arena& window, Arena& state);
 
   const Peers& peers() const { return peers_; }
   int64_t num_slots() const { return num_slots_; }
   int64_t max_tokens() const { return max_tokens_; }
-  Tensor placement() const { return placement_; }
   Received received() const { return received_; }
   const ExpertRows& expert_rows() const { return expert_rows_; }
 
@@ -75,7 +74,6 @@ class ExchangeWindow {
   int64_t max_tokens_;  // M
   Received received_;
   ExpertRows expert_rows_;
-  Tensor placement_;  // [E] i32
   std::array<ExchangeInbox, 2> inboxes_;
   ExchangeReturns returns_;
   Tensor loads_;
@@ -83,8 +81,10 @@ class ExchangeWindow {
   size_t turn_ = 0;
 };
 
-// A layer's exchange through `window`, which outlives it. `stats` are this rank's of the layer; undefined: not kept.
-// Rows are sorted by (expert, rank that the token is of, token), or, received apart, by (rank, expert, token).
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, const ExchangeStats& stats = {});
+// A layer's exchange through `window`, which outlives it. places [E] i32 says where its experts are, as
+// ExchangePlan::placement does, whenever a pass is run; `stats` are this rank's of the layer; undefined: not kept. Rows
+// are sorted by (slot, rank that the token is of, token), or, received apart, by (rank, slot, token).
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places,
+                                                    const ExchangeStats& stats = {});
 
 }  // namespace nmoe

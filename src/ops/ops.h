@@ -97,6 +97,7 @@
   X(exchange_return_copies, ExchangeReturnCopies)                \
   X(peer_sum, PeerSum)                                           \
   X(peer_spread, PeerSpread)                                     \
+  X(peer_fetch, PeerFetch)                                       \
   X(head_loss, HeadLoss)                                         \
   X(adamw_step, AdamWStep)                                       \
   X(muon_step, MuonStep)

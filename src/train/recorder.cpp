@@ -115,6 +115,14 @@ void Recorder::record(const StepReport& report) {
   message(fmt::format("warning: metrics wait in memory to be written: {}", failure));
 }
 
+void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
+  metrics_->add(step, "parallel/expert_moves", static_cast<double>(done.moves()));
+  for (const Rebalancing::Layer& layer : done.layers) {
+    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_before_moves", layer.layer), layer.load_before);
+    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_after_moves", layer.layer), layer.load_after);
+  }
+}
+
 void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,
                                  double seconds) {
   const std::string prefix = source.empty() ? "valid/" : fmt::format("valid/{}/", source);

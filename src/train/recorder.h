@@ -63,6 +63,8 @@ class Recorder {
   void show(const StepReport& report, bool milestone);
   // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
+  // Experts that moved in front of step `step`, and how uneven the ranks' loads were before and would have been after.
+  void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }

@@ -71,11 +71,12 @@ void fill_positions(const Batch& batch, const PutIds& put) {
 }
 
 StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-                   Arena& arena)
+                   Arena& arena, bool with_expert_rows)
     : device_(rank.device),
       inputs_(allocate_step_inputs(config, shapes, arena)),
       num_tokens_(static_cast<double>(step_tokens(config))),
       sums_(arena.allocate(DType::kF64, {2})),
+      expert_rows_(model.router_counts()),
       done_(rank.device.make_event(Lane::kCompute)) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
@@ -93,6 +94,7 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
                   .lasted = like(stats.lasted),
                   .exposed = like(stats.exposed)};
   }
+  if (with_expert_rows) fetched_expert_rows_ = like(expert_rows_);
   fill_positions();
 }
 
@@ -119,6 +121,7 @@ void StepSlot::set_num_targets(int64_t num_targets) {
 
 void StepSlot::fetch_results(Tensor sums) {
   device_.begin_download(sums_.raw(), sums);
+  if (fetched_expert_rows_.defined()) device_.begin_download(fetched_expert_rows_.raw(), expert_rows_);
   done_->record();
 }
 
@@ -142,6 +145,10 @@ StepResult StepSlot::wait() const {
   result.loss = sums_.data<double>()[0] / num_targets_;
   result.grad_norm = std::sqrt(sums_.data<double>()[1]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (fetched_expert_rows_.defined()) {
+    const auto rows = fetched_expert_rows_.span<int32_t>();
+    result.expert_rows.assign(rows.begin(), rows.end());
+  }
   for (size_t i = 0; has_routers_ && i < routers_.size(); ++i) {
     const auto& [layer, stats, bias] = routers_[i];
     const std::span<const int32_t> counts = stats.counts.span<int32_t>();

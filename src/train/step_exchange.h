@@ -82,13 +82,14 @@ struct StepResult {
   // In layer order, where the step was asked for routers; traffic where ranks share the experts.
   std::vector<RouterHealth> routers;
   std::vector<LayerTraffic> traffic;
+  std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, where they are wanted of every step; else empty
 };
 
 // The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
-  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-           Arena& arena);
+  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank, Arena& arena,
+           bool with_expert_rows);
 
   const StepInputs& inputs() const { return inputs_; }
   // Its step's: the number of one of `shapes`, the first until it is set.
@@ -122,6 +123,8 @@ class StepSlot {
   std::vector<Router> routers_;  // in layer order
   ExchangeStats exchanges_;      // undefined where a rank is alone
   bool has_routers_ = false;     // of this step
+  Tensor expert_rows_;           // [L, E] i32 on the device
+  Tensor fetched_expert_rows_;   // the same here; undefined: not wanted
   std::unique_ptr<Event> done_;
 };
 

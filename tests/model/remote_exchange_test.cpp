@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <set>
@@ -24,6 +25,7 @@ constexpr int64_t kExperts = 8, kTopK = 3, kWidth = 24, kRoom = 9;  // tokens of
 struct Routing {
   std::vector<int64_t> num_tokens;  // by rank
   int64_t first_expert = -1;        // all tokens go to three experts from this one on; -1: at random
+  std::vector<int32_t> places = places_in_order(kExperts);
 
   std::vector<int32_t> experts(int64_t rank, int64_t token) const {
     std::vector<int32_t> all(kExperts);
@@ -63,10 +65,12 @@ struct RankTest {
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
         window(domain.peers(), ops, config(), {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
                mode.received, memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
-        exchange(make_remote_exchange(window)),
+        places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
+        exchange(make_remote_exchange(window, places)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
         pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
+    device.upload(places, routing.places.data());
     std::vector<int32_t> experts;
     std::vector<float> values, weights;
     for (int64_t token = 0; token < num_tokens; ++token) {
@@ -116,6 +120,7 @@ struct RankTest {
   Ops& ops;
   Domain domain;
   ExchangeWindow window;
+  Tensor places;
   std::unique_ptr<TokenExchange> exchange;
   int64_t rank, num_tokens;
   Batch batch;
@@ -154,14 +159,15 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
   struct RankSlice {
     int64_t begin, end;
   };
-  // Rows that rank `rank` should have of the tokens of `sources`, in order: (expert, rank the token is of, token), with
+  // Rows that rank `rank` should have of the tokens of `sources`, in order: (slot, rank the token is of, token), with
   // the choice.
   struct Copy {
     int64_t expert, source, token, choice;
   };
   std::vector<Copy> rows_of(const Routing& routing, int64_t rank, RankSlice sources) const {
     std::vector<Copy> rows;
-    for (int64_t expert = rank * num_slots(); expert < (rank + 1) * num_slots(); ++expert) {
+    for (int64_t place = rank * num_slots(); place < (rank + 1) * num_slots(); ++place) {
+      const int64_t expert = std::ranges::find(routing.places, place) - routing.places.begin();
       for (int64_t source = sources.begin; source < sources.end; ++source) {
         for (int64_t token = 0; token < routing.num_tokens[static_cast<size_t>(source)]; ++token) {
           const auto experts = routing.experts(source, token);
@@ -186,7 +192,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     ASSERT_EQ(static_cast<size_t>(offsets.back()), num_rows) << "from " << first << " on";
     for (size_t row = 0; row < num_rows; ++row) {
       const auto& [expert, source, token, choice] = expected[first + row];
-      const auto slot = static_cast<size_t>(expert % num_slots()), at = static_cast<size_t>(part.begin) + row;
+      const auto slot = static_cast<size_t>(test.routing.places[static_cast<size_t>(expert)] % num_slots()),
+                 at = static_cast<size_t>(part.begin) + row;
       EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
       EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << first + row;
       for (int64_t column = 0; column < kWidth; ++column) {
@@ -307,6 +314,32 @@ TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
   });
 }
 
+TEST_P(RemoteExchangeTest, ExpertsAreWhereThePlacesSay) {
+  const Routing routing{.num_tokens = {5, 2, kRoom, 3}, .places = {6, 1, 4, 0, 7, 2, 5, 3}};
+  run(routing, [&](RankTest& test) { round_trip(test, routing); });
+}
+
+TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
+  const Routing routing{.num_tokens = {1, 1, 1, 1}};
+  run(routing, [&](RankTest& test) {
+    constexpr int64_t kSize = 101;  // of i16: no whole number of wider units
+    const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kI16, {2 * kSize});
+    const Tensor got = test.arena().allocate(DType::kI16, {kSize});
+    std::vector<int16_t> mine(2 * kSize);
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<int16_t>(1000 * test.rank + static_cast<int64_t>(i));
+    test.device.upload(x, mine.data());
+    test.ops.peer_barrier({test.domain.peers()});
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      test.ops.peer_fetch({test.domain.peers(), rank, x.rows(kSize, 2 * kSize), got});
+      const auto values = test.download<int16_t>(got);
+      for (int64_t i = 0; i < kSize; ++i) {
+        ASSERT_EQ(values[static_cast<size_t>(i)], 1000 * rank + kSize + i) << "of rank " << rank;
+      }
+    }
+    test.ops.peer_barrier({test.domain.peers()});
+  });
+}
+
 TEST_P(RemoteExchangeTest, AllTokensToTheExpertsOfOneRank) {
   for (const int64_t first : {int64_t{0}, kExperts - kTopK}) {
     const Routing routing{.num_tokens = {kRoom, kRoom, 1, kRoom}, .first_expert = first};
@@ -332,7 +365,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
                               .exposed = test.pass.push_i32({kTransfers.size()})};
     for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
     test.pass.scale.loss = stats.waited;  // that of a step
-    const auto exchange = make_remote_exchange(test.window, stats);
+    const auto exchange = make_remote_exchange(test.window, test.places, stats);
     const std::array inboxes = {test.window.next_inbox(),
                                 test.window.next_inbox()};  // in the order of their next turns
 
@@ -449,7 +482,7 @@ TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
   run(routing, [&](RankTest& test) {
     const ExchangePlan plan{.send_row = test.pass.push_i32({kRoom, num_ranks()}),
                             .num_sent = test.pass.push_i32({num_ranks()}),
-                            .placement = test.window.placement(),
+                            .placement = test.places,
                             .num_slots = num_slots()};
     test.ops.build_exchange_plan({.top_idx = test.top_idx, .plan = plan, .counts = {}});
     std::vector<int32_t> rows;

@@ -122,6 +122,14 @@ struct PeerSpread {
   int64_t begin = 0, end = 0;
 };
 
+// What rank `rank` has in its counterpart of `x`.
+struct PeerFetch {
+  const Peers& peers;
+  int64_t rank;
+  Tensor x;            // shared
+  Tensor destination;  // = as large, anywhere on this rank
+};
+
 // What both devices check of the above.
 inline void check_exchange_plan(const BuildExchangePlan& args) {
   const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);

@@ -59,8 +59,9 @@ struct SumOfSquares {
 };
 // The elements one after the other, so that their order alone decides on the bits.
 struct SumInOrder {
-  Tensor x;    // [N] f64
-  Tensor out;  // = [1] f64
+  Tensor x;           // [N] f64
+  Tensor out;         // = [1] f64
+  Tensor order = {};  // [N] i32: which element comes first, second and so on; undefined: as they are
 };
 struct CountNonFinite {
   Tensor x;

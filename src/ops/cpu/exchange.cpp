@@ -271,6 +271,11 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   }
 }
 
+template <class Real>
+void peer_fetch(Context& ctx, const PeerFetch& args) {
+  if (!ctx.counting()) copy<Real>(ctx, {args.peers.on(args.rank, args.x), args.destination});
+}
+
 NMOE_CPU_INSTANTIATE(peer_barrier, PeerBarrier)
 NMOE_CPU_INSTANTIATE(build_exchange_plan, BuildExchangePlan)
 NMOE_CPU_INSTANTIATE(exchange_send, ExchangeSend)
@@ -279,5 +284,6 @@ NMOE_CPU_INSTANTIATE(exchange_collect, ExchangeCollect)
 NMOE_CPU_INSTANTIATE(exchange_return_copies, ExchangeReturnCopies)
 NMOE_CPU_INSTANTIATE(peer_sum, PeerSum)
 NMOE_CPU_INSTANTIATE(peer_spread, PeerSpread)
+NMOE_CPU_INSTANTIATE(peer_fetch, PeerFetch)
 
 }  // namespace nmoe::cpu

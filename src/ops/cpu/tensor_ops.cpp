@@ -149,8 +149,10 @@ void add_time(Context& ctx, const AddTime& args) {
 template <class Real>
 void sum_in_order(Context& ctx, const SumInOrder& args) {
   if (ctx.counting()) return;
+  const auto x = args.x.span<double>();
+  const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
   double sum = 0.0;
-  for (const double value : args.x.span<double>()) sum += value;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[order == nullptr ? i : static_cast<size_t>(order[i])];
   *args.out.data<double>() = sum;
 }
 

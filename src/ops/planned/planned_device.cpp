@@ -52,6 +52,7 @@ NMOE_NO_SCRATCH(ExchangeCollect)
 NMOE_NO_SCRATCH(ExchangeReturnCopies)
 NMOE_NO_SCRATCH(PeerSum)
 NMOE_NO_SCRATCH(PeerSpread)
+NMOE_NO_SCRATCH(PeerFetch)
 #undef NMOE_NO_SCRATCH
 
 // Those that claim what cuda::claim says, whatever their arguments.

@@ -101,6 +101,44 @@ TEST_F(CudaRanks, ComputeTheSameBitsWhereThereIsRoom) {
   EXPECT_EQ(weights_of(checkpoints("room")), weights_of(checkpoints("enough")));
 }
 
+TEST_F(CudaRanks, ExpertsMoveAndLearnTheSame) {
+  const auto moving = [](int64_t steps, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"train.valid_every=5", fmt::format("train.steps={}", steps)});
+    auto overrides = on(2, more);
+    overrides.insert(overrides.end(), {"model.moe.num_experts=16", "parallel.rebalance_every=4"});
+    return overrides;
+  };
+  run("moving", moving(14));
+  auto still = moving(14);
+  still.emplace_back("parallel.rebalance_every=0");
+  run("still", still);
+  expect_near("moving", "still");
+  EXPECT_GT(series("moving", "parallel/expert_moves").at(5), 0);
+  EXPECT_LE(series("moving", "parallel/layer_01/load_after_moves").at(5), kBalancedLoad);
+  run("again", moving(14, {"checkpoint.every=3"}));
+  EXPECT_EQ(weights_of(checkpoints("moving")), weights_of(checkpoints("again")));
+  for (const int64_t stop : {6, 8}) {
+    const std::string name = fmt::format("stopped{}", stop);
+    run(name, moving(stop));
+    resume(name, moving(14));
+    expect_same_state(checkpoints(name), checkpoints("moving"));
+  }
+  for (const char* optimizer : {"muon", "adamw"}) {
+    const std::vector<std::string> sharded = {"parallel.logical_shards=8",
+                                              fmt::format("optim.experts.optimizer={}", optimizer)};
+    const auto with = [&](int64_t every) {
+      auto overrides = moving(14, sharded);
+      overrides.insert(overrides.end(), {"train.microbatch_seqs=1", fmt::format("parallel.rebalance_every={}", every)});
+      return overrides;
+    };
+    const std::string name = fmt::format("sharded_{}", optimizer);
+    run(name, with(0));
+    run(name + "_moving", with(2));
+    EXPECT_GT(series(name + "_moving", "parallel/expert_moves").at(3), 0);
+    expect_same_state(checkpoints(name + "_moving"), checkpoints(name));
+  }
+}
+
 TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
   const auto sharded = [](int64_t ranks, int64_t steps) {
     return on(ranks, {"parallel.logical_shards=8", "train.batch_seqs=16", "data.mask_documents=true",

@@ -199,4 +199,9 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   }
 }
 
+// By the copy engines, which read from a peer as from this device.
+void peer_fetch(Context& ctx, const PeerFetch& args) {
+  if (!ctx.counting()) copy(ctx, {args.peers.on(args.rank, args.x), args.destination});
+}
+
 }  // namespace nmoe::cuda

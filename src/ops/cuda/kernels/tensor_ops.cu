@@ -156,9 +156,10 @@ void reduce(Context& ctx, Tensor x, Tensor out) {
 }
 
 // One thread: the order is what is wanted, and there are few.
-__global__ void sum_in_order_kernel(const double* x, int64_t size, double* out) {
+// order may be null.
+__global__ void sum_in_order_kernel(const double* x, const int32_t* order, int64_t size, double* out) {
   double sum = 0.0;
-  for (int64_t i = 0; i < size; ++i) sum += x[i];
+  for (int64_t i = 0; i < size; ++i) sum += x[order == nullptr ? i : order[i]];
   *out = sum;
 }
 
@@ -252,7 +253,9 @@ void sum_of_squares(Context& ctx, const SumOfSquares& args) { reduce<Square>(ctx
 
 void sum_in_order(Context& ctx, const SumInOrder& args) {
   if (ctx.counting()) return;
-  sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), args.x.num_elements(), args.out.data<double>());
+  const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
+  sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), order, args.x.num_elements(),
+                                               args.out.data<double>());
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
