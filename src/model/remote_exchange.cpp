@@ -40,8 +40,8 @@ namespace {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(ExchangeWindow& window)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart) {}
+  RemoteExchange(ExchangeWindow& window, int64_t layer)
+      : window_(window), peers_(window.peers()), layer_(layer), apart_(window.received() == Received::kApart) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
@@ -74,7 +74,7 @@ class RemoteExchange final : public TokenExchange {
     const ExchangeInbox& inbox = window_.next_inbox();
     ops.exchange_send(
         {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = inbox});
-    ops.peer_barrier({peers_});
+    ops.peer_barrier({peers_, {PeerWork::kDispatch, layer_}});
     ops.copy({.source = inbox.counts, .destination = num_received_});
     if (apart_) ops.copy({.source = inbox.tokens, .destination = tokens_});
     for (const Part& part : parts_) {
@@ -89,19 +89,19 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    send_home(pass.ops, rows, {}, y, {}, accumulate);
+    send_home(pass.ops, PeerWork::kCombine, rows, {}, y, {}, accumulate);
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
   void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
     const ExchangeInbox& inbox = window_.next_inbox();
     pass.ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = inbox});
-    pass.ops.peer_barrier({peers_});
+    pass.ops.peer_barrier({peers_, {PeerWork::kCombineBackward, layer_}});
     gather(pass.ops, inbox, drows);
   }
   void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
                          bool accumulate) override {
-    send_home(pass.ops, drows, drow_weight, dx, dweights, accumulate);
+    send_home(pass.ops, PeerWork::kDispatchBackward, drows, drow_weight, dx, dweights, accumulate);
   }
 
  private:
@@ -124,15 +124,16 @@ class RemoteExchange final : public TokenExchange {
     }
   }
 
-  void send_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
-    if (apart_) return send_copies_home(ops, rows, row_weight, y, weights, accumulate);
+  void send_home(Ops& ops, PeerWork work, Tensor rows, Tensor row_weight, Tensor y, Tensor weights,
+                 bool accumulate) const {
+    if (apart_) return send_copies_home(ops, work, rows, row_weight, y, weights, accumulate);
     ops.exchange_return({.peers = peers_,
                          .rows = rows,
                          .row_weight = row_weight,
                          .row_of = row_of_,
                          .counts = num_received_,
                          .returns = window_.returns()});
-    ops.peer_barrier({peers_});
+    ops.peer_barrier({peers_, {work, layer_}});
     ops.exchange_collect({.plan = sent_,
                           .top_idx = top_idx_,
                           .returns = window_.returns(),
@@ -142,7 +143,8 @@ class RemoteExchange final : public TokenExchange {
   }
 
   // Home adds a token's copies in the order of its choices, as one rank does.
-  void send_copies_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
+  void send_copies_home(Ops& ops, PeerWork work, Tensor rows, Tensor row_weight, Tensor y, Tensor weights,
+                        bool accumulate) const {
     const int64_t T = y.dim(0), W = peers_.count(), D = y.dim(1), C = rows.dim(0) / W;
     const ExchangeWindow::Copies& copies = window_.copies();
     const int64_t M = copies.rows.dim(0), K = copies.rows.dim(1);
@@ -154,7 +156,7 @@ class RemoteExchange final : public TokenExchange {
                                 .counts = num_received_,
                                 .copies = copies.rows,
                                 .weights = copies.weights});
-    ops.peer_barrier({peers_});
+    ops.peer_barrier({peers_, {work, layer_}});
     const MoePlan plan{.offsets = {}, .row_of = copies.row_of.rows(0, T)};
     ops.moe_combine({.rows = copies.rows.reshape({M * K, D}), .plan = plan, .y = y, .accumulate = accumulate});
     if (weights.defined()) ops.copy({.source = copies.weights.rows(0, T), .destination = weights});
@@ -162,6 +164,7 @@ class RemoteExchange final : public TokenExchange {
 
   ExchangeWindow& window_;
   const Peers& peers_;
+  const int64_t layer_;
   const bool apart_;
   Tensor top_idx_;           // [T, K] i32
   ExchangePlan sent_;        // this rank's tokens
@@ -173,8 +176,8 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window) {
-  return std::make_unique<RemoteExchange>(window);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer) {
+  return std::make_unique<RemoteExchange>(window, layer);
 }
 
 }  // namespace nmoe
