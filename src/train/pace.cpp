@@ -6,6 +6,7 @@ namespace nmoe {
 
 void Pace::settle(int64_t steps) {
   settling_ = std::max(settling_, steps);
+  measures_ = measures_ || steps == kFirstSteps;
   set(/*pausing=*/false);
 }
 
@@ -14,10 +15,13 @@ void Pace::step_ended() {
   const Clock::time_point now = Clock::now();
   const auto took = std::chrono::duration_cast<Milliseconds>(now - (is_settling() ? begin_ : end_));
   end_ = now;
-  if (settling_ <= 1) longest_ = std::max(longest_, took);
-  if (settling_ == 0) return;
+  // The one behind a checkpoint waits for its copies, and says nothing.
+  if (!is_settling() || (settling_ == 1 && measures_)) longest_ = std::max(longest_, took);
+  if (!is_settling()) return;
   --settling_;
-  if (settling_ == 0) set(/*pausing=*/false);
+  if (is_settling()) return;
+  measures_ = false;
+  set(/*pausing=*/false);
 }
 
 void Pace::set(bool pausing) const {

@@ -47,6 +47,7 @@ class Pace {
   const ParallelConfig& config_;
   const Engine& engine_;
   int64_t settling_ = kFirstSteps;
+  bool measures_ = true;  // the last of the steps that settle
   Clock::time_point begin_ = {};
   Clock::time_point end_ = {};  // of the last step
   Milliseconds longest_{};      // step

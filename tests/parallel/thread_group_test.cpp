@@ -205,13 +205,12 @@ TEST(ThreadGroup, ATimeoutNamesWhoWaitedForWhom) {
 // One may ask for more time, and is waited for from then on.
 TEST(ThreadGroup, OthersHaveThePatienceThatARankAskedFor) {
   run_ranks(2, kTimeout, [](Communicator& ranks) {
-    ranks.set_patience(100ms);
     ranks.barrier();
     if (ranks.index() == 1) {
+      ranks.set_patience(250ms);
       ranks.set_patience(kTimeout);
-      std::this_thread::sleep_for(300ms);
-      ranks.set_patience(200ms);
-      std::this_thread::sleep_for(20ms);
+      std::this_thread::sleep_for(400ms);
+      ranks.set_patience(500ms);  // counted from here
     }
     ranks.barrier();
   });
