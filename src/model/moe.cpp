@@ -72,7 +72,7 @@ RouterLoss Moe::loss(const Pass& pass) const {
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
 void Moe::compute_hidden(const Pass& pass) {
-  exchange_->dispatch(pass, saved_.x, saved_.weights, saved_.rows, saved_.row_weight);
+  exchange_->end_dispatch(pass, saved_.rows, saved_.row_weight);
   for (const RaggedRows& part : saved_.routed.parts) {
     experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
                                               .x = part.of(saved_.rows),
@@ -84,7 +84,7 @@ void Moe::compute_hidden(const Pass& pass) {
   }
 }
 
-void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
+void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
@@ -113,6 +113,12 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
 
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
+  exchange_->begin_dispatch(pass, x, saved_.weights);
+  if (shared_) {
+    shared_->forward(pass, x, residual, y);
+  } else if (residual.raw() != y.raw()) {
+    ops.copy({.source = residual, .destination = y});
+  }
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
   saved_.rows = pass.push({R, D});
@@ -134,7 +140,6 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
   }
-  if (shared_) shared_->forward(pass, x, y);
 }
 
 void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
@@ -142,13 +147,13 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity, F = expert_dim_;
-  if (shared_) shared_->backward(pass, dy, dx);
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
     saved_.rows = pass.push(saved_.rows.shape());
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
+    exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
     compute_hidden(pass);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
@@ -161,25 +166,32 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     }
   }
 
+  exchange_->begin_combine_backward(pass, dy);
+  if (shared_) shared_->backward(pass, dy, dx);
   const Tensor drows = pass.push({R, D});
   const Tensor dhidden = pass.push({R, F});
   const Tensor drow_weight = pass.push_stat({R});
-  exchange_->combine_backward(pass, dy, drows);
+  const Tensor dpre = saved_.pre;  // not needed after its gradient is known
+  exchange_->end_combine_backward(pass, drows);
   for (const RaggedRows& part : saved_.routed.parts) {
-    const Tensor pre = part.of(saved_.pre), dpre = pre;  // not needed after its gradient is known
-    experts_out_.backward(ops, part.of(saved_.hidden), part.of(drows), part.offsets, part.of(dhidden));
+    experts_out_.backward_weight(ops, part.of(saved_.hidden), part.of(drows), part.offsets);
+    experts_out_.backward_input(ops, part.of(drows), part.offsets, part.of(dhidden));
     ops.activation_backward({.kind = config_.activation,
-                             .pre = pre,
+                             .pre = part.of(saved_.pre),
                              .row_weight = part.of(saved_.row_weight),
                              .dh = part.of(dhidden),
-                             .dpre = dpre,
+                             .dpre = part.of(dpre),
                              .drow_weight = part.of(drow_weight),
                              .num_rows = part.count()});
-    experts_in_.backward(ops, part.of(saved_.rows), dpre, part.offsets, part.of(drows));
+    experts_in_.backward_input(ops, part.of(dpre), part.offsets, part.of(drows));
+  }
+  exchange_->begin_dispatch_backward(pass, drows, drow_weight);
+  for (const RaggedRows& part : saved_.routed.parts) {
+    experts_in_.backward_weight(ops, part.of(saved_.rows), part.of(dpre), part.offsets);
   }
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange_->dispatch_backward(pass, drows, drow_weight, dx, dweights, /*accumulate=*/shared_.has_value());
+  exchange_->end_dispatch_backward(pass, dx, dweights, /*accumulate=*/shared_.has_value());
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),
                        .logits = saved_.logits,

@@ -69,12 +69,12 @@ class RemoteExchange final : public TokenExchange {
     return routed;
   }
 
-  void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {
+  void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
+    begin_sending(pass, PeerWork::kDispatch, x, top_idx_, weights);
+  }
+  void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
     Ops& ops = pass.ops;
-    const ExchangeInbox& inbox = window_.next_inbox();
-    ops.exchange_send(
-        {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = inbox});
-    ops.peer_barrier({peers_, {PeerWork::kDispatch, layer_}});
+    const ExchangeInbox& inbox = end_sending(pass);
     ops.copy({.source = inbox.counts, .destination = num_received_});
     if (apart_) ops.copy({.source = inbox.tokens, .destination = tokens_});
     for (const Part& part : parts_) {
@@ -89,19 +89,20 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    send_home(pass.ops, PeerWork::kCombine, rows, {}, y, {}, accumulate);
+    begin_returning(pass, PeerWork::kCombine, rows, {});
+    end_returning(pass, y, {}, accumulate);
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
-    const ExchangeInbox& inbox = window_.next_inbox();
-    pass.ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = inbox});
-    pass.ops.peer_barrier({peers_, {PeerWork::kCombineBackward, layer_}});
-    gather(pass.ops, inbox, drows);
+  void begin_combine_backward(const Pass& pass, Tensor dy) override {
+    begin_sending(pass, PeerWork::kCombineBackward, dy, {}, {});
   }
-  void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                         bool accumulate) override {
-    send_home(pass.ops, PeerWork::kDispatchBackward, drows, drow_weight, dx, dweights, accumulate);
+  void end_combine_backward(const Pass& pass, Tensor drows) override { gather(pass.ops, end_sending(pass), drows); }
+  void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
+    begin_returning(pass, PeerWork::kDispatchBackward, drows, drow_weight);
+  }
+  void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate) override {
+    end_returning(pass, dx, dweights, accumulate);
   }
 
  private:
@@ -124,28 +125,54 @@ class RemoteExchange final : public TokenExchange {
     }
   }
 
-  void send_home(Ops& ops, PeerWork work, Tensor rows, Tensor row_weight, Tensor y, Tensor weights,
-                 bool accumulate) const {
-    if (apart_) return send_copies_home(ops, work, rows, row_weight, y, weights, accumulate);
-    ops.exchange_return({.peers = peers_,
-                         .rows = rows,
-                         .row_weight = row_weight,
-                         .row_of = row_of_,
-                         .counts = num_received_,
-                         .returns = window_.returns()});
+  // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
+  // then, also what others are told by its barrier that they may write over.
+  template <class Move>
+  void begin_moving(const Pass& pass, PeerWork work, const Move& move) const {
+    Device& device = pass.ops.device();
+    device.order(Lane::kCompute, Lane::kCommunication);
+    Ops& ops = device.ops(Lane::kCommunication);
+    move(ops);
     ops.peer_barrier({peers_, {work, layer_}});
-    ops.exchange_collect({.plan = sent_,
-                          .top_idx = top_idx_,
-                          .returns = window_.returns(),
-                          .y = y,
-                          .accumulate = accumulate,
-                          .weights = weights});
+  }
+  static void end_moving(const Pass& pass) { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); }
+
+  void begin_sending(const Pass& pass, PeerWork work, Tensor x, Tensor top_idx, Tensor weights) {
+    inbox_ = &window_.next_inbox();
+    begin_moving(pass, work, [&](Ops& ops) {
+      ops.exchange_send(
+          {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx, .weights = weights, .inbox = *inbox_});
+    });
+  }
+  const ExchangeInbox& end_sending(const Pass& pass) const {
+    end_moving(pass);
+    return *inbox_;
   }
 
-  // Home adds a token's copies in the order of its choices, as one rank does.
-  void send_copies_home(Ops& ops, PeerWork work, Tensor rows, Tensor row_weight, Tensor y, Tensor weights,
-                        bool accumulate) const {
-    const int64_t T = y.dim(0), W = peers_.count(), D = y.dim(1), C = rows.dim(0) / W;
+  void begin_returning(const Pass& pass, PeerWork work, Tensor rows, Tensor row_weight) const {
+    begin_moving(pass, work, [&](Ops& ops) {
+      if (apart_) return return_copies(ops, rows, row_weight);
+      ops.exchange_return({.peers = peers_,
+                           .rows = rows,
+                           .row_weight = row_weight,
+                           .row_of = row_of_,
+                           .counts = num_received_,
+                           .returns = window_.returns()});
+    });
+  }
+  void end_returning(const Pass& pass, Tensor y, Tensor weights, bool accumulate) const {
+    end_moving(pass);
+    if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
+    pass.ops.exchange_collect({.plan = sent_,
+                               .top_idx = top_idx_,
+                               .returns = window_.returns(),
+                               .y = y,
+                               .accumulate = accumulate,
+                               .weights = weights});
+  }
+
+  void return_copies(Ops& ops, Tensor rows, Tensor row_weight) const {
+    const int64_t W = peers_.count(), D = rows.dim(1), C = rows.dim(0) / W;
     const ExchangeWindow::Copies& copies = window_.copies();
     const int64_t M = copies.rows.dim(0), K = copies.rows.dim(1);
     ops.exchange_return_copies({.peers = peers_,
@@ -156,7 +183,11 @@ class RemoteExchange final : public TokenExchange {
                                 .counts = num_received_,
                                 .copies = copies.rows,
                                 .weights = copies.weights});
-    ops.peer_barrier({peers_, {work, layer_}});
+  }
+  // Home adds a token's copies in the order of its choices, as one rank does.
+  void sum_copies(Ops& ops, Tensor y, Tensor weights, bool accumulate) const {
+    const ExchangeWindow::Copies& copies = window_.copies();
+    const int64_t T = y.dim(0), M = copies.rows.dim(0), K = copies.rows.dim(1), D = y.dim(1);
     const MoePlan plan{.offsets = {}, .row_of = copies.row_of.rows(0, T)};
     ops.moe_combine({.rows = copies.rows.reshape({M * K, D}), .plan = plan, .y = y, .accumulate = accumulate});
     if (weights.defined()) ops.copy({.source = copies.weights.rows(0, T), .destination = weights});
@@ -166,12 +197,13 @@ class RemoteExchange final : public TokenExchange {
   const Peers& peers_;
   const int64_t layer_;
   const bool apart_;
-  Tensor top_idx_;           // [T, K] i32
-  ExchangePlan sent_;        // this rank's tokens
-  Tensor num_received_;      // [W] i32 tokens of each rank
-  Tensor tokens_;            // [W, M] i32, received apart: which of their ranks' tokens they are
-  Tensor row_of_;            // [W * M, K] i32: the received tokens' copies, each within its part
-  std::vector<Part> parts_;  // of the layer's rows
+  Tensor top_idx_;                        // [T, K] i32
+  ExchangePlan sent_;                     // this rank's tokens
+  Tensor num_received_;                   // [W] i32 tokens of each rank
+  Tensor tokens_;                         // [W, M] i32, received apart: which of their ranks' tokens they are
+  Tensor row_of_;                         // [W * M, K] i32: the received tokens' copies, each within its part
+  std::vector<Part> parts_;               // of the layer's rows
+  const ExchangeInbox* inbox_ = nullptr;  // what was begun goes there
 };
 
 }  // namespace

@@ -35,6 +35,9 @@ struct RoutedRows {
 
 // A layer's exchange. It holds the plan of the last routing, on the activation stack, for all that follows until the
 // layer's backward is over. The order of rows is a function of the routing alone.
+//
+// What begin_... is given travels beside the work that is enqueued before the end_... that belongs to it, and stays as
+// it is until then. There is one such pair at a time.
 class TokenExchange {
  public:
   virtual ~TokenExchange() = default;
@@ -45,15 +48,17 @@ class TokenExchange {
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
   // To each expert its tokens, and what they weigh: rows [R, D] = x [T, D], row_weight [R] stat = weights [T, K] stat.
-  virtual void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) = 0;
+  virtual void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) = 0;
+  virtual void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) = 0;
   // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D].
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) = 0;
 
   // drows [R, D] = of combine's rows, from dy [T, D]
-  virtual void combine_backward(const Pass& pass, Tensor dy, Tensor drows) = 0;
+  virtual void begin_combine_backward(const Pass& pass, Tensor dy) = 0;
+  virtual void end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat.
-  virtual void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                                 bool accumulate) = 0;
+  virtual void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) = 0;
+  virtual void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate) = 0;
 };
 
 // All experts are where the tokens are: dispatch gathers, combine sums a token's K rows in the order of its choices.

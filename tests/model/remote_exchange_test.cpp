@@ -81,8 +81,8 @@ struct RankTest {
   }
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
-    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kStepState,
-                                 ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
+                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
       plan.set(kind, 1 << 20);
     }
     return plan;
@@ -171,7 +171,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor rows = test.pass.push({routed.capacity, kWidth});
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
-    test.exchange->dispatch(test.pass, test.x, test.gate, rows, row_weight);
+    test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+    test.exchange->end_dispatch(test.pass, rows, row_weight);
 
     auto got = test.download<float>(rows);
     auto got_weights = test.download<float>(row_weight);
@@ -203,8 +204,10 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
     test.ops.fill({y, 1.0});
     test.exchange->combine(test.pass, rows, y, /*accumulate=*/true);
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
-    test.exchange->combine_backward(test.pass, test.x, drows);
-    test.exchange->dispatch_backward(test.pass, drows, row_weight, dx, dweights, /*accumulate=*/false);
+    test.exchange->begin_combine_backward(test.pass, test.x);
+    test.exchange->end_combine_backward(test.pass, drows);
+    test.exchange->begin_dispatch_backward(test.pass, drows, row_weight);
+    test.exchange->end_dispatch_backward(test.pass, dx, dweights, /*accumulate=*/false);
     const auto sums = test.download<float>(y), gradients = test.download<float>(dx),
                weights = test.download<float>(dweights);
     std::vector<int32_t> expected_counts(kExperts);

@@ -18,6 +18,15 @@ class CudaRanks : public TrainerTest {
       GTEST_SKIP() << error.what();
     }
   }
+  static int64_t num_gpus() {
+    for (int count = 2;; ++count) {
+      try {
+        make_device({.kind = "cuda", .index = count});
+      } catch (const Error&) {
+        return count;
+      }
+    }
+  }
   static std::vector<std::string> on(int64_t ranks, std::vector<std::string> overrides) {
     overrides.insert(overrides.end(), {"run.device=cuda", "model.moe.num_experts=8", "train.microbatch_seqs=2",
                                        fmt::format("parallel.ranks={}", ranks)});
@@ -56,6 +65,46 @@ TEST_F(CudaRanks, GoOnAsAnyNumber) {
   run("first", on(1, {"train.steps=6"}));
   resume("first", on(2, {"train.steps=12"}));
   expect_near("first", "straight");
+}
+
+TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
+  const auto sharded = [](int64_t ranks, int64_t steps) {
+    return on(ranks, {"parallel.logical_shards=8", "train.batch_seqs=16", "data.mask_documents=true",
+                      fmt::format("train.steps={}", steps)});
+  };
+  run("one", sharded(1, 20));
+  for (int64_t ranks = 2; ranks <= std::min<int64_t>(num_gpus(), 8); ranks *= 2) {
+    const std::string name = fmt::format("shards{}", ranks);
+    run(name, sharded(ranks, 20));
+    expect_same_state(checkpoints(name), checkpoints("one"));
+  }
+  run("turns", sharded(2, 7));
+  resume("turns", sharded(1, 13));
+  resume("turns", sharded(2, 20));
+  expect_same_state(checkpoints("turns"), checkpoints("one"));
+}
+
+// Twenty steps more are twenty launches more of each rank, and nothing that allocates or holds up a device.
+TEST_F(CudaRanks, MoreStepsAreMoreLaunchesOnly) {
+  ApiCalls calls;
+  const auto calls_of = [&](int64_t steps, const std::string& name) {
+    calls.take();
+    run(name, on(2, {fmt::format("train.steps={}", steps), "train.log_every=100", "train.valid_every=0",
+                     "checkpoint.every=0"}));
+    return calls.take();
+  };
+  calls_of(10, "first");  // loads what is loaded once
+  CallCounts ten = calls_of(10, "ten");
+  const CallCounts thirty = calls_of(30, "thirty");
+  EXPECT_EQ(count_of(thirty, "cuGraphLaunch") - count_of(ten, "cuGraphLaunch"), 2 * 20);
+  EXPECT_EQ(count_of(thirty, "cuLaunchKernel"), count_of(ten, "cuLaunchKernel"));
+  for (const auto& [name, count] : thirty) {
+    if (name == "cuEventSynchronize") {
+      EXPECT_LE(count - ten[name], 2 * 20) << name;  // for the step three before
+    } else if (is_allocation(name) || is_wait(name)) {
+      EXPECT_EQ(count, ten[name]) << name;
+    }
+  }
 }
 
 // fp32 on both devices: only the order of sums differs between one rank and two.

@@ -66,7 +66,8 @@ std::string driver_version() {
 }  // namespace
 
 CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scratch_name)
-    : scratch(scratch_name),
+    : stream(lane == Lane::kCommunication ? StreamPriority::kFirst : StreamPriority::kNormal),
+      scratch(scratch_name),
       ops(device, lane, device.compute_dtype_,
           {.stream = stream.get(),
            .scratch = scratch,
