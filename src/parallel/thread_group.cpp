@@ -219,6 +219,7 @@ void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
       if (member->meetings >= meeting) continue;
       check_not_left(self, *member);
       const WaitClock::Duration waited = std::min(clock.waited(), member->since_patience.waited());
+      if (!self.call(meeting).bounded) continue;
       if (waited >= member->patience()) give_up(lock, self, *member);
       slice = std::min<WaitClock::Duration>(slice, member->patience() - waited);
     }
@@ -368,7 +369,8 @@ void ThreadGroup::together(int64_t rank, Call call, const Completion& complete) 
     std::ranges::transform(members_, calls.begin(), [&](const auto& member) { return &member->call(self.meetings); });
     complete(calls);
   }
-  meet(self, {.name = "end of a call of all processes"}, /*reads_peers=*/false);
+  // Rank 0 may wait for other ranks than these, and does not wait for ever.
+  meet(self, {.name = "end of a call of all processes", .bounded = false}, /*reads_peers=*/false);
 }
 
 void ThreadGroup::leave(int64_t rank) {

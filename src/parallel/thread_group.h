@@ -41,7 +41,8 @@ class ThreadGroup {
     std::string_view name;
     std::string bytes = {};
     std::span<const Tensor> tensors = {};
-    bool alike = true;  // whether all ranks have to bring as many tensors, of the same dtypes and sizes
+    bool alike = true;    // whether all ranks have to bring as many tensors, of the same dtypes and sizes
+    bool bounded = true;  // whether who comes late is given up
   };
   // A call that rank 0 completes for all, beside those of Communicator: when all ranks have come, alike, rank 0 calls
   // `complete` with what each brought, in their order, and may read and write all of it. Nobody returns before it has.

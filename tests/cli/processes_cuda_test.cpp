@@ -80,7 +80,9 @@ TEST_F(GpuProcessesTest, OneThatIsKilledOrStoppedEndsAll) {
       EXPECT_EQ(outcome.exit_code, 1);
       EXPECT_TRUE(contains(outcome.err, fmt::format("error: process {} (", lost))) << outcome.err;
       if (signal == SIGSTOP) processes[lost]->send(SIGKILL);
-      if (lost == 1) EXPECT_TRUE(contains(listed(name), " failed "));
+      if (lost == 1) {
+        EXPECT_TRUE(contains(listed(name), " failed "));
+      }
       EXPECT_TRUE(contains(output({"checkpoint", "verify", "runs/checkpoints/" + name}), "is whole"));
     }
   }
