@@ -195,7 +195,9 @@ struct ParallelConfig {
   double capacity_factor = 1.5;
   // Steps after which experts change ranks so that all have equally much to do; 0: they stay where they are.
   int64_t rebalance_every = 100;
-  int64_t timeout_s = 600;  // that a rank waits for another before the run fails
+  // That a rank waits for another before the run fails: to meet, load, begin, validate and save.
+  int64_t timeout_s = 600;
+  int64_t stall_s = 5;  // and in a step, beyond twice the longest step; 0: timeout_s
 };
 
 struct CheckpointConfig {

@@ -52,7 +52,7 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
 }
 
 void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
-  exchange_ = make_remote_exchange(window, places, stats);
+  exchange_ = make_remote_exchange(window, layer_, places, stats);
 }
 
 RouterRule Moe::rule() const {

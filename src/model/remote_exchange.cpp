@@ -53,11 +53,15 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
 
 namespace {
 
+// Of kernels that move rows beside other work: few, so that products find multiprocessors, and enough for the link.
+constexpr int64_t kBlocksBeside = 24;
+
 class RemoteExchange final : public TokenExchange {
  public:
-  RemoteExchange(ExchangeWindow& window, Tensor places, const ExchangeStats& stats)
+  RemoteExchange(ExchangeWindow& window, int64_t layer, Tensor places, const ExchangeStats& stats)
       : window_(window),
         peers_(window.peers()),
+        layer_(layer),
         apart_(window.received() == Received::kApart),
         places_(places),
         stats_(stats) {}
@@ -105,8 +109,13 @@ class RemoteExchange final : public TokenExchange {
   void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
     inbox_ = &window_.next_inbox();
     begin_moving(pass, Transfer::kDispatch, [&](Ops& ops) {
-      ops.exchange_send(
-          {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = *inbox_});
+      ops.exchange_send({.peers = peers_,
+                         .plan = sent_,
+                         .x = x,
+                         .top_idx = top_idx_,
+                         .weights = weights,
+                         .inbox = *inbox_,
+                         .max_blocks = kBlocksBeside});
       meet(pass, ops, Transfer::kDispatch);
     });
   }
@@ -161,7 +170,13 @@ class RemoteExchange final : public TokenExchange {
                            .loads = loads_,
                            .room = window_.expert_rows().kept});
       }
-      ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = *inbox_});
+      ops.exchange_send({.peers = peers_,
+                         .plan = sent_,
+                         .x = dy,
+                         .top_idx = {},
+                         .weights = {},
+                         .inbox = *inbox_,
+                         .max_blocks = kBlocksBeside});
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
@@ -227,7 +242,21 @@ class RemoteExchange final : public TokenExchange {
     if (exposed.defined()) pass.ops.add_time({.sum = exposed});
   }
   void meet(const Pass& pass, Ops& ops, Transfer transfer) const {
-    ops.peer_barrier({.peers = peers_, .waited = kept(pass, stats_.waited, transfer)});
+    ops.peer_barrier(
+        {.peers = peers_, .place = {work_of(transfer), layer_}, .waited = kept(pass, stats_.waited, transfer)});
+  }
+  static PeerWork work_of(Transfer transfer) {
+    switch (transfer) {
+      case Transfer::kDispatch:
+        return PeerWork::kDispatch;
+      case Transfer::kCombine:
+        return PeerWork::kCombine;
+      case Transfer::kCombineBackward:
+        return PeerWork::kCombineBackward;
+      case Transfer::kDispatchBackward:
+        return PeerWork::kDispatchBackward;
+    }
+    NMOE_CHECK(false, "a transfer {}", static_cast<int>(transfer));
   }
   // Where a transfer's time is kept: in a step alone, that of what backward does again included.
   static Tensor kept(const Pass& pass, const Tensor& times, Transfer transfer) {
@@ -236,7 +265,7 @@ class RemoteExchange final : public TokenExchange {
   }
 
   // What a part's rows add to the tokens they are of.
-  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
+  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight, int64_t max_blocks = 0) const {
     const int64_t first_row = part.plan.first_row;
     ops.exchange_return({.peers = peers_,
                          .rows = part.rows.of(rows),
@@ -244,6 +273,7 @@ class RemoteExchange final : public TokenExchange {
                          .row_of = row_of_,
                          .counts = num_received_,
                          .returns = window_.returns(),
+                         .max_blocks = max_blocks,
                          .first_row = first_row,
                          .num_rows = first_row > 0 ? part.rows.count() : Tensor()});
   }
@@ -260,8 +290,8 @@ class RemoteExchange final : public TokenExchange {
     begin_moving(pass, transfer, [&](Ops& ops) {
       if (apart_) {
         return_copies(ops, rows, row_weight);
-      } else {
-        put_home(ops, parts_[0], rows, row_weight);
+      } else {  // nothing runs beside a combine
+        put_home(ops, parts_[0], rows, row_weight, transfer == Transfer::kCombine ? 0 : kBlocksBeside);
       }
       if (chunks_.empty()) meet(pass, ops, transfer);
     });
@@ -304,6 +334,7 @@ class RemoteExchange final : public TokenExchange {
 
   ExchangeWindow& window_;
   const Peers& peers_;
+  const int64_t layer_;
   const bool apart_;
   const Tensor places_;  // [E] i32
   const ExchangeStats stats_;
@@ -324,8 +355,9 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
-  return std::make_unique<RemoteExchange>(window, places, stats);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer, Tensor places,
+                                                    const ExchangeStats& stats) {
+  return std::make_unique<RemoteExchange>(window, layer, places, stats);
 }
 
 }  // namespace nmoe

@@ -81,10 +81,11 @@ class ExchangeWindow {
   size_t turn_ = 0;
 };
 
-// A layer's exchange through `window`, which outlives it. places [E] i32 says where its experts are, as
-// ExchangePlan::placement does, whenever a pass is run; `stats` are this rank's of the layer; undefined: not kept. Rows
-// are sorted by (slot, rank that the token is of, token), or, received apart, by (rank, slot, token).
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places,
+// A layer's exchange through `window`, which outlives it. `layer`: of the model, for messages. places [E] i32 says
+// where its experts are, as ExchangePlan::placement does, whenever a pass is run; `stats` are this rank's of the layer;
+// undefined: not kept. Rows are sorted by (slot, rank that the token is of, token), or, received apart, by (rank, slot,
+// token).
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer, Tensor places,
                                                     const ExchangeStats& stats = {});
 
 }  // namespace nmoe

@@ -66,7 +66,7 @@ struct RankTest {
         window(domain.peers(), ops, config(), {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
                mode.received, memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
         places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
-        exchange(make_remote_exchange(window, places)),
+        exchange(make_remote_exchange(window, 0, places)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
         pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
@@ -365,7 +365,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
                               .exposed = test.pass.push_i32({kTransfers.size()})};
     for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
     test.pass.scale.loss = stats.waited;  // that of a step
-    const auto exchange = make_remote_exchange(test.window, test.places, stats);
+    const auto exchange = make_remote_exchange(test.window, 0, test.places, stats);
     const std::array inboxes = {test.window.next_inbox(),
                                 test.window.next_inbox()};  // in the order of their next turns
 
@@ -615,7 +615,7 @@ TEST_P(RemoteExchangeTest, ARankThatDoesNotComeIsNamed) {
       domain.check();
     });
   });
-  EXPECT_TRUE(test::contains(error.what(), "for rank 1 in exchange 1")) << error.what();
+  EXPECT_TRUE(test::contains(error.what(), "for rank 1 in a barrier (exchange 1)")) << error.what();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 

@@ -19,12 +19,14 @@
 
 namespace nmoe {
 
-// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits longer than
-// the peers' timeout says so in their report, has every rank give up, and lets the lane go on: what follows works on
-// whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
+// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
+// another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
+// lets the lane go on: what follows works on whatever is there, and the host throws when it reads the report. On the
+// CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
-  Tensor waited = {};  // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
+  PeerPlace place = {};  // for the report
+  Tensor waited = {};    // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
 };
 
 // Which tokens go to which rank.
