@@ -273,9 +273,9 @@ class RemoteExchange final : public TokenExchange {
                          .row_of = row_of_,
                          .counts = num_received_,
                          .returns = window_.returns(),
-                         .max_blocks = max_blocks,
                          .first_row = first_row,
-                         .num_rows = first_row > 0 ? part.rows.count() : Tensor()});
+                         .num_rows = first_row > 0 ? part.rows.count() : Tensor(),
+                         .max_blocks = max_blocks});
   }
   // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too
   // many.
