@@ -27,7 +27,8 @@ readonly build_packages=(
 )
 # libomp-dev: clang-tidy does not see g++'s omp.h.
 readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy libomp-dev)
-readonly fuzz_packages=(clang libclang-rt-dev)
+# Older ones do not understand ranges of g++ 12.
+readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
 readonly quickstart_packages=(python3-minimal xz-utils)
 # npm reaches its registry over TLS; a minimal image has no certificates to check it with.
 readonly npm_packages=(npm nodejs ca-certificates)
