@@ -132,7 +132,7 @@ TEST_F(TrainCommandTest, RanksShareABatchEqually) {
   EXPECT_TRUE(contains(plan, "of 2 ranks in this process"));
   // 64 tokens go to the other rank with chance 1 - 3 * 2 / (6 * 5): rows of 64 bytes four times, 2 slots, 2 weights
   // twice.
-  EXPECT_TRUE(contains(plan, "puts 14.0 KiB to others, 14.0 KiB a layer with experts: 0.80 ranks a token")) << plan;
+  EXPECT_TRUE(contains(plan, "puts 14.00 KiB to others, 14.00 KiB a layer with experts: 0.80 ranks a token")) << plan;
   expect_error(n({"train", "tiny.toml", "--ranks", "3"}), 2, "every rank takes an equal share of a batch", "");
   expect_error(n(train({"parallel.ranks=3"})), 2, "every rank takes an equal share of a batch",
                "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
