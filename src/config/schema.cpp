@@ -471,7 +471,7 @@ std::vector<Field> describe(Config& config) {
         "microbatches of a batch: the same bits on any number of ranks; 0: off")
       .leave_out_if(config.parallel.logical_shards == 0);
   f.key("capacity_factor", config.parallel.capacity_factor, kAtLeastOne,
-        "room for rows of a rank's experts over the ranks' average; the rest takes turns, none is dropped")
+        "room for rows of a rank's experts over the average; the rest takes turns")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")

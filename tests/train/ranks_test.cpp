@@ -448,9 +448,9 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
 // Chunks that stay empty leave no trace.
 TEST(RankEngines, ComputeTheSameBitsWhereThereIsRoom) {
   const auto with = [](int64_t ranks, double factor) {
-    return test::tiny_config("/nowhere",
-                             {"model.vocab_size=50", "model.moe.num_experts=8", fmt::format("parallel.ranks={}", ranks),
-                              fmt::format("parallel.capacity_factor={}", factor)});
+    return test::tiny_config(
+        "/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
+                     fmt::format("parallel.ranks={}", ranks), fmt::format("parallel.capacity_factor={}", factor)});
   };
   for (const auto& [ranks, enough] : {std::pair<int64_t, double>{2, 1.75}, {4, 1.9}}) {
     const Config config = with(ranks, enough), all_at_once = with(ranks, 4);
