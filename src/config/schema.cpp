@@ -477,7 +477,7 @@ std::vector<Field> describe(Config& config) {
       .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")
       .not_in_fingerprint();
   f.key("rebalance_every", config.parallel.rebalance_every, kSpan,
-        "steps after which experts move so that ranks get equally many tokens; 0: never")
+        "steps after which experts move between ranks to even out loads; 0: never")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .not_in_fingerprint();

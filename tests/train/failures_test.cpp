@@ -102,7 +102,7 @@ TEST_F(RankFailureTest, ARankWithAValueThatIsNotFinite) {
     }
     FAIL() << "rank 1 updates a part of every weight";
   });
-  EXPECT_TRUE(contains(error.what(), "step 6: loss nan"));
+  EXPECT_TRUE(contains(error.what(), "step 6: loss ") && contains(error.what(), "nan"));
   EXPECT_EQ(row("bad").status, RunStatus::kFailedNan);
   EXPECT_EQ(row("bad").reason, error.what());
   expect_resumes(5);

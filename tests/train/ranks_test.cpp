@@ -424,7 +424,7 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
       const StepResult expected = random_step(one.engine, whole, 1);
       for (const int64_t ranks : {2, 4}) {
         const Config config = with(ranks, {"parallel.capacity_factor=1"});
-        ASSERT_EQ(plan_expert_rows(config).num_chunks, std::min(ranks, top_k * 8 / ranks) - 1);
+        ASSERT_EQ(plan_expert_rows(config).num_chunks, std::min<int64_t>(ranks, 8 / top_k) - 1);
         SCOPED_TRACE(fmt::format("{} ranks, recompute {}, {} experts from {} on", ranks, recompute, top_k, chosen));
         std::array<std::vector<Bytes>, 2> states;
         for (auto& of_ranks : states) {
@@ -667,8 +667,8 @@ TEST_F(RankTrainingTest, ACollapsedRouterStopsAll) {
   });
   EXPECT_TRUE(contains(error.what(), "step 1: the router of layer 1 has collapsed"));
   EXPECT_EQ(row("collapse").status, RunStatus::kFailedCollapse);
-  // The step that was on its way is saved with it.
-  EXPECT_EQ(CheckpointReader::open(checkpoints("collapse")).info().step, 2);
+  // Several ranks wait for each of their first steps: none was on its way.
+  EXPECT_EQ(CheckpointReader::open(checkpoints("collapse")).info().step, 1);
 }
 
 TEST_F(RankTrainingTest, WhatRankZeroCannotRecordEndsAll) {

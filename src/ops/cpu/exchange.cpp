@@ -156,6 +156,7 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
         const int32_t* copies = row_of + (rank * max_tokens + token) * top_k;
         Real* const target = returned[home] + (part + token) * width;
         if (first_row == 0) std::fill_n(target, width, Real{0});
+        if (first_row == 0 && with_weights) std::fill_n(weights[home] + (part + token) * top_k, top_k, Real{0});
         for (int64_t k = 0; k < top_k; ++k) {
           if (copies[k] < first_row || copies[k] >= end_row) continue;
           const int64_t row = copies[k] - first_row;

@@ -35,8 +35,8 @@ struct BarrierState {
   int64_t* count;
   int64_t* report;
   int64_t index, num_ranks;
-  double* waited;  // null: not measured
   int64_t work, layer;
+  double* waited;  // null: not measured
 };
 
 __device__ void give_up(const BarrierState& state, int64_t rank, int64_t barrier) {
