@@ -62,11 +62,23 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   }
 }
 
-void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens) {
+void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens, int64_t rank,
+                            int64_t num_ranks) {
   if (moe_layers_.empty()) return;
+  const auto num_layers = static_cast<int64_t>(moe_layers_.size());
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
   window_.emplace(peers, ops_, config_, max_tokens, received, window, state);
-  for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
+  const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
+  exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, peers.count()}),
+                     .waited = state.allocate(DType::kF64, by_transfer),
+                     .lasted = state.allocate(DType::kI32, by_transfer),
+                     .exposed = state.allocate(DType::kI32, by_transfer)};
+  for (int64_t i = 0; i < num_layers; ++i) {
+    moe_layers_[static_cast<size_t>(i)]->exchange_through(*window_, {.traffic = exchange_stats_.traffic[rank][i],
+                                                                     .waited = exchange_stats_.waited[rank][i],
+                                                                     .lasted = exchange_stats_.lasted[rank][i],
+                                                                     .exposed = exchange_stats_.exposed[rank][i]});
+  }
 }
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {
@@ -84,6 +96,7 @@ void Model::begin_step() {
   if (moe_layers_.empty()) return;
   ops_.fill({.x = router_counts_, .value = 0.0});
   ops_.fill({.x = router_sums_, .value = 0.0});
+  for (const Tensor& tensor : exchange_stats_.tensors()) ops_.fill({.x = tensor, .value = 0.0});
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,

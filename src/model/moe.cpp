@@ -51,7 +51,9 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
 
-void Moe::exchange_through(ExchangeWindow& window) { exchange_ = make_remote_exchange(window); }
+void Moe::exchange_through(ExchangeWindow& window, const ExchangeStats& stats) {
+  exchange_ = make_remote_exchange(window, stats);
+}
 
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;

@@ -32,7 +32,8 @@ class Moe final : public FeedForward {
   // Where its router's statistics are kept. Before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
   // From here on experts are shared with the other ranks of a domain: of stacked weights there are this rank's alone.
-  void exchange_through(ExchangeWindow& window);
+  // `stats`: where this rank's of the layer are kept.
+  void exchange_through(ExchangeWindow& window, const ExchangeStats& stats);
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
   int64_t layer() const { return layer_; }  // its index among all layers of the model

@@ -40,8 +40,8 @@ namespace {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(ExchangeWindow& window)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart) {}
+  RemoteExchange(ExchangeWindow& window, const ExchangeStats& stats)
+      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart), stats_(stats) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
@@ -54,7 +54,8 @@ class RemoteExchange final : public TokenExchange {
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
     row_of_ = pass.push_i32({W * M, K});
-    pass.ops.build_exchange_plan({.top_idx = top_idx, .plan = sent_, .counts = counts});
+    pass.ops.build_exchange_plan(
+        {.top_idx = top_idx, .plan = sent_, .counts = counts, .traffic = counts.defined() ? stats_.traffic : Tensor()});
     RoutedRows routed{.capacity = capacity, .parts = {}};
     parts_.clear();
     for (int64_t i = 0; i < num_parts; ++i) {
@@ -70,11 +71,11 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
-    begin_sending(pass, x, top_idx_, weights);
+    begin_sending(pass, Transfer::kDispatch, x, top_idx_, weights);
   }
   void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
     Ops& ops = pass.ops;
-    const ExchangeInbox& inbox = end_sending(pass);
+    const ExchangeInbox& inbox = end_sending(pass, Transfer::kDispatch);
     ops.copy({.source = inbox.counts, .destination = num_received_});
     if (apart_) ops.copy({.source = inbox.tokens, .destination = tokens_});
     for (const Part& part : parts_) {
@@ -89,18 +90,22 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    begin_returning(pass, rows, {});
-    end_returning(pass, y, {}, accumulate);
+    begin_returning(pass, Transfer::kCombine, rows, {});
+    end_returning(pass, Transfer::kCombine, y, {}, accumulate);
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void begin_combine_backward(const Pass& pass, Tensor dy) override { begin_sending(pass, dy, {}, {}); }
-  void end_combine_backward(const Pass& pass, Tensor drows) override { gather(pass.ops, end_sending(pass), drows); }
+  void begin_combine_backward(const Pass& pass, Tensor dy) override {
+    begin_sending(pass, Transfer::kCombineBackward, dy, {}, {});
+  }
+  void end_combine_backward(const Pass& pass, Tensor drows) override {
+    gather(pass.ops, end_sending(pass, Transfer::kCombineBackward), drows);
+  }
   void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
-    begin_returning(pass, drows, drow_weight);
+    begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);
   }
   void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate) override {
-    end_returning(pass, dx, dweights, accumulate);
+    end_returning(pass, Transfer::kDispatchBackward, dx, dweights, accumulate);
   }
 
  private:
@@ -126,29 +131,42 @@ class RemoteExchange final : public TokenExchange {
   // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
   // then, also what others are told by its barrier that they may write over.
   template <class Move>
-  static void begin_moving(const Pass& pass, const Peers& peers, const Move& move) {
+  void begin_moving(const Pass& pass, Transfer transfer, const Move& move) const {
     Device& device = pass.ops.device();
     device.order(Lane::kCompute, Lane::kCommunication);
     Ops& ops = device.ops(Lane::kCommunication);
+    const Tensor lasted = kept(pass, stats_.lasted, transfer);
+    if (lasted.defined()) ops.add_time({.sum = lasted, .begin = true});
     move(ops);
-    ops.peer_barrier({peers});
+    ops.peer_barrier({.peers = peers_, .waited = kept(pass, stats_.waited, transfer)});
+    if (lasted.defined()) ops.add_time({.sum = lasted});
   }
-  static void end_moving(const Pass& pass) { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); }
+  void end_moving(const Pass& pass, Transfer transfer) const {
+    const Tensor exposed = kept(pass, stats_.exposed, transfer);
+    if (exposed.defined()) pass.ops.add_time({.sum = exposed, .begin = true});
+    pass.ops.device().order(Lane::kCommunication, Lane::kCompute);
+    if (exposed.defined()) pass.ops.add_time({.sum = exposed});
+  }
+  // Where a transfer's time is kept: in a step alone, that of what backward does again included.
+  static Tensor kept(const Pass& pass, const Tensor& times, Transfer transfer) {
+    const auto i = static_cast<int64_t>(transfer);
+    return pass.in_step() && times.defined() ? times.rows(i, i + 1) : Tensor();
+  }
 
-  void begin_sending(const Pass& pass, Tensor x, Tensor top_idx, Tensor weights) {
+  void begin_sending(const Pass& pass, Transfer transfer, Tensor x, Tensor top_idx, Tensor weights) {
     inbox_ = &window_.next_inbox();
-    begin_moving(pass, peers_, [&](Ops& ops) {
+    begin_moving(pass, transfer, [&](Ops& ops) {
       ops.exchange_send(
           {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx, .weights = weights, .inbox = *inbox_});
     });
   }
-  const ExchangeInbox& end_sending(const Pass& pass) const {
-    end_moving(pass);
+  const ExchangeInbox& end_sending(const Pass& pass, Transfer transfer) const {
+    end_moving(pass, transfer);
     return *inbox_;
   }
 
-  void begin_returning(const Pass& pass, Tensor rows, Tensor row_weight) const {
-    begin_moving(pass, peers_, [&](Ops& ops) {
+  void begin_returning(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight) const {
+    begin_moving(pass, transfer, [&](Ops& ops) {
       if (apart_) return return_copies(ops, rows, row_weight);
       ops.exchange_return({.peers = peers_,
                            .rows = rows,
@@ -158,8 +176,8 @@ class RemoteExchange final : public TokenExchange {
                            .returns = window_.returns()});
     });
   }
-  void end_returning(const Pass& pass, Tensor y, Tensor weights, bool accumulate) const {
-    end_moving(pass);
+  void end_returning(const Pass& pass, Transfer transfer, Tensor y, Tensor weights, bool accumulate) const {
+    end_moving(pass, transfer);
     if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
     pass.ops.exchange_collect({.plan = sent_,
                                .top_idx = top_idx_,
@@ -194,6 +212,7 @@ class RemoteExchange final : public TokenExchange {
   ExchangeWindow& window_;
   const Peers& peers_;
   const bool apart_;
+  const ExchangeStats stats_;
   Tensor top_idx_;                        // [T, K] i32
   ExchangePlan sent_;                     // this rank's tokens
   Tensor num_received_;                   // [W] i32 tokens of each rank
@@ -205,8 +224,8 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window) {
-  return std::make_unique<RemoteExchange>(window);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, const ExchangeStats& stats) {
+  return std::make_unique<RemoteExchange>(window, stats);
 }
 
 }  // namespace nmoe

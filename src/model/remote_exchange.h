@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "config/config.h"
+#include "model/exchange_stats.h"
 #include "model/token_exchange.h"
 #include "ops/peers.h"
 
@@ -56,9 +57,9 @@ class ExchangeWindow {
   size_t turn_ = 0;
 };
 
-// A layer's exchange through `window`, which outlives it. Rows are sorted by (expert, rank that the token is of,
-// token), or, received apart, by (rank, expert, token). There is room for every token of all ranks having as many of
-// its choices here as can be.
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window);
+// A layer's exchange through `window`, which outlives it. `stats` are this rank's of the layer; undefined: not kept.
+// Rows are sorted by (expert, rank that the token is of, token), or, received apart, by (rank, expert, token). There is
+// room for every token of all ranks having as many of its choices here as can be.
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, const ExchangeStats& stats = {});
 
 }  // namespace nmoe

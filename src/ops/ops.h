@@ -51,6 +51,7 @@
   X(copy, Copy)                                                  \
   X(split_weight, SplitWeight)                                   \
   X(join_weight, JoinWeight)                                     \
+  X(add_time, AddTime)                                           \
   X(sum, Sum)                                                    \
   X(sum_of_squares, SumOfSquares)                                \
   X(sum_in_order, SumInOrder)                                    \

@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "base/rng.h"
+#include "model/exchange_cost.h"
 #include "parallel/domain.h"
 #include "parallel/thread_group.h"
 #include "support/errors.h"
@@ -247,6 +250,135 @@ TEST_P(RemoteExchangeTest, AllTokensToTheExpertsOfOneRank) {
     const Routing routing{.num_tokens = {kRoom, kRoom, 1, kRoom}, .first_expert = first};
     run(routing, [&](RankTest& test) { round_trip(test, routing); });
   }
+}
+
+// What others write into a rank's memory is what the cost says that rows take, and statistics say which rows those
+// were.
+TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
+  constexpr auto kMark = std::byte{0xC3};  // in no number that is sent here
+  const Routing routing{.num_tokens = {5, kRoom, 3, kRoom}};
+  Config config;
+  config.model = RankTest::config();
+  config.parallel.logical_shards = apart() ? 1 : 0;
+  const ExchangeCost cost(config, DType::kF32, num_ranks());
+  run(routing, [&](RankTest& test) {
+    const int64_t W = num_ranks(), M = kRoom;
+    const ArenaScope scope(test.arena());
+    const ExchangeStats stats{.traffic = test.pass.push_i32({2, W}),
+                              .waited = test.arena().allocate(DType::kF64, {kTransfers.size()}),
+                              .lasted = test.pass.push_i32({kTransfers.size()}),
+                              .exposed = test.pass.push_i32({kTransfers.size()})};
+    for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
+    test.pass.scale.loss = stats.waited;  // that of a step
+    const auto exchange = make_remote_exchange(test.window, stats);
+    const std::array inboxes = {test.window.next_inbox(),
+                                test.window.next_inbox()};  // in the order of their next turns
+
+    std::vector<int64_t> tokens_from(static_cast<size_t>(W)), copies_from(tokens_from);  // that have experts here
+    for (int64_t source = 0; source < W; ++source) {
+      for (int64_t token = 0; token < routing.num_tokens[static_cast<size_t>(source)]; ++token) {
+        const auto experts = routing.experts(source, token);
+        const auto here = std::ranges::count_if(experts, [&](int64_t e) { return e / num_slots() == test.rank; });
+        tokens_from[static_cast<size_t>(source)] += here > 0 ? 1 : 0;
+        copies_from[static_cast<size_t>(source)] += here;
+      }
+    }
+    const auto mark = [&](const std::vector<Tensor>& tensors) {
+      for (const Tensor& tensor : tensors) {
+        if (!tensor.defined()) continue;
+        const std::vector<std::byte> marks(static_cast<size_t>(tensor.num_bytes()), kMark);
+        test.device.upload(tensor, marks.data());
+      }
+      test.ops.peer_barrier({test.domain.peers()});
+    };
+    // Bytes without the mark in the parts that other ranks write, of so many equal parts.
+    const auto written = [&](const std::vector<Tensor>& tensors, int64_t num_parts,
+                             const std::function<bool(int64_t part)>& is_of_others) {
+      int64_t count = 0;
+      for (const Tensor& tensor : tensors) {
+        if (!tensor.defined()) continue;
+        std::vector<std::byte> bytes(static_cast<size_t>(tensor.num_bytes()));
+        test.device.download(bytes.data(), tensor);
+        const auto part_bytes = static_cast<int64_t>(bytes.size()) / num_parts;
+        for (size_t i = 0; i < bytes.size(); ++i) {
+          if (is_of_others(static_cast<int64_t>(i) / part_bytes)) count += bytes[i] == kMark ? 0 : 1;
+        }
+      }
+      return static_cast<double>(count);
+    };
+    const auto from_others = [&](int64_t part) { return part != test.rank; };
+    const std::vector<int32_t> experts = test.download<int32_t>(test.top_idx);
+    // Of the copies' places at home.
+    const auto made_elsewhere = [&](int64_t place) {
+      return place < std::ssize(experts) && experts[static_cast<size_t>(place)] / num_slots() != test.rank;
+    };
+    double rows_here = 0, copies_here = 0, rows_there = 0, copies_there = 0;
+    for (int64_t source = 0; source < W; ++source) {
+      if (source == test.rank) continue;
+      rows_here += static_cast<double>(tokens_from[static_cast<size_t>(source)]);
+      copies_here += static_cast<double>(copies_from[static_cast<size_t>(source)]);
+    }
+    for (int64_t token = 0; token < test.num_tokens; ++token) {
+      std::set<int64_t> ranks;
+      for (const int32_t expert : routing.experts(test.rank, token)) {
+        const int64_t rank = expert / num_slots();
+        if (rank == test.rank) continue;
+        ranks.insert(rank);
+        ++copies_there;
+      }
+      rows_there += static_cast<double>(ranks.size());
+    }
+
+    const RoutedRows routed = exchange->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
+    const Tensor rows = test.pass.push({routed.capacity, kWidth}), row_weight = test.pass.push_stat({routed.capacity});
+    const ExchangeInbox& first = inboxes[0];
+    mark({first.rows, first.slots, first.weights, first.tokens});
+    exchange->begin_dispatch(test.pass, test.x, test.gate);
+    exchange->end_dispatch(test.pass, rows, row_weight);
+    EXPECT_EQ(written({first.rows, first.slots, first.weights, first.tokens}, W, from_others),
+              cost.bytes(Transfer::kDispatch, rows_here, copies_here));
+
+    const std::vector<Tensor> home = apart() ? std::vector{test.window.copies().rows, test.window.copies().weights}
+                                             : std::vector{test.window.returns().rows, test.window.returns().weights};
+    const auto returned = [&] {
+      return apart() ? written(home, M * kTopK, made_elsewhere) : written(home, W, from_others);
+    };
+    const Tensor y = test.pass.push({test.num_tokens, kWidth}),
+                 dweights = test.pass.push_stat({test.num_tokens, kTopK});
+    mark(home);
+    exchange->combine(test.pass, rows, y, /*accumulate=*/false);
+    EXPECT_EQ(returned(), cost.bytes(Transfer::kCombine, rows_there, copies_there));
+
+    const ExchangeInbox& second = inboxes[1];
+    mark({second.rows, second.slots, second.weights, second.tokens});
+    exchange->begin_combine_backward(test.pass, test.x);
+    exchange->end_combine_backward(test.pass, rows);
+    EXPECT_EQ(written({second.rows, second.slots, second.weights, second.tokens}, W, from_others),
+              cost.bytes(Transfer::kCombineBackward, rows_here, copies_here));
+    mark(home);
+    exchange->begin_dispatch_backward(test.pass, rows, row_weight);
+    exchange->end_dispatch_backward(test.pass, y, dweights, /*accumulate=*/false);
+    EXPECT_EQ(returned(), cost.bytes(Transfer::kDispatchBackward, rows_there, copies_there));
+
+    const auto traffic = test.download<int32_t>(stats.traffic);
+    double sent = 0, sent_copies = 0;
+    for (int64_t rank = 0; rank < W; ++rank) {
+      sent += rank == test.rank ? 0 : traffic[static_cast<size_t>(rank)];
+      sent_copies += rank == test.rank ? 0 : traffic[static_cast<size_t>(W + rank)];
+    }
+    EXPECT_EQ(sent, rows_there);
+    EXPECT_EQ(sent_copies, copies_there);
+    const auto waited = test.download<double>(stats.waited);
+    const auto lasted = test.download<int32_t>(stats.lasted), exposed = test.download<int32_t>(stats.exposed);
+    for (size_t i = 0; i < kTransfers.size(); ++i) {
+      EXPECT_GT(waited[i], 0.0);
+      EXPECT_LT(waited[i], 20e9);
+      EXPECT_GE(lasted[i], waited[i]);
+      EXPECT_GE(exposed[i], 0);
+      EXPECT_LT(exposed[i], lasted[i] + 1'000'000);
+    }
+    test.ops.peer_barrier({test.domain.peers()});  // others read what they got
+  });
 }
 
 // Where sums go to a place of their own, they are added to what is there.

@@ -8,6 +8,9 @@
 //
 // What an operation writes on other ranks is theirs to read behind the next peer_barrier, and they may write there
 // again behind the one after their reading.
+//
+// max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
+// as many as the device has multiprocessors. For what is to run beside it. On the CPU it says nothing.
 #pragma once
 
 #include "base/error.h"
@@ -21,6 +24,7 @@ namespace nmoe {
 // whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
+  Tensor waited = {};  // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
 };
 
 // Which tokens go to which rank.
@@ -31,9 +35,10 @@ struct ExchangePlan {
   int64_t num_slots = 0;  // U
 };
 struct BuildExchangePlan {
-  Tensor top_idx;     // [T, K] i32
-  ExchangePlan plan;  // send_row, num_sent =
-  Tensor counts;      // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor top_idx;       // [T, K] i32
+  ExchangePlan plan;    // send_row, num_sent =
+  Tensor counts;        // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor traffic = {};  // [2, W] i32 += rows, then copies that go to each rank; undefined: not wanted
 };
 
 // What a rank receives of all others' tokens: those of rank w in the first rows of part w.
@@ -52,6 +57,7 @@ struct ExchangeSend {
   Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
+  int64_t max_blocks = 0;
 };
 
 // What comes back to a rank for its tokens: from rank w in the rows that it sent there, in part w.
@@ -67,6 +73,7 @@ struct ExchangeReturn {
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
   ExchangeReturns returns;  // = on other ranks and this one
+  int64_t max_blocks = 0;
 };
 // The sum of what the ranks returned for a token, in their order.
 struct ExchangeCollect {
@@ -88,6 +95,7 @@ struct ExchangeReturnCopies {
   Tensor counts;      // [W] i32, of the inbox
   Tensor copies;      // [M, K, D] = on other ranks and this one
   Tensor weights;     // [M, K] stat =; with row_weight
+  int64_t max_blocks = 0;
 };
 
 // The sum of the elements [begin, end) of all ranks' tensors `x`, flattened: what there was where it goes, with
@@ -110,9 +118,11 @@ struct PeerSpread {
 inline void check_exchange_plan(const BuildExchangePlan& args) {
   const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
   NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&
-                 (!args.counts.defined() || args.counts.dim(0) == E),
-             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}", args.top_idx.shape(),
-             E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape());
+                 (!args.counts.defined() || args.counts.dim(0) == E) &&
+                 (!args.traffic.defined() || args.traffic.shape() == Shape({2, W})),
+             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}, traffic {}",
+             args.top_idx.shape(), E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape(),
+             args.traffic.shape());
 }
 
 inline void check_exchange_send(const ExchangeSend& args) {

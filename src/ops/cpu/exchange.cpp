@@ -41,6 +41,7 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   if (ctx.counting() || peers.alone()) return;
   const Peers::Barrier& state = peers.barrier();
   const int64_t barrier = ++*state.count.data<int64_t>();
+  const auto begin = std::chrono::steady_clock::now();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
     int64_t& mine = peers.on(rank, state.arrivals).data<int64_t>()[peers.index()];
     std::atomic_ref(mine).store(barrier, std::memory_order_release);
@@ -48,6 +49,9 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
     wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]), barrier, rank);
   }
+  if (!args.waited.defined()) return;
+  *args.waited.data<double>() +=
+      std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
 }
 
 template <class Real>
@@ -64,16 +68,19 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   std::fill_n(num_sent, num_ranks, 0);
   std::fill_n(send_row, num_tokens * num_ranks, -1);
   int32_t* counts = args.counts.defined() ? args.counts.data<int32_t>() : nullptr;
+  int32_t* traffic = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
   for (int64_t token = 0; token < num_tokens; ++token) {
     for (int64_t k = 0; k < top_k; ++k) {
       const int32_t expert = experts[token * top_k + k];
       NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", token, expert, num_experts);
       if (counts != nullptr) ++counts[expert];
       const int64_t rank = placement[expert] / plan.num_slots;
+      if (traffic != nullptr) ++traffic[num_ranks + rank];
       int32_t& row = send_row[token * num_ranks + rank];
       if (row < 0) row = num_sent[rank]++;
     }
   }
+  for (int64_t rank = 0; traffic != nullptr && rank < num_ranks; ++rank) traffic[rank] += num_sent[rank];
 }
 
 template <class Real>

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/clock.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -32,6 +33,7 @@ struct BarrierState {
   int64_t* report;
   int64_t index, num_ranks;
   uint64_t timeout_ns;
+  double* waited;  // null: not measured
 };
 
 __device__ void give_up(const BarrierState& state, int64_t rank, int64_t barrier) {
@@ -55,18 +57,22 @@ __global__ void __launch_bounds__(kBarrierThreads) barrier_kernel(BarrierState s
   }
   __syncthreads();
   const int64_t rank = threadIdx.x;
-  if (rank >= state.num_ranks) return;
-  store_release_system(state.arrivals.at[rank] + state.index, barrier);
-  const int64_t* const arrived = state.arrivals.at[state.index] + rank;
   const uint64_t begin = global_time_ns();
-  for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
-    if (spins % kSpinsPerLook != 0) continue;
-    if (load_relaxed_system(state.aborted.at[state.index]) != 0) return;
-    if (global_time_ns() - begin > state.timeout_ns) {
-      if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
-      return;
+  if (rank < state.num_ranks) {
+    store_release_system(state.arrivals.at[rank] + state.index, barrier);
+    const int64_t* const arrived = state.arrivals.at[state.index] + rank;
+    for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
+      if (spins % kSpinsPerLook != 0) continue;
+      if (load_relaxed_system(state.aborted.at[state.index]) != 0) break;
+      if (global_time_ns() - begin > state.timeout_ns) {
+        if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
+        break;
+      }
     }
   }
+  if (state.waited == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) *state.waited += static_cast<double>(global_time_ns() - begin);
 }
 
 // Unit: what is added, or two or four of them.
@@ -155,7 +161,8 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
                            .report = barrier.report.data<int64_t>(),
                            .index = peers.index(),
                            .num_ranks = peers.count(),
-                           .timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(peers.timeout()).count())};
+                           .timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(peers.timeout()).count()),
+                           .waited = args.waited.defined() ? args.waited.data<double>() : nullptr};
   barrier_kernel<<<1, kBarrierThreads, 0, ctx.stream>>>(state);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

@@ -37,6 +37,7 @@ class CudaDevice final : public Device {
   void enable_peer_access(int index) override;
   Arena& scratch(Lane lane) override { return state(lane).scratch; }
 
+  bool lanes_overlap() const override { return true; }
   void order(Lane awaited, Lane waiting) override;
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;
