@@ -52,7 +52,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   if (!domain_.peers().alone()) {
-    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state, most_tokens(shapes_));
+    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state, most_tokens(shapes_),
+                           rank_.index(), rank_.count());
   }
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
@@ -76,6 +77,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
     if (model_.router_counts().defined()) {
       summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
     }
+    for (const Tensor& tensor : model_.exchange_stats().tensors()) summed->push_back(tensor);
   }
   for (const FlatWeights& flat : model_.weights().flat()) {
     const auto [begin, size] = flat.updated;
@@ -239,16 +241,16 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
 }
 
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
-                            const std::function<void(StepPhase phase)>& done) {
-  const auto end = [&](StepPhase phase) {
+                            const std::function<void(StepPhase phase, int64_t layer)>& done) {
+  const auto end = [&](StepPhase phase, int64_t layer = kNoLayer) {
     wait();
-    done(phase);
+    done(phase, layer);
   };
   enqueue_inputs(progress, num_targets);
   enqueue_begin();
   end(StepPhase::kBegin);
-  enqueue_gradients([&](Intermediate what, int64_t, Tensor, Tensor) {
-    if (const auto phase = phase_ending_with(what)) end(*phase);
+  enqueue_gradients([&](Intermediate what, int64_t layer, Tensor, Tensor) {
+    if (const auto phase = phase_ending_with(what)) end(*phase, layer);
   });
   end(StepPhase::kEmbedding);  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();

@@ -85,8 +85,10 @@ class Engine {
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
   void step(const Progress& progress, int64_t num_targets, bool with_routers = false);
-  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over.
-  void step_in_phases(const Progress& progress, int64_t num_targets, const std::function<void(StepPhase phase)>& done);
+  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over, with the layer whose it
+  // is or kNoLayer.
+  void step_in_phases(const Progress& progress, int64_t num_targets,
+                      const std::function<void(StepPhase phase, int64_t layer)>& done);
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
   StepResult take_result();  // of the oldest pending step

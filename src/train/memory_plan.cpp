@@ -6,6 +6,8 @@
 #include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "model/exchange_cost.h"
+#include "model/spec.h"
 #include "parallel/thread_group.h"
 #include "track/metrics.h"
 #include "track/runs.h"
@@ -103,6 +105,26 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   return plan;
 }
 
+namespace {
+
+// What ranks put into each other's memory, where they share experts.
+std::string describe_exchange(const Config& config, int64_t ranks) {
+  const auto layers =
+      std::ranges::count(describe_model(config.model).layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward);
+  if (ranks == 1 || layers == 0) return "";
+  const ExchangeCost cost(config, device_options(config.run).compute_dtype, ranks);
+  const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
+  const double layer = cost.bytes_per_token() * tokens;
+  return fmt::format(
+      "  of each rank a step puts {} to others, {} a layer with experts: {:.2f} ranks a token, each way, if all "
+      "experts "
+      "are as likely\n",
+      human_bytes(static_cast<int64_t>(layer * static_cast<double>(layers))), human_bytes(static_cast<int64_t>(layer)),
+      cost.rows_per_token());
+}
+
+}  // namespace
+
 std::string print_plan(const MemoryPlan& plan, const Config& config) {
   std::string text;
   const auto add_lines = [&](bool on_device, std::string_view total_name, int64_t total) {
@@ -123,6 +145,7 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of {} ranks in this process: all but data and process is there {} times\n", plan.ranks,
                         plan.ranks);
   }
+  text += describe_exchange(config, plan.ranks);
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }

@@ -13,6 +13,7 @@
 
 #include "base/progress.h"
 #include "config/config.h"
+#include "model/exchange_cost.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 #include "train/engine.h"
@@ -82,6 +83,7 @@ class Recorder {
 
   const Config& config_;
   const Optimizer& optimizer_;
+  ExchangeCost exchange_cost_;
   double peak_flops_;  // of all ranks
   std::filesystem::path runs_path_;
   RunInfo info_;

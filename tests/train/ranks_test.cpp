@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <set>
 
 #include "parallel/thread_group.h"
 #include "support/tensors.h"
+#include "train/exchange_report.h"
 #include "train/tiny_engine.h"
 #include "train/trainer_fixture.h"
 
@@ -79,6 +81,53 @@ TEST(RankEngines, AddUpToTheBatch) {
       EXPECT_NEAR(health.entropy, expected_health.entropy, 1e-6);
       EXPECT_NEAR(health.balance_loss, expected_health.balance_loss, 1e-9);
     });
+  }
+}
+
+// Every rank knows what each of them did in the exchanges of a step.
+TEST(RankEngines, TellWhatTheyExchanged) {
+  for (const int64_t ranks : {1, 2, 4}) {
+    const Config config = config_of(ranks);
+    std::vector<std::vector<LayerTraffic>> told(static_cast<size_t>(ranks));
+    std::vector<int32_t> counts;
+    run_engines(config, [&](ReadyEngine& ready) {
+      test::enqueue_random(ready.engine, config, 1);
+      test::enqueue_random(ready.engine, config, 2, /*with_routers=*/true);  // of this step alone
+      const StepResult result = ready.engine.result();
+      const auto rank = static_cast<size_t>(ready.engine.rank().index());
+      told[rank] = result.traffic;
+      if (rank == 0) counts = result.routers.at(0).counts;
+    });
+    if (ranks == 1) {
+      EXPECT_TRUE(told[0].empty());
+      continue;
+    }
+    ASSERT_EQ(told[0].size(), 1u);
+    const LayerTraffic& layer = told[0][0];
+    EXPECT_EQ(layer.layer, 1);
+    ASSERT_EQ(std::ssize(layer.ranks), ranks);
+    int64_t sent = 0, received = 0;
+    double worst = 0.0;
+    for (size_t i = 0; i < layer.ranks.size(); ++i) {
+      const RankTraffic& rank = layer.ranks[i];
+      const auto slots = std::ssize(counts) / ranks, first = static_cast<std::ptrdiff_t>(i) * slots;
+      const int64_t rows = std::reduce(counts.begin() + first, counts.begin() + first + slots, int64_t{0});
+      EXPECT_EQ(rank.rows, rows);
+      worst = std::max(worst, static_cast<double>(rows * ranks) / (128.0 * 2));
+      EXPECT_LE(rank.sent, rank.sent_copies);
+      EXPECT_GT(rank.sent, 0);
+      EXPECT_LE(rank.sent, (ranks - 1) * 128 / ranks);
+      sent += rank.sent_copies;
+      received += rank.received_copies;
+      for (const double ms : rank.waited_ms) EXPECT_GT(ms, 0.0);
+      for (const auto& others : told) {
+        EXPECT_EQ(others.at(0).ranks[i].sent, rank.sent);
+        EXPECT_EQ(others.at(0).ranks[i].received, rank.received);
+        EXPECT_EQ(others.at(0).ranks[i].waited_ms, rank.waited_ms);
+      }
+    }
+    EXPECT_EQ(sent, received);
+    EXPECT_DOUBLE_EQ(rank_load_max_over_mean(layer), worst);
   }
 }
 
