@@ -53,7 +53,8 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
 
 namespace {
 
-// Of kernels that move rows beside other work: few, so that products find multiprocessors, and enough for the link.
+// Of kernels that send rows beside other work: few, so that products find multiprocessors, and enough for the link.
+// What comes back is summed on its way, for which few have not the bandwidth of the memory.
 constexpr int64_t kBlocksBeside = 24;
 
 class RemoteExchange final : public TokenExchange {
@@ -265,7 +266,7 @@ class RemoteExchange final : public TokenExchange {
   }
 
   // What a part's rows add to the tokens they are of.
-  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight, int64_t max_blocks = 0) const {
+  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
     const int64_t first_row = part.plan.first_row;
     ops.exchange_return({.peers = peers_,
                          .rows = part.rows.of(rows),
@@ -274,8 +275,7 @@ class RemoteExchange final : public TokenExchange {
                          .counts = num_received_,
                          .returns = window_.returns(),
                          .first_row = first_row,
-                         .num_rows = first_row > 0 ? part.rows.count() : Tensor(),
-                         .max_blocks = max_blocks});
+                         .num_rows = first_row > 0 ? part.rows.count() : Tensor()});
   }
   // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too
   // many.
@@ -290,8 +290,8 @@ class RemoteExchange final : public TokenExchange {
     begin_moving(pass, transfer, [&](Ops& ops) {
       if (apart_) {
         return_copies(ops, rows, row_weight);
-      } else {  // nothing runs beside a combine
-        put_home(ops, parts_[0], rows, row_weight, transfer == Transfer::kCombine ? 0 : kBlocksBeside);
+      } else {
+        put_home(ops, parts_[0], rows, row_weight);
       }
       if (chunks_.empty()) meet(pass, ops, transfer);
     });
