@@ -81,8 +81,8 @@ fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::
 
 // What a writer has of a tensor: one slice, or of a stacked weight several, one after the other.
 struct TensorPart {
-  TensorSource source;  // under the tensor's name; its shape is slices_shape() (chunks.h)
-  Shape shape;          // of the whole tensor
+  TensorSource source;               // under the tensor's name; its shape is slices_shape() (chunks.h)
+  Shape shape;                       // of the whole tensor
   std::vector<ElementRange> slices;  // elements of the flattened tensor, from edge to edge of chunks
 };
 TensorPart whole_tensor(TensorSource source);

@@ -8,9 +8,9 @@
 //    "chunks": ["9f86...", ...],
 //    "sha256": "2c26..."}
 //
-// Offset and extent count elements of the flattened tensor; both are at edges of chunks. Where a file has several slices
-// of a tensor, a slice has "first" too, its first element there, unless that is 0. "sha256" is tensor_sha256() of the
-// chunks. In format version 2, which is still read, every tensor is whole, in model.safetensors or
+// Offset and extent count elements of the flattened tensor; both are at edges of chunks. Where a file has several
+// slices of a tensor, a slice has "first" too, its first element there, unless that is 0. "sha256" is tensor_sha256()
+// of the chunks. In format version 2, which is still read, every tensor is whole, in model.safetensors or
 // optimizer.safetensors, and its "sha256" is that of its bytes: it is one chunk.
 #pragma once
 
@@ -53,8 +53,8 @@ struct ManifestFile {
 // Where carried files are (checkpoint.h).
 inline constexpr std::string_view kCarriedFolder = "huggingface";
 
-// Where a part of a tensor is: under the tensor's name in `file`, in which all slices of it lie one after the other, with
-// slices_shape().
+// Where a part of a tensor is: under the tensor's name in `file`, in which all slices of it lie one after the other,
+// with slices_shape().
 struct TensorSlice {
   ElementRange range;
   std::string file;
@@ -89,8 +89,9 @@ std::string print_written_part(const WrittenPart& part);
 WrittenPart parse_written_part(std::string_view text);
 
 // The tensors that writers wrote slices of. `parts` are their entries, one after the other, each with the slices in its
-// writer's file, in their order there, the hashes of these slices' chunks alone and no hash of the tensor; the result is in the order in which names appear first.
-// Writers must agree on a tensor, and its slices be all of it, without overlap (checked).
+// writer's file, in their order there, the hashes of these slices' chunks alone and no hash of the tensor; the result
+// is in the order in which names appear first. Writers must agree on a tensor, and its slices be all of it, without
+// overlap (checked).
 std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts);
 
 // JSON, ending in a hash of the rest, so that an altered manifest is found out too.

@@ -173,8 +173,8 @@ void CheckpointReader::check_slices(const ManifestTensor& tensor, std::vector<co
   const Shape shape = slices_shape(tensor.name, tensor.dtype, tensor.shape, ranges);
   const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
   if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {
-    throw fault(path_ / name,
-                fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name, dtype_name(tensor.dtype), shape));
+    throw fault(path_ / name, fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
+                                          dtype_name(tensor.dtype), shape));
   }
 }
 

@@ -189,7 +189,7 @@ struct TrainConfig {
 struct ParallelConfig {
   int64_t ranks = 1;  // of all processes together, which share every batch
   int64_t logical_shards =
-      0;                    // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
+      0;  // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
   // Steps after which experts change ranks so that all have equally much to do; 0: they stay where they are.
   int64_t rebalance_every = 100;
   int64_t timeout_s = 600;  // that a rank waits for another before the run fails

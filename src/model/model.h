@@ -88,7 +88,7 @@ class Model {
   Linear head_;  // [V, D]; the embedding itself when tied
   std::vector<Moe*> moe_layers_;
   std::optional<ExchangeWindow> window_;
-  Tensor places_;                        // [L, E] i32 of the experts; with a window
+  Tensor places_;                       // [L, E] i32 of the experts; with a window
   Tensor router_counts_, router_sums_;  // undefined in a model without routers
   RopeTables rope_;
 };

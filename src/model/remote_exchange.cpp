@@ -42,10 +42,7 @@ class RemoteExchange final : public TokenExchange {
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
                   U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = W * M * std::min(K, U);
     top_idx_ = top_idx;
-    sent_ = {.send_row = pass.push_i32({T, W}),
-             .num_sent = pass.push_i32({W}),
-             .placement = places_,
-             .num_slots = U};
+    sent_ = {.send_row = pass.push_i32({T, W}), .num_sent = pass.push_i32({W}), .placement = places_, .num_slots = U};
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
     row_of_ = pass.push_i32({W * M, K});

@@ -55,9 +55,9 @@ class ExchangeWindow {
 };
 
 // A layer's exchange through `window`, which outlives it. places [E] i32 says where its experts are, as
-// ExchangePlan::placement does, whenever a pass is run. Rows are sorted by (slot, rank that the token is of, token), or,
-// received apart, by (rank, slot, token). There is room for every token of all ranks having as many of its choices here
-// as can be.
+// ExchangePlan::placement does, whenever a pass is run. Rows are sorted by (slot, rank that the token is of, token),
+// or, received apart, by (rank, slot, token). There is room for every token of all ranks having as many of its choices
+// here as can be.
 std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, Tensor places);
 
 }  // namespace nmoe

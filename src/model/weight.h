@@ -23,8 +23,8 @@ namespace nmoe {
 // microbatches, and several uses such as a tied head's.
 //
 // A rank *updates* some of a weight's elements: all of what it alone has (its stacked experts, one in each slot, and
-// buffers, which all ranks update alike), a part of what every rank of its domain has (model/flat_weights.h). Of those alone it has the
-// rest of the master, and the optimizer's state.
+// buffers, which all ranks update alike), a part of what every rank of its domain has (model/flat_weights.h). Of those
+// alone it has the rest of the master, and the optimizer's state.
 //
 // Which of the two an operation does is decided as it is enqueued, and may end up in a recording: every step has to
 // write in the same order. A step begins with begin_step().
@@ -48,8 +48,8 @@ class Weight {
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
   Tensor updated_of(const Tensor& x) const;
-  // Which of the whole weight's elements those that this rank updates are, in the order in which they lie here: one range,
-  // but where experts that are neighbours here are none in the whole. Of none, an empty range.
+  // Which of the whole weight's elements those that this rank updates are, in the order in which they lie here: one
+  // range, but where experts that are neighbours here are none in the whole. Of none, an empty range.
   std::vector<ElementRange> updated_elements() const;
   // Of stacked experts, from here on: slot s of this rank, number `rank`, has the one whose place is that (places [E],
   // parallel/expert_placement.h). In the beginning they are in order.

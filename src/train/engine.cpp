@@ -188,8 +188,8 @@ std::vector<MovableExperts> Engine::movable_experts() {
   std::vector<MovableExperts> all;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
     for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) {
-      MovableExperts& experts = all.emplace_back(
-          MovableExperts{.layer = layer, .room = weight->grad, .turns = {{weight->value}}});
+      MovableExperts& experts =
+          all.emplace_back(MovableExperts{.layer = layer, .room = weight->grad, .turns = {{weight->value}}});
       if (weight->low.defined()) experts.turns[0].push_back(weight->low);
       for (const OptimizerState& state : optimizer_->state()) {
         if (state.weight == weight) experts.turns.push_back({state.tensor});
@@ -205,12 +205,12 @@ Rebalancing Engine::rebalance() {
   NMOE_CHECK(num_pending() == 0, "experts are moved while {} steps are pending", num_pending());
   ExpertPlacement places;
   for (size_t i = 0; i < experts_.places.size(); ++i) {
-    const auto &before = experts_.places[i];
+    const auto& before = experts_.places[i];
     const auto& after = places.emplace_back(nmoe::rebalance(experts_.rows[i], before, domain_.count()));
-    Rebalancing::Layer& layer = done.layers.emplace_back(Rebalancing::Layer{
-        .layer = model_.moe_layers()[i]->layer(),
-        .load_before = rank_load(experts_.rows[i], before, domain_.count()),
-        .load_after = rank_load(experts_.rows[i], after, domain_.count())});
+    Rebalancing::Layer& layer =
+        done.layers.emplace_back(Rebalancing::Layer{.layer = model_.moe_layers()[i]->layer(),
+                                                    .load_before = rank_load(experts_.rows[i], before, domain_.count()),
+                                                    .load_after = rank_load(experts_.rows[i], after, domain_.count())});
     for (size_t expert = 0; expert < after.size(); ++expert) layer.moves += after[expert] != before[expert] ? 1 : 0;
   }
   for (std::vector<int64_t>& rows : experts_.rows) std::ranges::fill(rows, 0);

@@ -29,8 +29,8 @@ void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> 
 // What came of a rebalancing.
 struct Rebalancing {
   struct Layer {
-    int64_t layer = 0;  // of the model
-    int64_t moves = 0;  // experts that have another rank now
+    int64_t layer = 0;                           // of the model
+    int64_t moves = 0;                           // experts that have another rank now
     double load_before = 1.0, load_after = 1.0;  // rank_load() of the rows that decided, where experts were and now are
   };
   std::vector<Layer> layers;  // of experts

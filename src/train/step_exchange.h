@@ -69,8 +69,8 @@ struct StepResult {
 // The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
-  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-           Arena& arena, bool with_expert_rows);
+  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank, Arena& arena,
+           bool with_expert_rows);
 
   const StepInputs& inputs() const { return inputs_; }
   // Its step's: the number of one of `shapes`, the first until it is set.

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "parallel/domain.h"
+#include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
 #include "support/errors.h"
 
@@ -148,8 +149,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
   struct RankSlice {
     int64_t begin, end;
   };
-  // Rows that rank `rank` should have of the tokens of `sources`, in order: (slot, rank the token is of, token), with the
-  // choice.
+  // Rows that rank `rank` should have of the tokens of `sources`, in order: (slot, rank the token is of, token), with
+  // the choice.
   struct Copy {
     int64_t expert, source, token, choice;
   };
@@ -190,7 +191,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
       ASSERT_EQ(offsets.back(), static_cast<int64_t>(expected.size()));
       for (size_t row = 0; row < expected.size(); ++row) {
         const auto& [expert, source, token, choice] = expected[row];
-        const auto slot = static_cast<size_t>(routing.places[static_cast<size_t>(expert)] % num_slots()), at = static_cast<size_t>(part.begin) + row;
+        const auto slot = static_cast<size_t>(routing.places[static_cast<size_t>(expert)] % num_slots()),
+                   at = static_cast<size_t>(part.begin) + row;
         EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
         EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << row;
         for (int64_t column = 0; column < kWidth; ++column) {

@@ -122,8 +122,8 @@ TEST(SumInOrder, GoesByTheOrder) {
   ops->sum_in_order({x, out});
   EXPECT_EQ(get(out, 0), 0);
   const Tensor order = pool.zeros(DType::kI32, {4});
-  for (const auto& [first, expected] : {std::pair(std::array{0, 2, 1, 3}, 2.0), {std::array{1, 3, 0, 2}, 2.0},
-                                        {std::array{1, 0, 2, 3}, 0.0}}) {
+  for (const auto& [first, expected] :
+       {std::pair(std::array{0, 2, 1, 3}, 2.0), {std::array{1, 3, 0, 2}, 2.0}, {std::array{1, 0, 2, 3}, 0.0}}) {
     for (size_t i = 0; i < first.size(); ++i) set(order, static_cast<int64_t>(i), first[i]);
     ops->sum_in_order({x, out, order});
     EXPECT_EQ(get(out, 0), expected);

@@ -472,7 +472,8 @@ TEST_F(MovingExpertsTest, LearnTheSameAndGoOnFromWhereTheyAre) {
     const std::string name = fmt::format("moving{}", ranks);
     run(name, moving(ranks, 10));
     expect_near(name, "one");
-    const auto moves = series(name, "parallel/expert_moves"), before = series(name, "parallel/layer_01/load_before_moves"),
+    const auto moves = series(name, "parallel/expert_moves"),
+               before = series(name, "parallel/layer_01/load_before_moves"),
                after = series(name, "parallel/layer_01/load_after_moves");
     ASSERT_EQ(moves.size(), 2U);
     EXPECT_GT(moves.at(5), 0);
