@@ -310,7 +310,7 @@ class Cases {
       const auto layer = std::make_shared<MoeLayer>(w, size);
       return [&w, layer] {
         const ArenaScope scope(w.arena());
-        layer->moe.forward(layer->pass, layer->x, layer->y);
+        layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
       };
     };
     // What flows between the kernels is not in the definition.
@@ -322,7 +322,7 @@ class Cases {
                        const auto layer = std::make_shared<MoeLayer>(w, size);
                        return [&w, layer] {
                          const ArenaScope scope(w.arena());
-                         layer->moe.forward(layer->pass, layer->x, layer->y);
+                         layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
                          layer->weights.begin_step();  // gradients are written, as in a step of one microbatch
                          layer->moe.backward(layer->pass, layer->y, layer->dx);
                        };

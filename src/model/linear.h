@@ -19,9 +19,9 @@ class Linear {
   Linear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
   explicit Linear(Weight& weight) : weight_(weight) {}
 
-  // y =, or += with accumulate
-  void forward(Ops& ops, Tensor x, Tensor y, bool accumulate = false) const {
-    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .accumulate = accumulate});
+  // y =, with the addend (of y's shape, may be y) added where there is one
+  void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}) const {
+    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend});
   }
   // dx =, or += with accumulate
   void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false) const {

@@ -84,7 +84,7 @@ void Moe::compute_hidden(const Pass& pass) {
   }
 }
 
-void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
+void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
@@ -114,7 +114,11 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
   exchange_->begin_dispatch(pass, x, saved_.weights);
-  if (shared_) shared_->forward(pass, x, y);
+  if (shared_) {
+    shared_->forward(pass, x, residual, y);
+  } else if (residual.raw() != y.raw()) {
+    ops.copy({.source = residual, .destination = y});
+  }
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
   saved_.rows = pass.push({R, D});

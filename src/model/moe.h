@@ -27,7 +27,7 @@ class Moe final : public FeedForward {
   static void describe(const Layer& layer, WeightList& weights);
   Moe(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
 
   // Where its router's statistics are kept. Before the first pass.

@@ -77,8 +77,8 @@ class Terminal {
     for (int i = 0; i < 3000 && is_cooked(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 
-  // Waits for its end: the exit code, or 128 + the signal's number, which is SIGKILL's when it had not ended after half a
-  // minute. Call once.
+  // Waits for its end: the exit code, or 128 + the signal's number, which is SIGKILL's when it had not ended after half
+  // a minute. Call once.
   int wait() {
     int status = 0;
     for (int i = 0; ::waitpid(pid_, &status, WNOHANG) == 0; ++i) {

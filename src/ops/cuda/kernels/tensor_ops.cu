@@ -81,13 +81,18 @@ uint64_t element_bits(DType dtype, double value) {
 template <class Weights>
 __global__ void __launch_bounds__(kThreads) split_weight_kernel(const float* master, Weights w, int64_t size) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < size) w.store(i, master[i]);
+  if (i >= size) return;
+  const float value[] = {master[i]};
+  w.store(i, value);
 }
 
 template <class Weights>
 __global__ void __launch_bounds__(kThreads) join_weight_kernel(Weights w, float* master, int64_t size) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < size) master[i] = w.load(i);
+  if (i >= size) return;
+  float value[1];
+  w.load(i, value);
+  master[i] = value[0];
 }
 
 // The terms of the three reductions.
