@@ -119,6 +119,7 @@ class Steps {
   // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
   void rebalance() {
     if (rebalance_every_ == 0 || num_steps_ % rebalance_every_ != 0 || num_steps_ == rebalanced_step_) return;
+    if (!engine_.shares_experts()) return;
     rebalanced_step_ = num_steps_;
     const auto begin = BenchClock::now();
     wait();

@@ -134,7 +134,9 @@ TEST_F(CudaRanks, ExpertsMoveAndLearnTheSame) {
     const std::string name = fmt::format("sharded_{}", optimizer);
     run(name, with(0));
     run(name + "_moving", with(2));
-    EXPECT_GT(series(name + "_moving", "parallel/expert_moves").at(3), 0);
+    double moves = 0;
+    for (const auto& [step, count] : series(name + "_moving", "parallel/expert_moves")) moves += count;
+    EXPECT_GT(moves, 0);
     expect_same_state(checkpoints(name + "_moving"), checkpoints(name));
   }
 }
