@@ -144,7 +144,7 @@ TEST_F(CudaRanks, ExpertsMoveAndLearnTheSame) {
 TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
   const auto sharded = [](int64_t ranks, int64_t steps) {
     return on(ranks, {"parallel.logical_shards=8", "train.batch_seqs=16", "data.mask_documents=true",
-                      fmt::format("train.steps={}", steps)});
+                      "optim.router.lr=1e-4", fmt::format("train.steps={}", steps)});
   };
   run("one", sharded(1, 20));
   for (int64_t ranks = 2; ranks <= std::min<int64_t>(num_gpus(), 8); ranks *= 2) {
