@@ -21,7 +21,7 @@ set(NMOE_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conve
   $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds>)
 target_compile_options(nmoe_compile INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${NMOE_WARNINGS}>")
 
-# The instruction set of everything but the program's entry point, which checks for it (cli/main.cpp).
+# The instruction set of everything but the program's entry point, which checks for it (cli/program.cpp).
 # Not -march=native: a binary must run on any machine of the named level.
 add_library(nmoe_isa INTERFACE)
 target_compile_options(nmoe_isa INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-64-v3>)

@@ -14,6 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=cpu
 programs=()
 labels=(--label-exclude '^(slow|gpu)$')
+options=(--parallel 2)
 case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
@@ -23,7 +24,10 @@ case ${1:-} in
     # small ones run.
     export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*EveryNumberOfRanks*'
     ;;
-  --faults) programs=(faults_test); export NMOE_FAULTS=all ;;
+  --faults)
+    programs=(faults_test) options=(--timeout 86400 --verbose)
+    export NMOE_FAULTS=all
+    ;;
   --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;
   *) printf 'usage: scripts/test.sh [--all | --asan | --faults | --tsan]\n' >&2; exit 2 ;;
 esac
@@ -31,4 +35,4 @@ esac
 scripts/setup.sh --test
 cmake --preset "$preset" -DNMOE_BUILD_TESTS=ON
 cmake --build --preset "$preset" ${programs[@]:+--target "${programs[@]}"}
-ctest --preset "$preset" --parallel 2 "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}
+ctest --preset "$preset" "${options[@]}" "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}

@@ -37,7 +37,7 @@ std::string ProgressLine::render(int64_t done, std::string_view detail) const {
 }
 
 void ProgressLine::erase() {
-  if (terminal_ && drawn_) say("\r\033[K");
+  if (terminal_ && drawn_) write_to_standard_error("\r\033[K");
 }
 
 void ProgressLine::update(int64_t done, std::string_view detail, bool milestone) {

@@ -1,5 +1,5 @@
-// The program's commands. main.cpp turns arguments into these structs; each command is one function here and one
-// file beside it. Results go to standard output, progress and reports to standard error. Failures throw Error.
+// The program's commands. command_line.cpp turns arguments into these structs; each command is one function here and
+// one file beside it. Results go to standard output, progress and reports to standard error. Failures throw Error.
 #pragma once
 
 #include <cstdint>

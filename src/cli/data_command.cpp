@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "data/shards/dataset.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -165,7 +166,7 @@ void print_document(const TokenDataset& dataset, const Tokenizer& tokenizer, int
     while (end < text.size() && mask[end] == mask[begin]) ++end;
     if (parts && mask[begin] == 0) fmt::print("[prompt, {} tokens]\n", end - begin);
     if (parts && mask[begin] == 1) fmt::print("[text]\n");
-    fmt::print("{}\n", text_of(tokenizer, text.subspan(begin, end - begin)));
+    print_text(text_of(tokenizer, text.subspan(begin, end - begin)) + '\n');
     if (end == begin) break;  // an empty document
   }
 }

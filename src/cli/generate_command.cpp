@@ -10,6 +10,7 @@
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/standard_input.h"
+#include "cli/standard_output.h"
 
 namespace nmoe::cli {
 
@@ -58,19 +59,22 @@ void generate_command(const GenerateArguments& arguments) {
         text += piece;
         return;
       }
-      fmt::print("{}", piece);
+      print_text(piece);
       std::fflush(stdout);
     };
     engine.submit(std::move(request), std::move(listener));
   }
-  if (stream) fmt::print("{}", prompts.front());
+  if (stream) print_text(prompts.front());
   while (engine.step()) {
   }
   if (stream) {
     fmt::print("\n");
     return;
   }
-  for (size_t i = 0; i < texts.size(); ++i) fmt::print("--- {}\n{}\n", i + 1, texts[i]);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    fmt::print("--- {}\n", i + 1);
+    print_text(texts[i] + '\n');
+  }
 }
 
 }  // namespace nmoe::cli

@@ -79,6 +79,21 @@ TEST_F(LossTest, ARowThatIsRemovedIsMadeAgain) {
   expect_saved();
 }
 
+// For as long as SQLite waits, twice: for the row, and for the row in a database that is opened again.
+TEST_F(LossTest, ADatabaseThatIsLockedIsWarnedOf) {
+  const auto program = stopped_run();
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open((dir_ / "runs/experiments.db").c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(database, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr), SQLITE_OK);
+  program->send(SIGTERM);
+  program->send(SIGCONT);
+  EXPECT_TRUE(program->wait_for("warning: the run's row is not up to date: "));
+  sqlite3_close(database);
+  const Outcome outcome = program->wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_saved();
+}
+
 TEST_F(LossTest, MetricsThatAreLostAreWarnedOf) {
   const auto program = stopped_run();
   fs::remove_all(dir_ / "runs/metrics");
@@ -140,6 +155,34 @@ TEST_F(LossTest, AnExportTakesNoOthersFolder) {
   EXPECT_FALSE(fs::exists(dir_ / ".out.unfinished-0123456789ab"));
   EXPECT_TRUE(fs::exists(dir_ / "out/config.json"));
   expect_error(n({"export", "runs/checkpoints/tiny", "out"}), 2, "'out' exists already", "");
+}
+
+// One of them makes the folder; the other says that it is there, and leaves no trace.
+TEST_F(LossTest, TwoExportsAtOnce) {
+  output(train({"train.steps=1", "data.seq_len=8", "model.mla.q_lora_rank=8"}));
+  const std::vector<std::string> command = {NMOE_PROGRAM, "export", "runs/checkpoints/tiny", "out", "--threads", "1"};
+  for (int round = 0; round < 3; ++round) {
+    fs::remove_all(dir_ / "out");
+    test::Program first(dir_, command), second(dir_, command);
+    const Outcome outcomes[] = {first.wait(), second.wait()};
+    const bool first_made = outcomes[0].exit_code == 0;
+    EXPECT_EQ(outcomes[first_made ? 0 : 1].exit_code, 0) << outcomes[1].err;
+    expect_error(outcomes[first_made ? 1 : 0], 2, "'out' exists already", "name a new folder");
+    EXPECT_TRUE(fs::exists(dir_ / "out/config.json"));
+    for (const auto& entry : fs::directory_iterator(dir_)) {
+      EXPECT_EQ(entry.path().filename().string().find(".unfinished-"), std::string::npos) << entry.path();
+    }
+  }
+}
+
+// What a killed plan or run has left of its rehearsal is removed by the next, and names that others chose do no harm.
+TEST_F(LossTest, ARehearsalLeavesNothing) {
+  make_directories(dir_ / "tmp/.nmoe-rehearsal.unfinished-0123456789ab/x");
+  make_directories(dir_ / "tmp/nmoe-rehearsal");
+  EXPECT_EQ(shell(fmt::format("TMPDIR=tmp {} plan tiny.toml", NMOE_PROGRAM)).exit_code, 0);
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(dir_ / "tmp")) left.push_back(entry.path().filename().string());
+  EXPECT_EQ(left, std::vector<std::string>{"nmoe-rehearsal"});
 }
 
 // The rank that cannot read its data stops all, and the state is saved.

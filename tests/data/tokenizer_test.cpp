@@ -273,6 +273,9 @@ TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported(edited("\"byte_fallback\": false", "\"byte_fallback\": true"), "/model/byte_fallback");
   expect_unsupported(edited("\"dropout\": null", "\"dropout\": 0.1"), "/model/dropout");
   expect_unsupported(edited("\"lstrip\": false", "\"lstrip\": true"), "/added_tokens/0/lstrip");
+  std::string many;
+  for (int i = 0; i < 200'000; ++i) many += "0,";
+  expect_unsupported(edited("\"added_tokens\": [", "\"added_tokens\": [" + many), "at most 200000 are read");
   expect_unsupported(edited("\"<|endoftext|>\": 299", "\"<|endoftext|>\": 300"), "299");
   expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "the same id, 1");
   expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "no byte-level token");

@@ -87,6 +87,8 @@ struct Command {
   Names arguments;
   // What has come of it in this folder, as one text; "" when it is not whole. Not given the reason.
   std::function<std::string(const fs::path&)> result;
+  // Where all is there already: 0, it says so, or 2, it does not replace it.
+  int exit_code_when_done = 0;
 };
 
 std::string contents(const fs::path& dir, const Names& suffixes) {
@@ -211,9 +213,11 @@ class FaultsTest : public testing::Test {
       dir = root / "after";
     }
     // What is there is the whole result already, or the same command makes it so.
-    if (command.result(dir) == expected) return;
+    const bool done = command.result(dir) == expected;
+    if (done && outcome.exit_code == 0) return;
     fs::create_directories(dir / "tmp");
     test::Outcome again = run(command, dir, "kill", 0, "", calls);
+    if (done && again.exit_code == command.exit_code_when_done) again.exit_code = 0;
     if (again.exit_code == 1 && again.err.find("move it away") != std::string::npos) {
       // A database of records alone; checkpoints are enough.
       fs::remove_all(dir / "runs/metrics");
@@ -257,16 +261,22 @@ TEST_F(FaultsTest, Prep) {
 }
 
 TEST_F(FaultsTest, Import) {
-  walk({"import", {"import", "hf", "imported", "--threads", "1"}, [](const fs::path& dir) {
+  walk({"import",
+        {"import", "hf", "imported", "--threads", "1"},
+        [](const fs::path& dir) {
           if (verified(dir, {"checkpoint", "verify", "imported"}).empty()) return std::string();
           return contents(dir / "imported/step_00000000", {".safetensors", "config.toml"});
-        }});
+        },
+        2});
 }
 
 TEST_F(FaultsTest, Export) {
-  walk({"export", {"export", "before/checkpoints/tiny", "out", "--threads", "1"}, [](const fs::path& dir) {
+  walk({"export",
+        {"export", "before/checkpoints/tiny", "out", "--threads", "1"},
+        [](const fs::path& dir) {
           return contents(dir / "out", {".safetensors", ".json"});
-        }});
+        },
+        2});
 }
 
 }  // namespace

@@ -199,6 +199,18 @@ TEST_F(MetricsTest, AReaderThatHoldsTheFileDelaysButLosesNothing) {
   EXPECT_EQ(series("a").size(), 21u);
 }
 
+// A run whose metrics cannot be written ends all the same: it has waited for the reader once, and does so no second
+// time.
+TEST_F(MetricsTest, AReaderThatHoldsTheFileToTheEndIsWaitedForOnce) {
+  std::optional<MetricsWriter> writer(std::in_place, path_, kNever, /*lock_patience_s=*/0.5);
+  const HoldingReader reader(path_);
+  writer->add(1, "a", 1.0);
+  EXPECT_THROW(writer->flush(), Error);
+  const auto begin = std::chrono::steady_clock::now();
+  writer.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(400));
+}
+
 TEST_F(MetricsTest, ReadersInAnotherProcessPollWhileValuesArrive) {
   constexpr int64_t kSteps = 60;
   { MetricsWriter creates_the_file(path_, kNever); }

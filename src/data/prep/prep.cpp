@@ -134,7 +134,7 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
     settings.emplace_back(name, limit ? fmt::format("{}", *limit) : "off");
   };
   add("version", version());
-  settings.emplace_back(kInputsSetting, fingerprint(inputs));
+  settings.emplace_back("inputs", fingerprint(inputs));
   add("tokenizer", tokenizer.hash());
   add("dataset", options.dataset);
   add("tokens_per_shard", options.tokens_per_shard);
@@ -172,6 +172,8 @@ class Preparation {
         pool_(options.threads),
         folder_(options.out) {
     const std::optional<PrepState> state = read_journal(folder_.journal(), settings_, options.force);
+    if (!state && !options.force) finished_ = finished_report(options.out, settings_);
+    if (finished_) return;
     if (!state) folder_.begin_anew();
     // Half placed, it is this dataset that is there.
     if (!options.force && !(state && state->phase == PrepState::Phase::kPlacing)) {
@@ -184,6 +186,7 @@ class Preparation {
   }
 
   PrepReport run() {
+    if (finished_) return *finished_;
     PrepReport report;
     report.resumed_records = output_->state().records;
     PrepReport written;
@@ -416,6 +419,7 @@ class Preparation {
   PrepSettings settings_;
   ThreadPool pool_;
   OutputFolder folder_;
+  std::optional<PrepReport> finished_;  // by an earlier call; then there is nothing below
   std::optional<Output> output_;
   DigestSet digests_;
   std::optional<NearDuplicates> near_duplicates_;

@@ -1,17 +1,9 @@
-// The program `n`: arguments, then one command. Compiled for any x86-64, so that it can say what the rest needs.
-#include <fcntl.h>
+#include "cli/command_line.h"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <charconv>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <filesystem>
-#include <functional>
-#include <iostream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -20,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/say.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "chat/conversation_encoder.h"
@@ -85,20 +76,54 @@ void add_sampling(CLI::App* command, SamplingOptions& sampling) {
   command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
 }
 
-// Adds all commands to `app`. The one that is chosen is left in `run`.
-class CommandLine {
+}  // namespace
+
+class CommandLine::Commands {
  public:
-  CommandLine(CLI::App& app, std::function<void()>& run) : run_(run) {
-    add_training(app);
-    add_data(app);
-    add_checkpoints(app);
-    add_hugging_face(app);
-    add_conversation(app);
-    add_measurement(app);
-    add_help(app);
+  Commands() {
+    app_.set_version_flag("--version",
+                          [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
+    app_.require_subcommand(1);
+    app_.formatter(std::make_shared<HelpFormatter>());  // commands inherit it
+    add_training(app_);
+    add_data(app_);
+    add_checkpoints(app_);
+    add_hugging_face(app_);
+    add_conversation(app_);
+    add_measurement(app_);
+    add_help(app_);
+  }
+
+  std::function<void()> parse(int argc, const char* const* argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::Success& asked) {  // --help, --version
+      return [this, asked] { app_.exit(asked); };
+    } catch (const CLI::ParseError& error) {
+      return fail_or_help(error);
+    }
+    return run_;
   }
 
  private:
+  // What is wrong with the arguments, thrown as every other error. Without a command, where one is needed, its help.
+  std::function<void()> fail_or_help(const CLI::ParseError& error) {
+    const CLI::App* command = &app_;
+    std::string path = app_.get_name();
+    while (!command->get_subcommands().empty()) {
+      command = command->get_subcommands().front();
+      path += ' ' + command->get_name();
+    }
+    if (command->get_require_subcommand_min() == 0) {
+      throw usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
+    }
+    const std::vector<std::string> unknown = app_.remaining(/*recurse=*/true);
+    if (!unknown.empty()) fail_unknown_command(*command, path, unknown.front());
+    return [command, path] {
+      fmt::print("{}", command->get_formatter()->make_help(command, path, CLI::AppFormatMode::Normal));
+    };
+  }
+
   void add_training(CLI::App& app) {
     CLI::App* train = app.add_subcommand("train", "train a model");
     add_config_arguments(train, train_.config);
@@ -530,7 +555,8 @@ class CommandLine {
     tokenizer->callback([this] { run_ = [this] { bench_tokenizer_command(bench_tokenizer_); }; });
   }
 
-  std::function<void()>& run_;
+  CLI::App app_{"Trains Mixture-of-Experts language models.", "n"};
+  std::function<void()> run_;
   TrainArguments train_;
   ConfigArguments config_;
   PlanArguments plan_;
@@ -565,123 +591,10 @@ class CommandLine {
   BenchTokenizerArguments bench_tokenizer_;
 };
 
-// "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.
-std::string missing_cpu_feature() {
-  const std::pair<const char*, bool> needed[] = {{"AVX2", __builtin_cpu_supports("avx2") != 0},
-                                                 {"FMA", __builtin_cpu_supports("fma") != 0},
-                                                 {"BMI", __builtin_cpu_supports("bmi") != 0},
-                                                 {"BMI2", __builtin_cpu_supports("bmi2") != 0},
-                                                 {"POPCNT", __builtin_cpu_supports("popcnt") != 0}};
-  for (const auto& [name, present] : needed) {
-    if (!present) return name;
-  }
-  return "";
-}
+CommandLine::CommandLine() : commands_(std::make_unique<Commands>()) {}
 
-// What is wrong with the arguments, thrown as every other error. Without a command, where one is needed, prints help.
-void fail_or_help(const CLI::App& app, const CLI::ParseError& error) {
-  const CLI::App* command = &app;
-  std::string path = app.get_name();
-  while (!command->get_subcommands().empty()) {
-    command = command->get_subcommands().front();
-    path += ' ' + command->get_name();
-  }
-  if (command->get_require_subcommand_min() == 0) {
-    throw usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
-  }
-  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
-  if (!unknown.empty()) fail_unknown_command(*command, path, unknown.front());
-  fmt::print("{}", command->get_formatter()->make_help(command, path, CLI::AppFormatMode::Normal));
-}
+CommandLine::~CommandLine() = default;
 
-int run_program(int argc, char** argv) {
-  CLI::App app("Trains Mixture-of-Experts language models.", "n");
-  app.set_version_flag("--version",
-                       [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
-  app.require_subcommand(1);
-  app.formatter(std::make_shared<HelpFormatter>());  // commands inherit it
-  std::function<void()> run;
-  const CommandLine command_line(app, run);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fail_or_help(app, error);
-    return 0;
-  }
-  run();
-  return 0;
-}
+std::function<void()> CommandLine::parse(int argc, const char* const* argv) { return commands_->parse(argc, argv); }
 
-constexpr const char* kOutputRemedy = "see that its disk is not full and its reader still there";
-
-// What a command printed is told to be lost rather than to have come.
-void flush_output() {
-  std::cout.flush();
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return;
-  throw runtime_error(fmt::format("standard output cannot be written: {}", std::generic_category().message(errno)),
-                      kOutputRemedy);
-}
-
-// A message may quote a file that others wrote: what would steer the terminal is shown, not sent.
-std::string printable(std::string_view text) {
-  std::string shown;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool steers = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
-    steers ? shown += fmt::format("\\x{:02x}", byte) : shown += c;
-  }
-  return shown;
-}
-
-}  // namespace
 }  // namespace nmoe::cli
-
-namespace {
-
-// The three standard descriptors are open from here on: a file that got the number of one would be written over with
-// messages. What is written to one that was closed fails.
-void open_standard_descriptors() {
-  for (int fd = 0; fd <= 2; ++fd) {
-    if (::fcntl(fd, F_GETFD) >= 0) continue;
-    // Opened the wrong way round; it gets the lowest number that is free.
-    if (::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) std::_Exit(1);
-  }
-}
-
-int report(int exit_code, const std::string& what, const std::string& remedy) {
-  nmoe::say("error: {}\nremedy: {}\n", nmoe::cli::printable(what), nmoe::cli::printable(remedy));
-  return exit_code;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  open_standard_descriptors();
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a limit on the size of files fails instead
-  const std::string missing = nmoe::cli::missing_cpu_feature();
-  if (!missing.empty()) {
-    std::fprintf(stderr,
-                 "error: this processor has no %s\nremedy: run nmoe on an x86-64-v3 processor (2013 or later)\n",
-                 missing.c_str());
-    return 1;
-  }
-  try {
-    const int exit_code = nmoe::cli::run_program(argc, argv);
-    nmoe::cli::flush_output();
-    return exit_code;
-  } catch (const nmoe::Error& error) {
-    return report(error.exit_code(), error.what(), error.remedy());
-  } catch (const nmoe::CheckFailure& failure) {
-    nmoe::say("internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
-              nmoe::version(), nmoe::commit());
-    return 1;
-  } catch (const std::filesystem::filesystem_error& error) {
-    return report(1, error.what(), "check the path and its permissions");
-  } catch (const std::exception& error) {
-    if (std::ferror(stdout) != 0) {
-      return report(1, fmt::format("standard output cannot be written: {}", error.what()), nmoe::cli::kOutputRemedy);
-    }
-    return report(1, error.what(), "none is known; please report it");
-  }
-}
