@@ -283,6 +283,7 @@ void Trainer::rebalance() {
   const int64_t every = config_.parallel.rebalance_every, steps = ahead().steps;
   if (every == 0 || steps == 0 || steps % every != 0 || !engine_.shares_experts()) return;
   finish_steps();
+  pace_.settle();
   const Rebalancing done = engine_.rebalance();
   if (recorder_) recorder_->record_rebalancing(steps + 1, done);
 }
