@@ -139,7 +139,6 @@ TEST_F(ProcessesTest, ADiskThatFillsOnOneRank) {
   for (const bool processes : {false, true}) {
     const std::string name = processes ? "processes" : "thread";
     processes ? run_two(steps(name, 4, false)) : output(steps(name, 4, false));
-    const auto begin = std::chrono::steady_clock::now();
     Outcome outcome;
     if (processes) {
       Program& first = start(0, 2, steps(name, 8, true));
@@ -154,7 +153,6 @@ TEST_F(ProcessesTest, ADiskThatFillsOnOneRank) {
       command.insert(command.end(), arguments.begin(), arguments.end());
       outcome = Program(dir_, command).wait();
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
     expect_error(outcome, 1, "the weights after step 8 are not saved: rank 1: ", "--resume");
     EXPECT_TRUE(contains(outcome.err, "warning: the checkpoint of step 6 is not written: rank 1: "));
     EXPECT_TRUE(contains(outcome.err, "No space left on device"));

@@ -667,7 +667,7 @@ TEST_F(RankTrainingTest, ACollapsedRouterStopsAll) {
   });
   EXPECT_TRUE(contains(error.what(), "step 1: the router of layer 1 has collapsed"));
   EXPECT_EQ(row("collapse").status, RunStatus::kFailedCollapse);
-  // Several ranks wait for each of their first steps: none was on its way.
+  // Of the first steps, none is enqueued before the one in front of it has its result (Pace).
   EXPECT_EQ(CheckpointReader::open(checkpoints("collapse")).info().step, 1);
 }
 
