@@ -189,8 +189,10 @@ struct TrainConfig {
 struct ParallelConfig {
   int64_t ranks = 1;  // of all processes together, which share every batch
   int64_t logical_shards =
-      0;                    // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
-  int64_t timeout_s = 600;  // that a rank waits for another before the run fails
+      0;  // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
+  // That a rank waits for another before the run fails: to meet, load, begin, validate and save.
+  int64_t timeout_s = 600;
+  int64_t stall_s = 5;  // and in a step, beyond twice the longest step; 0: timeout_s
 };
 
 struct CheckpointConfig {

@@ -472,6 +472,10 @@ std::vector<Field> describe(Config& config) {
   f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();
+  f.key("stall_s", config.parallel.stall_s, Integers{0, 31'536'000},
+        "the same in a step, beyond twice the longest step; 0: timeout_s")
+      .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
+      .not_in_fingerprint();
 
   f.section("checkpoint");
   f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: not by steps").not_in_fingerprint();

@@ -51,7 +51,7 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
 
-void Moe::exchange_through(ExchangeWindow& window) { exchange_ = make_remote_exchange(window); }
+void Moe::exchange_through(ExchangeWindow& window) { exchange_ = make_remote_exchange(window, layer_); }
 
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;

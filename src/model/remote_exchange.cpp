@@ -40,8 +40,8 @@ namespace {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(ExchangeWindow& window)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart) {}
+  RemoteExchange(ExchangeWindow& window, int64_t layer)
+      : window_(window), peers_(window.peers()), layer_(layer), apart_(window.received() == Received::kApart) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
@@ -70,7 +70,7 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
-    begin_sending(pass, x, top_idx_, weights);
+    begin_sending(pass, PeerWork::kDispatch, x, top_idx_, weights);
   }
   void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
     Ops& ops = pass.ops;
@@ -89,15 +89,17 @@ class RemoteExchange final : public TokenExchange {
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    begin_returning(pass, rows, {});
+    begin_returning(pass, PeerWork::kCombine, rows, {});
     end_returning(pass, y, {}, accumulate);
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void begin_combine_backward(const Pass& pass, Tensor dy) override { begin_sending(pass, dy, {}, {}); }
+  void begin_combine_backward(const Pass& pass, Tensor dy) override {
+    begin_sending(pass, PeerWork::kCombineBackward, dy, {}, {});
+  }
   void end_combine_backward(const Pass& pass, Tensor drows) override { gather(pass.ops, end_sending(pass), drows); }
   void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
-    begin_returning(pass, drows, drow_weight);
+    begin_returning(pass, PeerWork::kDispatchBackward, drows, drow_weight);
   }
   void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate) override {
     end_returning(pass, dx, dweights, accumulate);
@@ -126,18 +128,18 @@ class RemoteExchange final : public TokenExchange {
   // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
   // then, also what others are told by its barrier that they may write over.
   template <class Move>
-  static void begin_moving(const Pass& pass, const Peers& peers, const Move& move) {
+  void begin_moving(const Pass& pass, PeerWork work, const Move& move) const {
     Device& device = pass.ops.device();
     device.order(Lane::kCompute, Lane::kCommunication);
     Ops& ops = device.ops(Lane::kCommunication);
     move(ops);
-    ops.peer_barrier({peers});
+    ops.peer_barrier({peers_, {work, layer_}});
   }
   static void end_moving(const Pass& pass) { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); }
 
-  void begin_sending(const Pass& pass, Tensor x, Tensor top_idx, Tensor weights) {
+  void begin_sending(const Pass& pass, PeerWork work, Tensor x, Tensor top_idx, Tensor weights) {
     inbox_ = &window_.next_inbox();
-    begin_moving(pass, peers_, [&](Ops& ops) {
+    begin_moving(pass, work, [&](Ops& ops) {
       ops.exchange_send(
           {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx, .weights = weights, .inbox = *inbox_});
     });
@@ -147,8 +149,8 @@ class RemoteExchange final : public TokenExchange {
     return *inbox_;
   }
 
-  void begin_returning(const Pass& pass, Tensor rows, Tensor row_weight) const {
-    begin_moving(pass, peers_, [&](Ops& ops) {
+  void begin_returning(const Pass& pass, PeerWork work, Tensor rows, Tensor row_weight) const {
+    begin_moving(pass, work, [&](Ops& ops) {
       if (apart_) return return_copies(ops, rows, row_weight);
       ops.exchange_return({.peers = peers_,
                            .rows = rows,
@@ -193,6 +195,7 @@ class RemoteExchange final : public TokenExchange {
 
   ExchangeWindow& window_;
   const Peers& peers_;
+  const int64_t layer_;
   const bool apart_;
   Tensor top_idx_;                        // [T, K] i32
   ExchangePlan sent_;                     // this rank's tokens
@@ -205,8 +208,8 @@ class RemoteExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window) {
-  return std::make_unique<RemoteExchange>(window);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer) {
+  return std::make_unique<RemoteExchange>(window, layer);
 }
 
 }  // namespace nmoe

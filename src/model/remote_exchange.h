@@ -59,6 +59,7 @@ class ExchangeWindow {
 // A layer's exchange through `window`, which outlives it. Rows are sorted by (expert, rank that the token is of,
 // token), or, received apart, by (rank, expert, token). There is room for every token of all ranks having as many of
 // its choices here as can be.
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window);
+// `layer`: of the model, for messages.
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer);
 
 }  // namespace nmoe

@@ -30,6 +30,7 @@
 // Threads: those of the device (ops/device.h).
 #pragma once
 
+#include "ops/contracts/across.h"
 #include "ops/contracts/activation.h"
 #include "ops/contracts/attention.h"
 #include "ops/contracts/cache.h"
@@ -95,6 +96,7 @@
   X(exchange_return_copies, ExchangeReturnCopies)                \
   X(peer_sum, PeerSum)                                           \
   X(peer_spread, PeerSpread)                                     \
+  X(sum_across, SumAcross)                                       \
   X(head_loss, HeadLoss)                                         \
   X(adamw_step, AdamWStep)                                       \
   X(muon_step, MuonStep)

@@ -53,7 +53,7 @@ struct RankTest {
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
         window(domain.peers(), ops, config(), kRoom, received, memory->storage[ArenaKind::kPeerWindow],
                memory->storage[ArenaKind::kStepState]),
-        exchange(make_remote_exchange(window)),
+        exchange(make_remote_exchange(window, 0)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
         pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
@@ -336,7 +336,7 @@ TEST_P(RemoteExchangeTest, ARankThatDoesNotComeIsNamed) {
       domain.check();
     });
   });
-  EXPECT_TRUE(test::contains(error.what(), "for rank 1 in exchange 1")) << error.what();
+  EXPECT_TRUE(test::contains(error.what(), "for rank 1 in a barrier (exchange 1)")) << error.what();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 

@@ -16,11 +16,13 @@
 
 namespace nmoe {
 
-// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits longer than
-// the peers' timeout says so in their report, has every rank give up, and lets the lane go on: what follows works on
-// whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
+// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
+// another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
+// lets the lane go on: what follows works on whatever is there, and the host throws when it reads the report. On the
+// CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
+  PeerPlace place = {};  // for the report
 };
 
 // Which tokens go to which rank.

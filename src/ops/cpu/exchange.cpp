@@ -3,6 +3,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/wait_clock.h"
 #include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
@@ -19,16 +20,17 @@ std::vector<Real*> pointers_of(const Peers& peers, const Tensor& mine) {
   return pointers;
 }
 
-void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, int64_t barrier, int64_t rank) {
-  const auto deadline = std::chrono::steady_clock::now() + peers.timeout();
-  for (int spins = 0; arrived.load(std::memory_order_acquire) < barrier; ++spins) {
+void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, const Peers::Report& wait) {
+  WaitClock clock;
+  auto patience = peers.patience_with(wait.missing);
+  for (int spins = 0; arrived.load(std::memory_order_acquire) < wait.barrier; ++spins) {
     if (spins < kSpins) continue;
     peers.check();
-    if (std::chrono::steady_clock::now() > deadline) {
-      throw runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", peers.index(),
-                                      std::chrono::duration<double>(peers.timeout()).count(), rank, barrier),
-                          "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+    if (const auto now = peers.patience_with(wait.missing); now != patience) {
+      patience = now;
+      clock.restart();
     }
+    if (clock.waited() > patience) throw peers.waited_too_long(wait);
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -46,7 +48,12 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
     std::atomic_ref(mine).store(barrier, std::memory_order_release);
   }
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
-    wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]), barrier, rank);
+    wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]),
+             {.rank = peers.index(),
+              .missing = rank,
+              .barrier = barrier,
+              .work = static_cast<int64_t>(args.place.work),
+              .layer = args.place.layer});
   }
 }
 
@@ -263,6 +270,12 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   }
 }
 
+template <class Real>
+void sum_across(Context& ctx, const SumAcross& args) {
+  check_sum_across(args);
+  if (!ctx.counting() && !args.across.alone()) args.across.sum_in_host(args.tensors);
+}
+
 NMOE_CPU_INSTANTIATE(peer_barrier, PeerBarrier)
 NMOE_CPU_INSTANTIATE(build_exchange_plan, BuildExchangePlan)
 NMOE_CPU_INSTANTIATE(exchange_send, ExchangeSend)
@@ -271,5 +284,6 @@ NMOE_CPU_INSTANTIATE(exchange_collect, ExchangeCollect)
 NMOE_CPU_INSTANTIATE(exchange_return_copies, ExchangeReturnCopies)
 NMOE_CPU_INSTANTIATE(peer_sum, PeerSum)
 NMOE_CPU_INSTANTIATE(peer_spread, PeerSpread)
+NMOE_CPU_INSTANTIATE(sum_across, SumAcross)
 
 }  // namespace nmoe::cpu

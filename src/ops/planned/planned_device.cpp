@@ -62,6 +62,7 @@ NMOE_CLAIMED_SCRATCH(RmsNormBackward)
 NMOE_CLAIMED_SCRATCH(RouterForward)
 NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
 NMOE_CLAIMED_SCRATCH(BuildMoePlan)
+NMOE_CLAIMED_SCRATCH(SumAcross)
 #undef NMOE_CLAIMED_SCRATCH
 
 void claim_scratch(const Claims& claims, const Sum& args) {

@@ -33,6 +33,11 @@ __device__ inline int64_t load_acquire_system(const int64_t* flag) {
   asm volatile("ld.acquire.sys.global.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
+__device__ inline int64_t load_relaxed_system(const int64_t* flag) {
+  int64_t value;
+  asm volatile("ld.relaxed.sys.global.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
 __device__ inline int32_t load_relaxed_system(const int32_t* flag) {
   int32_t value;
   asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
