@@ -201,7 +201,7 @@ void Engine::enqueue_gradients(const Inspector& inspect) {
 
 void Engine::enqueue_update() {
   if (!in_order()) domain_.reduce_sum(ops_, grads_);
-  rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
+  domain_.sum_across(ops_, summed_across_);
   for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);
   ops_.sum_in_order({partial_losses_, loss_sum_});
@@ -228,14 +228,16 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
   };
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
   Steps& alike = steps_[inputs_shape_];
-  if (alike.warm) {
-    if (!alike.recording) alike.recording = device_.record(work);
-    alike.recording->run();
-  } else {
-    work();
-    alike.warm = true;
-  }
-  enqueue_results(with_routers);
+  or_failure([&] {
+    if (alike.warm) {
+      if (!alike.recording) alike.recording = device_.record(work);
+      alike.recording->run();
+    } else {
+      work();
+      alike.warm = true;
+    }
+    enqueue_results(with_routers);
+  });
 }
 
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
@@ -256,6 +258,16 @@ void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
   enqueue_results(/*with_routers=*/false);
 }
 
+// What fails here after another rank has failed does so for that: then the other's failure is thrown.
+void Engine::or_failure(const std::function<void()>& work) const {
+  try {
+    work();
+  } catch (const std::exception&) {
+    domain_.check();
+    throw;
+  }
+}
+
 void Engine::wait() {
   enqueued_->record();
   enqueued_->wait();
@@ -265,7 +277,9 @@ bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).a
 
 StepResult Engine::take_result() {
   NMOE_CHECK(num_pending() > 0, "no step's result to take, of {}", num_enqueued_);
-  StepResult result = slot(num_taken_++).wait();
+  const StepSlot& oldest = slot(num_taken_++);
+  StepResult result;
+  or_failure([&] { result = oldest.wait(); });
   domain_.check();
   return result;
 }

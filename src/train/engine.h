@@ -112,8 +112,8 @@ class Engine {
   void wait_staged() const { staged_->wait(); }
   void restore();
 
-  // After a failure here: has the other ranks' devices give up waiting for this one.
-  void give_up() const { domain_.raise_abort(); }
+  // How long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
+  void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
 
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
@@ -134,6 +134,7 @@ class Engine {
   void enqueue_update();
   void enqueue_results(bool with_routers);
   void wait();  // for all that is enqueued
+  void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
   void allocate_sums(Arena& state);
