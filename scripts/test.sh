@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=cpu
 programs=()
 labels=(--label-exclude '^(slow|gpu)$')
-options=(--parallel 2)
+options=(--parallel 3) # on 2 cores: many tests wait for something
 case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
