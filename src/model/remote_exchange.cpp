@@ -300,7 +300,16 @@ class RemoteExchange final : public TokenExchange {
                      const std::function<void(const Part& chunk)>& work_off) const {
     end_moving(pass, transfer);
     for (const Part& chunk : chunks_) work_off(chunk);
-    if (!chunks_.empty()) meet(pass, pass.ops, transfer);
+    if (!chunks_.empty()) {
+      const Tensor times[] = {kept(pass, stats_.lasted, transfer), kept(pass, stats_.exposed, transfer)};
+      for (const Tensor& time : times) {
+        if (time.defined()) pass.ops.add_time({.sum = time, .begin = true});
+      }
+      meet(pass, pass.ops, transfer);
+      for (const Tensor& time : times) {
+        if (time.defined()) pass.ops.add_time({.sum = time});
+      }
+    }
     if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
     pass.ops.exchange_collect({.plan = sent_,
                                .top_idx = top_idx_,

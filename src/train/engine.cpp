@@ -223,6 +223,8 @@ Rebalancing Engine::rebalance() {
   if (done.moves() == 0) return done;
   move_experts(ops_, domain_.peers(), movable_experts(), experts_.places, places);
   set_places(std::move(places));
+  wait();
+  domain_.check();  // where a wait was given up, weights are not what they should be, and no step need follow
   return done;
 }
 

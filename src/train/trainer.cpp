@@ -328,7 +328,10 @@ bool Trainer::enqueue_step() {
     all.written += share.written;
     all.saves += share.saves;
   }
-  if (all.written == rank_.count()) warn_of_lost(saver_.publish());
+  if (all.written == rank_.count()) {
+    const Pace::Pause pause(pace_);  // rank 0 may have a large folder to remove
+    warn_of_lost(saver_.publish());
+  }
   if (all.stops > 0) return false;
 
   Enqueued step;
