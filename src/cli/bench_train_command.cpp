@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/text.h"
 #include "base/version.h"
@@ -18,9 +19,37 @@ double attention_flops(const TrainBench& bench) {
   return bench.flops_per_token - 6.0 * static_cast<double>(bench.cost.active_matrix_parameters);
 }
 
+nlohmann::ordered_json to_json(const std::vector<TrainBench::Phase>& phases) {
+  nlohmann::ordered_json ms = nlohmann::ordered_json::object();
+  for (const TrainBench::Phase& phase : phases) ms[std::string(phase.name)] = phase.ms;
+  return ms;
+}
+
+nlohmann::ordered_json to_json(const TrainBench::Layer& layer) {
+  nlohmann::ordered_json json = {{"layer", layer.layer}, {"ms_by_phase", to_json(layer.phases)}};
+  if (layer.sent_bytes.empty()) return json;
+  json["rank_load_max_over_mean"] = layer.rank_load_max_over_mean;
+  json["sent_bytes"] = layer.sent_bytes;
+  for (const Transfer transfer : kTransfers) {
+    const auto put = [&](const char* what, const auto& ms) {
+      auto& by_rank = json[what][std::string(transfer_name(transfer))];
+      for (const auto& of_rank : ms) by_rank.push_back(of_rank[static_cast<size_t>(transfer)]);
+    };
+    put("waited_ms", layer.waited_ms);
+    put("lasted_ms", layer.lasted_ms);
+    put("exposed_ms", layer.exposed_ms);
+  }
+  return json;
+}
+
 nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& config) {
-  nlohmann::ordered_json phases;
-  for (const TrainBench::Phase& phase : bench.phases) phases[std::string(phase.name)] = phase.ms;
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const TrainBench::Layer& layer : bench.layers) layers.push_back(to_json(layer));
+  std::vector<double> before, after;
+  for (const Rebalancing::Layer& layer : bench.last_rebalancing.layers) {
+    before.push_back(layer.load_before);
+    after.push_back(layer.load_after);
+  }
   return {{"device", bench.device},
           {"driver", bench.software.driver},
           {"toolkit", bench.software.toolkit},
@@ -41,7 +70,8 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"flops_formula", kFlopsFormula},
           {"first_step_s", bench.first_step_s},
           {"ms_per_step", bench.ms_per_step},
-          {"ms_by_phase", phases},
+          {"ms_by_phase", to_json(bench.phases)},
+          {"layers", layers},
           {"tokens_per_s", bench.tokens_per_s},
           {"gflops", bench.flops / 1e9},
           {"peak_gflops", bench.peak_flops / 1e9},
@@ -53,7 +83,31 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
           {"load_max_over_mean", bench.load_max_over_mean},
           {"losses", bench.losses},
           {"loads", bench.loads},
-          {"rank_load_max_over_mean", bench.rank_load_max_over_mean}};
+          {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
+          {"expert_moves", bench.expert_moves},
+          {"rank_loads_before_moves", before},
+          {"rank_loads_after_moves", after},
+          {"rebalancing_ms", bench.rebalancing_ms}};
+}
+
+// The means of ranks in the last timed step.
+std::string describe_ranks(const TrainBench& bench) {
+  double bytes = 0.0, waited_ms = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
+  const auto add = [](double& sum, const auto& by_rank) {
+    for (const auto& ms : by_rank) sum += std::accumulate(ms.begin(), ms.end(), 0.0);
+  };
+  for (const TrainBench::Layer& layer : bench.layers) {
+    for (const double sent : layer.sent_bytes) bytes += sent;
+    add(waited_ms, layer.waited_ms);
+    add(lasted_ms, layer.lasted_ms);
+    add(exposed_ms, layer.exposed_ms);
+  }
+  const double ranks = static_cast<double>(bench.num_ranks);
+  return fmt::format(
+      "{}, the most loaded with {:.2f} times the mean; in a step each puts {} to others, in {:.2f} ms of which {:.2f} "
+      "are not hidden; {:.2f} are waits",
+      bench.num_ranks, bench.rank_load_max_over_mean, human_bytes(static_cast<int64_t>(bytes / ranks)),
+      lasted_ms / ranks, exposed_ms / ranks, waited_ms / ranks);
 }
 
 }  // namespace
@@ -87,6 +141,7 @@ void bench_train_command(const BenchTrainArguments& arguments) {
     line("router load",
          fmt::format("fullest expert over mean in the worst layer {:.2f}, {}", bench.load_max_over_mean, which));
   }
+  if (bench.num_ranks > 1) line("ranks", describe_ranks(bench));
   line("memory", fmt::format("{}, {} were planned", human_bytes(bench.memory.peak_bytes),
                              human_bytes(bench.memory.planned_bytes)));
   line("step", fmt::format("{:.2f} ms, mean of {} back to back", bench.ms_per_step, bench.steps));

@@ -68,6 +68,8 @@ class GroupedLinear {
         {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
   }
 
+  Weight& weight() const { return weight_; }
+
  private:
   Weight& weight_;
 };

@@ -101,6 +101,8 @@ class Device {
 
   // --- work
   Ops& ops(Lane lane = Lane::kCompute) { return lane_ops(lane); }
+  // Whether work of several lanes may go on at the same time.
+  virtual bool lanes_overlap() const = 0;
   // What is enqueued on `waiting` from here on begins when what is on `awaited` by now is done. Inside a recording this
   // is how a lane forks from the compute lane and joins it again; each that forked must have joined at the end.
   virtual void order(Lane awaited, Lane waiting) = 0;

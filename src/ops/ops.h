@@ -52,6 +52,7 @@
   X(copy, Copy)                                                  \
   X(split_weight, SplitWeight)                                   \
   X(join_weight, JoinWeight)                                     \
+  X(add_time, AddTime)                                           \
   X(sum, Sum)                                                    \
   X(sum_of_squares, SumOfSquares)                                \
   X(sum_in_order, SumInOrder)                                    \
@@ -84,6 +85,7 @@
   X(router_backward, RouterBackward)                             \
   X(router_bias_update, RouterBiasUpdate)                        \
   X(build_moe_plan, BuildMoePlan)                                \
+  X(divide_moe_rows, DivideMoeRows)                              \
   X(moe_dispatch, MoeDispatch)                                   \
   X(moe_combine, MoeCombine)                                     \
   X(moe_dispatch_weights, MoeDispatchWeights)                    \
@@ -96,6 +98,7 @@
   X(exchange_return_copies, ExchangeReturnCopies)                \
   X(peer_sum, PeerSum)                                           \
   X(peer_spread, PeerSpread)                                     \
+  X(peer_fetch, PeerFetch)                                       \
   X(sum_across, SumAcross)                                       \
   X(head_loss, HeadLoss)                                         \
   X(adamw_step, AdamWStep)                                       \

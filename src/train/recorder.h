@@ -13,6 +13,7 @@
 
 #include "base/progress.h"
 #include "config/config.h"
+#include "model/exchange_cost.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 #include "train/engine.h"
@@ -62,6 +63,8 @@ class Recorder {
   void show(const StepReport& report, bool milestone);
   // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
+  // Experts that moved in front of step `step`, and how uneven the ranks' loads were before and would have been after.
+  void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
@@ -82,6 +85,7 @@ class Recorder {
 
   const Config& config_;
   const Optimizer& optimizer_;
+  ExchangeCost exchange_cost_;
   double peak_flops_;  // of all ranks
   std::filesystem::path runs_path_;
   RunInfo info_;

@@ -178,6 +178,7 @@ class Trainer {
   bool save_is_due() const;
   std::string first_told(const std::string& mine);
   void require_same_start();
+  void rebalance();
   bool enqueue_step();
   void finish_step();
   void finish_steps();
@@ -275,6 +276,16 @@ std::string Trainer::first_told(const std::string& mine) {
     if (!told.empty()) return std::move(told);
   }
   return "";
+}
+
+// Behind every so many steps, in front of the next: a run that goes on from there does it first.
+void Trainer::rebalance() {
+  const int64_t every = config_.parallel.rebalance_every, steps = ahead().steps;
+  if (every == 0 || steps == 0 || steps % every != 0 || !engine_.shares_experts()) return;
+  finish_steps();
+  pace_.settle();
+  const Rebalancing done = engine_.rebalance();
+  if (recorder_) recorder_->record_rebalancing(steps + 1, done);
 }
 
 // By rank 0's clock. A checkpoint that is still being written is not waited for.
@@ -458,6 +469,7 @@ void Trainer::save() {
   head.info.tokens = progress_.tokens;
   head.info.flops = flops_;
   head.info.cursor = cursor_;
+  head.info.experts = engine_.experts();
   head.info.num_parameters = run_.memory.cost.parameters;
   if (recorder_) head.info.run_id = recorder_->run_id();
   head.info.config_fingerprint = config_fingerprint(config_);
@@ -508,7 +520,9 @@ void Trainer::save_at_end() {
 // finished first.
 void Trainer::loop() {
   clock_.start();
-  while (ahead().steps < config_.train.steps && collapse_.empty() && enqueue_step()) {
+  while (ahead().steps < config_.train.steps && collapse_.empty()) {
+    rebalance();
+    if (!collapse_.empty() || !enqueue_step()) break;
     const int64_t number = ahead().steps;
     const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
     const bool valid_due = due(config_.train.valid_every);

@@ -85,7 +85,7 @@ inline std::map<std::string, std::string> staged_bytes(Engine& engine) {
   engine.wait_staged();
   std::map<std::string, std::string> bytes;
   for (const auto* group : {&engine.staging().model, &engine.staging().optimizer}) {
-    for (const NamedPart& part : *group) {
+    for (const StagedTensor& part : *group) {
       bytes[part.name].assign(static_cast<const char*>(part.tensor.raw()),
                               static_cast<size_t>(part.tensor.num_bytes()));
     }

@@ -42,6 +42,7 @@ class CpuDevice final : public Device {
   void enable_peer_access(int) override {}  // all of the process shares the host's memory
   std::unique_ptr<AcrossLink> link_across(int64_t, int64_t, const GatherAcross&) override { return nullptr; }
   Arena& scratch(Lane lane) override { return lanes_[static_cast<size_t>(lane)].scratch; }
+  bool lanes_overlap() const override { return false; }
   void order(Lane, Lane) override {}
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/clock.cuh"
 #include "ops/cuda/primitives/ordered_sum.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -35,6 +36,7 @@ struct BarrierState {
   int64_t* report;
   int64_t index, num_ranks;
   int64_t work, layer;
+  double* waited;  // null: not measured
 };
 
 __device__ void give_up(const BarrierState& state, int64_t rank, int64_t barrier) {
@@ -60,23 +62,28 @@ __global__ void __launch_bounds__(kBarrierThreads) barrier_kernel(BarrierState s
   }
   __syncthreads();
   const int64_t rank = threadIdx.x;
-  if (rank >= state.num_ranks) return;
-  store_release_system(state.arrivals.at[rank] + state.index, barrier);
-  const int64_t* const arrived = state.arrivals.at[state.index] + rank;
-  uint64_t begin = global_time_ns();
-  int64_t patience = load_relaxed_system(state.patience_ns.at[rank]);
-  for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
-    if (spins % kSpinsPerLook != 0) continue;
-    if (load_relaxed_system(state.aborted.at[state.index]) != 0) return;
-    if (const int64_t now = load_relaxed_system(state.patience_ns.at[rank]); now != patience) {
-      patience = now;
-      begin = global_time_ns();
-    }
-    if (static_cast<int64_t>(global_time_ns() - begin) > patience) {
-      if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
-      return;
+  const uint64_t begin = global_time_ns();
+  if (rank < state.num_ranks) {
+    store_release_system(state.arrivals.at[rank] + state.index, barrier);
+    const int64_t* const arrived = state.arrivals.at[state.index] + rank;
+    uint64_t patient_since = begin;
+    int64_t patience = load_relaxed_system(state.patience_ns.at[rank]);
+    for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
+      if (spins % kSpinsPerLook != 0) continue;
+      if (load_relaxed_system(state.aborted.at[state.index]) != 0) break;
+      if (const int64_t now = load_relaxed_system(state.patience_ns.at[rank]); now != patience) {
+        patience = now;
+        patient_since = global_time_ns();
+      }
+      if (static_cast<int64_t>(global_time_ns() - patient_since) > patience) {
+        if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
+        break;
+      }
     }
   }
+  if (state.waited == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) *state.waited += static_cast<double>(global_time_ns() - begin);
 }
 
 template <class T>
@@ -121,7 +128,8 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
                            .index = peers.index(),
                            .num_ranks = peers.count(),
                            .work = static_cast<int64_t>(args.place.work),
-                           .layer = args.place.layer};
+                           .layer = args.place.layer,
+                           .waited = args.waited.defined() ? args.waited.data<double>() : nullptr};
   barrier_kernel<<<1, kBarrierThreads, 0, ctx.stream>>>(state);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
@@ -156,6 +164,11 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   } else {
     spread_units<uint8_t>(ctx, args.peers, args.x, first, last);
   }
+}
+
+// By the copy engines, which read from a peer as from this device.
+void peer_fetch(Context& ctx, const PeerFetch& args) {
+  if (!ctx.counting()) copy(ctx, {args.peers.on(args.rank, args.x), args.destination});
 }
 
 }  // namespace nmoe::cuda

@@ -47,11 +47,4 @@ __device__ inline void store_relaxed_system(int32_t* flag, int32_t value) {
   asm volatile("st.relaxed.sys.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// Nanoseconds, of a clock that all multiprocessors share.
-__device__ inline uint64_t global_time_ns() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
 }  // namespace nmoe::cuda
