@@ -104,10 +104,7 @@ Config resolve(const Config& config, const TrainingData* data) {
 class Steps {
  public:
   Steps(const Config& config, Engine& engine, Batches& batches)
-      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len),
-        rebalance_every_(config.parallel.rebalance_every),
-        engine_(engine),
-        batches_(batches) {}
+      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
 
   void enqueue(bool with_routers = false) {
     rebalance();
@@ -118,13 +115,11 @@ class Steps {
   }
   // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
   void rebalance() {
-    if (rebalance_every_ == 0 || num_steps_ % rebalance_every_ != 0 || num_steps_ == rebalanced_step_) return;
-    if (!engine_.shares_experts()) return;
+    if (num_steps_ == rebalanced_step_ || !engine_.rebalance_is_due(num_steps_)) return;
     rebalanced_step_ = num_steps_;
     const auto begin = BenchClock::now();
     wait();
     rebalancing_ = engine_.rebalance();
-    engine_.wait();
     rebalancing_ms_ = ms_since(begin);
     expert_moves_ += rebalancing_.moves();
   }
@@ -171,7 +166,6 @@ class Steps {
   }
 
   int64_t tokens_per_step_;
-  int64_t rebalance_every_;
   Engine& engine_;
   Batches& batches_;
   int64_t num_steps_ = 0;

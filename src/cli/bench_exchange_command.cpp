@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
-#include "base/version.h"
 #include "bench/exchange_bench.h"
+#include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "train/run_config.h"
 
@@ -29,24 +29,21 @@ nlohmann::ordered_json to_json(const ExchangeBench& bench, const std::string& co
                     {"collect_ms", run.collect_ms},
                     {"layer_ms", run.layer_ms}});
   }
-  return {{"device", bench.device},
-          {"driver", bench.software.driver},
-          {"toolkit", bench.software.toolkit},
-          {"version", version()},
-          {"commit", commit()},
-          {"config", config},
-          {"ranks", bench.num_ranks},
-          {"tokens", bench.tokens},
-          {"width", bench.width},
-          {"experts", bench.num_experts},
-          {"top_k", bench.top_k},
-          {"row_bytes", bench.row_bytes},
-          {"skew", skew},
-          {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
-          {"rows_to_others", bench.rows_to_others},
-          {"rows_for_others", bench.rows_for_others},
-          {"expected_rows_per_token", bench.expected_rows_per_token},
-          {"runs", runs}};
+  nlohmann::ordered_json json = bench_origin(bench.device, bench.software);
+  json.update(nlohmann::ordered_json{{"config", config},
+                                     {"ranks", bench.num_ranks},
+                                     {"tokens", bench.tokens},
+                                     {"width", bench.width},
+                                     {"experts", bench.num_experts},
+                                     {"top_k", bench.top_k},
+                                     {"row_bytes", bench.row_bytes},
+                                     {"skew", skew},
+                                     {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
+                                     {"rows_to_others", bench.rows_to_others},
+                                     {"rows_for_others", bench.rows_for_others},
+                                     {"expected_rows_per_token", bench.expected_rows_per_token},
+                                     {"runs", runs}});
+  return json;
 }
 
 }  // namespace
@@ -60,12 +57,11 @@ void bench_exchange_command(const BenchExchangeArguments& arguments) {
     fmt::print("{}\n", to_json(bench, arguments.config.file, arguments.skew).dump());
     return;
   }
-  const auto line = [](const char* name, const std::string& text) { fmt::print("{:<16}{}\n", name, text); };
-  line("device", bench.device);
-  if (!bench.software.driver.empty()) {
-    line("software", fmt::format("{}, driver {}", bench.software.toolkit, bench.software.driver));
-  }
-  line("program", fmt::format("nmoe {} ({})", version(), commit()));
+  constexpr int kNameWidth = 16;
+  print_bench_origin(bench.device, bench.software, kNameWidth);
+  const auto line = [&](const char* name, const std::string& text) {
+    fmt::print("{:<{}}{}\n", name, kNameWidth, text);
+  };
   line("ranks",
        fmt::format("{}, the most loaded with {:.3f} times the mean", bench.num_ranks, bench.rank_load_max_over_mean));
   line("rows", fmt::format("{} tokens a rank, {} of {} experts each, {} bytes a row", bench.tokens, bench.top_k,

@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "base/text.h"
-#include "base/version.h"
 #include "bench/train_bench.h"
+#include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "train/run_config.h"
 
@@ -50,44 +50,41 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
     before.push_back(layer.load_before);
     after.push_back(layer.load_after);
   }
-  return {{"device", bench.device},
-          {"driver", bench.software.driver},
-          {"toolkit", bench.software.toolkit},
-          {"version", version()},
-          {"commit", commit()},
-          {"config", config},
-          {"config_fingerprint", bench.fingerprint},
-          {"tokens", bench.tokens},
-          {"warmup", bench.warmup},
-          {"steps", bench.steps},
-          {"tokens_per_step", bench.tokens_per_step},
-          {"ranks", bench.num_ranks},
-          {"microbatches", bench.num_microbatches},
-          {"parameters", bench.cost.parameters},
-          {"active_parameters", bench.cost.active_parameters},
-          {"active_matrix_parameters", bench.cost.active_matrix_parameters},
-          {"flops_per_token", bench.flops_per_token},
-          {"flops_formula", kFlopsFormula},
-          {"first_step_s", bench.first_step_s},
-          {"ms_per_step", bench.ms_per_step},
-          {"ms_by_phase", to_json(bench.phases)},
-          {"layers", layers},
-          {"tokens_per_s", bench.tokens_per_s},
-          {"gflops", bench.flops / 1e9},
-          {"peak_gflops", bench.peak_flops / 1e9},
-          {"peak_source", bench.peak_source},
-          {"mfu", bench.flops / bench.peak_flops},
-          {"peak_memory_bytes", bench.memory.peak_bytes},
-          {"planned_memory_bytes", bench.memory.planned_bytes},
-          {"loss", bench.loss},
-          {"load_max_over_mean", bench.load_max_over_mean},
-          {"losses", bench.losses},
-          {"loads", bench.loads},
-          {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
-          {"expert_moves", bench.expert_moves},
-          {"rank_loads_before_moves", before},
-          {"rank_loads_after_moves", after},
-          {"rebalancing_ms", bench.rebalancing_ms}};
+  nlohmann::ordered_json json = bench_origin(bench.device, bench.software);
+  json.update(nlohmann::ordered_json{{"config", config},
+                                     {"config_fingerprint", bench.fingerprint},
+                                     {"tokens", bench.tokens},
+                                     {"warmup", bench.warmup},
+                                     {"steps", bench.steps},
+                                     {"tokens_per_step", bench.tokens_per_step},
+                                     {"ranks", bench.num_ranks},
+                                     {"microbatches", bench.num_microbatches},
+                                     {"parameters", bench.cost.parameters},
+                                     {"active_parameters", bench.cost.active_parameters},
+                                     {"active_matrix_parameters", bench.cost.active_matrix_parameters},
+                                     {"flops_per_token", bench.flops_per_token},
+                                     {"flops_formula", kFlopsFormula},
+                                     {"first_step_s", bench.first_step_s},
+                                     {"ms_per_step", bench.ms_per_step},
+                                     {"ms_by_phase", to_json(bench.phases)},
+                                     {"layers", layers},
+                                     {"tokens_per_s", bench.tokens_per_s},
+                                     {"gflops", bench.flops / 1e9},
+                                     {"peak_gflops", bench.peak_flops / 1e9},
+                                     {"peak_source", bench.peak_source},
+                                     {"mfu", bench.flops / bench.peak_flops},
+                                     {"peak_memory_bytes", bench.memory.peak_bytes},
+                                     {"planned_memory_bytes", bench.memory.planned_bytes},
+                                     {"loss", bench.loss},
+                                     {"load_max_over_mean", bench.load_max_over_mean},
+                                     {"losses", bench.losses},
+                                     {"loads", bench.loads},
+                                     {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
+                                     {"expert_moves", bench.expert_moves},
+                                     {"rank_loads_before_moves", before},
+                                     {"rank_loads_after_moves", after},
+                                     {"rebalancing_ms", bench.rebalancing_ms}});
+  return json;
 }
 
 // The means of ranks in the last timed step.
@@ -121,12 +118,11 @@ void bench_train_command(const BenchTrainArguments& arguments) {
   }
   const ModelCost& cost = bench.cost;
   const auto count = [](auto number) { return human_count(static_cast<double>(number)); };
-  const auto line = [](const char* name, const std::string& text) { fmt::print("{:<16}{}\n", name, text); };
-  line("device", bench.device);
-  if (!bench.software.driver.empty()) {
-    line("software", fmt::format("{}, driver {}", bench.software.toolkit, bench.software.driver));
-  }
-  line("program", fmt::format("nmoe {} ({})", version(), commit()));
+  constexpr int kNameWidth = 16;
+  print_bench_origin(bench.device, bench.software, kNameWidth);
+  const auto line = [&](const char* name, const std::string& text) {
+    fmt::print("{:<{}}{}\n", name, kNameWidth, text);
+  };
   line("configuration", fmt::format("{}, fingerprint {:.12}", arguments.config.file, bench.fingerprint));
   line("tokens",
        fmt::format("{}, {} a step, {} microbatches", bench.tokens, bench.tokens_per_step, bench.num_microbatches));

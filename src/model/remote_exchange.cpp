@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <numeric>
 #include <vector>
 
@@ -224,6 +225,17 @@ class RemoteExchange final : public TokenExchange {
     gather(ops, chunk, *arrived_, overflow.rows);
   }
 
+  // Adds to those sums that are kept how long `work` takes on the lane of `ops`.
+  template <class Work>
+  static void timed(Ops& ops, std::initializer_list<Tensor> sums, const Work& work) {
+    for (const Tensor& sum : sums) {
+      if (sum.defined()) ops.add_time({.sum = sum, .begin = true});
+    }
+    work();
+    for (const Tensor& sum : sums) {
+      if (sum.defined()) ops.add_time({.sum = sum});
+    }
+  }
   // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
   // then, also what others are told by its barrier that they may write over.
   template <class Move>
@@ -231,16 +243,11 @@ class RemoteExchange final : public TokenExchange {
     Device& device = pass.ops.device();
     device.order(Lane::kCompute, Lane::kCommunication);
     Ops& ops = device.ops(Lane::kCommunication);
-    const Tensor lasted = kept(pass, stats_.lasted, transfer);
-    if (lasted.defined()) ops.add_time({.sum = lasted, .begin = true});
-    move(ops);
-    if (lasted.defined()) ops.add_time({.sum = lasted});
+    timed(ops, {kept(pass, stats_.lasted, transfer)}, [&] { move(ops); });
   }
   void end_moving(const Pass& pass, Transfer transfer) const {
-    const Tensor exposed = kept(pass, stats_.exposed, transfer);
-    if (exposed.defined()) pass.ops.add_time({.sum = exposed, .begin = true});
-    pass.ops.device().order(Lane::kCommunication, Lane::kCompute);
-    if (exposed.defined()) pass.ops.add_time({.sum = exposed});
+    timed(pass.ops, {kept(pass, stats_.exposed, transfer)},
+          [&] { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); });
   }
   void meet(const Pass& pass, Ops& ops, Transfer transfer) const {
     ops.peer_barrier(
@@ -301,14 +308,8 @@ class RemoteExchange final : public TokenExchange {
     end_moving(pass, transfer);
     for (const Part& chunk : chunks_) work_off(chunk);
     if (!chunks_.empty()) {
-      const Tensor times[] = {kept(pass, stats_.lasted, transfer), kept(pass, stats_.exposed, transfer)};
-      for (const Tensor& time : times) {
-        if (time.defined()) pass.ops.add_time({.sum = time, .begin = true});
-      }
-      meet(pass, pass.ops, transfer);
-      for (const Tensor& time : times) {
-        if (time.defined()) pass.ops.add_time({.sum = time});
-      }
+      timed(pass.ops, {kept(pass, stats_.lasted, transfer), kept(pass, stats_.exposed, transfer)},
+            [&] { meet(pass, pass.ops, transfer); });
     }
     if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
     pass.ops.exchange_collect({.plan = sent_,

@@ -205,6 +205,11 @@ std::vector<MovableExperts> Engine::movable_experts() {
   return all;
 }
 
+bool Engine::rebalance_is_due(int64_t steps) const {
+  const int64_t every = config_.parallel.rebalance_every;
+  return every > 0 && steps > 0 && steps % every == 0 && shares_experts();
+}
+
 Rebalancing Engine::rebalance() {
   Rebalancing done;
   if (experts_.rows.empty()) return done;

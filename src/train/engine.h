@@ -115,6 +115,8 @@ class Engine {
   // The places and rows that a run left, before initialise() or restore(): moves nothing. Ignored where no experts are
   // shared.
   void place_experts(const ExpertState& experts);
+  // Behind every parallel.rebalance_every steps, in front of the next.
+  bool rebalance_is_due(int64_t steps) const;
   // With parallel.rebalance_every: enqueues what moves experts, with their weights and optimizer state, to where ranks
   // would have got more equal loads in the steps whose results were taken since the last call. No step may be pending.
   // All ranks call it alike, and get the same. Gradients are overwritten.
@@ -140,7 +142,6 @@ class Engine {
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
-  const Optimizer& optimizer() const { return *optimizer_; }
 
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }

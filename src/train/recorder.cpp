@@ -6,6 +6,7 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/load.h"
+#include "optim/optimizer.h"
 #include "train/batch_shape.h"
 #include "train/exchange_report.h"
 #include "train/router_report.h"
@@ -18,10 +19,9 @@ constexpr auto kRetryAfter = std::chrono::seconds(60);
 
 }  // namespace
 
-Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id,
-                   int64_t step, const std::string& commit)
+Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
+                   const std::string& commit)
     : config_(config),
-      optimizer_(optimizer),
       exchange_cost_(config, rank.device.ops().compute_dtype(), rank.communicator.domain().count()),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
       runs_path_(fs::path(config.run.dir) / "experiments.db"),
@@ -91,7 +91,7 @@ void Recorder::record(const StepReport& report) {
   put("train/flops", report.total_flops);
 
   const auto put_rate = [&](std::string_view tag, WeightGroup group) {
-    put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
+    put(tag, scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, report.progress));
   };
   put_rate("optimizer/lr", WeightGroup::kMatrices);
   put_rate("optimizer/lr_rest", WeightGroup::kRest);

@@ -54,8 +54,7 @@ class Recorder {
   // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
   // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
   // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
-  Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id, int64_t step,
-           const std::string& commit);
+  Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit);
 
   const std::string& run_id() const { return run_id_; }
 
@@ -84,7 +83,6 @@ class Recorder {
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
-  const Optimizer& optimizer_;
   ExchangeCost exchange_cost_;
   double peak_flops_;  // of all ranks
   std::filesystem::path runs_path_;

@@ -264,8 +264,7 @@ void Trainer::start() {
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (!rank_.is_first()) return;
   carried_ = start.carried();
-  recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
-                                         run_.options.commit);
+  recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit);
   place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
@@ -280,8 +279,8 @@ std::string Trainer::first_told(const std::string& mine) {
 
 // Behind every so many steps, in front of the next: a run that goes on from there does it first.
 void Trainer::rebalance() {
-  const int64_t every = config_.parallel.rebalance_every, steps = ahead().steps;
-  if (every == 0 || steps == 0 || steps % every != 0 || !engine_.shares_experts()) return;
+  const int64_t steps = ahead().steps;
+  if (!engine_.rebalance_is_due(steps)) return;
   finish_steps();
   pace_.settle();
   const Rebalancing done = engine_.rebalance();
