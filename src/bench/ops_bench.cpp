@@ -1,6 +1,8 @@
 // Letters as in ops/ops.h.
 #include "bench/ops_bench.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>

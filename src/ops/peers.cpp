@@ -38,20 +38,18 @@ void Peers::share(int64_t num_bytes, std::vector<std::byte*> bases) {
   regions_.push_back({num_bytes, std::move(bases)});
 }
 
-void Peers::set_patience(std::chrono::milliseconds patience) const {
-  std::atomic_ref(*barrier_.patience.data<int64_t>())
-      .store(std::chrono::nanoseconds(patience).count(), std::memory_order_relaxed);
+void Peers::set_patience_ns(int64_t patience) const {
+  std::atomic_ref(*barrier_.patience.data<int64_t>()).store(patience, std::memory_order_relaxed);
 }
 
-std::chrono::nanoseconds Peers::patience_with(int64_t rank) const {
-  return std::chrono::nanoseconds(
-      std::atomic_ref(*on(rank, barrier_.patience).data<int64_t>()).load(std::memory_order_relaxed));
+int64_t Peers::patience_ns_with(int64_t rank) const {
+  return std::atomic_ref(*on(rank, barrier_.patience).data<int64_t>()).load(std::memory_order_relaxed);
 }
 
 Error Peers::waited_too_long(const Report& report) const {
   return runtime_error(
       fmt::format("rank {} waited {:.3g} s for rank {} in {} (exchange {})", report.rank,
-                  std::chrono::duration<double>(patience_with(report.missing)).count(), report.missing,
+                  1e-9 * static_cast<double>(patience_ns_with(report.missing)), report.missing,
                   place_text(static_cast<PeerWork>(report.work), report.layer), report.barrier),
       "see what keeps that rank; where its work takes that long, raise parallel.timeout_s or, in a step, "
       "parallel.stall_s");

@@ -8,7 +8,6 @@
 // between two peer_barriers (contracts/exchange.h) that say when it may be.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -58,8 +57,8 @@ class Peers {
   void set_barrier(const Barrier& barrier) { barrier_ = barrier; }
   const Barrier& barrier() const { return barrier_; }
   // How long others wait for this rank in a barrier, from here on. From any thread; barrier() has its memory.
-  void set_patience(std::chrono::milliseconds patience) const;
-  std::chrono::nanoseconds patience_with(int64_t rank) const;
+  void set_patience_ns(int64_t patience) const;
+  int64_t patience_ns_with(int64_t rank) const;
   // The Error (runtime) that ends a run where a rank has waited too long.
   Error waited_too_long(const Report& report) const;
   // Called again and again by operations that wait on the host; throws when a peer has failed.

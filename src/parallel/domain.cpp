@@ -62,7 +62,7 @@ void Domain::connect(const Rank& rank, Storage& storage) {
                       .patience = host.allocate(DType::kI64, {1}),
                       .report = host.allocate(DType::kI64, {6})});
   if (window.counting()) return;
-  peers_.set_patience(kDefaultRankTimeout);
+  peers_.set_patience_ns(std::chrono::nanoseconds(kDefaultRankTimeout).count());
 
   struct Memory {
     int64_t device_index = 0;
@@ -140,7 +140,7 @@ void Domain::sum_across(Ops& ops, std::span<const Tensor> tensors) const {
 
 void Domain::set_patience(std::chrono::milliseconds patience) const {
   all_ranks_.set_patience(patience);
-  if (!peers_.alone()) peers_.set_patience(patience);
+  if (!peers_.alone()) peers_.set_patience_ns(std::chrono::nanoseconds(patience).count());
 }
 
 void Domain::check() const {

@@ -1,5 +1,7 @@
 #include "parallel/launch.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <fstream>

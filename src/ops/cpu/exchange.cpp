@@ -22,15 +22,15 @@ std::vector<Real*> pointers_of(const Peers& peers, const Tensor& mine) {
 
 void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, const Peers::Report& wait) {
   WaitClock clock;
-  auto patience = peers.patience_with(wait.missing);
+  int64_t patience = peers.patience_ns_with(wait.missing);
   for (int spins = 0; arrived.load(std::memory_order_acquire) < wait.barrier; ++spins) {
     if (spins < kSpins) continue;
     peers.check();
-    if (const auto now = peers.patience_with(wait.missing); now != patience) {
+    if (const int64_t now = peers.patience_ns_with(wait.missing); now != patience) {
       patience = now;
       clock.restart();
     }
-    if (clock.waited() > patience) throw peers.waited_too_long(wait);
+    if (clock.waited() > std::chrono::nanoseconds(patience)) throw peers.waited_too_long(wait);
     std::this_thread::sleep_for(kNap);
   }
 }
