@@ -70,7 +70,8 @@ struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from.
+// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from. A rank's own
+// tokens need no way back (OwnRows), unless more rows came than R.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
@@ -83,12 +84,23 @@ struct ExchangeReturn {
   // there are, is 0.
   int64_t first_row = 0;
   Tensor num_rows = {};  // with first_row
+  Tensor all_rows = {};  // [1] i32 rows that came; undefined: not more than R
   int64_t max_blocks = 0;
 };
-// The sum of what the ranks returned for a token, in their order.
+// What this rank's experts have for its own tokens, as ExchangeReturn has it for all: used where not more rows came
+// than R.
+struct OwnRows {
+  int64_t rank;
+  Tensor rows;        // [R, D]
+  Tensor row_weight;  // [R] stat; undefined: as there
+  Tensor row_of;      // [M, K] i32, of the tokens received from this rank itself
+  Tensor all_rows = {};
+};
+// The sum of what the ranks have for a token, in their order.
 struct ExchangeCollect {
   ExchangePlan plan;
   Tensor top_idx;  // [T, K] i32; for weights
+  OwnRows own;
   ExchangeReturns returns;
   Tensor y;  // = [T, D]
   bool accumulate = false;
@@ -190,6 +202,12 @@ inline void check_exchange_collect(const ExchangeCollect& args) {
                  args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
              "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
              args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
+  const OwnRows& own = args.own;
+  NMOE_CHECK(own.rank >= 0 && own.rank < W && own.rows.dim(1) == args.y.dim(1) && own.rows.dtype() == args.y.dtype() &&
+                 own.row_of.shape() == Shape({M, args.top_idx.dim(1)}) &&
+                 args.weights.defined() == own.row_weight.defined(),
+             "collecting {} of rank {}'s own {} {} by {}", args.y.shape(), own.rank, dtype_name(own.rows.dtype()),
+             own.rows.shape(), own.row_of.shape());
 }
 
 inline void check_peer_sum(const PeerSum& args) {
