@@ -418,6 +418,7 @@ template <class T, bool kVectors>
 __global__ void __launch_bounds__(kCollectThreads)
     collect_kernel(OwnPart<T> own, const T* returned, const int32_t* send_row, T* y, CollectedWeights collected,
                    int64_t num_tokens, int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
+  constexpr int kCopies = 4;  // rows that a lane loads before it adds them
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kCollectWarps + threadIdx.x / kWarp;
   if (token >= num_tokens) return;
@@ -433,13 +434,19 @@ __global__ void __launch_bounds__(kCollectThreads)
       const int64_t i = begin + 8 * lane;
       const bool is_there = i < width;
       float sums[8] = {}, own_sums[8] = {};
-      for (unsigned left = here; left != 0; left &= left - 1) {
-        const int64_t row = __shfl_sync(kAllLanes, copy, __ffs(left) - 1);
-        if (!is_there) continue;
-        float values[8];
-        load8(own.rows + row * width + i, values);
+      for (unsigned left = here; left != 0;) {
+        Eight<T> values[kCopies] = {};  // where there is no copy, nothing is added
 #pragma unroll
-        for (int j = 0; j < 8; ++j) own_sums[j] += values[j];
+        for (int c = 0; c < kCopies; ++c) {
+          const int64_t row = __shfl_sync(kAllLanes, copy, (__ffs(left) - 1) & (kWarp - 1));
+          if (left != 0 && is_there) values[c] = *reinterpret_cast<const Eight<T>*>(own.rows + row * width + i);
+          left &= left - 1;
+        }
+#pragma unroll
+        for (int c = 0; c < kCopies; ++c) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) own_sums[j] += to_float(values[c].values[j]);
+        }
       }
       if (!is_there) continue;
       if (accumulate) load8(target + i, sums);
