@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "base/rng.h"
@@ -340,6 +342,29 @@ TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
       }
     }
     test.ops.peer_barrier({test.domain.peers()});
+  });
+}
+
+// More than a device's queue takes, behind a barrier that waits for a rank which has still to fetch from there.
+TEST_P(RemoteExchangeTest, AFullQueueKeepsNobodyFromFetching) {
+  const Routing routing{.num_tokens = {1, 1, 1, 1}};
+  run(routing, [&](RankTest& test) {
+    const Peers& peers = test.domain.peers();
+    const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {4});
+    const Tensor got = test.arena().allocate(DType::kI32, {4});
+    const std::vector<int32_t> mine(4, static_cast<int32_t>(test.rank));
+    test.device.upload(x, mine.data());
+    test.ops.peer_barrier({peers});
+    if (test.rank > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      test.ops.peer_fetch({peers, test.rank - 1, x, got});
+    }
+    test.ops.peer_barrier({peers});
+    for (int64_t i = 0; i < 4000; ++i) test.ops.peer_fetch({peers, (test.rank + i) % num_ranks(), x, got});
+    const int64_t last = (test.rank + 3999) % num_ranks();
+    EXPECT_EQ(test.download<int32_t>(got), std::vector<int32_t>(4, static_cast<int32_t>(last)));
+    test.ops.peer_barrier({peers});
+    test.domain.check();
   });
 }
 

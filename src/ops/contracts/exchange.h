@@ -220,4 +220,10 @@ inline void check_peer_range(const Tensor& x, int64_t begin, int64_t end) {
   NMOE_CHECK(begin >= 0 && begin <= end && end <= x.num_elements(), "elements [{}, {}) of {}", begin, end, x.shape());
 }
 
+inline void check_peer_fetch(const PeerFetch& args) {
+  NMOE_CHECK(args.x.dtype() == args.destination.dtype() && args.x.num_elements() == args.destination.num_elements(),
+             "fetching {} {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(),
+             dtype_name(args.destination.dtype()), args.destination.shape());
+}
+
 }  // namespace nmoe

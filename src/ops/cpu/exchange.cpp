@@ -252,9 +252,8 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
         const int64_t rank = placement[experts[token * top_k + k]] / args.plan.num_slots;
         const int64_t copy = send_row[token * num_ranks + rank] * top_k + k;
         args.weights.data<Real>()[token * top_k + k] =
-            rank == own.rank && own_are_here
-                ? own.row_weight.data<Real>()[own.row_of.data<int32_t>()[copy]]
-                : args.returns.weights.data<Real>()[rank * max_tokens * top_k + copy];
+            rank == own.rank && own_are_here ? own.row_weight.data<Real>()[own.row_of.data<int32_t>()[copy]]
+                                             : args.returns.weights.data<Real>()[rank * max_tokens * top_k + copy];
       }
     }
   });
@@ -313,6 +312,7 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
 
 template <class Real>
 void peer_fetch(Context& ctx, const PeerFetch& args) {
+  check_peer_fetch(args);
   if (!ctx.counting()) copy<Real>(ctx, {args.peers.on(args.rank, args.x), args.destination});
 }
 

@@ -486,9 +486,8 @@ __global__ void __launch_bounds__(kCollectThreads)
   for (int k = lane; k < own.top_k; k += kWarp) {
     const int64_t copy = token * own.top_k + k;
     const int rank = collected.placement.rank(collected.top_idx[copy]);
-    collected.weights[copy] = rank == own_rank
-                                  ? own.row_weight[own_copies[k]]
-                                  : collected.returned[(rank * max_tokens + rows[rank]) * own.top_k + k];
+    collected.weights[copy] = rank == own_rank ? own.row_weight[own_copies[k]]
+                                               : collected.returned[(rank * max_tokens + rows[rank]) * own.top_k + k];
   }
 }
 
@@ -665,8 +664,8 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
                               .top_k = static_cast<int>(top_k)};
     const auto kernel = vectors ? collect_kernel<T, true> : collect_kernel<T, false>;
     kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kCollectWarps)), kCollectThreads, 0, ctx.stream>>>(
-        own_part, args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected, num_tokens,
-        args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
+        own_part, args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected,
+        num_tokens, args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
