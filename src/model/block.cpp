@@ -61,7 +61,7 @@ void Block::run_backward(const Pass& pass, Tensor dx) {
   feed_forward_->backward(pass, dx, dnormed);
   pass.capture(Intermediate::kFeedForwardGradient, layer_, dnormed);
   feed_forward_norm_.backward(pass, dnormed, dx, /*accumulate=*/true);
-  pass.tell_ready(first_feed_forward_);  // here, since no exchange of tokens is under way while the mixer works
+  pass.tell_ready(first_feed_forward_);  // now, when no tokens travel while the mixer works
   if (pass.normed.defined()) mixer_norm_.forward_again(pass, pass.normed);
   mixer_->backward(pass, dx, dnormed);
   pass.capture(Intermediate::kMixerGradient, layer_, dnormed);

@@ -32,8 +32,8 @@ struct StepScale {
   Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
 };
 
-// Is called while backward goes on, in between always with less: the gradients of all weights from `first_weight` on, an
-// index in definition order, are enqueued, and nothing in this microbatch comes back to them.
+// Is called again and again in backward, each time with a lower index in definition order: nothing that is enqueued
+// from here on in this microbatch changes the gradients of the weights from `first_weight` on.
 using GradientsReady = std::function<void(size_t first_weight)>;
 
 // cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2] stat

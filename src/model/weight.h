@@ -83,7 +83,7 @@ class Weight {
 struct DomainShare {
   int64_t index = 0;
   int64_t count = 1;
-  std::vector<WeightGroup> by_matrix = {};  // groups whose matrices cannot be cut for the update
+  std::vector<WeightGroup> by_matrix = {};                     // groups whose matrices cannot be cut for the update
   int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/flat_weights.h
   // The gradient of what every rank has is that of one microbatch: a new one with each, added up elsewhere, one after
   // the other. That of experts is added up as always.
@@ -93,8 +93,8 @@ struct DomainShare {
 // Weights that every rank of a domain has, as two tensors of as many elements: this rank updates those of `updated`.
 struct FlatWeights {
   Tensor values;
-  Tensor grads;  // stat; what lies between weights is zero
-  size_t first_weight = 0;  // index of the one whose gradient backward completes last
+  Tensor grads;             // stat; what lies between weights is zero
+  size_t first_weight = 0;  // index of the one whose gradient is complete last
   ElementRange updated;
   Tensor totals;  // stat, of `updated`: sums of gradients; undefined: in grads
 };

@@ -8,8 +8,9 @@
 //
 // Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
 // of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), on
-// the communication lane while backward goes on, and the new values go to all. Losses, the gradients' norm and what routers did are summed for every rank before any
-// weight moves. They make the same calls: whatever runs the model needs the experts of all.
+// the communication lane while backward goes on, and the new values go to all. Losses, the gradients' norm and what
+// routers did are summed for every rank before any weight moves. They make the same calls: whatever runs the model
+// needs the experts of all.
 //
 // With parallel.logical_shards every sum has an order that does not depend on the number of ranks: a microbatch is a
 // shard, rank i's m-th of W ranks is shard m * W + i. The gradients of what all ranks have are added up shard by shard;
