@@ -54,10 +54,6 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
 
 namespace {
 
-// Of kernels that send rows beside other work: few, so that products find multiprocessors, and enough for the link.
-// What comes back is summed on its way, for which few have not the bandwidth of the memory.
-constexpr int64_t kBlocksBeside = 24;
-
 class RemoteExchange final : public TokenExchange {
  public:
   RemoteExchange(ExchangeWindow& window, int64_t layer, Tensor places, const ExchangeStats& stats)
@@ -297,7 +293,8 @@ class RemoteExchange final : public TokenExchange {
     ops.peer_spread({.peers = peers_, .x = window_.loads(), .begin = rank, .end = rank + 1});
   }
 
-  // The barrier comes when all rows are home: overflow's are behind what was begun.
+  // In all blocks: rows are summed on their way, for which few have not the bandwidth of the memory. The barrier comes
+  // when all rows are home: overflow's are behind what was begun.
   void begin_returning(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight) {
     const int64_t rank = peers_.index(), M = window_.max_tokens();
     own_ = {.rank = rank,

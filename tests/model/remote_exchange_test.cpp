@@ -557,23 +557,25 @@ TEST(ExpertRowsTest, AreTheAverageTimesAFactorAndTheWorstInChunks) {
   expect(rows(4, 1.5, Received::kApart), {800, 800, 0, 0});
 }
 
-// Where sums go to a place of their own, they are added to what is there.
+// Where sums go to a place of their own, they are added to what is there. Each round in another number of blocks.
 TEST_P(RemoteExchangeTest, SumsAreAddedRankByRank) {
   const Routing routing{.num_tokens = {1, 1, 1, 1}};
-  const int64_t size = 64 * num_ranks();
+  constexpr int64_t kPart = 8192;
+  const int64_t size = kPart * num_ranks();
   const auto value_of = [](int64_t rank, int64_t round, int64_t i) {
     return static_cast<float>(rank + 1) * 0.1F + static_cast<float>(round) * 1e-3F + static_cast<float>(i);
   };
   run(routing, [&](RankTest& test) {
     const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kF32, {size});
-    const int64_t begin = 64 * test.rank, end = begin + 64;
+    const int64_t begin = kPart * test.rank, end = begin + kPart;
     const Tensor sum = test.pass.push_stat({end - begin});
-    std::vector<float> expected(64);
+    std::vector<float> expected(kPart);
     for (int64_t round = 0; round < 3; ++round) {
       std::vector<float> mine;
       for (int64_t i = 0; i < size; ++i) mine.push_back(value_of(test.rank, round, i));
       test.device.upload(x, mine.data());
-      test.domain.reduce_sum(test.ops, std::vector<Domain::Part>{{x, begin, end, sum}}, /*accumulate=*/round > 0);
+      test.domain.reduce_sum(test.ops, std::vector<Domain::Part>{{x, begin, end, sum}}, /*accumulate=*/round > 0,
+                             /*max_blocks=*/round);
       for (int64_t i = begin; i < end; ++i) {
         float& total = expected[static_cast<size_t>(i - begin)];
         for (int64_t rank = 0; rank < num_ranks(); ++rank) {

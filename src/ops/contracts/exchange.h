@@ -10,7 +10,8 @@
 // again behind the one after their reading.
 //
 // max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
-// as many as the device has multiprocessors. For what is to run beside it. On the CPU it says nothing.
+// as many as the device has multiprocessors, or of sums a few times that. For what is to run beside it. On the CPU it
+// says nothing.
 #pragma once
 
 #include "base/error.h"
@@ -18,6 +19,10 @@
 #include "tensor/tensor.h"
 
 namespace nmoe {
+
+// Of kernels that move data between ranks beside other work: few, so that products find multiprocessors, and enough for
+// the link.
+inline constexpr int64_t kBlocksBeside = 24;
 
 // All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
 // another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
@@ -128,6 +133,7 @@ struct PeerSum {
   int64_t begin = 0, end = 0;
   Tensor sum = {};  // = [end - begin], or += ; undefined: = those elements of this rank's x, whose others stay
   bool accumulate = false;
+  int64_t max_blocks = 0;
 };
 // Those elements of every rank's `x` become this rank's. Any dtype.
 struct PeerSpread {

@@ -92,7 +92,7 @@ template <class T>
 void sum_part(Context& ctx, const PeerSum& args) {
   T* const target = args.sum.defined() ? args.sum.data<T>() : args.x.data<T>() + args.begin;
   ordered_sum(ctx, peer_pointers<T>(args.peers, args.x), target, args.accumulate, args.peers.count(), args.begin,
-              args.end);
+              args.end, args.max_blocks);
 }
 
 // Elements of Unit bytes.
