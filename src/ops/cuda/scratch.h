@@ -113,9 +113,9 @@ inline RouterForwardScratch claim(ArenaScope& scope, const RouterForward& args) 
   return scratch;
 }
 
-// --- plans of mixtures of experts: where each chunk of copies goes on in each expert's rows.
+// --- plans of mixtures of experts: how many copies of each chunk go to each expert.
 inline int64_t plan_chunk_copies(int64_t num_copies) {
-  constexpr int64_t kMinCopies = 512, kMaxChunks = 256;
+  constexpr int64_t kMinCopies = 512, kMaxChunks = 128;  // a block each: about one a multiprocessor
   return std::max(kMinCopies, blocks_for(num_copies, kMaxChunks));
 }
 inline Tensor claim(ArenaScope& scope, const BuildMoePlan& args) {
