@@ -67,7 +67,6 @@ class Moe final : public FeedForward {
   struct ExpertGradients {
     Tensor drows;        // [N, D] of what the experts made of the rows; then of the rows
     Tensor drow_weight;  // [N]
-    Tensor dhidden;      // [N, F]
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
   // pre and hidden = of a part's rows.
