@@ -158,38 +158,6 @@ TEST(RankEngines, KeepTheSameBitsOnEveryRankAndEveryTime) {
   }
 }
 
-// Sums begin as soon as a bucket of gradients is ready, in the middle of backward or at its end, and are the same.
-TEST(RankEngines, BucketsOfGradientsChangeNoBit) {
-  for (const int64_t ranks : {2, 4}) {
-    for (const char* recompute : {"none", "blocks"}) {
-      std::vector<std::map<std::string, std::string>> states;
-      for (const int64_t bucket_bytes : {1, 4000, 1 << 30}) {
-        Config config = config_of(ranks);
-        config.model.num_layers = 4;
-        config.optim.clip_norm = 1e9;  // the order of squares is another one
-        config.train.recompute = std::string_view(recompute) == "none" ? Recompute::kNone : Recompute::kBlocks;
-        config.parallel.bucket_bytes = bucket_bytes;
-        std::mutex mutex;
-        auto& state = states.emplace_back();
-        size_t num_regions = 0;
-        run_engines(config, [&](ReadyEngine& ready) {
-          for (int64_t step = 1; step <= 3; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
-          const Bytes mine = weight_bytes(ready.engine);
-          const std::scoped_lock lock(mutex);
-          num_regions = ready.engine.model().weights().flat().size();
-          for (const auto& [name, bytes] : mine) {
-            const bool is_own = contains(name, "experts_");
-            state[is_own ? fmt::format("{} of {}", name, ready.engine.rank().index()) : name] = bytes;
-          }
-        });
-        EXPECT_EQ(num_regions > 8, bucket_bytes < (1 << 30)) << bucket_bytes;
-      }
-      EXPECT_EQ(states[0], states[2]) << ranks << " ranks, recompute " << recompute;
-      EXPECT_EQ(states[1], states[2]) << ranks << " ranks, recompute " << recompute;
-    }
-  }
-}
-
 // Runs steps on an engine a rank, then calls `look`, one rank after the other, with each part of a checkpoint that the
 // rank would write.
 void look_at_written(const Config& config, int64_t steps, const std::function<void(const NamedPart&)>& look) {
