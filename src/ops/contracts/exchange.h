@@ -21,8 +21,8 @@
 namespace nmoe {
 
 // Of kernels that move data between ranks beside other work: few, so that products find multiprocessors, and enough for
-// the link.
-inline constexpr int64_t kBlocksBeside = 24;
+// nine tenths of the link.
+inline constexpr int64_t kBlocksBeside = 16;
 
 // All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
 // another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
