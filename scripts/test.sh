@@ -35,4 +35,4 @@ esac
 scripts/setup.sh --test
 cmake --preset "$preset" -DNMOE_BUILD_TESTS=ON
 cmake --build --preset "$preset" ${programs[@]:+--target "${programs[@]}"}
-ctest --preset "$preset" "${options[@]}" "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}
+ctest --preset "$preset" "${options[@]}" "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))(/[0-9]+)?$"}
