@@ -20,22 +20,29 @@ FlatRegion lay_out(std::span<const WeightSpec> specs, std::span<const size_t> ch
   return region;
 }
 
-FlatRegion cut_evenly(std::span<const WeightSpec> specs, std::span<const size_t> chosen, DType values,
-                      int64_t num_ranks, DType stat) {
+// Cut so that ranks have equally much of this region and those before it: what rounding to an edge takes from a rank
+// the next region gives back. first_of [W + 1]: elements of those regions that the ranks before one have; += this
+// region's.
+FlatRegion cut_evenly(std::span<const WeightSpec> specs, std::span<const size_t> chosen, DType values, DType stat,
+                      std::vector<int64_t>& first_of) {
   FlatRegion region = lay_out(specs, chosen, values);
+  const auto num_ranks = static_cast<int64_t>(first_of.size()) - 1;
   std::vector<int64_t> edges;
   for (const FlatRegion::Place& place : region.places) {
     const TensorChunks chunks(stat, specs[place.spec].shape);
     for (int64_t i = 0; i < chunks.count(); ++i) edges.push_back(place.first + chunks[i].offset);
   }
   edges.push_back(region.num_elements);
+  const int64_t all = first_of.back() + region.num_elements;
   for (int64_t rank = 1; rank < num_ranks; ++rank) {
-    const int64_t ideal = region.num_elements * rank / num_ranks;
+    const int64_t ideal = std::clamp(all * rank / num_ranks - first_of[static_cast<size_t>(rank)], region.bounds.back(),
+                                     region.num_elements);
     auto edge = std::ranges::lower_bound(edges, ideal);
     if (edge != edges.begin() && ideal - *(edge - 1) <= *edge - ideal) --edge;
     region.bounds.push_back(*edge);
   }
   region.bounds.push_back(region.num_elements);
+  for (size_t rank = 0; rank < first_of.size(); ++rank) first_of[rank] += region.bounds[rank];
   return region;
 }
 
@@ -106,6 +113,7 @@ std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::spa
   }
   const std::vector<size_t> rank_of = deal_by_cost(specs, std::move(whole), num_ranks);
   std::vector<FlatRegion> regions;
+  std::vector<int64_t> first_of(static_cast<size_t>(num_ranks) + 1, 0);
   for (size_t end = bucketed.size(); end > 0;) {
     size_t begin = end;
     for (int64_t bytes = 0; begin > 0 && bytes < bucket_bytes;) {
@@ -114,11 +122,11 @@ std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::spa
     const auto bucket = std::span(bucketed).subspan(begin, end - begin);
     const auto rest = std::ranges::stable_partition(bucket, [&](size_t i) { return !is_whole(i); });
     const std::span<const size_t> cut(bucket.begin(), rest.begin());
-    regions.push_back(cut_evenly(specs, cut, compute, num_ranks, stat));
+    regions.push_back(cut_evenly(specs, cut, compute, stat, first_of));
     regions.push_back(keep_whole(specs, std::span<const size_t>(rest), compute, num_ranks, rank_of));
     end = begin;
   }
-  regions.push_back(cut_evenly(specs, cut_stat, stat, num_ranks, stat));
+  regions.push_back(cut_evenly(specs, cut_stat, stat, stat, first_of));
   std::erase_if(regions, [](const FlatRegion& region) { return region.num_elements == 0; });
   return regions;
 }

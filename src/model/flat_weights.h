@@ -34,8 +34,9 @@ struct FlatRegion {
 
 // The regions of the trained weights among `specs`, in definition order, that are no stacked experts. Weights of the
 // groups `by_matrix` go to a rank whole, dealt by what Newton-Schulz costs; all others are cut at the edges of chunks
-// of `stat`, into parts as equal as these allow. Values are `compute`, or `stat` where the weight says so: those are
-// few, and one region. A bucket of the others has at least `bucket_bytes` of gradients, but for the first weights'.
+// of `stat`, so that what a rank has in all regions is as much as any other's, as far as these allow. Values are
+// `compute`, or `stat` where the weight says so: those are few, and one region. A bucket of the others has at least
+// `bucket_bytes` of gradients, but for the first weights'.
 std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::span<const WeightGroup> by_matrix,
                                      int64_t num_ranks, int64_t bucket_bytes, DType compute, DType stat);
 

@@ -95,6 +95,7 @@ Domain::~Domain() {
   }
   if (alone() || device_.counting()) return;
   try {
+    device_.order(Lane::kCommunication, Lane::kCompute);
     const auto done = device_.make_event(Lane::kCompute);
     done->record();
     done->wait();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -111,13 +112,26 @@ TEST(DealWeights, MatricesAreDealtByTheCostOfAll) {
 
 TEST(DealWeights, PartsAreAsEqualAsChunksAllow) {
   for (const int64_t ranks : {2, 3, 4}) {
-    const auto regions = deal(ranks);
-    int64_t least = elements_of(regions, 0), most = least;
-    for (int64_t rank = 1; rank < ranks; ++rank) {
-      least = std::min(least, elements_of(regions, rank));
-      most = std::max(most, elements_of(regions, rank));
+    for (const int64_t bucket_bytes : {int64_t{1}, int64_t{2} << 20, kAll}) {
+      const auto regions = deal(ranks, {}, bucket_bytes);
+      int64_t least = elements_of(regions, 0), most = least;
+      for (int64_t rank = 1; rank < ranks; ++rank) {
+        least = std::min(least, elements_of(regions, rank));
+        most = std::max(most, elements_of(regions, rank));
+      }
+      EXPECT_LE(most - least, 2 * kChunk) << ranks << " ranks, buckets of " << bucket_bytes;
     }
-    EXPECT_LE(most - least, 2 * kChunk) << ranks << " ranks";
+  }
+}
+
+// Alike buckets are not all rounded alike.
+TEST(DealWeights, RoundingDoesNotAddUp) {
+  constexpr int64_t kLayers = 64, kChunks = 4, kRanks = 64;
+  const std::vector<WeightSpec> layers(kLayers, {.name = "q", .shape = {kChunks * kChunk / 512, 512}});
+  const auto regions = deal_weights(layers, {}, kRanks, 1, DType::kBF16, DType::kF32);
+  ASSERT_EQ(regions.size(), static_cast<size_t>(kLayers));
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_LE(std::abs(elements_of(regions, rank) - kLayers * kChunks / kRanks * kChunk), kChunk) << "rank " << rank;
   }
 }
 

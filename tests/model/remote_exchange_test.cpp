@@ -345,7 +345,8 @@ TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
   });
 }
 
-// More than a device's queue takes, behind a barrier that waits for a rank which has still to fetch from there.
+// More than a device's queue takes, behind a barrier that waits for a rank which has still to fetch from there. (Copies
+// by the driver hung in the same place only where they were large.)
 TEST_P(RemoteExchangeTest, AFullQueueKeepsNobodyFromFetching) {
   const Routing routing{.num_tokens = {1, 1, 1, 1}};
   run(routing, [&](RankTest& test) {

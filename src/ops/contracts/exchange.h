@@ -21,7 +21,7 @@
 namespace nmoe {
 
 // Of kernels that move data between ranks beside other work: few, so that products find multiprocessors, and enough for
-// nine tenths of the link.
+// sends to have nine tenths of the link.
 inline constexpr int64_t kBlocksBeside = 16;
 
 // All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
@@ -89,7 +89,8 @@ struct ExchangeReturn {
   // there are, is 0.
   int64_t first_row = 0;
   Tensor num_rows = {};  // with first_row
-  Tensor all_rows = {};  // [1] i32 rows that came; undefined: not more than R
+  // [1] i32 rows that came; undefined: not more than R. With first_row, more than R wherever num_rows is not 0.
+  Tensor all_rows = {};
   int64_t max_blocks = 0;
 };
 // What this rank's experts have for its own tokens, as ExchangeReturn has it for all: used where not more rows came
@@ -109,7 +110,7 @@ struct ExchangeCollect {
   ExchangeReturns returns;
   Tensor y;  // = [T, D]
   bool accumulate = false;
-  Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
+  Tensor weights;  // = [T, K] stat: the row_weight of its copies; undefined: not wanted
 };
 
 // Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
