@@ -31,24 +31,41 @@ struct Packed<int32_t> {
   static __device__ void add(int4& sum, const int4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 };
 
-// target [end - begin]. kVectors: [begin, end) in units of 16 bytes.
+// target [end - begin]. kVectors: [begin, end) in units of 16 bytes. A thread loads several of one rank before it adds
+// them: the way to another device is long, and sums beside other work get few blocks.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kOrderedSumThreads)
     ordered_sum_kernel(PeerPointers<T> x, T* target, bool accumulate, int64_t num_ranks, int64_t begin, int64_t end) {
   using Unit = std::conditional_t<kVectors, typename Packed<T>::Type, T>;
+  constexpr int kAhead = 4;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kOrderedSumThreads;
-  for (int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kOrderedSumThreads + threadIdx.x; i < end; i += stride) {
-    Unit& to = reinterpret_cast<Unit*>(target)[i - begin];
-    Unit sum = accumulate ? to : reinterpret_cast<const Unit*>(x.at[0])[i];
+  Unit* const to = reinterpret_cast<Unit*>(target) - begin;
+  int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kOrderedSumThreads + threadIdx.x;
+  for (; i < end; i += kAhead * stride) {
+    Unit sums[kAhead];
+    const auto load = [&](const Unit* from, Unit(&values)[kAhead]) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (i + j * stride < end) values[j] = from[i + j * stride];
+      }
+    };
+    load(accumulate ? to : reinterpret_cast<const Unit*>(x.at[0]), sums);
     for (int64_t rank = accumulate ? 0 : 1; rank < num_ranks; ++rank) {
-      const Unit value = reinterpret_cast<const Unit*>(x.at[rank])[i];
-      if constexpr (kVectors) {
-        Packed<T>::add(sum, value);
-      } else {
-        sum += value;
+      Unit values[kAhead];
+      load(reinterpret_cast<const Unit*>(x.at[rank]), values);
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if constexpr (kVectors) {
+          Packed<T>::add(sums[j], values[j]);
+        } else {
+          sums[j] += values[j];
+        }
       }
     }
-    to = sum;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (i + j * stride < end) to[i + j * stride] = sums[j];
+    }
   }
 }
 
