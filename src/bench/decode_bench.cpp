@@ -1,12 +1,14 @@
 #include "bench/decode_bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <optional>
 
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "infer/cached_model.h"
+#include "model/spec.h"
 #include "ops/storage.h"
 
 namespace nmoe {
@@ -39,8 +41,33 @@ GenerationRequest request_of(std::vector<int32_t> prompt, int64_t max_tokens) {
   return request;
 }
 
-DecodeBench::Batch time_batch(InferenceEngine& engine, Prompts& prompts, int64_t sequences, int64_t context) {
-  constexpr int64_t kTokens = 33;  // the first ones of all sequences end the prompts' time
+constexpr int64_t kTokens = 33;  // that a batch writes: the first ones of all sequences end the prompts' time
+
+double bytes_per_step(const Config& config, const std::string& device, int64_t sequences, int64_t context) {
+  const ModelSpec spec = describe_model(config.model);
+  const bool is_fp32 = device == "cpu" || config.run.precision == Precision::kFp32;
+  const double act_bytes = is_fp32 ? 4.0 : 2.0, n = static_cast<double>(sequences);
+  double bytes = 0.0;
+  for (const WeightSpec& weight : spec.weights) {
+    const double size = static_cast<double>(weight.shape.num_elements()) * (weight.is_stat ? 4.0 : act_bytes);
+    if (weight.is_looked_up) {
+      bytes += n * size / static_cast<double>(weight.shape[0]);
+    } else if (weight.group == WeightGroup::kExperts) {
+      const double chosen = static_cast<double>(config.model.moe.top_k) / static_cast<double>(weight.shape[0]);
+      bytes += size * (1.0 - std::pow(1.0 - chosen, n));
+    } else {
+      bytes += size;
+    }
+  }
+  double cached = 0.0;  // of a position
+  for (const MixerSpec& mixer : spec.mixers) {
+    for (const int64_t width : mixer.cache.widths) cached += static_cast<double>(width) * act_bytes;
+  }
+  return bytes + n * cached * (static_cast<double>(context) + kTokens / 2.0);
+}
+
+DecodeBench::Batch time_batch(InferenceEngine& engine, const std::string& device, Prompts& prompts, int64_t sequences,
+                              int64_t context) {
   constexpr int kRuns = 3;
   std::vector<double> prompt_rates, rates;
   for (int run = 0; run < kRuns; ++run) {
@@ -66,7 +93,8 @@ DecodeBench::Batch time_batch(InferenceEngine& engine, Prompts& prompts, int64_t
   return {.sequences = sequences,
           .context = context,
           .prompt_tokens_per_s = median(prompt_rates),
-          .tokens_per_s = median(rates)};
+          .tokens_per_s = median(rates),
+          .bytes_per_step = bytes_per_step(engine.config(), device, sequences, context)};
 }
 
 // What the cache replaces.
@@ -96,7 +124,6 @@ class RerunModel {
     model_->logits(batch(size), (*storage_)[ArenaKind::kActivations], logits_, last_);
     return ms_since(begin);
   }
-  std::string description() const { return device_->description(); }
 
  private:
   std::unique_ptr<Model> make(const Config& config, Storage& storage, int64_t max_tokens) {
@@ -160,22 +187,29 @@ void time_text_both_ways(InferenceEngine& engine, RerunModel& rerun, Prompts& pr
 }  // namespace
 
 DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
-                         std::shared_ptr<const Tokenizer> tokenizer, int num_threads, int64_t tokens) {
-  constexpr int64_t kMostSequences = 16, kRoom = 64;
-  const CachedModelOptions options{.num_threads = num_threads, .num_slots = kMostSequences, .capacity = tokens + kRoom};
+                         std::shared_ptr<const Tokenizer> tokenizer, const DecodeBenchOptions& bench_options) {
+  constexpr int64_t kRoom = 64;
+  const auto& [device, num_threads, tokens] = bench_options;
+  const bool on_cpu = device == "cpu";
+  const std::vector<int64_t> batches = on_cpu ? std::vector<int64_t>{1, 4, 16} : std::vector<int64_t>{1, 16, 256};
+  const CachedModelOptions options{
+      .device = device, .num_threads = num_threads, .num_slots = batches.back(), .capacity = tokens + kRoom};
   auto model = checkpoint.empty() ? std::make_unique<CachedModel>(unread, std::move(tokenizer), options)
                                   : std::make_unique<CachedModel>(checkpoint, options);
+  DecodeBench bench{.device = model->device().description(), .batches = {}};
   InferenceEngine engine(std::move(model));
-  RerunModel rerun(engine.config(), num_threads, tokens);
   Prompts prompts(engine.tokenizer().vocab_size());
-  DecodeBench bench{.device = rerun.description(), .batches = {}, .tokens = tokens};
-  time_batch(engine, prompts, kMostSequences, 1);  // warms up
-  for (const int64_t sequences : {int64_t{1}, int64_t{4}, kMostSequences}) {
+  time_batch(engine, device, prompts, batches.back(), 1);  // warms up
+  for (const int64_t sequences : batches) {
     for (const int64_t context : {std::max<int64_t>(1, tokens / 16), tokens}) {
-      bench.batches.push_back(time_batch(engine, prompts, sequences, context));
+      bench.batches.push_back(time_batch(engine, device, prompts, sequences, context));
     }
   }
-  time_text_both_ways(engine, rerun, prompts, bench);
+  if (on_cpu) {
+    RerunModel rerun(engine.config(), num_threads, tokens);
+    bench.tokens = tokens;
+    time_text_both_ways(engine, rerun, prompts, bench);
+  }
   return bench;
 }
 

@@ -19,22 +19,32 @@ struct DecodeBench {
     int64_t context = 0;
     double prompt_tokens_per_s = 0.0;  // until all have their first token
     double tokens_per_s = 0.0;         // of all together, after that
+    // What a step that gives each a token has to read: weights of what all tokens pass and of as many experts as even
+    // routing touches on average, and the cache.
+    double bytes_per_step = 0.0;
+    double bytes_per_s() const { return bytes_per_step * tokens_per_s / static_cast<double>(sequences); }
   };
   std::string device;
   std::vector<Batch> batches;
 
-  // One text of `tokens` tokens, from its first: by the engine, and by a forward of everything so far for every token
-  // (products that need not be batch invariant, logits of the last position alone; no sampling). Medians of runs that
-  // alternate.
-  int64_t tokens = 0;
+  // On the CPU. One text of `tokens` tokens, from its first: by the engine, and by a forward of everything so far for
+  // every token (products that need not be batch invariant, logits of the last position alone; no sampling). Medians of
+  // runs that alternate.
+  int64_t tokens = 0;  // 0: not measured
   double text_ms = 0.0;
   double rerun_text_ms = 0.0;  // from forwards of 16 lengths
   double last_token_ms = 0.0;  // the token at position `tokens`: a mean over the last eighth of the text
   double rerun_last_token_ms = 0.0;
 };
 
+struct DecodeBenchOptions {
+  std::string device = "cpu";  // InferenceOptions
+  int num_threads = 0;
+  int64_t tokens = 256;  // of the longest text
+};
+
 // Random weights of `config` (model.vocab_size set) where `checkpoint` is empty. Errors: InferenceEngine.
 DecodeBench bench_decode(const std::string& checkpoint, const Config& config,
-                         std::shared_ptr<const Tokenizer> tokenizer, int num_threads, int64_t tokens);
+                         std::shared_ptr<const Tokenizer> tokenizer, const DecodeBenchOptions& options);
 
 }  // namespace nmoe

@@ -11,13 +11,16 @@ namespace nmoe::cli {
 namespace {
 
 DecodeBench run(const BenchDecodeArguments& arguments) {
+  const auto options = [&](const std::string& device) {
+    return DecodeBenchOptions{.device = device, .num_threads = arguments.threads, .tokens = arguments.tokens};
+  };
   const bool is_config = arguments.model.ends_with(".toml") && !std::filesystem::is_directory(arguments.model);
   if (!is_config) {
     if (!arguments.overrides.empty()) {
       throw usage_error("--set with a checkpoint, which has its own configuration",
                         "leave it out, or give a .toml file");
     }
-    return bench_decode(arguments.model, {}, {}, arguments.threads, arguments.tokens);
+    return bench_decode(arguments.model, {}, {}, options(arguments.device.empty() ? "cpu" : arguments.device));
   }
   Config config = load_run_config(arguments.model, arguments.overrides);
   std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
@@ -31,7 +34,7 @@ DecodeBench run(const BenchDecodeArguments& arguments) {
         fmt::format("prepare the corpus in data.path, or add --set model.vocab_size=N, at least {}",
                     tokenizer->vocab_size()));
   }
-  return bench_decode("", config, tokenizer, arguments.threads, arguments.tokens);
+  return bench_decode("", config, tokenizer, options(arguments.device.empty() ? config.run.device : arguments.device));
 }
 
 }  // namespace
@@ -42,23 +45,29 @@ void bench_decode_command(const BenchDecodeArguments& arguments) {
     std::string batches;
     for (const DecodeBench::Batch& batch : bench.batches) {
       batches += fmt::format(
-          "{}{{\"sequences\": {}, \"context\": {}, \"prompt_tokens_per_s\": {:.1f}, \"tokens_per_s\": {:.1f}}}",
-          batches.empty() ? "" : ", ", batch.sequences, batch.context, batch.prompt_tokens_per_s, batch.tokens_per_s);
+          "{}{{\"sequences\": {}, \"context\": {}, \"prompt_tokens_per_s\": {:.1f}, \"tokens_per_s\": {:.1f}, "
+          "\"bytes_per_step\": {:.0f}, \"bytes_per_s\": {:.0f}}}",
+          batches.empty() ? "" : ", ", batch.sequences, batch.context, batch.prompt_tokens_per_s, batch.tokens_per_s,
+          batch.bytes_per_step, batch.bytes_per_s());
     }
-    fmt::print(
-        "{{\"device\": \"{}\", \"batches\": [{}], \"tokens\": {}, \"text_ms\": {:.3f}, \"rerun_text_ms\": {:.3f}, "
-        "\"text_ratio\": {:.2f}, \"last_token_ms\": {:.4f}, \"rerun_last_token_ms\": {:.4f}, "
-        "\"last_token_ratio\": {:.2f}}}\n",
-        bench.device, batches, bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms,
-        bench.last_token_ms, bench.rerun_last_token_ms, bench.rerun_last_token_ms / bench.last_token_ms);
+    fmt::print("{{\"device\": \"{}\", \"batches\": [{}]", bench.device, batches);
+    if (bench.tokens > 0) {
+      fmt::print(
+          ", \"tokens\": {}, \"text_ms\": {:.3f}, \"rerun_text_ms\": {:.3f}, \"text_ratio\": {:.2f}, "
+          "\"last_token_ms\": {:.4f}, \"rerun_last_token_ms\": {:.4f}, \"last_token_ratio\": {:.2f}",
+          bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms, bench.last_token_ms,
+          bench.rerun_last_token_ms, bench.rerun_last_token_ms / bench.last_token_ms);
+    }
+    fmt::print("}}\n");
     return;
   }
   fmt::print("device          {}\n", bench.device);
-  fmt::print("sequences  prompt tokens  prompts, tokens/s  output, tokens/s\n");
+  fmt::print("sequences  prompt tokens  prompts, tokens/s  output, tokens/s  GB a step  GB/s\n");
   for (const DecodeBench::Batch& batch : bench.batches) {
-    fmt::print("{:>9}  {:>13}  {:>17.0f}  {:>16.0f}\n", batch.sequences, batch.context, batch.prompt_tokens_per_s,
-               batch.tokens_per_s);
+    fmt::print("{:>9}  {:>13}  {:>17.0f}  {:>16.0f}  {:>9.3f}  {:>4.0f}\n", batch.sequences, batch.context,
+               batch.prompt_tokens_per_s, batch.tokens_per_s, batch.bytes_per_step / 1e9, batch.bytes_per_s() / 1e9);
   }
+  if (bench.tokens == 0) return;
   fmt::print("text of {:<7} {:.1f} ms; running everything again for every token {:.1f} ms: {:.1f} times as long\n",
              bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms);
   fmt::print("its last token  {:.3f} ms; {:.3f} ms: {:.1f} times\n", bench.last_token_ms, bench.rerun_last_token_ms,

@@ -76,6 +76,12 @@ void add_sampling(CLI::App* command, SamplingOptions& sampling) {
   command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
 }
 
+void add_device(CLI::App* command, std::string& device) {
+  command->add_option("--device", device, "cpu, or cuda: a GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 class CommandLine::Commands {
@@ -369,6 +375,7 @@ class CommandLine::Commands {
         ->type_name("TEXT")
         ->take_all()
         ->allow_extra_args(false);
+    add_device(generate, generate_.device);
     generate->add_option("--threads", generate_.threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();
@@ -442,6 +449,7 @@ class CommandLine::Commands {
     chat->add_option("--max-tokens", chat_.max_tokens, "of a reply; 0: as many as the context has room for")
         ->check(number(0))
         ->capture_default_str();
+    add_device(chat, chat_.device);
     chat->add_option("--threads", chat_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     chat->add_option("--context", chat_.context, "tokens of the whole conversation; 0: the model's")
         ->check(number(0))
@@ -491,6 +499,7 @@ class CommandLine::Commands {
         ->capture_default_str();
     serve->add_option("--model-name", serve_.model_name, "what clients call the model; else the run's name");
     serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FORM");
+    add_device(serve, serve_.device);
     serve->add_option("--threads", serve_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
@@ -532,6 +541,10 @@ class CommandLine::Commands {
     decode->add_option("--tokens", bench_decode_.tokens, "of the longest text")
         ->check(number(1))
         ->capture_default_str();
+    decode
+        ->add_option("--device", bench_decode_.device,
+                     "cpu or cuda; unless given, run.device of a configuration, or cpu")
+        ->check(CLI::IsMember({"cpu", "cuda"}));
     decode->add_option("--threads", bench_decode_.threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();

@@ -98,6 +98,7 @@ struct GenerateArguments {
   int64_t max_tokens = 200;
   SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95};
   std::vector<std::string> stop;
+  std::string device = "cpu";  // or "cuda"
   int threads = 0;
   int64_t context = 0;  // 0: the model's
 };
@@ -110,7 +111,8 @@ struct ChatArguments {
   std::string system;
   SamplingDefaults sampling;  // before what the checkpoint says
   uint64_t seed = 1;
-  int64_t max_tokens = 0;  // of a reply; 0: as many as there is room for
+  int64_t max_tokens = 0;      // of a reply; 0: as many as there is room for
+  std::string device = "cpu";  // or "cuda"
   int threads = 0;
   int64_t context = 0;  // 0: the model's
 };
@@ -132,6 +134,7 @@ struct ServeArguments {
   int64_t max_connections = 1024;
   int64_t client_timeout = 20;  // seconds
   std::string model_name;       // "": run.name
+  std::string device = "cpu";   // or "cuda"
   int threads = 0;
 };
 // Serves OpenAI's API over HTTP until SIGINT or SIGTERM (docs/serving.md).
@@ -161,6 +164,7 @@ void bench_ops_command(const BenchOpsArguments& arguments);
 struct BenchDecodeArguments {
   std::string model;                   // a checkpoint, a folder of them, or a configuration: random weights
   std::vector<std::string> overrides;  // of a configuration
+  std::string device;                  // "": a configuration's run.device, for checkpoints "cpu"
   int threads = 0;
   int64_t tokens = 256;  // of the longest text
   bool json = false;

@@ -40,7 +40,8 @@ void generate_command(const GenerateArguments& arguments) {
   const std::vector<std::string> prompts = read_prompts(arguments.prompts);
   constexpr int64_t kMostAtOnce = 32;  // more wait until one of these is done
   const fs::path checkpoint = CheckpointReader::open(arguments.checkpoint).path();
-  InferenceEngine engine(checkpoint, {.num_threads = arguments.threads,
+  InferenceEngine engine(checkpoint, {.device = arguments.device,
+                                      .num_threads = arguments.threads,
                                       .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
                                       .max_context = arguments.context});
   const CheckpointSettings settings = read_checkpoint_settings(checkpoint, engine.tokenizer());

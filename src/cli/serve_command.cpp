@@ -75,7 +75,8 @@ void serve_command(const ServeArguments& arguments) {
     say("note: no /v1/chat/completions: {}\n", no_chat);
   }
 
-  InferenceEngine engine(checkpoint, {.num_threads = arguments.threads,
+  InferenceEngine engine(checkpoint, {.device = arguments.device,
+                                      .num_threads = arguments.threads,
                                       .max_sequences = arguments.max_sequences,
                                       .max_context = arguments.max_context});
 

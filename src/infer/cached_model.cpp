@@ -1,7 +1,8 @@
 #include "infer/cached_model.h"
 
-#include <algorithm>
+#include <bit>
 #include <limits>
+#include <numeric>
 
 #include "base/process.h"
 #include "base/text.h"
@@ -9,25 +10,79 @@
 #include "config/load.h"
 
 namespace nmoe {
+namespace {
+
+constexpr int64_t kMaxSeen = 1 << 14;  // ids that are penalised at once
+
+// The numbers of rows that are recorded: few, so that there are few recordings.
+int64_t recorded_rows(int64_t num_rows) {
+  constexpr int64_t kStep = 16;
+  if (num_rows > kStep / 2) return (num_rows + kStep - 1) / kStep * kStep;
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_rows)));
+}
+
+// The upper half of a master weight, as ops/ops.h has it.
+uint16_t upper_half(float master) {
+  const auto bits = std::bit_cast<uint32_t>(master);
+  return static_cast<uint16_t>((bits + 0x8000U) >> 16);
+}
+
+}  // namespace
 
 CachedModel::CachedModel(const fs::path& checkpoint, const CachedModelOptions& options) : options_(options) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
   config_ = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
   tokenizer_ = reader.tokenizer();
-  set_up();
-  std::vector<NamedTensor> weights;
-  for (const Weight& weight : model_->weights().all()) weights.push_back({weight.spec.name, weight.value});
-  reader.load_model(weights);
+  set_up(/*random_weights=*/false);
+  load(reader);
 }
 
 CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                          const CachedModelOptions& options)
     : config_(config), tokenizer_(std::move(tokenizer)), options_(options) {
-  set_up();
+  set_up(/*random_weights=*/true);
   model_->initialise(static_cast<uint64_t>(config_.run.seed));
 }
 
-void CachedModel::set_up() {
+void CachedModel::load(const CheckpointReader& reader) {
+  std::vector<NamedTensor> weights;
+  for (const Weight& weight : model_->weights().all()) weights.push_back({weight.spec.name, weight.value});
+  if (!device_->memory_use()) return reader.load_model(weights);  // they are in the host's memory
+  if (reader.model().size() != weights.size()) {
+    throw usage_error(fmt::format("checkpoint '{}' has {} tensors, its configuration's model {}",
+                                  reader.path().string(), reader.model().size(), weights.size()),
+                      "take a checkpoint as n train or n import wrote it");
+  }
+  std::vector<float> master;
+  std::vector<uint16_t> halves;
+  for (const NamedTensor& weight : weights) {
+    const Tensor value = weight.tensor;
+    master.resize(static_cast<size_t>(value.num_elements()));
+    reader.load(weight.name, Tensor(master.data(), DType::kF32, value.shape()));
+    if (value.dtype() == DType::kF32) {
+      device_->upload(value, master.data());
+    } else {
+      halves.resize(master.size());
+      std::ranges::transform(master, halves.begin(), upper_half);
+      device_->upload(value, halves.data());
+    }
+  }
+}
+
+void CachedModel::check_memory(const StoragePlan& plan) const {
+  const auto device_use = device_->memory_use();
+  const int64_t needed = plan.total(), available = device_use ? device_use->free_bytes : available_memory_bytes();
+  if (needed <= available) return;
+  throw usage_error(
+      fmt::format("generation needs {}, this {}'s free memory is {}", human_bytes(needed),
+                  device_use ? "GPU" : "machine", human_bytes(available)),
+      fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes "
+                  "{}, the weights take {}",
+                  options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kCache]),
+                  human_bytes(plan[ArenaKind::kParameters])));
+}
+
+void CachedModel::set_up(bool random_weights) {
   constexpr int64_t kMostSlots = 1 << 16;
   if (options_.num_slots < 1 || options_.num_slots > kMostSlots) {
     throw usage_error(fmt::format("{} sequences at a time", options_.num_slots),
@@ -41,24 +96,20 @@ void CachedModel::set_up() {
   if (options_.capacity == 0) {
     options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
   }
-  const DeviceOptions where{.num_threads = options_.num_threads, .batch_invariant = true};
+  const bool is_fp32 = options_.device == "cpu" || config_.run.precision == Precision::kFp32;
+  const DeviceOptions where{.kind = options_.device,
+                            .num_threads = options_.num_threads,
+                            .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16,
+                            .batch_invariant = true};
   StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
-  plan.leave_out(ArenaKind::kGradients);  // none are made
-  const int64_t needed = plan.total();
-  const int64_t available = available_memory_bytes();
-  if (needed > available) {
-    throw usage_error(
-        fmt::format("generation needs {}, this machine's free memory is {}", human_bytes(needed),
-                    human_bytes(available)),
-        fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes "
-                    "{}, the weights take {}",
-                    options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kCache]),
-                    human_bytes(plan[ArenaKind::kParameters])));
-  }
+  // None are made; but where weights have a master, random ones are drawn there.
+  if (is_fp32 || !random_weights) plan.leave_out(ArenaKind::kGradients);
   device_ = make_device(where);
+  check_memory(plan);
   storage_ = std::make_unique<Storage>(*device_, plan);
   model_ = make(*storage_);
-  host_ids_.resize(static_cast<size_t>(std::max(max_rows(), max_logits())));
+  host_inputs_.resize(static_cast<size_t>(inputs_.num_elements()));
+  host_sampled_.resize(static_cast<size_t>(max_logits()));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
 }
 
@@ -68,41 +119,94 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
   auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
   model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
   cache_ = model->make_cache(storage[ArenaKind::kCache], options_.num_slots, options_.capacity);
-  tokens_ = state.allocate(DType::kI32, {max_rows()});
-  slots_ = state.allocate(DType::kI32, {max_rows()});
-  positions_ = state.allocate(DType::kI32, {max_rows()});
-  wanted_ = state.allocate(DType::kI32, {max_logits()});
+  inputs_ = state.allocate(DType::kI32, {4, std::max(max_rows(), max_logits())});
   logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
+  if (has_token_sampler(storage.device())) {
+    draws_ = state.allocate(DType::kU8, {max_logits() * static_cast<int64_t>(sizeof(TokenDraw))});
+    seen_ = state.allocate(DType::kI32, {kMaxSeen, 2});
+    sampled_ = state.allocate(DType::kI32, {max_logits()});
+  }
   if (ops.counting()) {
-    model->cached_logits({tokens_, slots_, positions_}, cache_, storage[ArenaKind::kActivations], wanted_, logits_);
+    const auto row = [&](int64_t i, int64_t size) {
+      return inputs_.rows(i, i + 1).reshape({inputs_.dim(1)}).rows(0, size);
+    };
+    model->cached_logits({row(0, max_rows()), row(1, max_rows()), row(2, max_rows())}, cache_,
+                         storage[ArenaKind::kActivations], row(3, max_logits()), logits_);
   }
   return model;
 }
 
-std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {
+// Puts the logits of rows[wanted[0]], ... into logits_.
+void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {
   const auto num_rows = static_cast<int64_t>(rows.size()), num_logits = static_cast<int64_t>(wanted.size());
   NMOE_CHECK(num_rows <= max_rows() && num_logits <= max_logits(), "{} rows, {} logits; room for {} and {}", num_rows,
              num_logits, max_rows(), max_logits());
-  const auto upload = [&](Tensor tensor, auto&& value) {
-    for (size_t i = 0; i < rows.size(); ++i) host_ids_[i] = value(rows[i]);
-    device_->upload(tensor, host_ids_.data());
-    return tensor;
-  };
-  const CachedRows device_rows{
-      .tokens = upload(tokens_.rows(0, num_rows), [](const CacheRow& row) { return row.token; }),
-      .slots = upload(slots_.rows(0, num_rows), [](const CacheRow& row) { return row.slot; }),
-      .positions = upload(positions_.rows(0, num_rows), [](const CacheRow& row) { return row.position; })};
-  const Tensor device_wanted = wanted_.rows(0, num_logits), logits = logits_.rows(0, num_logits);
-  device_->upload(device_wanted, wanted.data());
-  model_->cached_logits(device_rows, cache_, (*storage_)[ArenaKind::kActivations], device_wanted, logits);
-  if (num_logits == 0) return {};
-  device_->download(host_logits_.data(), logits);
+  const bool all_wanted = num_rows == num_logits && num_rows > 0;
+  const bool recorded = all_wanted && samples();
+  const int64_t run_rows = recorded ? std::min({recorded_rows(num_rows), max_rows(), max_logits()}) : num_rows;
+  const int64_t run_logits = recorded ? run_rows : num_logits, pitch = inputs_.dim(1);
+  for (int64_t i = 0; i < run_rows; ++i) {
+    const CacheRow row = i < num_rows ? rows[static_cast<size_t>(i)] : CacheRow{.token = 0, .slot = -1, .position = 0};
+    const auto at = static_cast<size_t>(i), step = static_cast<size_t>(pitch);
+    host_inputs_[at] = row.token, host_inputs_[step + at] = row.slot, host_inputs_[2 * step + at] = row.position;
+  }
+  for (int64_t i = 0; i < run_logits; ++i) {
+    host_inputs_[static_cast<size_t>(3 * pitch + i)] =
+        i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
+  }
+  device_->upload(inputs_, host_inputs_.data());
 
+  const auto run = [this, run_rows, run_logits] {
+    const auto input = [&](int64_t i, int64_t size) {
+      return inputs_.rows(i, i + 1).reshape({inputs_.dim(1)}).rows(0, size);
+    };
+    model_->cached_logits({.tokens = input(0, run_rows), .slots = input(1, run_rows), .positions = input(2, run_rows)},
+                          cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
+                          logits_.rows(0, run_logits));
+  };
+  if (!recorded) return run();
+  Step& step = steps_[run_rows];
+  if (!std::exchange(step.has_run, true)) return run();  // kernels are loaded at their first use
+  if (step.recording == nullptr) step.recording = device_->record(run);
+  step.recording->run();
+}
+
+std::span<const float> CachedModel::download_logits(int64_t num_logits) {
+  if (num_logits == 0) return {};
+  device_->download(host_logits_.data(), logits_.rows(0, num_logits));
   const int64_t padded = config_.model.vocab_size, vocab = tokenizer_->vocab_size();
   for (int64_t row = 1; row < num_logits && vocab < padded; ++row) {
     std::copy_n(host_logits_.data() + row * padded, vocab, host_logits_.data() + row * vocab);
   }
   return std::span<const float>(host_logits_).first(static_cast<size_t>(num_logits * vocab));
+}
+
+std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {
+  enqueue(rows, wanted);
+  return download_logits(static_cast<int64_t>(wanted.size()));
+}
+
+CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::span<const int32_t> wanted,
+                                         std::span<const TokenDraw> draws, std::span<const SeenId> seen,
+                                         bool with_logits) {
+  const auto num_logits = static_cast<int64_t>(wanted.size());
+  NMOE_CHECK(samples() && draws.size() == wanted.size(), "{} draws for {} rows", draws.size(), num_logits);
+  const Tensor device_draws = draws_.rows(0, num_logits * static_cast<int64_t>(sizeof(TokenDraw)));
+  const Tensor logits = logits_.rows(0, num_logits), tokens = sampled_.rows(0, num_logits);
+  device_->upload(device_draws, draws.data());
+  enqueue(rows, wanted);
+  Samples samples;
+  if (with_logits) samples.logits = download_logits(num_logits);
+  for (; !seen.empty(); seen = seen.subspan(std::min<size_t>(kMaxSeen, seen.size()))) {
+    const Tensor some = seen_.rows(0, std::min<int64_t>(kMaxSeen, static_cast<int64_t>(seen.size())));
+    device_->upload(some, seen.data());
+    penalise_logits(*device_, {.logits = logits, .draws = device_draws, .seen = some});
+  }
+  sample_tokens(*device_,
+                {.logits = logits, .vocab = tokenizer_->vocab_size(), .draws = device_draws, .tokens = tokens});
+  device_->download(host_sampled_.data(), tokens);
+  samples.tokens = std::span<const int32_t>(host_sampled_).first(static_cast<size_t>(num_logits));
+  return samples;
 }
 
 }  // namespace nmoe

@@ -2,20 +2,30 @@
 //
 // It runs on a batch invariant device (ops/ops.h), and prompts take the same way as single tokens. A row's logits
 // therefore have the same bits however the rows of its sequence were spread over calls, and whatever else was in them.
+//
+// On a GPU, calls that want every row's logits, as when all sequences write, are recorded for some numbers of rows and
+// run with rows added that belong to no sequence. Tokens are sampled there, by the same rule as on the CPU
+// (ops/sampling.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/model.h"
+#include "ops/sampling.h"
 #include "ops/storage.h"
 
 namespace nmoe {
+
+class CheckpointReader;
 
 // A token that comes at `position` of the sequence in `slot`.
 struct CacheRow {
@@ -25,7 +35,8 @@ struct CacheRow {
 };
 
 struct CachedModelOptions {
-  int num_threads = 0;  // 0: one per available CPU
+  std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
+  int num_threads = 0;         // 0: one per available CPU
   int64_t num_slots = 8;
   int64_t capacity = 0;  // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
 };
@@ -46,16 +57,37 @@ class CachedModel {
   // vocab_size() ids: a vocabulary padded beyond has ids that stand for nothing. Valid until the next call.
   std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
 
+  // Whether sample() can be called.
+  bool samples() const { return draws_.defined(); }
+  // The same, and a token for each of `wanted` by its draw; -1 where the largest logit is not finite. Their logits are
+  // returned with `with_logits`, else nothing. Penalised are the ids `seen`, a row's index in `wanted` and an id, each
+  // pair once; the logits that are returned are not.
+  struct Samples {
+    std::span<const int32_t> tokens;
+    std::span<const float> logits;
+  };
+  struct SeenId {
+    int32_t wanted_idx = 0;
+    int32_t id = 0;
+  };
+  Samples sample(std::span<const CacheRow> rows, std::span<const int32_t> wanted, std::span<const TokenDraw> draws,
+                 std::span<const SeenId> seen, bool with_logits);
+
   const Config& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   int64_t num_slots() const { return options_.num_slots; }
   int64_t capacity() const { return options_.capacity; }
   int64_t max_rows() const { return std::max(kMaxRows, options_.num_slots); }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
+  const Device& device() const { return *device_; }
 
  private:
-  void set_up();
+  void set_up(bool random_weights);
+  void check_memory(const StoragePlan& plan) const;
+  void load(const CheckpointReader& reader);
   std::unique_ptr<Model> make(Storage& storage);
+  void enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+  std::span<const float> download_logits(int64_t num_logits);
 
   Config config_;
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -64,10 +96,17 @@ class CachedModel {
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
   KvCache cache_;
-  Tensor tokens_, slots_, positions_;  // [max_rows] i32
-  Tensor wanted_;                      // [max_logits] i32
-  Tensor logits_;                      // [max_logits, V]
-  std::vector<int32_t> host_ids_;
+  Tensor inputs_;   // [4, max_rows] i32: tokens, slots, positions, wanted
+  Tensor logits_;   // [max_logits, V]
+  Tensor draws_;    // [max_logits TokenDraws] u8; undefined where the host samples, with those below
+  Tensor seen_;     // [N, 2] i32, of those that are penalised at once
+  Tensor sampled_;  // [max_logits] i32
+  struct Step {
+    bool has_run = false;
+    std::unique_ptr<Recording> recording;
+  };
+  std::map<int64_t, Step> steps_;  // by their number of rows
+  std::vector<int32_t> host_inputs_, host_sampled_;
   std::vector<float> host_logits_;
 };
 

@@ -81,7 +81,8 @@ InferenceEngine::InferenceEngine(std::unique_ptr<CachedModel> model)
 }
 
 InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
-    : InferenceEngine(std::make_unique<CachedModel>(checkpoint, CachedModelOptions{.num_threads = options.num_threads,
+    : InferenceEngine(std::make_unique<CachedModel>(checkpoint, CachedModelOptions{.device = options.device,
+                                                                                   .num_threads = options.num_threads,
                                                                                    .num_slots = options.max_sequences,
                                                                                    .capacity = options.max_context})) {}
 
@@ -210,9 +211,37 @@ void InferenceEngine::run_step() {
     }
   }
   if (rows.empty()) return;
+  if (model_->samples()) return sample_step(parts, rows, wanted);
   const std::span<const float> logits = model_->run(rows, wanted);
   // A part that is not reached, because a listener throws, is computed again in the next step.
-  for (const Part& part : parts) advance(part, logits);
+  for (const Part& part : parts) advance(part, logits, std::nullopt);
+}
+
+void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows,
+                                  std::span<const int32_t> wanted) {
+  const auto last_of = [](const Part& part) {  // its row among those with logits
+    return part.first_logits + (part.sequence->reading_prompt_logprobs() ? part.num_rows - 1 : 0);
+  };
+  std::vector<TokenDraw> draws(wanted.size(), TokenDraw{.temperature = 0.0});  // for rows that no token comes from
+  std::vector<CachedModel::SeenId> seen;
+  bool with_logits = false;
+  for (const Part& part : parts) {
+    const Sequence& sequence = *part.sequence;
+    const SamplingOptions& sampling = sequence.request.sampling;
+    with_logits = with_logits || sequence.request.logprobs || sequence.reading_prompt_logprobs();
+    const auto row = static_cast<int32_t>(last_of(part));
+    draws[static_cast<size_t>(row)] = {.temperature = sampling.temperature,
+                                       .top_p = sampling.top_p,
+                                       .min_p = sampling.min_p,
+                                       .uniform = sampling_uniform(sampling, sequence.result.output_tokens),
+                                       .top_k = sampling.top_k,
+                                       .penalty = sampling.repetition_penalty};
+    if (sampling.repetition_penalty == 1.0) continue;
+    const std::set<int32_t> ids(sequence.seen.begin(), sequence.seen.end());
+    for (const int32_t id : ids) seen.push_back({.wanted_idx = row, .id = id});
+  }
+  const auto [tokens, logits] = model_->sample(rows, wanted, draws, seen, with_logits);
+  for (const Part& part : parts) advance(part, logits, tokens[static_cast<size_t>(last_of(part))]);
 }
 
 void InferenceEngine::take_submissions() {
@@ -294,10 +323,10 @@ std::vector<InferenceEngine::Part> InferenceEngine::plan_step() const {
   return parts;
 }
 
-void InferenceEngine::advance(const Part& part, std::span<const float> logits) {
+void InferenceEngine::advance(const Part& part, std::span<const float> logits, std::optional<int32_t> token) {
   Sequence& sequence = *part.sequence;
   const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
-  logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
+  if (!logits.empty()) logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
   const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
   if (sequence.reading_document_start) {
     const auto first = static_cast<size_t>(sequence.first_prompt_token);
@@ -317,7 +346,7 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits) {
     if (sequence.reading_prompt_logprobs() && sequence.listener.on_prompt) {
       sequence.listener.on_prompt(sequence.prompt);
     }
-    add_token(sequence, logits.first(vocab));
+    add_token(sequence, logits.empty() ? logits : logits.first(vocab), token);
   } catch (...) {
     const auto still = [&](const auto& other) { return other.get() == &sequence; };
     if (std::any_of(running_.begin(), running_.end(), still)) remove(sequence);
@@ -343,12 +372,14 @@ GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& re
   return token;
 }
 
-void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits) {
+void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits, std::optional<int32_t> token) {
   const GenerationRequest& request = sequence.request;
   if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
   const int32_t eos = tokenizer().eos_id();
-  const int32_t id =
-      sampler_.sample(logits, request.sampling, static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen);
+  const int32_t id = token ? *token
+                           : sampler_.sample(logits, request.sampling,
+                                             static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen);
+  if (id < 0) throw no_finite_logit(sequence.result.output_tokens);
   const bool ends = (id == eos && !request.ignore_eos) ||
                     std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();
   if (ends) {
@@ -363,9 +394,9 @@ void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logit
   sequence.tokens.push_back(id);
   if (request.sampling.repetition_penalty != 1.0) sequence.seen.push_back(id);
   ++sequence.result.output_tokens;
-  const GeneratedToken token = describe(id, request, logits);
-  if (sequence.listener.on_token) sequence.listener.on_token(token);
-  sequence.show(sequence.characters.push(sequence.stop.push(token.bytes)));
+  const GeneratedToken generated = describe(id, request, logits);
+  if (sequence.listener.on_token) sequence.listener.on_token(generated);
+  sequence.show(sequence.characters.push(sequence.stop.push(generated.bytes)));
   if (sequence.stop.found() != nullptr) {
     sequence.result.stop = *sequence.stop.found();
     return finish(sequence, FinishReason::kStop);

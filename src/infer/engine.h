@@ -29,6 +29,7 @@
 namespace nmoe {
 
 class CachedModel;
+struct CacheRow;
 
 struct GenerationRequest {
   std::vector<int32_t> prompt;  // at least one id; encode_prompt() makes it from text
@@ -89,8 +90,9 @@ struct GenerationListener {
 };
 
 struct InferenceOptions {
-  int num_threads = 0;        // 0: one per available CPU
-  int64_t max_sequences = 8;  // slots: sequences that run at the same time
+  std::string device = "cpu";  // as CachedModelOptions has it
+  int num_threads = 0;         // 0: one per available CPU
+  int64_t max_sequences = 8;   // slots: sequences that run at the same time
   // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. Nothing
   // falls out: a text that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
   // data.seq_len. More than the model was trained with is possible, and the text will show it.
@@ -159,10 +161,13 @@ class InferenceEngine {
   void admit();
   std::vector<Part> plan_step() const;
   // The step's logits [., V] give `part` its next token, if it has been read to its end.
-  void advance(const Part& part, std::span<const float> logits);
+  // What the steps have of a part's rows: logits where they are wanted, and a token where the device samples.
+  void advance(const Part& part, std::span<const float> logits, std::optional<int32_t> token);
+  // Runs the rows on a device that samples, and advances all parts.
+  void sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, std::span<const float> logits) const;
   GeneratedToken describe(int32_t id, const GenerationRequest& request, std::span<const float> logits) const;
-  void add_token(Sequence& sequence, std::span<const float> logits);
+  void add_token(Sequence& sequence, std::span<const float> logits, std::optional<int32_t> token);
   // Shows the rest of the text and tells the end of it, after the slot has been given back.
   void finish(Sequence& sequence, FinishReason reason);
   std::unique_ptr<Sequence> remove(Sequence& sequence);

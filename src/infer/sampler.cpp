@@ -21,6 +21,15 @@ void check_sampling(const SamplingOptions& options) {
   check(options.min_p >= 0 && options.min_p <= 1, "min_p", options.min_p, "from 0 to 1; 0 is no limit");
 }
 
+double sampling_uniform(const SamplingOptions& options, int64_t position) {
+  return Philox(options.seed, "sample").uniform(static_cast<uint64_t>(position));
+}
+
+Error no_finite_logit(int64_t position) {
+  return runtime_error(fmt::format("the largest logit of an output's token {} is not finite", position),
+                       "the model's weights are no good: take an earlier checkpoint");
+}
+
 int32_t Sampler::sample(std::span<const float> logits, const SamplingOptions& options, uint64_t position,
                         std::span<const int32_t> seen) {
   NMOE_CHECK(!logits.empty(), "no logits");
@@ -36,10 +45,7 @@ int32_t Sampler::sample(std::span<const float> logits, const SamplingOptions& op
     logits = penalised_;
   }
   const auto likeliest = std::max_element(logits.begin(), logits.end());
-  if (!std::isfinite(*likeliest)) {
-    throw runtime_error(fmt::format("the largest logit of an output's token {} is {}", position, *likeliest),
-                        "the model's weights are no good: take an earlier checkpoint");
-  }
+  if (!std::isfinite(*likeliest)) throw no_finite_logit(static_cast<int64_t>(position));
   if (options.temperature == 0.0) return static_cast<int32_t>(likeliest - logits.begin());
 
   // Below this the exponential is less than the rounding of the sum.
@@ -53,7 +59,7 @@ int32_t Sampler::sample(std::span<const float> logits, const SamplingOptions& op
 
   double kept = 0.0;
   for (const Candidate& candidate : candidates_) kept += candidate.weight;
-  double remaining = Philox(options.seed, "sample").uniform(position) * kept;
+  double remaining = sampling_uniform(options, static_cast<int64_t>(position)) * kept;
   for (const Candidate& candidate : candidates_) {
     remaining -= candidate.weight;
     if (remaining < 0.0) return candidate.id;

@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
+
 namespace nmoe {
 
 // Applied in this order, which is that of transformers and vLLM; each step renormalises what the one before left.
@@ -22,6 +24,12 @@ struct SamplingOptions {
 // Error (usage) naming the option that is out of its range: repetition_penalty above 0, temperature and top_k not
 // negative, top_p and min_p from 0 to 1; no NaN.
 void check_sampling(const SamplingOptions& options);
+
+// The random number in (0, 1) of the token at `position` of an output.
+double sampling_uniform(const SamplingOptions& options, int64_t position);
+
+// Error (runtime) for a model whose largest logit for an output's token at `position` is not finite.
+Error no_finite_logit(int64_t position);
 
 // Chooses tokens for one sequence after the other. Holds buffers; not thread-safe.
 class Sampler {

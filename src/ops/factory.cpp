@@ -5,8 +5,11 @@
 #include "base/error.h"
 #include "ops/cpu/cpu_device.h"
 #include "ops/planned/planned_device.h"
+#include "ops/sampling.h"
 #ifdef NMOE_CUDA
+#include "ops/cuda/kernels/token_sampler.h"
 #include "ops/cuda/runtime/cuda_device.h"
+#include "ops/cuda/runtime/current_device.h"
 #endif
 
 namespace nmoe {
@@ -23,10 +26,9 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
     return std::make_unique<cpu::CpuDevice>(options.num_threads, options.compute_dtype, options.batch_invariant);
   }
   NMOE_CHECK(options.kind == "cuda", "device {}", options.kind);
-  NMOE_CHECK(!options.batch_invariant, "CUDA has no batch invariant products");
   if (options.part) return std::make_unique<planned::PlannedDevice>(*options.part, options.compute_dtype);
 #ifdef NMOE_CUDA
-  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype);
+  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype, options.batch_invariant);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
                     "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"; `n plan --device-memory` "
@@ -39,5 +41,26 @@ std::string compiled_devices() {
   if (!kCudaArch.empty()) text += fmt::format("\ncuda: sm_{}, bf16 and fp32", kCudaArch);
   return text;
 }
+
+#ifdef NMOE_CUDA
+bool has_token_sampler(const Device& device) { return dynamic_cast<const cuda::CudaDevice*>(&device) != nullptr; }
+
+static cuda::Context& sampling_context(Device& device) {
+  cuda::make_current(device.index());
+  return dynamic_cast<cuda::CudaDevice&>(device).context(Lane::kCompute);
+}
+void sample_tokens(Device& device, const SampleTokens& args) { cuda::sample_tokens(sampling_context(device), args); }
+void penalise_logits(Device& device, const PenaliseLogits& args) {
+  cuda::penalise_logits(sampling_context(device), args);
+}
+#else
+bool has_token_sampler(const Device& /*device*/) { return false; }
+void sample_tokens(Device& device, const SampleTokens& /*args*/) {
+  NMOE_CHECK(false, "{} samples no tokens", device.description());
+}
+void penalise_logits(Device& device, const PenaliseLogits& /*args*/) {
+  NMOE_CHECK(false, "{} samples no tokens", device.description());
+}
+#endif
 
 }  // namespace nmoe

@@ -17,7 +17,7 @@ struct DeviceOptions {
   int num_threads = 0;            // CPU: 0 is one per available CPU
   DType compute_dtype = DType::kF32;
   bool batch_invariant =
-      false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation; the CPU's only
+      false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation, slower where rows are many
   // A CUDA part that need not be here: the device only counts, as one with that part would.
   std::optional<cuda::Part> part = {};
 };

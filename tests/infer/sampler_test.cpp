@@ -176,7 +176,7 @@ TEST(SamplerTest, OptionsOutOfRangeAreNamed) {
 
 TEST(SamplerTest, LogitsThatAreNoNumbersAreAnError) {
   const std::string fault = test::error_of([] { sample_token({NAN, 1}, {}, 3); }).what();
-  EXPECT_EQ(fault, "the largest logit of an output's token 3 is nan");
+  EXPECT_EQ(fault, "the largest logit of an output's token 3 is not finite");
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   EXPECT_THROW(sample_token({-kInfinity, -kInfinity}, {.temperature = 0}, 0), Error);
 }

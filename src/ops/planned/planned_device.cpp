@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/cuda/cached_attention_scratch.h"
 
 namespace nmoe::planned {
 namespace {
@@ -35,7 +36,6 @@ NMOE_NO_SCRATCH(Rope)
 NMOE_NO_SCRATCH(MlaExpandForward)
 NMOE_NO_SCRATCH(MlaExpandBackward)
 NMOE_NO_SCRATCH(CacheWrite)
-NMOE_NO_SCRATCH(CachedAttention)
 NMOE_NO_SCRATCH(MlaAbsorbQuery)
 NMOE_NO_SCRATCH(MlaExpandOutput)
 NMOE_NO_SCRATCH(RouterBiasUpdate)
@@ -66,6 +66,7 @@ NMOE_CLAIMED_SCRATCH(RouterForward)
 NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
 NMOE_CLAIMED_SCRATCH(BuildMoePlan)
 NMOE_CLAIMED_SCRATCH(SumAcross)
+NMOE_CLAIMED_SCRATCH(CachedAttention)
 #undef NMOE_CLAIMED_SCRATCH
 
 void claim_scratch(const Claims& claims, const Sum& args) {

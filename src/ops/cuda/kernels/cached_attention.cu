@@ -1,12 +1,14 @@
-// Attention of single tokens to a cache: a block for each (row, query head), an online softmax over tiles of keys
-// (Milakov and Gimelshein, arXiv 1805.02867). Bound by reading the cache; the query heads of one key/value head read
-// the same keys, the later ones from L2.
+// Attention of single tokens to a cache: in BF16 and usual sizes by tensor cores (cached_attention_groups.h), else a
+// block for each (row, query head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867).
+// Bound by reading the cache; the query heads of one key/value head read the same keys, the later ones from L2.
 //
 // The two products of absorbed MLA take a few tokens a block, which share what is read of the weights.
 //
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
 
+#include "ops/cuda/cached_attention_scratch.h"
+#include "ops/cuda/kernels/cached_attention_groups.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
@@ -21,6 +23,7 @@ constexpr int kThreads = 128;  // of all kernels here but cache_write
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kKeys = 2 * kWarp;  // of a tile: two a lane
 constexpr int kTokens = 8;        // of a block of the products
+constexpr int kValues = 16;       // of a block of the second one
 
 __device__ float nan_value() { return __int_as_float(0x7FC00000); }
 
@@ -144,6 +147,7 @@ __global__ void __launch_bounds__(kThreads)
   if (column >= rank) return;
   const T* weights = kv_up + head * head_rows * rank + column;
   float sums[kTokens] = {};
+#pragma unroll 16
   for (int64_t n = 0; n < nope; ++n) {
     const float weight = to_float(weights[n * rank]);
 #pragma unroll
@@ -155,7 +159,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// out[t, h, v] = w_v[h, v] . latents[t, h]. Grid: tiles of kTokens tokens, heads; a warp takes every kWarps-th v.
+// out[t, h, v] = w_v[h, v] . latents[t, h]. Grid: tiles of kTokens tokens, heads, tiles of kValues v; a warp takes
+// every kWarps-th v.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     expand_output_kernel(const T* latents, const T* kv_up, T* out, int64_t num_tokens, int64_t num_heads, int64_t rank,
@@ -170,7 +175,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const T* weights = kv_up + ((head + 1) * head_rows - value) * rank;
-  for (int64_t v = warp; v < value; v += kWarps) {
+#pragma unroll
+  for (int i = 0; i < kValues; i += kWarps) {
+    const int64_t v = static_cast<int64_t>(blockIdx.z) * kValues + i + warp;
+    if (v >= value) continue;
     float sums[kTokens] = {};
     for (int64_t r = lane * 8; r < rank; r += kWarp * 8) {
       float row[8];
@@ -229,6 +237,7 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
                  args.positions.dim(0) == T,
              "cached attention of q {} to keys {} and values {}, out {}", args.q.shape(), args.keys.shape(),
              args.values.shape(), args.out.shape());
+  if (takes_head_groups(args)) return cached_attention_by_groups(ctx, args);
   const size_t num_bytes = shared_bytes(Dk + Dv);
   if (ctx.counting() || args.out.num_elements() == 0) return;
   const AttentionSizes sizes{H,
@@ -275,7 +284,7 @@ void mla_expand_output(Context& ctx, const MlaExpandOutput& args) {
   const int64_t head_rows = kv_up.dim(0) / H;
   const size_t num_bytes = shared_bytes(kTokens * rank);
   if (ctx.counting() || out.num_elements() == 0) return;
-  const dim3 grid(grid_size(ceil_div(T, kTokens)), short_grid_size(H));
+  const dim3 grid(grid_size(ceil_div(T, kTokens)), short_grid_size(H), short_grid_size(ceil_div(value, kValues)));
   dispatch_act(out.dtype(), [&](auto element) {
     using Act = decltype(element);
     expand_output_kernel<<<grid, kThreads, num_bytes, ctx.stream>>>(latents.data<Act>(), kv_up.data<Act>(),

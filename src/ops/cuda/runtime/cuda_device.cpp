@@ -68,17 +68,22 @@ std::string driver_version() {
 CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scratch_name)
     : stream(lane == Lane::kCommunication ? StreamPriority::kFirst : StreamPriority::kNormal),
       scratch(scratch_name),
-      ops(device, lane, device.compute_dtype_,
-          {.stream = stream.get(),
-           .scratch = scratch,
-           .device_index = device.index_,
-           .num_sms = device.num_sms_,
-           .cublas_lt = device.libraries_.cublas_lt,
-           .cudnn_attention = device.libraries_.cudnn_attention}) {}
+      ops(device.make_ops(lane, {.stream = stream.get(),
+                                 .scratch = scratch,
+                                 .device_index = device.index_,
+                                 .num_sms = device.num_sms_,
+                                 .cublas_lt = device.libraries_.cublas_lt,
+                                 .cudnn_attention = device.libraries_.cudnn_attention})) {}
 
-CudaDevice::CudaDevice(int index, DType compute_dtype)
+std::unique_ptr<CudaOps> CudaDevice::make_ops(Lane lane, const Context& context) {
+  if (batch_invariant_) return std::make_unique<InvariantCudaOps>(*this, lane, compute_dtype_, context);
+  return std::make_unique<CudaOps>(*this, lane, compute_dtype_, context);
+}
+
+CudaDevice::CudaDevice(int index, DType compute_dtype, bool batch_invariant)
     : index_(index),
       compute_dtype_(compute_dtype),
+      batch_invariant_(batch_invariant),
       name_(claim_device(index)),
       num_sms_(num_sms_of(index)),
       libraries_(device_libraries(index)),

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <string>
 
 #include "ops/cuda/runtime/cuda_ops.h"
@@ -22,7 +23,8 @@ class CudaDevice final : public Device {
   // index: as CUDA_VISIBLE_DEVICES leaves them, from 0. compute_dtype: BF16 or F32. Error (usage) when the machine has
   // no such device, one that these kernels were not compiled for, too old a driver, or, for BF16, no cuDNN or too old a
   // one.
-  CudaDevice(int index, DType compute_dtype);
+  // batch_invariant: see ops/ops.h.
+  CudaDevice(int index, DType compute_dtype, bool batch_invariant);
   ~CudaDevice() override;
 
   int index() const override { return index_; }
@@ -37,6 +39,8 @@ class CudaDevice final : public Device {
   void enable_peer_access(int index) override;
   std::unique_ptr<AcrossLink> link_across(int64_t index, int64_t count, const GatherAcross& gather) override;
   Arena& scratch(Lane lane) override { return state(lane).scratch; }
+  // For what lies below the operations.
+  Context& context(Lane lane) { return state(lane).ops->context(); }
 
   bool lanes_overlap() const override { return true; }
   void order(Lane awaited, Lane waiting) override;
@@ -53,15 +57,17 @@ class CudaDevice final : public Device {
     LaneState(CudaDevice& device, Lane lane, const char* scratch_name);
     CudaStream stream;
     Arena scratch;
-    CudaOps ops;
+    std::unique_ptr<CudaOps> ops;
   };
+  std::unique_ptr<CudaOps> make_ops(Lane lane, const Context& context);
   LaneState& state(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
   cudaStream_t stream(Lane lane) { return state(lane).stream.get(); }
-  Ops& lane_ops(Lane lane) override { return state(lane).ops; }
+  Ops& lane_ops(Lane lane) override { return *state(lane).ops; }
   void make_current() const;
 
   int index_;
   DType compute_dtype_;
+  bool batch_invariant_;
   std::string name_;  // of the hardware; known once the device is checked, and current from then on
   int num_sms_;
   DeviceLibraries& libraries_;

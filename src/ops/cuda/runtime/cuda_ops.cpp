@@ -1,5 +1,6 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 
+#include "ops/cuda/kernels/invariant_products.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/current_device.h"
 
@@ -12,5 +13,35 @@ namespace nmoe::cuda {
   }
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
+
+void InvariantCudaOps::linear_forward(const LinearForward& args) {
+  const auto& [x, w, y, addend] = args;
+  NMOE_CHECK(x.dim(1) == w.dim(1) && y.shape() == Shape({x.dim(0), w.dim(0)}) &&
+                 (!addend.defined() || (addend.shape() == y.shape() && addend.dtype() == y.dtype())),
+             "product of {} and {} into {}, {} added", x.shape(), w.shape(), y.shape(), addend.shape());
+  if (counting() || y.num_elements() == 0) return;
+  make_current(context().device_index);
+  invariant_product(context(), x, w, addend, y);
+}
+
+void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
+  const auto& [x, w, offsets, y] = args;
+  NMOE_CHECK(x.dim(1) == w.dim(2) && y.shape() == Shape({x.dim(0), w.dim(1)}) && offsets.dim(0) == w.dim(0) + 1 &&
+                 w.dim(0) <= 65535,
+             "grouped product of {} and {} into {}, offsets {}", x.shape(), w.shape(), y.shape(), offsets.shape());
+  if (counting() || y.num_elements() == 0) return;
+  make_current(context().device_index);
+  invariant_grouped_product(context(), x, w, offsets, y);
+}
+
+void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
+  grouped_linear_forward({.x = args.x, .w = args.w, .offsets = args.offsets, .y = args.pre});
+  const int64_t num_experts = args.w.dim(0);  // the last offset is the number of rows
+  activation_forward({.kind = args.kind,
+                      .pre = args.pre,
+                      .row_weight = args.row_weight,
+                      .h = args.h,
+                      .num_rows = args.offsets.rows(num_experts, num_experts + 1)});
+}
 
 }  // namespace nmoe::cuda

@@ -6,7 +6,7 @@
 
 namespace nmoe::cuda {
 
-class CudaOps final : public Ops {
+class CudaOps : public Ops {
  public:
   // `context`: the lane's stream and scratch.
   CudaOps(Device& device, Lane lane, DType compute_dtype, const Context& context)
@@ -24,6 +24,16 @@ class CudaOps final : public Ops {
  private:
   DType compute_dtype_;
   Context context_;
+};
+
+// The same, batch invariant (ops/ops.h): forward products whose sums have one order for any number of rows.
+class InvariantCudaOps final : public CudaOps {
+ public:
+  using CudaOps::CudaOps;
+
+  void linear_forward(const LinearForward& args) override;
+  void grouped_linear_forward(const GroupedLinearForward& args) override;
+  void grouped_activation_forward(const GroupedActivationForward& args) override;
 };
 
 }  // namespace nmoe::cuda

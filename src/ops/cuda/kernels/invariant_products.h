@@ -1,0 +1,16 @@
+// Products for generation: a row's sums have one order, that of k, whatever other rows there are and however many, so
+// that a token's bits depend on its own sequence alone (ops/ops.h, "batch invariant"). Most often there are few rows,
+// and reading the weights once is what takes the time.
+#pragma once
+
+#include "ops/cuda/runtime/context.h"
+#include "tensor/tensor.h"
+
+namespace nmoe::cuda {
+
+// Shapes as in LinearForward and GroupedLinearForward (ops/contracts/linear.h), checked by the caller; not in a
+// counting run, and y has elements. y F32 or like x.
+void invariant_product(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor y);
+void invariant_grouped_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
+
+}  // namespace nmoe::cuda
