@@ -13,10 +13,13 @@ FlatRegion lay_out(std::span<const WeightSpec> specs, std::span<const size_t> ch
   const int64_t alignment = Arena::kAlignment / static_cast<int64_t>(dtype_bytes(values));
   FlatRegion region{.places = {}, .values = values, .num_elements = 0, .bounds = {0}};
   if (!chosen.empty()) region.first_spec = std::ranges::min(chosen);
+  const auto align = [&] { region.num_elements = (region.num_elements + alignment - 1) / alignment * alignment; };
   for (const size_t spec : chosen) {
+    if (!specs[spec].joins_previous) align();
     region.places.push_back({spec, region.num_elements});
-    region.num_elements += (specs[spec].shape.num_elements() + alignment - 1) / alignment * alignment;
+    region.num_elements += specs[spec].shape.num_elements();
   }
+  align();
   return region;
 }
 
@@ -53,18 +56,25 @@ double cost_of_iteration(const Shape& shape) {
   return small * small * (2 * large + small);
 }
 
-// For each of the specs the rank that updates it, if it is one of the chosen: the most costly first, each to the rank
-// that has least to do.
-std::vector<size_t> deal_by_cost(std::span<const WeightSpec> specs, std::vector<size_t> chosen, int64_t num_ranks) {
-  std::ranges::stable_sort(chosen, [&](size_t a, size_t b) {
-    return cost_of_iteration(specs[a].shape) > cost_of_iteration(specs[b].shape);
-  });
+// For each of the specs the rank that updates it, if it is one of the chosen, which are in definition order: the most
+// costly first, each to the rank that has least to do. Joined ones go together.
+std::vector<size_t> deal_by_cost(std::span<const WeightSpec> specs, std::span<const size_t> chosen, int64_t num_ranks) {
+  std::vector<size_t> first;  // of those that go together
+  std::vector<double> cost(specs.size(), 0.0);
+  for (const size_t spec : chosen) {
+    if (!specs[spec].joins_previous) first.push_back(spec);
+    cost[first.back()] += cost_of_iteration(specs[spec].shape);
+  }
+  std::ranges::stable_sort(first, [&](size_t a, size_t b) { return cost[a] > cost[b]; });
   std::vector<size_t> rank_of(specs.size());
   std::vector<double> load(static_cast<size_t>(num_ranks), 0.0);
-  for (const size_t spec : chosen) {
+  for (const size_t spec : first) {
     const auto least = static_cast<size_t>(std::ranges::min_element(load) - load.begin());
     rank_of[spec] = least;
-    load[least] += cost_of_iteration(specs[spec].shape);
+    load[least] += cost[spec];
+  }
+  for (const size_t spec : chosen) {
+    if (specs[spec].joins_previous) rank_of[spec] = rank_of[spec - 1];
   }
   return rank_of;
 }
@@ -111,12 +121,12 @@ std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::spa
     }
     (spec.is_stat ? cut_stat : bucketed).push_back(i);
   }
-  const std::vector<size_t> rank_of = deal_by_cost(specs, std::move(whole), num_ranks);
+  const std::vector<size_t> rank_of = deal_by_cost(specs, whole, num_ranks);
   std::vector<FlatRegion> regions;
   std::vector<int64_t> first_of(static_cast<size_t>(num_ranks) + 1, 0);
   for (size_t end = bucketed.size(); end > 0;) {
     size_t begin = end;
-    for (int64_t bytes = 0; begin > 0 && bytes < bucket_bytes;) {
+    for (int64_t bytes = 0; begin > 0 && (bytes < bucket_bytes || specs[bucketed[begin]].joins_previous);) {
       bytes += specs[bucketed[--begin]].shape.num_elements() * static_cast<int64_t>(dtype_bytes(stat));
     }
     const auto bucket = std::span(bucketed).subspan(begin, end - begin);

@@ -23,8 +23,10 @@ struct FlatRegion {
   };
   std::vector<Place> places;
   DType values;
-  size_t first_spec = 0;        // the lowest of places'
-  int64_t num_elements = 0;     // with what lies between weights, which begin where an arena would let them
+  size_t first_spec = 0;  // the lowest of places'
+  // With what lies between weights: they begin where an arena would let them, or, joined ones, where the one before
+  // ends.
+  int64_t num_elements = 0;
   std::vector<int64_t> bounds;  // [W + 1]: rank r updates elements [bounds[r], bounds[r + 1])
 
   ElementRange part(int64_t rank) const;
@@ -33,10 +35,10 @@ struct FlatRegion {
 };
 
 // The regions of the trained weights among `specs`, in definition order, that are no stacked experts. Weights of the
-// groups `by_matrix` go to a rank whole, dealt by what Newton-Schulz costs; all others are cut at the edges of chunks
-// of `stat`, so that what a rank has in all regions is as much as any other's, as far as these allow. Values are
-// `compute`, or `stat` where the weight says so: those are few, and one region. A bucket of the others has at least
-// `bucket_bytes` of gradients, but for the first weights'.
+// groups `by_matrix` go to a rank whole, joined ones together, dealt by what Newton-Schulz costs; all others are cut at
+// the edges of chunks of `stat`, so that what a rank has in all regions is as much as any other's, as far as these
+// allow. Values are `compute`, or `stat` where the weight says so: those are few, and one region. A bucket of the
+// others has at least `bucket_bytes` of gradients, but for the first weights'.
 std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::span<const WeightGroup> by_matrix,
                                      int64_t num_ranks, int64_t bucket_bytes, DType compute, DType stat);
 

@@ -9,15 +9,19 @@ namespace {
 
 std::string prefix_of(const Layer& layer) { return layer.name + "attention."; }
 
+// Heads [first, first + count), of `size` values each, of x [T, all heads * size]: [T, count, size].
+Tensor heads_of(Tensor x, int64_t first, int64_t count, int64_t size) {
+  return x.columns(first * size, (first + count) * size).reshape({x.dim(0), count, size});
+}
+
 }  // namespace
 
 MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
   const int64_t D = config.dim, H = config.num_heads, G = config.gqa.num_kv_heads, C = config.gqa.head_dim;
   const std::string name = prefix_of(layer);
-  weights.add(weights.matrix(name + "q", H * C, D));
-  weights.add(weights.matrix(name + "k", G * C, D));
-  weights.add(weights.matrix(name + "v", G * C, D));
+  weights.add_joined({weights.matrix(name + "q", H * C, D), weights.matrix(name + "k", G * C, D),
+                      weights.matrix(name + "v", G * C, D)});
   weights.add(weights.output(name + "out", D, H * C));
   if (config.gqa.qk_norm) {
     weights.add(WeightList::gain(name + "q_norm", C));
@@ -31,9 +35,7 @@ GroupedQueryAttention::GroupedQueryAttention(const Layer& layer, WeightSet& weig
     : config_(layer.config),
       layer_(layer.idx),
       window_(layer.spec.window),
-      q_(weights, prefix_of(layer) + "q"),
-      k_(weights, prefix_of(layer) + "k"),
-      v_(weights, prefix_of(layer) + "v"),
+      qkv_(weights, prefix_of(layer), {"q", "k", "v"}),
       out_(weights, prefix_of(layer) + "out") {
   if (config_.gqa.qk_norm) {
     q_norm_.emplace(weights, prefix_of(layer) + "q_norm", config_.norm_eps);
@@ -48,20 +50,17 @@ double GroupedQueryAttention::softmax_scale() const {
 void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const Tensor qkv = pass.push({T, (H + G + G) * C});
+  // What norms make of queries and keys lies elsewhere: backward needs both.
+  const Tensor qk = q_norm_ ? pass.push({T, (H + G) * C}) : qkv;
   saved_.x = x;
-  saved_.q = pass.push({T, H, C});
-  saved_.k = pass.push({T, G, C});
-  saved_.v = pass.push({T, G, C});
-  // With norms, the projections are kept apart from what the norms make of them.
-  const Tensor q_raw = q_norm_ ? pass.push({T, H, C}) : saved_.q;
-  const Tensor k_raw = k_norm_ ? pass.push({T, G, C}) : saved_.k;
-  q_.forward(ops, x, q_raw.reshape({T, H * C}));
-  k_.forward(ops, x, k_raw.reshape({T, G * C}));
-  v_.forward(ops, x, saved_.v.reshape({T, G * C}));
-  if (q_norm_) q_norm_->forward(pass, q_raw, saved_.q);
-  if (k_norm_) k_norm_->forward(pass, k_raw, saved_.k);
-  ops.rope_forward(pass.rotation(saved_.q, C, config_.rope.layout));
-  ops.rope_forward(pass.rotation(saved_.k, C, config_.rope.layout));
+  saved_.q = heads_of(qk, 0, H, C);
+  saved_.k = heads_of(qk, H, G, C);
+  saved_.v = heads_of(qkv, H + G, G, C);
+  qkv_.forward(ops, x, qkv);
+  if (q_norm_) q_norm_->forward(pass, heads_of(qkv, 0, H, C), saved_.q);
+  if (k_norm_) k_norm_->forward(pass, heads_of(qkv, H, G, C), saved_.k);
+  ops.rope_forward(pass.rotation(heads_of(qk, 0, H + G, C), C, config_.rope.layout));
   pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
   pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
   pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
@@ -112,9 +111,8 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dout = pass.push({T, H, C});
   out_.backward(ops, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
 
-  const Tensor dq = pass.push({T, H, C});
-  const Tensor dk = pass.push({T, G, C});
-  const Tensor dv = pass.push({T, G, C});
+  const Tensor dqkv = pass.push({T, (H + G + G) * C});
+  const Tensor dq = heads_of(dqkv, 0, H, C), dk = heads_of(dqkv, H, G, C), dv = heads_of(dqkv, H + G, G, C);
   ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
                           .q = saved_.q,
                           .k = saved_.k,
@@ -125,14 +123,11 @@ void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
                           .dq = dq,
                           .dk = dk,
                           .dv = dv});
-  ops.rope_backward(pass.rotation(dq, C, config_.rope.layout));
-  ops.rope_backward(pass.rotation(dk, C, config_.rope.layout));
+  ops.rope_backward(pass.rotation(heads_of(dqkv, 0, H + G, C), C, config_.rope.layout));
   if (q_norm_) q_norm_->backward(pass, dq, dq);
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 
-  q_.backward(ops, saved_.x, dq.reshape({T, H * C}), dx);
-  k_.backward(ops, saved_.x, dk.reshape({T, G * C}), dx, /*accumulate=*/true);
-  v_.backward(ops, saved_.x, dv.reshape({T, G * C}), dx, /*accumulate=*/true);
+  qkv_.backward(ops, saved_.x, dqkv, dx);
 }
 
 }  // namespace nmoe

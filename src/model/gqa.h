@@ -1,6 +1,7 @@
 // Grouped-query attention (arXiv 2305.13245) with RoPE and optional RMSNorm of queries and keys per head.
 //
-// T tokens, D model width, H query heads, G key/value heads, C head size. The cache holds normed and rotated keys
+// T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys and values are columns of one
+// product: their rows lie apart. The cache holds normed and rotated keys
 // [slots, capacity, G * C] and values of the same shape.
 #pragma once
 
@@ -38,10 +39,8 @@ class GroupedQueryAttention final : public Mixer {
   const ModelConfig& config_;
   int64_t layer_;
   int64_t window_;
-  Linear q_;    // [H * C, D]
-  Linear k_;    // [G * C, D]
-  Linear v_;    // [G * C, D]
-  Linear out_;  // [D, H * C]
+  JoinedLinear qkv_;  // [H * C + G * C + G * C, D]
+  Linear out_;        // [D, H * C]
   std::optional<Norm> q_norm_;
   std::optional<Norm> k_norm_;
   Saved saved_;

@@ -10,7 +10,7 @@
 
 namespace nmoe {
 
-// In the order of execution.
+// In the order of execution. Rows of the mixer's may lie apart (tensor/tensor.h).
 enum class Intermediate {
   kEmbeddingOut,         // [T, D]
   kAttentionQuery,       // [T, H, Dk], as attention takes it: normed and rotated

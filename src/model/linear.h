@@ -6,8 +6,13 @@
 // them.
 #pragma once
 
+#include <initializer_list>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "base/error.h"
 #include "model/weight.h"
 
 namespace nmoe {
@@ -41,6 +46,48 @@ class Linear {
 
  private:
   Weight& weight_;
+};
+
+// The same of several weights [out, in] that lie one behind the other (WeightSpec::joins_previous), as of one: x is
+// read once, and dx written once. A row of y has what each of them makes of a row of x, one part behind the other.
+class JoinedLinear {
+ public:
+  // The weights `prefix` + name, in this order.
+  JoinedLinear(WeightSet& weights, const std::string& prefix, std::initializer_list<std::string_view> names) {
+    for (const std::string_view name : names) parts_.push_back(&weights.at(prefix + std::string(name)));
+  }
+
+  // y =
+  void forward(Ops& ops, Tensor x, Tensor y) const {
+    ops.linear_forward({.x = x, .w = joined(&Weight::value), .y = y, .addend = {}});
+  }
+  // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
+  void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
+    const bool accumulate = parts_.front()->accumulate_grad();
+    for (Weight* part : std::span(parts_).subspan(1)) {
+      NMOE_CHECK(part->accumulate_grad() == accumulate, "{} has a gradient of its own", part->spec.name);
+    }
+    ops.linear_backward_weight({.x = x, .dy = dy, .dw = joined(&Weight::grad), .accumulate = accumulate});
+    ops.linear_backward_input({.dy = dy, .w = joined(&Weight::value), .dx = dx});
+  }
+
+ private:
+  // All parts' values, or gradients, as one matrix.
+  Tensor joined(Tensor Weight::*which) const {
+    const Tensor first = parts_.front()->*which;
+    int64_t rows = 0;
+    for (const Weight* part : parts_) {
+      const Tensor& x = part->*which;
+      const int64_t offset = rows * first.dim(1) * static_cast<int64_t>(dtype_bytes(first.dtype()));
+      NMOE_CHECK(
+          x.dim(1) == first.dim(1) && (first.raw() == nullptr || x.raw() == static_cast<char*>(first.raw()) + offset),
+          "{} {} does not lie behind {} rows of the same width", part->spec.name, x.shape(), rows);
+      rows += x.dim(0);
+    }
+    return {first.raw(), first.dtype(), {rows, first.dim(1)}};
+  }
+
+  std::vector<Weight*> parts_;
 };
 
 // One matrix an expert: rows [offsets[e], offsets[e + 1]) of x go through that of expert e. offsets [E + 1] i32.

@@ -2,8 +2,9 @@
 // small latent vector per token; a separate key part shared by all heads carries the position.
 //
 // T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size,
-// Rq and Rkv latent widths. The cache holds, for all heads together, a token's normed latent and behind it the rotated
-// key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/ops.h, mla_absorb_query).
+// Rq and Rkv latent widths. What is made of a block's input is columns of one product, of which those of queries, Q,
+// are all heads' or their latent's. The cache holds, for all heads together, a token's normed latent and behind it the
+// rotated key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/ops.h, mla_absorb_query).
 #pragma once
 
 #include <optional>
@@ -27,8 +28,15 @@ class LatentAttention final : public Mixer {
  private:
   // Queries through a latent of their own (q_lora_rank > 0).
   struct LowRankQuery {
-    Linear down;  // [Rq, D]
     Norm norm;
+    Linear up;  // [H * (N + P), Rq]
+  };
+  // Columns of `all`.
+  struct Projections {
+    Tensor all;        // [T, Q + Rkv + P]
+    Tensor q;          // [T, Q]
+    Tensor kv_latent;  // [T, Rkv], as it is before its norm
+    Tensor k_rope;     // [T, P]
   };
   struct Saved {
     Tensor x;          // [T, D]
@@ -41,21 +49,20 @@ class LatentAttention final : public Mixer {
     Tensor lse;        // [B, H, S]
   };
   double softmax_scale() const;
-  // Fills saved_.q_latent, .q and .kv_latent.
-  void project(const Pass& pass, Tensor x);
-  // The rotated key part that heads share: k_rope [T, 1, P] =
-  void project_shared_key(const Pass& pass, Tensor x, Tensor k_rope) const;
+  Projections push_projections(const Pass& pass, int64_t num_tokens) const;
+  // Fills saved_.q_latent, .q and .kv_latent. Returns the rotated key part that heads share, [T, P].
+  Tensor project(const Pass& pass, Tensor x);
+  // k_rope [T, P] as a head, to be rotated.
+  Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
 
   const ModelConfig& config_;
   int64_t layer_;
   int64_t window_;
+  JoinedLinear projections_;  // [Q + Rkv + P, D]
   std::optional<LowRankQuery> q_low_rank_;
-  Linear q_;        // [H * (N + P), D or Rq]
-  Linear kv_down_;  // [Rkv, D]
   Norm kv_norm_;
-  Linear k_rope_;  // [P, D]
-  Linear kv_up_;   // [H * (N + U), Rkv]
-  Linear out_;     // [D, H * U]
+  Linear kv_up_;  // [H * (N + U), Rkv]
+  Linear out_;    // [D, H * U]
   Saved saved_;
 };
 

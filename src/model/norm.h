@@ -14,12 +14,11 @@ class Norm {
   // The gain of that name (WeightList::gain); normalises vectors as long as it.
   Norm(WeightSet& weights, std::string_view name, double eps) : gain_(weights.at(name)), eps_(eps) {}
 
-  // x [..., dim] -> y =, same shape. Keeps a reference to x and one number a vector.
+  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. Keeps a reference to x and one number a
+  // vector.
   void forward(const Pass& pass, Tensor x, Tensor y) {
-    const int64_t dim = gain_.spec.shape[0];
-    const int64_t num_vectors = x.num_elements() / dim;
-    saved_.x = x.reshape({num_vectors, dim});
-    saved_.rstd = pass.push_stat({num_vectors});
+    saved_.x = x;
+    saved_.rstd = pass.push_stat({norm_vectors(x)});
     normalise(pass, y);
   }
 
@@ -28,25 +27,23 @@ class Norm {
 
   // dx = or, with accumulate, +=. dx may be the storage of dy.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false) {
-    const Shape shape = saved_.x.shape();
     pass.ops.rms_norm_backward({.x = saved_.x,
                                 .gain = gain_.value,
                                 .rstd = saved_.rstd,
-                                .dy = dy.reshape(shape),
-                                .dx = dx.reshape(shape),
+                                .dy = dy,
+                                .dx = dx,
                                 .dgain = gain_.grad_to_add_to(pass.ops),
                                 .accumulate_dx = accumulate});
   }
 
  private:
   struct Saved {
-    Tensor x;     // [N, dim]
+    Tensor x;     // as in forward
     Tensor rstd;  // [N] stat
   };
 
   void normalise(const Pass& pass, Tensor y) const {
-    pass.ops.rms_norm_forward(
-        {.x = saved_.x, .gain = gain_.value, .eps = eps_, .y = y.reshape(saved_.x.shape()), .rstd = saved_.rstd});
+    pass.ops.rms_norm_forward({.x = saved_.x, .gain = gain_.value, .eps = eps_, .y = y, .rstd = saved_.rstd});
   }
 
   Weight& gain_;

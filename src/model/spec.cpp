@@ -45,6 +45,13 @@ void WeightList::add(WeightSpec weight) {
   weights_.push_back(std::move(weight));
 }
 
+void WeightList::add_joined(std::vector<WeightSpec> weights) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i].joins_previous = i > 0;
+    add(std::move(weights[i]));
+  }
+}
+
 ModelSpec describe_model(const ModelConfig& config) {
   ModelSpec model;
   WeightList weights(config);

@@ -32,7 +32,8 @@ struct WeightSpec {
   bool is_looked_up = false;  // by row, and in no product: an embedding that the head does not share
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
-  int64_t layer = kNoLayer;  // that it belongs to
+  int64_t layer = kNoLayer;     // that it belongs to
+  bool joins_previous = false;  // whether it lies right behind the weight before it: rows of one matrix (JoinedLinear)
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
 };
@@ -61,6 +62,8 @@ class WeightList {
   // What is added from here on belongs to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }
   void add(WeightSpec weight);
+  // Matrices [out, in] over the same inputs, of one group: beside what each is by itself, they are one (JoinedLinear).
+  void add_joined(std::vector<WeightSpec> weights);
   std::vector<WeightSpec> take() { return std::move(weights_); }
 
  private:

@@ -14,7 +14,8 @@
 // * `act` is the compute dtype, of activations, their gradients and weights: F32, BF16 on GPUs, F64 for proofs.
 //   `stat` is F32, or F64 for proofs: statistics, router scores, losses, norm gains, gradients of weights and what
 //   optimizers keep. Tensors are act, row-major and dense unless a comment says otherwise; stat, i32 and f64 are named
-//   where they occur.
+//   where they occur, and `apart` where rows may lie apart (tensor/tensor.h): q, k and v of a token are parts of one
+//   row.
 // * A weight that trains in BF16 has a second tensor `low` (i16), so that both together are an F32 master weight: its
 //   bits, as an integer, are the BF16 value's bits times 2^16, plus low. Undefined where the weight itself is stat.
 // * What an operation writes is marked `=`, what it adds to `+=`. Where a struct has a member accumulate..., the tensor

@@ -26,11 +26,32 @@ int64_t Shape::num_elements() const {
   return product;
 }
 
+int64_t Shape::row_elements() const {
+  NMOE_CHECK(rank_ > 0, "rows of a single element");
+  int64_t product = 1;
+  for (const int64_t dim : dims().subspan(1)) product *= dim;
+  return product;
+}
+
 std::string Shape::to_string() const { return fmt::format("[{}]", fmt::join(dims(), ", ")); }
 
 Tensor Tensor::reshape(Shape shape) const {
-  NMOE_CHECK(shape.num_elements() == num_elements(), "cannot view {} as {}", shape_, shape);
-  return {data_, dtype_, shape};
+  NMOE_CHECK(shape.num_elements() == num_elements() && (dense() || (shape.rank() > 0 && shape[0] == dim(0))),
+             "cannot view {}{} as {}", shape_, dense() ? "" : ", whose rows lie apart,", shape);
+  Tensor view(data_, dtype_, shape);
+  view.stride_ = stride_;
+  return view;
+}
+
+Tensor Tensor::columns(int64_t begin, int64_t end) const {
+  NMOE_CHECK(shape_.rank() == 2 && 0 <= begin && begin <= end && end <= dim(1), "columns [{}, {}) of {}", begin, end,
+             shape_);
+  if (end - begin == dim(1)) return *this;
+  char* base = static_cast<char*>(data_);
+  Tensor view(base == nullptr ? nullptr : base + begin * static_cast<int64_t>(dtype_bytes(dtype_)), dtype_,
+              {dim(0), end - begin});
+  view.stride_ = stride();
+  return view;
 }
 
 Tensor Tensor::rows(int64_t begin, int64_t end) const {
@@ -38,11 +59,12 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
   std::array<int64_t, Shape::kMaxRank> dims{};
   const auto source = shape_.dims();
   std::copy(source.begin(), source.end(), dims.begin());
-  const int64_t row_bytes = dim(0) == 0 ? 0 : num_bytes() / dim(0);
   dims[0] = end - begin;
   char* base = static_cast<char*>(data_);
-  return {base == nullptr ? nullptr : base + begin * row_bytes, dtype_,
-          Shape(std::span<const int64_t>(dims.data(), source.size()))};
+  Tensor view(base == nullptr ? nullptr : base + begin * stride() * static_cast<int64_t>(dtype_bytes(dtype_)), dtype_,
+              Shape(std::span<const int64_t>(dims.data(), source.size())));
+  view.stride_ = stride_;
+  return view;
 }
 
 Tensor Tensor::operator[](int64_t index) const {

@@ -1,4 +1,7 @@
-// Tensor: a non-owning, dense, row-major view. Storage belongs to an Arena.
+// Tensor: a non-owning, row-major view. Storage belongs to an Arena.
+//
+// All are dense but columns of a matrix, whose rows lie apart. What works on those asks for rows_data() and stride();
+// raw(), data() and span() are a bug there.
 #pragma once
 
 #include <fmt/core.h>
@@ -25,6 +28,7 @@ class Shape {
   int rank() const { return rank_; }
   int64_t operator[](int axis) const;  // negative axes count from the end
   int64_t num_elements() const;        // 1 for rank 0
+  int64_t row_elements() const;        // of all dimensions but the outermost, of which there must be one
   std::span<const int64_t> dims() const { return {dims_.data(), static_cast<size_t>(rank_)}; }
   std::string to_string() const;  // "[4, 128, 64]"
   bool operator==(const Shape&) const = default;
@@ -47,22 +51,38 @@ class Tensor {
 
   // Whether the view names anything. A tensor made by a counting arena has a shape and no data.
   bool defined() const { return shape_.rank() > 0; }
-  void* raw() const { return data_; }
+  void* raw() const {
+    NMOE_CHECK(dense(), "rows of {} lie {} elements apart", shape_.to_string(), stride_);
+    return data_;
+  }
 
   // Typed access; T must be the dtype.
   template <class T>
   T* data() const {
-    NMOE_CHECK(DTypeOf<T>::value == dtype_, "tensor is {}, asked for as {}", dtype_name(dtype_),
-               dtype_name(DTypeOf<T>::value));
-    return static_cast<T*>(data_);
+    NMOE_CHECK(dense(), "rows of {} lie {} elements apart", shape_.to_string(), stride_);
+    return rows_data<T>();
   }
   template <class T>
   std::span<T> span() const {
     return {data<T>(), static_cast<size_t>(num_elements())};
   }
 
-  // The same elements under another shape of equal size.
+  bool dense() const { return stride_ == 0; }
+  // How many elements index i + 1 of the outermost dimension, a row, lies behind index i; every row is dense.
+  int64_t stride() const { return dense() ? shape_.row_elements() : stride_; }
+  // The first row.
+  void* rows_raw() const { return data_; }
+  template <class T>
+  T* rows_data() const {
+    NMOE_CHECK(DTypeOf<T>::value == dtype_, "tensor is {}, asked for as {}", dtype_name(dtype_),
+               dtype_name(DTypeOf<T>::value));
+    return static_cast<T*>(data_);
+  }
+
+  // The same elements under another shape of equal size; where rows lie apart, of as many rows.
   Tensor reshape(Shape shape) const;
+  // Columns [begin, end) of a matrix.
+  Tensor columns(int64_t begin, int64_t end) const;
   // Rows [begin, end) of the outermost dimension.
   Tensor rows(int64_t begin, int64_t end) const;
   // Element `index` of the outermost dimension, one rank lower: [E, N, K] -> [N, K].
@@ -72,6 +92,7 @@ class Tensor {
   void* data_ = nullptr;
   DType dtype_ = DType::kF32;
   Shape shape_;
+  int64_t stride_ = 0;  // where rows lie apart
 };
 
 }  // namespace nmoe

@@ -124,6 +124,41 @@ TEST(DealWeights, PartsAreAsEqualAsChunksAllow) {
   }
 }
 
+// Whatever the buckets and whoever updates them, joined weights lie one behind the other, where arenas and costs would
+// have them apart.
+TEST(DealWeights, JoinedWeightsStayTogether) {
+  std::vector<WeightSpec> layers;
+  for (int layer = 0; layer < 3; ++layer) {
+    layers.push_back({.name = "q", .shape = {333, 333}});
+    layers.push_back({.name = "k", .shape = {100, 333}, .joins_previous = true});
+    layers.push_back({.name = "v", .shape = {900, 333}, .joins_previous = true});
+    layers.push_back({.name = "out", .shape = {333, 333}});
+  }
+  for (const int64_t ranks : {1, 2, 3}) {
+    for (const auto& by_matrix : {std::vector<WeightGroup>{}, {WeightGroup::kMatrices}}) {
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{1} << 19, kAll}) {
+        size_t seen = 0;
+        for (const FlatRegion& region :
+             deal_weights(layers, by_matrix, ranks, bucket_bytes, DType::kBF16, DType::kF32)) {
+          for (size_t i = 0; i < region.places.size(); ++i) {
+            const FlatRegion::Place& place = region.places[i];
+            ++seen;
+            if (!layers[place.spec].joins_previous) {
+              EXPECT_EQ(place.first * 2 % 256, 0) << layers[place.spec].name;
+              continue;
+            }
+            ASSERT_GT(i, 0U);
+            const FlatRegion::Place& previous = region.places[i - 1];
+            EXPECT_EQ(previous.spec, place.spec - 1);
+            EXPECT_EQ(place.first, previous.first + layers[previous.spec].shape.num_elements());
+          }
+        }
+        EXPECT_EQ(seen, layers.size());
+      }
+    }
+  }
+}
+
 // Alike buckets are not all rounded alike.
 TEST(DealWeights, RoundingDoesNotAddUp) {
   constexpr int64_t kLayers = 64, kChunks = 4, kRanks = 64;

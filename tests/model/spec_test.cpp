@@ -24,11 +24,11 @@ TEST(Spec, NamesWeightsInDefinitionOrder) {
   EXPECT_EQ(
       names_of(model, 0),
       (std::vector<std::string>{"layers.0.attention_norm", "layers.0.attention.q", "layers.0.attention.kv_down",
-                                "layers.0.attention.kv_norm", "layers.0.attention.k_rope", "layers.0.attention.kv_up",
+                                "layers.0.attention.k_rope", "layers.0.attention.kv_norm", "layers.0.attention.kv_up",
                                 "layers.0.attention.out", "layers.0.mlp_norm", "layers.0.mlp.in", "layers.0.mlp.out"}));
   EXPECT_EQ(names_of(model, 1), (std::vector<std::string>{
                                     "layers.1.attention_norm", "layers.1.attention.q", "layers.1.attention.kv_down",
-                                    "layers.1.attention.kv_norm", "layers.1.attention.k_rope",
+                                    "layers.1.attention.k_rope", "layers.1.attention.kv_norm",
                                     "layers.1.attention.kv_up", "layers.1.attention.out", "layers.1.mlp_norm",
                                     "layers.1.moe.router", "layers.1.moe.router_bias", "layers.1.moe.experts_in",
                                     "layers.1.moe.experts_out", "layers.1.moe.shared.in", "layers.1.moe.shared.out"}));

@@ -85,6 +85,57 @@ TEST_F(WeightTest, EveryTrainedWeightMustHaveAGradient) {
   EXPECT_ANY_THROW(weights_.check_grads());
 }
 
+// Two matrices of sizes that no arena would let lie one behind the other, beside the same by themselves.
+TEST(JoinedLinear, IsItsPartsOneBehindTheOther) {
+  constexpr int64_t kInputs = 5, kFirst = 3, kSecond = 7;
+  const auto ops = cpu_device(DType::kF64, 1);
+  TensorPool pool(DType::kF64, 5);
+  WeightSet weights({{.name = "before", .shape = {1, 3}, .init_std = 1.0},
+                     {.name = "a.x", .shape = {kFirst, kInputs}, .init_std = 1.0},
+                     {.name = "a.y", .shape = {kSecond, kInputs}, .init_std = 1.0, .joins_previous = true},
+                     {.name = "a.z", .shape = {kSecond, kInputs}, .init_std = 1.0}});
+  Arena values_arena("values"), grads_arena("grads");
+  for (Arena* arena : {&values_arena, &grads_arena}) arena->reserve(ops.device().memory(), 1 << 13);
+  weights.allocate(*ops, values_arena, grads_arena);
+  weights.initialise(*ops, 1, 3.0);
+
+  const Tensor x = pool.normal({kRows, kInputs}), y = pool.zeros({kRows, kFirst + kSecond});
+  const Tensor y_first = pool.zeros({kRows, kFirst}), y_second = pool.zeros({kRows, kSecond});
+  const JoinedLinear joined(weights, "a.", {"x", "y"});
+  const Linear first(weights, "a.x"), second(weights, "a.y");
+  joined.forward(*ops, x, y);
+  first.forward(*ops, x, y_first);
+  second.forward(*ops, x, y_second);
+  EXPECT_TRUE(near(y.columns(0, kFirst), y_first, 1e-14));
+  EXPECT_TRUE(near(y.columns(kFirst, kFirst + kSecond), y_second, 1e-14));
+
+  const Tensor dy = pool.normal(y.shape()), dx = pool.full(x.shape(), NAN), expected_dx = pool.full(x.shape(), NAN);
+  const Tensor dy_first = pool.clone(dy.columns(0, kFirst)), dy_second = pool.clone(dy.columns(kFirst, dy.dim(1)));
+  Tensor grads[2][2];  // of each, by itself and joined
+  for (const bool together : {false, true}) {
+    for (const Weight& weight : weights.all()) ops->fill({weight.grad, NAN});
+    weights.begin_step();
+    for (int microbatch = 0; microbatch < 2; ++microbatch) {
+      if (together) {
+        joined.backward(*ops, x, dy, dx);
+      } else {
+        first.backward(*ops, x, dy_first, expected_dx);
+        second.backward(*ops, x, dy_second, expected_dx, /*accumulate=*/true);
+      }
+    }
+    grads[together][0] = pool.clone(first.weight().grad);
+    grads[together][1] = pool.clone(second.weight().grad);
+  }
+  EXPECT_TRUE(near(dx, expected_dx, 1e-14));
+  for (const int part : {0, 1}) EXPECT_TRUE(near(grads[1][part], grads[0][part], 1e-14));
+
+  const JoinedLinear not_joined(weights, "a.", {"y", "z"});
+  EXPECT_THROW(not_joined.forward(*ops, x, pool.zeros({kRows, 2 * kSecond})), CheckFailure);
+  weights.begin_step();
+  first.backward_weight(*ops, x, dy_first);
+  EXPECT_THROW(joined.backward(*ops, x, dy, dx), CheckFailure);
+}
+
 TEST_F(WeightTest, NamesAreUniqueAndKnown) {
   EXPECT_EQ(&weights_.at("table"), &table_);
   EXPECT_ANY_THROW(weights_.at("tables"));

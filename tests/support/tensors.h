@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -17,15 +18,23 @@
 
 namespace nmoe::test {
 
+// Where element `index`, in row-major order, lies.
+inline int64_t place_of(Tensor x, int64_t index) {
+  if (x.dense()) return index;
+  const int64_t width = x.shape().row_elements();
+  return index / width * x.stride() + index % width;
+}
+
 // One element as a double, whatever the dtype (F64, F32 or I32).
 inline double get(Tensor x, int64_t index) {
+  index = place_of(x, index);
   switch (x.dtype()) {
     case DType::kF64:
-      return x.data<double>()[index];
+      return x.rows_data<double>()[index];
     case DType::kF32:
-      return x.data<float>()[index];
+      return x.rows_data<float>()[index];
     case DType::kI32:
-      return x.data<int32_t>()[index];
+      return x.rows_data<int32_t>()[index];
     default:
       break;
   }
@@ -33,15 +42,16 @@ inline double get(Tensor x, int64_t index) {
 }
 
 inline void set(Tensor x, int64_t index, double value) {
+  index = place_of(x, index);
   switch (x.dtype()) {
     case DType::kF64:
-      x.data<double>()[index] = value;
+      x.rows_data<double>()[index] = value;
       return;
     case DType::kF32:
-      x.data<float>()[index] = static_cast<float>(value);
+      x.rows_data<float>()[index] = static_cast<float>(value);
       return;
     case DType::kI32:
-      x.data<int32_t>()[index] = static_cast<int32_t>(value);
+      x.rows_data<int32_t>()[index] = static_cast<int32_t>(value);
       return;
     default:
       break;
@@ -57,6 +67,18 @@ inline std::vector<double> values(Tensor x) {
 
 // The same shape as a counting arena gives it.
 inline Tensor without_data(Tensor x) { return {nullptr, x.dtype(), x.shape()}; }
+
+// Tensors whose rows lie apart are made as the middle columns of a matrix, with as many on either side.
+inline Tensor middle_columns(Tensor matrix, Shape shape) {
+  const int64_t width = shape.row_elements(), beside = (matrix.dim(1) - width) / 2;
+  return matrix.columns(beside, beside + width).reshape(shape);
+}
+inline Tensor matrix_around(Tensor middle) {
+  const int64_t beside = (middle.stride() - middle.shape().row_elements()) / 2;
+  char* const first =
+      static_cast<char*>(middle.rows_raw()) - beside * static_cast<int64_t>(dtype_bytes(middle.dtype()));
+  return {first, middle.dtype(), {middle.dim(0), middle.stride()}};
+}
 
 // Owner of tensors, each in an allocation of its own and exact size, so that a sanitizer sees every
 // overrun. The random fillers draw from one stream a tensor: pools of different dtypes filled by
@@ -93,6 +115,13 @@ class TensorPool {
   Tensor of(Shape shape, const std::vector<double>& values) { return of(real_, shape, values); }
   Tensor ints(Shape shape, const std::vector<double>& values) { return of(DType::kI32, shape, values); }
   Tensor clone(Tensor x) { return of(x.dtype(), x.shape(), test::values(x)); }
+  // A copy whose rows lie apart, with `beside` columns of NaN on either side.
+  Tensor apart(Tensor x, int64_t beside) {
+    const Tensor matrix = fill(zeros(x.dtype(), {x.dim(0), x.shape().row_elements() + 2 * beside}),
+                               [](int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
+    const Tensor copy = middle_columns(matrix, x.shape());
+    return fill(copy, [&](int64_t i) { return get(x, i); });
+  }
 
  private:
   static constexpr std::align_val_t kAlignment{static_cast<size_t>(Arena::kAlignment)};

@@ -52,6 +52,31 @@ TEST_F(TensorTest, KnowsItsSize) {
   EXPECT_FALSE(Tensor().defined());
 }
 
+TEST_F(TensorTest, RowsOfColumnsLieApart) {
+  const Tensor matrix = tensor_.reshape({4, 6}), middle = matrix.columns(1, 5);
+  EXPECT_EQ(middle.shape(), Shape({4, 4}));
+  EXPECT_FALSE(middle.dense());
+  EXPECT_EQ(middle.stride(), 6);
+  EXPECT_EQ(middle.rows_data<float>()[2 * middle.stride() + 3], 16.0F);
+  EXPECT_EQ(middle[2].data<float>()[3], 16.0F);  // a row is dense
+  EXPECT_EQ(middle.rows(1, 3).rows_data<float>()[0], 7.0F);
+  EXPECT_EQ(middle.rows(1, 3).stride(), 6);
+  EXPECT_EQ(middle.columns(1, 3).stride(), 6);
+  EXPECT_EQ(middle.reshape({4, 2, 2})[3].data<float>()[3], 22.0F);
+  EXPECT_THROW(middle.reshape({2, 8}), CheckFailure);
+  EXPECT_THROW(middle.raw(), CheckFailure);
+  EXPECT_THROW(middle.data<float>(), CheckFailure);
+  EXPECT_THROW(matrix.columns(1, 7), CheckFailure);
+  EXPECT_THROW(tensor_.columns(0, 1), CheckFailure);
+}
+
+TEST_F(TensorTest, AllColumnsAreTheMatrix) {
+  const Tensor all = tensor_.reshape({4, 6}).columns(0, 6);
+  EXPECT_TRUE(all.dense());
+  EXPECT_EQ(all.stride(), 6);
+  EXPECT_EQ(Tensor(nullptr, DType::kF32, {4, 6}).columns(2, 3).rows_raw(), nullptr);
+}
+
 TEST_F(TensorTest, ViewsShareStorage) {
   EXPECT_EQ(tensor_[1].shape(), Shape({3, 4}));
   EXPECT_EQ(tensor_[1][2].data<float>()[3], 23.0F);

@@ -11,7 +11,7 @@ namespace nmoe {
 // Rotates `rope_dim` values of every head, starting `rope_offset` into it, in place (RoPE, arXiv 2104.09864). Backward
 // is the inverse rotation, of gradients.
 struct Rope {
-  Tensor x;          // [T, H, head_size]
+  Tensor x;          // [T, H, head_size], apart
   Tensor positions;  // [T] i32, < dim(0) of the tables; they restart wherever a document is to start afresh
   Tensor cos;        // [max positions, rope_dim / 2] stat, YaRN's magnitude factor already applied
   Tensor sin;        // same
@@ -37,9 +37,9 @@ struct AttentionShape {
 };
 struct AttentionForward {
   AttentionShape shape;
-  Tensor q;    // [T, H, Dk]
-  Tensor k;    // [T, G, Dk]
-  Tensor v;    // [T, G, Dv]
+  Tensor q;    // [T, H, Dk], apart
+  Tensor k;    // [T, G, Dk], apart
+  Tensor v;    // [T, G, Dv], apart
   Tensor out;  // = [T, H, Dv]
   Tensor lse;  // = [B, H, S] stat: natural log of the sum of exp(scale * q.k), kept for backward
 };
@@ -47,23 +47,23 @@ struct AttentionBackward {
   AttentionShape shape;
   Tensor q, k, v, out, lse;  // as in forward
   Tensor dout;               // [T, H, Dv]
-  Tensor dq;                 // = [T, H, Dk]
-  Tensor dk;                 // = [T, G, Dk]
-  Tensor dv;                 // = [T, G, Dv]
+  Tensor dq;                 // = [T, H, Dk], apart
+  Tensor dk;                 // = [T, G, Dk], apart
+  Tensor dv;                 // = [T, G, Dv], apart
 };
 
 // MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of each head out of the expanded latent and the
 // rotated key part that all heads share.
 struct MlaExpandForward {
   Tensor kv;      // [T, H, nope + Dv]
-  Tensor k_rope;  // [T, rope]
+  Tensor k_rope;  // [T, rope], apart
   Tensor k;       // = [T, H, nope + rope]
   Tensor v;       // = [T, H, Dv]
 };
 struct MlaExpandBackward {
   Tensor dk, dv;   // like k and v in forward
   Tensor dkv;      // = [T, H, nope + Dv]
-  Tensor dk_rope;  // = [T, rope]
+  Tensor dk_rope;  // = [T, rope], apart
 };
 
 }  // namespace nmoe

@@ -10,7 +10,7 @@ namespace nmoe {
 
 // Writes what later tokens attend to: cache[slots[t], positions[t], offset ... offset + W) = rows[t].
 struct CacheWrite {
-  Tensor rows;       // [T, W]
+  Tensor rows;       // [T, W], apart
   Tensor slots;      // [T] i32, < Z
   Tensor positions;  // [T] i32, < C; no two rows have both slot and position in common
   Tensor cache;      // = [Z, C, width], the named parts of it only
@@ -24,7 +24,7 @@ struct CacheWrite {
 struct CachedAttention {
   double scale = 1.0;        // factor of q.k before the softmax
   int64_t window = 0;        // 0: all
-  Tensor q;                  // [T, H, Dk]
+  Tensor q;                  // [T, H, Dk], apart
   Tensor slots;              // [T] i32
   Tensor positions;          // [T] i32
   Tensor keys;               // [Z, C, G * Dk]
@@ -37,7 +37,7 @@ struct CachedAttention {
 // the latent c, so q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents. `kv_up` holds a head's
 // w_k [nope, Rkv], then its w_v [Dv, Rkv].
 struct MlaAbsorbQuery {
-  Tensor q;         // [T, H, nope + rope]
+  Tensor q;         // [T, H, nope + rope], apart
   Tensor kv_up;     // [H * (nope + Dv), Rkv]
   Tensor latent_q;  // = [T, H, Rkv + rope]: w_k^T q, then the rotated part as it is
 };

@@ -6,19 +6,25 @@
 
 namespace nmoe {
 
+// N vectors of D values: [N, D], or [T, H, D] with N = T*H. x, y, dx and dy are of one shape, and apart.
 struct RmsNormForward {
-  Tensor x;     // [N, D]
+  Tensor x;
   Tensor gain;  // [D] stat
   double eps = 1e-6;
-  Tensor y;     // = [N, D]
+  Tensor y;     // = like x
   Tensor rstd;  // = [N] stat, kept for backward
 };
 struct RmsNormBackward {
   Tensor x, gain, rstd;  // as in forward
-  Tensor dy;             // [N, D]
-  Tensor dx;             // = [N, D]; may be the storage of dy
+  Tensor dy;             // like x
+  Tensor dx;             // = like x; may be the storage of dy
   Tensor dgain;          // += [D] stat
   bool accumulate_dx = false;
 };
+
+// How many vectors a row has: H.
+inline int64_t norm_vectors_of_row(const Tensor& x) { return x.shape().rank() == 3 ? x.dim(1) : 1; }
+// N
+inline int64_t norm_vectors(const Tensor& x) { return x.dim(0) * norm_vectors_of_row(x); }
 
 }  // namespace nmoe

@@ -64,7 +64,7 @@ struct SumInOrder {
   Tensor order = {};  // [N] i32: which element comes first, second and so on; undefined: as they are
 };
 struct CountNonFinite {
-  Tensor x;
+  Tensor x;    // apart
   Tensor out;  // [1] i32 += number of NaN and infinities
 };
 

@@ -73,8 +73,8 @@ struct HeadView {
 };
 template <class Real>
 HeadView<Real> head_of(const Tensor& x, int64_t seq_len, int64_t seq, int64_t head) {
-  const int64_t num_heads = x.dim(1), size = x.dim(2);
-  return {x.data<Real>() + (seq * seq_len * num_heads + head) * size, num_heads * size};
+  const int64_t stride = x.stride();
+  return {x.rows_data<Real>() + seq * seq_len * stride + head * x.dim(2), stride};
 }
 
 // Queries [q_begin, q_end) against keys [k_begin, k_end), positions in one sequence.
@@ -260,18 +260,21 @@ void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real
   });
 }
 
-// total = partials[0] + partials[1] + ..., in this order.
+// total [T, G, size] = partials[0] + partials[1] + ..., in this order.
 template <class Real>
 void add_up(Context& ctx, const Tensor& partials, const Tensor& total) {
   constexpr int64_t kElementsPerTask = 16 * 1024;
-  const int64_t size = total.num_elements();
-  parallel_blocks(ctx, size, kElementsPerTask, [&](int64_t begin, int64_t end, int) {
+  const int64_t num_rows = total.dim(0), width = total.shape().row_elements(), stride = total.stride();
+  parallel_blocks(ctx, num_rows, std::max<int64_t>(1, kElementsPerTask / width), [&](int64_t begin, int64_t end, int) {
     const Real* partial = partials.data<Real>();
-    Real* sum = total.data<Real>();
-    std::copy(partial + begin, partial + end, sum + begin);
-    for (int64_t deal = 1; deal < partials.dim(0); ++deal) {
+    for (int64_t row = begin; row < end; ++row) {
+      Real* sum = total.rows_data<Real>() + row * stride;
+      std::copy_n(partial + row * width, width, sum);
+      for (int64_t deal = 1; deal < partials.dim(0); ++deal) {
+        const Real* addend = partial + (deal * num_rows + row) * width;
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) sum[i] += partial[deal * size + i];
+        for (int64_t i = 0; i < width; ++i) sum[i] += addend[i];
+      }
     }
   });
 }

@@ -56,7 +56,8 @@ void cache_write(Context& ctx, const CacheWrite& args) {
   check_places(args.slots, args.positions, args.cache);
   for (int64_t t = 0; t < num_tokens; ++t) {
     const int64_t place = args.slots.data<int32_t>()[t] * args.cache.dim(1) + args.positions.data<int32_t>()[t];
-    std::copy_n(args.rows.data<Real>() + t * width, width, args.cache.data<Real>() + place * cache_width + args.offset);
+    std::copy_n(args.rows.rows_data<Real>() + t * args.rows.stride(), width,
+                args.cache.data<Real>() + place * cache_width + args.offset);
   }
 }
 
@@ -95,8 +96,9 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
     const Rows<const Real> sources{
         values.data<Real>() + place * values.dim(2) + kv_head * (args.values.defined() ? Dv : 0), values.dim(2)};
     const Rows<Real> scores{scratch[thread].data<Real>(), capacity};
-    dot_rows<Real>(heads, seen, Dk, static_cast<Real>(args.scale), {args.q.data<Real>() + (t * H + head) * Dk, Dk},
-                   keys, scores, /*accumulate=*/false);
+    dot_rows<Real>(heads, seen, Dk, static_cast<Real>(args.scale),
+                   {args.q.rows_data<Real>() + t * args.q.stride() + head * Dk, Dk}, keys, scores,
+                   /*accumulate=*/false);
     for (int64_t h = 0; h < heads; ++h) softmax(scores[h], seen);
     combine_rows<Real>(heads, Dv, seen, {scores.data, scores.stride}, sources,
                        {args.out.data<Real>() + (t * H + head) * Dv, Dv});
@@ -111,7 +113,7 @@ void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
   const int64_t head_rows = kv_up.dim(0) / H;  // nope + Dv
   if (ctx.counting()) return;
   for_each_head(ctx, T, H, nope * rank, [&](int64_t t, int64_t head, int) {
-    const Real* query = q.data<Real>() + (t * H + head) * (nope + rope);
+    const Real* query = q.rows_data<Real>() + t * q.stride() + head * (nope + rope);
     Real* out = latent_q.data<Real>() + (t * H + head) * (rank + rope);
     combine_rows<Real>(1, rank, nope, {query, nope}, {kv_up.data<Real>() + head * head_rows * rank, rank}, {out, rank});
     std::copy_n(query + nope, rope, out + rank);

@@ -18,7 +18,7 @@ void mla_expand_forward(Context& ctx, const MlaExpandForward& args) {
   if (ctx.counting()) return;
   parallel_blocks(ctx, num_tokens, kTokensPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
-      const Real* shared = k_rope.data<Real>() + token * rope;
+      const Real* shared = k_rope.rows_data<Real>() + token * k_rope.stride();
       for (int64_t head = 0; head < num_heads; ++head) {
         const int64_t row = token * num_heads + head;
         const Real* source = kv.data<Real>() + row * (nope + value);
@@ -38,7 +38,7 @@ void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
   if (ctx.counting()) return;
   parallel_blocks(ctx, num_tokens, kTokensPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
-      Real* shared = dk_rope.data<Real>() + token * rope;
+      Real* shared = dk_rope.rows_data<Real>() + token * dk_rope.stride();
       std::fill_n(shared, rope, Real{0});
       for (int64_t head = 0; head < num_heads; ++head) {
         const int64_t row = token * num_heads + head;

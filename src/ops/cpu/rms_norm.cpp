@@ -5,6 +5,19 @@
 namespace nmoe::cpu {
 namespace {
 
+// Vector i of contracts/norm.h is number `inner` of row `outer`.
+struct Place {
+  int64_t outer, inner;
+};
+template <class Real>
+struct Vectors {
+  explicit Vectors(const Tensor& x) : first(x.rows_data<Real>()), stride(x.stride()), width(x.dim(-1)) {}
+  Real* operator[](Place place) const { return first + place.outer * stride + place.inner * width; }
+
+  Real* first;
+  int64_t stride, width;
+};
+
 // Rows whose contributions to dgain are added into one partial sum: a choice by the shape alone,
 // bounded so that the partial sums stay small beside the rows.
 int64_t gain_chunk_rows(int64_t num_rows, int64_t width) {
@@ -48,16 +61,16 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   const Tensor x = args.x, gain = args.gain;
   const double eps = args.eps;
   const Tensor y = args.y, rstd = args.rstd;
-  const int64_t num_rows = x.dim(0), width = x.dim(1);
+  const int64_t num_rows = norm_vectors(x), width = x.dim(-1), per_row = norm_vectors_of_row(x);
   if (ctx.counting()) return;
-  const Real* inputs = x.data<Real>();
+  const Vectors<Real> inputs(x), outputs(y);
   const Real* gains = gain.data<Real>();
-  Real* outputs = y.data<Real>();
   Real* rstds = rstd.data<Real>();
   parallel_blocks(ctx, num_rows, task_rows(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const Real* in = inputs + row * width;
-      Real* out = outputs + row * width;
+      const Place place{row / per_row, row % per_row};
+      const Real* in = inputs[place];
+      Real* out = outputs[place];
       const Real scale = 1 / std::sqrt(mean_of_products(in, in, width) + static_cast<Real>(eps));
       rstds[row] = scale;
 #pragma omp simd
@@ -70,24 +83,22 @@ template <class Real>
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const Tensor x = args.x, gain = args.gain, rstd = args.rstd, dy = args.dy, dx = args.dx, dgain = args.dgain;
   const bool accumulate_dx = args.accumulate_dx;
-  const int64_t num_rows = x.dim(0), width = x.dim(1);
+  const int64_t num_rows = norm_vectors(x), width = x.dim(-1), per_row = norm_vectors_of_row(x);
   const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   const int64_t num_chunks = ceil_div(num_rows, chunk_rows);
   ArenaScope scratch(ctx.scratch);
   const Tensor partial_sums = scratch.allocate(DTypeOf<Real>::value, {num_chunks, width});
   if (ctx.counting()) return;
-  const Real* inputs = x.data<Real>();
+  const Vectors<Real> inputs(x), dys(dy), dxs(dx);
   const Real* gains = gain.data<Real>();
   const Real* rstds = rstd.data<Real>();
-  const Real* dys = dy.data<Real>();
-  Real* dxs = dx.data<Real>();
   Real* partials = partial_sums.data<Real>();
   parallel_blocks(ctx, num_rows, chunk_rows, [&](int64_t begin, int64_t end, int) {
     Real* partial = partials + begin / chunk_rows * width;
     std::fill(partial, partial + width, Real{0});
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t at = row * width;
-      backward_row(inputs + at, gains, rstds[row], dys + at, dxs + at, partial, width, accumulate_dx);
+      const Place place{row / per_row, row % per_row};
+      backward_row<Real>(inputs[place], gains, rstds[row], dys[place], dxs[place], partial, width, accumulate_dx);
     }
   });
   Real* dgains = dgain.data<Real>();

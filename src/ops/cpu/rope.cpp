@@ -35,7 +35,8 @@ void rotate(Context& ctx, const Rope& args, Real direction) {
              "rope of x {} at offset {}, positions {}, tables {} and {}", args.x.shape(), args.rope_offset,
              args.positions.shape(), args.cos.shape(), args.sin.shape());
   if (ctx.counting()) return;
-  Real* heads = args.x.data<Real>() + args.rope_offset;
+  Real* first = args.x.rows_data<Real>() + args.rope_offset;
+  const int64_t stride = args.x.stride();
   const int32_t* positions = args.positions.data<int32_t>();
   const Real* cos = args.cos.data<Real>();
   const Real* sin = args.sin.data<Real>();
@@ -45,8 +46,8 @@ void rotate(Context& ctx, const Rope& args, Real direction) {
       NMOE_CHECK(position >= 0 && position < num_positions, "token {} at position {}, the rope tables have {}", token,
                  position, num_positions);
       for (int64_t head = 0; head < num_heads; ++head) {
-        rotate_head(heads + (token * num_heads + head) * head_size, cos + position * num_pairs,
-                    sin + position * num_pairs, direction, num_pairs, args.layout);
+        rotate_head(first + token * stride + head * head_size, cos + position * num_pairs, sin + position * num_pairs,
+                    direction, num_pairs, args.layout);
       }
     }
   });

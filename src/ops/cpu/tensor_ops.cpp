@@ -44,6 +44,21 @@ Partial sum_terms(const Real* x, int64_t size, Term term) {
   return total;
 }
 
+// The same of elements [begin, end) of a tensor, row by row where those lie apart.
+template <class Partial, class Real, class Term>
+Partial sum_terms(const Tensor& x, int64_t begin, int64_t end, Term term) {
+  const Real* values = x.rows_data<Real>();
+  if (x.dense()) return sum_terms<Partial>(values + begin, end - begin, term);
+  const int64_t width = x.shape().row_elements(), stride = x.stride();
+  Partial total = 0;
+  while (begin < end) {
+    const int64_t row = begin / width, count = std::min(end, (row + 1) * width) - begin;
+    total += sum_terms<Partial>(values + row * stride + begin % width, count, term);
+    begin += count;
+  }
+  return total;
+}
+
 // out[0] += the sum of term(x[i]). Every task has its own partial sum; they are added in order, so
 // that the result does not depend on the threads.
 template <class Partial, class Real, class Term>
@@ -53,10 +68,9 @@ void reduce(Context& ctx, Tensor x, Tensor out, Term term) {
   const int64_t num_tasks = ceil_div(size, kTaskElements);
   const Tensor partial_sums = scratch.allocate(DTypeOf<Partial>::value, {num_tasks});
   if (ctx.counting()) return;
-  const Real* values = x.data<Real>();
   Partial* partials = partial_sums.data<Partial>();
   parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
-    partials[begin / kTaskElements] = sum_terms<Partial>(values + begin, end - begin, term);
+    partials[begin / kTaskElements] = sum_terms<Partial, Real>(x, begin, end, term);
   });
   Partial total = 0;
   for (int64_t task = 0; task < num_tasks; ++task) total += partials[task];

@@ -83,8 +83,8 @@ inline int64_t gain_chunk_rows(int64_t num_rows, int64_t width) {
   return std::max(kMinRows, blocks_for(num_rows, max_chunks));
 }
 inline Tensor claim(ArenaScope& scope, const RmsNormBackward& args) {
-  const int64_t rows = args.x.dim(0);
-  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, args.x.dim(1))), args.x.dim(1)});
+  const int64_t rows = norm_vectors(args.x), width = args.x.dim(-1);
+  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, width)), width});
 }
 
 // --- routers.
@@ -196,10 +196,12 @@ inline MuonScratch claim(ArenaScope& scope, const MuonStep& args) {
   return scratch;
 }
 
-// --- attention. Head sizes that cuDNN takes are multiples of 8: on Hopper up to 256, on Blackwell up to 128, or 192
-// for keys and 128 for values.
-inline bool cudnn_takes(const KernelSet& kernels, DType act, int64_t key_size, int64_t value_size) {
-  if (act != DType::kBF16 || key_size % 8 != 0 || value_size % 8 != 0) return false;
+// --- attention. Head sizes that cuDNN takes are multiples of 8, as is what lies between rows: on Hopper up to 256, on
+// Blackwell up to 128, or 192 for keys and 128 for values.
+inline bool cudnn_takes(const KernelSet& kernels, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t key_size = q.dim(2), value_size = v.dim(2);
+  if (q.dtype() != DType::kBF16 || key_size % 8 != 0 || value_size % 8 != 0) return false;
+  if (q.stride() % 8 != 0 || k.stride() % 8 != 0 || v.stride() % 8 != 0) return false;
   if (!kernels.has_sm90() && key_size == 192) return value_size == 128;
   const int64_t largest = kernels.has_sm90() ? 256 : 128;
   return key_size <= largest && value_size <= largest;

@@ -124,13 +124,10 @@ void claim_scratch(const Claims& claims, const MuonStep& args) {
   cuda::claim(scope, args);
 }
 
-bool cudnn_takes(const Claims& claims, const Tensor& q, const Tensor& v) {
-  return cuda::cudnn_takes(claims.kernels, q.dtype(), q.dim(2), v.dim(2));
-}
 void claim_scratch(const Claims& claims, const AttentionForward& args) {
   if (args.q.dim(0) == 0) return;
   ArenaScope scope(claims.scratch);
-  if (cudnn_takes(claims, args.q, args.v)) {
+  if (cuda::cudnn_takes(claims.kernels, args.q, args.k, args.v)) {
     cuda::claim_first_keys(scope, args.shape);
     cuda::claim_attention_forward(scope);
   } else {
@@ -140,7 +137,8 @@ void claim_scratch(const Claims& claims, const AttentionForward& args) {
 void claim_scratch(const Claims& claims, const AttentionBackward& args) {
   if (args.q.dim(0) == 0) return;
   ArenaScope scope(claims.scratch);
-  if (cudnn_takes(claims, args.q, args.v)) {
+  if (cuda::cudnn_takes(claims.kernels, args.q, args.k, args.v) &&
+      cuda::cudnn_takes(claims.kernels, args.dq, args.dk, args.dv)) {
     cuda::claim_first_keys(scope, args.shape);
     const cuda::AttentionSizes sizes = cuda::attention_sizes(args.shape, args.q, args.k, args.v);
     cuda::claim_attention_backward(scope, sizes, cuda::attention_part(sizes));  // the first part is the largest

@@ -1,7 +1,7 @@
 // Checks, which keys each query attends to, delta, and the choice of a kernel:
 //
-//   BF16, head sizes that cuDNN takes (cudnn_attention_takes)   cuDNN, with documents and windows or without
-//   F32, and BF16 of any other head sizes                       attention_plain.cu
+//   BF16, heads that cuDNN takes (cudnn_attention_takes)   cuDNN, with documents and windows or without
+//   F32, and any other heads                               attention_plain.cu
 #include <algorithm>
 #include <climits>
 
@@ -38,6 +38,9 @@ AttentionGeometry geometry_of(const AttentionShape& shape, const Tensor& q, cons
   g.G = static_cast<int>(G);
   g.Dk = static_cast<int>(Dk);
   g.Dv = static_cast<int>(Dv);
+  g.q_stride = q.stride();
+  g.k_stride = k.stride();
+  g.v_stride = v.stride();
   g.scale = static_cast<float>(shape.scale);
   return g;
 }
@@ -132,7 +135,7 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
-  if (cudnn_attention_takes(args.q.dtype(), g.Dk, g.Dv)) {
+  if (cudnn_attention_takes(args.q, args.k, args.v)) {
     return ctx.cudnn_attention.forward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
   const Tensor spans = claim_spans(scope, g.T);
@@ -152,12 +155,15 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
              dtype_name(act));
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
-  if (cudnn_attention_takes(act, g.Dk, g.Dv)) {
+  if (cudnn_attention_takes(args.q, args.k, args.v) && cudnn_attention_takes(args.dq, args.dk, args.dv)) {
     return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
   const Tensor spans = claim_spans(scope, g.T), delta = scope.allocate(DType::kF32, args.lse.shape());
   if (ctx.counting()) return;
   find_spans(args.shape, spans, g, ctx.stream);
+  g.dq_stride = args.dq.stride();
+  g.dk_stride = args.dk.stride();
+  g.dv_stride = args.dv.stride();
   if (act == DType::kF32) {
     find_delta<float>(g, args, delta.data<float>(), ctx.stream);
   } else {

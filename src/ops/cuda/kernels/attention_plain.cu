@@ -35,10 +35,10 @@ __device__ Row row_of_warp(const AttentionGeometry& g, int num_heads) {
 __device__ int lane_of() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ int warp_of() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-// The `heads`-headed row of a token in a [T, heads, size] tensor.
+// A head of a token in a [T, heads, size] tensor whose rows are `stride` apart.
 template <class T>
-__device__ T* head_row(T* x, int token, int num_heads, int head, int size) {
-  return x + (static_cast<int64_t>(token) * num_heads + head) * size;
+__device__ T* head_row(T* x, int token, int64_t stride, int head, int size) {
+  return x + token * stride + head * size;
 }
 
 template <class T>
@@ -82,21 +82,21 @@ __global__ void __launch_bounds__(kThreads)
   const Row row = row_of_warp(g, g.H);
   if (!row.exists) return;
   const int i = row.token, kv_head = row.head / (g.H / g.G), lane = lane_of();
-  load_row(q_row, q + row.index * g.Dk, g.Dk);
+  load_row(q_row, head_row(q, i, g.q_stride, row.head, g.Dk), g.Dk);
   zero_row(sum, g.Dv);
   __syncwarp();
 
   float highest = -CUDART_INF_F, total = 0.0F;
   for (int first = g.spans[i].x; first <= i; first += kWarp) {
     const int j = first + lane;
-    const float score = j <= i ? g.scale * dot(q_row, head_row(k, j, g.G, kv_head, g.Dk), g.Dk) : -CUDART_INF_F;
+    const float score = j <= i ? g.scale * dot(q_row, head_row(k, j, g.k_stride, kv_head, g.Dk), g.Dk) : -CUDART_INF_F;
     const float before = highest;
     highest = fmaxf(highest, warp_max(score));  // finite: the first key of 32 is always seen
     const float weight = expf(score - highest), correction = expf(before - highest);
     total = total * correction + warp_sum(weight);
     weights[lane] = weight;
     __syncwarp();
-    add_rows(sum, g.Dv, correction, weights, head_row(v, first, g.G, kv_head, g.Dv), g.G * static_cast<int64_t>(g.Dv),
+    add_rows(sum, g.Dv, correction, weights, head_row(v, first, g.v_stride, kv_head, g.Dv), g.v_stride,
              min(kWarp, i + 1 - first));
     __syncwarp();
   }
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) backward_query_kernel(AttentionGeome
   const Row row = row_of_warp(g, g.H);
   if (!row.exists) return;
   const int i = row.token, kv_head = row.head / (g.H / g.G);
-  load_row(q_row, args.q + row.index * g.Dk, g.Dk);
+  load_row(q_row, head_row(args.q, i, g.q_stride, row.head, g.Dk), g.Dk);
   load_row(dout_row, args.dout + row.index * g.Dv, g.Dv);
   zero_row(dq_row, g.Dk);
   const float lse = args.lse[statistic_index(g, i, row.head)], delta = args.delta[statistic_index(g, i, row.head)];
@@ -131,16 +131,16 @@ __global__ void __launch_bounds__(kThreads) backward_query_kernel(AttentionGeome
     const int j = first + lane_of();
     float dscore = 0.0F;
     if (j <= i) {
-      const float p = expf(g.scale * dot(q_row, head_row(args.k, j, g.G, kv_head, g.Dk), g.Dk) - lse);
-      dscore = p * (dot(dout_row, head_row(args.v, j, g.G, kv_head, g.Dv), g.Dv) - delta);
+      const float p = expf(g.scale * dot(q_row, head_row(args.k, j, g.k_stride, kv_head, g.Dk), g.Dk) - lse);
+      dscore = p * (dot(dout_row, head_row(args.v, j, g.v_stride, kv_head, g.Dv), g.Dv) - delta);
     }
     weights[lane_of()] = dscore;
     __syncwarp();
-    add_rows(dq_row, g.Dk, 1.0F, weights, head_row(args.k, first, g.G, kv_head, g.Dk), g.G * static_cast<int64_t>(g.Dk),
+    add_rows(dq_row, g.Dk, 1.0F, weights, head_row(args.k, first, g.k_stride, kv_head, g.Dk), g.k_stride,
              min(kWarp, i + 1 - first));
     __syncwarp();
   }
-  store_row(args.dq + row.index * g.Dk, dq_row, g.Dk, g.scale);
+  store_row(head_row(args.dq, i, g.dq_stride, row.head, g.Dk), dq_row, g.Dk, g.scale);
 }
 
 template <class T>
@@ -155,8 +155,9 @@ __global__ void __launch_bounds__(kThreads) backward_key_kernel(AttentionGeometr
   const Row row = row_of_warp(g, g.G);
   if (!row.exists) return;
   const int j = row.token, end = g.spans[j].y, group_size = g.H / g.G, lane = lane_of();
-  load_row(k_row, args.k + row.index * g.Dk, g.Dk);
-  load_row(v_row, args.v + row.index * g.Dv, g.Dv);
+  const int64_t out_stride = static_cast<int64_t>(g.H) * g.Dv;
+  load_row(k_row, head_row(args.k, j, g.k_stride, row.head, g.Dk), g.Dk);
+  load_row(v_row, head_row(args.v, j, g.v_stride, row.head, g.Dv), g.Dv);
   zero_row(dk_row, g.Dk);
   zero_row(dv_row, g.Dv);
   __syncwarp();
@@ -167,22 +168,20 @@ __global__ void __launch_bounds__(kThreads) backward_key_kernel(AttentionGeometr
       float p = 0.0F, dscore = 0.0F;
       if (i < end) {
         const int64_t statistic = statistic_index(g, i, head);
-        p = expf(g.scale * dot(k_row, head_row(args.q, i, g.H, head, g.Dk), g.Dk) - args.lse[statistic]);
-        dscore = p * (dot(v_row, head_row(args.dout, i, g.H, head, g.Dv), g.Dv) - args.delta[statistic]);
+        p = expf(g.scale * dot(k_row, head_row(args.q, i, g.q_stride, head, g.Dk), g.Dk) - args.lse[statistic]);
+        dscore = p * (dot(v_row, head_row(args.dout, i, out_stride, head, g.Dv), g.Dv) - args.delta[statistic]);
       }
       weights[lane] = p;
       dscores[lane] = dscore;
       __syncwarp();
       const int count = min(kWarp, end - first);
-      add_rows(dk_row, g.Dk, 1.0F, dscores, head_row(args.q, first, g.H, head, g.Dk), g.H * static_cast<int64_t>(g.Dk),
-               count);
-      add_rows(dv_row, g.Dv, 1.0F, weights, head_row(args.dout, first, g.H, head, g.Dv),
-               g.H * static_cast<int64_t>(g.Dv), count);
+      add_rows(dk_row, g.Dk, 1.0F, dscores, head_row(args.q, first, g.q_stride, head, g.Dk), g.q_stride, count);
+      add_rows(dv_row, g.Dv, 1.0F, weights, head_row(args.dout, first, out_stride, head, g.Dv), out_stride, count);
       __syncwarp();
     }
   }
-  store_row(args.dk + row.index * g.Dk, dk_row, g.Dk, g.scale);
-  store_row(args.dv + row.index * g.Dv, dv_row, g.Dv, 1.0F);
+  store_row(head_row(args.dk, j, g.dk_stride, row.head, g.Dk), dk_row, g.Dk, g.scale);
+  store_row(head_row(args.dv, j, g.dv_stride, row.head, g.Dv), dv_row, g.Dv, 1.0F);
 }
 
 unsigned blocks_for(const AttentionGeometry& g, int num_heads) {
@@ -202,7 +201,7 @@ size_t shared_bytes(const AttentionGeometry& g, int64_t floats) {
 
 template <class T>
 T* pointer(const Tensor& x) {
-  return static_cast<T*>(x.raw());
+  return x.rows_data<T>();
 }
 
 template <class T>

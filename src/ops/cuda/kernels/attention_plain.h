@@ -17,6 +17,8 @@ namespace nmoe::cuda {
 // Letters as in ops/ops.h.
 struct AttentionGeometry {
   int T, S, H, G, Dk, Dv;
+  int64_t q_stride, k_stride, v_stride;     // from a token's to the next's
+  int64_t dq_stride, dk_stride, dv_stride;  // backward
   float scale;
   const int2* spans;  // [T]
 };

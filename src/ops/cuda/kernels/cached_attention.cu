@@ -29,9 +29,9 @@ __device__ float nan_value() { return __int_as_float(0x7FC00000); }
 
 template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    cache_write_kernel(const T* rows, const int32_t* slots, const int32_t* positions, T* cache, int64_t num_tokens,
-                       int64_t width, int64_t num_slots, int64_t capacity, int64_t cache_width, int64_t offset,
-                       bool vector) {
+    cache_write_kernel(const T* rows, int64_t stride, const int32_t* slots, const int32_t* positions, T* cache,
+                       int64_t num_tokens, int64_t width, int64_t num_slots, int64_t capacity, int64_t cache_width,
+                       int64_t offset, bool vector) {
   const int64_t token = Group::row();
   if (token >= num_tokens) return;
   const int64_t slot = slots[token], position = positions[token];
@@ -39,15 +39,15 @@ __global__ void __launch_bounds__(kRowThreads)
   T* target = cache + (slot * capacity + position) * cache_width + offset;
   for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
     float values[8];
-    load8(rows + token * width, i, width, vector, values);
+    load8(rows + token * stride, i, width, vector, values);
     store8(target, i, width, vector, values);
   }
 }
 
-// Sizes of cached attention. `value_width` is that of a cached position's values, `value_step` from one head's to the
-// next's: 0 where keys are values.
+// Sizes of cached attention. `query_stride`: from a token's queries to the next's. `value_width` is that of a cached
+// position's values, `value_step` from one head's to the next's: 0 where keys are values.
 struct AttentionSizes {
-  int64_t num_heads, num_kv_heads, key, value, value_width, value_step;
+  int64_t num_heads, num_kv_heads, key, value, query_stride, value_width, value_step;
   int64_t num_slots, capacity, window;
   float scale;
   bool vector;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t key_width = sizes.num_kv_heads * sizes.key;
   keys += slot * sizes.capacity * key_width + kv_head * sizes.key;
   values += slot * sizes.capacity * sizes.value_width + kv_head * sizes.value_step;
-  q += (token * sizes.num_heads + head) * sizes.key;
+  q += token * sizes.query_stride + head * sizes.key;
   for (int64_t d = threadIdx.x; d < sizes.key; d += kThreads) query[d] = to_float(q[d]) * sizes.scale;
   for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) sums[d] = 0.0F;  // a thread's own throughout
   __syncthreads();
@@ -127,20 +127,21 @@ __global__ void __launch_bounds__(kThreads)
 // tokens, heads, tiles of columns r; the rotated part is the first column tile's.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    absorb_query_kernel(const T* q, const T* kv_up, T* latent_q, int64_t num_tokens, int64_t num_heads, int64_t nope,
-                        int64_t rope, int64_t rank, int64_t head_rows) {
+    absorb_query_kernel(const T* q, int64_t stride, const T* kv_up, T* latent_q, int64_t num_tokens, int64_t num_heads,
+                        int64_t nope, int64_t rope, int64_t rank, int64_t head_rows) {
   extern __shared__ float shared[];  // [kTokens, nope] of the queries; 0 past the last token
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTokens, head = blockIdx.y;
   const int tokens = static_cast<int>(min(int64_t{kTokens}, num_tokens - begin));
   for (int64_t i = threadIdx.x; i < kTokens * nope; i += kThreads) {
     const int64_t t = i / nope, n = i % nope;
-    shared[i] = t < tokens ? to_float(q[((begin + t) * num_heads + head) * (nope + rope) + n]) : 0.0F;
+    shared[i] = t < tokens ? to_float(q[(begin + t) * stride + head * (nope + rope) + n]) : 0.0F;
   }
   __syncthreads();
   if (blockIdx.z == 0) {
     for (int64_t i = threadIdx.x; i < tokens * rope; i += kThreads) {
-      const int64_t row = (begin + i / rope) * num_heads + head, r = i % rope;
-      latent_q[row * (rank + rope) + rank + r] = q[row * (nope + rope) + nope + r];
+      const int64_t token = begin + i / rope, r = i % rope;
+      latent_q[(token * num_heads + head) * (rank + rope) + rank + r] =
+          q[token * stride + head * (nope + rope) + nope + r];
     }
   }
   const int64_t column = static_cast<int64_t>(blockIdx.z) * kThreads + threadIdx.x;
@@ -220,8 +221,9 @@ void cache_write(Context& ctx, const CacheWrite& args) {
     using T = decltype(element);
     dispatch_rows(num_tokens, width, [&](auto group, unsigned grid) {
       cache_write_kernel<decltype(group), T><<<grid, kRowThreads, 0, ctx.stream>>>(
-          args.rows.data<T>(), args.slots.data<int32_t>(), args.positions.data<int32_t>(), args.cache.data<T>(),
-          num_tokens, width, args.cache.dim(0), args.cache.dim(1), cache_width, args.offset, vector);
+          args.rows.rows_data<T>(), args.rows.stride(), args.slots.data<int32_t>(), args.positions.data<int32_t>(),
+          args.cache.data<T>(), num_tokens, width, args.cache.dim(0), args.cache.dim(1), cache_width, args.offset,
+          vector);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -244,6 +246,7 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
                              G,
                              Dk,
                              Dv,
+                             args.q.stride(),
                              values.dim(2),
                              args.values.defined() ? Dv : 0,
                              args.keys.dim(0),
@@ -254,7 +257,7 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   dispatch_act(args.q.dtype(), [&](auto element) {
     using Act = decltype(element);
     attention_kernel<<<grid_size(T * H), kThreads, num_bytes, ctx.stream>>>(
-        args.q.data<Act>(), args.slots.data<int32_t>(), args.positions.data<int32_t>(), args.keys.data<Act>(),
+        args.q.rows_data<Act>(), args.slots.data<int32_t>(), args.positions.data<int32_t>(), args.keys.data<Act>(),
         values.data<Act>(), args.out.data<Act>(), sizes);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -272,7 +275,7 @@ void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
   dispatch_act(q.dtype(), [&](auto element) {
     using Act = decltype(element);
     absorb_query_kernel<<<grid, kThreads, num_bytes, ctx.stream>>>(
-        q.data<Act>(), kv_up.data<Act>(), latent_q.data<Act>(), T, H, nope, rope, rank, head_rows);
+        q.rows_data<Act>(), q.stride(), kv_up.data<Act>(), latent_q.data<Act>(), T, H, nope, rope, rank, head_rows);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

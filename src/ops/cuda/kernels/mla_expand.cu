@@ -13,6 +13,7 @@ constexpr int kThreads = 256;
 // What both directions know of a token.
 struct Sizes {
   int64_t num_heads, nope, rope, value;
+  int64_t rope_stride;  // from a token's shared part to the next's
   bool vector;
 };
 
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const T* kv, const T*
   k += token * sizes.num_heads * k_head;
   v += token * sizes.num_heads * sizes.value;
   copy_heads(kv, kv_head, k, k_head, sizes.nope, sizes);
-  copy_heads(k_rope + token * sizes.rope, 0, k + sizes.nope, k_head, sizes.rope, sizes);
+  copy_heads(k_rope + token * sizes.rope_stride, 0, k + sizes.nope, k_head, sizes.rope, sizes);
   copy_heads(kv + sizes.nope, kv_head, v, sizes.value, sizes.value, sizes);
 }
 
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const T* dk, const T
   for (int64_t i = threadIdx.x; i < sizes.rope; i += kThreads) {
     float total = 0.0F;
     for (int64_t head = 0; head < sizes.num_heads; ++head) total += to_float(dk[head * k_head + sizes.nope + i]);
-    dk_rope[token * sizes.rope + i] = from_float<T>(total);
+    dk_rope[token * sizes.rope_stride + i] = from_float<T>(total);
   }
 }
 
@@ -64,7 +65,7 @@ Sizes checked_sizes(Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
              "kv {}, k_rope {}, k {} and v {} disagree", kv.shape(), k_rope.shape(), k.shape(), v.shape());
   NMOE_CHECK(num_heads * (nope + rope + value) <= std::numeric_limits<int32_t>::max(), "a token of {}", k.shape());
   const bool vector = nope % 8 == 0 && rope % 8 == 0 && can_vectorise(value, kv, k_rope, k, v);
-  return {num_heads, nope, rope, value, vector};
+  return {num_heads, nope, rope, value, k_rope.stride(), vector};
 }
 
 }  // namespace
@@ -76,7 +77,7 @@ void mla_expand_forward(Context& ctx, const MlaExpandForward& args) {
   if (ctx.counting() || kv.dim(0) == 0) return;
   dispatch_act(kv.dtype(), [&](auto element) {
     using T = decltype(element);
-    forward_kernel<<<grid_size(kv.dim(0)), kThreads, 0, ctx.stream>>>(kv.data<T>(), k_rope.data<T>(), k.data<T>(),
+    forward_kernel<<<grid_size(kv.dim(0)), kThreads, 0, ctx.stream>>>(kv.data<T>(), k_rope.rows_data<T>(), k.data<T>(),
                                                                       v.data<T>(), sizes);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -90,7 +91,7 @@ void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
   dispatch_act(dkv.dtype(), [&](auto element) {
     using T = decltype(element);
     backward_kernel<<<grid_size(dkv.dim(0)), kThreads, 0, ctx.stream>>>(dk.data<T>(), dv.data<T>(), dkv.data<T>(),
-                                                                        dk_rope.data<T>(), sizes);
+                                                                        dk_rope.rows_data<T>(), sizes);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

@@ -7,6 +7,7 @@
 // dgain until the chunk is done. Those partial sums, [chunks, D], are added in the chunks' order by a second kernel.
 // Chunks follow from N and D alone.
 #include <algorithm>
+#include <limits>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
@@ -19,16 +20,34 @@
 namespace nmoe::cuda {
 namespace {
 
+// Where vectors begin (contracts/norm.h): `per_row` of them, each of `width` values, in rows that are `stride` apart.
+template <class T>
+struct Vectors {
+  T* first;
+  int64_t stride, width;
+  unsigned per_row;
+
+  __device__ T* operator[](int64_t i) const {
+    if (per_row == 1) return first + i * stride;
+    const auto index = static_cast<unsigned>(i);
+    return first + index / per_row * stride + index % per_row * width;
+  }
+};
+template <class T>
+Vectors<T> vectors_of(const Tensor& x) {
+  return {x.rows_data<T>(), x.stride(), x.dim(-1), static_cast<unsigned>(norm_vectors_of_row(x))};
+}
+
 constexpr int kGainWarps = 8;  // of a block that adds partial sums; each takes every eighth chunk
 
 template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    forward_kernel(const T* inputs, const float* gain, float eps, T* outputs, float* rstds, int64_t num_rows,
+    forward_kernel(Vectors<T> inputs, const float* gain, float eps, Vectors<T> outputs, float* rstds, int64_t num_rows,
                    int64_t width, bool vector) {
   const int64_t row = Group::row();
   if (row >= num_rows) return;
-  const T* x = inputs + row * width;
-  T* y = outputs + row * width;
+  const T* x = inputs[row];
+  T* y = outputs[row];
   float squares = 0.0F;
   for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
     float values[8];
@@ -52,17 +71,18 @@ __global__ void __launch_bounds__(kRowThreads)
 // of a row. dx and dy may be the same: a thread reads the elements that it then writes, and no other does.
 template <class Group, int kVectors, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    backward_kernel(const T* inputs, const float* gain, const float* rstds, const T* dys, T* dxs, float* partials,
-                    int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, bool vector) {
+    backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
+                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
+                    bool vector) {
   extern __shared__ float sums[];  // [width], where several rows are worked on at once
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows, end = min(begin + chunk_rows, num_rows);
   const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;
   const auto column_of = [](int v) { return (static_cast<int64_t>(v) * Group::kThreads + Group::thread()) * 8; };
   float totals[kVectors][8] = {};
   for (int64_t row = begin + own_row; row < end; row += Group::kRowsPerBlock) {
-    const T* x = inputs + row * width;
-    const T* dy = dys + row * width;
-    T* dx = dxs + row * width;
+    const T* x = inputs[row];
+    const T* dy = dys[row];
+    T* dx = dxs[row];
     const float rstd = rstds[row];
     float values[kVectors][8], gradients[kVectors][8];
 #pragma unroll
@@ -147,8 +167,9 @@ void dispatch_backward(int64_t width, const Fn& fn) {
 }
 
 void check_shapes(Tensor x, Tensor gain, Tensor y, Tensor rstd) {
-  NMOE_CHECK(x.shape().rank() == 2 && y.num_elements() == x.num_elements() && y.dtype() == x.dtype() &&
-                 gain.num_elements() == x.dim(1) && rstd.num_elements() == x.dim(0),
+  NMOE_CHECK((x.shape().rank() == 2 || x.shape().rank() == 3) && y.shape() == x.shape() && y.dtype() == x.dtype() &&
+                 gain.num_elements() == x.dim(-1) && rstd.num_elements() == norm_vectors(x) &&
+                 (x.shape().rank() == 2 || norm_vectors(x) <= std::numeric_limits<int32_t>::max()),
              "RMSNorm of {} {} with gain {} to {} {}, rstd {}", dtype_name(x.dtype()), x.shape(), gain.shape(),
              dtype_name(y.dtype()), y.shape(), rstd.shape());
 }
@@ -160,14 +181,14 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   const auto eps = static_cast<float>(args.eps);
 
   check_shapes(x, gain, y, rstd);
-  const int64_t num_rows = x.dim(0), width = x.dim(1);
+  const int64_t num_rows = norm_vectors(x), width = x.dim(-1);
   if (ctx.counting() || num_rows == 0) return;
   const bool vector = can_vectorise(width, x, gain, y);
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_rows(num_rows, width, [&](auto group, unsigned grid) {
       forward_kernel<decltype(group), T><<<grid, kRowThreads, 0, ctx.stream>>>(
-          x.data<T>(), gain.data<float>(), eps, y.data<T>(), rstd.data<float>(), num_rows, width, vector);
+          vectors_of<T>(x), gain.data<float>(), eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -178,7 +199,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
 
   check_shapes(x, gain, dy, rstd);
   check_shapes(x, dgain, dx, rstd);
-  const int64_t num_rows = x.dim(0), width = x.dim(1);
+  const int64_t num_rows = norm_vectors(x), width = x.dim(-1);
   const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   ArenaScope scratch(ctx.scratch);
   const Tensor partials = claim(scratch, args);
@@ -192,8 +213,8 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
       const auto shared =
           static_cast<size_t>(Group::kRowsPerBlock > 1 ? width * static_cast<int64_t>(sizeof(float)) : 0);
       backward_kernel<Group, decltype(vectors)::value, T><<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
-          x.data<T>(), gain.data<float>(), rstd.data<float>(), dy.data<T>(), dx.data<T>(), partials.data<float>(),
-          num_rows, width, chunk_rows, args.accumulate_dx, vector);
+          vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
+          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, vector);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());

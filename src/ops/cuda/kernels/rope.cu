@@ -16,14 +16,14 @@ constexpr int kThreads = 256;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* x, const int32_t* positions, const float* cos_table, const float* sin_table, float direction,
-                unsigned num_heads, unsigned chunks, unsigned num_tasks, int64_t head_size, int64_t rope_offset,
-                int64_t num_pairs, int64_t num_positions, RopeLayout layout, bool vector) {
+                unsigned num_heads, unsigned chunks, unsigned num_tasks, int64_t stride, int64_t head_size,
+                int64_t rope_offset, int64_t num_pairs, int64_t num_positions, RopeLayout layout, bool vector) {
   const unsigned task = blockIdx.x * kThreads + threadIdx.x;
   if (task >= num_tasks) return;
-  const unsigned row = task / chunks;  // a token's head
-  const int64_t position = positions[row / num_heads];
+  const unsigned token = task / chunks / num_heads, head = task / chunks % num_heads;
+  const int64_t position = positions[token];
   const bool known = position >= 0 && position < num_positions;
-  T* rotated = x + row * head_size + rope_offset;
+  T* rotated = x + token * stride + head * head_size + rope_offset;
   const int64_t pair = static_cast<int64_t>(task % chunks) * 8;
   float c[8], s[8], first[8], second[8];
   if (known) {
@@ -83,9 +83,9 @@ void rotate(Context& ctx, const Rope& args, float direction) {
   dispatch_act(args.x.dtype(), [&](auto element) {
     using T = decltype(element);
     rope_kernel<T><<<grid_size(ceil_div(num_tasks, kThreads)), kThreads, 0, ctx.stream>>>(
-        args.x.data<T>(), args.positions.data<int32_t>(), args.cos.data<float>(), args.sin.data<float>(), direction,
-        static_cast<unsigned>(num_heads), static_cast<unsigned>(chunks), static_cast<unsigned>(num_tasks), head_size,
-        args.rope_offset, num_pairs, num_positions, args.layout, vector);
+        args.x.rows_data<T>(), args.positions.data<int32_t>(), args.cos.data<float>(), args.sin.data<float>(),
+        direction, static_cast<unsigned>(num_heads), static_cast<unsigned>(chunks), static_cast<unsigned>(num_tasks),
+        args.x.stride(), head_size, args.rope_offset, num_pairs, num_positions, args.layout, vector);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

@@ -127,6 +127,20 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
+// The same of rows of `width` elements that lie `stride` apart.
+template <class Term, class T>
+__global__ void __launch_bounds__(kThreads)
+    reduce_rows_kernel(const T* x, int64_t size, int64_t width, int64_t stride, typename Term::Partial* partials) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kReduceElements;
+  const int64_t end = min(begin + kReduceElements, size);
+  typename Term::Partial total = 0;
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    total += Term::of(to_float(x[i / width * stride + i % width]));
+  }
+  total = block_sum(total);
+  if (threadIdx.x == 0) partials[blockIdx.x] = total;
+}
+
 // out[0] += the sum of the partial sums. One block.
 template <class Partial>
 __global__ void __launch_bounds__(kThreads)
@@ -147,8 +161,13 @@ void reduce(Context& ctx, Tensor x, Tensor out) {
   if (ctx.counting() || size == 0) return;
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
-    reduce_kernel<Term><<<grid_size(num_blocks), kThreads, 0, ctx.stream>>>(x.data<T>(), size, can_vectorise(8, x),
-                                                                            partials.data<Partial>());
+    if (x.dense()) {
+      reduce_kernel<Term><<<grid_size(num_blocks), kThreads, 0, ctx.stream>>>(x.data<T>(), size, can_vectorise(8, x),
+                                                                              partials.data<Partial>());
+    } else {
+      reduce_rows_kernel<Term><<<grid_size(num_blocks), kThreads, 0, ctx.stream>>>(
+          x.rows_data<T>(), size, x.shape().row_elements(), x.stride(), partials.data<Partial>());
+    }
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
   add_partials_kernel<<<1, kThreads, 0, ctx.stream>>>(partials.data<Partial>(), num_blocks, out.data<Partial>());

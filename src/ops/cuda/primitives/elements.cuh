@@ -48,11 +48,14 @@ __device__ inline T from_float(float x) {
   }
 }
 
-// Whether load8 and store8 may take 16 bytes at a time: every row of `width` elements, one after another from the
-// tensor's start, begins at a multiple of 16 bytes.
+// Whether load8 and store8 may take 16 bytes at a time: every `width` elements, one after another from the tensor's
+// start, or from that of each of its rows where those lie apart, begin at a multiple of 16 bytes.
 template <class... Tensors>
 bool can_vectorise(int64_t width, const Tensors&... tensors) {
-  return width % 8 == 0 && ((std::bit_cast<uintptr_t>(tensors.raw()) % 16 == 0) && ...);
+  const auto aligned = [](const Tensor& x) {
+    return std::bit_cast<uintptr_t>(x.rows_raw()) % 16 == 0 && (x.dense() || x.stride() % 8 == 0);
+  };
+  return width % 8 == 0 && (aligned(tensors) && ...);
 }
 
 // One value, or four at a pointer that is aligned to their size.

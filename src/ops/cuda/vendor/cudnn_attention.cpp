@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,14 +36,26 @@ struct DestroyHandle {
 };
 using Handle = std::unique_ptr<cudnnContext, DestroyHandle>;
 
+// Elements from a token of queries, keys and values to the next, or of their gradients.
+struct Strides {
+  int64_t q, k, v;
+
+  auto operator<=>(const Strides&) const = default;
+};
+Strides strides_of(const Tensor& q, const Tensor& k, const Tensor& v) { return {q.stride(), k.stride(), v.stride()}; }
+
 // What a plan depends on. It works on the first num_seqs sequences, and there on the first kv_heads key/value heads
 // with their query heads, of tensors of `all_kv_heads`.
 struct Key {
   int64_t num_seqs, seq_len, kv_heads, all_kv_heads, group;  // group: query heads that share a key/value head
   int64_t key_size, value_size;
+  Strides strides;
   int64_t window;  // 0: none
   double scale;
-  bool has_first_keys, backward;
+  bool has_first_keys;
+  std::optional<Strides> gradients;  // of backward
+
+  bool backward() const { return gradients.has_value(); }
 
   auto operator<=>(const Key&) const = default;
   int64_t heads() const { return kv_heads * group; }
@@ -64,27 +77,26 @@ Key key_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const 
           .group = q.dim(1) / k.dim(1),
           .key_size = q.dim(2),
           .value_size = v.dim(2),
+          .strides = strides_of(q, k, v),
           .window = shape.window < shape.seq_len ? shape.window : 0,
           .scale = shape.scale,
           .has_first_keys = has_first_keys,
-          .backward = false};
+          .gradients = {}};
 }
 
-// A part of a [T, all_heads, size] tensor as cuDNN's [B, heads, S, size].
-CudnnTensor heads_tensor(CudnnGraph& graph, const Key& key, int64_t heads, int64_t all_heads, int64_t size) {
+// Some heads of a [T, all heads, size] tensor, whose tokens are `stride` apart, as cuDNN's [B, heads, S, size].
+CudnnTensor heads_tensor(CudnnGraph& graph, const Key& key, int64_t heads, int64_t stride, int64_t size) {
   return graph.memory(CUDNN_DATA_BFLOAT16, {key.num_seqs, heads, key.seq_len, size},
-                      {key.seq_len * all_heads * size, size, all_heads * size, 1});
-}
-CudnnTensor query_tensor(CudnnGraph& graph, const Key& key, int64_t size) {
-  return heads_tensor(graph, key, key.heads(), key.all_heads(), size);
-}
-CudnnTensor key_tensor(CudnnGraph& graph, const Key& key, int64_t size) {
-  return heads_tensor(graph, key, key.kv_heads, key.all_kv_heads, size);
+                      {key.seq_len * stride, size, stride, 1});
 }
 // The same as [B, heads, size, S].
-CudnnTensor key_tensor_transposed(CudnnGraph& graph, const Key& key, int64_t size) {
-  return graph.memory(CUDNN_DATA_BFLOAT16, {key.num_seqs, key.kv_heads, size, key.seq_len},
-                      {key.seq_len * key.all_kv_heads * size, size, 1, key.all_kv_heads * size});
+CudnnTensor heads_tensor_transposed(CudnnGraph& graph, const Key& key, int64_t heads, int64_t stride, int64_t size) {
+  return graph.memory(CUDNN_DATA_BFLOAT16, {key.num_seqs, heads, size, key.seq_len},
+                      {key.seq_len * stride, size, 1, stride});
+}
+// out and dout
+CudnnTensor output_tensor(CudnnGraph& graph, const Key& key) {
+  return heads_tensor(graph, key, key.heads(), key.all_heads() * key.value_size, key.value_size);
 }
 CudnnDims row_dims(const Key& key) { return {key.num_seqs, key.heads(), key.seq_len, 1}; }
 CudnnTensor lse_tensor(CudnnGraph& graph, const Key& key) {
@@ -96,7 +108,7 @@ CudnnTensor lse_tensor(CudnnGraph& graph, const Key& key) {
 CudnnTensor masked_scores(CudnnGraph& graph, const Key& key, Plan& plan) {
   CudnnTensor scores =
       graph.pointwise(CUDNN_POINTWISE_MUL, graph.multiply(plan.q, plan.k), graph.scalar(static_cast<float>(key.scale)));
-  if (key.backward) scores = graph.pointwise(CUDNN_POINTWISE_SUB, scores, plan.lse);
+  if (key.backward()) scores = graph.pointwise(CUDNN_POINTWISE_SUB, scores, plan.lse);
   const CudnnTensor unseen = graph.scalar(-std::numeric_limits<float>::infinity());
   if (key.has_first_keys) {
     plan.first_keys = graph.memory(CUDNN_DATA_INT32, {key.num_seqs, 1, key.seq_len, 1});
@@ -118,10 +130,10 @@ CudnnTensor masked_scores(CudnnGraph& graph, const Key& key, Plan& plan) {
 }
 
 void describe_forward(CudnnGraph& graph, const Key& key, Plan& plan) {
-  plan.q = query_tensor(graph, key, key.key_size);
-  plan.k = key_tensor_transposed(graph, key, key.key_size);
-  plan.v = key_tensor(graph, key, key.value_size);
-  plan.out = query_tensor(graph, key, key.value_size);
+  plan.q = heads_tensor(graph, key, key.heads(), key.strides.q, key.key_size);
+  plan.k = heads_tensor_transposed(graph, key, key.kv_heads, key.strides.k, key.key_size);
+  plan.v = heads_tensor(graph, key, key.kv_heads, key.strides.v, key.value_size);
+  plan.out = output_tensor(graph, key);
   plan.lse = lse_tensor(graph, key);
 
   const CudnnTensor scores = masked_scores(graph, key, plan);
@@ -133,15 +145,15 @@ void describe_forward(CudnnGraph& graph, const Key& key, Plan& plan) {
 }
 
 void describe_backward(CudnnGraph& graph, const Key& key, Plan& plan) {
-  plan.q = query_tensor(graph, key, key.key_size);
-  plan.k = key_tensor_transposed(graph, key, key.key_size);
-  plan.v = key_tensor_transposed(graph, key, key.value_size);
-  plan.out = query_tensor(graph, key, key.value_size);
-  plan.dout = query_tensor(graph, key, key.value_size);
+  plan.q = heads_tensor(graph, key, key.heads(), key.strides.q, key.key_size);
+  plan.k = heads_tensor_transposed(graph, key, key.kv_heads, key.strides.k, key.key_size);
+  plan.v = heads_tensor_transposed(graph, key, key.kv_heads, key.strides.v, key.value_size);
+  plan.out = output_tensor(graph, key);
+  plan.dout = output_tensor(graph, key);
   plan.lse = lse_tensor(graph, key);
-  plan.dq = query_tensor(graph, key, key.key_size);
-  plan.dk = key_tensor(graph, key, key.key_size);
-  plan.dv = key_tensor(graph, key, key.value_size);
+  plan.dq = heads_tensor(graph, key, key.heads(), key.gradients->q, key.key_size);
+  plan.dk = heads_tensor(graph, key, key.kv_heads, key.gradients->k, key.key_size);
+  plan.dv = heads_tensor(graph, key, key.kv_heads, key.gradients->v, key.value_size);
   plan.delta = graph.memory(CUDNN_DATA_FLOAT, row_dims(key));
 
   const CudnnTensor products = graph.pointwise(CUDNN_POINTWISE_MUL, plan.dout, plan.out);
@@ -172,13 +184,13 @@ Plan make_plan(int device_index, const Key& key) {
   NMOE_CUDNN_CHECK(cudnn().create(&handle));
   plan.handle.reset(handle);
   CudnnGraph graph(handle);
-  if (key.backward) {
+  if (key.backward()) {
     describe_backward(graph, key, plan);
   } else {
     describe_forward(graph, key, plan);
   }
   plan.plan = graph.build(fmt::format("attention {} over {} sequences of {}, {} heads of {} and {} for {} queries each",
-                                      key.backward ? "backward" : "forward", key.num_seqs, key.seq_len, key.kv_heads,
+                                      key.backward() ? "backward" : "forward", key.num_seqs, key.seq_len, key.kv_heads,
                                       key.key_size, key.value_size, key.group));
   return plan;
 }
@@ -205,22 +217,22 @@ void for_each_part(const Key& whole, const AttentionPart& part, const Work& work
   }
 }
 
-Key backward_key(Key key) {
-  key.backward = true;
+Key backward_key(Key key, const Strides& gradients) {
+  key.gradients = gradients;
   return key;
 }
 
 // Memory from one element on.
 template <class T>
 const void* from(const Tensor& x, int64_t element) {
-  return static_cast<const T*>(x.raw()) + element;
+  return static_cast<const T*>(x.rows_raw()) + element;
 }
 using Bf16 = uint16_t;
 
 }  // namespace
 
-bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size) {
-  return cudnn_takes({.major = NMOE_CUDA_MAJOR}, act, key_size, value_size);
+bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const Tensor& v) {
+  return cudnn_takes({.major = NMOE_CUDA_MAJOR}, q, k, v);
 }
 
 struct CudnnAttention::Plans {
@@ -250,7 +262,7 @@ void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const T
   const Key key = key_of(args.shape, args.q, args.k, args.v, first_keys.defined());
   std::vector<std::shared_future<Plan>> futures = {plans_->start(device_index_, key)};
   if (ctx.counting()) {  // backward's are likely to be wanted next, and all together take as long as one
-    const Key backward = backward_key(key);
+    const Key backward = backward_key(key, key.strides);  // gradients mostly lie like what they are of
     for_each_part(backward, attention_part(sizes_of(backward)),
                   [&](int64_t, int64_t, const Key& part) { futures.push_back(plans_->start(device_index_, part)); });
     for (const auto& future : futures) future.wait();
@@ -259,9 +271,9 @@ void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const T
   ArenaScope scope(ctx.scratch);
   const Tensor workspace = claim_attention_forward(scope, plan.plan.workspace_bytes());
   if (ctx.counting()) return;
-  std::vector<CudnnPlan::Binding> bindings = {{plan.q, args.q.raw()},
-                                              {plan.k, args.k.raw()},
-                                              {plan.v, args.v.raw()},
+  std::vector<CudnnPlan::Binding> bindings = {{plan.q, args.q.rows_raw()},
+                                              {plan.k, args.k.rows_raw()},
+                                              {plan.v, args.v.rows_raw()},
                                               {plan.out, args.out.raw()},
                                               {plan.lse, args.lse.raw()}};
   if (key.has_first_keys) bindings.emplace_back(plan.first_keys, first_keys.raw());
@@ -270,8 +282,9 @@ void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const T
 
 void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
                               int64_t workspace_limit) {
-  const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()));
-  const int64_t H = whole.all_heads(), G = whole.all_kv_heads, S = whole.seq_len;
+  const Strides gradients = strides_of(args.dq, args.dk, args.dv);
+  const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()), gradients);
+  const int64_t H = whole.all_heads(), S = whole.seq_len;
   const int64_t Dk = whole.key_size, Dv = whole.value_size;
   for_each_part(
       whole, attention_part(sizes_of(whole), workspace_limit), [&](int64_t seq, int64_t kv_head, const Key& key) {
@@ -281,18 +294,17 @@ void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const
         const auto [workspace, delta] = claim_attention_backward(
             scope, sizes_of(key), {.num_seqs = key.num_seqs, .kv_heads = key.kv_heads}, plan.plan.workspace_bytes());
         if (ctx.counting()) return;
-        const int64_t query_row = seq * S * H + kv_head * key.group, key_row = seq * S * G + kv_head;
-        std::vector<CudnnPlan::Binding> bindings = {
-            {plan.q, from<Bf16>(args.q, query_row * Dk)},
-            {plan.k, from<Bf16>(args.k, key_row * Dk)},
-            {plan.v, from<Bf16>(args.v, key_row * Dv)},
-            {plan.out, from<Bf16>(args.out, query_row * Dv)},
-            {plan.dout, from<Bf16>(args.dout, query_row * Dv)},
-            {plan.lse, from<float>(args.lse, (seq * H + kv_head * key.group) * S)},
-            {plan.dq, from<Bf16>(args.dq, query_row * Dk)},
-            {plan.dk, from<Bf16>(args.dk, key_row * Dk)},
-            {plan.dv, from<Bf16>(args.dv, key_row * Dv)},
-            {plan.delta, delta.raw()}};
+        const int64_t token = seq * S, head = kv_head * key.group, out = token * H * Dv + head * Dv;
+        std::vector<CudnnPlan::Binding> bindings = {{plan.q, from<Bf16>(args.q, token * key.strides.q + head * Dk)},
+                                                    {plan.k, from<Bf16>(args.k, token * key.strides.k + kv_head * Dk)},
+                                                    {plan.v, from<Bf16>(args.v, token * key.strides.v + kv_head * Dv)},
+                                                    {plan.out, from<Bf16>(args.out, out)},
+                                                    {plan.dout, from<Bf16>(args.dout, out)},
+                                                    {plan.lse, from<float>(args.lse, (seq * H + head) * S)},
+                                                    {plan.dq, from<Bf16>(args.dq, token * gradients.q + head * Dk)},
+                                                    {plan.dk, from<Bf16>(args.dk, token * gradients.k + kv_head * Dk)},
+                                                    {plan.dv, from<Bf16>(args.dv, token * gradients.v + kv_head * Dv)},
+                                                    {plan.delta, delta.raw()}};
         if (key.has_first_keys) bindings.emplace_back(plan.first_keys, from<int32_t>(first_keys, seq * S));
         plans_->run(plan, ctx, bindings, workspace);
       });

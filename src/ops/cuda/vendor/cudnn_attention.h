@@ -16,7 +16,7 @@
 namespace nmoe::cuda {
 
 // cudnn_takes() (scratch.h) for the kernels that are compiled.
-bool cudnn_attention_takes(DType act, int64_t key_size, int64_t value_size);
+bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const Tensor& v);
 
 // Attention on one device, with the plans that were built for it.
 //
