@@ -26,7 +26,7 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   NMOE_CHECK(!options.batch_invariant, "CUDA has no batch invariant products");
   if (options.part) return std::make_unique<planned::PlannedDevice>(*options.part, options.compute_dtype);
 #ifdef NMOE_CUDA
-  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype);
+  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype, options.num_sms);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
                     "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"; `n plan --device-memory` "

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "ops/cuda/parts.h"
 #include "ops/cuda/runtime/check.h"
@@ -41,10 +43,10 @@ std::string claim_device(int index) {
   return properties.name;
 }
 
-int num_sms_of(int index) {
+int num_sms_of(int index, int wanted) {
   int count = 0;
   NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index));
-  return count;
+  return wanted > 0 ? std::min(wanted, count) : count;
 }
 
 // "580.159.04". The management library comes with the driver and is the only one that knows; the runtime gives the
@@ -76,11 +78,11 @@ CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scra
            .cublas_lt = device.libraries_.cublas_lt,
            .cudnn_attention = device.libraries_.cudnn_attention}) {}
 
-CudaDevice::CudaDevice(int index, DType compute_dtype)
+CudaDevice::CudaDevice(int index, DType compute_dtype, int num_sms)
     : index_(index),
       compute_dtype_(compute_dtype),
       name_(claim_device(index)),
-      num_sms_(num_sms_of(index)),
+      num_sms_(num_sms_of(index, num_sms)),
       libraries_(device_libraries(index)),
       memory_(index),
       host_memory_(index),
