@@ -338,7 +338,8 @@ class Cases {
   // Rows sorted to experts as a router with random weights does it.
   static MoePlan make_plan(Workbench& w, const Sizes::Layer& size) {
     const int64_t T = size.T, E = size.E, K = size.K;
-    const MoePlan plan = {w.empty_i32({E + 1}), w.empty_i32({T, K})};
+    const MoePlan plan = {
+        .offsets = w.empty_i32({E + 1}), .row_of = w.empty_i32({T, K}), .token_of = w.empty_i32({T * K})};
     const RouterForward router = router_args(w, size);
     w.ops().router_forward(router);
     w.ops().build_moe_plan({router.top_idx, plan, Tensor()});
@@ -387,6 +388,20 @@ class Cases {
                            w.ops().grouped_linear_backward_weight({x, dy, plan.offsets, dw, /*accumulate=*/true});
                          };
                        }});
+      // The tokens' side is picked: what goes into the first layer, and the gradient of what comes out of the second.
+      cases.push_back(
+          {"grouped linear, weight gradient, tokens picked", shape, flops,
+           act_ * (count(R, second ? in : out) + count(T, D)) + 2 * stat_ * count(E, in, out),
+           [=](Workbench& w) -> Work {
+             const Tensor x = w.act({second ? R : T, in}), dy = w.act({second ? T : R, out});
+             const Tensor dw = w.stat({E, out, in});
+             const MoePlan plan = make_plan(w, size);
+             const OperandRows inputs = second ? x : OperandRows(x, plan.token_of);
+             const OperandRows gradients = second ? OperandRows(dy, plan.token_of) : dy;
+             return [&w, inputs, gradients, dw, plan] {
+               w.ops().grouped_linear_backward_weight({inputs, gradients, plan.offsets, dw, /*accumulate=*/true});
+             };
+           }});
     }
   }
 
@@ -423,16 +438,36 @@ class Cases {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, F});
                        return [&w, x, weight, h] { w.ops().activation_forward({Activation::kSwiGlu, x, weight, h}); };
                      }});
-    cases.push_back({"SwiGLU, backward, with input gradient", shape, 2 * count(R, D, F),
-                     act_ * (count(R, D) + count(R, 2, pre) + count(E, D, F)), [=](Workbench& w) -> Work {
-                       const Tensor dy = w.act({R, D}), weight = w.act({E, D, F}, 0.02), x = w.act({R, pre});
-                       const Tensor row_weight = w.stat({R}), dx = w.empty({R, pre}), dweight = w.empty_stat({R});
-                       const MoePlan plan = make_plan(w, size);
-                       return [&w, dy, weight, x, row_weight, dx, dweight, plan] {
-                         w.ops().grouped_activation_backward(
-                             {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight});
-                       };
-                     }});
+    for (const bool picked : {false, true}) {
+      const std::string rows_name = picked ? ", tokens picked" : "";
+      const double token_bytes = act_ * count(picked ? T : R, D);
+      const auto tokens = [=](Workbench& w, const MoePlan& plan) -> OperandRows {
+        const Tensor rows = w.act({picked ? T : R, D});
+        return {rows, picked ? plan.token_of : Tensor()};
+      };
+      cases.push_back(
+          {"SwiGLU, forward, with product" + rows_name, shape, 2 * count(R, D, pre),
+           token_bytes + act_ * (count(R, 3, F) + count(E, D, pre)), [=](Workbench& w) -> Work {
+             const MoePlan plan = make_plan(w, size);
+             const OperandRows x = tokens(w, plan);
+             const Tensor weight = w.act({E, pre, D}, 0.02), row_weight = w.stat({R});
+             const Tensor y = w.empty({R, pre}), h = w.empty({R, F});
+             return [&w, x, weight, row_weight, y, h, plan] {
+               w.ops().grouped_activation_forward({Activation::kSwiGlu, x, weight, plan.offsets, row_weight, y, h});
+             };
+           }});
+      cases.push_back({"SwiGLU, backward, with input gradient" + rows_name, shape, 2 * count(R, D, F),
+                       token_bytes + act_ * (count(R, 2, pre) + count(E, D, F)), [=](Workbench& w) -> Work {
+                         const MoePlan plan = make_plan(w, size);
+                         const OperandRows dy = tokens(w, plan);
+                         const Tensor weight = w.act({E, D, F}, 0.02), x = w.act({R, pre});
+                         const Tensor row_weight = w.stat({R}), dx = w.empty({R, pre}), dweight = w.empty_stat({R});
+                         return [&w, dy, weight, x, row_weight, dx, dweight, plan] {
+                           w.ops().grouped_activation_backward(
+                               {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight});
+                         };
+                       }});
+    }
     cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, F});
                        const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});

@@ -115,7 +115,7 @@ class GroupedLinear {
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/weight.h says.
-  void backward_weight(Ops& ops, Tensor x, Tensor dy, Tensor offsets) const {
+  void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets) const {
     ops.grouped_linear_backward_weight(
         {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
   }

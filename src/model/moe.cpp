@@ -74,7 +74,6 @@ RouterLoss Moe::loss(const Pass& pass) const {
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
 void Moe::compute_hidden(const Pass& pass) {
-  exchange_->end_dispatch(pass, saved_.rows, saved_.row_weight);
   for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
 }
 
@@ -91,18 +90,18 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
                            const ExpertGradients& gradients) {
   Ops& ops = pass.ops;
-  const Tensor drows = part.of(gradients.drows);
+  const OperandRows dy = part.of(gradients.dy);
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
-  experts_out_.backward_weight(ops, part.of(of.hidden), drows, part.offsets);
+  experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
   experts_out_.backward_activation(ops, {.kind = config_.activation,
-                                         .dy = drows,
+                                         .dy = dy,
                                          .w = {},
                                          .offsets = part.offsets,
                                          .pre = part.of(of.pre),
                                          .row_weight = part.of(of.row_weight),
                                          .dpre = dpre,
                                          .drow_weight = part.of(gradients.drow_weight)});
-  experts_in_.backward_input(ops, dpre, part.offsets, drows);
+  experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows));
 }
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
@@ -120,27 +119,28 @@ OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
                               .row_weight = pass.push_stat({C}),
                               .pre = room(saved_.pre, Recompute::kExperts),
                               .hidden = room(saved_.hidden, Recompute::kNorms)};
-  return {.rows = chunk_rows.rows,
+  return {.rows = chunk_rows.rows.source,
           .row_weight = chunk_rows.row_weight,
           .drows = {},
           .drow_weight = {},
           .work_off = [this, &pass, chunk_rows](const RaggedRows& chunk) {
             forward_hidden(pass, chunk, chunk_rows);
             pass.capture(Intermediate::kExpertHidden, layer_, chunk_rows.hidden, chunk.count());
-            experts_out_.forward(pass.ops, chunk_rows.hidden, chunk.offsets, chunk_rows.rows);
+            experts_out_.forward(pass.ops, chunk_rows.hidden, chunk.offsets, chunk_rows.rows.source);
           }};
 }
 
 OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gradients) {
   const int64_t C = saved_.routed.chunk_capacity();
   if (C == 0) return {};
-  const ExpertPass chunk_rows{.rows = saved_.rows.rows(0, C),
+  const ExpertPass chunk_rows{.rows = saved_.rows.source.rows(0, C),
                               .row_weight = saved_.row_weight.rows(0, C),
                               .pre = saved_.pre.rows(0, C),
                               .hidden = saved_.hidden.rows(0, C)};
-  const ExpertGradients chunk_gradients{.drows = gradients.drows.rows(0, C),
+  const ExpertGradients chunk_gradients{.dy = gradients.drows.rows(0, C),
+                                        .drows = gradients.drows.rows(0, C),
                                         .drow_weight = gradients.drow_weight.rows(0, C)};
-  return {.rows = chunk_rows.rows,
+  return {.rows = chunk_rows.rows.source,
           .row_weight = chunk_rows.row_weight,
           .drows = chunk_gradients.drows,
           .drow_weight = chunk_gradients.drow_weight,
@@ -188,7 +188,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   }
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
-  saved_.rows = pass.push({R, D});
+  saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
   saved_.pre = pass.push({R, W});
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
@@ -217,10 +217,10 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
-    saved_.rows = pass.push(saved_.rows.shape());
+    exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
+    saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
-    exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
     compute_hidden(pass);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
@@ -237,8 +237,8 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   exchange_->begin_combine_backward(pass, dy, dispatched_again ? Tensor() : saved_.x,
                                     dispatched_again ? Tensor() : saved_.weights);
   if (shared_) shared_->backward(pass, dy, dx);
-  const ExpertGradients gradients{.drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
-  exchange_->end_combine_backward(pass, gradients.drows);
+  ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
+  gradients.dy = exchange_->end_combine_backward(pass, gradients.drows);
   for (const RaggedRows& part : saved_.routed.parts) backward_experts(pass, part, saved_rows(), gradients);
   exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
   for (const RaggedRows& part : saved_.routed.parts) backward_in_weight(pass, part, saved_rows());

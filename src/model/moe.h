@@ -49,23 +49,24 @@ class Moe final : public FeedForward {
     Tensor weights;  // [T, K]
     RoutedRows routed;
     Tensor row_weight;  // [R] weights dispatched
-    Tensor rows;        // [R, D] x dispatched
+    OperandRows rows;   // [R, D] x dispatched
     Tensor pre;         // [R, W]
     Tensor hidden;      // [R, F], times row_weight
   };
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
-  // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and weights, once its dispatch began.
+  // saved_.pre and .hidden = of the saved rows and weights.
   void compute_hidden(const Pass& pass);
   // Rows on their way through the experts, N of them.
   struct ExpertPass {
-    Tensor rows;        // [N, D]
+    OperandRows rows;   // [N, D]
     Tensor row_weight;  // [N]
     Tensor pre;         // [N, W]
     Tensor hidden;      // [N, F]
   };
   struct ExpertGradients {
-    Tensor drows;        // [N, D] of what the experts made of the rows; then of the rows
+    OperandRows dy;      // [N, D] of what the experts made of the rows; may lie in drows
+    Tensor drows;        // [N, D] of the rows
     Tensor drow_weight;  // [N]
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }

@@ -117,8 +117,9 @@ class RemoteExchange final : public TokenExchange {
       meet(pass, ops, Transfer::kDispatch);
     });
   }
-  void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
+  OperandRows end_dispatch(const Pass& pass, Tensor row_weight) override {
     Ops& ops = pass.ops;
+    const Tensor rows = pass.push({window_.expert_rows().kept, inbox_->rows.dim(2)});
     end_moving(pass, Transfer::kDispatch);
     const ExchangeInbox& inbox = *inbox_;
     ops.copy({.source = inbox.counts, .destination = num_received_});
@@ -138,6 +139,7 @@ class RemoteExchange final : public TokenExchange {
     for (const Part& part : parts_) gather_weights(ops, part, inbox, row_weight);
     for (const Part& part : parts_) gather(ops, part, inbox, rows);
     arrived_ = &inbox;
+    return rows;
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) override {
@@ -178,9 +180,10 @@ class RemoteExchange final : public TokenExchange {
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
-  void end_combine_backward(const Pass& pass, Tensor drows) override {
+  OperandRows end_combine_backward(const Pass& pass, Tensor drows) override {
     end_moving(pass, Transfer::kCombineBackward);
     for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows);
+    return drows;
   }
   void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
     begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);

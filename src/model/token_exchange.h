@@ -23,6 +23,9 @@ struct RaggedRows {
 
   // These rows of a tensor with all of them.
   Tensor of(const Tensor& rows) const { return rows.rows(begin, end); }
+  OperandRows of(const OperandRows& rows) const {
+    return rows.index.defined() ? OperandRows(rows.source, of(rows.index)) : of(rows.source);
+  }
   // [1] i32: how many rows there are.
   Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 };
@@ -64,17 +67,18 @@ class TokenExchange {
   // dispatch() was.
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
-  // To each expert its tokens, and what they weigh: rows [R, D] = x [T, D], row_weight [R] stat = weights [T, K] stat.
+  // To each expert its tokens, and what they weigh: [R, D] of x [T, D], row_weight [R] stat = weights [T, K] stat. The
+  // rows are x's, picked, or lie in memory that the end pushes.
   virtual void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) = 0;
-  virtual void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) = 0;
+  virtual OperandRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
   // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D], then of those in each chunk of overflow,
   // rounded chunk by chunk. Overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // drows [R, D] = of combine's rows, from dy [T, D]. Where the last dispatch was forward's, x and weights are what it
-  // got, which overflow needs again; else undefined.
+  // The gradients [R, D] of combine's rows, from dy [T, D]: dy's rows, picked, or in drows [R, D]. Where the last
+  // dispatch was forward's, x and weights are what it got, which overflow needs again; else undefined.
   virtual void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) = 0;
-  virtual void end_combine_backward(const Pass& pass, Tensor drows) = 0;
+  virtual OperandRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat. Overflow
   // as in combine(); its memory may be that of both.
   virtual void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) = 0;
@@ -82,7 +86,7 @@ class TokenExchange {
                                      const OverflowWork& overflow) = 0;
 };
 
-// All experts are where the tokens are: dispatch gathers, combine sums a token's K rows in the order of its choices.
+// All experts are where the tokens are, and read them there; combine sums a token's K rows in the order of its choices.
 // Each of the T * K copies has a row, so all rows there are room for are used, and there is no overflow.
 std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts);
 

@@ -28,7 +28,8 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   NMOE_CHECK(options.kind == "cuda", "device {}", options.kind);
   if (options.part) return std::make_unique<planned::PlannedDevice>(*options.part, options.compute_dtype);
 #ifdef NMOE_CUDA
-  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype, options.batch_invariant);
+  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype, options.batch_invariant,
+                                            options.num_sms);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
                     "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"; `n plan --device-memory` "

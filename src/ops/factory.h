@@ -18,6 +18,7 @@ struct DeviceOptions {
   DType compute_dtype = DType::kF32;
   bool batch_invariant =
       false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation, slower where rows are many
+  int num_sms = 0;  // CUDA: multiprocessors that kernels take which stay on them; 0: all there are. Fewer is for tests
   // A CUDA part that need not be here: the device only counts, as one with that part would.
   std::optional<cuda::Part> part = {};
 };

@@ -217,10 +217,9 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const Tensor counts = test.arena().allocate(DType::kI32, {kExperts});
     test.ops.fill({counts, 0.0});
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
-    const Tensor rows = test.pass.push({routed.capacity, kWidth});
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
     test.exchange->begin_dispatch(test.pass, test.x, test.gate);
-    test.exchange->end_dispatch(test.pass, rows, row_weight);
+    Tensor rows = test.exchange->end_dispatch(test.pass, row_weight).source;
 
     ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
     for (int64_t i = 0; const RaggedRows& part : routed.parts) {
@@ -254,7 +253,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     if (again) {
       const Tensor once_more = test.pass.push_stat({routed.capacity});
       test.exchange->begin_dispatch(test.pass, test.x, test.gate);
-      test.exchange->end_dispatch(test.pass, rows, once_more);
+      rows = test.exchange->end_dispatch(test.pass, once_more).source;
       test.exchange->begin_combine_backward(test.pass, test.x, {}, {});
     } else {
       test.exchange->begin_combine_backward(test.pass, test.x, test.x, test.gate);
@@ -455,11 +454,11 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     }
 
     const RoutedRows routed = exchange->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
-    const Tensor rows = test.pass.push({routed.capacity, kWidth}), row_weight = test.pass.push_stat({routed.capacity});
+    const Tensor row_weight = test.pass.push_stat({routed.capacity});
     const ExchangeInbox& first = inboxes[0];
     mark({first.rows, first.slots, first.weights, first.tokens});
     exchange->begin_dispatch(test.pass, test.x, test.gate);
-    exchange->end_dispatch(test.pass, rows, row_weight);
+    const Tensor rows = exchange->end_dispatch(test.pass, row_weight).source;
     EXPECT_EQ(written({first.rows, first.slots, first.weights, first.tokens}, W, from_others),
               cost.bytes(Transfer::kDispatch, rows_here, copies_here));
 

@@ -289,6 +289,52 @@ TEST(GroupedLinear, LeavesRowsBehindTheLastExpertAlone) {
   EXPECT_TRUE(same_bits(dweight, expected_dweight));
 }
 
+// Rows that are picked are worked on like the same rows in order, to the bit: by blocks of rows, and where rows go for
+// themselves. Behind the last expert's the index is not read.
+TEST(GroupedLinear, PickedRowsAreThoseInOrder) {
+  TensorPool pool(DType::kF32);
+  constexpr int64_t kRows = 1300, kRoom = kRows + 3, kTokens = 400, kIn = 6, kOut = 10;
+  const Tensor offsets = pool.ints({5}, {0, 1100, 1100, 1110, kRows});
+  const Tensor index = pool.random_ints({kRoom}, kTokens), w = pool.normal({4, kOut, kIn}),
+               weight = pool.normal({kRoom});
+  for (int64_t row = kRows; row < kRoom; ++row) set(index, row, 1 << 30);
+  const auto in_order = [&](Tensor tokens) {
+    const Tensor rows = pool.full({kRoom, tokens.dim(1)}, NAN);
+    for (int64_t row = 0; row < kRows; ++row) {
+      const Tensor token = tokens[static_cast<int64_t>(get(index, row))];
+      std::copy_n(token.data<float>(), token.num_elements(), rows[row].data<float>());
+    }
+    return rows;
+  };
+  const Tensor x = pool.normal({kTokens, kIn}), dy = pool.normal({kTokens, kOut});
+  const Tensor ordered_x = in_order(x), ordered_dy = in_order(dy);
+  const auto filled = [&](int64_t width) { return pool.full({kRoom, width}, 7.0); };
+
+  for (const bool batch_invariant : {false, true}) {
+    const ReadyDevice ops({.num_threads = 2, .compute_dtype = DType::kF32, .batch_invariant = batch_invariant},
+                          16 << 20);
+    const Tensor pre = filled(kOut), expected_pre = filled(kOut), h = filled(kOut / 2), expected_h = filled(kOut / 2);
+    ops->grouped_activation_forward({Activation::kSwiGlu, {x, index}, w, offsets, weight, pre, h});
+    ops->grouped_activation_forward({Activation::kSwiGlu, ordered_x, w, offsets, weight, expected_pre, expected_h});
+    EXPECT_TRUE(same_bits(pre, expected_pre));
+    EXPECT_TRUE(same_bits(h, expected_h));
+  }
+  const auto ops = cpu_device(DType::kF32);
+  const Tensor pre = pool.normal({kRoom, 2 * kIn}), dpre = filled(2 * kIn), expected_dpre = filled(2 * kIn);
+  const Tensor dweight = pool.full({kRoom}, 7.0), expected_dweight = pool.full({kRoom}, 7.0);
+  ops->grouped_activation_backward({Activation::kSwiGlu, {dy, index}, w, offsets, pre, weight, dpre, dweight});
+  ops->grouped_activation_backward(
+      {Activation::kSwiGlu, ordered_dy, w, offsets, pre, weight, expected_dpre, expected_dweight});
+  EXPECT_TRUE(same_bits(dpre, expected_dpre));
+  EXPECT_TRUE(same_bits(dweight, expected_dweight));
+  const Tensor dw = pool.zeros(w.shape()), expected_dw = pool.zeros(w.shape());
+  ops->grouped_linear_backward_weight({ordered_x, ordered_dy, offsets, expected_dw});
+  ops->grouped_linear_backward_weight({{x, index}, ordered_dy, offsets, dw});
+  EXPECT_TRUE(same_bits(dw, expected_dw));
+  ops->grouped_linear_backward_weight({ordered_x, {dy, index}, offsets, dw});
+  EXPECT_TRUE(same_bits(dw, expected_dw));
+}
+
 // The second layer's input gradient with the activation in front of it is the two operations.
 TEST(GroupedLinear, ActivationBackwardIsThatOfTheInputGradient) {
   TensorPool pool;

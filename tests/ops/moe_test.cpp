@@ -14,6 +14,7 @@ struct Planned {
     top_idx = pool.ints({num_tokens, top_k}, choices);
     plan.offsets = pool.zeros(DType::kI32, {num_experts + 1});
     plan.row_of = pool.zeros(DType::kI32, {num_tokens, top_k});
+    plan.token_of = pool.zeros(DType::kI32, {num_tokens * top_k});
     counts = pool.zeros(DType::kI32, {num_experts});
     ops->build_moe_plan({top_idx, plan, counts});
   }
@@ -44,9 +45,14 @@ void expect_sorted(const Planned& planned) {
   std::vector<size_t> copies(choices.size());
   std::iota(copies.begin(), copies.end(), size_t{0});
   std::stable_sort(copies.begin(), copies.end(), [&](size_t a, size_t b) { return choices[a] < choices[b]; });
-  std::vector<double> row_of(choices.size());
-  for (size_t row = 0; row < copies.size(); ++row) row_of[copies[row]] = static_cast<double>(row);
+  const auto top_k = static_cast<size_t>(planned.top_idx.dim(1));
+  std::vector<double> row_of(choices.size()), token_of(choices.size());
+  for (size_t row = 0; row < copies.size(); ++row) {
+    row_of[copies[row]] = static_cast<double>(row);
+    token_of[row] = static_cast<double>(copies[row] / top_k);
+  }
   EXPECT_EQ(values(planned.plan.row_of), row_of);
+  EXPECT_EQ(values(planned.plan.token_of), token_of);
 
   std::vector<double> counts(static_cast<size_t>(planned.counts.num_elements()));
   for (const double expert : choices) ++counts[static_cast<size_t>(expert)];

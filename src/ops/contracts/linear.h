@@ -28,6 +28,18 @@ struct LinearBackwardWeight {
   bool accumulate = false;
 };
 
+// Rows that an operation reads: as they lie, or picked one by one, so that nobody copies them first.
+struct OperandRows {
+  Tensor source;      // [N, width]
+  Tensor index = {};  // [R] i32: row r is source's row index[r]; undefined: row r
+
+  OperandRows() = default;
+  OperandRows(Tensor rows, Tensor picked_by = {}) : source(rows), index(picked_by) {}
+
+  int64_t num_rows() const { return index.defined() ? index.dim(0) : source.dim(0); }
+  int64_t width() const { return source.dim(1); }
+};
+
 // The same over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a capacity: rows from
 // offsets[E] on are neither read nor written. An expert without rows is legal; its dw becomes zeros, or stays as it is
 // with `accumulate`.
@@ -40,7 +52,7 @@ struct GroupedLinearForward {
 // The experts' first layer: pre = x w^T by groups, h = activation(pre) * row_weight (contracts/activation.h).
 struct GroupedActivationForward {
   Activation kind = Activation::kSwiGlu;
-  Tensor x;           // [R, in]
+  OperandRows x;      // [R, in]
   Tensor w;           // [E, W, in], W = 2F for SwiGLU (gate | up), else F
   Tensor offsets;     // [E + 1] i32
   Tensor row_weight;  // [R] stat; undefined: 1
@@ -57,16 +69,17 @@ struct GroupedLinearBackwardInput {
 // ActivationBackward (contracts/activation.h) makes of it.
 struct GroupedActivationBackward {
   Activation kind = Activation::kSwiGlu;
-  Tensor dy;               // [R, out]
+  OperandRows dy;          // [R, out]
   Tensor w;                // [E, out, F]
   Tensor offsets;          // [E + 1] i32
   Tensor pre, row_weight;  // [R, W], [R] stat: as in forward
   Tensor dpre;             // = like pre; may be the storage of pre
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
 };
+// At most one of x and dy is picked.
 struct GroupedLinearBackwardWeight {
-  Tensor x;        // [R, in]
-  Tensor dy;       // [R, out]
+  OperandRows x;   // [R, in]
+  OperandRows dy;  // [R, out]
   Tensor offsets;  // [E + 1] i32
   Tensor dw;       // = [E, out, in] stat
   bool accumulate = false;

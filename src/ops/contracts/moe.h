@@ -15,6 +15,7 @@ struct MoePlan {
   // passes over copies whose row is before these or behind those of its result, and is over at once where there are
   // none.
   int64_t first_row = 0;
+  Tensor token_of = {};  // [R] i32: the token of a row; undefined: not wanted
 };
 
 // With `part_sizes`, top_idx consists of W equal parts, of which only the first part_sizes[w] tokens are there; choices

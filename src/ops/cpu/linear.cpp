@@ -134,25 +134,58 @@ void check_offsets(const int32_t* offset, int64_t num_experts, int64_t capacity)
              offset[num_experts], capacity);
 }
 
-// Calls fn(expert, begin, end) in parallel for blocks of the rows of every expert.
-template <class Fn>
-void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t capacity, const Fn& fn) {
-  constexpr int64_t kRowBlock = 512;
+// target [end - begin, width] = rows [begin, end) of those that are picked.
+template <class Real>
+void copy_picked(const OperandRows& rows, int64_t begin, int64_t end, Real* target) {
+  const int64_t width = rows.width();
+  const Real* source = rows.source.data<Real>();
+  const int32_t* index = rows.index.data<int32_t>();
+  for (int64_t row = begin; row < end; ++row)
+    std::copy_n(source + index[row] * width, width, target + (row - begin) * width);
+}
+
+// All the rows of experts in order: in scratch, where they are picked.
+template <class Real>
+Tensor in_order(Context& ctx, ArenaScope& scratch, const OperandRows& rows, Tensor offsets) {
+  if (!rows.index.defined()) return rows.source;
+  const Tensor ordered = scratch.allocate(DTypeOf<Real>::value, {rows.num_rows(), rows.width()});
+  if (ctx.counting()) return ordered;
   const int64_t num_experts = offsets.dim(0) - 1;
+  check_offsets(offsets.data<int32_t>(), num_experts, rows.num_rows());
+  parallel_blocks(ctx, offsets.data<int32_t>()[num_experts], task_rows(rows.width()),
+                  [&](int64_t begin, int64_t end, int) {
+                    copy_picked(rows, begin, end, ordered.data<Real>() + begin * rows.width());
+                  });
+  return ordered;
+}
+
+// Calls fn(expert, begin, end, block) in parallel for blocks of the rows of every expert: `block` points to row `begin`
+// of `rows`, behind which the others lie.
+template <class Real, class Fn>
+void parallel_expert_rows(Context& ctx, const OperandRows& rows, Tensor offsets, const Fn& fn) {
+  constexpr int64_t kRowBlock = 512;
+  const int64_t num_experts = offsets.dim(0) - 1, width = rows.width();
+  const bool picked = rows.index.defined();
   ArenaScope scope(ctx.scratch);
   Tensor first_block_of = scope.allocate(DType::kI32, {num_experts + 1});
+  const Tensor picked_rows =
+      scope.allocate(DTypeOf<Real>::value, {picked ? ctx.num_threads() : 0, kRowBlock, width});  // while in the cache
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   int32_t* first = first_block_of.data<int32_t>();
-  check_offsets(offset, num_experts, capacity);
+  check_offsets(offset, num_experts, rows.num_rows());
   first[0] = 0;
   for (int64_t e = 0; e < num_experts; ++e) {
     first[e + 1] = first[e] + static_cast<int32_t>(ceil_div(offset[e + 1] - offset[e], kRowBlock));
   }
-  ctx.pool.parallel_for(first[num_experts], [&](int64_t task, int) {
+  ctx.pool.parallel_for(first[num_experts], [&](int64_t task, int thread) {
     const int64_t e = std::upper_bound(first, first + num_experts + 1, task) - first - 1;
     const int64_t begin = offset[e] + (task - first[e]) * kRowBlock;
-    fn(e, begin, std::min<int64_t>(begin + kRowBlock, offset[e + 1]));
+    const int64_t end = std::min<int64_t>(begin + kRowBlock, offset[e + 1]);
+    if (!picked) return fn(e, begin, end, rows.source.data<Real>() + begin * width);
+    Real* const block = picked_rows.data<Real>() + thread * kRowBlock * width;
+    copy_picked(rows, begin, end, block);
+    fn(e, begin, end, static_cast<const Real*>(block));
   });
 }
 
@@ -182,20 +215,42 @@ void grouped_rows_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tens
 
 }  // namespace
 
+namespace {
+
+// y = x w^T by groups.
+template <class Real>
+void grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
+  const int64_t out = w.dim(1), in = w.dim(2);
+  if (ctx.batch_invariant) {
+    ArenaScope scratch(ctx.scratch);
+    return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scratch, x, offsets), w, offsets, y);
+  }
+  parallel_expert_rows<Real>(ctx, x, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* rows) {
+    gemm<Real>(end - begin, out, in, 1, {rows, in}, {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0,
+               y.data<Real>() + begin * out, out);
+  });
+}
+
+// dx = dy w by groups.
+template <class Real>
+void grouped_input_gradient(Context& ctx, const OperandRows& dy, Tensor w, Tensor offsets, Tensor dx) {
+  const int64_t out = w.dim(1), in = w.dim(2);
+  parallel_expert_rows<Real>(ctx, dy, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* rows) {
+    gemm<Real>(end - begin, in, out, 1, {rows, out}, {w.data<Real>() + expert * out * in, in}, 0,
+               dx.data<Real>() + begin * in, in);
+  });
+}
+
+}  // namespace
+
 template <class Real>
 void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
-  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
-  const int64_t out = w.dim(1), in = w.dim(2);
-  if (ctx.batch_invariant) return grouped_rows_forward<Real>(ctx, x, w, offsets, y);
-  parallel_expert_rows(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
-    gemm<Real>(end - begin, out, in, 1, {x.data<Real>() + begin * in, in},
-               {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0, y.data<Real>() + begin * out, out);
-  });
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.y);
 }
 
 template <class Real>
 void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
-  grouped_linear_forward<Real>(ctx, {args.x, args.w, args.offsets, args.pre});
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.pre);
   const int64_t num_experts = args.w.dim(0);
   activation_forward<Real>(ctx, {.kind = args.kind,
                                  .pre = args.pre,
@@ -206,20 +261,15 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
 
 template <class Real>
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
-  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
-  const int64_t out = w.dim(1), in = w.dim(2);
-  parallel_expert_rows(ctx, offsets, dy.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
-    gemm<Real>(end - begin, in, out, 1, {dy.data<Real>() + begin * out, out}, {w.data<Real>() + expert * out * in, in},
-               0, dx.data<Real>() + begin * in, in);
-  });
+  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, args.dx);
 }
 
 template <class Real>
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
   const int64_t num_experts = args.w.dim(0);
   ArenaScope scratch(ctx.scratch);
-  const Tensor dh = scratch.allocate(args.dy.dtype(), {args.dy.dim(0), args.w.dim(2)});
-  grouped_linear_backward_input<Real>(ctx, {args.dy, args.w, args.offsets, dh});
+  const Tensor dh = scratch.allocate(DTypeOf<Real>::value, {args.dy.num_rows(), args.w.dim(2)});
+  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, dh);
   activation_backward<Real>(ctx, {.kind = args.kind,
                                   .pre = args.pre,
                                   .row_weight = args.row_weight,
@@ -231,9 +281,11 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
+  const Tensor offsets = args.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
+  ArenaScope scratch(ctx.scratch);
+  const Tensor x = in_order<Real>(ctx, scratch, args.x, offsets), dy = in_order<Real>(ctx, scratch, args.dy, offsets);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   const Tiling tiling{out, in, 128, 512};  // small enough for all threads to work when one expert has all rows

@@ -64,12 +64,14 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   offsets[num_experts] = row;
 
   int32_t* row_of = plan.row_of.data<int32_t>();
+  int32_t* token_of = plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr;
   parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
     int32_t* chunk_rows = next_rows + begin / chunk_tokens * num_experts;
     for (int64_t token = begin; token < end; ++token) {
       const bool there = is_there(token);
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
         row_of[copy] = there && experts[copy] >= 0 ? chunk_rows[experts[copy]]++ : -1;
+        if (token_of != nullptr && row_of[copy] >= 0) token_of[row_of[copy]] = static_cast<int32_t>(token);
       }
     }
   });

@@ -132,20 +132,45 @@ inline Tensor claim(ArenaScope& scope, const BuildExchangePlan& args) {
   return scope.allocate(DType::kI32, {exchange_chunks(args), args.plan.num_sent.dim(0)});
 }
 
-// --- grouped products on Hopper, gradients of weights: the order in which experts are taken.
-struct GroupedWeightScratch {
-  Tensor order;        // [E] I32
-  Tensor tiles_taken;  // [1] I32
-};
-inline GroupedWeightScratch claim_grouped_weight(ArenaScope& scope, int64_t num_experts) {
-  GroupedWeightScratch scratch;
-  scratch.order = scope.allocate(DType::kI32, {num_experts});
-  scratch.tiles_taken = scope.allocate(DType::kI32, {1});
-  return scratch;
-}
+// --- grouped products on Hopper.
 // Whether the shapes are those of wgmma's products; what else they need is that addresses are multiples of 16.
 inline bool sm90_shapes(const Tensor& rows, const Tensor& other_rows) {
   return rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0;
+}
+
+// --- rows of grouped products that are picked: Hopper's kernels read them where they lie, others want them in order.
+inline Tensor claim_ordered(ArenaScope& scope, const OperandRows& rows) {
+  if (!rows.index.defined()) return {};
+  return scope.allocate(rows.source.dtype(), {rows.num_rows(), rows.width()});
+}
+// Whether the kernels are Hopper's; what else they need is that addresses are multiples of 16.
+inline bool fuses_activation(const KernelSet& kernels, const GroupedActivationForward& args) {
+  return kernels.has_sm90() && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
+         sm90_shapes(args.x.source, args.pre) && args.h.dim(1) % 8 == 0;
+}
+inline Tensor claim(ArenaScope& scope, const GroupedActivationForward& args, bool fused) {
+  return fused ? Tensor() : claim_ordered(scope, args.x);
+}
+
+// --- gradients of experts' weights: on Hopper the order in which experts are taken.
+struct GroupedWeightScratch {
+  Tensor order;        // [E] I32
+  Tensor tiles_taken;  // [1] I32
+  Tensor x, dy;        // elsewhere: rows that were picked, in order
+};
+inline bool is_sm90(const KernelSet& kernels, const GroupedLinearBackwardWeight& args) {
+  return kernels.has_sm90() && args.x.num_rows() > 0 && sm90_shapes(args.x.source, args.dy.source);
+}
+inline GroupedWeightScratch claim(ArenaScope& scope, const GroupedLinearBackwardWeight& args, bool sm90) {
+  GroupedWeightScratch scratch;
+  if (sm90) {
+    scratch.order = scope.allocate(DType::kI32, {args.dw.dim(0)});
+    scratch.tiles_taken = scope.allocate(DType::kI32, {1});
+  } else {
+    scratch.x = claim_ordered(scope, args.x);
+    scratch.dy = claim_ordered(scope, args.dy);
+  }
+  return scratch;
 }
 
 // --- experts' second layer backwards, with the activation in front of it. On Hopper SwiGLU's is one kernel's work with
@@ -154,16 +179,23 @@ constexpr int64_t kActivationTileCols = 256;
 // Whether the kernel is Hopper's; what else it needs is that addresses are multiples of 16.
 inline bool fuses_activation_backward(const KernelSet& kernels, const GroupedActivationBackward& args) {
   return kernels.has_sm90() && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
-         sm90_shapes(args.dy, args.pre) && args.w.dim(2) % 8 == 0;
+         sm90_shapes(args.dy.source, args.pre) && args.w.dim(2) % 8 == 0;
 }
 struct GroupedActivationBackwardScratch {
+  Tensor dy;        // [R, out] act: rows that were picked, or undefined
   Tensor dh;        // [R, F] act, or undefined
   Tensor row_sums;  // [tiles of F, R] F32: parts of drow_weight, or undefined
 };
 inline GroupedActivationBackwardScratch claim(ArenaScope& scope, const GroupedActivationBackward& args, bool fused) {
-  const int64_t rows = args.dy.dim(0), width = args.w.dim(2);
-  if (!fused) return {.dh = scope.allocate(args.dy.dtype(), {rows, width}), .row_sums = {}};
-  return {.dh = {}, .row_sums = scope.allocate(DType::kF32, {blocks_for(width, kActivationTileCols), rows})};
+  const int64_t rows = args.dy.num_rows(), width = args.w.dim(2);
+  GroupedActivationBackwardScratch scratch;
+  if (fused) {
+    scratch.row_sums = scope.allocate(DType::kF32, {blocks_for(width, kActivationTileCols), rows});
+  } else {
+    scratch.dy = claim_ordered(scope, args.dy);
+    scratch.dh = scope.allocate(args.dy.source.dtype(), {rows, width});
+  }
+  return scratch;
 }
 
 // --- Muon: as many matrices at a time as make kStackElements.

@@ -27,7 +27,6 @@ NMOE_NO_SCRATCH(SumInOrder)
 NMOE_NO_SCRATCH(ClipScale)
 NMOE_NO_SCRATCH(EmbeddingForward)
 NMOE_NO_SCRATCH(GroupedLinearForward)
-NMOE_NO_SCRATCH(GroupedActivationForward)
 NMOE_NO_SCRATCH(GroupedLinearBackwardInput)
 NMOE_NO_SCRATCH(RmsNormForward)
 NMOE_NO_SCRATCH(ActivationForward)
@@ -102,16 +101,18 @@ void claim_scratch(const Claims& claims, const EmbeddingBackward& args) {
   cuda::claim(scope, args);
 }
 
-void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args) {
-  if (args.dw.num_elements() == 0 || args.x.dim(0) == 0) return;
-  if (!claims.kernels.has_sm90() || !cuda::sm90_shapes(args.x, args.dy)) return;
+void claim_scratch(const Claims& claims, const GroupedActivationForward& args) {
   ArenaScope scope(claims.scratch);
-  cuda::claim_grouped_weight(scope, args.dw.dim(0));
+  cuda::claim(scope, args, cuda::fuses_activation(claims.kernels, args));
 }
-
 void claim_scratch(const Claims& claims, const GroupedActivationBackward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim(scope, args, cuda::fuses_activation_backward(claims.kernels, args));
+}
+void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args) {
+  if (args.dw.num_elements() == 0) return;
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));
 }
 
 void claim_scratch(const Claims& claims, const RouterBackward& args) {

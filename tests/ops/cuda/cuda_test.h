@@ -11,13 +11,20 @@ namespace nmoe::test {
 
 class CudaTest : public ::testing::Test {
  protected:
-  CudaTest() : device_(make_device(kOptions)) {
+  // num_sms: 0, or how many persistent kernels are to take, so that each of their blocks has much to do.
+  explicit CudaTest(int num_sms = 0) : device_(make_device(with_sms(num_sms))) {
     for (const Lane lane : kLanes) device_->scratch(lane).reserve(device_->memory(), int64_t{64} << 20);
     tensors_.reserve(device_->memory(), int64_t{512} << 20);
   }
 
   // Operations take tensors of either compute dtype, whatever the device's is.
   static constexpr DeviceOptions kOptions = {.kind = "cuda", .compute_dtype = DType::kBF16};
+
+  static DeviceOptions with_sms(int num_sms) {
+    DeviceOptions options = kOptions;
+    options.num_sms = num_sms;
+    return options;
+  }
 
   Ops& gpu(Lane lane = Lane::kCompute) { return device_->ops(lane); }
   // What results are held against: F32 or F64.

@@ -33,9 +33,12 @@ std::vector<GroupCase> cases() {
   };
 }
 
-class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<std::tuple<size_t, DType>> {
+// With all multiprocessors, and with so few that their blocks take one tile after the other and go round their stages.
+constexpr int kNumSms[] = {0, 2};
+
+class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<std::tuple<size_t, DType, int>> {
  protected:
-  CudaGroupedLinear() {
+  CudaGroupedLinear() : CudaTest(std::get<2>(GetParam())) {
     const int64_t num_experts = static_cast<int64_t>(case_.rows.size());
     std::vector<double> ends(case_.rows.size() + 1);
     std::partial_sum(case_.rows.begin(), case_.rows.end(), ends.begin() + 1);
@@ -59,7 +62,7 @@ class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaGroupedLinear,
                          ::testing::Combine(::testing::Range(size_t{0}, cases().size()),
-                                            ::testing::Values(DType::kF32, DType::kBF16)));
+                                            ::testing::ValuesIn(kActDTypes), ::testing::ValuesIn(kNumSms)));
 
 TEST_P(CudaGroupedLinear, ForwardMatchesTheCpu) {
   const Tensor expected = pool_.full({num_rows_, case_.out}, 9.0), y = up(expected, act_);  // must be overwritten
@@ -161,6 +164,69 @@ TEST_P(CudaGroupedLinear, ActivationBackwardMatchesTheCpu) {
   for (const double sum : expected_sums) largest = std::max(largest, std::abs(sum));
   for (size_t row = 0; row < sums.size(); ++row) {
     EXPECT_LE(std::abs(sums[row] - expected_sums[row]), (exact ? 1e-5 : 0x1p-7) * largest) << "row " << row;
+  }
+}
+
+// Rows that are picked give the bits of rows in order. Behind those of the last expert the index is not read, and rows
+// that nobody picks do not show.
+TEST_P(CudaGroupedLinear, PickedRowsGiveTheBitsOfRowsInOrder) {
+  const int64_t spare = 5, capacity = num_rows_ + spare, num_tokens = num_rows_ / 3 + 2;
+  const Tensor index = pool_.random_ints({capacity}, num_tokens - 1);
+  for (int64_t row = num_rows_; row < capacity; ++row) set(index, row, 1 << 30);
+  const Tensor device_index = up(index), offsets = up(offsets_), w = up(w_, act_);
+  struct Rows {
+    OperandRows picked;
+    Tensor ordered;
+  };
+  const auto rows_of = [&](int64_t width) -> Rows {
+    const Tensor tokens = normal({num_tokens, width}, act_), ordered = pool_.full({capacity, width}, NAN);
+    for (int64_t i = 0; i < width; ++i) set(tokens[num_tokens - 1], i, NAN);
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const Tensor token = tokens[static_cast<int64_t>(get(index, row))];
+      std::copy_n(token.data<float>(), width, ordered[row].data<float>());
+    }
+    return {.picked = {up(tokens, act_), device_index}, .ordered = up(ordered, act_)};
+  };
+  const auto poisoned = [&](int64_t width) { return up(pool_.full({capacity, width}, 9.0), act_); };
+  const Rows x = rows_of(case_.in), dy = rows_of(case_.out);
+  const Tensor weight = up(pool_.normal({capacity}));
+
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const bool halves = kind == Activation::kSwiGlu;
+    if (halves && case_.out % 2 != 0) continue;
+    const int64_t hidden = halves ? case_.out / 2 : case_.out;
+    const Tensor pre = poisoned(case_.out), h = poisoned(hidden);
+    const Tensor expected_pre = poisoned(case_.out), expected_h = poisoned(hidden);
+    run([&](Ops& ops) { ops.grouped_activation_forward({kind, x.picked, w, offsets, weight, pre, h}); });
+    run([&](Ops& ops) {
+      ops.grouped_activation_forward({kind, x.ordered, w, offsets, weight, expected_pre, expected_h});
+    });
+    EXPECT_TRUE(same_bits(down(pre), down(expected_pre)));
+    EXPECT_TRUE(same_bits(down(h), down(expected_h)));
+  }
+
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const int64_t width = kind == Activation::kSwiGlu ? 2 * case_.in : case_.in;
+    const Tensor pre = up(normal({capacity, width}, act_), act_), dpre = poisoned(width), expected = poisoned(width);
+    const Tensor dweight = up(pool_.full({capacity}, 9.0)), expected_dweight = up(pool_.full({capacity}, 9.0));
+    run([&](Ops& ops) { ops.grouped_activation_backward({kind, dy.picked, w, offsets, pre, weight, dpre, dweight}); });
+    run([&](Ops& ops) {
+      ops.grouped_activation_backward({kind, dy.ordered, w, offsets, pre, weight, expected, expected_dweight});
+    });
+    EXPECT_TRUE(same_bits(down(dpre), down(expected)));
+    EXPECT_TRUE(same_bits(down(dweight), down(expected_dweight)));
+  }
+
+  for (const bool accumulate : {false, true}) {
+    const Tensor before = pool_.normal(w_.shape()), dw = up(before);
+    const auto gradient_of = [&](const OperandRows& inputs, const OperandRows& gradients) {
+      gpu().copy({up(before), dw});
+      run([&](Ops& ops) { ops.grouped_linear_backward_weight({inputs, gradients, offsets, dw, accumulate}); });
+      return down(dw);
+    };
+    const Tensor expected = gradient_of(x.ordered, dy.ordered);
+    EXPECT_TRUE(same_bits(gradient_of(x.picked, dy.ordered), expected)) << "accumulate " << accumulate;
+    EXPECT_TRUE(same_bits(gradient_of(x.ordered, dy.picked), expected)) << "accumulate " << accumulate;
   }
 }
 

@@ -22,6 +22,7 @@ class CudaMoe : public CudaTest, public ::testing::WithParamInterface<PlanCase> 
     plan_.offsets = pool_.zeros(DType::kI32, {num_experts + 1});
     plan_.row_of = pool_.zeros(DType::kI32, {num_tokens, top_k});
     num_copies_ = num_tokens * top_k;
+    plan_.token_of = pool_.zeros(DType::kI32, {num_copies_});
     counts_ = pool_.zeros(DType::kI32, {num_experts});
     cpu().build_moe_plan({top_idx_, plan_, counts_});
     device_plan_.offsets = up(plan_.offsets);
@@ -48,12 +49,14 @@ TEST_P(CudaMoe, PlanMatchesTheCpu) {
   MoePlan made;
   made.offsets = up(pool_.zeros(DType::kI32, plan_.offsets.shape()));
   made.row_of = up(pool_.zeros(DType::kI32, plan_.row_of.shape()));
+  made.token_of = up(pool_.zeros(DType::kI32, plan_.token_of.shape()));
   const Tensor counts = up(expert_zeros), top_idx = up(top_idx_);
   gpu().build_moe_plan({top_idx, made, {}});
   gpu().build_moe_plan({top_idx, made, counts});
   gpu().build_moe_plan({top_idx, made, counts});
   EXPECT_TRUE(same_bits(down(made.offsets), plan_.offsets));
   EXPECT_TRUE(same_bits(down(made.row_of), plan_.row_of));
+  EXPECT_TRUE(same_bits(down(made.token_of), plan_.token_of));
   for (int32_t& count : counts_.span<int32_t>()) count *= 2;
   EXPECT_TRUE(same_bits(down(counts), counts_));
 }

@@ -1,10 +1,11 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// BF16 rows of whole 16 bytes go to the kernels of sm90::grouped_linear.h, where the program has them. Elsewhere each
-// product is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a
-// block takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third,
-// C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
+// BF16 rows of whole 16 bytes go to the kernels of sm90::grouped_linear.h, where the program has them. Elsewhere rows
+// that are picked are put in order first, and each product is a set of tiles of gemm_tile.cuh. The two whose rows are
+// ragged run on a grid that fills the device: a block takes every gridDim.x-th tile and finds its expert by walking the
+// offsets, 32 experts at a time. In the third, C has the shape of a weight and the rows are what is summed over: one
+// block a tile of every expert.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -20,6 +21,8 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr bool kHasSm90 = NMOE_CUDA_MAJOR == 9;
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+constexpr int kOrderThreads = 256;
 
 // y[r, n] = sum over k of x[r, k] w_e[n, k], or of w_e[k, n] when not kWKMajor.
 template <class T>
@@ -97,18 +100,51 @@ __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPer
             });
 }
 
+// rows[r] = source[index[r]] for the first *num_rows. A warp a row.
+template <class T>
+__global__ void __launch_bounds__(kOrderThreads)
+    order_rows_kernel(const T* source, const int32_t* index, T* rows, const int32_t* num_rows, int64_t width) {
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kOrderThreads + threadIdx.x) / kWarp;
+  if (row >= *num_rows) return;
+  for (int64_t i = threadIdx.x % kWarp; i < width; i += kWarp) rows[row * width + i] = source[index[row] * width + i];
+}
+
+// The rows in order, in `ordered` if they are picked.
+Tensor in_order(Context& ctx, const OperandRows& rows, Tensor offsets, Tensor ordered) {
+  if (!rows.index.defined()) return rows.source;
+  if (ctx.counting() || ordered.num_elements() == 0) return ordered;
+  const auto run = [&]<class T>(const T* source) {
+    order_rows_kernel<<<grid_size(ceil_div<int64_t>(rows.num_rows(), kOrderThreads / kWarp)), kOrderThreads, 0,
+                        ctx.stream>>>(source, rows.index.data<int32_t>(), ordered.data<T>(),
+                                      offsets.data<int32_t>() + offsets.dim(0) - 1, rows.width());
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (ordered.dtype() == DType::kBF16) {
+    run(rows.source.data<__nv_bfloat16>());
+  } else {
+    run(rows.source.data<float>());
+  }
+  return ordered;
+}
+
 // Whether rows of `width` values may be read by 16 bytes from `tensor`.
 bool vector_rows(Tensor tensor, int64_t width) { return width % 8 == 0 && aligned16(tensor.raw()); }
 
-void check_groups(Tensor rows, Tensor w, Tensor offsets, Tensor other_rows, int64_t width, int64_t other_width) {
-  NMOE_CHECK(w.shape().rank() == 3 && rows.shape() == Shape({rows.dim(0), width}) &&
-                 other_rows.shape() == Shape({rows.dim(0), other_width}) && offsets.dim(0) == w.dim(0) + 1 &&
-                 rows.dtype() == other_rows.dtype(),
-             "grouped linear: rows {} {} and {} {}, weights {}, offsets {}", dtype_name(rows.dtype()), rows.shape(),
-             dtype_name(other_rows.dtype()), other_rows.shape(), w.shape(), offsets.shape());
+void check_groups(const OperandRows& rows, Tensor w, Tensor offsets, const OperandRows& other_rows, int64_t width,
+                  int64_t other_width) {
+  const Tensor source = rows.source, other = other_rows.source;
+  const int64_t num_rows = rows.num_rows();
+  NMOE_CHECK(w.shape().rank() == 3 && source.shape() == Shape({source.dim(0), width}) &&
+                 other.shape() == Shape({other.dim(0), other_width}) && other_rows.num_rows() == num_rows &&
+                 offsets.dim(0) == w.dim(0) + 1 && source.dtype() == other.dtype(),
+             "grouped linear: {} rows of {} {} and {} of {} {}, weights {}, offsets {}", num_rows,
+             dtype_name(source.dtype()), source.shape(), other_rows.num_rows(), dtype_name(other.dtype()),
+             other.shape(), w.shape(), offsets.shape());
+  NMOE_CHECK(!rows.index.defined() || !other_rows.index.defined(),
+             "grouped linear whose rows are picked on both sides");
   // Tiles and rows are counted in 32 bits.
-  NMOE_CHECK(rows.dim(0) <= INT32_MAX && width <= INT32_MAX / 2 && other_width <= INT32_MAX / 2 && w.dim(0) <= 65535,
-             "grouped linear over {} of {} and {} values, {} experts", rows.dim(0), width, other_width, w.dim(0));
+  NMOE_CHECK(num_rows <= INT32_MAX && width <= INT32_MAX / 2 && other_width <= INT32_MAX / 2 && w.dim(0) <= 65535,
+             "grouped linear over {} of {} and {} values, {} experts", num_rows, width, other_width, w.dim(0));
 }
 
 // y = the product of x [R, depth] with the experts' weights.
@@ -164,7 +200,7 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
   check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
   if (ctx.counting() || y.num_elements() == 0) return;
   if constexpr (kHasSm90) {
-    if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, x, w, offsets, y);
+    if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, args);
   }
   if (x.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y);
@@ -174,20 +210,23 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
 }
 
 void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
-  const Tensor x = args.x, w = args.w, offsets = args.offsets, row_weight = args.row_weight, pre = args.pre, h = args.h;
+  const Tensor w = args.w, offsets = args.offsets, row_weight = args.row_weight, pre = args.pre, h = args.h;
+  const bool fused = fuses_activation(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(w.raw()) &&
+                     aligned16(pre.raw()) && aligned16(h.raw());
+  ArenaScope scratch(ctx.scratch);
+  const Tensor ordered = claim(scratch, args, fused);
   if constexpr (kHasSm90) {
-    if (args.kind == Activation::kSwiGlu && row_weight.defined() && sm90::grouped_takes(x, w, pre) &&
-        vector_rows(h, h.dim(1))) {
-      check_groups(x, w, offsets, pre, w.dim(2), w.dim(1));
-      NMOE_CHECK(
-          h.shape() == Shape({x.dim(0), w.dim(1) / 2}) && h.dtype() == x.dtype() && row_weight.dim(0) == x.dim(0),
-          "grouped activation of {} into {} {}, weights {}", pre.shape(), dtype_name(h.dtype()), h.shape(),
-          row_weight.shape());
+    if (fused) {
+      check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
+      NMOE_CHECK(h.shape() == Shape({pre.dim(0), w.dim(1) / 2}) && h.dtype() == pre.dtype() &&
+                     w.dtype() == pre.dtype() && row_weight.dim(0) == pre.dim(0),
+                 "grouped activation of {} into {} {}, weights {} {} and of rows {}", pre.shape(),
+                 dtype_name(h.dtype()), h.shape(), dtype_name(w.dtype()), w.shape(), row_weight.shape());
       if (ctx.counting() || h.num_elements() == 0) return;
-      return sm90::grouped_swiglu(ctx, x, w, offsets, row_weight, pre, h);
+      return sm90::grouped_swiglu(ctx, args);
     }
   }
-  grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = offsets, .y = pre});
+  grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered), .w = w, .offsets = offsets, .y = pre});
   const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
   activation_forward(ctx, {.kind = args.kind,
                            .pre = pre,
@@ -201,7 +240,7 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
   if (ctx.counting() || dx.num_elements() == 0) return;
   if constexpr (kHasSm90) {
-    if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, dy, w, offsets, dx);
+    if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, args);
   }
   if (dy.dtype() == DType::kBF16) {
     rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx);
@@ -211,22 +250,23 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
 }
 
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
-  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre;
-  const bool fused = fuses_activation_backward({.major = NMOE_CUDA_MAJOR}, args) && aligned16(dy.raw()) &&
+  const Tensor w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre;
+  const bool fused = fuses_activation_backward(kKernels, args) && aligned16(args.dy.source.raw()) &&
                      aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw());
   ArenaScope scratch(ctx.scratch);
-  const auto [dh, row_sums] = claim(scratch, args, fused);
+  const auto [ordered, dh, row_sums] = claim(scratch, args, fused);
   if constexpr (kHasSm90) {
     if (fused) {
-      check_groups(dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
-      NMOE_CHECK(dpre.shape() == pre.shape() && dpre.dtype() == pre.dtype() && w.dtype() == dy.dtype() &&
-                     args.row_weight.dim(0) == dy.dim(0) && args.drow_weight.shape() == args.row_weight.shape(),
+      check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
+      NMOE_CHECK(dpre.shape() == pre.shape() && dpre.dtype() == pre.dtype() && w.dtype() == pre.dtype() &&
+                     args.row_weight.dim(0) == pre.dim(0) && args.drow_weight.shape() == args.row_weight.shape(),
                  "gradients {} {} of {}, weights {} {}, of rows {} and {}", dtype_name(dpre.dtype()), dpre.shape(),
                  pre.shape(), dtype_name(w.dtype()), w.shape(), args.row_weight.shape(), args.drow_weight.shape());
       if (ctx.counting() || pre.num_elements() == 0) return;
       return sm90::grouped_swiglu_backward(ctx, args, row_sums);
     }
   }
+  const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
   grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh});
   const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
   activation_backward(ctx, {.kind = args.kind,
@@ -239,15 +279,17 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 }
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
-  check_groups(dy, dw, offsets, x, dw.dim(1), dw.dim(2));
+  const Tensor offsets = args.offsets, dw = args.dw;
+  check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
-  if constexpr (kHasSm90) {
-    if (x.dim(0) > 0 && sm90::grouped_takes(x, dw, dy)) {
-      return sm90::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate);
-    }
-  }
+  const bool sm90 = is_sm90(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
+  ArenaScope scratch(ctx.scratch);
+  const GroupedWeightScratch claimed = claim(scratch, args, sm90);
   if (ctx.counting()) return;
+  if constexpr (kHasSm90) {
+    if (sm90) return sm90::grouped_backward_weight(ctx, args, claimed);
+  }
+  const Tensor x = in_order(ctx, args.x, offsets, claimed.x), dy = in_order(ctx, args.dy, offsets, claimed.dy);
   if (x.dtype() == DType::kBF16) {
     weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw, args.accumulate);
   } else {

@@ -82,10 +82,12 @@ __device__ int exclusive_scan(int value, int& total) {
   return inclusive - value + (warp > 0 ? before : 0);
 }
 
-// row_of =, by one block a chunk; the first also writes offsets = [E + 1] and loads [E] += (may be null).
+// row_of = and token_of = (may be null), by one block a chunk; the first also writes offsets = [E + 1] and loads [E] +=
+// (may be null).
 __global__ void __launch_bounds__(kMaxPlaceWarps* kWarp)
     place_kernel(const int32_t* experts, Parts parts, const int32_t* counts, int32_t* offsets, int32_t* loads,
-                 int32_t* row_of, int64_t num_copies, int64_t chunk_copies, int64_t num_chunks, int num_experts) {
+                 int32_t* row_of, int32_t* token_of, int64_t num_copies, int64_t chunk_copies, int64_t num_chunks,
+                 int num_experts) {
   extern __shared__ int32_t next_rows[];  // [warps][E]: first how many copies a segment has, then where they go on
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -139,7 +141,9 @@ __global__ void __launch_bounds__(kMaxPlaceWarps* kWarp)
     const int expert = active ? experts[copy] : -1;
     const unsigned same = __match_any_sync(kAllLanes, expert);
     const int rank = __popc(same & ((1U << lane) - 1));  // copies of the same expert before this one
-    if (copy < end) row_of[copy] = active ? next[expert] + rank : -1;
+    const int row = active ? next[expert] + rank : -1;
+    if (copy < end) row_of[copy] = row;
+    if (active && token_of != nullptr) token_of[row] = static_cast<int32_t>(copy / parts.top_k);
     __syncwarp();
     if (active && rank == 0) next[expert] += __popc(same);
     __syncwarp();
@@ -278,7 +282,8 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   place_kernel<<<grid_size(std::max<int64_t>(num_chunks, 1)), threads, static_cast<size_t>(warps * expert_bytes),
                  ctx.stream>>>(experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
                                counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
-                               num_copies, chunk_copies, num_chunks, static_cast<int>(num_experts));
+                               plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr, num_copies,
+                               chunk_copies, num_chunks, static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

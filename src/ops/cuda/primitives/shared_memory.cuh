@@ -29,9 +29,15 @@ __device__ void load_matrices(const void* row, unsigned (&r)[4]) {
 }
 
 // --- asynchronous copies, in groups that the issuing thread commits and waits for
-// 16 bytes to shared memory; zeros unless `exists`. The source must be a valid address either way.
+// 16 bytes to shared memory, from an address aligned to that; zeros unless `exists`, and then nothing is read.
 __device__ inline void copy_async16(void* target, const void* source, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(target)), "l"(source),
+               "r"(exists ? 16 : 0)
+               : "memory");
+}
+// The same, and L2 fetches the 256 bytes around them: what is wanted next lies beside.
+__device__ inline void copy_async16_ahead(void* target, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\n" ::"r"(shared_address(target)), "l"(source),
                "r"(exists ? 16 : 0)
                : "memory");
 }

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "ops/cuda/parts.h"
 #include "ops/cuda/runtime/check.h"
@@ -41,10 +43,10 @@ std::string claim_device(int index) {
   return properties.name;
 }
 
-int num_sms_of(int index) {
+int num_sms_of(int index, int wanted) {
   int count = 0;
   NMOE_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index));
-  return count;
+  return wanted > 0 ? std::min(wanted, count) : count;
 }
 
 // "580.159.04". The management library comes with the driver and is the only one that knows; the runtime gives the
@@ -80,12 +82,12 @@ std::unique_ptr<CudaOps> CudaDevice::make_ops(Lane lane, const Context& context)
   return std::make_unique<CudaOps>(*this, lane, compute_dtype_, context);
 }
 
-CudaDevice::CudaDevice(int index, DType compute_dtype, bool batch_invariant)
+CudaDevice::CudaDevice(int index, DType compute_dtype, bool batch_invariant, int num_sms)
     : index_(index),
       compute_dtype_(compute_dtype),
       batch_invariant_(batch_invariant),
       name_(claim_device(index)),
-      num_sms_(num_sms_of(index)),
+      num_sms_(num_sms_of(index, num_sms)),
       libraries_(device_libraries(index)),
       memory_(index),
       host_memory_(index),

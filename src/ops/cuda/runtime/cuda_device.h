@@ -22,9 +22,8 @@ class CudaDevice final : public Device {
  public:
   // index: as CUDA_VISIBLE_DEVICES leaves them, from 0. compute_dtype: BF16 or F32. Error (usage) when the machine has
   // no such device, one that these kernels were not compiled for, too old a driver, or, for BF16, no cuDNN or too old a
-  // one.
-  // batch_invariant: see ops/ops.h.
-  CudaDevice(int index, DType compute_dtype, bool batch_invariant);
+  // one. batch_invariant: see ops/ops.h. num_sms: as in ops/factory.h.
+  CudaDevice(int index, DType compute_dtype, bool batch_invariant, int num_sms);
   ~CudaDevice() override;
 
   int index() const override { return index_; }
@@ -69,7 +68,7 @@ class CudaDevice final : public Device {
   DType compute_dtype_;
   bool batch_invariant_;
   std::string name_;  // of the hardware; known once the device is checked, and current from then on
-  int num_sms_;
+  int num_sms_;       // that persistent kernels take
   DeviceLibraries& libraries_;
   DeviceMemory memory_;
   PinnedMemory host_memory_;

@@ -6,8 +6,12 @@
 // and write their rows (epilogue.cuh). The loads for the next tile are under way while a tile is written, since a
 // tile's description travels with its first stage.
 //
-// Rows of a tile beyond the expert's belong to the next expert: they are multiplied and not stored. Where rows are what
-// is summed over, those of the next expert are made zeros in shared memory.
+// One operand's rows may lie anywhere and be picked by an index: the tokens, instead of copies of them in the experts'
+// order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
+// one tells the others which tiles come.
+//
+// Rows of a tile beyond the expert's belong to the next expert, or are what was in shared memory: they are multiplied
+// and not stored. Where rows are what is summed over, those behind the expert's are made zeros in shared memory.
 //
 // With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate, so that one thread has both of a pair.
 //
@@ -28,6 +32,7 @@
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
+#include "ops/cuda/sm90/row_gather.cuh"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
@@ -39,6 +44,7 @@ namespace nmoe::cuda::sm90 {
 namespace {
 
 enum class Form { kForward, kForwardSwiGlu, kInputGradient, kInputGradientSwiGlu, kWeightGradient };
+enum class Gathered { kNone, kA, kB };  // the operand whose rows are picked by an index
 
 constexpr int kTileRows = 128, kTileCols = 256;
 constexpr int kStepK = kPanel;
@@ -48,7 +54,7 @@ constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
 constexpr int kThreads = Registers::kThreads;
-constexpr int kConsumerBarrier = 1;  // the named barrier of all consumers
+constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
 constexpr int kSumThreads = 256;
 
 static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
@@ -66,10 +72,13 @@ struct alignas(16) Tile {
   int64_t c_row;
 };
 
+// The last tile that the first producer warp told the others, and the one before, which one of them may still read.
+constexpr int kTilesTold = 2;
+
 // A sum of nothing takes a step, of zeros.
 __device__ int num_steps_of(const Tile& tile) { return max(1, ceil_div(tile.depth, kStepK)); }
 
-template <Form kForm>
+template <Form kForm, Gathered kGathered>
 struct Layout {
   static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
   static constexpr bool kAKMajor = kRagged;
@@ -79,24 +88,31 @@ struct Layout {
   static constexpr int kParts = kSwiGlu ? 2 : 1;
   static constexpr int kCols = kTileCols / kParts;  // of each part
   static_assert(kCols % kPanel == 0, "a part is whole panels of B");
+  static constexpr bool kGathers = kGathered != Gathered::kNone;
+  static constexpr bool kLoadsA = kGathered != Gathered::kA, kLoadsB = kGathered != Gathered::kB;  // by TMA
+  static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
+  static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
 
   static constexpr int kStages = kRagged ? 3 : 4;
   using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile>;
   using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kTileRows, kCols>,  //
                                        DynamicTileScheduler<kTileRows, kTileCols>>;
 
-  // Shared memory: the stages, staged rows of C, then the pipeline's headers and mbarriers.
+  // Shared memory: the stages, staged rows of C, the pipeline's headers and mbarriers, then what producers tell each
+  // other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
   static constexpr int kWarpStagedBytes =
       kSwiGluBackward ? SwiGluRows::kWarpBytes : (kRagged ? StagedRows<kTileCols>::kWarpBytes : 0);
   static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
-  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
+  static constexpr int kToldBytes = kGathers ? kTilesTold * static_cast<int>(sizeof(Tile)) : 0;
+  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes + kToldBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes);
-  static_assert((kStageBytes + kStagedBytes) % alignof(Tile) == 0);
+  static_assert((kStageBytes + kStagedBytes) % alignof(Tile) == 0 && Pipeline::kBarrierBytes % alignof(Tile) == 0);
 };
 
 struct Product {
-  CUtensorMap a, b;
+  CUtensorMap a, b;  // but of the operand that is gathered
+  GatheredRows gathered;
   const int32_t* offsets;
   const int* order;  // of the experts; ragged: not used, nor is tiles_taken
   int* tiles_taken;
@@ -113,18 +129,17 @@ struct Product {
   bool accumulate;           // weights' gradients: whether C is added to
 };
 
-template <Form kForm>
-__device__ typename Layout<kForm>::Scheduler make_scheduler(const Product& p) {
-  if constexpr (Layout<kForm>::kRagged) {
+template <class L>
+__device__ typename L::Scheduler make_scheduler(const Product& p) {
+  if constexpr (L::kRagged) {
     return {p.offsets, p.num_experts, p.width};
   } else {
     return {p.offsets, p.num_experts, p.order, p.tiles_taken, p.rows, p.width, /*skip_empty=*/p.accumulate};
   }
 }
 
-template <Form kForm>
+template <class L>
 __device__ Tile tile_of(const GroupTile& at, const Product& p) {
-  using L = Layout<kForm>;
   Tile tile;
   tile.num_cols = p.width - at.col;
   tile.c_col = at.col;
@@ -156,46 +171,88 @@ __device__ void load_panel(const CUtensorMap& map, int i, int k, void* panel, ui
   }
 }
 
-// The producer: one warp, of which one thread loads.
-template <Form kForm>
-__device__ void load_tiles(const Product& p, const typename Layout<kForm>::Pipeline& pipeline) {
-  using L = Layout<kForm>;
-  const bool elected = threadIdx.x == 0;
-  typename L::Scheduler scheduler = make_scheduler<kForm>(p);
+// A stage's part that comes by TMA, of k from `k` on. By one thread.
+template <class L>
+__device__ void load_stage(const Product& p, const Tile& tile, int k, const typename L::Pipeline& pipeline,
+                           const typename L::Pipeline::Position& at) {
+  const int panels_a = L::kLoadsA ? min(ceil_div(tile.num_rows, kPanel), kPanelsA) : 0;
+  const int panels_b = L::kLoadsB ? min(ceil_div(tile.num_cols, kPanel), kPanelsB / L::kParts) : 0;  // of each part
+  std::byte* const stage = pipeline.stage(at);
+  pipeline.expect(at, (panels_a + L::kParts * panels_b) * kPanelBytes);
+  for (int i = 0; i < panels_a; ++i) {
+    load_panel<L::kAKMajor>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, pipeline.full(at));
+  }
+#pragma unroll
+  for (int part = 0; part < L::kParts; ++part) {
+    for (int i = 0; i < panels_b; ++i) {
+      load_panel<L::kBKMajor>(p.b, tile.b_i + part * p.width + i * kPanel, tile.b_k + k,
+                              stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes, pipeline.full(at));
+    }
+  }
+}
+
+// A stage's part that is gathered. By all producers. Which rows it needs was found before, and here for the next stage.
+template <class L>
+__device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGather<L::kGatheredRows>& rows,
+                             std::byte* stage) {
+  if constexpr (L::kRagged) {
+    rows.template copy<1>(p.gathered, k, stage);  // the same rows in all stages of a tile
+  } else {
+    if constexpr (L::kLoadsB) {
+      rows.template copy<kPanelsA>(p.gathered, tile.a_i, stage);
+    } else {
+      rows.template copy<kPanelsB>(p.gathered, tile.b_i, stage + kPanelsA * kPanelBytes);
+    }
+    rows.find(p.gathered, tile.a_k + k + kStepK, tile.depth - k - kStepK);
+  }
+}
+
+// The producers: one warp, of which one thread loads, or the warpgroup, where rows are gathered.
+template <class L>
+__device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline, Tile* told) {
+  const bool elected = threadIdx.x == 0, fills = elected || L::kGathers;
+  typename L::Scheduler scheduler = make_scheduler<L>(p);
   typename L::Pipeline::Position at;
-  GroupTile group_tile;
-  while (scheduler.next(group_tile)) {
-    const Tile tile = tile_of<kForm>(group_tile, p);
-    const int panels_a = min(ceil_div(tile.num_rows, kPanel), kPanelsA);
-    const int panels_b = min(ceil_div(tile.num_cols, kPanel), kPanelsB / L::kParts);  // of each part
+  for (int count = 0;; ++count) {
+    Tile tile;
+    GroupTile group_tile;
+    if (threadIdx.x < kWarp && scheduler.next(group_tile)) {
+      tile = tile_of<L>(group_tile, p);
+    } else {
+      tile.depth = -1;
+    }
+    if constexpr (L::kGathers) {
+      Tile& shared = told[count % kTilesTold];
+      if (elected) shared = tile;
+      named_barrier_sync(kProducerBarrier, kWarpgroup);
+      tile = shared;
+    }
+    if (tile.depth < 0) break;
+    RowGather<L::kGatheredRows> rows;
+    if constexpr (L::kGathers) {
+      rows.find(p.gathered, L::kRagged ? tile.a_i : tile.a_k, L::kRagged ? tile.num_rows : tile.depth);
+    }
     const int num_steps = num_steps_of(tile);
     for (int step = 0; step < num_steps; ++step) {
       const int k = step * kStepK;
+      if (fills) pipeline.acquire(at);
       if (elected) {
-        pipeline.acquire(at);
         if (step == 0) pipeline.header(at) = tile;
-        pipeline.expect(at, (panels_a + L::kParts * panels_b) * kPanelBytes);
-        std::byte* const stage = pipeline.stage(at);
-        for (int i = 0; i < panels_a; ++i) {
-          load_panel<L::kAKMajor>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, pipeline.full(at));
-        }
-#pragma unroll
-        for (int part = 0; part < L::kParts; ++part) {
-          for (int i = 0; i < panels_b; ++i) {
-            load_panel<L::kBKMajor>(p.b, tile.b_i + part * p.width + i * kPanel, tile.b_k + k,
-                                    stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes,
-                                    pipeline.full(at));
-          }
-        }
+        load_stage<L>(p, tile, k, pipeline, at);
+      }
+      if constexpr (L::kGathers) {
+        gather_stage<L>(p, tile, k, rows, pipeline.stage(at));
+        pipeline.commit_copies(at);
       }
       at.advance();
     }
   }
+  if (fills) pipeline.acquire(at);
   if (elected) {
-    pipeline.acquire(at);
     pipeline.header(at).depth = -1;
     pipeline.commit_header(at);
   }
+  if constexpr (L::kGathers) pipeline.commit_copies(at);
 }
 
 // Zeros for the rows of k from `first` on, of all panels of a stage, by all consumers together.
@@ -213,9 +270,8 @@ __device__ void clear_rows(std::byte* stage, int first) {
 }
 
 // k's 64 of a stage. kCols: 256, or 128 where a tile has no more.
-template <Form kForm, int kCols>
+template <class L, int kCols>
 __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, float (&c)[kTileCols / 2]) {
-  using L = Layout<kForm>;
   const uint64_t a = wgmma_descriptor(stage + consumer * kPanelBytes);
   const uint64_t b = wgmma_descriptor(stage + kPanelsA * kPanelBytes);
   wgmma_fence();
@@ -234,21 +290,21 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
 
 // The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done, one step
 // after they were issued.
-template <Form kForm, int kCols>
-__device__ void multiply_tile(const Tile& tile, const typename Layout<kForm>::Pipeline& pipeline, int consumer,
-                              typename Layout<kForm>::Pipeline::Position& at, float (&c)[kTileCols / 2]) {
-  using L = Layout<kForm>;
+template <class L, int kCols>
+__device__ void multiply_tile(const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
+                              typename L::Pipeline::Position& at, float (&c)[kTileCols / 2]) {
   const bool elected = threadIdx.x % kWarp == 0;
   int in_use = -1;  // the stage that is being read
   const int num_steps = num_steps_of(tile);
   for (int step = 0; step < num_steps; ++step) {
     const int k = step * kStepK;
     pipeline.wait(at);
+    if constexpr (L::kGathers) fence_proxy_async();
     std::byte* const stage = pipeline.stage(at);
     if constexpr (!L::kRagged) {
       if (k + kStepK > tile.depth) clear_rows(stage, tile.depth - k);
     }
-    multiply_stage<kForm, kCols>(stage, consumer, step > 0, c);
+    multiply_stage<L, kCols>(stage, consumer, step > 0, c);
     wgmma_wait_group<1>();
     if (in_use >= 0 && elected) pipeline.release(in_use);
     in_use = at.stage;
@@ -259,9 +315,8 @@ __device__ void multiply_tile(const Tile& tile, const typename Layout<kForm>::Pi
 }
 
 // The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16.
-template <Form kForm>
-__device__ void multiply_tiles(const Product& p, const typename Layout<kForm>::Pipeline& pipeline, std::byte* staging) {
-  using L = Layout<kForm>;
+template <class L>
+__device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   const int warp_row = consumer * kPanel + warp * kWarpRows;
@@ -293,9 +348,9 @@ __device__ void multiply_tiles(const Product& p, const typename Layout<kForm>::P
       pre_rows.fetch(1);
     }
     if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
-      multiply_tile<kForm, kTileCols>(tile, pipeline, consumer, at, c);
+      multiply_tile<L, kTileCols>(tile, pipeline, consumer, at, c);
     } else {
-      multiply_tile<kForm, kTileCols / 2>(tile, pipeline, consumer, at, c);
+      multiply_tile<L, kTileCols / 2>(tile, pipeline, consumer, at, c);
     }
     if constexpr (L::kSwiGluBackward) {
       store_swiglu_gradients<kTileCols>(
@@ -319,34 +374,35 @@ __device__ void multiply_tiles(const Product& p, const typename Layout<kForm>::P
   tma_wait_group_read<0>();
 }
 
-template <Form kForm>
+template <class L>
 __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
-  using L = Layout<kForm>;
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
   std::byte* const staging = shared + L::kStageBytes;
-  const typename L::Pipeline pipeline(shared, staging + L::kStagedBytes);
+  std::byte* const control = staging + L::kStagedBytes;
+  const typename L::Pipeline pipeline(shared, control);
   if (threadIdx.x == 0) {
-    tma_prefetch_map(p.a);
-    tma_prefetch_map(p.b);
-    pipeline.init(/*num_releases=*/kConsumerWarps);
+    if constexpr (L::kLoadsA) tma_prefetch_map(p.a);
+    if constexpr (L::kLoadsB) tma_prefetch_map(p.b);
+    pipeline.init(/*num_copiers=*/L::kGathers ? kWarpgroup : 0, /*num_releases=*/kConsumerWarps);
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     setmaxnreg_dec<Registers::kProducer>();
-    if (threadIdx.x < kWarp) load_tiles<kForm>(p, pipeline);
+    if (L::kGathers || threadIdx.x < kWarp) {
+      load_tiles<L>(p, pipeline, reinterpret_cast<Tile*>(control + L::Pipeline::kBarrierBytes));
+    }
   } else {
     setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles<kForm>(p, pipeline, staging);
+    multiply_tiles<L>(p, pipeline, staging);
   }
 }
 
-template <Form kForm>
+template <class L>
 void launch(Context& ctx, const Product& product, int64_t max_tiles) {
-  using L = Layout<kForm>;
   NMOE_CHECK(max_tiles <= INT32_MAX / 2, "grouped linear of {} tiles", max_tiles);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
-  allow_dynamic_shared(grouped_kernel<kForm>, L::kSharedBytes);
-  grouped_kernel<kForm><<<blocks, kThreads, L::kSharedBytes, ctx.stream>>>(product);
+  allow_dynamic_shared(grouped_kernel<L>, L::kSharedBytes);
+  grouped_kernel<L><<<blocks, kThreads, L::kSharedBytes, ctx.stream>>>(product);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -358,13 +414,31 @@ struct SwiGluOperands {
   float* row_sums = nullptr;
 };
 
-// C [R, parts of `width`] = the product of x [R, depth] with the experts' weights.
-template <Form kForm>
-void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, int64_t width,
+GatheredRows gathered_rows(const OperandRows& rows) {
+  return {.rows = rows.source.data<__nv_bfloat16>(),
+          .index = rows.index.data<int32_t>(),
+          .width = static_cast<int>(rows.width())};
+}
+
+template <Form kForm, Gathered kGathered>
+void launch_rows_product(Context& ctx, const Product& product) {
+  using L = Layout<kForm, kGathered>;
+  // Every expert has at most one row tile that is not full.
+  const int64_t row_tiles = product.capacity / kTileRows + std::min(product.num_experts, product.capacity);
+  launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kCols));
+}
+
+// C [R, parts of `width`] = the product of x [R, depth] with the experts' weights. Where kGathers, x's rows may be
+// picked.
+template <Form kForm, bool kGathers = false>
+void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor c, int64_t width,
                   const SwiGluOperands& swiglu = {}) {
-  const int64_t num_experts = w.dim(0), R = x.dim(0), depth = x.dim(1);
-  const Product product{.a = panel_map(x.raw(), R, depth),
+  const int64_t num_experts = w.dim(0), R = x.num_rows(), depth = x.width();
+  const bool gathers = x.index.defined();
+  NMOE_CHECK(kGathers || !gathers, "rows that are picked in a product that does not gather");
+  const Product product{.a = gathers ? CUtensorMap{} : panel_map(x.source.raw(), R, depth),
                         .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
+                        .gathered = gathers ? gathered_rows(x) : GatheredRows{},
                         .offsets = offsets.data<int32_t>(),
                         .order = nullptr,
                         .tiles_taken = nullptr,
@@ -379,9 +453,10 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, in
                         .row_sums = swiglu.row_sums,
                         .capacity = static_cast<int>(R),
                         .accumulate = false};
-  // Every expert has at most one row tile that is not full.
-  const int64_t row_tiles = R / kTileRows + std::min(num_experts, R);
-  launch<kForm>(ctx, product, row_tiles * ceil_div<int64_t>(width, Layout<kForm>::kCols));
+  if constexpr (kGathers) {
+    if (gathers) return launch_rows_product<kForm, Gathered::kA>(ctx, product);
+  }
+  launch_rows_product<kForm, Gathered::kNone>(ctx, product);
 }
 
 // total [capacity] = the sums of the rows of `sums` [tiles, capacity], in order, for the first *num_rows.
@@ -398,51 +473,53 @@ __global__ void __launch_bounds__(kSumThreads)
 }  // namespace
 
 bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
-  const bool aligned =
-      aligned16(rows.raw()) && aligned16(other_rows.raw()) && (w.dtype() != DType::kBF16 || aligned16(w.raw()));
-  return sm90_shapes(rows, other_rows) && aligned;
+  return sm90_shapes(rows, other_rows) && aligned16(rows.raw()) && aligned16(other_rows.raw()) && aligned16(w.raw());
 }
 
-void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
-  rows_product<Form::kForward>(ctx, x, w, offsets, y, y.dim(1));
+void grouped_forward(Context& ctx, const GroupedLinearForward& args) {
+  rows_product<Form::kForward>(ctx, args.x, args.w, args.offsets, args.y, args.y.dim(1));
 }
 
-void grouped_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h) {
-  rows_product<Form::kForwardSwiGlu>(
-      ctx, x, w, offsets, pre, h.dim(1),
-      {.row_weight = row_weight.data<float>(), .hidden = h.data<__nv_bfloat16>(), .pre = nullptr, .row_sums = nullptr});
+void grouped_swiglu(Context& ctx, const GroupedActivationForward& args) {
+  rows_product<Form::kForwardSwiGlu, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre, args.h.dim(1),
+                                                        {.row_weight = args.row_weight.data<float>(),
+                                                         .hidden = args.h.data<__nv_bfloat16>(),
+                                                         .pre = nullptr,
+                                                         .row_sums = nullptr});
 }
 
-void grouped_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
-  rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx, dx.dim(1));
+void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
+  rows_product<Form::kInputGradient>(ctx, args.dy, args.w, args.offsets, args.dx, args.dx.dim(1));
 }
 
 void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
   const int64_t num_tiles = row_sums.dim(0), R = row_sums.dim(1), num_experts = args.w.dim(0);
   float* const dweights = args.drow_weight.data<float>();
-  rows_product<Form::kInputGradientSwiGlu>(ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2),
-                                           {.row_weight = args.row_weight.data<float>(),
-                                            .hidden = nullptr,
-                                            .pre = args.pre.data<__nv_bfloat16>(),
-                                            .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
+  rows_product<Form::kInputGradientSwiGlu, /*kGathers=*/true>(
+      ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2),
+      {.row_weight = args.row_weight.data<float>(),
+       .hidden = nullptr,
+       .pre = args.pre.data<__nv_bfloat16>(),
+       .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
   if (num_tiles == 1) return;
   add_row_sums_kernel<<<grid_size(ceil_div<int64_t>(R, kSumThreads)), kSumThreads, 0, ctx.stream>>>(
       row_sums.data<float>(), static_cast<int>(num_tiles), args.offsets.data<int32_t>() + num_experts, R, dweights);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
-  const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
-  ArenaScope scope(ctx.scratch);
-  const auto [order, tiles_taken] = claim_grouped_weight(scope, num_experts);
-  if (ctx.counting()) return;
-  order_longest_first(ctx, offsets, order, tiles_taken);
-  const Product product{.a = panel_map(dy.raw(), dy.dim(0), rows),
-                        .b = panel_map(x.raw(), x.dim(0), cols),
-                        .offsets = offsets.data<int32_t>(),
-                        .order = order.data<int32_t>(),
-                        .tiles_taken = tiles_taken.data<int32_t>(),
-                        .c = dw.raw(),
+void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
+                             const GroupedWeightScratch& scratch) {
+  const OperandRows &x = args.x, &dy = args.dy;
+  const int64_t num_experts = args.dw.dim(0), rows = args.dw.dim(1), cols = args.dw.dim(2);
+  order_longest_first(ctx, args.offsets, scratch.order, scratch.tiles_taken);
+  const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
+  const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
+                        .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
+                        .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
+                        .offsets = args.offsets.data<int32_t>(),
+                        .order = scratch.order.data<int32_t>(),
+                        .tiles_taken = scratch.tiles_taken.data<int32_t>(),
+                        .c = args.dw.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),
                         .width = static_cast<int>(cols),
@@ -452,9 +529,15 @@ void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, 
                         .pre = nullptr,
                         .row_sums = nullptr,
                         .capacity = 0,
-                        .accumulate = accumulate};
-  const int64_t tiles = ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
-  launch<Form::kWeightGradient>(ctx, product, num_experts * tiles);
+                        .accumulate = args.accumulate};
+  const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
+  if (gathers_a) {
+    launch<Layout<Form::kWeightGradient, Gathered::kA>>(ctx, product, tiles);
+  } else if (gathers_b) {
+    launch<Layout<Form::kWeightGradient, Gathered::kB>>(ctx, product, tiles);
+  } else {
+    launch<Layout<Form::kWeightGradient, Gathered::kNone>>(ctx, product, tiles);
+  }
 }
 
 }  // namespace nmoe::cuda::sm90

@@ -4,20 +4,22 @@
 
 #include "ops/contracts/linear.h"
 #include "ops/cuda/runtime/context.h"
+#include "ops/cuda/scratch.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::cuda::sm90 {
 
-// Whether these kernels take such rows and weights: BF16, in whole 16 bytes.
+// Whether these kernels take the products of such rows and weights: BF16, in whole 16 bytes. Of those with an
+// activation and of gradients of weights, ops/cuda/scratch.h says it.
 bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows);
 
 // Shapes as in the contracts, checked by the caller, R > 0. Rows from offsets[E] on are neither read nor written.
-// Gradients of weights take scratch, and so come here in a counting run too.
-void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
-void grouped_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h);
-void grouped_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx);
+void grouped_forward(Context& ctx, const GroupedLinearForward& args);
+void grouped_swiglu(Context& ctx, const GroupedActivationForward& args);
+void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args);
 // row_sums: scratch (ops/cuda/scratch.h).
 void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums);
-void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate);
+void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
+                             const GroupedWeightScratch& scratch);
 
 }  // namespace nmoe::cuda::sm90

@@ -29,6 +29,10 @@ __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
+// Arrives when all asynchronous copies that this thread has begun (copy_async16) are done.
+__device__ inline void mbarrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
 
 // Waits until the phase of that parity has completed.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {

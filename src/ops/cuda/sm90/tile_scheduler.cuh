@@ -61,11 +61,10 @@ class DynamicTileScheduler {
         num_groups_(num_groups),
         rows_(rows),
         width_(width),
-        skip_empty_(skip_empty) {
-    next_ = take();
-  }
+        skip_empty_(skip_empty) {}
 
   __device__ bool next(GroupTile& tile) {
+    if (next_ < 0) next_ = take();
     const int row_tiles = ceil_div(rows_, kTileRows), tiles = row_tiles * ceil_div(width_, kTileCols);
     const int place = next_ / tiles, in_group = next_ % tiles;
     if (place >= num_groups_) return false;
@@ -90,7 +89,7 @@ class DynamicTileScheduler {
   int* tiles_taken_;
   int num_groups_, rows_, width_;
   bool skip_empty_;
-  int next_;
+  int next_ = -1;  // not asked yet
 };
 
 // Enqueues what a DynamicTileScheduler reads: order [num_groups] i32 = the groups by falling number of rows, equal ones

@@ -1,8 +1,8 @@
 // A ring of stages in shared memory between a producer that fills them by TMA and consumers that read them.
 //
-// Every stage has two mbarriers. `full` completes when the bytes that the producer announced have come; `empty` when
-// every consumer has released the stage. Each side keeps its own Position in the ring and advances it by a stage at a
-// time. The producer's first round finds all stages empty.
+// Every stage has two mbarriers. `full` completes when the bytes that the producer announced have come, and the copies
+// of the threads that help it are done; `empty` when every consumer has released the stage. Each side keeps its own
+// Position in the ring and advances it by a stage at a time. The producer's first round finds all stages empty.
 //
 //   producer, one thread                          consumers
 //     acquire(at)     wait until it is empty        wait(at)            until it is full
@@ -10,6 +10,9 @@
 //     expect(at, n)   announce n bytes              release(at.stage)   one thread of each arriving party
 //     tma_load(..., stage(at), full(at))            at.advance()
 //     at.advance()
+//
+// Threads that fill a part of each stage by asynchronous copies of their own (row_gather.cuh) acquire it too, begin to
+// copy, and commit_copies(at): `num_copiers` of init() says how many threads do.
 //
 // Consumers may be any number of warps or warpgroups, with one Position each or several (ping-pong schedules advance by
 // whole tiles): `num_releases` of init() says how many release() calls empty a stage.
@@ -55,9 +58,9 @@ class TmaPipeline {
         empty_(full_ + kStages) {}
 
   // By one thread, before a __syncthreads() that all threads pass.
-  __device__ void init(int num_releases) const {
+  __device__ void init(int num_copiers, int num_releases) const {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&full_[i], 1);
+      mbarrier_init(&full_[i], 1 + num_copiers);
       mbarrier_init(&empty_[i], num_releases);
     }
     mbarrier_init_fence();
@@ -72,6 +75,8 @@ class TmaPipeline {
   __device__ uint64_t* full(const Position& at) const { return &full_[at.stage]; }
   // A stage that is nothing but its header.
   __device__ void commit_header(const Position& at) const { mbarrier_arrive(full(at)); }
+  // By each copying thread, for every stage, one that is nothing but its header included.
+  __device__ void commit_copies(const Position& at) const { mbarrier_arrive_after_copies(full(at)); }
 
   // --- the consumers' side
   __device__ void wait(const Position& at) const { mbarrier_wait(full(at), at.parity); }
