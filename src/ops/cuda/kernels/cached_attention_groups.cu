@@ -33,7 +33,7 @@ constexpr int kSumThreads = 128;
 static_assert(kKeys == 8 * kWarps && kKeys == 2 * kWarp && kHeads == 2 * kWarps);
 
 struct Groups {
-  const Bf16* q;  // [T, H, key]
+  const Bf16* q;  // [T, H, key], apart
   const int32_t* slots;
   const int32_t* positions;
   const Bf16* keys;    // [Z, C, kv_heads * key]
@@ -42,6 +42,7 @@ struct Groups {
   float2* statistics;  // [T, H, chunks]: highest score, sum of exp(score - highest)
   Bf16* out;           // [T, H, value]
   int num_heads, num_kv_heads, key, value, num_chunks;
+  int64_t query_stride;             // from a token's queries to the next's
   int64_t value_width, value_step;  // of a position; from a key/value head to the next
   int64_t num_slots, capacity, window;
   float scale;
@@ -95,7 +96,8 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   const Bf16* const slot_keys = p.keys + seen.slot * p.capacity * key_width + kv_head * p.key;
   const Bf16* const slot_values = p.values + seen.slot * p.capacity * p.value_width + kv_head * p.value_step;
 
-  load_rows(queries, p.key_pitch(), kHeads, p.q + first_head * p.key, p.key, p.key, heads);
+  load_rows(queries, p.key_pitch(), kHeads, p.q + token * p.query_stride + kv_head * heads * p.key, p.key, p.key,
+            heads);
   float sums[kValueTiles][4] = {};
   float highest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of heads 2 warp and 2 warp + 1
   for (int64_t tile = begin; tile < end; tile += kKeys) {
@@ -221,8 +223,10 @@ void cached_attention_by_groups(Context& ctx, const CachedAttention& args) {
   const auto [partials, statistics] = claim(scope, args);
   if (ctx.counting() || args.out.num_elements() == 0) return;
   const Tensor values = args.values.defined() ? args.values : args.keys;
-  NMOE_CHECK(aligned16(args.q.raw()) && aligned16(args.keys.raw()) && aligned16(values.raw()), "unaligned tensors");
-  const Groups groups{.q = args.q.data<Bf16>(),
+  NMOE_CHECK(
+      aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(args.keys.raw()) && aligned16(values.raw()),
+      "unaligned tensors");
+  const Groups groups{.q = args.q.rows_data<Bf16>(),
                       .slots = args.slots.data<int32_t>(),
                       .positions = args.positions.data<int32_t>(),
                       .keys = args.keys.data<Bf16>(),
@@ -235,6 +239,7 @@ void cached_attention_by_groups(Context& ctx, const CachedAttention& args) {
                       .key = static_cast<int>(args.q.dim(2)),
                       .value = static_cast<int>(value),
                       .num_chunks = static_cast<int>(partials.dim(2)),
+                      .query_stride = args.q.stride(),
                       .value_width = values.dim(2),
                       .value_step = args.values.defined() ? value : 0,
                       .num_slots = args.keys.dim(0),

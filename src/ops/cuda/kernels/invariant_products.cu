@@ -31,6 +31,7 @@ constexpr int kTokens = 8;        // of a warp of the plain kernel
 template <class T, class Out>
 struct Product {
   const T* x;              // [rows, depth]
+  const int32_t* index;    // [rows]: row r is x's row index[r]; null: row r
   const T* w;              // [width, depth], or one for each expert
   const Out* addend;       // [rows, width]; may be y, may be null
   const int32_t* offsets;  // [experts + 1]; null: one matrix for all rows
@@ -38,6 +39,11 @@ struct Product {
   int num_rows, width, depth, num_experts;
   bool vector;  // rows of x and w in whole 16 bytes
 };
+
+template <class T, class Out>
+__device__ const T* row_of_x(const Product<T, Out>& p, int row) {
+  return p.x + static_cast<int64_t>(p.index == nullptr ? row : p.index[row]) * p.depth;
+}
 
 // The rows and the matrix of a block: of the expert that is number blockIdx.y among those that have rows.
 template <class T>
@@ -123,7 +129,8 @@ __global__ void __launch_bounds__(kThreads) mma_kernel(Product<__nv_bfloat16, Ou
 #pragma unroll
           for (int j = 0; j < kRowTiles; ++j) {
             const int row = tile + j * 8 + g;
-            b[t][half][j] = load16(p.x + static_cast<int64_t>(row) * p.depth, k, in_depth && row < group.row_end);
+            const bool is_there = in_depth && row < group.row_end;
+            b[t][half][j] = load16(is_there ? row_of_x(p, row) : p.x, k, is_there);
           }
         }
       }
@@ -188,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> p) {
       for (int t = 0; t < kTokens; ++t) {
         if (tile + t >= group.row_end) continue;
         float values[8];
-        load8(p.x + static_cast<int64_t>(tile + t) * p.depth, k, p.depth, p.vector, values);
+        load8(row_of_x(p, tile + t), k, p.depth, p.vector, values);
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[t] += values[i] * weights[i];
       }
@@ -202,12 +209,13 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> p) {
 }
 
 template <class T, class Out>
-void run(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor offsets, Tensor y) {
+void run(Context& ctx, const OperandRows& x, Tensor w, Tensor addend, Tensor offsets, Tensor y) {
   const bool grouped = offsets.defined();
-  const int64_t num_rows = x.dim(0), width = y.dim(1), depth = x.dim(1), num_experts = grouped ? w.dim(0) : 1;
-  NMOE_CHECK(num_rows <= INT32_MAX && width <= INT32_MAX && depth <= INT32_MAX / 2, "a product of {} and {}", x.shape(),
-             w.shape());
-  const Product<T, Out> product{.x = x.data<T>(),
+  const int64_t num_rows = x.num_rows(), width = y.dim(1), depth = x.width(), num_experts = grouped ? w.dim(0) : 1;
+  NMOE_CHECK(num_rows <= INT32_MAX && width <= INT32_MAX && depth <= INT32_MAX / 2, "a product of {} and {}",
+             x.source.shape(), w.shape());
+  const Product<T, Out> product{.x = x.source.data<T>(),
+                                .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
                                 .w = w.data<T>(),
                                 .addend = addend.defined() ? addend.data<Out>() : nullptr,
                                 .offsets = grouped ? offsets.data<int32_t>() : nullptr,
@@ -216,7 +224,7 @@ void run(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor offsets, Tensor
                                 .width = static_cast<int>(width),
                                 .depth = static_cast<int>(depth),
                                 .num_experts = static_cast<int>(num_experts),
-                                .vector = can_vectorise(depth, x, w)};
+                                .vector = can_vectorise(depth, x.source, w)};
   constexpr int64_t kMaxTiles = 65535;  // along a grid's second dimension; a block takes several where there are more
   const auto launch = [&](auto kernel, int columns, int rows) {
     const int64_t tiles =
@@ -237,10 +245,11 @@ void run(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor offsets, Tensor
   launch(plain_kernel<T, Out>, kWarps, kTokens);
 }
 
-void dispatch(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor offsets, Tensor y) {
-  NMOE_CHECK(w.dtype() == x.dtype() && (y.dtype() == x.dtype() || y.dtype() == DType::kF32),
-             "product of {} and {} into {}", dtype_name(x.dtype()), dtype_name(w.dtype()), dtype_name(y.dtype()));
-  dispatch_act(x.dtype(), [&](auto element) {
+void dispatch(Context& ctx, const OperandRows& x, Tensor w, Tensor addend, Tensor offsets, Tensor y) {
+  NMOE_CHECK(w.dtype() == x.source.dtype() && (y.dtype() == w.dtype() || y.dtype() == DType::kF32),
+             "product of {} and {} into {}", dtype_name(x.source.dtype()), dtype_name(w.dtype()),
+             dtype_name(y.dtype()));
+  dispatch_act(w.dtype(), [&](auto element) {
     using T = decltype(element);
     if (y.dtype() == DType::kF32) {
       run<T, float>(ctx, x, w, addend, offsets, y);
@@ -256,7 +265,7 @@ void invariant_product(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor y
   dispatch(ctx, x, w, addend, {}, y);
 }
 
-void invariant_grouped_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+void invariant_grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
   dispatch(ctx, x, w, {}, offsets, y);
 }
 

@@ -3,14 +3,15 @@
 // and reading the weights once is what takes the time.
 #pragma once
 
+#include "ops/contracts/linear.h"
 #include "ops/cuda/runtime/context.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::cuda {
 
-// Shapes as in LinearForward and GroupedLinearForward (ops/contracts/linear.h), checked by the caller; not in a
+// Shapes as in LinearForward and of the experts' layers (ops/contracts/linear.h), checked by the caller; not in a
 // counting run, and y has elements. y F32 or like x.
 void invariant_product(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor y);
-void invariant_grouped_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
+void invariant_grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y);
 
 }  // namespace nmoe::cuda

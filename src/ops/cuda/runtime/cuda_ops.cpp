@@ -24,18 +24,22 @@ void InvariantCudaOps::linear_forward(const LinearForward& args) {
   invariant_product(context(), x, w, addend, y);
 }
 
-void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
-  const auto& [x, w, offsets, y] = args;
-  NMOE_CHECK(x.dim(1) == w.dim(2) && y.shape() == Shape({x.dim(0), w.dim(1)}) && offsets.dim(0) == w.dim(0) + 1 &&
+void InvariantCudaOps::grouped_product(const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
+  NMOE_CHECK(x.width() == w.dim(2) && y.shape() == Shape({x.num_rows(), w.dim(1)}) && offsets.dim(0) == w.dim(0) + 1 &&
                  w.dim(0) <= 65535,
-             "grouped product of {} and {} into {}, offsets {}", x.shape(), w.shape(), y.shape(), offsets.shape());
+             "grouped product of {} and {} into {}, offsets {}", x.source.shape(), w.shape(), y.shape(),
+             offsets.shape());
   if (counting() || y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_grouped_product(context(), x, w, offsets, y);
 }
 
+void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
+  grouped_product(args.x, args.w, args.offsets, args.y);
+}
+
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
-  grouped_linear_forward({.x = args.x, .w = args.w, .offsets = args.offsets, .y = args.pre});
+  grouped_product(args.x, args.w, args.offsets, args.pre);
   const int64_t num_experts = args.w.dim(0);  // the last offset is the number of rows
   activation_forward({.kind = args.kind,
                       .pre = args.pre,
