@@ -21,6 +21,15 @@ enum class WeightGroup {
   kBuffer,    // state without a gradient: the router's selection bias
 };
 
+// Which part of a layer a weight's products belong to: [precision] has a key for each.
+enum class WeightPart {
+  kOther,    // what is in no product of a layer, routers, embedding, head
+  kMixer,    // a mixer's projections
+  kDense,    // dense MLPs
+  kShared,   // shared experts
+  kExperts,  // routed experts
+};
+
 enum class InitKind { kZeros, kOnes, kTruncatedNormal };
 
 struct WeightSpec {
@@ -33,6 +42,7 @@ struct WeightSpec {
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
   int64_t layer = kNoLayer;  // that it belongs to
+  WeightPart part = WeightPart::kOther;
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
 };
@@ -60,12 +70,15 @@ class WeightList {
 
   // What is added from here on belongs to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }
+  // The matrices that are added from here on are of this part.
+  void begin_part(WeightPart part) { part_ = part; }
   void add(WeightSpec weight);
   std::vector<WeightSpec> take() { return std::move(weights_); }
 
  private:
   double std_, output_std_;
   int64_t layer_ = kNoLayer;
+  WeightPart part_ = WeightPart::kOther;
   std::vector<WeightSpec> weights_;
 };
 
