@@ -13,4 +13,12 @@ enum class RopeLayout {
   kHalfSplit,    // (x0, xR/2), (x1, xR/2+1), ...: Llama, Qwen
 };
 
+// What the operands of a product are rounded to before it, in blocks that share a scale (tensor/low_precision.h).
+enum class OperandFormat {
+  kAct,    // nothing: as they are
+  kFp8,    // E4M3 in blocks of 128, scales of powers of two
+  kMxFp8,  // E4M3 in blocks of 32, scales of powers of two
+  kNvFp4,  // E2M1 in blocks of 16, scales in E4M3, and one of the tensor
+};
+
 }  // namespace nmoe

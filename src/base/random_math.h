@@ -7,11 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __CUDACC__
-#define NMOE_HOST_DEVICE __host__ __device__
-#else
-#define NMOE_HOST_DEVICE
-#endif
+#include "base/host_device.h"
 
 namespace nmoe::random {
 

@@ -16,9 +16,13 @@ namespace nmoe {
 enum class MixerKind { kMla, kGqa };
 // What works on each position for itself: model/mlp.h, model/moe.h.
 enum class FeedForwardKind { kDense, kMoe };
-// What activations and the weights in products are: kDevice is bf16 on CUDA and fp32 on the CPU. Master weights,
-// gradients and moments are fp32 either way.
-enum class Precision { kDevice, kBf16, kFp32 };
+// What activations and the weights in products are: kDevice is bf16 on CUDA and fp32 on the CPU. With the others they
+// are as with kDevice, and the operands of the layers' products are rounded to that format (OperandFormat,
+// base/kinds.h) before. Master weights, gradients and moments are fp32 either way.
+enum class Precision { kDevice, kBf16, kFp32, kFp8, kMxFp8, kNvFp4 };
+constexpr bool is_low(Precision precision) { return precision >= Precision::kFp8; }
+// The same for a part of the model; kRun: what run.precision says.
+enum class PartPrecision { kRun, kDevice, kFp8, kMxFp8, kNvFp4 };
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
@@ -31,6 +35,18 @@ struct RunConfig {
   Precision precision = Precision::kDevice;
   int64_t threads = 0;  // CPU threads of all ranks of a process together; 0: one per available CPU
   int64_t seed = 1;     // initialisation and data order
+};
+
+// Where run.precision is low: which products it is not for. Embedding, head, router, norms and what is in attention
+// between its projections never are.
+struct PrecisionConfig {
+  PartPrecision mixer = PartPrecision::kRun;    // projections of mixers
+  PartPrecision dense = PartPrecision::kRun;    // dense MLPs
+  PartPrecision shared = PartPrecision::kRun;   // shared experts
+  PartPrecision experts = PartPrecision::kRun;  // routed experts
+  int64_t keep_first = 0;                       // layers that stay kDevice, whatever the above says ...
+  int64_t keep_last = 0;                        // ... and those at the end
+  bool fp8_weight_gradients = false;            // FP8: those products too; else they are as with kDevice
 };
 
 struct RopeConfig {
@@ -211,6 +227,7 @@ struct CheckpointConfig {
 
 struct Config {
   RunConfig run;
+  PrecisionConfig precision;
   ModelConfig model;
   DataConfig data;
   OptimConfig optim;

@@ -37,7 +37,7 @@ std::string explain_difference(const Config& a, const Config& b) {
   const std::vector<Field> fields_a = describe(copy_a), fields_b = describe(copy_b);
   std::vector<std::string> lines;
   for (size_t i = 0; i < fields_a.size(); ++i) {
-    if (!fields_a[i].defines_run) continue;
+    if (!fields_a[i].defines_run && !fields_b[i].defines_run) continue;
     const std::string value_a = value_or_unused(fields_a[i]);
     const std::string value_b = value_or_unused(fields_b[i]);
     if (value_a != value_b) {

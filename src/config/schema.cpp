@@ -95,8 +95,14 @@ constexpr Texts kBytesOrNone = {"a size such as \"8 GiB\" or \"512MiB\", or empt
 
 // What enumerators are called in TOML (config/names.h has those that layers are made of).
 constexpr Named<std::string_view> kDevices[] = {{"cpu", "cpu"}, {"cuda", "cuda"}};
-constexpr Named<Precision> kPrecisions[] = {
-    {Precision::kDevice, "device"}, {Precision::kBf16, "bf16"}, {Precision::kFp32, "fp32"}};
+constexpr Named<Precision> kPrecisions[] = {{Precision::kDevice, "device"}, {Precision::kBf16, "bf16"},
+                                            {Precision::kFp32, "fp32"},     {Precision::kFp8, "fp8"},
+                                            {Precision::kMxFp8, "mxfp8"},   {Precision::kNvFp4, "nvfp4"}};
+constexpr Named<PartPrecision> kPartPrecisions[] = {{PartPrecision::kRun, "run"},
+                                                    {PartPrecision::kDevice, "device"},
+                                                    {PartPrecision::kFp8, "fp8"},
+                                                    {PartPrecision::kMxFp8, "mxfp8"},
+                                                    {PartPrecision::kNvFp4, "nvfp4"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
@@ -223,7 +229,8 @@ void describe_run(FieldList& f, RunConfig& run) {
   f.key("experiment", run.experiment, kSomeText, "runs are grouped by it").not_in_fingerprint();
   f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live").not_in_fingerprint();
   f.key("device", run.device, kDevices, "where the arithmetic is done").not_in_fingerprint();
-  f.key("precision", run.precision, kPrecisions, "device: bf16 on cuda, fp32 on the cpu").not_in_fingerprint();
+  Field& precision = f.key("precision", run.precision, kPrecisions, "see precision.md");
+  if (!is_low(run.precision)) precision.not_in_fingerprint();
   f.key("threads", run.threads, Integers{0, 4096}, "CPU threads, shared by the ranks; 0: one per available CPU")
       .not_in_fingerprint();
   f.key("seed", run.seed, Integers{0}, "initialisation and data order");
@@ -253,6 +260,27 @@ class LayerUse {
   bool by_keys_;
   LayerPattern pattern_;
 };
+
+void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfig& run, const ModelConfig& model) {
+  const LayerUse layers(model);
+  const bool has_experts = model.moe.num_experts > 0;
+  const bool has_dense =
+      layers.by_keys()
+          ? !has_experts || model.num_dense_layers > 0
+          : layers.any([](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; });
+  constexpr std::string_view kExperts = "model.moe.num_experts > 0";
+  f.section("precision");
+  f.following_need(is_low(run.precision), "run.precision = \"fp8\", \"mxfp8\" or \"nvfp4\"");
+  f.key("mixer", precision.mixer, kPartPrecisions, "of mixers' projections");
+  f.key("dense", precision.dense, kPartPrecisions, "of dense MLPs").needs(has_dense, "a layer with a dense MLP");
+  f.key("shared", precision.shared, kPartPrecisions, "of shared experts").needs(has_experts, kExperts);
+  f.key("experts", precision.experts, kPartPrecisions, "of routed experts").needs(has_experts, kExperts);
+  f.key("keep_first", precision.keep_first, kSizeOrNone,
+        "so many first layers stay as with run.precision = \"device\"");
+  f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
+  f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag, "gradients of weights in fp8 too")
+      .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
+}
 
 void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {
   f.section("model.rope");
@@ -448,6 +476,7 @@ Field& Field::leave_out_if(bool condition) {
 std::vector<Field> describe(Config& config) {
   FieldList f;
   describe_run(f, config.run);
+  describe_precision(f, config.precision, config.run, config.model);
   describe_model(f, config.model);
 
   f.section("data");

@@ -135,6 +135,25 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
 void check_run(Rules& rules, const RunConfig& run) {
   rules.require(run.device != "cpu" || run.precision != Precision::kBf16, {"run.precision", "run.device"},
                 "the CPU computes in fp32", "remove run.precision, or set run.device = \"cuda\"");
+  rules.require(run.device != "cuda" || !is_low(run.precision), {"run.precision", "run.device"},
+                "CUDA computes in bf16 and fp32", "remove run.precision, or set run.device = \"cpu\", which is slow");
+}
+
+void check_precision(Rules& rules, const Config& config, size_t num_layers) {
+  const PrecisionConfig& precision = config.precision;
+  if (!is_low(config.run.precision)) return;
+  rules.require(precision.keep_first + precision.keep_last < static_cast<int64_t>(num_layers),
+                {"precision.keep_first", "precision.keep_last"},
+                fmt::format("of {} layers none is left to run.precision", num_layers),
+                "lower one of them, or remove run.precision");
+  const auto has_nvfp4 = [&](PartPrecision part) {
+    return part == PartPrecision::kNvFp4 || (part == PartPrecision::kRun && config.run.precision == Precision::kNvFp4);
+  };
+  const bool any_nvfp4 = has_nvfp4(precision.mixer) || has_nvfp4(precision.dense) || has_nvfp4(precision.shared) ||
+                         has_nvfp4(precision.experts);
+  rules.require(!any_nvfp4 || config.parallel.ranks == 1, {"parallel.ranks", "run.precision"},
+                "a tensor in nvfp4 has one scale, which ranks do not share",
+                "set parallel.ranks = 1, or leave nvfp4 for mxfp8 in run.precision and [precision]");
 }
 
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
@@ -179,6 +198,7 @@ std::vector<Issue> find_issues(const Config& config) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
     check_moe(rules, config.model, layers);
+    check_precision(rules, config, layers.size());
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "hf/config_json.h"
 #include "tensor/convert.h"
+#include "tensor/low_precision.h"
 
 namespace nmoe {
 namespace {
@@ -65,7 +66,7 @@ void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
     const int64_t run = std::min({count, columns - column, (block + 1) * kHfFp8Block - column});
     const float scale = scales_[static_cast<size_t>(row / kHfFp8Block * scale_columns_ + block)];
     for (int64_t i = 0; i < run; ++i) {
-      out[i] = bf16_to_float(float_to_bf16(f8e4m3_to_float(static_cast<uint8_t>(source[i])) * scale));
+      out[i] = bf16_to_float(float_to_bf16(e4m3_to_float(static_cast<uint8_t>(source[i])) * scale));
     }
     source += run;
     out += run;

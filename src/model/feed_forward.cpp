@@ -8,6 +8,7 @@ namespace nmoe {
 void describe_feed_forward(const Layer& layer, WeightList& weights) {
   switch (layer.spec.feed_forward) {
     case FeedForwardKind::kDense:
+      weights.begin_part(WeightPart::kDense);
       return Mlp::describe(layer, "mlp.", layer.spec.hidden, weights);
     case FeedForwardKind::kMoe:
       return Moe::describe(layer, weights);

@@ -26,15 +26,23 @@ class Linear {
 
   // y =, with the addend (of y's shape, may be y) added where there is one
   void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}) const {
-    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend});
+    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = {.format = weight_.format}});
   }
   // dx =, or += with accumulate
   void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false) const {
-    ops.linear_backward_input({.dy = dy, .w = weight_.value, .dx = dx, .accumulate = accumulate});
+    ops.linear_backward_input({.dy = dy,
+                               .w = weight_.value,
+                               .dx = dx,
+                               .accumulate = accumulate,
+                               .rounding = weight_.gradient_rounding(weight_.format)});
   }
   // The weight's gradient, as model/weight.h says.
   void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
-    ops.linear_backward_weight({.x = x, .dy = dy, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
+    ops.linear_backward_weight({.x = x,
+                                .dy = dy,
+                                .dw = weight_.grad,
+                                .accumulate = weight_.accumulate_grad(),
+                                .rounding = weight_.gradient_rounding(weight_.grad_format)});
   }
   // Both. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx, bool accumulate = false) const {
@@ -49,7 +57,8 @@ class Linear {
 };
 
 // The same of several weights [out, in] that lie one behind the other (WeightSpec::joins_previous), as of one: x is
-// read once, and dx written once. A row of y has what each of them makes of a row of x, one part behind the other.
+// read once, and dx written once. A row of y has what each of them makes of a row of x, one part behind the other. They
+// are of one part of the model, and rounded as the one matrix that they are.
 class JoinedLinear {
  public:
   // The weights `prefix` + name, in this order.
@@ -59,16 +68,23 @@ class JoinedLinear {
 
   // y =
   void forward(Ops& ops, Tensor x, Tensor y) const {
-    ops.linear_forward({.x = x, .w = joined(&Weight::value), .y = y, .addend = {}});
+    ops.linear_forward(
+        {.x = x, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = {.format = parts_.front()->format}});
   }
   // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
-    const bool accumulate = parts_.front()->accumulate_grad();
+    Weight& first = *parts_.front();
+    const bool accumulate = first.accumulate_grad();
     for (Weight* part : std::span(parts_).subspan(1)) {
       NMOE_CHECK(part->accumulate_grad() == accumulate, "{} has a gradient of its own", part->spec.name);
     }
-    ops.linear_backward_weight({.x = x, .dy = dy, .dw = joined(&Weight::grad), .accumulate = accumulate});
-    ops.linear_backward_input({.dy = dy, .w = joined(&Weight::value), .dx = dx});
+    ops.linear_backward_weight({.x = x,
+                                .dy = dy,
+                                .dw = joined(&Weight::grad),
+                                .accumulate = accumulate,
+                                .rounding = first.gradient_rounding(first.grad_format)});
+    ops.linear_backward_input(
+        {.dy = dy, .w = joined(&Weight::value), .dx = dx, .rounding = first.gradient_rounding(first.format)});
   }
 
  private:
@@ -98,26 +114,38 @@ class GroupedLinear {
 
   // y = [N, out]
   void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y) const {
-    ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y});
+    ops.grouped_linear_forward(
+        {.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = {.format = weight_.format}});
   }
-  // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight, which is this one.
+  // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight and rounding, which
+  // are this one's.
   void forward_activation(Ops& ops, GroupedActivationForward args) const {
     args.w = weight_.value;
+    args.rounding = {.format = weight_.format};
     ops.grouped_activation_forward(args);
   }
   // dx = [N, in]
   void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx) const {
-    ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
+    ops.grouped_linear_backward_input({.dy = dy,
+                                       .w = weight_.value,
+                                       .offsets = offsets,
+                                       .dx = dx,
+                                       .rounding = weight_.gradient_rounding(weight_.format)});
   }
-  // The same through the activation in front of this layer. `args` is without the weight, which is this one.
+  // The same through the activation in front of this layer. `args` is without the weight and rounding.
   void backward_activation(Ops& ops, GroupedActivationBackward args) const {
     args.w = weight_.value;
+    args.rounding = weight_.gradient_rounding(weight_.format);
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/weight.h says.
   void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets) const {
-    ops.grouped_linear_backward_weight(
-        {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
+    ops.grouped_linear_backward_weight({.x = x,
+                                        .dy = dy,
+                                        .offsets = offsets,
+                                        .dw = weight_.grad,
+                                        .accumulate = weight_.accumulate_grad(),
+                                        .rounding = weight_.gradient_rounding(weight_.grad_format)});
   }
 
   Weight& weight() const { return weight_; }

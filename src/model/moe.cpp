@@ -32,9 +32,11 @@ void Moe::describe(const Layer& layer, WeightList& weights) {
                .decay = false,
                .is_stat = true,
                .init = InitKind::kZeros});
+  weights.begin_part(WeightPart::kExperts);
   weights.add(stacked(weights.matrix(name + "experts_in", W, D), E));
   weights.add(stacked(weights.output(name + "experts_out", D, F), E));
   const int64_t shared = config.moe.num_shared_experts;
+  weights.begin_part(WeightPart::kShared);
   if (shared > 0) Mlp::describe(layer, kSharedPrefix, shared * F, weights);
 }
 

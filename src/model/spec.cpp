@@ -42,6 +42,7 @@ WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
 
 void WeightList::add(WeightSpec weight) {
   weight.layer = layer_;
+  if (weight.group == WeightGroup::kMatrices || weight.group == WeightGroup::kExperts) weight.part = part_;
   weights_.push_back(std::move(weight));
 }
 
@@ -64,6 +65,7 @@ ModelSpec describe_model(const ModelConfig& config) {
   for (const Layer& layer : layers_of(config)) {
     weights.begin_layer(layer.idx);
     weights.add(WeightList::gain(layer.name + "attention_norm", config.dim));
+    weights.begin_part(WeightPart::kMixer);
     model.mixers.push_back(describe_mixer(layer, weights));
     weights.add(WeightList::gain(layer.name + "mlp_norm", config.dim));
     describe_feed_forward(layer, weights);

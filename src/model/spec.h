@@ -21,6 +21,15 @@ enum class WeightGroup {
   kBuffer,    // state without a gradient: the router's selection bias
 };
 
+// Which part of a layer a weight's products belong to: [precision] has a key for each.
+enum class WeightPart {
+  kOther,    // what is in no product of a layer, routers, embedding, head
+  kMixer,    // a mixer's projections
+  kDense,    // dense MLPs
+  kShared,   // shared experts
+  kExperts,  // routed experts
+};
+
 enum class InitKind { kZeros, kOnes, kTruncatedNormal };
 
 struct WeightSpec {
@@ -32,7 +41,8 @@ struct WeightSpec {
   bool is_looked_up = false;  // by row, and in no product: an embedding that the head does not share
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
-  int64_t layer = kNoLayer;     // that it belongs to
+  int64_t layer = kNoLayer;  // that it belongs to
+  WeightPart part = WeightPart::kOther;
   bool joins_previous = false;  // whether it lies right behind the weight before it: rows of one matrix (JoinedLinear)
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
@@ -61,6 +71,8 @@ class WeightList {
 
   // What is added from here on belongs to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }
+  // The matrices that are added from here on are of this part.
+  void begin_part(WeightPart part) { part_ = part; }
   void add(WeightSpec weight);
   // Matrices [out, in] over the same inputs, of one group: beside what each is by itself, they are one (JoinedLinear).
   void add_joined(std::vector<WeightSpec> weights);
@@ -69,6 +81,7 @@ class WeightList {
  private:
   double std_, output_std_;
   int64_t layer_ = kNoLayer;
+  WeightPart part_ = WeightPart::kOther;
   std::vector<WeightSpec> weights_;
 };
 

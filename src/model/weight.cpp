@@ -11,6 +11,11 @@ Tensor Weight::grad_to_add_to(Ops& ops) {
   return grad;
 }
 
+OperandRounding Weight::gradient_rounding(OperandFormat of) {
+  if (of != OperandFormat::kNvFp4) return {.format = of};
+  return {.format = of, .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + num_rounded_++}};
+}
+
 Tensor Weight::updated_of(const Tensor& x) const {
   if (updated.extent == shape.num_elements()) return x;
   return x.reshape({shape.num_elements()}).rows(updated.offset, updated.end());
@@ -156,7 +161,10 @@ void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {
 }
 
 void WeightSet::begin_step() {
-  for (Weight& weight : weights_) weight.begin_step();
+  for (Weight& weight : weights_) {
+    weight.begin_step();
+    weight.restart_rounding();
+  }
 }
 
 void WeightSet::begin_microbatch() {

@@ -45,6 +45,9 @@ class Weight {
   Tensor low;             // i16, the rest of the master weight (ops/ops.h) of `updated`; undefined where value is stat
   Tensor grad;            // stat; undefined for buffers
   Tensor total;  // stat, as updated_shape(): where the step's gradient of `updated` is complete; in grad, or not
+  OperandFormat format = OperandFormat::kAct;       // of its products but those of its gradient ...
+  OperandFormat grad_format = OperandFormat::kAct;  // ... and of those: model/operand_formats.h
+  Tensor rounding_key;                              // [1] i64 (RandomRounding); undefined: gradients too to nearest
 
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
@@ -65,6 +68,10 @@ class Weight {
   // Whether the gradient is of this step.
   bool has_grad() const { return has_grad_; }
 
+  // Of a product that rounds a gradient of outputs to `format`. Each of a step's has another stream: ask once for each.
+  OperandRounding gradient_rounding(OperandFormat format);
+  void restart_rounding() { num_rounded_ = 0; }
+
   // The values that this rank updates, or their master's, from and to stat numbers in host memory. Gradients are
   // overwritten: where there is a master, it passes through them. `host` is free, or has the values, when the device's
   // upload() or begin_download() says so.
@@ -77,6 +84,7 @@ class Weight {
  private:
   std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
   bool has_grad_ = false;
+  uint64_t num_rounded_ = 0;  // gradients in this step
 };
 
 // What a rank has of a model, in a domain whose ranks share the stacked experts and the update of all else equally.

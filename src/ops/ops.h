@@ -42,6 +42,7 @@
 #include "ops/contracts/moe.h"
 #include "ops/contracts/norm.h"
 #include "ops/contracts/optimizer.h"
+#include "ops/contracts/quantize.h"
 #include "ops/contracts/router.h"
 #include "ops/contracts/tensor.h"
 #include "ops/device.h"
@@ -59,6 +60,8 @@
   X(sum_in_order, SumInOrder)                                    \
   X(count_non_finite, CountNonFinite)                            \
   X(clip_scale, ClipScale)                                       \
+  X(abs_max, AbsMax)                                             \
+  X(quantize, Quantize)                                          \
   X(embedding_forward, EmbeddingForward)                         \
   X(embedding_backward, EmbeddingBackward)                       \
   X(linear_forward, LinearForward)                               \

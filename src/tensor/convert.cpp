@@ -3,10 +3,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/error.h"
 
@@ -15,24 +12,7 @@ namespace {
 
 constexpr int kHalfRounding = _MM_FROUND_TO_NEAREST_INT;
 
-std::array<float, 256> make_f8e4m3_table() {
-  std::array<float, 256> table{};
-  for (int bits = 0; bits < 256; ++bits) {
-    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                    : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-    if (exponent == 15 && mantissa == 7) magnitude = std::numeric_limits<float>::quiet_NaN();
-    table[static_cast<size_t>(bits)] = bits & 0x80 ? -magnitude : magnitude;
-  }
-  return table;
-}
-
 }  // namespace
-
-float f8e4m3_to_float(uint8_t bits) {
-  static const std::array<float, 256> table = make_f8e4m3_table();
-  return table[bits];
-}
 
 void widen(DType dtype, const void* source, float* destination, size_t count) {
   NMOE_CHECK(is_weight_dtype(dtype), "{} is no dtype of weights", dtype_name(dtype));

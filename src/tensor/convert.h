@@ -18,9 +18,6 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// 4 exponent bits with bias 7, 3 mantissa bits, no infinities; all ones is NaN (arXiv 2209.05433, table 1).
-float f8e4m3_to_float(uint8_t bits);
-
 // Whether widen() takes it: F32, BF16, F16.
 constexpr bool is_weight_dtype(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;

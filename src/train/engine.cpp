@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include "base/rng.h"
 #include "base/thread_pool.h"
+#include "model/operand_formats.h"
 
 namespace nmoe {
 
@@ -81,6 +83,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
                          std::vector<int64_t>(static_cast<size_t>(config_.model.moe.num_experts)));
   }
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
+  set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
@@ -286,7 +289,12 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   if (num_pending() == kMaxPending) take_result();
   StepSlot& next = slot(num_enqueued_);
   next.set_num_targets(num_targets);
-  if (!ops_.counting()) optimizer_->write_rates(progress, next.inputs().rates);
+  if (!ops_.counting()) {
+    optimizer_->write_rates(progress, next.inputs().rates);
+    const Philox keys(static_cast<uint64_t>(config_.run.seed), "rounding");
+    *next.inputs().rounding_key.data<int64_t>() =
+        static_cast<int64_t>(keys.bits(static_cast<uint64_t>(progress.steps)));
+  }
   prefetch_->send(next.inputs().block.raw());
   prefetch_->take();
   inputs_shape_ = next.shape();
@@ -530,7 +538,7 @@ void Engine::restore() {
 
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t rank) {
   const bool on_cpu = run.device == "cpu";
-  const bool is_fp32 = run.precision == Precision::kFp32 || (run.precision == Precision::kDevice && on_cpu);
+  const bool is_fp32 = run.precision == Precision::kFp32 || (run.precision != Precision::kBf16 && on_cpu);
   const int64_t threads = num_ranks > 1 && run.threads == 0 ? available_cpus() : run.threads;
   return {.kind = run.device,
           .index = on_cpu ? 0 : static_cast<int>(rank),  // the CPU is one device, of which each rank has some threads

@@ -12,6 +12,7 @@ StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape
   const int64_t begin = arena.mark();
   inputs.loss_scale = arena.allocate(DType::kF64, {1});
   inputs.rates = Optimizer::allocate_rates(arena);
+  inputs.rounding_key = arena.allocate(DType::kI64, {1});
   const int64_t batches = arena.mark();
   int64_t end = batches;
   for (const BatchShape& shape : shapes) {

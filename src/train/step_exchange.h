@@ -26,9 +26,10 @@ struct StepInputs {
   // By shape: the rank's microbatches; cu_seqlens for as many documents as tokens. A step has one shape: those of all
   // shapes lie in the same memory.
   std::vector<std::vector<Batch>> batches;
-  Tensor loss_scale;  // [1] f64: 1 / (targets with a loss in the step, on all ranks)
-  Tensor rates;       // optim/optimizer.h
-  Tensor block;       // all of the above, [bytes] u8
+  Tensor loss_scale;    // [1] f64: 1 / (targets with a loss in the step, on all ranks)
+  Tensor rates;         // optim/optimizer.h
+  Tensor rounding_key;  // [1] i64: of gradients that are rounded at random (model/operand_formats.h)
+  Tensor block;         // all of the above, [bytes] u8
 };
 
 // Of one of config.parallel.ranks, for steps of each of `shapes`. The same layout in whichever arena.

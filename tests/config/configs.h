@@ -51,8 +51,16 @@ inline Config hybrid_config() {
                       "hybrid.toml");
 }
 
+inline Config low_precision_config() {
+  return parse_config(R"(
+    run.precision = "fp8"
+    [model.moe]
+    num_experts = 8)",
+                      "low_precision.toml");
+}
+
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(), dense_gqa_config(), mla_moe_config(), hybrid_config()};
+  return {Config(), dense_gqa_config(), mla_moe_config(), hybrid_config(), low_precision_config()};
 }
 
 // The values of all keys, those without effect included.

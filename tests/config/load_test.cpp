@@ -76,7 +76,7 @@ TEST(Load, UnknownKeys) {
 TEST(Load, UnknownSections) {
   expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]", "did you mean [optim.muon]?");
   const std::string sections =
-      "sections: run, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.init, "
+      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
       "optim.muon, optim.schedule, train, parallel, checkpoint";
   expect_error("[logging]\n", "bad.toml:1: unknown section [logging]", sections);

@@ -32,6 +32,7 @@ constexpr size_t num_members() {
 TEST(Schema, DescribesEveryMember) {
   const std::map<std::string, size_t> expected = {
       {"run", num_members<RunConfig>()},
+      {"precision", num_members<PrecisionConfig>()},
       {"model", num_members<ModelConfig>() - 6},  // less its structs
       {"model.rope", num_members<RopeConfig>()},
       {"model.yarn", num_members<YarnConfig>()},
@@ -56,7 +57,7 @@ TEST(Schema, DescribesEveryMember) {
   std::map<std::string, size_t> described;
   for (const Field& field : describe(config)) ++described[std::string(field.section())];
   EXPECT_EQ(described, expected);
-  EXPECT_EQ(num_members<Config>(), 7u);
+  EXPECT_EQ(num_members<Config>(), 8u);
 }
 
 TEST(Schema, KeysDiffer) {

@@ -167,5 +167,43 @@ TEST(Validate, FindsRanksThatCannotShareExperts) {
             "parallel.ranks = 2 with model.moe.num_experts = 7: ranks share the experts of a layer equally");
 }
 
+TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
+  Config config = low_precision_config();
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.run.device = "cuda";
+  EXPECT_EQ(what_is_wrong(config),
+            "run.precision = \"fp8\" with run.device = \"cuda\": CUDA computes in bf16 and fp32");
+  EXPECT_EQ(find_issues(config)[0].remedy, "remove run.precision, or set run.device = \"cpu\", which is slow");
+}
+
+TEST(Validate, FindsTensorsInNvFp4ThatRanksWouldCut) {
+  Config config = low_precision_config();
+  config.train.microbatch_seqs = 1;
+  config.parallel.ranks = 2;
+  EXPECT_EQ(what_is_wrong(config), "");  // fp8
+  config.precision.shared = PartPrecision::kNvFp4;
+  EXPECT_EQ(
+      what_is_wrong(config),
+      "parallel.ranks = 2 with run.precision = \"fp8\": a tensor in nvfp4 has one scale, which ranks do not share");
+  config.precision.shared = PartPrecision::kRun;
+  config.run.precision = Precision::kNvFp4;
+  EXPECT_NE(what_is_wrong(config), "");
+  config.precision = {.mixer = PartPrecision::kMxFp8,
+                      .dense = PartPrecision::kDevice,
+                      .shared = PartPrecision::kFp8,
+                      .experts = PartPrecision::kMxFp8};
+  EXPECT_EQ(what_is_wrong(config), "");
+}
+
+TEST(Validate, FindsThatNoLayerIsLeftToAPrecision) {
+  Config config = low_precision_config();
+  config.precision.keep_first = 1;
+  config.precision.keep_last = 2;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.precision.keep_last = 3;
+  EXPECT_EQ(what_is_wrong(config),
+            "precision.keep_first = 1 with precision.keep_last = 3: of 4 layers none is left to run.precision");
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -40,17 +40,6 @@ TEST(Convert, HalfPrecisionThereAndBack) {
   EXPECT_EQ(wide[0x3c00], 1.0f);
 }
 
-TEST(Convert, F8E4M3HasTheDescribedValues) {
-  EXPECT_EQ(f8e4m3_to_float(0x00), 0.0f);
-  EXPECT_EQ(f8e4m3_to_float(0x01), std::ldexp(1.0f, -9));  // smallest subnormal
-  EXPECT_EQ(f8e4m3_to_float(0x08), std::ldexp(1.0f, -6));  // smallest normal
-  EXPECT_EQ(f8e4m3_to_float(0x38), 1.0f);
-  EXPECT_EQ(f8e4m3_to_float(0x7e), 448.0f);  // largest
-  EXPECT_EQ(f8e4m3_to_float(0xfe), -448.0f);
-  EXPECT_TRUE(std::isnan(f8e4m3_to_float(0x7f)));
-  EXPECT_TRUE(std::isnan(f8e4m3_to_float(0xff)));
-}
-
 TEST(Convert, BetweenWeightDtypesOnly) {
   const int32_t whole = 1;
   float value = 0;

@@ -2,9 +2,23 @@
 #pragma once
 
 #include "base/kinds.h"
+#include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
+
+// What a product rounds its operands to: in blocks along what it sums over, or tiles, as contracts/quantize.h says of
+// weights and of others; sums are those of products without rounding.
+//
+// A gradient of weights sums over tokens: blocks begin anew with each expert. In NVFP4 its operands are transformed in
+// 16 tokens each first, and rounded to BF16 (random_hadamard, tensor/low_precision.h), with zeros for tokens that are
+// not there. dy alone is rounded at random, where there is a key.
+//
+// The CPU in F32 takes all formats, and counts as the oracle of other devices; CUDA takes kAct.
+struct OperandRounding {
+  OperandFormat format = OperandFormat::kAct;
+  RandomRounding random = {};
+};
 
 // y = x w^T, or addend + x w^T
 struct LinearForward {
@@ -12,6 +26,7 @@ struct LinearForward {
   Tensor w;       // [out, in]
   Tensor y;       // = [T, out], act or stat
   Tensor addend;  // [T, out] of y's dtype, may be y; undefined: none
+  OperandRounding rounding = {};
 };
 // dx = dy w
 struct LinearBackwardInput {
@@ -19,6 +34,7 @@ struct LinearBackwardInput {
   Tensor w;   // [out, in]
   Tensor dx;  // = [T, in]
   bool accumulate = false;
+  OperandRounding rounding = {};
 };
 // dw = dy^T x
 struct LinearBackwardWeight {
@@ -26,6 +42,7 @@ struct LinearBackwardWeight {
   Tensor dy;  // [T, out]
   Tensor dw;  // = [out, in] stat
   bool accumulate = false;
+  OperandRounding rounding = {};
 };
 
 // Rows that an operation reads: as they lie, or picked one by one, so that nobody copies them first.
@@ -48,6 +65,7 @@ struct GroupedLinearForward {
   Tensor w;        // [E, out, in]
   Tensor offsets;  // [E + 1] i32
   Tensor y;        // = [R, out]
+  OperandRounding rounding = {};
 };
 // The experts' first layer: pre = x w^T by groups, h = activation(pre) * row_weight (contracts/activation.h).
 struct GroupedActivationForward {
@@ -58,12 +76,14 @@ struct GroupedActivationForward {
   Tensor row_weight;  // [R] stat; undefined: 1
   Tensor pre;         // = [R, W]
   Tensor h;           // = [R, F]
+  OperandRounding rounding = {};
 };
 struct GroupedLinearBackwardInput {
   Tensor dy;       // [R, out]
   Tensor w;        // [E, out, in]
   Tensor offsets;  // [E + 1] i32
   Tensor dx;       // = [R, in]
+  OperandRounding rounding = {};
 };
 // Through the experts' second layer y = h w^T and the activation in front of it: dh = dy w by groups, and from dh what
 // ActivationBackward (contracts/activation.h) makes of it.
@@ -75,6 +95,7 @@ struct GroupedActivationBackward {
   Tensor pre, row_weight;  // [R, W], [R] stat: as in forward
   Tensor dpre;             // = like pre; may be the storage of pre
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
+  OperandRounding rounding = {};
 };
 // At most one of x and dy is picked.
 struct GroupedLinearBackwardWeight {
@@ -83,6 +104,7 @@ struct GroupedLinearBackwardWeight {
   Tensor offsets;  // [E + 1] i32
   Tensor dw;       // = [E, out, in] stat
   bool accumulate = false;
+  OperandRounding rounding = {};
 };
 
 }  // namespace nmoe

@@ -2,6 +2,7 @@
 
 #include "ops/cpu/blas.h"
 #include "ops/cpu/operations.h"
+#include "ops/cpu/rounded_operands.h"
 #include "ops/cpu/row_products.h"
 
 namespace nmoe::cpu {
@@ -75,7 +76,10 @@ void multiply_rows(const Tile& t, int64_t in, int64_t out, const Real* x, const 
 
 template <class Real>
 void linear_forward(Context& ctx, const LinearForward& args) {
-  const Tensor x = args.x, w = args.w, y = args.y;
+  ArenaScope scope(ctx.scratch);
+  const RoundedOperand rounded_x = round_rows(ctx, scope, args.rounding, args.x),
+                       rounded_w = round_weights(ctx, scope, args.rounding, args.w, SumOver::kIn);
+  const Tensor x = rounded_x.values, w = rounded_w.values, y = args.y;
   const bool accumulate = args.addend.defined();
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
   if (ctx.counting()) return;
@@ -94,9 +98,10 @@ void linear_forward(Context& ctx, const LinearForward& args) {
     });
     return;
   }
+  const Real factor = product_factor(rounded_x, rounded_w);
   parallel_tiles(ctx, num_tokens, out, [&](const Tile& t) {
     begin_with_addend(t);
-    gemm<Real>(t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
+    gemm<Real>(t.rows, t.cols, in, factor, {x.data<Real>() + t.row * in, in},
                {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
                y.data<Real>() + t.row * out + t.col, out);
   });
@@ -104,24 +109,32 @@ void linear_forward(Context& ctx, const LinearForward& args) {
 
 template <class Real>
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
-  const Tensor dy = args.dy, w = args.w, dx = args.dx;
+  ArenaScope scope(ctx.scratch);
+  const RoundedOperand rounded_dy = round_rows(ctx, scope, args.rounding, args.dy),
+                       rounded_w = round_weights(ctx, scope, args.rounding, args.w, SumOver::kOut);
+  const Tensor dy = rounded_dy.values, w = rounded_w.values, dx = args.dx;
   const bool accumulate = args.accumulate;
   const int64_t num_tokens = dy.dim(0), out = w.dim(0), in = w.dim(1);
   if (ctx.counting()) return;
+  const Real factor = product_factor(rounded_dy, rounded_w);
   parallel_tiles(ctx, num_tokens, in, [&](const Tile& t) {
-    gemm<Real>(t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
+    gemm<Real>(t.rows, t.cols, out, factor, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
                accumulate ? 1 : 0, dx.data<Real>() + t.row * in + t.col, in);
   });
 }
 
 template <class Real>
 void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
-  const Tensor x = args.x, dy = args.dy, dw = args.dw;
+  ArenaScope scope(ctx.scratch);
+  const RoundedOperand rounded_x = round_columns(ctx, scope, to_nearest(args.rounding), args.x),
+                       rounded_dy = round_columns(ctx, scope, args.rounding, args.dy);
+  const Tensor x = rounded_x.values, dy = rounded_dy.values, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
   if (ctx.counting()) return;
+  const Real factor = product_factor(rounded_x, rounded_dy);
   parallel_tiles(ctx, out, in, [&](const Tile& t) {
-    gemm<Real>(t.rows, t.cols, num_tokens, 1, {dy.data<Real>() + t.row, out, Transpose::kYes},
+    gemm<Real>(t.rows, t.cols, num_tokens, factor, {dy.data<Real>() + t.row, out, Transpose::kYes},
                {x.data<Real>() + t.col, in}, accumulate ? 1 : 0, dw.data<Real>() + t.row * in + t.col, in);
   });
 }
@@ -213,31 +226,51 @@ void grouped_rows_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tens
   });
 }
 
-}  // namespace
+// The number of rows, as a tensor.
+Tensor num_rows_of(const Tensor& offsets) { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 
-namespace {
+// The rows of experts as a product takes them: rounded, and then in order; else as they are.
+struct RoundedRows {
+  OperandRows rows;
+  RoundedOperand rounded = {};
+};
+template <class Real>
+RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
+                              Tensor offsets) {
+  if (rounding.format == OperandFormat::kAct) return {.rows = rows};
+  const RoundedOperand rounded =
+      round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), num_rows_of(offsets));
+  return {.rows = rounded.values, .rounded = rounded};
+}
 
 // y = x w^T by groups.
 template <class Real>
-void grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
-  const int64_t out = w.dim(1), in = w.dim(2);
+void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tensor offsets, Tensor y,
+                     const OperandRounding& rounding) {
+  ArenaScope scope(ctx.scratch);
+  const RoundedRows x = round_expert_rows<Real>(ctx, scope, rounding, rows, offsets);
+  const RoundedOperand w = round_weights(ctx, scope, rounding, weights, SumOver::kIn);
+  const int64_t out = w.values.dim(1), in = w.values.dim(2);
   if (ctx.batch_invariant) {
-    ArenaScope scratch(ctx.scratch);
-    return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scratch, x, offsets), w, offsets, y);
+    return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scope, x.rows, offsets), w.values, offsets, y);
   }
-  parallel_expert_rows<Real>(ctx, x, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* rows) {
-    gemm<Real>(end - begin, out, in, 1, {rows, in}, {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0,
-               y.data<Real>() + begin * out, out);
+  parallel_expert_rows<Real>(ctx, x.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block) {
+    gemm<Real>(end - begin, out, in, product_factor(x.rounded, w, expert), {block, in},
+               {w.values.data<Real>() + expert * out * in, in, Transpose::kYes}, 0, y.data<Real>() + begin * out, out);
   });
 }
 
 // dx = dy w by groups.
 template <class Real>
-void grouped_input_gradient(Context& ctx, const OperandRows& dy, Tensor w, Tensor offsets, Tensor dx) {
-  const int64_t out = w.dim(1), in = w.dim(2);
-  parallel_expert_rows<Real>(ctx, dy, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* rows) {
-    gemm<Real>(end - begin, in, out, 1, {rows, out}, {w.data<Real>() + expert * out * in, in}, 0,
-               dx.data<Real>() + begin * in, in);
+void grouped_input_gradient(Context& ctx, const OperandRows& rows, Tensor weights, Tensor offsets, Tensor dx,
+                            const OperandRounding& rounding) {
+  ArenaScope scope(ctx.scratch);
+  const RoundedRows dy = round_expert_rows<Real>(ctx, scope, rounding, rows, offsets);
+  const RoundedOperand w = round_weights(ctx, scope, rounding, weights, SumOver::kOut);
+  const int64_t out = w.values.dim(1), in = w.values.dim(2);
+  parallel_expert_rows<Real>(ctx, dy.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block) {
+    gemm<Real>(end - begin, in, out, product_factor(dy.rounded, w, expert), {block, out},
+               {w.values.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
   });
 }
 
@@ -245,47 +278,48 @@ void grouped_input_gradient(Context& ctx, const OperandRows& dy, Tensor w, Tenso
 
 template <class Real>
 void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
-  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.y);
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.y, args.rounding);
 }
 
 template <class Real>
 void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
-  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.pre);
-  const int64_t num_experts = args.w.dim(0);
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.pre, args.rounding);
   activation_forward<Real>(ctx, {.kind = args.kind,
                                  .pre = args.pre,
                                  .row_weight = args.row_weight,
                                  .h = args.h,
-                                 .num_rows = args.offsets.rows(num_experts, num_experts + 1)});
+                                 .num_rows = num_rows_of(args.offsets)});
 }
 
 template <class Real>
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
-  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, args.dx);
+  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, args.dx, args.rounding);
 }
 
 template <class Real>
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
-  const int64_t num_experts = args.w.dim(0);
   ArenaScope scratch(ctx.scratch);
   const Tensor dh = scratch.allocate(DTypeOf<Real>::value, {args.dy.num_rows(), args.w.dim(2)});
-  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, dh);
+  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, dh, args.rounding);
   activation_backward<Real>(ctx, {.kind = args.kind,
                                   .pre = args.pre,
                                   .row_weight = args.row_weight,
                                   .dh = dh,
                                   .dpre = args.dpre,
                                   .drow_weight = args.drow_weight,
-                                  .num_rows = args.offsets.rows(num_experts, num_experts + 1)});
+                                  .num_rows = num_rows_of(args.offsets)});
 }
 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  const Tensor offsets = args.offsets, dw = args.dw;
+  ArenaScope scratch(ctx.scratch);
+  const RoundedOperand rounded_x = round_columns(ctx, scratch, to_nearest(args.rounding),
+                                                 in_order<Real>(ctx, scratch, args.x, args.offsets), args.offsets),
+                       rounded_dy = round_columns(ctx, scratch, args.rounding,
+                                                  in_order<Real>(ctx, scratch, args.dy, args.offsets), args.offsets);
+  const Tensor x = rounded_x.values, dy = rounded_dy.values, offsets = rounded_x.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
-  ArenaScope scratch(ctx.scratch);
-  const Tensor x = in_order<Real>(ctx, scratch, args.x, offsets), dy = in_order<Real>(ctx, scratch, args.dy, offsets);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   const Tiling tiling{out, in, 128, 512};  // small enough for all threads to work when one expert has all rows
@@ -298,8 +332,9 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
       for (int64_t row = 0; row < t.rows && !accumulate; ++row) std::fill_n(target + row * in, t.cols, Real{0});
       return;
     }
-    gemm<Real>(t.rows, t.cols, num_rows, 1, {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes},
-               {x.data<Real>() + begin * in + t.col, in}, accumulate ? 1 : 0, target, in);
+    gemm<Real>(t.rows, t.cols, num_rows, product_factor(rounded_x, rounded_dy, expert),
+               {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes}, {x.data<Real>() + begin * in + t.col, in},
+               accumulate ? 1 : 0, target, in);
   });
 }
 

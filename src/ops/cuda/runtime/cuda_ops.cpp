@@ -5,9 +5,21 @@
 #include "ops/cuda/runtime/current_device.h"
 
 namespace nmoe::cuda {
+namespace {
+
+// Operands of products are not rounded here.
+template <class Arguments>
+void check_rounding(const Arguments& args) {
+  if constexpr (requires { args.rounding; }) {
+    NMOE_CHECK(args.rounding.format == OperandFormat::kAct, "CUDA multiplies operands as they are");
+  }
+}
+
+}  // namespace
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
   void CudaOps::name(const Arguments& args) { \
+    check_rounding(args);                     \
     make_current(context_.device_index);      \
     cuda::name(context_, args);               \
   }

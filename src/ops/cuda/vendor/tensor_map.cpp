@@ -19,20 +19,31 @@ auto encode_function() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-}  // namespace
-
-CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols) {
+// Boxes of `box_rows` rows of 128 bytes of a row-major matrix.
+CUtensorMap matrix_map(CUtensorMapDataType type, int element_bytes, const void* data, int64_t rows, int64_t cols,
+                       int box_rows) {
   static const auto encode = encode_function();
-  constexpr cuuint32_t kBox[] = {64, 64}, kElementStrides[] = {1, 1};
+  constexpr cuuint32_t kElementStrides[] = {1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows)};
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols) * 2};
+  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols * element_bytes)};
   CUtensorMap map;
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, row_bytes,
-                                 kBox, kElementStrides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  const CUresult result = encode(&map, type, 2, const_cast<void*>(data), sizes, row_bytes, box, kElementStrides,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   NMOE_CHECK(result == CUDA_SUCCESS, "a tensor map of {} x {} values: CUDA driver error {}", rows, cols,
              static_cast<int>(result));
   return map;
+}
+
+}  // namespace
+
+CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols) {
+  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, rows, cols, 64);
+}
+
+CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows) {
+  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, rows, cols, box_rows);
 }
 
 }  // namespace nmoe::cuda

@@ -1,0 +1,73 @@
+#include "model/operand_formats.h"
+
+#include "config/layers.h"
+
+namespace nmoe {
+namespace {
+
+OperandFormat format_of(Precision precision) {
+  switch (precision) {
+    case Precision::kFp8:
+      return OperandFormat::kFp8;
+    case Precision::kMxFp8:
+      return OperandFormat::kMxFp8;
+    case Precision::kNvFp4:
+      return OperandFormat::kNvFp4;
+    case Precision::kDevice:
+    case Precision::kBf16:
+    case Precision::kFp32:
+      break;
+  }
+  return OperandFormat::kAct;
+}
+
+OperandFormat format_of(PartPrecision part, Precision run) {
+  switch (part) {
+    case PartPrecision::kRun:
+      return format_of(run);
+    case PartPrecision::kDevice:
+      return OperandFormat::kAct;
+    case PartPrecision::kFp8:
+      return OperandFormat::kFp8;
+    case PartPrecision::kMxFp8:
+      return OperandFormat::kMxFp8;
+    case PartPrecision::kNvFp4:
+      return OperandFormat::kNvFp4;
+  }
+  return OperandFormat::kAct;
+}
+
+PartPrecision precision_of(WeightPart part, const PrecisionConfig& precision) {
+  switch (part) {
+    case WeightPart::kMixer:
+      return precision.mixer;
+    case WeightPart::kDense:
+      return precision.dense;
+    case WeightPart::kShared:
+      return precision.shared;
+    case WeightPart::kExperts:
+      return precision.experts;
+    case WeightPart::kOther:
+      break;
+  }
+  return PartPrecision::kDevice;
+}
+
+}  // namespace
+
+void set_operand_formats(WeightSet& weights, const Config& config, Tensor rounding_key) {
+  const PrecisionConfig& precision = config.precision;
+  const auto num_layers = static_cast<int64_t>(layer_specs(config.model).size());
+  for (Weight& weight : weights.all()) {
+    const int64_t layer = weight.spec.layer;
+    const bool is_kept = layer < precision.keep_first || layer >= num_layers - precision.keep_last;
+    const OperandFormat format =
+        is_kept ? OperandFormat::kAct : format_of(precision_of(weight.spec.part, precision), config.run.precision);
+    const bool keeps_gradient = format == OperandFormat::kFp8 && !precision.fp8_weight_gradients;
+    weight.format = format;
+    weight.grad_format = keeps_gradient ? OperandFormat::kAct : format;
+    weight.rounding_key = rounding_key;
+  }
+}
+
+}  // namespace nmoe

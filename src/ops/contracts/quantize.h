@@ -1,0 +1,84 @@
+// Operands of products in low precision: blocks of values with a scale each. Formats, formulas and their sources:
+// tensor/low_precision.h. Letters and conventions: ops/ops.h.
+//
+// A block has n values: 128 in FP8, 32 in MXFP8, 16 in NVFP4. At an edge it is as short as what is left.
+//
+//   format   along rows (1 x n)             tiles (n x n)        scales   values
+//   kFp8     activations, their gradients   weights              E8M0     E4M3
+//   kMxFp8   all                            -                    E8M0     E4M3
+//   kNvFp4   activations, their gradients   weights              E4M3     E2M1, two a byte, the low half first
+#pragma once
+
+#include <cstdint>
+
+#include "base/error.h"
+#include "base/kinds.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+constexpr int64_t block_size(OperandFormat format) {
+  switch (format) {
+    case OperandFormat::kFp8:
+      return 128;
+    case OperandFormat::kMxFp8:
+      return 32;
+    case OperandFormat::kNvFp4:
+      return 16;
+    case OperandFormat::kAct:
+      break;
+  }
+  return 1;
+}
+
+enum class BlockShape { kRows, kTiles };
+
+// Stochastic rounding, for E2M1 alone: element i of block b (in row-major order) of a tensor gets random byte i of
+// (*key, stream, b).
+struct RandomRounding {
+  Tensor key;           // [1] i64, another for each step; undefined: to nearest, ties to even
+  uint64_t stream = 0;  // another for each tensor of a step
+};
+
+// The largest magnitude of each of G matrices; not finite where an element is not.
+struct AbsMax {
+  Tensor x;              // [G, N, C] act
+  Tensor num_rows = {};  // [1] i32: how many rows the only matrix has; undefined: N
+  Tensor amax;           // = [G] stat
+};
+
+// Rounds G matrices, each for itself. Rows that are not there are neither read nor written, nor are scales of theirs.
+struct Quantize {
+  OperandFormat format = OperandFormat::kFp8;
+  BlockShape blocks = BlockShape::kRows;
+  Tensor x;              // [G, N, C] act
+  Tensor num_rows = {};  // as in AbsMax; kRows
+  Tensor amax = {};      // [G] stat, of x; NVFP4
+  RandomRounding random = {};
+  Tensor values;  // = [G, N, C] u8; NVFP4: [G, N, ceil(C / 2)], the last half byte of an odd row is 0
+  Tensor scales;  // = [G, N, ceil(C / n)] u8; tiles: [G, ceil(N / n), ceil(C / n)]
+};
+
+// What every device checks.
+inline void check_abs_max(const AbsMax& args) {
+  NMOE_CHECK(args.x.shape().rank() == 3 && args.amax.shape() == Shape({args.x.dim(0)}) &&
+                 (!args.num_rows.defined() || args.x.dim(0) == 1),
+             "largest magnitudes {} of {}", args.amax.shape(), args.x.shape());
+}
+inline void check_quantize(const Quantize& args) {
+  NMOE_CHECK(args.x.shape().rank() == 3, "rounding of {}", args.x.shape());
+  const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2), n = block_size(args.format);
+  const bool is_nvfp4 = args.format == OperandFormat::kNvFp4, tiles = args.blocks == BlockShape::kTiles;
+  NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
+             "there are no such blocks");
+  NMOE_CHECK(args.amax.defined() == is_nvfp4 && (!is_nvfp4 || args.amax.shape() == Shape({G})),
+             "NVFP4 alone has a scale of the tensor, from its largest magnitude");
+  NMOE_CHECK(!args.random.key.defined() || (is_nvfp4 && !tiles), "E2M1 in rows alone is rounded at random");
+  NMOE_CHECK(!args.num_rows.defined() || (G == 1 && !tiles), "a number of rows for {} matrices", G);
+  const int64_t across = (C + n - 1) / n;
+  NMOE_CHECK(args.values.shape() == Shape({G, N, is_nvfp4 ? (C + 1) / 2 : C}) &&
+                 args.scales.shape() == Shape({G, tiles ? (N + n - 1) / n : N, across}),
+             "values {} and scales {} of {}", args.values.shape(), args.scales.shape(), args.x.shape());
+}
+
+}  // namespace nmoe

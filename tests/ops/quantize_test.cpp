@@ -1,0 +1,104 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops/quantize_cases.h"
+#include "tensor/low_precision.h"
+
+namespace nmoe::test {
+namespace {
+
+class QuantizeTest : public ::testing::Test {
+ protected:
+  TensorPool pool_{DType::kF32};
+  ReadyDevice ops_ = cpu_device(DType::kF32);
+};
+
+TEST_F(QuantizeTest, BlocksAreThoseOfTheReference) {
+  const std::vector<QuantizeCase> cases = read_quantize_cases(pool_);
+  EXPECT_EQ(cases.size(), 15U * 6);
+  for (const QuantizeCase& one : cases) {
+    ops_->quantize(one.args);
+    EXPECT_EQ(bytes_of(one.args.values), one.values) << one.name;
+    EXPECT_EQ(bytes_of(one.args.scales), one.scales) << one.name;
+    const Tensor amax = pool_.zeros({1});
+    ops_->abs_max({.x = one.args.x, .amax = amax});
+    EXPECT_TRUE(same_bits(amax, one.amax)) << one.name;
+  }
+}
+
+// Rows that are not there are neither read nor written, and change nothing.
+TEST_F(QuantizeTest, RowsBeyondTheirNumberAreLeftAlone) {
+  const Tensor x = pool_.normal({1, 6, 40});
+  for (int64_t i = 4 * 40; i < 6 * 40; ++i) set(x, i, std::numeric_limits<double>::quiet_NaN());
+  const Tensor num_rows = pool_.ints({1}, {4}), amax = pool_.full({1}, -1.0);
+  ops_->abs_max({.x = x, .num_rows = num_rows, .amax = amax});
+  double largest = 0;
+  for (int64_t i = 0; i < 4 * 40; ++i) largest = std::max(largest, std::abs(get(x, i)));
+  EXPECT_EQ(get(amax, 0), largest);
+  const Tensor values = pool_.zeros(DType::kU8, {1, 6, 20}), scales = pool_.zeros(DType::kU8, {1, 6, 3});
+  std::ranges::fill(values.span<uint8_t>(), uint8_t{0xAA});
+  std::ranges::fill(scales.span<uint8_t>(), uint8_t{0xAA});
+  ops_->quantize({.format = OperandFormat::kNvFp4,
+                  .x = x,
+                  .num_rows = num_rows,
+                  .amax = amax,
+                  .values = values,
+                  .scales = scales});
+  for (int64_t i = 4 * 20; i < 6 * 20; ++i) EXPECT_EQ(values.data<uint8_t>()[i], 0xAA);
+  for (int64_t i = 0; i < 6 * 3; ++i) EXPECT_EQ(scales.data<uint8_t>()[i] == 0xAA, i >= 4 * 3) << i;
+}
+
+// Each of several matrices has tiles and a largest magnitude of its own.
+TEST_F(QuantizeTest, MatricesOfAStackAreApart) {
+  const Tensor x = pool_.normal({3, 20, 24});
+  for (int64_t i = 0; i < 20 * 24; ++i) set(x, 2 * 20 * 24 + i, 1000 * get(x, 2 * 20 * 24 + i));
+  const Tensor amax = pool_.zeros({3}), values = pool_.zeros(DType::kU8, {3, 20, 12}),
+               scales = pool_.zeros(DType::kU8, {3, 2, 2});
+  ops_->abs_max({.x = x, .amax = amax});
+  ops_->quantize({.format = OperandFormat::kNvFp4,
+                  .blocks = BlockShape::kTiles,
+                  .x = x,
+                  .amax = amax,
+                  .values = values,
+                  .scales = scales});
+  for (int64_t g = 0; g < 3; ++g) {
+    const Tensor one_amax = pool_.zeros({1}), one_values = pool_.zeros(DType::kU8, {1, 20, 12}),
+                 one_scales = pool_.zeros(DType::kU8, {1, 2, 2}), one = x.rows(g, g + 1);
+    ops_->abs_max({.x = one, .amax = one_amax});
+    EXPECT_EQ(get(one_amax, 0), get(amax, g));
+    ops_->quantize({.format = OperandFormat::kNvFp4,
+                    .blocks = BlockShape::kTiles,
+                    .x = one,
+                    .amax = one_amax,
+                    .values = one_values,
+                    .scales = one_scales});
+    EXPECT_EQ(bytes_of(one_values), bytes_of(values.rows(g, g + 1)));
+    EXPECT_EQ(bytes_of(one_scales), bytes_of(scales.rows(g, g + 1)));
+  }
+}
+
+TEST_F(QuantizeTest, WhatAFormatHasNotIsRefused) {
+  const Tensor x = pool_.zeros({1, 32, 32}), values = pool_.zeros(DType::kU8, {1, 32, 32});
+  EXPECT_THROW(ops_->quantize({.format = OperandFormat::kMxFp8,
+                               .blocks = BlockShape::kTiles,
+                               .x = x,
+                               .values = values,
+                               .scales = pool_.zeros(DType::kU8, {1, 1, 1})}),
+               CheckFailure);
+  EXPECT_THROW(ops_->quantize({.format = OperandFormat::kFp8,
+                               .x = x,
+                               .random = {.key = pool_.zeros(DType::kI64, {1})},
+                               .values = values,
+                               .scales = pool_.zeros(DType::kU8, {1, 32, 1})}),
+               CheckFailure);
+  EXPECT_THROW(ops_->quantize({.format = OperandFormat::kNvFp4,
+                               .x = x,
+                               .values = pool_.zeros(DType::kU8, {1, 32, 16}),
+                               .scales = pool_.zeros(DType::kU8, {1, 32, 2})}),
+               CheckFailure);  // no largest magnitude
+}
+
+}  // namespace
+}  // namespace nmoe::test

@@ -1,0 +1,245 @@
+// Products whose operands are rounded to low precision first, against loops over what the quantisers' codes stand for.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/tensors.h"
+#include "tensor/low_precision.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr OperandFormat kFormats[] = {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4};
+
+using Matrix = std::vector<std::vector<double>>;
+
+Matrix transposed(const Matrix& x) {
+  Matrix y(x.empty() ? 0 : x[0].size(), std::vector<double>(x.size()));
+  for (size_t i = 0; i < x.size(); ++i) {
+    for (size_t j = 0; j < x[i].size(); ++j) y[j][i] = x[i][j];
+  }
+  return y;
+}
+
+// [rows, cols] of a b^T.
+Matrix product(const Matrix& a, const Matrix& b) {
+  Matrix c(a.size(), std::vector<double>(b.size()));
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < b.size(); ++j) {
+      for (size_t k = 0; k < a[i].size(); ++k) c[i][j] += a[i][k] * b[j][k];
+    }
+  }
+  return c;
+}
+
+std::vector<double> flat(const Matrix& x) {
+  std::vector<double> values;
+  for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
+  return values;
+}
+
+class RoundedProducts : public ::testing::Test {
+ protected:
+  static Matrix matrix(Tensor x) {
+    Matrix y(static_cast<size_t>(x.dim(0)));
+    for (int64_t i = 0; i < x.num_elements(); ++i) y[static_cast<size_t>(i / x.dim(1))].push_back(get(x, i));
+    return y;
+  }
+
+  // What the codes of x's blocks stand for, the tensor's scale included.
+  Matrix rounded(const Matrix& x, OperandFormat format, BlockShape blocks) {
+    const auto N = static_cast<int64_t>(x.size()), C = static_cast<int64_t>(x[0].size()), n = block_size(format);
+    const bool is_nvfp4 = format == OperandFormat::kNvFp4;
+    const int64_t height = blocks == BlockShape::kTiles ? n : 1;
+    const Tensor source = pool_.zeros({1, N, C}), amax = is_nvfp4 ? pool_.zeros({1}) : Tensor(),
+                 values = pool_.zeros(DType::kU8, {1, N, is_nvfp4 ? (C + 1) / 2 : C}),
+                 scales = pool_.zeros(DType::kU8, {1, (N + height - 1) / height, (C + n - 1) / n});
+    const std::vector<double> elements = flat(x);
+    for (size_t i = 0; i < elements.size(); ++i) set(source, static_cast<int64_t>(i), elements[i]);
+    if (is_nvfp4) ops_->abs_max({.x = source, .amax = amax});
+    ops_->quantize({.format = format, .blocks = blocks, .x = source, .amax = amax, .values = values, .scales = scales});
+    Matrix y(x.size());
+    for (int64_t i = 0; i < N; ++i) {
+      for (int64_t j = 0; j < C; ++j) {
+        const uint8_t scale = scales.data<uint8_t>()[i / height * scales.dim(2) + j / n];
+        const uint8_t code = values.data<uint8_t>()[i * values.dim(2) + (is_nvfp4 ? j / 2 : j)];
+        const float value = is_nvfp4 ? e2m1_to_float(code >> (j % 2 * 4) & 15) * e4m3_to_float(scale)
+                                     : e4m3_to_float(code) * e8m0_to_float(scale);
+        y[static_cast<size_t>(i)].push_back(static_cast<double>(value) * (is_nvfp4 ? get(amax, 0) / 2688 : 1.0));
+      }
+    }
+    return y;
+  }
+  Matrix rounded_weights(const Matrix& w, OperandFormat format) {  // for sums over its columns
+    return rounded(w, format, format == OperandFormat::kMxFp8 ? BlockShape::kRows : BlockShape::kTiles);
+  }
+  // Along columns, as rows of the result.
+  Matrix rounded_columns(const Matrix& x, OperandFormat format) {
+    Matrix columns = transposed(x);
+    for (std::vector<double>& column : columns) {
+      if (format != OperandFormat::kNvFp4) break;
+      column.resize((column.size() + 15) / 16 * 16);
+      for (size_t first = 0; first < column.size(); first += 16) {
+        float block[16];
+        for (size_t i = 0; i < 16; ++i) block[i] = static_cast<float>(column[first + i]);
+        random_hadamard(block);
+        for (size_t i = 0; i < 16; ++i) column[first + i] = static_cast<double>(block[i]);
+      }
+    }
+    return rounded(columns, format, BlockShape::kRows);
+  }
+
+  TensorPool pool_{DType::kF32};
+  ReadyDevice ops_ = cpu_device(DType::kF32);
+};
+
+// Both extents leave short blocks in every format.
+TEST_F(RoundedProducts, AreThoseOfTheRoundedOperands) {
+  const int64_t T = 41, in = 150, out = 139;
+  for (const OperandFormat format : kFormats) {
+    const Tensor x = pool_.normal({T, in}), w = pool_.normal({out, in}, 0.02), dy = pool_.normal({T, out}, 1e-4);
+    const Tensor y = pool_.zeros({T, out}), dx = pool_.zeros({T, in}), dw = pool_.zeros({out, in});
+    const OperandRounding rounding{.format = format};
+    ops_->linear_forward({.x = x, .w = w, .y = y, .rounding = rounding});
+    const Matrix rounded_w = rounded_weights(matrix(w), format);
+    EXPECT_TRUE(near(y, flat(product(rounded(matrix(x), format, BlockShape::kRows), rounded_w)), 3e-4));
+
+    ops_->linear_backward_input({.dy = dy, .w = w, .dx = dx, .rounding = rounding});
+    const Matrix rounded_w_t = rounded_weights(transposed(matrix(w)), format);
+    EXPECT_TRUE(near(dx, flat(product(rounded(matrix(dy), format, BlockShape::kRows), rounded_w_t)), 3e-4));
+    // Tiles serve both products.
+    if (format != OperandFormat::kMxFp8) {
+      EXPECT_EQ(transposed(rounded_w), rounded_w_t);
+    }
+
+    ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = rounding});
+    EXPECT_TRUE(near(dw, flat(product(rounded_columns(matrix(dy), format), rounded_columns(matrix(x), format))), 3e-4));
+    const Tensor twice = pool_.clone(dw);
+    ops_->linear_backward_weight({.x = x, .dy = dy, .dw = twice, .accumulate = true, .rounding = rounding});
+    for (int64_t i = 0; i < dw.num_elements(); ++i) ASSERT_NEAR(get(twice, i), 2 * get(dw, i), 1e-6);
+  }
+}
+
+// Each expert's product is as if it were alone: blocks along tokens begin with it, and its weights have a scale of
+// their own. The largest value of the rows is in each expert's, so that the rows' scale is the same.
+TEST_F(RoundedProducts, ExpertsAreApart) {
+  const int64_t in = 40, out = 35, E = 4, capacity = 60;
+  const Tensor offsets = pool_.ints({E + 1}, {0, 21, 21, 22, 53});
+  for (const OperandFormat format : kFormats) {
+    const Tensor x = pool_.normal({capacity, in}), dy = pool_.normal({capacity, out}), w = pool_.normal({E, out, in});
+    for (int64_t row = 0; row < capacity; ++row) set(x, row * in, 8.0), set(dy, row * out, -8.0);
+    for (int64_t i = 53 * in; i < capacity * in; ++i) set(x, i, 1e30);  // nobody's rows
+    const Tensor y = pool_.zeros({capacity, out}), dx = pool_.zeros({capacity, in}), dw = pool_.full({E, out, in}, 3);
+    const OperandRounding rounding{.format = format};
+    ops_->grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = y, .rounding = rounding});
+    ops_->grouped_linear_backward_input({.dy = dy, .w = w, .offsets = offsets, .dx = dx, .rounding = rounding});
+    ops_->grouped_linear_backward_weight({.x = x, .dy = dy, .offsets = offsets, .dw = dw, .rounding = rounding});
+    for (int64_t e = 0; e < E; ++e) {
+      const int64_t begin = offsets.data<int32_t>()[e], end = offsets.data<int32_t>()[e + 1];
+      if (begin == end) {
+        for (const double value : values(dw[e])) EXPECT_EQ(value, 0.0);
+        continue;
+      }
+      const Tensor one_y = pool_.zeros({end - begin, out}), one_dx = pool_.zeros({end - begin, in}),
+                   one_dw = pool_.zeros({out, in});
+      ops_->linear_forward({.x = x.rows(begin, end), .w = w[e], .y = one_y, .rounding = rounding});
+      ops_->linear_backward_input({.dy = dy.rows(begin, end), .w = w[e], .dx = one_dx, .rounding = rounding});
+      EXPECT_TRUE(near(y.rows(begin, end), one_y, 3e-4));
+      EXPECT_TRUE(near(dx.rows(begin, end), one_dx, 3e-4));
+      ops_->linear_backward_weight(
+          {.x = x.rows(begin, end), .dy = dy.rows(begin, end), .dw = one_dw, .rounding = rounding});
+      // Transformed rows have another largest value in each expert.
+      if (format != OperandFormat::kNvFp4) {
+        EXPECT_TRUE(near(dw[e], one_dw, 3e-4));
+      }
+    }
+  }
+}
+
+// Ratio of signal to noise of a product, in dB, against the same without rounding.
+double ratio(Tensor actual, Tensor exact) {
+  double signal = 0, noise = 0;
+  for (int64_t i = 0; i < exact.num_elements(); ++i) {
+    const double value = get(exact, i), error = get(actual, i) - value;
+    signal += value * value;
+    noise += error * error;
+  }
+  return 10 * std::log10(signal / noise);
+}
+
+// What is known of these formats on normal values, less the error of two operands: 3 dB. Gradients of weights of ragged
+// experts are here too, with the transform.
+TEST_F(RoundedProducts, HaveTheFormatsNoise) {
+  const int64_t in = 96, out = 96, E = 3, R = 300;
+  const Tensor x = pool_.normal({R, in}), dy = pool_.normal({R, out}), w = pool_.normal({E, out, in});
+  const Tensor offsets = pool_.ints({E + 1}, {0, 133, 250, 300}), key = pool_.zeros(DType::kI64, {1});
+  const auto all = [&](const OperandRounding& forward, const OperandRounding& backward) {
+    const Tensor y = pool_.zeros({R, out}), dx = pool_.zeros({R, in}), dw = pool_.zeros({E, out, in});
+    ops_->grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = y, .rounding = forward});
+    ops_->grouped_linear_backward_input({.dy = dy, .w = w, .offsets = offsets, .dx = dx, .rounding = backward});
+    ops_->grouped_linear_backward_weight({.x = x, .dy = dy, .offsets = offsets, .dw = dw, .rounding = backward});
+    return std::vector{y, dx, dw};
+  };
+  const std::vector<Tensor> exact = all({}, {});
+  const auto check = [&](OperandFormat format, Tensor random_key, double y, double dx, double dw) {
+    const std::vector<Tensor> low = all({.format = format}, {.format = format, .random = {.key = random_key}});
+    EXPECT_GT(ratio(low[0], exact[0]), y);
+    EXPECT_GT(ratio(low[1], exact[1]), dx);
+    EXPECT_GT(ratio(low[2], exact[2]), dw);
+    for (size_t i = 0; i < 3; ++i) EXPECT_LT(ratio(low[i], exact[i]), 32);
+  };
+  check(OperandFormat::kFp8, {}, 28, 28, 28);
+  check(OperandFormat::kMxFp8, {}, 28, 28, 28);
+  check(OperandFormat::kNvFp4, {}, 15.5, 15.5, 16.5);
+  check(OperandFormat::kNvFp4, key, 15.5, 14, 14.5);
+}
+
+// The same key and stream give the same bits, another either of them others; and the mean over many is the product.
+TEST_F(RoundedProducts, RandomRoundingRepeatsAndIsRightInTheMean) {
+  const int64_t T = 32, in = 16, out = 48;
+  const Tensor x = pool_.normal({T, in}), dy = pool_.normal({T, out}), w = pool_.normal({out, in});
+  const Tensor key = pool_.zeros(DType::kI64, {1});
+  const auto gradients = [&](int64_t number, uint64_t stream) {
+    *key.data<int64_t>() = number;
+    const OperandRounding rounding{.format = OperandFormat::kNvFp4, .random = {.key = key, .stream = stream}};
+    const Tensor dx = pool_.zeros({T, in}), dw = pool_.zeros({out, in});
+    ops_->linear_backward_input({.dy = dy, .w = w, .dx = dx, .rounding = rounding});
+    ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = rounding});
+    return std::pair{dx, dw};
+  };
+  const auto [dx, dw] = gradients(1, 2);
+  EXPECT_TRUE(same_bits(gradients(1, 2).first, dx));
+  EXPECT_TRUE(same_bits(gradients(1, 2).second, dw));
+  EXPECT_FALSE(same_bits(gradients(2, 2).first, dx));
+  EXPECT_FALSE(same_bits(gradients(1, 3).second, dw));
+
+  // Against operands of which the others are rounded alike, and dy is not: its noise falls with the root of the number.
+  const Matrix wanted = product(matrix(dy), rounded_weights(transposed(matrix(w)), OperandFormat::kNvFp4));
+  const Tensor exact = pool_.zeros({T, in}), mean = pool_.zeros({T, in});
+  const std::vector<double> elements = flat(wanted);
+  for (size_t i = 0; i < elements.size(); ++i) set(exact, static_cast<int64_t>(i), elements[i]);
+  constexpr int64_t kDraws = 200;
+  for (int64_t draw = 0; draw < kDraws; ++draw) {
+    const Tensor one = gradients(draw, 7).first;
+    for (int64_t i = 0; i < one.num_elements(); ++i) set(mean, i, get(mean, i) + get(one, i) / kDraws);
+  }
+  EXPECT_GT(ratio(mean, exact), ratio(dx, exact) + 18);  // 23 dB but for what 8 bits leave out
+}
+
+// What is not finite is not rounded away.
+TEST_F(RoundedProducts, KeepWhatIsNotFinite) {
+  for (const OperandFormat format : kFormats) {
+    for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+      const Tensor x = pool_.normal({4, 32}), w = pool_.normal({8, 32}), y = pool_.zeros({4, 8}),
+                   dw = pool_.zeros({8, 32}), dy = pool_.normal({4, 8});
+      set(x, 40, bad);
+      ops_->linear_forward({.x = x, .w = w, .y = y, .rounding = {.format = format}});
+      ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = {.format = format}});
+      for (int64_t i = 8; i < 16; ++i) EXPECT_TRUE(std::isnan(get(y, i)));
+      EXPECT_TRUE(std::isnan(get(dw, 8)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
