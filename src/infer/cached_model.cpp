@@ -58,7 +58,7 @@ void CachedModel::set_up() {
   device_ = make_device(where);
   storage_ = std::make_unique<Storage>(*device_, plan);
   model_ = make(*storage_);
-  host_ids_.resize(static_cast<size_t>(std::max(max_rows(), max_logits())));
+  host_ids_.resize(static_cast<size_t>(std::max({max_rows(), max_logits(), options_.max_scores})));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
 }
 
@@ -73,25 +73,36 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
   positions_ = state.allocate(DType::kI32, {max_rows()});
   wanted_ = state.allocate(DType::kI32, {max_logits()});
   logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
+  const int64_t scores = options_.max_scores;
+  scored_ = {.rows = state.allocate(DType::kI32, {scores}),
+             .targets = state.allocate(DType::kI32, {scores}),
+             .losses = state.allocate(DType::kF32, {scores}),
+             .predictions = state.allocate(DType::kI32, {scores})};
   if (ops.counting()) {
-    model->cached_logits({tokens_, slots_, positions_}, cache_, storage[ArenaKind::kActivations], wanted_, logits_);
+    const CachedRows rows = {tokens_, slots_, positions_};
+    model->cached_logits(rows, cache_, storage[ArenaKind::kActivations], wanted_, logits_);
+    model->cached_scores(rows, cache_, storage[ArenaKind::kActivations], scored_);
   }
   return model;
+}
+
+CachedRows CachedModel::upload_rows(std::span<const CacheRow> rows) {
+  const auto num_rows = static_cast<int64_t>(rows.size());
+  const auto upload = [&](Tensor tensor, auto&& value) {
+    for (size_t i = 0; i < rows.size(); ++i) host_ids_[i] = value(rows[i]);
+    device_->upload(tensor, host_ids_.data());
+    return tensor;
+  };
+  return {.tokens = upload(tokens_.rows(0, num_rows), [](const CacheRow& row) { return row.token; }),
+          .slots = upload(slots_.rows(0, num_rows), [](const CacheRow& row) { return row.slot; }),
+          .positions = upload(positions_.rows(0, num_rows), [](const CacheRow& row) { return row.position; })};
 }
 
 std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {
   const auto num_rows = static_cast<int64_t>(rows.size()), num_logits = static_cast<int64_t>(wanted.size());
   NMOE_CHECK(num_rows <= max_rows() && num_logits <= max_logits(), "{} rows, {} logits; room for {} and {}", num_rows,
              num_logits, max_rows(), max_logits());
-  const auto upload = [&](Tensor tensor, auto&& value) {
-    for (size_t i = 0; i < rows.size(); ++i) host_ids_[i] = value(rows[i]);
-    device_->upload(tensor, host_ids_.data());
-    return tensor;
-  };
-  const CachedRows device_rows{
-      .tokens = upload(tokens_.rows(0, num_rows), [](const CacheRow& row) { return row.token; }),
-      .slots = upload(slots_.rows(0, num_rows), [](const CacheRow& row) { return row.slot; }),
-      .positions = upload(positions_.rows(0, num_rows), [](const CacheRow& row) { return row.position; })};
+  const CachedRows device_rows = upload_rows(rows);
   const Tensor device_wanted = wanted_.rows(0, num_logits), logits = logits_.rows(0, num_logits);
   device_->upload(device_wanted, wanted.data());
   model_->cached_logits(device_rows, cache_, (*storage_)[ArenaKind::kActivations], device_wanted, logits);
@@ -103,6 +114,29 @@ std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::spa
     std::copy_n(host_logits_.data() + row * padded, vocab, host_logits_.data() + row * vocab);
   }
   return std::span<const float>(host_logits_).first(static_cast<size_t>(num_logits * vocab));
+}
+
+std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored) {
+  const auto num_rows = static_cast<int64_t>(rows.size()), num_scores = static_cast<int64_t>(scored.size());
+  NMOE_CHECK(num_rows <= max_rows() && num_scores <= options_.max_scores, "{} rows, {} scores; room for {} and {}",
+             num_rows, num_scores, max_rows(), options_.max_scores);
+  const CachedRows device_rows = upload_rows(rows);
+  const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
+                             .targets = scored_.targets.rows(0, num_scores),
+                             .losses = scored_.losses.rows(0, num_scores),
+                             .predictions = scored_.predictions.rows(0, num_scores)};
+  for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].row;
+  device_->upload(wanted.rows, host_ids_.data());
+  for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].token;
+  device_->upload(wanted.targets, host_ids_.data());
+  model_->cached_scores(device_rows, cache_, (*storage_)[ArenaKind::kActivations], wanted);
+  host_scores_.resize(scored.size());
+  if (scored.empty()) return {};
+  host_losses_.resize(scored.size());
+  device_->download(host_losses_.data(), wanted.losses);
+  device_->download(host_ids_.data(), wanted.predictions);
+  for (size_t i = 0; i < scored.size(); ++i) host_scores_[i] = {host_losses_[i], host_ids_[i]};
+  return host_scores_;
 }
 
 }  // namespace nmoe

@@ -27,7 +27,19 @@ struct CacheRow {
 struct CachedModelOptions {
   int num_threads = 0;  // 0: one per available CPU
   int64_t num_slots = 8;
-  int64_t capacity = 0;  // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t capacity = 0;    // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t max_scores = 0;  // of one call of score()
+};
+
+// How likely a token was.
+struct TokenScore {
+  float nats = 0.0F;      // its loss, over the model's whole vocabulary, as training counts it
+  int32_t likeliest = 0;  // the likeliest token there, the lowest of equals
+};
+// A token that comes behind one of the rows of a call; a row may have several such.
+struct ScoredToken {
+  int32_t row = 0;
+  int32_t token = 0;
 };
 
 class CachedModel {
@@ -45,6 +57,8 @@ class CachedModel {
   // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., one behind the other, each of the tokenizer's
   // vocab_size() ids: a vocabulary padded beyond has ids that stand for nothing. Valid until the next call.
   std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+  // The same for scores, up to CachedModelOptions::max_scores of them, in the order of `scored`.
+  std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);
 
   const Config& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -55,6 +69,7 @@ class CachedModel {
 
  private:
   void set_up();
+  CachedRows upload_rows(std::span<const CacheRow> rows);
   std::unique_ptr<Model> make(Storage& storage);
 
   Config config_;
@@ -67,8 +82,11 @@ class CachedModel {
   Tensor tokens_, slots_, positions_;  // [max_rows] i32
   Tensor wanted_;                      // [max_logits] i32
   Tensor logits_;                      // [max_logits, V]
+  ScoredRows scored_;                  // of max_scores
   std::vector<int32_t> host_ids_;
   std::vector<float> host_logits_;
+  std::vector<float> host_losses_;
+  std::vector<TokenScore> host_scores_;
 };
 
 }  // namespace nmoe

@@ -50,13 +50,14 @@ TEST(Schema, DescribesEveryMember) {
       {"optim.schedule", num_members<ScheduleConfig>()},
       {"train", num_members<TrainConfig>()},
       {"parallel", num_members<ParallelConfig>()},
+      {"eval", num_members<EvalConfig>()},
       {"checkpoint", num_members<CheckpointConfig>()},
   };
   Config config;
   std::map<std::string, size_t> described;
   for (const Field& field : describe(config)) ++described[std::string(field.section())];
   EXPECT_EQ(described, expected);
-  EXPECT_EQ(num_members<Config>(), 7u);
+  EXPECT_EQ(num_members<Config>(), 8u);
 }
 
 TEST(Schema, KeysDiffer) {
