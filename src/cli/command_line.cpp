@@ -96,6 +96,7 @@ class CommandLine::Commands {
     add_checkpoints(app_);
     add_hugging_face(app_);
     add_conversation(app_);
+    add_evaluation(app_);
     add_measurement(app_);
     add_help(app_);
   }
@@ -504,6 +505,58 @@ class CommandLine::Commands {
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 
+  void add_evaluation(CLI::App& app) {
+    CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, choices, bits per byte");
+    CLI::Option* model =
+        eval->add_option("model", eval_.model, "a checkpoint, a folder of them: the latest, or a Hugging Face folder");
+    CLI::Option* tasks =
+        eval->add_option("--tasks", eval_.tasks,
+                         "core, mmlu, mmlu_pro or choices; a task, as core/piqa; or a file of tasks (.toml)")
+            ->type_name("NAME,NAME...")
+            ->delimiter(',')
+            ->allow_extra_args(false);
+    CLI::Option* texts = eval->add_option("--text", eval_.texts, "documents whose bits per byte are told (repeatable)")
+                             ->type_name("FILE")
+                             ->take_all()
+                             ->allow_extra_args(false);
+    eval->add_option("--data", eval_.data, "folder of the tasks' data (scripts/eval_data.sh)")
+        ->type_name("DIR")
+        ->capture_default_str();
+    eval->add_option("--limit", eval_.limit, "items of a task, drawn at random; 0: all")
+        ->check(number(0))
+        ->capture_default_str();
+    eval->add_option("-o,--out", eval_.out, "folder for report and items; an unfinished evaluation there goes on")
+        ->type_name("DIR");
+    eval->add_option("--context", eval_.context, "tokens of a text, which loses its beginning beyond; 0: the model's")
+        ->check(number(0))
+        ->capture_default_str();
+    eval->add_option("--device", eval_.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
+    eval->add_option("--batch", eval_.batch,
+                     "items at a time, on cuda sequences: each takes a context's room in memory")
+        ->check(number(1))
+        ->capture_default_str();
+    eval->add_flag_callback(
+        "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
+        "compute every text from its first token on: the same results, later");
+    eval->add_option("--threads", eval_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    eval->add_flag("--json", eval_.json, "print JSON");
+
+    CLI::App* compare = eval->add_subcommand("compare", "tell whether two evaluations differ, item by item");
+    compare->add_option("a", eval_compare_.a, "a folder that n eval --out wrote")->required();
+    compare->add_option("b", eval_compare_.b, "the other one")->required();
+    compare->add_flag("--json", eval_compare_.json, "print JSON");
+    compare->callback([this] { run_ = [this] { eval_compare_command(eval_compare_); }; });
+    eval->callback([this, compare, model, tasks, texts] {
+      if (compare->parsed()) return;
+      if (model->empty()) throw CLI::RequiredError("a model");
+      if (tasks->empty() && texts->empty()) throw CLI::RequiredError("--tasks or --text");
+      run_ = [this] { eval_command(eval_); };
+    });
+  }
+
   void add_measurement(CLI::App& app) {
     CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
     CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
@@ -615,6 +668,8 @@ class CommandLine::Commands {
   ParityArguments parity_;
   ChatArguments chat_;
   ServeArguments serve_;
+  EvalArguments eval_;
+  EvalCompareArguments eval_compare_;
   BenchTrainArguments bench_train_;
   BenchOpsArguments bench_ops_;
   BenchDecodeArguments bench_decode_;

@@ -140,6 +140,29 @@ struct ServeArguments {
 // Serves OpenAI's API over HTTP until SIGINT or SIGTERM (docs/serving.md).
 void serve_command(const ServeArguments& arguments);
 
+struct EvalArguments {
+  std::string model;               // a checkpoint, a folder of them, or a Hugging Face model's
+  std::vector<std::string> tasks;  // suites, tasks of them, files of tasks
+  std::vector<std::string> texts;  // files of documents, whose bits per byte are told
+  std::string data = "data/eval";
+  std::string out;      // "": nothing is kept
+  int64_t limit = 0;    // items of a task; 0: all
+  int64_t context = 0;  // tokens of a text; 0: the model's
+  int64_t batch = 16;   // items, or on cuda sequences, at a time
+  std::string device = "cpu";
+  bool fp32 = false;  // on cuda, instead of bf16
+  int threads = 0;
+  bool share_prefixes = true;
+  bool json = false;
+};
+void eval_command(const EvalArguments& arguments);
+
+struct EvalCompareArguments {
+  std::string a, b;  // folders that eval_command() wrote
+  bool json = false;
+};
+void eval_compare_command(const EvalCompareArguments& arguments);
+
 struct RunsArguments {
   std::string dir = "runs";
   int64_t limit = 20;

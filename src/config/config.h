@@ -219,6 +219,14 @@ struct ParallelConfig {
   int64_t stall_s = 5;  // and in a step, beyond twice the longest step; 0: timeout_s
 };
 
+// Tasks that a run is judged by while it trains (docs/evaluation.md).
+struct EvalConfig {
+  int64_t every = 0;                   // steps; and at the end; 0: never
+  std::string tasks = "core";          // as n eval --tasks takes them
+  int64_t limit = 100;                 // items of a task; 0: all
+  std::string data_dir = "data/eval";  // folder of the tasks' data
+};
+
 struct CheckpointConfig {
   int64_t every = 0;            // steps; 0: not by steps
   double every_minutes = 30.0;  // 0: not by time
@@ -233,6 +241,7 @@ struct Config {
   OptimConfig optim;
   TrainConfig train;
   ParallelConfig parallel;
+  EvalConfig eval;
   CheckpointConfig checkpoint;
 };
 

@@ -43,7 +43,7 @@ constexpr OtherNames kTable[] = {
     {"model.moe.z_loss", "router_z_loss_coef moe_z_loss_coeff"},
     {"model.init.from", "init_from pretrained load_checkpoint initial_checkpoint_dir"},
     {"model.init.std", "initializer_range init_method_std"},
-    {"data.path", "dataset data_path data_dir dataset_path train_data"},
+    {"data.path", "dataset data_path dataset_path train_data"},
     {"data.seq_len", "block_size context_length max_seq_len max_seq_length seq_length sequence_length max_length"},
     {"optim.clip_norm", "grad_clip max_grad_norm clip_grad max_norm grad_clip_norm"},
     {"optim.lr", "learning_rate max_lr base_lr"},

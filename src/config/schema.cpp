@@ -523,6 +523,20 @@ std::vector<Field> describe(Config& config) {
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();
 
+  const bool evaluates = config.eval.every > 0;
+  f.section("eval");
+  f.key("every", config.eval.every, kSpan, "steps between evaluations, with one at the end; 0: never")
+      .not_in_fingerprint();
+  f.key("tasks", config.eval.tasks, kSomeText, "as of n eval --tasks")
+      .needs(evaluates, "eval.every > 0")
+      .not_in_fingerprint();
+  f.key("limit", config.eval.limit, kSpan, "items of a task; 0: all")
+      .needs(evaluates, "eval.every > 0")
+      .not_in_fingerprint();
+  f.key("data_dir", config.eval.data_dir, kSomeText, "folder of the tasks' data (scripts/eval_data.sh)")
+      .needs(evaluates, "eval.every > 0")
+      .not_in_fingerprint();
+
   f.section("checkpoint");
   f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: not by steps").not_in_fingerprint();
   f.key("every_minutes", config.checkpoint.every_minutes, kNonNegative, "minutes between checkpoints; 0: not by time")

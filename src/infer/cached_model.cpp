@@ -110,6 +110,7 @@ void CachedModel::set_up(bool random_weights) {
   model_ = make(*storage_);
   host_inputs_.resize(static_cast<size_t>(inputs_.num_elements()));
   host_sampled_.resize(static_cast<size_t>(max_logits()));
+  host_ids_.resize(static_cast<size_t>(options_.max_scores));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
 }
 
@@ -126,14 +127,34 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
     seen_ = state.allocate(DType::kI32, {kMaxSeen, 2});
     sampled_ = state.allocate(DType::kI32, {max_logits()});
   }
+  const int64_t scores = options_.max_scores;
+  scored_ = {.rows = state.allocate(DType::kI32, {scores}),
+             .targets = state.allocate(DType::kI32, {scores}),
+             .losses = state.allocate(DType::kF32, {scores}),
+             .predictions = state.allocate(DType::kI32, {scores})};
   if (ops.counting()) {
-    const auto row = [&](int64_t i, int64_t size) {
-      return inputs_.rows(i, i + 1).reshape({inputs_.dim(1)}).rows(0, size);
-    };
-    model->cached_logits({row(0, max_rows()), row(1, max_rows()), row(2, max_rows())}, cache_,
-                         storage[ArenaKind::kActivations], row(3, max_logits()), logits_);
+    Arena& activations = storage[ArenaKind::kActivations];
+    model->cached_logits(input_rows(max_rows()), cache_, activations, input(3, max_logits()), logits_);
+    model->cached_scores(input_rows(max_rows()), cache_, activations, scored_);
   }
   return model;
+}
+
+Tensor CachedModel::input(int64_t i, int64_t size) const {
+  return inputs_.rows(i, i + 1).reshape({inputs_.dim(1)}).rows(0, size);
+}
+
+CachedRows CachedModel::input_rows(int64_t num_rows) const {
+  return {.tokens = input(0, num_rows), .slots = input(1, num_rows), .positions = input(2, num_rows)};
+}
+
+// Rows on the host; those behind them, up to num_rows, belong to no sequence.
+void CachedModel::fill_inputs(std::span<const CacheRow> rows, int64_t num_rows) {
+  const auto pitch = static_cast<size_t>(inputs_.dim(1));
+  for (size_t i = 0; i < static_cast<size_t>(num_rows); ++i) {
+    const CacheRow row = i < rows.size() ? rows[i] : CacheRow{.token = 0, .slot = -1, .position = 0};
+    host_inputs_[i] = row.token, host_inputs_[pitch + i] = row.slot, host_inputs_[2 * pitch + i] = row.position;
+  }
 }
 
 // Puts the logits of rows[wanted[0]], ... into logits_.
@@ -144,31 +165,27 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
   const bool all_wanted = num_rows == num_logits && num_rows > 0;
   const bool recorded = all_wanted && samples();
   const int64_t run_rows = recorded ? std::min({recorded_rows(num_rows), max_rows(), max_logits()}) : num_rows;
-  const int64_t run_logits = recorded ? run_rows : num_logits, pitch = inputs_.dim(1);
-  for (int64_t i = 0; i < run_rows; ++i) {
-    const CacheRow row = i < num_rows ? rows[static_cast<size_t>(i)] : CacheRow{.token = 0, .slot = -1, .position = 0};
-    const auto at = static_cast<size_t>(i), step = static_cast<size_t>(pitch);
-    host_inputs_[at] = row.token, host_inputs_[step + at] = row.slot, host_inputs_[2 * step + at] = row.position;
-  }
+  const int64_t run_logits = recorded ? run_rows : num_logits;
+  fill_inputs(rows, run_rows);
   for (int64_t i = 0; i < run_logits; ++i) {
-    host_inputs_[static_cast<size_t>(3 * pitch + i)] =
+    host_inputs_[static_cast<size_t>(3 * inputs_.dim(1) + i)] =
         i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
   }
   device_->upload(inputs_, host_inputs_.data());
 
   const auto run = [this, run_rows, run_logits] {
-    const auto input = [&](int64_t i, int64_t size) {
-      return inputs_.rows(i, i + 1).reshape({inputs_.dim(1)}).rows(0, size);
-    };
-    model_->cached_logits({.tokens = input(0, run_rows), .slots = input(1, run_rows), .positions = input(2, run_rows)},
-                          cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
+    model_->cached_logits(input_rows(run_rows), cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
                           logits_.rows(0, run_logits));
   };
-  if (!recorded) return run();
-  Step& step = steps_[run_rows];
-  if (!std::exchange(step.has_run, true)) return run();  // kernels are loaded at their first use
-  if (step.recording == nullptr) step.recording = device_->record(run);
-  step.recording->run();
+  model_->cached_logits({.tokens = input(0, run_rows), .slots = input(1, run_rows), .positions = input(2, run_rows)},
+                        cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
+                        logits_.rows(0, run_logits));
+};
+if (!recorded) return run();
+Step& step = steps_[run_rows];
+if (!std::exchange(step.has_run, true)) return run();  // kernels are loaded at their first use
+if (step.recording == nullptr) step.recording = device_->record(run);
+step.recording->run();
 }
 
 std::span<const float> CachedModel::download_logits(int64_t num_logits) {
@@ -207,6 +224,30 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   device_->download(host_sampled_.data(), tokens);
   samples.tokens = std::span<const int32_t>(host_sampled_).first(static_cast<size_t>(num_logits));
   return samples;
+}
+
+std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored) {
+  const auto num_rows = static_cast<int64_t>(rows.size()), num_scores = static_cast<int64_t>(scored.size());
+  NMOE_CHECK(num_rows <= max_rows() && num_scores <= options_.max_scores, "{} rows, {} scores; room for {} and {}",
+             num_rows, num_scores, max_rows(), options_.max_scores);
+  fill_inputs(rows, num_rows);
+  device_->upload(inputs_, host_inputs_.data());
+  const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
+                             .targets = scored_.targets.rows(0, num_scores),
+                             .losses = scored_.losses.rows(0, num_scores),
+                             .predictions = scored_.predictions.rows(0, num_scores)};
+  for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].row;
+  device_->upload(wanted.rows, host_ids_.data());
+  for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].token;
+  device_->upload(wanted.targets, host_ids_.data());
+  model_->cached_scores(input_rows(num_rows), cache_, (*storage_)[ArenaKind::kActivations], wanted);
+  host_scores_.resize(scored.size());
+  if (scored.empty()) return {};
+  host_losses_.resize(scored.size());
+  device_->download(host_losses_.data(), wanted.losses);
+  device_->download(host_ids_.data(), wanted.predictions);
+  for (size_t i = 0; i < scored.size(); ++i) host_scores_[i] = {host_losses_[i], host_ids_[i]};
+  return host_scores_;
 }
 
 }  // namespace nmoe

@@ -38,7 +38,19 @@ struct CachedModelOptions {
   std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
   int num_threads = 0;         // 0: one per available CPU
   int64_t num_slots = 8;
-  int64_t capacity = 0;  // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t capacity = 0;    // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t max_scores = 0;  // of one call of score()
+};
+
+// How likely a token was.
+struct TokenScore {
+  float nats = 0.0F;      // its loss, over the model's whole vocabulary, as training counts it
+  int32_t likeliest = 0;  // the likeliest token there, the lowest of equals
+};
+// A token that comes behind one of the rows of a call; a row may have several such.
+struct ScoredToken {
+  int32_t row = 0;
+  int32_t token = 0;
 };
 
 class CachedModel {
@@ -56,6 +68,8 @@ class CachedModel {
   // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., one behind the other, each of the tokenizer's
   // vocab_size() ids: a vocabulary padded beyond has ids that stand for nothing. Valid until the next call.
   std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+  // The same for scores, up to CachedModelOptions::max_scores of them, in the order of `scored`.
+  std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);
 
   // Whether sample() can be called.
   bool samples() const { return draws_.defined(); }
@@ -85,6 +99,9 @@ class CachedModel {
   void set_up(bool random_weights);
   void check_memory(const StoragePlan& plan) const;
   void load(const CheckpointReader& reader);
+  Tensor input(int64_t i, int64_t size) const;
+  CachedRows input_rows(int64_t num_rows) const;
+  void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
   std::unique_ptr<Model> make(Storage& storage);
   void enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   std::span<const float> download_logits(int64_t num_logits);
@@ -96,18 +113,22 @@ class CachedModel {
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
   KvCache cache_;
-  Tensor inputs_;   // [4, max_rows] i32: tokens, slots, positions, wanted
-  Tensor logits_;   // [max_logits, V]
-  Tensor draws_;    // [max_logits TokenDraws] u8; undefined where the host samples, with those below
-  Tensor seen_;     // [N, 2] i32, of those that are penalised at once
-  Tensor sampled_;  // [max_logits] i32
+  Tensor inputs_;      // [4, max_rows] i32: tokens, slots, positions, wanted
+  Tensor logits_;      // [max_logits, V]
+  Tensor draws_;       // [max_logits TokenDraws] u8; undefined where the host samples, with those below
+  Tensor seen_;        // [N, 2] i32, of those that are penalised at once
+  Tensor sampled_;     // [max_logits] i32
+  ScoredRows scored_;  // of max_scores
   struct Step {
     bool has_run = false;
     std::unique_ptr<Recording> recording;
   };
   std::map<int64_t, Step> steps_;  // by their number of rows
   std::vector<int32_t> host_inputs_, host_sampled_;
+  std::vector<int32_t> host_ids_;  // of what is scored
   std::vector<float> host_logits_;
+  std::vector<float> host_losses_;
+  std::vector<TokenScore> host_scores_;
 };
 
 }  // namespace nmoe

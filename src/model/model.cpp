@@ -20,6 +20,12 @@ void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& value
   }
 }
 
+// Every row is a sequence of one position.
+Batch batch_of(const CachedRows& rows) {
+  return {
+      .num_seqs = rows.tokens.dim(0), .seq_len = 1, .tokens = rows.tokens, .targets = {}, .positions = rows.positions};
+}
+
 }  // namespace
 
 Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, DomainShare share)
@@ -192,11 +198,31 @@ void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor lo
   head_.forward(ops_, chosen, logits);
 }
 
+void Model::write_scores(const Pass& pass, Tensor normed, const ScoredRows& scored) {
+  const Tensor chosen = pass.push({scored.rows.dim(0), config_.dim});
+  ops_.embedding_forward({.ids = scored.rows, .table = normed, .y = chosen});
+  ops_.head_loss({.x = chosen,
+                  .w = head_.weight().value,
+                  .targets = scored.targets,
+                  .grad_scale = {},
+                  .losses = scored.losses,
+                  .dx = {},
+                  .dw = {},
+                  .predictions = scored.predictions});
+}
+
 void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows) {
   const ArenaScope scope(activations);
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
   write_logits(pass, hidden_states(pass), rows, logits);
+}
+
+void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& scored) {
+  const ArenaScope scope(activations);
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = false;
+  write_scores(pass, hidden_states(pass), scored);
 }
 
 KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {
@@ -211,25 +237,36 @@ KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) con
   return cache;
 }
 
-void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted,
-                          Tensor logits) {
-  const ArenaScope scope(activations);
-  const int64_t num_rows = rows.tokens.dim(0);
-  const Batch batch{
-      .num_seqs = num_rows, .seq_len = 1, .tokens = rows.tokens, .targets = {}, .positions = rows.positions};
-  Pass pass = make_pass(batch, activations);
-  pass.statistics = false;
-  const Shape stream({num_rows, config_.dim});
+Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, const KvCache& cache) {
+  const Shape stream({rows.tokens.dim(0), config_.dim});
   const Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    const ArenaScope layer_scope(activations);
+    const ArenaScope layer_scope(pass.activations);
     ops_.copy({.source = blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), .destination = x});
   }
-  if (wanted.dim(0) == 0) return;
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
-  write_logits(pass, normed, wanted, logits);
+  return normed;
+}
+
+void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted,
+                          Tensor logits) {
+  const ArenaScope scope(activations);
+  const Batch batch = batch_of(rows);
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = false;
+  const Tensor normed = cached_hidden_states(pass, rows, cache);
+  if (wanted.dim(0) > 0) write_logits(pass, normed, wanted, logits);
+}
+
+void Model::cached_scores(const CachedRows& rows, const KvCache& cache, Arena& activations, const ScoredRows& scored) {
+  const ArenaScope scope(activations);
+  const Batch batch = batch_of(rows);
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = false;
+  const Tensor normed = cached_hidden_states(pass, rows, cache);
+  if (scored.rows.dim(0) > 0) write_scores(pass, normed, scored);
 }
 
 void Model::update_router_bias(Tensor grad_scale) {

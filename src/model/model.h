@@ -18,6 +18,15 @@
 
 namespace nmoe {
 
+// What is wanted of some rows of a pass: how likely the token behind each was. L pairs of a row and a token; a row may
+// be in several.
+struct ScoredRows {
+  Tensor rows;         // [L] i32, of the pass's
+  Tensor targets;      // [L] i32: the token that came behind the row
+  Tensor losses;       // [L] stat =: its loss in nats, over all of V
+  Tensor predictions;  // [L] i32 =: the likeliest token, the lowest of equals
+};
+
 class Model {
  public:
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
@@ -53,12 +62,16 @@ class Model {
   // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
   // stay as they are.
   void logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows = {});
+  // The same for losses.
+  void scores(const Batch& batch, Arena& activations, const ScoredRows& scored);
 
   // Storage for `num_slots` sequences of up to `capacity` positions, of which there may not be more than max_positions.
   KvCache make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const;
   // Runs rows through the model, each attending to what is cached of its slot, and adds them to the cache. logits [L,
   // V] = of the rows `wanted` [L] i32 (of T); none where L is 0. The same values as logits() gives, up to rounding.
   void cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted, Tensor logits);
+  // The same for losses; none where `scored` has no rows.
+  void cached_scores(const CachedRows& rows, const KvCache& cache, Arena& activations, const ScoredRows& scored);
   // Moves every router's selection bias by its integer load error of this step, unless grad_scale is not finite.
   void update_router_bias(Tensor grad_scale);
 
@@ -78,7 +91,10 @@ class Model {
   Pass make_pass(const Batch& batch, Arena& activations) const;
   // Embedding and blocks without keeping anything for backward: [T, D], normed.
   Tensor hidden_states(const Pass& pass);
+  // The same of rows that see what is cached, and go there.
+  Tensor cached_hidden_states(const Pass& pass, const CachedRows& rows, const KvCache& cache);
   void write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits);
+  void write_scores(const Pass& pass, Tensor normed, const ScoredRows& scored);
 
   ModelConfig config_;
   Ops& ops_;

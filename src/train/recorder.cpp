@@ -137,6 +137,14 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   metrics_->add(step, prefix + "seconds", seconds);
 }
 
+void Recorder::record_evaluation(int64_t step, const EvalReport& report) {
+  for (const auto& [tag, value] : report_metrics(report)) metrics_->add(step, tag, value);
+  double seconds = 0.0;
+  for (const TaskReport& task : report.tasks) seconds += task.seconds;
+  metrics_->add(step, "eval/seconds", seconds);
+  message(fmt::format("step {}: {} ({})", step, short_report(report), human_seconds(seconds)));
+}
+
 void Recorder::record_progress() {
   if (!last_ || Clock::now() < row_retry_) return;
   keep_row([&] { runs_->progress(run_id_, last_->step, last_->loss, last_->tokens_per_s); });

@@ -13,6 +13,7 @@
 
 #include "base/progress.h"
 #include "config/config.h"
+#include "eval/evaluate.h"
 #include "model/exchange_cost.h"
 #include "track/metrics.h"
 #include "track/runs.h"
@@ -66,6 +67,7 @@ class Recorder {
   void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
+  void record_evaluation(int64_t step, const EvalReport& report);
   void message(std::string_view text) { line_.message(text); }
   // Ends the run's row, with step and loss of the last step shown, then writes the last metrics. Without it the run is
   // listed as dead when the process is gone.

@@ -17,6 +17,7 @@
 #include "parallel/process_group.h"
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
+#include "train/in_loop_evaluation.h"
 #include "train/memory_plan.h"
 #include "train/pace.h"
 #include "train/recorder.h"
@@ -71,8 +72,9 @@ struct TrainingRun {
   StreamPlan stream;
   std::vector<ValidSplit> valid_splits;
   std::vector<int32_t> token_bytes;
-  std::string tokenizer_json;                // in every checkpoint; 10 MB for large vocabularies
-  std::unique_ptr<CheckpointFolder> folder;  // of the process of rank 0
+  std::unique_ptr<const InLoopEvaluation> evaluation;  // if any is wanted
+  std::string tokenizer_json;                          // in every checkpoint; 10 MB for large vocabularies
+  std::unique_ptr<CheckpointFolder> folder;            // of the process of rank 0
   std::optional<TrainingStart> start;
 };
 
@@ -104,6 +106,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     say("{}", note_on_validation(data));
   }
   check_memory(memory, config);
+  evaluation = InLoopEvaluation::make(config, data.tokenizer);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }
@@ -187,6 +190,7 @@ class Trainer {
   void fail_non_finite(const StepResult& result);
   void run_validation();
   void report_validation(std::string_view source, const ValidationResult& result, double seconds);
+  void run_evaluation();
   void save();
   void save_at_end();
   void warn_of_lost(const std::optional<Error>& error);
@@ -463,6 +467,12 @@ void Trainer::run_validation() {
   if (all.tokens > 0) summary_.valid = all;
 }
 
+void Trainer::run_evaluation() {
+  if (run_.evaluation == nullptr) return;
+  const EvalReport report = run_.evaluation->run(engine_, config_);
+  if (recorder_) recorder_->record_evaluation(progress_.steps, report);
+}
+
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
   warn_of_lost(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
@@ -529,7 +539,8 @@ void Trainer::loop() {
     const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
     const bool valid_due = due(config_.train.valid_every);
     const bool save_due = due(config_.checkpoint.every) || enqueued_.back().save;
-    if (!valid_due && !save_due) {
+    const bool eval_due = due(config_.eval.every);
+    if (!valid_due && !eval_due && !save_due) {
       while (must_finish_step()) finish_step();
       continue;
     }
@@ -538,6 +549,7 @@ void Trainer::loop() {
     clock_.stop();
     pace_.settle();
     if (valid_due) run_validation();
+    if (eval_due) run_evaluation();
     if (save_due) save();
     clock_.start();
   }
@@ -573,7 +585,10 @@ void Trainer::complete() {
   const std::string failure = first_told(data_failure_ ? text_of(data_failure_) : "");
   const std::string signal = first_told(stop_ ? stop_->name() : "");
   summary_.interrupted = !signal.empty();
-  if (!summary_.interrupted && failure.empty()) run_validation();
+  if (!summary_.interrupted && failure.empty()) {
+    run_validation();
+    run_evaluation();
+  }
   save_at_end();
   if (recorder_) {
     if (!failure.empty()) {

@@ -38,7 +38,9 @@ inline Config mla_moe_config() {
     microbatch_seqs = 8
     valid_every = 5
     [parallel]
-    ranks = 2)",
+    ranks = 2
+    [eval]
+    every = 5)",
                       "mla_moe.toml");
 }
 

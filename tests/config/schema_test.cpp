@@ -51,6 +51,7 @@ TEST(Schema, DescribesEveryMember) {
       {"optim.schedule", num_members<ScheduleConfig>()},
       {"train", num_members<TrainConfig>()},
       {"parallel", num_members<ParallelConfig>()},
+      {"eval", num_members<EvalConfig>()},
       {"checkpoint", num_members<CheckpointConfig>()},
   };
   Config config;

@@ -87,10 +87,13 @@ class ParquetReader final : public RecordReader {
       return field.empty() ? std::string("NULL") : sql_quoted(field, '"');
     };
     const bool conversations = !options.messages_field.empty();
-    const std::string text = conversations
-                                 ? fmt::format("CAST(to_json({}) AS VARCHAR)", sql_quoted(options.messages_field, '"'))
-                                 : as_stored(options.text_field);
-    select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}, file_row_number = true)", text,
+    const auto as_json = [](const std::string& expression) {
+      return fmt::format("CAST(to_json({}) AS VARCHAR)", expression);
+    };
+    const std::string text = options.whole   ? as_json("records")
+                             : conversations ? as_json(sql_quoted(options.messages_field, '"'))
+                                             : as_stored(options.text_field);
+    select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}, file_row_number = true) AS records", text,
                           as_stored(conversations ? "" : options.prompt_field), as_text(options.id_field), file);
   }
 
@@ -180,7 +183,7 @@ class ParquetReader final : public RecordReader {
     };
     if (!options_.messages_field.empty()) type_of(options_.messages_field);
     for (const std::string& field : {options_.text_field, options_.prompt_field}) {
-      if (field.empty() || !options_.messages_field.empty()) continue;
+      if (field.empty() || options_.whole || !options_.messages_field.empty()) continue;
       const std::string type = type_of(field);
       if (type != "VARCHAR" && type != "BLOB") {
         throw usage_error(fmt::format("column \"{}\" of '{}' is {}, not a string", field, path_.string(), type),

@@ -91,6 +91,10 @@ class JsonParser {
       record.fault = fmt::format("{}, not a JSON object", json_type_name(element.type()));
       return;
     }
+    if (options_.whole) {
+      record.text = json;
+      return;
+    }
     if (!options_.messages_field.empty()) {
       get_messages(object, record);
     } else {

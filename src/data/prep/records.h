@@ -22,6 +22,7 @@ struct RecordOptions {
   std::string id_field = {};        // empty: records have no id of their own
   std::string prompt_field = {};    // empty: no prompts
   std::string messages_field = {};  // not empty: records are conversations, and the two before are not looked at
+  bool whole = false;  // a record's text is all of its JSON object or Parquet row, as JSON; fields are not looked at
   // The line that ends a document of a text file; "": blank lines, any number of them. Nothing: the file is one
   // document.
   std::optional<std::string> split_on = {};

@@ -1,0 +1,57 @@
+// A Scorer over the key/value cache of generation: what texts have in common is computed once.
+//
+// Every slot of the cache has a group at a time, and one text of it at a time. The beginning that all its texts share
+// stays in the slot while their ends follow each other there; so does what the next group begins with. Calls have rows
+// of all slots, none of padding. On a device whose rows do not depend on each other (infer/cached_model.h) neither
+// slots nor sharing change a bit.
+#pragma once
+
+#include <memory>
+
+#include "eval/scorer.h"
+#include "infer/cached_model.h"
+
+namespace nmoe {
+
+struct CachedScorerOptions {
+  int num_threads = 0;         // 0: one per available CPU
+  int64_t num_slots = 16;      // groups at a time
+  int64_t capacity = 0;        // tokens of a text; 0: the model's (CachedModelOptions)
+  bool share_prefixes = true;  // false: every text from its first token on
+};
+
+class CachedScorer final : public Scorer {
+ public:
+  static constexpr int64_t kMaxScores = 2 * CachedModel::kMaxRows;
+  static constexpr size_t kMaxTexts = 256;  // of a group
+  // `model` has room for kMaxScores.
+  CachedScorer(std::unique_ptr<CachedModel> model, bool share_prefixes);
+  // Errors: CachedModel's.
+  CachedScorer(const std::filesystem::path& checkpoint, const CachedScorerOptions& options);
+
+  ~CachedScorer() override;
+
+  int64_t max_tokens() const override { return model_->capacity(); }
+  void score(std::span<const std::vector<ScoredText>* const> groups,
+             const std::function<void(size_t group, std::span<const TextScore> scores)>& done) override;
+  int64_t computed_tokens() const override { return computed_tokens_; }
+
+ private:
+  struct Slot;
+
+  void begin_group(Slot& slot, size_t index, const std::vector<ScoredText>& group) const;
+  // Adds as many of the slot's next rows as there is room for.
+  void add_rows(Slot& slot, int32_t slot_index);
+  void run_rows();
+
+  std::unique_ptr<CachedModel> model_;
+  bool share_prefixes_;
+  int64_t computed_tokens_ = 0;
+  std::vector<Slot> slots_;
+  // Of the next call:
+  std::vector<CacheRow> rows_;
+  std::vector<ScoredToken> scored_;
+  std::vector<TextScore*> owners_;  // of each of `scored_`
+};
+
+}  // namespace nmoe

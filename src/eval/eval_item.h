@@ -1,0 +1,39 @@
+// A task's items as tokens.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer/tokenizer.h"
+#include "eval/scorer.h"
+#include "eval/task_data.h"
+
+namespace nmoe {
+
+// What a model is given of a text: the ids that begin every text, then the text's, at most `max_tokens` of them.
+struct TokenRules {
+  const Tokenizer* tokenizer = nullptr;
+  std::vector<int32_t> begin_ids;  // such as the end of the document before it
+  int64_t max_tokens = 0;
+};
+
+struct EvalItem {
+  std::vector<ScoredText> texts;  // one for each option; for language modelling and documents one
+  int64_t cropped = 0;            // of the texts, how many lost tokens at their beginning
+  int64_t bytes = 0;              // that the scored tokens stand for
+};
+
+// Item i of a task of choices, schemas or language modelling, as nanochat's core_eval.py does: texts are tokenized
+// whole. Of choices the tokens behind the beginning that all have in common are scored, of schemas the end that all
+// have in common, of language modelling those behind the text without its answer. At least a token of each. Texts that
+// are too long lose their beginning. Error (runtime) where that would be more than what comes before the scored tokens,
+// or where the ids of the text without its answer are not how those of the whole begin.
+EvalItem make_item(const TaskData& data, int64_t i, const TokenRules& rules);
+
+// Documents in windows of at most max_tokens, of which every token but those of begin_ids is scored once: a window
+// begins with the last token of the one before.
+std::vector<EvalItem> make_text_items(std::string_view document, const TokenRules& rules);
+
+}  // namespace nmoe

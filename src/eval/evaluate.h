@@ -1,0 +1,53 @@
+// Suites of tasks over a model: what is scored, and what that says.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "eval/task_evaluation.h"
+
+namespace nmoe {
+
+// The mean of the centred accuracies of a suite that wants one.
+struct SuiteMean {
+  std::string suite;
+  std::string name;
+  double value = 0.0, standard_error = 0.0;
+  double value_v2 = 0.0, standard_error_v2 = 0.0;
+};
+
+SuiteMean mean_of(const TaskSuite& suite, std::span<const TaskReport> tasks);
+
+struct EvalReport {
+  std::vector<TaskReport> tasks;
+  std::vector<SuiteMean> means;
+};
+
+struct EvalOptions {
+  std::vector<TaskSuite> suites;
+  std::filesystem::path data_dir;
+  int64_t limit = 0;  // items of a task; 0: all
+  // Called as items of the named task are done, with how many of all.
+  std::function<void(const std::string& task, int64_t done, int64_t total)> progress;
+};
+
+// Scores what is not in the journal, if there is one. Errors: TaskEvaluation's.
+EvalReport evaluate(Scorer& scorer, const TokenRules& rules, const EvalOptions& options, ThreadPool& pool,
+                    EvalJournal* journal);
+
+// As JSON, without the items.
+std::string report_json(const EvalReport& report);
+// One line for each item, in their order: {"task", "item", "row", "gold", "choice", "correct", "nats", "tokens",
+// "greedy", "bytes", "cropped"}.
+std::string item_lines(const EvalReport& report);
+// Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2.
+std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report);
+
+// "CORE 0.1234, core/piqa 61.2 %": the means, or without any the tasks.
+std::string short_report(const EvalReport& report);
+
+}  // namespace nmoe

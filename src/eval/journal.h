@@ -1,0 +1,57 @@
+// Scored items on the disk, so that an evaluation that was killed goes on behind the last of them.
+//
+// A file of JSON lines. The first says what is evaluated how; {"task", "hash"} says what a task's items are; then
+//   {"task": "core/piqa", "item": 7, "nats": [31.2, 30.9], "tokens": [9, 8], "greedy": [false, false],
+//    "length": [80, 79], "cropped": 0, "bytes": 71}
+// for each item in the order in which they were done. Numbers read back as the same bits. What is behind the last whole
+// line was being written when the process ended, and goes.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "eval/scorer.h"
+
+namespace nmoe {
+
+// What is known of an item when its texts are scored.
+struct ItemResult {
+  int64_t item = 0;
+  std::vector<TextScore> scores;  // of each text
+  std::vector<int64_t> lengths;   // tokens of each text
+  int64_t cropped = 0;            // of the texts, how many
+  int64_t bytes = 0;              // that the scored tokens stand for
+  bool operator==(const ItemResult&) const = default;
+};
+using ItemResults = std::map<int64_t, ItemResult>;  // by item
+
+class EvalJournal {
+ public:
+  // In the folder `dir`, which is made. `identity` is all that decides what an item gets but the task itself. Errors:
+  // (usage) where the journal there is of another identity; (runtime) where another process writes it.
+  EvalJournal(const fs::path& dir, const std::string& identity);
+
+  // What is done of a task. Error (usage) where its items were others.
+  const ItemResults& begin_task(const std::string& task, const std::string& hash);
+  void add(const std::string& task, const ItemResult& result);
+
+ private:
+  struct TaskEntry {
+    std::string hash;
+    ItemResults results;
+  };
+  void read(const std::string& text, const std::string& identity);
+  void write_line(const std::string& line);
+
+  fs::path path_;
+  FileLock lock_;
+  std::map<std::string, TaskEntry> tasks_;
+  std::optional<FileWriter> file_;
+};
+
+}  // namespace nmoe

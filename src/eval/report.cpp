@@ -1,0 +1,118 @@
+// What evaluate() found, as JSON.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/json.h"
+#include "eval/evaluate.h"
+
+namespace nmoe {
+namespace {
+
+nlohmann::ordered_json to_json(const TaskReport& report) {
+  nlohmann::ordered_json json = {{"task", report.name()}, {"items", report.items}};
+  if (report.has_accuracy()) {
+    json["correct"] = report.correct;
+    json["accuracy"] = report.accuracy();
+    json["standard_error"] = report.standard_error();
+    json["baseline"] = report.task.baseline;
+    json["centred"] = report.centred();
+    json["baseline_v2"] = report.task.baseline_v2;
+    json["centred_v2"] = report.centred_v2();
+  } else {
+    json["bits_per_byte"] = report.bits_per_byte();
+    json["nats_per_token"] = report.nats / static_cast<double>(report.scored_tokens);
+  }
+  if (report.task.chooses()) {
+    json["score"] = choice_score_name(report.task.score);
+    for (const ChoiceScore score : {ChoiceScore::kToken, ChoiceScore::kSum, ChoiceScore::kCharacter}) {
+      json[fmt::format("accuracy_{}", choice_score_name(score))] = report.accuracy_by(score);
+    }
+  }
+  if (!report.groups.empty()) {
+    json["macro_accuracy"] = report.macro_accuracy();
+    for (const GroupReport& group : report.groups) {
+      json["groups"][group.name] = {{"items", group.items}, {"correct", group.correct}};
+    }
+  }
+  json["texts"] = report.texts;
+  json["tokens"] = report.tokens;
+  json["scored_tokens"] = report.scored_tokens;
+  json["scored_bytes"] = report.scored_bytes;
+  json["cropped"] = report.cropped;
+  json["resumed"] = report.resumed;
+  json["computed_tokens"] = report.computed_tokens;
+  json["seconds"] = report.seconds;
+  return json;
+}
+
+}  // namespace
+
+std::string report_json(const EvalReport& report) {
+  nlohmann::ordered_json json = {{"tasks", nlohmann::ordered_json::array()}};
+  for (const TaskReport& task : report.tasks) json["tasks"].push_back(to_json(task));
+  for (const SuiteMean& mean : report.means) {
+    json["means"][mean.name] = {{"suite", mean.suite},
+                                {"value", mean.value},
+                                {"standard_error", mean.standard_error},
+                                {"value_v2", mean.value_v2},
+                                {"standard_error_v2", mean.standard_error_v2}};
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string item_lines(const EvalReport& report) {
+  std::string lines;
+  for (const TaskReport& task : report.tasks) {
+    for (const ItemOutcome& outcome : task.outcomes) {
+      nlohmann::ordered_json json = {{"task", task.name()}, {"item", outcome.item}, {"row", outcome.row}};
+      if (task.task.chooses()) {
+        json["gold"] = outcome.gold;
+        json["choice"] = outcome.choice;
+      }
+      if (task.has_accuracy()) json["correct"] = outcome.correct;
+      for (const TextScore& score : outcome.result.scores) {
+        json["nats"].push_back(score.nats);
+        json["tokens"].push_back(score.tokens);
+        json["greedy"].push_back(score.greedy);
+      }
+      json["bytes"] = outcome.result.bytes;
+      json["cropped"] = outcome.result.cropped;
+      lines += json.dump() + "\n";
+    }
+  }
+  return lines;
+}
+
+std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report) {
+  std::vector<std::pair<std::string, double>> metrics;
+  for (const TaskReport& task : report.tasks) {
+    const std::string tag = fmt::format("eval/{}/", task.name());
+    if (task.has_accuracy()) {
+      metrics.emplace_back(tag + "acc", task.accuracy());
+      metrics.emplace_back(tag + "centered", task.centred());
+    } else {
+      metrics.emplace_back(tag + "bpb", task.bits_per_byte());
+    }
+    metrics.emplace_back(tag + "n", static_cast<double>(task.items));
+  }
+  for (const SuiteMean& mean : report.means) {
+    metrics.emplace_back("eval/" + mean.name, mean.value);
+    metrics.emplace_back(fmt::format("eval/{}_v2", mean.name), mean.value_v2);
+  }
+  return metrics;
+}
+
+std::string short_report(const EvalReport& report) {
+  std::vector<std::string> parts;
+  for (const SuiteMean& mean : report.means) {
+    parts.push_back(fmt::format("{} {:.4f} +- {:.4f}", mean.name, mean.value, mean.standard_error));
+  }
+  for (const TaskReport& task : report.tasks) {
+    if (!report.means.empty()) break;
+    parts.push_back(task.has_accuracy() ? fmt::format("{} {:.1f} %", task.name(), 100.0 * task.accuracy())
+                                        : fmt::format("{} {:.4f} bits per byte", task.name(), task.bits_per_byte()));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace nmoe

@@ -1,0 +1,235 @@
+#include "eval/task.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "config/entries.h"
+#include "eval/builtin_tasks.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kSection = "tasks.";
+constexpr int64_t kMostShots = 1000;
+
+struct KindName {
+  TaskKind kind;
+  std::string_view name;
+};
+constexpr KindName kKinds[] = {{TaskKind::kMultipleChoice, "multiple_choice"},
+                               {TaskKind::kSchema, "schema"},
+                               {TaskKind::kLanguageModeling, "language_modeling"},
+                               {TaskKind::kText, "text"}};
+
+class SuiteParser {
+ public:
+  SuiteParser(std::string_view toml, std::string_view file) {
+    suite_.name = fs::path(file).stem().string();
+    for (const Entry& entry : read_entries(toml, file)) read(entry);
+    if (suite_.tasks.empty()) {
+      throw usage_error(fmt::format("{}: there are no tasks", file), "add [tasks.NAME] with file and type");
+    }
+    for (Task& task : suite_.tasks) finish(task, file);
+  }
+  TaskSuite take() { return std::move(suite_); }
+
+ private:
+  static Error bad_value(const Entry& entry, std::string_view allowed) {
+    return usage_error(fmt::format("{}: {} = {}, but it must be {}", entry.place, entry.key, entry.written, allowed),
+                       fmt::format("correct {}", entry.key));
+  }
+  static std::string text(const Entry& entry) {
+    const auto* value = entry.value ? std::get_if<std::string>(&*entry.value) : nullptr;
+    if (value == nullptr) throw bad_value(entry, "a string");
+    return *value;
+  }
+  static bool flag(const Entry& entry) {
+    const auto* value = entry.value ? std::get_if<bool>(&*entry.value) : nullptr;
+    if (value == nullptr) throw bad_value(entry, "true or false");
+    return *value;
+  }
+  static double share(const Entry& entry) {
+    double value = -1.0;
+    if (entry.value) {
+      if (const auto* whole = std::get_if<int64_t>(&*entry.value)) value = static_cast<double>(*whole);
+      if (const auto* real = std::get_if<double>(&*entry.value)) value = *real;
+    }
+    if (!(value >= 0.0 && value < 100.0)) throw bad_value(entry, "a number from 0 to below 100, in per cent");
+    return value / 100.0;
+  }
+  static int64_t shots(const Entry& entry) {
+    const auto* value = entry.value ? std::get_if<int64_t>(&*entry.value) : nullptr;
+    if (value == nullptr || *value < 0 || *value > kMostShots) {
+      throw bad_value(entry, fmt::format("a whole number from 0 to {}", kMostShots));
+    }
+    return *value;
+  }
+  template <class Named>
+  static const Named& one_of(const Entry& entry, std::span<const Named> all) {
+    const std::string name = text(entry);
+    const auto found = std::ranges::find(all, name, &Named::name);
+    if (found == all.end()) {
+      std::vector<std::string> names;
+      for (const Named& one : all) names.push_back(fmt::format("\"{}\"", one.name));
+      throw bad_value(entry, join_or(names));
+    }
+    return *found;
+  }
+
+  void read(const Entry& entry) {
+    if (entry.key == "mean") {
+      suite_.mean = text(entry);
+      return;
+    }
+    const size_t dot = entry.key.find('.', kSection.size());
+    if (!entry.key.starts_with(kSection) || dot == std::string::npos) {
+      throw usage_error(fmt::format("{}: unknown key {}", entry.place, entry.key),
+                        "a suite has mean, and sections [tasks.NAME]");
+    }
+    const std::string name = entry.key.substr(kSection.size(), dot - kSection.size());
+    if (suite_.tasks.empty() || suite_.tasks.back().name != name) {
+      suite_.tasks.push_back({.name = name});
+      given_.emplace_back();
+    }
+    read(entry, entry.key.substr(dot + 1), suite_.tasks.back());
+    given_.back().insert(entry.key.substr(dot + 1));
+  }
+
+  static void read(const Entry& entry, const std::string& key, Task& task) {
+    struct ScoreName {
+      ChoiceScore score;
+      std::string_view name;
+    };
+    static constexpr ScoreName kScores[] = {
+        {ChoiceScore::kToken, "token"}, {ChoiceScore::kSum, "sum"}, {ChoiceScore::kCharacter, "character"}};
+    const std::map<std::string, std::function<void()>> keys = {
+        {"type", [&] { task.kind = one_of(entry, std::span<const KindName>(kKinds)).kind; }},
+        {"file", [&] { task.file = text(entry); }},
+        {"prompt", [&] { task.prompt = text(entry); }},
+        {"answer", [&] { task.answer = text(entry); }},
+        {"choices", [&] { task.choices = text(entry); }},
+        {"letters", [&] { task.letters = flag(entry); }},
+        {"gold", [&] { task.gold = text(entry); }},
+        {"delimiter", [&] { task.delimiter = text(entry); }},
+        {"shots", [&] { task.shots = shots(entry); }},
+        {"shots_file", [&] { task.shots_file = text(entry); }},
+        {"group", [&] { task.group = text(entry); }},
+        {"header", [&] { task.header = text(entry); }},
+        {"score", [&] { task.score = one_of(entry, std::span<const ScoreName>(kScores)).score; }},
+        {"baseline", [&] { task.baseline = share(entry); }},
+        {"baseline_v2", [&] { task.baseline_v2 = share(entry); }}};
+    const auto known = keys.find(key);
+    if (known == keys.end()) {
+      std::vector<std::string> names;
+      for (const auto& [name, read] : keys) names.push_back(name);
+      const std::string typo = nearest(key, names);
+      throw usage_error(
+          fmt::format("{}: unknown key {}", entry.place, entry.key),
+          typo.empty() ? fmt::format("a task has {}", fmt::join(names, ", ")) : fmt::format("did you mean {}?", typo));
+    }
+    known->second();
+  }
+
+  // Defaults that depend on the type, and keys that would be ignored.
+  void finish(Task& task, std::string_view file) {
+    const std::set<std::string>& given = given_[static_cast<size_t>(&task - suite_.tasks.data())];
+    const auto fail = [&](const std::string& what, const std::string& remedy) {
+      throw usage_error(fmt::format("{}: [tasks.{}] {}", file, task.name, what), remedy);
+    };
+    for (const char* needed : {"type", "file"}) {
+      if (!given.contains(needed)) fail(fmt::format("has no {}", needed), fmt::format("add {}", needed));
+    }
+    std::set<std::string> unused;
+    switch (task.kind) {
+      case TaskKind::kMultipleChoice:
+        if (task.prompt.empty()) task.prompt = "{query}";
+        if (task.choices.empty()) task.choices = "choices";
+        unused = {"answer"};
+        break;
+      case TaskKind::kSchema:
+        if (task.choices.empty()) task.choices = "context_options";
+        if (task.answer.empty()) task.answer = "{continuation}";
+        unused = {"prompt", "letters"};
+        break;
+      case TaskKind::kLanguageModeling:
+        if (task.prompt.empty()) task.prompt = "{context}";
+        if (task.answer.empty()) task.answer = "{continuation}";
+        unused = {"choices", "letters", "gold", "score"};
+        break;
+      case TaskKind::kText:
+        if (task.prompt.empty()) task.prompt = "{text}";
+        unused = {"answer", "choices", "letters", "gold", "score", "delimiter", "shots", "header", "baseline"};
+        break;
+    }
+    if (task.kind == TaskKind::kText && (task.prompt.size() < 3 || task.prompt.find('{') != 0 ||
+                                         task.prompt.find_first_of("{}:", 1) != task.prompt.size() - 1)) {
+      fail("has a prompt that is not one field", "write prompt = \"{FIELD}\", the field of a document's text");
+    }
+    if (task.shots == 0) unused.insert("shots_file");
+    if (!given.contains("baseline")) unused.insert("baseline_v2");
+    for (const std::string& key : unused) {
+      if (given.contains(key)) fail(fmt::format("has {}, which has no effect in it", key), "leave it out");
+    }
+    if (!given.contains("baseline_v2")) task.baseline_v2 = task.baseline;
+  }
+
+  TaskSuite suite_;
+  std::vector<std::set<std::string>> given_;  // keys of each task
+};
+
+}  // namespace
+
+std::string_view choice_score_name(ChoiceScore score) {
+  switch (score) {
+    case ChoiceScore::kToken:
+      return "token";
+    case ChoiceScore::kSum:
+      return "sum";
+    case ChoiceScore::kCharacter:
+      return "character";
+  }
+  NMOE_CHECK(false, "choice score {}", static_cast<int>(score));
+}
+
+TaskSuite parse_task_suite(std::string_view toml, std::string_view file) { return SuiteParser(toml, file).take(); }
+
+std::vector<std::string> task_suite_names() {
+  std::vector<std::string> names;
+  for (const BuiltinTasks& builtin : builtin_tasks()) names.emplace_back(builtin.name);
+  return names;
+}
+
+TaskSuite find_task_suite(const std::string& what) {
+  if (what.ends_with(".toml")) return parse_task_suite(read_file(what), what);
+  const size_t slash = what.find('/');
+  const std::string name = what.substr(0, slash);
+  const auto builtin = std::ranges::find(builtin_tasks(), name, &BuiltinTasks::name);
+  if (builtin == builtin_tasks().end()) {
+    throw usage_error(
+        fmt::format("there are no tasks \"{}\"", name),
+        fmt::format("name {}, one task as core/piqa, or a file of tasks (.toml)", join_or(task_suite_names())));
+  }
+  TaskSuite suite = parse_task_suite(builtin->toml, fmt::format("{}.toml", name));
+  if (slash == std::string::npos) return suite;
+  const std::string wanted = what.substr(slash + 1);
+  std::vector<std::string> names;
+  for (const Task& task : suite.tasks) names.push_back(task.name);
+  std::erase_if(suite.tasks, [&](const Task& task) { return task.name != wanted; });
+  if (suite.tasks.empty()) {
+    throw usage_error(fmt::format("\"{}\" has no task \"{}\"", name, wanted),
+                      fmt::format("it has {}", fmt::join(names, ", ")));
+  }
+  suite.mean.clear();
+  return suite;
+}
+
+}  // namespace nmoe

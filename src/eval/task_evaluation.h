@@ -1,0 +1,99 @@
+// One task over a model: its items as tokens, their scores, what those say.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "eval/eval_item.h"
+#include "eval/journal.h"
+#include "eval/scorer.h"
+#include "eval/task.h"
+
+namespace nmoe {
+
+// An item's outcome.
+struct ItemOutcome {
+  int64_t item = 0;
+  int64_t row = 0;     // of the task's file, from 0; of a document
+  int64_t gold = 0;    // of choices
+  int64_t choice = 0;  // by the task's own score
+  bool correct = false;
+  std::array<bool, kNumChoiceScores> correct_by{};  // by each score
+  std::string group;
+  ItemResult result;
+};
+
+struct GroupReport {
+  std::string name;
+  int64_t items = 0;
+  int64_t correct = 0;
+};
+
+struct TaskReport {
+  std::string suite;
+  Task task;
+  int64_t items = 0;
+  int64_t correct = 0;
+  std::array<int64_t, kNumChoiceScores> correct_by{};  // of choices, by each score
+  std::vector<GroupReport> groups;                     // sorted by name; empty without Task::group
+  double nats = 0.0;                                   // of all scored tokens of all texts
+  int64_t scored_tokens = 0;
+  int64_t scored_bytes = 0;
+  int64_t texts = 0;
+  int64_t tokens = 0;                 // of all texts
+  int64_t cropped = 0;                // texts
+  int64_t resumed = 0;                // items that were in the journal
+  int64_t computed_tokens = 0;        // in this call
+  double seconds = 0.0;               // of this call
+  std::vector<ItemOutcome> outcomes;  // by item
+
+  std::string name() const { return suite + "/" + task.name; }
+  bool has_accuracy() const { return task.kind != TaskKind::kText; }
+  double accuracy() const;
+  double accuracy_by(ChoiceScore score) const;
+  // Of the accuracy: sqrt(p (1 - p) / (n - 1)); 0 for one item.
+  double standard_error() const;
+  double centred() const;  // (accuracy - baseline) / (1 - baseline)
+  double centred_v2() const;
+  double macro_accuracy() const;  // the mean of the groups'
+  double bits_per_byte() const;   // nats / (ln 2 * bytes), of documents
+};
+
+class TaskEvaluation {
+ public:
+  // Reads the data: at most `limit` rows or documents, 0: all. `rules` outlive this. Errors: TaskData's.
+  TaskEvaluation(const std::string& suite, const Task& task, const std::filesystem::path& dir, int64_t limit,
+                 const TokenRules& rules);
+  ~TaskEvaluation();
+  TaskEvaluation(TaskEvaluation&&) noexcept;
+
+  std::string name() const { return suite_ + "/" + task_.name; }
+  const std::string& hash() const;  // of all that decides what the items are
+  int64_t size() const;
+
+  // Tokenizes the items that are not in `done`. Errors: make_item's.
+  void make_items(const ItemResults& done, ThreadPool& pool);
+  // Scores those, texts longest first and those of a group one after the other; may be called again. Error (runtime)
+  // where a loss is not finite.
+  void score(Scorer& scorer, const std::function<void(ItemResult result)>& scored) const;
+  TaskReport report(const ItemResults& results) const;
+
+ private:
+  class Items;
+  class RowItems;
+  class DocumentItems;
+  void put_in_order();
+
+  std::string suite_;
+  Task task_;
+  std::unique_ptr<Items> items_;
+  std::vector<int64_t> pending_;  // in the order in which they are scored
+  std::vector<EvalItem> made_;    // of each
+};
+
+}  // namespace nmoe

@@ -1,0 +1,167 @@
+// n eval: evaluations that are killed, comparisons, what is refused.
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/json.h"
+#include "base/rng.h"
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class EvalCommandTest : public CliTest {
+ protected:
+  // Keys like "c5" with a value of two letters that nothing but the item tells.
+  static std::string key(int i) {
+    return fmt::format("{}{}", static_cast<char>('a' + i / 8 % 25), i % 8 + i / 200 * 10);
+  }
+  static std::string value(int i) {
+    const uint64_t bits = Philox(5, "values").bits(static_cast<uint64_t>(i));
+    return {static_cast<char>('A' + bits % 20), static_cast<char>('A' + bits / 20 % 20)};
+  }
+  void write_tasks(int num_items) const {
+    std::string greedy, choices;
+    for (int i = 0; i < num_items; ++i) {
+      const std::string right = value(i), wrong = value(i + 1) == right ? "zz" : value(i + 1);
+      greedy += fmt::format("{{\"context\": \"{} is\", \"continuation\": \"{}\"}}\n", key(i), right);
+      choices += fmt::format("{{\"query\": \"{} is\", \"choices\": [\"{}\", \"{}\"], \"gold\": {}}}\n", key(i),
+                             i % 2 == 0 ? right : wrong, i % 2 == 0 ? wrong : right, i % 2);
+    }
+    make_directories(dir_ / "tasks");
+    write("tasks/greedy.jsonl", greedy);
+    write("tasks/choices.jsonl", choices);
+    write("mine.toml", R"(mean = "MINE"
+[tasks.greedy]
+type = "language_modeling"
+file = "greedy.jsonl"
+[tasks.choices]
+type = "multiple_choice"
+file = "choices.jsonl"
+baseline = 50
+)");
+  }
+  std::vector<std::string> eval(std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {
+        "eval", "runs/checkpoints/tiny", "--tasks", "mine.toml", "--data", "tasks", "--threads", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  void make_random_model() const {
+    prepare();
+    output(train({"train.steps=1"}));
+  }
+  // Kills an evaluation again and again, `kills` times, and lets it end.
+  void kill_and_resume(int kills) const {
+    make_random_model();
+    write_tasks(400);
+    const std::vector<std::string> whole = {"--out", "whole", "--batch", "3"};
+    output(eval(whole));
+    const fs::path journal = dir_ / "parts/journal.jsonl";
+    const auto written = [&] { return fs::exists(journal) ? fs::file_size(journal) : 0; };
+    const uintmax_t all = fs::file_size(dir_ / "whole/journal.jsonl");
+    int killed = 0;
+    for (int i = 1; i <= kills; ++i) {
+      std::vector<std::string> command = eval({"--out", "parts", "--batch", fmt::format("{}", 1 + i % 4)});
+      command.insert(command.begin(), NMOE_PROGRAM);
+      test::Program program(dir_, command);
+      const uintmax_t enough = all * static_cast<uintmax_t>(i) / static_cast<uintmax_t>(kills + 1);
+      while (written() < enough) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      program.send(SIGKILL);
+      killed += program.wait().exit_code == 128 + SIGKILL ? 1 : 0;
+    }
+    EXPECT_GT(killed, kills / 2);
+    output(eval({"--out", "parts"}));
+    EXPECT_EQ(read_file(dir_ / "parts/items.jsonl"), read_file(dir_ / "whole/items.jsonl"));
+    EXPECT_EQ(std::ranges::count(read_file(dir_ / "parts/items.jsonl"), '\n'), 800);
+    // Finished: nothing is scored again.
+    const auto report = parse_json<nlohmann::json>(output(eval({"--out", "parts", "--json"})));
+    EXPECT_EQ(report.at("tasks").at(0).at("computed_tokens"), 0);
+    EXPECT_EQ(report.at("tasks").at(0).at("resumed"), 400);
+  }
+};
+
+// NMOE_EVAL_KILLS: how often (CMakeLists.txt beside this file).
+TEST_F(EvalCommandTest, GoesOnWhereItWasKilled) {
+  const char* kills = ::getenv("NMOE_EVAL_KILLS");
+  kill_and_resume(kills == nullptr ? 3 : std::stoi(kills));
+}
+
+TEST_F(EvalCommandTest, SameItemsForAnyBatchAndSharing) {
+  make_random_model();
+  write_tasks(40);
+  output(eval({"--out", "a", "--batch", "1"}));
+  output(eval({"--out", "b", "--batch", "9", "--no-shared-prefixes"}));
+  EXPECT_EQ(read_file(dir_ / "a/items.jsonl"), read_file(dir_ / "b/items.jsonl"));
+  const std::string table = output({"eval", "compare", "a", "b"});
+  EXPECT_TRUE(contains(table, "mine/greedy"));
+  EXPECT_TRUE(contains(table, "0/0"));
+  EXPECT_TRUE(contains(table, "MINE"));
+}
+
+TEST_F(EvalCommandTest, TextsAndTheRunsMetrics) {
+  make_random_model();
+  const auto report = parse_json<nlohmann::json>(
+      output({"eval", "runs/checkpoints/tiny", "--text", "valid.txt", "--threads", "1", "--json"}));
+  const double bits = report.at("tasks").at(0).at("bits_per_byte").get<double>();
+  EXPECT_GT(bits, 2.0);  // one step of training
+  EXPECT_LT(bits, 9.0);
+  EXPECT_EQ(report.at("tasks").at(0).at("scored_bytes"), fs::file_size(dir_ / "valid.txt"));
+}
+
+// Evaluations in the middle of a run change none of its bits, and say what n eval says of the checkpoint.
+TEST_F(EvalCommandTest, WhileTraining) {
+  prepare();
+  write_tasks(20);
+  const std::vector<std::string> settings = {"train.steps=6", "run.name=plain"};
+  output(train(settings));
+  const std::vector<std::string> more = {"train.steps=6", "eval.every=2", "eval.tasks=mine.toml", "eval.data_dir=tasks",
+                                         "eval.limit=15"};
+  auto evaluated = more;
+  evaluated.emplace_back("run.name=evaluated");
+  const Outcome outcome = n(train(evaluated));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* step : {"step 2: MINE ", "step 4: MINE ", "step 6: MINE "}) EXPECT_TRUE(contains(outcome.err, step));
+  EXPECT_EQ(weights("evaluated"), weights("plain"));
+
+  const auto report =
+      parse_json<nlohmann::json>(output({"eval", "runs/checkpoints/evaluated", "--tasks", "mine.toml", "--data",
+                                         "tasks", "--limit", "15", "--threads", "1", "--json"}));
+  const std::string value =
+      fmt::format("step 6: MINE {:.4f} ", report.at("means").at("MINE").at("value").get<double>());
+  EXPECT_TRUE(contains(outcome.err, value));
+
+  // Ranks divide the texts; documents are packed.
+  for (const char* masked : {"false", "true"}) {
+    std::vector<std::string> said;
+    for (const int ranks : {1, 2}) {
+      auto on_ranks = more;
+      on_ranks.insert(on_ranks.end(),
+                      {fmt::format("run.name=r{}{}", ranks, masked), fmt::format("parallel.ranks={}", ranks),
+                       fmt::format("data.mask_documents={}", masked), "train.steps=2", "parallel.logical_shards=4",
+                       "train.microbatch_seqs=2"});
+      const Outcome divided = n(train(on_ranks));
+      ASSERT_EQ(divided.exit_code, 0) << divided.err;
+      const size_t begin = divided.err.find("step 2: MINE ");
+      ASSERT_NE(begin, std::string::npos) << divided.err;
+      said.push_back(divided.err.substr(begin, divided.err.find(" (", begin) - begin));
+    }
+    EXPECT_EQ(said[0], said[1]) << masked;
+  }
+  expect_error(n(train({"eval.every=2", "eval.data_dir=nowhere"})), 2, "there is no 'core/hellaswag.jsonl'",
+               "eval_data.sh");
+}
+
+TEST_F(EvalCommandTest, Refusals) {
+  expect_error(n({"eval"}), 2, "n eval: a model is required", "n eval --help");
+  expect_error(n({"eval", "x"}), 2, "--tasks or --text is required", "n eval --help");
+  make_random_model();
+  expect_error(n({"eval", "runs/checkpoints/tiny", "--tasks", "cor"}), 2, "there are no tasks \"cor\"", "core");
+  expect_error(n({"eval", "runs/checkpoints/tiny", "--tasks", "core"}), 2, "there is no 'core/hellaswag.jsonl'",
+               "scripts/eval_data.sh");
+  expect_error(n({"eval", "nowhere", "--tasks", "core"}), 1, "nowhere", "");
+  expect_error(n({"eval", "compare", "a", "b"}), 2, "'a' is no finished evaluation", "n eval --out");
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,63 @@
+// Texts scored on a GPU: against the CPU, and that what is packed beside a text changes none of its bits.
+#include "eval/packed_scorer.h"
+
+#include <gtest/gtest.h>
+
+#include "eval/cached_scorer.h"
+#include "eval/scored_groups.h"
+
+namespace nmoe {
+namespace {
+
+using test::Group;
+using test::mixed_groups;
+using test::scores_of;
+
+// Heads of a size that cuDNN takes, and experts that the grouped products take.
+Config config() {
+  return parse_config(test::kTinyToml, "tiny.toml",
+                      std::vector<std::string>{"model.vocab_size=264", "model.dim=128", "model.dense_dim=256",
+                                               "model.num_heads=2", "model.mla.kv_lora_rank=64",
+                                               "model.mla.qk_nope_head_dim=64", "model.mla.qk_rope_head_dim=64",
+                                               "model.mla.v_head_dim=64", "model.moe.expert_dim=64", "run.seed=3"});
+}
+
+std::vector<std::vector<TextScore>> on_cuda(DType dtype, int64_t num_seqs, const std::vector<Group>& groups) {
+  PackedScorer scorer(config(), {.device = "cuda", .compute_dtype = dtype, .num_seqs = num_seqs, .seq_len = 512});
+  return scores_of(scorer, groups);
+}
+
+TEST(PackedScorerOnCuda, GivesWhatTheCpuDoes) {
+  const std::vector<Group> groups = mixed_groups();
+  CachedScorer cpu(std::make_unique<CachedModel>(
+                       config(), byte_tokenizer(),
+                       CachedModelOptions{.num_slots = 4, .capacity = 512, .max_scores = CachedScorer::kMaxScores}),
+                   /*share_prefixes=*/true);
+  const auto expected = scores_of(cpu, groups);
+  const auto fp32 = on_cuda(DType::kF32, 4, groups), bf16 = on_cuda(DType::kBF16, 4, groups);
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (size_t i = 0; i < expected[group].size(); ++i) {
+      const double nats = expected[group][i].nats;
+      EXPECT_NEAR(fp32[group][i].nats, nats, 1e-4 * nats) << "group " << group << ", text " << i;
+      EXPECT_NEAR(bf16[group][i].nats, nats, 2e-2 * nats) << "group " << group << ", text " << i;
+    }
+  }
+}
+
+TEST(PackedScorerOnCuda, SameBitsWhateverIsBesideAText) {
+  const std::vector<Group> groups = mixed_groups();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto expected = on_cuda(dtype, 4, groups);
+    EXPECT_EQ(on_cuda(dtype, 4, groups), expected);
+    auto reversed = groups;
+    std::ranges::reverse(reversed);
+    auto backwards = on_cuda(dtype, 4, reversed);
+    std::ranges::reverse(backwards);
+    EXPECT_EQ(backwards, expected) << dtype_name(dtype) << ": in another order";
+    EXPECT_EQ(on_cuda(dtype, 1, groups), expected) << dtype_name(dtype) << ": one sequence at a time";
+    EXPECT_EQ(on_cuda(dtype, 7, groups), expected) << dtype_name(dtype) << ": seven sequences at a time";
+  }
+}
+
+}  // namespace
+}  // namespace nmoe

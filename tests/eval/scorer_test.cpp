@@ -1,0 +1,100 @@
+// A model with random weights: what texts get, against the model seen whole, and that nothing beside them changes it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "eval/cached_scorer.h"
+#include "eval/packed_scorer.h"
+#include "eval/scored_groups.h"
+#include "infer/logprobs.h"
+#include "infer/whole_logits.h"
+
+namespace nmoe {
+namespace {
+
+using test::Group;
+using test::mixed_groups;
+using test::random_config;
+using test::scores_of;
+using test::text_of;
+
+std::unique_ptr<CachedScorer> make_scorer(int64_t slots, bool share_prefixes, int num_threads = 2) {
+  return std::make_unique<CachedScorer>(
+      std::make_unique<CachedModel>(
+          random_config(), byte_tokenizer(),
+          CachedModelOptions{
+              .num_threads = num_threads, .num_slots = slots, .capacity = 400, .max_scores = CachedScorer::kMaxScores}),
+      share_prefixes);
+}
+
+TEST(CachedScorer, GivesWhatTheWholeModelSays) {
+  const std::vector<Group> groups = mixed_groups();
+  const auto scores = scores_of(*make_scorer(4, true), groups);
+  for (const size_t group : {size_t{0}, size_t{1}, size_t{2}, size_t{9}, groups.size() - 1}) {
+    for (size_t i = 0; i < groups[group].size(); ++i) {
+      const ScoredText& text = groups[group][i];
+      const auto logits = test::whole_logits(random_config(), text.tokens, [](Model& model) { model.initialise(3); });
+      double nats = 0.0;
+      bool greedy = true;
+      for (auto at = static_cast<size_t>(text.begin); at < text.tokens.size(); ++at) {
+        const std::vector<float>& row = logits[at - 1];
+        const auto target = static_cast<size_t>(text.tokens[at]);
+        nats += log_sum_exp(row) - static_cast<double>(row[target]);
+        greedy = greedy && *std::ranges::max_element(row) == row[target];
+      }
+      EXPECT_NEAR(scores[group][i].nats, nats, 1e-5 * nats + 1e-5) << "group " << group << ", text " << i;
+      EXPECT_EQ(scores[group][i].greedy, greedy);
+      EXPECT_EQ(scores[group][i].tokens, std::ssize(text.tokens) - text.begin);
+    }
+  }
+}
+
+TEST(CachedScorer, SameBitsForAnySlotsOrderThreadsAndSharing) {
+  const std::vector<Group> groups = mixed_groups();
+  const auto expected = scores_of(*make_scorer(1, false), groups);
+  for (const auto& of_group : expected) ASSERT_FALSE(of_group.empty());
+  for (const int64_t slots : {1, 3, 40}) {
+    const auto scorer = make_scorer(slots, true);
+    EXPECT_EQ(scores_of(*scorer, groups), expected) << slots << " slots";
+    EXPECT_EQ(scores_of(*scorer, groups), expected) << slots << " slots, with what was in the cache before";
+  }
+  EXPECT_EQ(scores_of(*make_scorer(5, true, 1), groups), expected);
+  auto reversed = groups;
+  std::ranges::reverse(reversed);
+  auto backwards = scores_of(*make_scorer(5, true), reversed);
+  std::ranges::reverse(backwards);
+  EXPECT_EQ(backwards, expected);
+}
+
+TEST(CachedScorer, ComputesBeginningsOnce) {
+  const std::string head = test::tiny_text(100, 5);
+  const auto size = static_cast<int64_t>(head.size());
+  const std::vector<Group> groups = {{text_of(head + "A", size), text_of(head + "B", size), text_of(head + "C", size)},
+                                     {text_of(head + "xyA", size + 2), text_of(head + "xyB", size + 2)}};
+  const auto shared = make_scorer(1, true), whole = make_scorer(1, false);
+  EXPECT_EQ(scores_of(*shared, groups), scores_of(*whole, groups));
+  // A last token that alone differs is a score of a row that all have; the second group goes on from the first.
+  EXPECT_EQ(shared->computed_tokens(), size + 2);
+  EXPECT_EQ(whole->computed_tokens(), 3 * size + 2 * (size + 2));
+}
+
+// On the CPU a long product's bits depend on its rows, so that these agree up to rounding.
+TEST(PackedScorer, GivesWhatTheCachedOneDoes) {
+  const std::vector<Group> groups = mixed_groups();
+  const auto expected = scores_of(*make_scorer(4, true), groups);
+  for (const int64_t num_seqs : {1, 3}) {
+    PackedScorer packed(random_config(), {.num_threads = 2, .num_seqs = num_seqs, .seq_len = 400});
+    const auto scores = scores_of(packed, groups);
+    for (size_t group = 0; group < groups.size(); ++group) {
+      ASSERT_EQ(scores[group].size(), expected[group].size());
+      for (size_t i = 0; i < scores[group].size(); ++i) {
+        EXPECT_NEAR(scores[group][i].nats, expected[group][i].nats, 1e-4 * expected[group][i].nats);
+        EXPECT_EQ(scores[group][i].tokens, expected[group][i].tokens);
+        EXPECT_EQ(scores[group][i].greedy, expected[group][i].greedy);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe
