@@ -25,10 +25,17 @@ int64_t resident_bytes(const test::Program& program) {
   return 0;
 }
 
-// What runs beside the test until it is destroyed.
+// What runs beside the test until it is destroyed, or finds the server gone.
 class Aside {
  public:
-  explicit Aside(std::function<void(const std::atomic<bool>&)> work) : thread_([this, work] { work(end_); }) {}
+  explicit Aside(const std::function<void(const std::atomic<bool>&)>& work)
+      : thread_([this, work] {
+          try {
+            work(end_);
+          } catch (const CheckFailure&) {
+            return;
+          }
+        }) {}
   ~Aside() {
     end_ = true;
     thread_.join();
