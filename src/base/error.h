@@ -1,7 +1,7 @@
 // Errors a user can cause (Error) and invariants only we can break (NMOE_CHECK).
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>

@@ -81,8 +81,6 @@ std::string tensor_file(std::string_view group, const WriterIndex& writer) {
                            : fmt::format("{}.rank_{:05}.safetensors", group, writer.index);
 }
 
-ElementRange range_of(const TensorPart& part) { return {part.offset, part.source.shape.num_elements()}; }
-
 ManifestFile write_text(const fs::path& path, std::string_view text) {
   FileWriter file(path);
   file.write(text.data(), text.size());
@@ -123,7 +121,7 @@ fs::path write_alone(const fs::path& dir, const CheckpointHead& head, std::span<
 
 TensorPart whole_tensor(TensorSource source) {
   const Shape shape = source.shape;
-  return {std::move(source), shape, 0};
+  return {std::move(source), shape, {{0, shape.num_elements()}}};
 }
 
 TensorPart part_of(const TensorSource& whole, ElementRange range) {
@@ -133,7 +131,7 @@ TensorPart part_of(const TensorSource& whole, ElementRange range) {
   source.read = [read = whole.read, first](size_t begin, std::span<std::byte> scratch) {
     return read(first + begin, scratch);
   };
-  return {std::move(source), whole.shape, range.offset};
+  return {std::move(source), whole.shape, {range}};
 }
 
 CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step) : CheckpointDraft(dir, step, fs::path()) {
@@ -153,9 +151,9 @@ WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPar
   const auto write_tensors = [&](std::string_view group, std::span<const TensorPart> parts) {
     const std::string file = tensor_file(group, writer);
     std::vector<TensorSource> sources;
-    for (const auto& [source, shape, offset] : parts) {
-      const Shape expected = slice_shape(source.name, source.dtype, shape, {offset, source.shape.num_elements()});
-      NMOE_CHECK(source.shape == expected, "the slice of tensor '{}' is {}, not {}", source.name, source.shape,
+    for (const auto& [source, shape, slices] : parts) {
+      const Shape expected = slices_shape(source.name, source.dtype, shape, slices);
+      NMOE_CHECK(source.shape == expected, "the part of tensor '{}' is {}, not {}", source.name, source.shape,
                  expected);
       sources.push_back(source);
     }
@@ -167,7 +165,11 @@ WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPar
       entry.name = sources[i].name;
       entry.dtype = sources[i].dtype;
       entry.shape = parts[i].shape;
-      entry.slices = {{range_of(parts[i]), file}};
+      int64_t first = 0;
+      for (const ElementRange& range : parts[i].slices) {
+        entry.slices.push_back({range, file, first});
+        first += range.extent;
+      }
       entry.chunk_sha256 = std::move(hashes[i]);
     }
     return entries;

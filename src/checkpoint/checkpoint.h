@@ -79,11 +79,11 @@ fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state);
 fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
                           std::span<const TensorSource> carried, ThreadPool& pool);
 
-// A slice of a tensor, as the writer has it that owns it.
+// What a writer has of a tensor: one slice, or of a stacked weight several, one after the other.
 struct TensorPart {
-  TensorSource source;  // under the tensor's name; its shape is slice_shape() (chunks.h)
-  Shape shape;          // of the whole tensor
-  int64_t offset = 0;   // where the slice begins, in elements of the flattened tensor: an edge of a chunk
+  TensorSource source;               // under the tensor's name; its shape is slices_shape() (chunks.h)
+  Shape shape;                       // of the whole tensor
+  std::vector<ElementRange> slices;  // elements of the flattened tensor, from edge to edge of chunks
 };
 TensorPart whole_tensor(TensorSource source);
 // Of a tensor that the writer has all of, as replicas do that share the writing.
@@ -107,7 +107,7 @@ class CheckpointDraft {
 
   const fs::path& folder() const { return folder_; }
 
-  // Writes files of this writer's own and returns when they are durable. At most one slice of each tensor, and none
+  // Writes files of this writer's own and returns when they are durable. At most one part of each tensor, with no slice
   // that is empty unless the tensor is. Several threads may call it at the same time, one a writer, each with a pool of
   // its own. NMOE_CHECK fails where a slice is not cut at edges of chunks; Error (runtime), say for a full disk.
   WrittenPart write(WriterIndex writer, std::span<const TensorPart> model, std::span<const TensorPart> optimizer,

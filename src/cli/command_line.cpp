@@ -538,6 +538,24 @@ class CommandLine::Commands {
     decode->add_flag("--json", bench_decode_.json, "print JSON");
     decode->callback([this] { run_ = [this] { bench_decode_command(bench_decode_); }; });
 
+    CLI::App* exchange = bench->add_subcommand("exchange", "time the exchange of tokens between ranks by itself");
+    add_config_arguments(exchange, bench_exchange_.config);
+    add_ranks(exchange, bench_exchange_.config);
+    exchange
+        ->add_option("--blocks", bench_exchange_.blocks,
+                     "blocks of a GPU that may put rows, one run each; 0, and without it: as many as fill it")
+        ->type_name("N,N...")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(number(0));
+    exchange
+        ->add_option("--skew", bench_exchange_.skew,
+                     "share of choices on the experts of rank 0, over the mean of ranks; 1: all are as likely")
+        ->check(number(1))
+        ->capture_default_str();
+    exchange->add_flag("--json", bench_exchange_.json, "print JSON");
+    exchange->callback([this] { run_ = [this] { bench_exchange_command(bench_exchange_); }; });
+
     CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
     add_config_arguments(loader, bench_loader_.config);
     loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
@@ -587,6 +605,7 @@ class CommandLine::Commands {
   BenchTrainArguments bench_train_;
   BenchOpsArguments bench_ops_;
   BenchDecodeArguments bench_decode_;
+  BenchExchangeArguments bench_exchange_;
   BenchLoaderArguments bench_loader_;
   BenchTokenizerArguments bench_tokenizer_;
 };

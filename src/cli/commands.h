@@ -167,6 +167,14 @@ struct BenchDecodeArguments {
 };
 void bench_decode_command(const BenchDecodeArguments& arguments);
 
+struct BenchExchangeArguments {
+  ConfigArguments config;
+  std::vector<int64_t> blocks;  // empty: as many as fill the device
+  double skew = 1.0;
+  bool json = false;
+};
+void bench_exchange_command(const BenchExchangeArguments& arguments);
+
 struct BenchLoaderArguments {
   ConfigArguments config;
   int64_t megabytes = 1000;  // of tokens to read

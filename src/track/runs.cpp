@@ -58,7 +58,8 @@ RunStatus parse_status(std::string_view name) {
 
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
-// When the process started, in clock ticks since boot; nothing when there is no such process.
+// When the process started, in clock ticks since boot; nothing when there is no such process, or it ended and nobody
+// has waited for it.
 std::optional<int64_t> process_start(int64_t pid) {
   std::string stat;
   try {
@@ -66,9 +67,11 @@ std::optional<int64_t> process_start(int64_t pid) {
   } catch (const Error&) {
     return std::nullopt;
   }
-  // Field 22; the second, the program's name in parentheses, may hold blanks and parentheses
-  // itself.
+  // Field 3, the state, and 22; the second, the program's name in parentheses, may hold blanks and parentheses itself.
   size_t at = stat.rfind(')');
+  if (at == std::string::npos || at + 2 >= stat.size() || stat[at + 2] == 'Z' || stat[at + 2] == 'X') {
+    return std::nullopt;
+  }
   for (int field = 3; field <= 22 && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
   return at == std::string::npos ? std::nullopt : std::optional(std::stoll(stat.substr(at + 1)));
 }

@@ -25,16 +25,13 @@ std::string text_of(const std::exception_ptr& failure) {
   }
 }
 
-// Those of `parts` that this rank writes.
-std::vector<TensorPart> written_here(std::span<const NamedPart> parts, std::span<const uint8_t> is_written) {
+// Those of `tensors` that this rank writes.
+std::vector<TensorPart> written_here(std::span<const StagedTensor> tensors) {
   std::vector<TensorPart> chosen;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (is_written[i] == 0) continue;
-    const NamedPart& part = parts[i];
-    const NamedTensor tensor{part.name, part.tensor};
-    TensorPart& slice = chosen.emplace_back(whole_tensor(in_memory(std::span(&tensor, 1)).front()));
-    slice.shape = part.shape;
-    slice.offset = part.offset;
+  for (const StagedTensor& staged : tensors) {
+    if (!staged.is_written) continue;
+    const NamedTensor tensor{staged.name, staged.tensor};
+    chosen.push_back({in_memory(std::span(&tensor, 1)).front(), staged.shape, staged.slices});
   }
   return chosen;
 }
@@ -72,11 +69,9 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
   open_draft(rank_.communicator.all_gather_values(head.info.step).front());
   head_ = std::move(head);
   if (!draft_) return;
-  writer_.submit_work([this, &engine, draft = draft_] {
-    const StateTensors& state = engine.staging();
-    const std::span<const uint8_t> is_written = state.is_written;
-    const auto model = written_here(state.model, is_written.first(state.model.size()));
-    const auto optimizer = written_here(state.optimizer, is_written.subspan(state.model.size()));
+  // Where experts are changes while training goes on; what is staged is as they were.
+  writer_.submit_work([this, &engine, draft = draft_, model = written_here(engine.staging().model),
+                       optimizer = written_here(engine.staging().optimizer)] {
     engine.wait_staged();
     ThreadPool pool(1);  // training has the other processors
     written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())}, model,

@@ -7,9 +7,10 @@
 // is computed, the inputs of the next are on their way.
 //
 // Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
-// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), and
-// the new values go to all. Losses, the gradients' norm and what routers did are summed for every rank before any
-// weight moves. They make the same calls: whatever runs the model needs the experts of all.
+// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), on
+// the communication lane while backward goes on, and the new values go to all. Losses, the gradients' norm and what
+// routers did are summed for every rank before any weight moves. They make the same calls: whatever runs the model
+// needs the experts of all.
 //
 // With parallel.logical_shards every sum has an order that does not depend on the number of ranks: a microbatch is a
 // shard, rank i's m-th of W ranks is shard m * W + i. The gradients of what all ranks have are added up shard by shard;
@@ -35,18 +36,26 @@
 #include "optim/optimizer.h"
 #include "parallel/domain.h"
 #include "tensor/named_tensor.h"
+#include "train/expert_moves.h"
 #include "train/step_exchange.h"
 #include "train/step_phase.h"
 
 namespace nmoe {
 
-// What a rank has of a checkpoint.
-struct StateTensors {
-  std::vector<NamedPart> model;
-  std::vector<NamedPart> optimizer;
-  // Of both, one after the other: not 0 where this rank writes it. What several have, one writes.
-  std::vector<uint8_t> is_written;
+// What a rank has of a tensor of a checkpoint.
+struct StagedTensor {
+  std::string name;
+  Tensor tensor;                     // what the rank updates of it
+  Shape shape;                       // of the whole
+  std::vector<ElementRange> slices;  // which of the whole's elements these are, one slice after the other
+  bool is_written = false;           // by this rank: what several have, one writes
 };
+struct StateTensors {
+  std::vector<StagedTensor> model;
+  std::vector<StagedTensor> optimizer;
+};
+// Slice by slice, as they are loaded.
+std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors);
 
 // A value that is not finite.
 struct NonFinite {
@@ -85,8 +94,11 @@ class Engine {
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
   void step(const Progress& progress, int64_t num_targets, bool with_routers = false);
-  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over.
-  void step_in_phases(const Progress& progress, int64_t num_targets, const std::function<void(StepPhase phase)>& done);
+  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over, with the layer whose it
+  // is or kNoLayer.
+  void step_in_phases(const Progress& progress, int64_t num_targets,
+                      const std::function<void(StepPhase phase, int64_t layer)>& done);
+  void wait();  // for all that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
   StepResult take_result();  // of the oldest pending step
@@ -97,6 +109,19 @@ class Engine {
   // The first parameter or intermediate that is not finite when this rank's microbatches of the step whose result was
   // taken last are run again. Before anything is loaded after that; pending steps are lost.
   NonFinite find_non_finite();
+
+  // --- experts that the ranks of a domain share (parallel/expert_placement.h)
+  bool shares_experts() const { return !experts_.places.empty(); }
+  const ExpertState& experts() const { return experts_; }
+  // The places and rows that a run left, before initialise() or restore(): moves nothing. Ignored where no experts are
+  // shared.
+  void place_experts(const ExpertState& experts);
+  // Behind every parallel.rebalance_every steps, in front of the next.
+  bool rebalance_is_due(int64_t steps) const;
+  // With parallel.rebalance_every: enqueues what moves experts, with their weights and optimizer state, to where ranks
+  // would have got more equal loads in the steps whose results were taken since the last call. No step may be pending.
+  // All ranks call it alike, and get the same. Gradients are overwritten.
+  Rebalancing rebalance();
 
   // Token losses in nats of up to train.microbatch_seqs sequences of data.seq_len; targets < 0 give 0. `predictions`,
   // unless empty, become the likeliest next tokens, at every position.
@@ -112,13 +137,12 @@ class Engine {
   void wait_staged() const { staged_->wait(); }
   void restore();
 
-  // After a failure here: has the other ranks' devices give up waiting for this one.
-  void give_up() const { domain_.raise_abort(); }
+  // How long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
+  void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
 
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
-  const Optimizer& optimizer() const { return *optimizer_; }
 
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
@@ -131,14 +155,17 @@ class Engine {
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
   void enqueue_begin();
   void enqueue_gradients(const Inspector& inspect = {});
+  void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
   void enqueue_results(bool with_routers);
-  void wait();  // for all that is enqueued
+  void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
   void allocate_sums(Arena& state);
   bool in_order() const { return config_.parallel.logical_shards > 0; }
   void gather_values();  // of the weights that every rank has, from those that updated them
+  std::vector<MovableExperts> movable_experts();
+  void set_places(ExpertPlacement places);
 
   Config config_;
   Rank rank_;
@@ -158,12 +185,14 @@ class Engine {
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
   StateTensors staging_;                // empty before its first use
+  ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
   Tensor losses_;                       // [T] stat
   Tensor predictions_;                  // [T] i32
   Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
   Tensor partial_losses_;               // its parts: one, or one a logical shard
   Tensor partial_squares_;              //            one, or one a chunk of a weight
   std::vector<SumOfSquares> squares_;   // that this rank sums
+  Tensor square_order_;                 // i32: with logical shards, squares of experts in the experts' order
   Tensor sums_;                         // [2] f64: of all token losses, of all squares
   Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts
   Tensor grad_scale_;                   // [1] f64
@@ -171,7 +200,7 @@ class Engine {
   Tensor bad_count_;                    // [1] i32
   std::vector<Domain::Part> grads_;     // of the weights that every rank has; this one's parts of them
   std::vector<Domain::Part> values_;    // and of their values
-  std::vector<Tensor> summed_across_;   // what a step sums over domains, of this rank's parts
+  std::vector<Tensor> summed_across_;   // what a step sums over domains beside gradients
   std::vector<Tensor> summed_;          // and then over the ranks of a domain, for all of them
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
@@ -187,5 +216,8 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_
 // run.device is "cuda". `seq_lens` as for an engine.
 StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
                                 std::span<const int64_t> seq_lens = {});
+
+// Rows of a layer's experts on each rank, in the largest microbatch; all zero where no other rank sends any.
+ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe

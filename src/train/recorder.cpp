@@ -6,7 +6,9 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/load.h"
+#include "optim/optimizer.h"
 #include "train/batch_shape.h"
+#include "train/exchange_report.h"
 #include "train/router_report.h"
 #include "train/trainer.h"
 
@@ -17,10 +19,10 @@ constexpr auto kRetryAfter = std::chrono::seconds(60);
 
 }  // namespace
 
-Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id,
-                   int64_t step, const std::string& commit)
+Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
+                   const std::string& commit)
     : config_(config),
-      optimizer_(optimizer),
+      exchange_cost_(config, rank.device.ops().compute_dtype(), rank.communicator.domain().count()),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
       runs_path_(fs::path(config.run.dir) / "experiments.db"),
       line_("train", "step", config.train.steps, step) {
@@ -89,7 +91,7 @@ void Recorder::record(const StepReport& report) {
   put("train/flops", report.total_flops);
 
   const auto put_rate = [&](std::string_view tag, WeightGroup group) {
-    put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
+    put(tag, scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, report.progress));
   };
   put_rate("optimizer/lr", WeightGroup::kMatrices);
   put_rate("optimizer/lr_rest", WeightGroup::kRest);
@@ -105,11 +107,20 @@ void Recorder::record(const StepReport& report) {
   put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
   put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_routers(routers, put);
+  report_exchange(report.result.traffic, exchange_cost_, put);
   record_progress();
   const std::string failure = metrics_->take_failure();
   if (failure.empty() || Clock::now() < metrics_warning_) return;
   metrics_warning_ = Clock::now() + kRetryAfter;
   message(fmt::format("warning: metrics wait in memory to be written: {}", failure));
+}
+
+void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
+  metrics_->add(step, "parallel/expert_moves", static_cast<double>(done.moves()));
+  for (const Rebalancing::Layer& layer : done.layers) {
+    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_before_moves", layer.layer), layer.load_before);
+    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_after_moves", layer.layer), layer.load_after);
+  }
 }
 
 void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,

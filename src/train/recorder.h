@@ -13,6 +13,7 @@
 
 #include "base/progress.h"
 #include "config/config.h"
+#include "model/exchange_cost.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 #include "train/engine.h"
@@ -53,8 +54,7 @@ class Recorder {
   // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
   // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
   // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
-  Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id, int64_t step,
-           const std::string& commit);
+  Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit);
 
   const std::string& run_id() const { return run_id_; }
 
@@ -62,6 +62,8 @@ class Recorder {
   void show(const StepReport& report, bool milestone);
   // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
+  // Experts that moved in front of step `step`, and how uneven the ranks' loads were before and would have been after.
+  void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
@@ -81,7 +83,7 @@ class Recorder {
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
-  const Optimizer& optimizer_;
+  ExchangeCost exchange_cost_;
   double peak_flops_;  // of all ranks
   std::filesystem::path runs_path_;
   RunInfo info_;

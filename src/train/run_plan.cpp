@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "model/spec.h"
+#include "optim/optimizer.h"
 #include "train/batch_shape.h"
 #include "train/trainer.h"
 
@@ -27,21 +28,6 @@ std::string describe_schedule(const Config& config) {
   text += fmt::format("then down to {} at {}", schedule.floor, at(schedule_span(schedule)));
   if (schedule.floor > 0) text += ", and held there";
   return text;
-}
-
-OptimizerKind optimizer_of(const OptimConfig& optim, WeightGroup group) {
-  switch (group) {
-    case WeightGroup::kMatrices:
-      return optim.matrices.optimizer;
-    case WeightGroup::kExperts:
-      return optim.experts.optimizer;
-    case WeightGroup::kRouter:
-      return optim.router.optimizer;
-    case WeightGroup::kRest:
-    case WeightGroup::kBuffer:
-      break;
-  }
-  return optim.rest.optimizer;
 }
 
 // What the file system of `path`, which need not exist yet, has left for this user; nothing where it does not say.
@@ -83,7 +69,7 @@ int64_t checkpoint_bytes(const Config& config) {
   int64_t values = 0;
   for (const WeightSpec& weight : describe_model(config.model).weights) {
     int64_t copies = 1;
-    if (weight.is_trained()) copies += optimizer_of(config.optim, weight.group) == OptimizerKind::kMuon ? 1 : 2;
+    if (weight.is_trained()) copies += group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon ? 1 : 2;
     values += copies * weight.shape.num_elements();
   }
   return kValueBytes * values;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <mutex>
 #include <numbers>
+#include <set>
 
 #include "base/files.h"
 #include "base/process.h"
@@ -16,6 +18,7 @@
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
 #include "train/memory_plan.h"
+#include "train/pace.h"
 #include "train/recorder.h"
 #include "train/resume.h"
 #include "train/router_report.h"
@@ -109,20 +112,47 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   check_schedule(config, start->progress(), start->resumes());
 }
 
+// The run's row in experiments.db, for who has to end a process in which rank 0 may hang.
+class RunPlace {
+ public:
+  void set(fs::path database, const std::string& id) {
+    const std::scoped_lock lock(mutex_);
+    database_ = std::move(database);
+    id_ = id;
+  }
+  // Nothing where the run has no row, here or yet.
+  void fail(const std::string& reason) {
+    const std::scoped_lock lock(mutex_);
+    if (id_.empty()) return;
+    try {
+      RunStore(database_).finish(id_, RunStatus::kFailed, reason);
+    } catch (const std::exception& error) {
+      say("warning: the run's row is not up to date: {}\n", error.what());
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  fs::path database_;
+  std::string id_;
+};
+
 // One rank of a run. Rank 0 also prints, records and saves; the first of each process hears signals.
 //
 // All ranks enqueue, finish, validate and stop in the same steps. What each sees for itself, a signal or its targets,
 // they tell each other before a step; what the step sums over ranks, its loss and what routers did, all see alike.
 class Trainer {
  public:
-  Trainer(const TrainingRun& run, Communicator& communicator)
+  Trainer(const TrainingRun& run, Communicator& communicator, RunPlace& place)
       : run_(run),
+        place_(place),
         config_(run.config),
         memory_(
             RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
                              run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage, run.seq_lens),
+        pace_(config_.parallel, engine_),
         batches_(config_, run.data, run.stream, communicator.index()),
         cursor_(batches_.cursor()),
         balance_(config_),
@@ -148,6 +178,7 @@ class Trainer {
   bool save_is_due() const;
   std::string first_told(const std::string& mine);
   void require_same_start();
+  void rebalance();
   bool enqueue_step();
   void finish_step();
   void finish_steps();
@@ -162,10 +193,13 @@ class Trainer {
   void save_after_failure();
   void complete();
   const TrainingRun& run_;
+  RunPlace& place_;
   const Config& config_;
   std::shared_ptr<RankMemory> memory_;
   Rank rank_;
   Engine engine_;
+  Pace pace_;
+  std::set<int64_t> seq_lens_;  // that steps have had
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
   Progress progress_;        // of steps whose results are known
@@ -230,8 +264,8 @@ void Trainer::start() {
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (!rank_.is_first()) return;
   carried_ = start.carried();
-  recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
-                                         run_.options.commit);
+  recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit);
+  place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
 
@@ -241,6 +275,16 @@ std::string Trainer::first_told(const std::string& mine) {
     if (!told.empty()) return std::move(told);
   }
   return "";
+}
+
+// Behind every so many steps, in front of the next: a run that goes on from there does it first.
+void Trainer::rebalance() {
+  const int64_t steps = ahead().steps;
+  if (!engine_.rebalance_is_due(steps)) return;
+  finish_steps();
+  pace_.settle();
+  const Rebalancing done = engine_.rebalance();
+  if (recorder_) recorder_->record_rebalancing(steps + 1, done);
 }
 
 // By rank 0's clock. A checkpoint that is still being written is not waited for.
@@ -253,6 +297,7 @@ bool Trainer::save_is_due() const {
 // False, and nothing enqueued, when a rank was asked to stop or cannot read its data.
 bool Trainer::enqueue_step() {
   try {
+    const Pace::Pause pause(pace_);
     batches_.next();
   } catch (const std::exception&) {
     data_failure_ = std::current_exception();
@@ -282,7 +327,10 @@ bool Trainer::enqueue_step() {
     all.written += share.written;
     all.saves += share.saves;
   }
-  if (all.written == rank_.count()) warn_of_lost(saver_.publish());
+  if (all.written == rank_.count()) {
+    const Pace::Pause pause(pace_);  // rank 0 may have a large folder to remove
+    warn_of_lost(saver_.publish());
+  }
   if (all.stops > 0) return false;
 
   Enqueued step;
@@ -294,6 +342,12 @@ bool Trainer::enqueue_step() {
   step.save = all.saves > 0;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
+  if (seq_lens_.insert(batches_.shape().seq_len).second) {
+    finish_steps();
+    pace_.settle(Pace::kFirstSteps);
+  }
+  pace_.step_begins();
+  if (run_.options.before_step) run_.options.before_step(engine_, number);
   handing_over_ = true;
   engine_.use_seq_len(batches_.shape().seq_len);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
@@ -309,6 +363,7 @@ bool Trainer::enqueue_step() {
 // The oldest that is on its way; waits for it.
 void Trainer::finish_step() {
   StepResult result = engine_.take_result();
+  pace_.step_ended();
   if (!result.finite) fail_non_finite(result);
   const Enqueued step = enqueued_.front();
   enqueued_.pop_front();
@@ -325,10 +380,12 @@ void Trainer::finish_steps() {
 
 // Several ranks go by the number of steps alone: when a result arrives differs from one to another.
 bool Trainer::must_finish_step() const {
+  if (rank_.count() > 1 && pace_.is_settling()) return engine_.num_pending() > 0;
   return engine_.num_pending() == Engine::kMaxPending || (rank_.count() == 1 && engine_.has_result());
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
+  pace_.settle();
   // What comes first on any rank: from there it spreads to those whose tokens its experts get.
   const NonFinite mine = engine_.find_non_finite();
   const auto places = rank_.communicator.all_gather_values(mine.place);
@@ -356,7 +413,11 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .steps = step.progress.steps - reported_steps_,
       .flops = step.flops - reported_flops_,
       .total_flops = step.flops};
-  if (recorder_) recorder_->show(report, step.log);
+  std::optional<Pace::Pause> pause;
+  if (recorder_) {
+    pause.emplace(pace_);
+    recorder_->show(report, step.log);
+  }
   if (!step.log) return;
   if (recorder_) {
     recorder_->record(report);
@@ -410,6 +471,7 @@ void Trainer::save() {
   head.info.tokens = progress_.tokens;
   head.info.flops = flops_;
   head.info.cursor = cursor_;
+  head.info.experts = engine_.experts();
   head.info.num_parameters = run_.memory.cost.parameters;
   if (recorder_) head.info.run_id = recorder_->run_id();
   head.info.config_fingerprint = config_fingerprint(config_);
@@ -460,7 +522,9 @@ void Trainer::save_at_end() {
 // finished first.
 void Trainer::loop() {
   clock_.start();
-  while (ahead().steps < config_.train.steps && collapse_.empty() && enqueue_step()) {
+  while (ahead().steps < config_.train.steps && collapse_.empty()) {
+    rebalance();
+    if (!collapse_.empty() || !enqueue_step()) break;
     const int64_t number = ahead().steps;
     const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
     const bool valid_due = due(config_.train.valid_every);
@@ -472,12 +536,14 @@ void Trainer::loop() {
     finish_steps();
     if (!collapse_.empty()) break;
     clock_.stop();
+    pace_.settle();
     if (valid_due) run_validation();
     if (save_due) save();
     clock_.start();
   }
   finish_steps();
   clock_.stop();
+  pace_.settle();
   if (collapse_.empty()) return;
   throw RunFailure(RunStatus::kFailedCollapse, collapse_,
                    "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "
@@ -538,7 +604,6 @@ TrainSummary Trainer::run() {
     } else {
       // At once: what is left to do here, such as a checkpoint that is being written, may take long.
       rank_.communicator.fail(std::current_exception());
-      engine_.give_up();
     }
     if (recorder_) recorder_->finish(RunStatus::kFailed, error.what());
     throw;
@@ -566,16 +631,15 @@ std::string identity_of(Config config, const TrainOptions& options) {
                      config_lines(config));
 }
 
-void require_processes_can(const Config& config, const Launch& launch) {
-  ranks_of_process(launch, config.parallel.ranks);
-  if (config.run.device != "cpu") {
-    throw usage_error(fmt::format("run.device = \"{}\" on {} processes: several share the work of CPUs only",
-                                  config.run.device, launch.num_processes),
-                      "start one process (without WORLD_SIZE and RANK, or SLURM's), or set run.device = \"cpu\"");
+// Before anything asks for a device.
+void prepare_process(const Config& config, const Launch& launch) {
+  const int64_t here = ranks_of_process(launch, config.parallel.ranks);
+  if (config.run.device == "cuda") {
+    ::setenv("CUDA_VISIBLE_DEVICES", devices_of_process(launch, here).c_str(), /*replace=*/1);
   }
   if (launch.process > 0) return;
-  say("process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes,
-      ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
+  say("process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes, here, config.parallel.ranks,
+      launch.address, launch.port);
 }
 
 }  // namespace
@@ -584,17 +648,19 @@ fs::path checkpoint_dir(const Config& config) { return fs::path(config.run.dir) 
 
 TrainSummary train(const Config& config, const TrainOptions& options) {
   const Launch launch = read_launch();
-  if (!launch.is_alone()) require_processes_can(config, launch);
+  if (!launch.is_alone()) prepare_process(config, launch);
   std::optional<TrainingRun> run;
+  RunPlace place;
   TrainSummary summary{.reports = launch.process == 0};
   run_ranks(
       {.launch = launch,
        .ranks = config.parallel.ranks,
        .timeout = std::chrono::seconds(config.parallel.timeout_s),
-       .identity = identity_of(config, options)},
+       .identity = identity_of(config, options),
+       .last_words = [&](const std::string& reason) { place.fail(reason); }},
       [&] { run.emplace(config, options, launch); },
       [&](Communicator& communicator) {
-        const TrainSummary of_rank = Trainer(*run, communicator).run();
+        const TrainSummary of_rank = Trainer(*run, communicator, place).run();
         if (communicator.index() == 0) summary = of_rank;
       });
   return summary;

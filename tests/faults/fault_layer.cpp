@@ -2,6 +2,7 @@
 // the call that was asked for.
 //
 //   NMOE_FAULT_ROOT    only files below this folder count
+//   NMOE_FAULT_MATCH   and of those only files whose paths contain this
 //   NMOE_FAULT_COUNT   file of 8 bytes: how many calls that change files there were
 //   NMOE_FAULT_AT      the call to strike at, from 1; 0: none
 //   NMOE_FAULT_KIND    kill: SIGKILL before it, a write half done; enospc, eio: it alone fails so;
@@ -30,7 +31,7 @@
 namespace {
 
 struct Settings {
-  std::string root, kind, shadow;
+  std::string root, match, kind, shadow;
   uint64_t at = 0;
   uint64_t* count = nullptr;
 };
@@ -43,6 +44,7 @@ const Settings& settings() {
       return std::string(value == nullptr ? "" : value);
     };
     s->root = text("NMOE_FAULT_ROOT");
+    s->match = text("NMOE_FAULT_MATCH");
     s->kind = text("NMOE_FAULT_KIND");
     s->shadow = text("NMOE_FAULT_SHADOW");
     s->at = std::strtoull(text("NMOE_FAULT_AT").c_str(), nullptr, 10);
@@ -82,7 +84,8 @@ std::string path_of(int dir, const char* name) {
 
 bool counts(const std::string& path) {
   const Settings& s = settings();
-  return s.count != nullptr && path.size() > s.root.size() && path.starts_with(s.root);
+  return s.count != nullptr && path.size() > s.root.size() && path.starts_with(s.root) &&
+         path.find(s.match) != std::string::npos;
 }
 
 enum class Call { kGrows, kOther };

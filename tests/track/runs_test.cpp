@@ -249,6 +249,19 @@ TEST_F(RunsTest, SeveralWritersAtOnce) {
   for (const RunRow& row : rows) EXPECT_EQ(row.step, 50);
 }
 
+// A process that was killed and that its parent has not waited for.
+TEST_F(RunsTest, WhatEndedIsNotRunning) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    RunStore(path_).start(kInfo);
+    ::kill(::getpid(), SIGKILL);
+  }
+  siginfo_t ended{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_NE(RunStore(path_).list(10).at(0).status, RunStatus::kRunning);
+  ::waitpid(child, nullptr, 0);
+}
+
 // In a folder of somebody else's.
 TEST_F(RunsTest, AreListedWhereNobodyMayWrite) {
   { RunStore(path_).start(kInfo); }

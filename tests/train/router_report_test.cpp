@@ -6,6 +6,7 @@
 #include <map>
 
 #include "support/errors.h"
+#include "train/exchange_report.h"
 
 namespace nmoe {
 namespace {
@@ -66,6 +67,63 @@ TEST(RouterReportTest, NumbersByHand) {
 TEST(RouterReportTest, ADenseModelReportsNothing) {
   EXPECT_TRUE(report_of({}).empty());
   EXPECT_EQ(find_collapse({}, {.num_experts = 0}), "");
+}
+
+// Two ranks, rows of 4 values and 2 experts a token. 10 tokens go from rank 0 to 1, with 15 copies; 6 the other way, 8.
+TEST(ExchangeReportTest, NumbersByHand) {
+  Config config;
+  config.model.dim = 4;
+  config.model.moe.num_experts = 8;
+  config.model.moe.top_k = 2;
+  const ExchangeCost cost(config, DType::kBF16, 2);
+  const std::vector<LayerTraffic> layers = {{.layer = 3,
+                                             .ranks = {{.rows = 10,
+                                                        .sent = 10,
+                                                        .sent_copies = 15,
+                                                        .received = 6,
+                                                        .received_copies = 8,
+                                                        .waited_ms = {1, 2, 3, 4},
+                                                        .lasted_ms = {2, 3, 4, 7},
+                                                        .exposed_ms = {1, 1, 1, 1}},
+                                                       {.rows = 30,
+                                                        .sent = 6,
+                                                        .sent_copies = 8,
+                                                        .received = 10,
+                                                        .received_copies = 15,
+                                                        .waited_ms = {0, 0, 0, 5},
+                                                        .lasted_ms = {1, 1, 1, 5},
+                                                        .exposed_ms = {1, 1, 1, 5}}}}};
+  Report report;
+  report_exchange(layers, cost, [&](std::string_view tag, double value) {
+    EXPECT_TRUE(report.emplace(tag, value).second) << tag << " is reported twice";
+  });
+  const double row = 8, choices = 2 * (4 + 4), weights = 2 * 4;
+  const double first = 10 * (2 * row + choices) + 6 * (2 * row + weights),
+               second = 6 * (2 * row + choices) + 10 * (2 * row + weights);
+  const Report expected = {
+      {"exchange/layer_03/rank_load_max_over_mean", 1.5},
+      {"exchange/layer_03/rank_00/sent_bytes", first},
+      {"exchange/layer_03/rank_00/wait_dispatch_ms", 1.0},
+      {"exchange/layer_03/rank_00/wait_combine_ms", 2.0},
+      {"exchange/layer_03/rank_00/wait_combine_backward_ms", 3.0},
+      {"exchange/layer_03/rank_00/wait_dispatch_backward_ms", 4.0},
+      {"exchange/layer_03/rank_00/transfer_ms", 16.0},
+      {"exchange/layer_03/rank_00/hidden_share", 0.75},
+      {"exchange/layer_03/rank_01/sent_bytes", second},
+      {"exchange/layer_03/rank_01/wait_dispatch_ms", 0.0},
+      {"exchange/layer_03/rank_01/wait_combine_ms", 0.0},
+      {"exchange/layer_03/rank_01/wait_combine_backward_ms", 0.0},
+      {"exchange/layer_03/rank_01/wait_dispatch_backward_ms", 5.0},
+      {"exchange/layer_03/rank_01/transfer_ms", 8.0},
+      {"exchange/layer_03/rank_01/hidden_share", 0.0},
+      {"exchange_agg/rank_load_max_over_mean", 1.5},
+      {"exchange_agg/sent_bytes", (first + second) / 2},
+      {"exchange_agg/wait_ms", 7.5},
+      {"exchange_agg/wait_max_ms", 10.0},
+      {"exchange_agg/transfer_ms", 12.0},
+      {"exchange_agg/hidden_share", 0.5},
+  };
+  EXPECT_EQ(report, expected);
 }
 
 Config moe_config(int64_t num_experts, int64_t top_k) {

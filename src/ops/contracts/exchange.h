@@ -8,6 +8,10 @@
 //
 // What an operation writes on other ranks is theirs to read behind the next peer_barrier, and they may write there
 // again behind the one after their reading.
+//
+// max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
+// as many as the device has multiprocessors, or of sums a few times that. For what is to run beside it. On the CPU it
+// says nothing.
 #pragma once
 
 #include "base/error.h"
@@ -16,11 +20,18 @@
 
 namespace nmoe {
 
-// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits longer than
-// the peers' timeout says so in their report, has every rank give up, and lets the lane go on: what follows works on
-// whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
+// Of kernels that move data between ranks beside other work: few, so that products find multiprocessors, and enough for
+// sends to have nine tenths of the link.
+inline constexpr int64_t kBlocksBeside = 16;
+
+// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
+// another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
+// lets the lane go on: what follows works on whatever is there, and the host throws when it reads the report. On the
+// CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
+  PeerPlace place = {};  // for the report
+  Tensor waited = {};    // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
 };
 
 // Which tokens go to which rank.
@@ -31,9 +42,10 @@ struct ExchangePlan {
   int64_t num_slots = 0;  // U
 };
 struct BuildExchangePlan {
-  Tensor top_idx;     // [T, K] i32
-  ExchangePlan plan;  // send_row, num_sent =
-  Tensor counts;      // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor top_idx;       // [T, K] i32
+  ExchangePlan plan;    // send_row, num_sent =
+  Tensor counts;        // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor traffic = {};  // [2, W] i32 += rows, then copies that go to each rank; undefined: not wanted
 };
 
 // What a rank receives of all others' tokens: those of rank w in the first rows of part w.
@@ -52,6 +64,10 @@ struct ExchangeSend {
   Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
+  // Only to the ranks whose load is above `room`. loads [W] i32; undefined: to all.
+  Tensor loads = {};
+  int64_t room = 0;
+  int64_t max_blocks = 0;
 };
 
 // What comes back to a rank for its tokens: from rank w in the rows that it sent there, in part w.
@@ -59,7 +75,8 @@ struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from.
+// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from. A rank's own
+// tokens need no way back (OwnRows), unless more rows came than R.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
@@ -67,15 +84,33 @@ struct ExchangeReturn {
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
   ExchangeReturns returns;  // = on other ranks and this one
+  // Of a part of the rows, those from here on, which row_of counts from the first of all: their sum is added to what
+  // was returned of the rows before, and rounded with it once. Over at once where num_rows [1] i32, how many of these
+  // there are, is 0.
+  int64_t first_row = 0;
+  Tensor num_rows = {};  // with first_row
+  // [1] i32 rows that came; undefined: not more than R. With first_row, more than R wherever num_rows is not 0.
+  Tensor all_rows = {};
+  int64_t max_blocks = 0;
 };
-// The sum of what the ranks returned for a token, in their order.
+// What this rank's experts have for its own tokens, as ExchangeReturn has it for all: used where not more rows came
+// than R.
+struct OwnRows {
+  int64_t rank;
+  Tensor rows;        // [R, D]
+  Tensor row_weight;  // [R] stat; undefined: as there
+  Tensor row_of;      // [M, K] i32, of the tokens received from this rank itself
+  Tensor all_rows = {};
+};
+// The sum of what the ranks have for a token, in their order.
 struct ExchangeCollect {
   ExchangePlan plan;
   Tensor top_idx;  // [T, K] i32; for weights
+  OwnRows own;
   ExchangeReturns returns;
   Tensor y;  // = [T, D]
   bool accumulate = false;
-  Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
+  Tensor weights;  // = [T, K] stat: the row_weight of its copies; undefined: not wanted
 };
 
 // Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
@@ -88,6 +123,7 @@ struct ExchangeReturnCopies {
   Tensor counts;      // [W] i32, of the inbox
   Tensor copies;      // [M, K, D] = on other ranks and this one
   Tensor weights;     // [M, K] stat =; with row_weight
+  int64_t max_blocks = 0;
 };
 
 // The sum of the elements [begin, end) of all ranks' tensors `x`, flattened: what there was where it goes, with
@@ -98,6 +134,7 @@ struct PeerSum {
   int64_t begin = 0, end = 0;
   Tensor sum = {};  // = [end - begin], or += ; undefined: = those elements of this rank's x, whose others stay
   bool accumulate = false;
+  int64_t max_blocks = 0;
 };
 // Those elements of every rank's `x` become this rank's. Any dtype.
 struct PeerSpread {
@@ -106,13 +143,23 @@ struct PeerSpread {
   int64_t begin = 0, end = 0;
 };
 
+// What rank `rank` has in its counterpart of `x`.
+struct PeerFetch {
+  const Peers& peers;
+  int64_t rank;
+  Tensor x;            // shared
+  Tensor destination;  // = as large, anywhere on this rank
+};
+
 // What both devices check of the above.
 inline void check_exchange_plan(const BuildExchangePlan& args) {
   const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
   NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&
-                 (!args.counts.defined() || args.counts.dim(0) == E),
-             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}", args.top_idx.shape(),
-             E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape());
+                 (!args.counts.defined() || args.counts.dim(0) == E) &&
+                 (!args.traffic.defined() || args.traffic.shape() == Shape({2, W})),
+             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}, traffic {}",
+             args.top_idx.shape(), E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape(),
+             args.traffic.shape());
 }
 
 inline void check_exchange_send(const ExchangeSend& args) {
@@ -122,6 +169,7 @@ inline void check_exchange_send(const ExchangeSend& args) {
                  args.plan.send_row.shape() == Shape({T, W}),
              "sending {} {} by {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(), args.plan.send_row.shape(),
              dtype_name(inbox.rows.dtype()), inbox.rows.shape());
+  NMOE_CHECK(!args.loads.defined() || args.loads.shape() == Shape({W}), "sending by loads {}", args.loads.shape());
   if (!args.top_idx.defined()) return;
   const Shape choices({W, M, args.top_idx.dim(1)});
   NMOE_CHECK(args.weights.shape() == args.top_idx.shape() && inbox.slots.shape() == choices &&
@@ -138,6 +186,8 @@ inline void check_exchange_return(const ExchangeReturn& args) {
                  (!args.row_weight.defined() || returns.weights.shape() == Shape({W, M, K})),
              "returning {} {} by {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.row_of.shape(),
              dtype_name(returns.rows.dtype()), returns.rows.shape());
+  NMOE_CHECK((args.first_row > 0) == args.num_rows.defined(), "returning rows from {} on, as many as {} says",
+             args.first_row, args.num_rows.shape());
 }
 
 inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {
@@ -159,6 +209,12 @@ inline void check_exchange_collect(const ExchangeCollect& args) {
                  args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
              "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
              args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
+  const OwnRows& own = args.own;
+  NMOE_CHECK(own.rank >= 0 && own.rank < W && own.rows.dim(1) == args.y.dim(1) && own.rows.dtype() == args.y.dtype() &&
+                 own.row_of.shape() == Shape({M, args.top_idx.dim(1)}) &&
+                 args.weights.defined() == own.row_weight.defined(),
+             "collecting {} of rank {}'s own {} {} by {}", args.y.shape(), own.rank, dtype_name(own.rows.dtype()),
+             own.rows.shape(), own.row_of.shape());
 }
 
 inline void check_peer_sum(const PeerSum& args) {
@@ -169,6 +225,12 @@ inline void check_peer_sum(const PeerSum& args) {
 
 inline void check_peer_range(const Tensor& x, int64_t begin, int64_t end) {
   NMOE_CHECK(begin >= 0 && begin <= end && end <= x.num_elements(), "elements [{}, {}) of {}", begin, end, x.shape());
+}
+
+inline void check_peer_fetch(const PeerFetch& args) {
+  NMOE_CHECK(args.x.dtype() == args.destination.dtype() && args.x.num_elements() == args.destination.num_elements(),
+             "fetching {} {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(),
+             dtype_name(args.destination.dtype()), args.destination.shape());
 }
 
 }  // namespace nmoe

@@ -35,10 +35,11 @@ class CudaMoe : public CudaTest, public ::testing::WithParamInterface<PlanCase> 
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaMoe,
                          ::testing::Values(PlanCase{13, 3, 7}, PlanCase{1, 5, 5, -1, 11},
-                                           PlanCase{9, 2, 300},             // nearly all experts empty
-                                           PlanCase{5003, 4, 64, -1, 13},   // many chunks, the last one odd
-                                           PlanCase{40'000, 6, 33, -1, 8},  // chunks of more than the least size
-                                           PlanCase{700, 8, 4096},          // experts beyond a block of the scan
+                                           PlanCase{9, 2, 300},              // nearly all experts empty
+                                           PlanCase{5003, 4, 64, -1, 13},    // many chunks, the last one odd
+                                           PlanCase{40'000, 6, 33, -1, 8},   // chunks of more than the least size
+                                           PlanCase{20'011, 7, 256, -1, 1},  // segments of chunks that end anywhere
+                                           PlanCase{700, 8, 4096},           // experts beyond a block of the scan
                                            PlanCase{2500, 1, 4, 3, 1}, PlanCase{2500, 1, 4, 0, 7},
                                            PlanCase{33, 2, 1, -1, 1024}, PlanCase{0, 2, 3}));
 
@@ -115,6 +116,33 @@ TEST_P(CudaMoe, CapacityBeyondTheCopiesIsLeftAlone) {
   gpu().moe_combine_weights({row_weight, device_plan_, back});
   EXPECT_TRUE(same_bits(down(back), weights));
   EXPECT_TRUE(near(down(row_weight.rows(num_copies_, capacity)), std::vector<double>(37, 9), 0));
+}
+
+// A part at a time, down to one behind the last row.
+TEST_P(CudaMoe, PartsMatchTheCpu) {
+  const int64_t width = GetParam().width, capacity = num_copies_ / 3 + 1, chunk = num_copies_ / 4 + 1;
+  constexpr int64_t kParts = 5;
+  const Tensor parts = pool_.zeros(DType::kI32, {kParts, plan_.offsets.dim(0)}), device_parts = up(parts);
+  cpu().divide_moe_rows({.offsets = plan_.offsets, .capacity = capacity, .chunk = chunk, .parts = parts});
+  gpu().divide_moe_rows({.offsets = device_plan_.offsets, .capacity = capacity, .chunk = chunk, .parts = device_parts});
+  EXPECT_TRUE(same_bits(down(device_parts), parts));
+  const Tensor weights = pool_.normal(plan_.row_of.shape()), device_weights = up(weights);
+  for (int64_t i = 0; i < kParts; ++i) {
+    const int64_t first = i == 0 ? 0 : capacity + (i - 1) * chunk, most = i == 0 ? capacity : chunk;
+    const MoePlan plan{.offsets = parts[i], .row_of = plan_.row_of, .first_row = first};
+    const MoePlan device_plan{.offsets = device_parts[i], .row_of = device_plan_.row_of, .first_row = first};
+    for (const DType act : kActDTypes) {
+      const Tensor x = normal({GetParam().num_tokens, width}, act), expected = pool_.full({most, width}, 9.0);
+      const Tensor rows = up(expected, act);
+      gpu().moe_dispatch({up(x, act), device_plan, rows});
+      cpu().moe_dispatch({x, plan, expected});
+      EXPECT_TRUE(same_bits(down(rows), expected)) << "part " << i << ", " << dtype_name(act);
+    }
+    const Tensor expected = pool_.full({most}, 9.0), row_weight = up(expected);
+    gpu().moe_dispatch_weights({device_weights, device_plan, row_weight});
+    cpu().moe_dispatch_weights({weights, plan, expected});
+    EXPECT_TRUE(same_bits(down(row_weight), expected)) << "part " << i;
+  }
 }
 
 TEST_P(CudaMoe, CountingRunClaimsTheScratchOfARealOne) {

@@ -8,6 +8,7 @@
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/runtime/recording.h"
 #include "ops/cuda/vendor/cudnn_library.h"
+#include "ops/cuda/vendor/nccl.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -137,6 +138,11 @@ void CudaDevice::enable_peer_access(int index) {
         "set parallel.ranks = 1");
   }
   libraries_.reach_once(index, [&] { NMOE_CUDA_CHECK(cudaDeviceEnablePeerAccess(index, 0)); });
+}
+
+std::unique_ptr<AcrossLink> CudaDevice::link_across(int64_t index, int64_t count, const GatherAcross& gather) {
+  make_current();
+  return std::make_unique<NcclLink>(index_, stream(Lane::kCompute), index, count, gather);
 }
 
 // An event per call is not needed: a wait is for the event as it was recorded last.
