@@ -1,8 +1,8 @@
 // Every call of the program that changes files is a place where a process is killed, a disk is full or fails, or the
 // power goes. Behind each, the same command must come to what an undisturbed one comes to.
 //
-// A sample by default: one call for each command and fault. NMOE_FAULTS=I/N walks every call under every fault, the I-th
-// of N parts of these cases: scripts/faults.sh. Says how many there were.
+// A sample by default: one call for each command and fault. NMOE_FAULTS=I/N walks every call under every fault, the
+// I-th of N parts of these cases: scripts/faults.sh. Says how many there were.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -268,8 +268,17 @@ std::string trained(const fs::path& dir) {
          text.substr(weights, text.find('\n', weights + 1) - weights);
 }
 
-const Names kTrain = {"train", "tiny.toml", "--resume", "--set", "train.steps=6", "--set", "checkpoint.every=2", "--set",
-                      "checkpoint.keep_last=2", "--set", "train.log_every=3"};
+const Names kTrain = {"train",
+                      "tiny.toml",
+                      "--resume",
+                      "--set",
+                      "train.steps=6",
+                      "--set",
+                      "checkpoint.every=2",
+                      "--set",
+                      "checkpoint.keep_last=2",
+                      "--set",
+                      "train.log_every=3"};
 
 TEST_F(FaultsTest, Train) { walk({"train", kTrain, trained}); }
 
