@@ -43,7 +43,7 @@ seq "$jobs" | xargs -P "$jobs" -I{} bash -c 'NMOE_FAULTS={}/$jobs "$binary" > "$
 # Lines such as "train: kill: 622 calls, 39 cases, 0 failed".
 cat "$out"/part-*.log | awk -F'[:,] ' '
   /^[a-z ]+: .*: [0-9]+ calls, [0-9]+ cases, [0-9]+ failed$/ {
-    key = sprintf("%-18s %-26s", $1, $2)
+    key = sprintf("%-23s %-26s", $1, $2)
     if (!(key in cases)) order[++keys] = key
     if ($3 + 0 > calls[key]) calls[key] = $3 + 0
     cases[key] += $4
@@ -55,7 +55,7 @@ cat "$out"/part-*.log | awk -F'[:,] ' '
     for (i = 1; i <= keys; ++i) {
       printf "%s %5d calls %6d cases %5d failed\n", order[i], calls[order[i]], cases[order[i]], failed[order[i]]
     }
-    printf "%-45s %11s %6d cases %5d failed\n", "all", "", all, all_failed
+    printf "%-50s %11s %6d cases %5d failed\n", "all", "", all, all_failed
   }' | tee "$out/table.txt"
 if ((failed)); then
   printf 'failed: see %s\n' "$(grep -l -E 'FAILED|Check failed' "$out"/part-*.log | tr '\n' ' ')"

@@ -10,8 +10,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <list>
 #include <sstream>
 
+#include "support/free_port.h"
 #include "support/program.h"
 #include "support/temp_dir.h"
 #include "support/tiny_run.h"
@@ -91,6 +93,8 @@ struct Command {
   std::function<std::string(const fs::path&)> result;
   // Where all is there already: 0, it says so, or 2, it does not replace it.
   int exit_code_when_done = 0;
+  int processes = 1;
+  int struck = 0;  // the process that a fault befalls
 };
 
 std::string contents(const fs::path& dir, const Names& suffixes) {
@@ -159,7 +163,7 @@ class FaultsTest : public testing::Test {
     const fs::path straight = root / "straight";
     fs::copy(root / "base", straight, fs::copy_options::recursive);
     uint64_t calls = 0;
-    ASSERT_EQ(run(command, straight, "kill", 0, "", calls).exit_code, 0);
+    ASSERT_EQ(run(command, straight, {}, calls).exit_code, 0);
     const std::string expected = command.result(straight);
     ASSERT_NE(expected, "");
     ASSERT_GT(calls, 10U);
@@ -183,25 +187,52 @@ class FaultsTest : public testing::Test {
   }
 
  private:
-  static test::Outcome run(const Command& command, const fs::path& dir, const std::string& kind, uint64_t at,
-                           const std::string& shadow, uint64_t& calls) {
-    const fs::path count = base_->path() / "count";
-    put(count, std::string(8, '\0'));
+  // What is to befall the command.
+  struct Strike {
+    const char* kind = "kill";
+    uint64_t at = 0;       // 0: nothing
+    fs::path shadow = {};  // "": what is durable is not kept
+  };
+
+  // Every process of the command is below the layer; the strike befalls command.struck, whose outcome is returned, and
+  // in `calls` how many it made.
+  static test::Outcome run(const Command& command, const fs::path& dir, const Strike& strike, uint64_t& calls) {
+    const Part part = wanted_part();
+    const int port = part.count == 0 ? test::free_port() : 20000 + static_cast<int>(part.index % 10000);
     fs::create_directories(dir / "tmp");
-    Names line = {"env",
-                  "LD_PRELOAD=" NMOE_FAULT_LAYER,
-                  "NMOE_FAULT_ROOT=" + dir.string(),
-                  "NMOE_FAULT_COUNT=" + count.string(),
-                  "NMOE_FAULT_AT=" + std::to_string(at),
-                  "NMOE_FAULT_KIND=" + kind,
-                  "NMOE_FAULT_SHADOW=" + shadow,
-                  "TMPDIR=" + (dir / "tmp").string(),
-                  NMOE_PROGRAM};
-    line.insert(line.end(), command.arguments.begin(), command.arguments.end());
-    test::Outcome outcome = test::Program(dir, line).wait();
-    const std::string bytes = read_file(count);
+    const auto count_of = [](int process) { return base_->path() / fmt::format("count{}", process); };
+    std::list<test::Program> programs;
+    for (int process = 0; process < command.processes; ++process) {
+      put(count_of(process), std::string(8, '\0'));
+      Names line = {"env",
+                    "LD_PRELOAD=" NMOE_FAULT_LAYER,
+                    "NMOE_FAULT_ROOT=" + dir.string(),
+                    "NMOE_FAULT_COUNT=" + count_of(process).string(),
+                    fmt::format("NMOE_FAULT_AT={}", process == command.struck ? strike.at : 0),
+                    fmt::format("NMOE_FAULT_KIND={}", strike.kind),
+                    "NMOE_FAULT_SHADOW=" + strike.shadow.string(),
+                    "TMPDIR=" + (dir / "tmp").string(),
+                    fmt::format("RANK={}", process),
+                    fmt::format("WORLD_SIZE={}", command.processes),
+                    "MASTER_ADDR=127.0.0.1",
+                    fmt::format("MASTER_PORT={}", port),
+                    NMOE_PROGRAM};
+      line.insert(line.end(), command.arguments.begin(), command.arguments.end());
+      programs.emplace_back(dir, line);
+    }
+    test::Outcome struck;
+    int process = 0;
+    for (test::Program& program : programs) {
+      test::Outcome outcome = program.wait();
+      if (process++ == command.struck) {
+        struck = std::move(outcome);
+      } else {
+        EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 1) << outcome.exit_code << "\n" << outcome.err;
+      }
+    }
+    const std::string bytes = read_file(count_of(command.struck));
     std::memcpy(&calls, bytes.data(), sizeof(calls));
-    return outcome;
+    return struck;
   }
 
   static void strike(const Command& command, const FaultName& fault, uint64_t at, const std::string& expected) {
@@ -219,7 +250,7 @@ class FaultsTest : public testing::Test {
     }
     const std::string inode = inode_of(dir);
     uint64_t calls = 0;
-    const test::Outcome outcome = run(command, dir, fault.kind, at, power ? shadow.string() : "", calls);
+    const test::Outcome outcome = run(command, dir, {fault.kind, at, power ? shadow : fs::path()}, calls);
     const bool killed = std::string_view(fault.kind) == "kill";
     EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 1 || (killed && outcome.exit_code == 128 + SIGKILL))
         << outcome.exit_code << "\n"
@@ -237,7 +268,7 @@ class FaultsTest : public testing::Test {
     const bool done = command.result(dir) == expected;
     if (done && outcome.exit_code == 0) return;
     fs::create_directories(dir / "tmp");
-    test::Outcome again = run(command, dir, "kill", 0, "", calls);
+    test::Outcome again = run(command, dir, {}, calls);
     if (done && again.exit_code == command.exit_code_when_done) again.exit_code = 0;
     if (again.exit_code == 1 && again.err.find("move it away") != std::string::npos) {
       // A database of records alone; checkpoints are enough.
@@ -245,7 +276,7 @@ class FaultsTest : public testing::Test {
       for (const char* file : {"experiments.db", "experiments.db-wal", "experiments.db-shm"}) {
         fs::remove(dir / "runs" / file);
       }
-      again = run(command, dir, "kill", 0, "", calls);
+      again = run(command, dir, {}, calls);
     }
     EXPECT_EQ(again.exit_code, 0) << again.err;
     EXPECT_EQ(command.result(dir), expected) << again.err;
@@ -282,10 +313,19 @@ const Names kTrain = {"train",
 
 TEST_F(FaultsTest, Train) { walk({"train", kTrain, trained}); }
 
-TEST_F(FaultsTest, TrainOnTwoRanks) {
+Names train_on_two_ranks() {
   Names arguments = kTrain;
   arguments.insert(arguments.end(), {"--set", "parallel.ranks=2"});
-  walk({"train on two ranks", arguments, trained});
+  return arguments;
+}
+
+TEST_F(FaultsTest, TrainOnTwoRanks) { walk({"train on two ranks", train_on_two_ranks(), trained}); }
+
+TEST_F(FaultsTest, TrainByTwoProcesses) {
+  Command command{"train by two processes", train_on_two_ranks(), trained};
+  command.processes = 2;
+  command.struck = 1;
+  walk(command);
 }
 
 TEST_F(FaultsTest, Prep) {
