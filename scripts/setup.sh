@@ -4,6 +4,7 @@
 #   scripts/setup.sh                compiler, build tools, libraries, DuckDB
 #   scripts/setup.sh --quickstart   the same, and what scripts/quickstart.sh runs beside the program
 #   scripts/setup.sh --test         build needs, and what tests, benches and the linters need
+#   scripts/setup.sh --fuzz         the same, and clang with what its fuzzers need, for scripts/fuzz.sh
 #   scripts/setup.sh --tokenizers   only OpenAI's token ranks (6 MB), for tests and for training with them
 #   scripts/setup.sh --cuda         only looks for a usable CUDA toolkit; installs nothing
 #
@@ -26,6 +27,8 @@ readonly build_packages=(
 )
 # libomp-dev: clang-tidy does not see g++'s omp.h. python3: for tests of the sandbox.
 readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy libomp-dev python3)
+# Older ones do not understand ranges of g++ 12.
+readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
 readonly quickstart_packages=(python3-minimal xz-utils)
 # npm reaches its registry over TLS; a minimal image has no certificates to check it with.
 readonly npm_packages=(npm nodejs ca-certificates)
@@ -325,6 +328,7 @@ main() {
     '') ;;
     --quickstart) packages+=("${quickstart_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
+    --fuzz) packages+=("${test_packages[@]}" "${fuzz_packages[@]}") ;;
     --tokenizers)
       install_ranks
       return

@@ -4,7 +4,6 @@
 #   scripts/test.sh           all tests but those labelled slow
 #   scripts/test.sh --all     slow ones too
 #   scripts/test.sh --asan    the tests that suit it, under AddressSanitizer and UndefinedBehaviorSanitizer
-#   scripts/test.sh --faults  kills, full disks and power loss at every call of the program that changes files: hours
 #   scripts/test.sh --tsan    the tests that suit it, under ThreadSanitizer
 
 set -euo pipefail
@@ -14,7 +13,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=cpu
 programs=()
 labels=(--label-exclude '^(slow|gpu)$')
-options=(--parallel 3) # on 2 cores: many tests wait for something
 case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
@@ -25,19 +23,16 @@ case ${1:-} in
     export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*QuadraticTime*:*EveryCodePoint*:*LongTextsAverage*:*DirectionalDifferences*'
     GTEST_FILTER+=':*Parquet*:*NumberOfRanks*:*ThatHangs*:MovingExpertsTest.LearnTheSame*:MovingExpertsTest.WithLogicalShards*'
     ;;
-  --faults)
-    programs=(faults_test) options=(--timeout 86400 --verbose)
-    export NMOE_FAULTS=all
-    ;;
   --tsan)
     preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test)
     # Without what computes for long on one thread.
     export GTEST_FILTER='-*Differences*:*AgreesWithDouble*:*IsItsDefinition*:*IsTheDefinition*:*EveryByteOf*:*EveryTensorIs*'
     ;;
-  *) printf 'usage: scripts/test.sh [--all | --asan | --faults | --tsan]\n' >&2; exit 2 ;;
+  *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
 esac
 
 scripts/setup.sh --test
 cmake --preset "$preset" -DNMOE_BUILD_TESTS=ON
 cmake --build --preset "$preset" ${programs[@]:+--target "${programs[@]}"}
-ctest --preset "$preset" "${options[@]}" "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))(/[0-9]+)?$"}
+# Three at once on 2 cores: many tests wait for something.
+ctest --preset "$preset" --parallel 3 "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))(/[0-9]+)?$"}

@@ -157,6 +157,10 @@ ExpertState experts_from_json(const Json& json) {
     const bool are_rows = experts.rows[i].size() == experts.places[i].size() &&
                           std::ranges::all_of(experts.rows[i], [](int64_t rows) { return rows >= 0; });
     NMOE_CHECK(are_rows, "rows of {} experts in {} places", experts.rows[i].size(), experts.places[i].size());
+    int64_t sum = 0;
+    const bool has_sum =
+        std::ranges::none_of(experts.rows[i], [&](int64_t rows) { return __builtin_add_overflow(sum, rows, &sum); });
+    NMOE_CHECK(has_sum && sum <= INT64_MAX / 2, "rows of experts that have no sum");  // with room for those to come
   }
   return experts;
 }
@@ -215,8 +219,12 @@ namespace {
 CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
   CheckpointManifest manifest;
   CheckpointInfo& info = manifest.info;
-  json.at("step").get_to(info.step);
-  json.at("tokens").get_to(info.tokens);
+  const auto count = [&](const char* key, int64_t& number) {
+    json.at(key).get_to(number);
+    NMOE_CHECK(number >= 0, "{} = {}", key, number);
+  };
+  count("step", info.step);
+  count("tokens", info.tokens);
   info.flops = json.value("flops", info.flops);
   const Json& cursor = json.at("cursor");
   cursor.at("sequence").get_to(info.cursor.sequence);
@@ -225,7 +233,7 @@ CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
   cursor.at("credits").get_to(info.cursor.credits);
   cursor.at("taken").get_to(info.cursor.taken);
   if (const auto experts = json.find("experts"); experts != json.end()) info.experts = experts_from_json(*experts);
-  json.at("num_parameters").get_to(info.num_parameters);
+  count("num_parameters", info.num_parameters);
   json.at("run_id").get_to(info.run_id);
   NMOE_CHECK(info.run_id.empty() || (is_name_below(info.run_id) && info.run_id.find('/') == std::string::npos),
              "'{}' is no id of a run", info.run_id);

@@ -1,7 +1,10 @@
 #include "train/resume.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "config/layers.h"
 #include "config/load.h"
 #include "hf/files.h"
 
@@ -26,6 +29,19 @@ std::string other_model(const Config& saved, const Config& config) {
   b.model.moe.balance_loss = a.model.moe.balance_loss;
   b.model.moe.z_loss = a.model.moe.z_loss;
   return explain_difference(a, b);
+}
+
+// A manifest's hash proves nothing, and where experts are goes into memory by the model's sizes.
+void check_places(const CheckpointReader& reader, const Config& config) {
+  const ExpertPlacement& places = reader.info().experts.places;
+  const std::vector<LayerSpec> layers = layer_specs(config.model);
+  const auto num_experts = static_cast<size_t>(config.model.moe.num_experts);
+  const bool fit = std::ranges::count(layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward) == std::ssize(places) &&
+                   std::ranges::all_of(places, [&](const auto& layer) { return layer.size() == num_experts; });
+  if (places.empty() || fit) return;
+  throw runtime_error(fmt::format("the places of experts in '{}' are not those of its model",
+                                  (reader.path() / "manifest.json").string()),
+                      "move this checkpoint away to resume from the one before it");
 }
 
 void check_start(const CheckpointReader& reader, const Config& config, const Tokenizer* tokenizer) {
@@ -80,6 +96,7 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
         fmt::format("the data of {} is not what {} was trained on", place, reader.path().string()),
         "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
   }
+  check_places(reader, config);
   checkpoint_ = reader.path();
   resumes_ = true;
   progress_ = {.steps = info.step, .tokens = info.tokens};

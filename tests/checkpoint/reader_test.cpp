@@ -188,6 +188,11 @@ TEST_F(ReaderTest, ManifestsWithARightHashThatLie) {
   refuses("/run_id", "../../x");
   refuses("/run_id", 7);
   refuses("/step", "one");
+  refuses("/step", -1);
+  refuses("/tokens", -1);
+  refuses("/num_parameters", -1);
+  refuses("/experts", {{"places", {{0, 2}}}, {"rows", nlohmann::json::array()}});
+  refuses("/experts", {{"places", {{0, 1}}}, {"rows", {{INT64_MAX, 1}}}});
   refuses("/cursor", nlohmann::json::array());
   refuses("/files", 3);
   refuses("/model/0/dtype", "F31");

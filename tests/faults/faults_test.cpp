@@ -1,15 +1,19 @@
 // Every call of the program that changes files is a place where a process is killed, a disk is full or fails, or the
 // power goes. Behind each, the same command must come to what an undisturbed one comes to.
 //
-// A sample by default; NMOE_FAULTS=all (scripts/test.sh --faults) walks every call of every command. Says how many
-// cases there were.
+// A sample by default: one call for each command and fault. NMOE_FAULTS=I/N walks every call under every fault, the
+// I-th of N parts of these cases: scripts/faults.sh. Says how many there were.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <list>
 #include <sstream>
 
+#include "support/free_port.h"
 #include "support/program.h"
 #include "support/temp_dir.h"
 #include "support/tiny_run.h"
@@ -89,6 +93,8 @@ struct Command {
   std::function<std::string(const fs::path&)> result;
   // Where all is there already: 0, it says so, or 2, it does not replace it.
   int exit_code_when_done = 0;
+  int processes = 1;
+  int struck = 0;  // the process that a fault befalls
 };
 
 std::string contents(const fs::path& dir, const Names& suffixes) {
@@ -110,11 +116,30 @@ std::string verified(const fs::path& dir, const Names& arguments) {
   return outcome.exit_code == 0 ? outcome.out : "";
 }
 
+// The index-th of `count` parts of all cases; count 0: the sample.
+struct Part {
+  uint64_t index = 0, count = 0;
+};
+
+Part wanted_part() {
+  const char* const text = std::getenv("NMOE_FAULTS");
+  if (text == nullptr) return {};
+  Part part;
+  NMOE_CHECK(std::sscanf(text, "%lu/%lu", &part.index, &part.count) == 2 && 1 <= part.index && part.index <= part.count,
+             "NMOE_FAULTS={} is not I/N", text);
+  return part;
+}
+
+int num_failures() { return testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
+
 class FaultsTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     // In memory where there is room: what is durable is the layer's to say.
-    if (fs::is_directory("/dev/shm")) ::setenv("TMPDIR", "/dev/shm", 1);
+    std::error_code none;
+    if (const auto room = fs::space("/dev/shm", none); !none && room.available >= (uintmax_t{1} << 30)) {
+      ::setenv("TMPDIR", "/dev/shm", 1);
+    }
     base_ = new test::TempDir;
     ::unsetenv("TMPDIR");
     const fs::path dir = base_->path() / "base";
@@ -138,53 +163,80 @@ class FaultsTest : public testing::Test {
     const fs::path straight = root / "straight";
     fs::copy(root / "base", straight, fs::copy_options::recursive);
     uint64_t calls = 0;
-    ASSERT_EQ(run(command, straight, "kill", 0, "", calls).exit_code, 0);
+    ASSERT_EQ(run(command, straight, {}, calls).exit_code, 0);
     const std::string expected = command.result(straight);
     ASSERT_NE(expected, "");
     ASSERT_GT(calls, 10U);
     fs::remove_all(straight);
 
-    const char* const wanted = std::getenv("NMOE_FAULTS");
-    const bool all = wanted != nullptr && std::string_view(wanted) == "all";
-    uint64_t cases = 0;
+    const Part part = wanted_part();
+    uint64_t number = 0;
     for (size_t fault = 0; fault < std::size(kFaults); ++fault) {
-      // One place in each sixth, another one under every fault.
-      const uint64_t stride = all ? 1 : calls;
-      const uint64_t first = all ? 1 : 1 + (2 * fault + 1) * calls / (2 * std::size(kFaults));
-      for (uint64_t at = first; at <= calls; at += stride, ++cases) {
+      const uint64_t sample = 1 + (2 * fault + 1) * calls / (2 * std::size(kFaults));
+      uint64_t cases = 0, failed = 0;
+      for (uint64_t at = 1; at <= calls; ++at) {
+        if (part.count == 0 ? at != sample : number++ % part.count != part.index - 1) continue;
         SCOPED_TRACE(fmt::format("{}: {} at call {} of {}", command.name, kFaults[fault].name, at, calls));
+        const int before = num_failures();
         strike(command, kFaults[fault], at, expected);
-        if (HasFailure() && !all) return;
+        ++cases;
+        if (num_failures() > before) ++failed;
       }
+      fmt::print("{}: {}: {} calls, {} cases, {} failed\n", command.name, kFaults[fault].name, calls, cases, failed);
     }
-    fmt::print("{}: {} calls that change files, {} cases\n", command.name, calls, cases);
   }
 
  private:
-  static test::Outcome run(const Command& command, const fs::path& dir, const std::string& kind, uint64_t at,
-                           const std::string& shadow, uint64_t& calls) {
-    const fs::path count = base_->path() / "count";
-    put(count, std::string(8, '\0'));
+  // What is to befall the command.
+  struct Strike {
+    const char* kind = "kill";
+    uint64_t at = 0;       // 0: nothing
+    fs::path shadow = {};  // "": what is durable is not kept
+  };
+
+  // Every process of the command is below the layer; the strike befalls command.struck, whose outcome is returned, and
+  // in `calls` how many it made.
+  static test::Outcome run(const Command& command, const fs::path& dir, const Strike& strike, uint64_t& calls) {
+    const Part part = wanted_part();
+    const int port = part.count == 0 ? test::free_port() : 20000 + static_cast<int>(part.index % 10000);
     fs::create_directories(dir / "tmp");
-    Names line = {"env",
-                  "LD_PRELOAD=" NMOE_FAULT_LAYER,
-                  "NMOE_FAULT_ROOT=" + dir.string(),
-                  "NMOE_FAULT_COUNT=" + count.string(),
-                  "NMOE_FAULT_AT=" + std::to_string(at),
-                  "NMOE_FAULT_KIND=" + kind,
-                  "NMOE_FAULT_SHADOW=" + shadow,
-                  "TMPDIR=" + (dir / "tmp").string(),
-                  NMOE_PROGRAM};
-    line.insert(line.end(), command.arguments.begin(), command.arguments.end());
-    test::Outcome outcome = test::Program(dir, line).wait();
-    const std::string bytes = read_file(count);
+    const auto count_of = [](int process) { return base_->path() / fmt::format("count{}", process); };
+    std::list<test::Program> programs;
+    for (int process = 0; process < command.processes; ++process) {
+      put(count_of(process), std::string(8, '\0'));
+      Names line = {"env",
+                    "LD_PRELOAD=" NMOE_FAULT_LAYER,
+                    "NMOE_FAULT_ROOT=" + dir.string(),
+                    "NMOE_FAULT_COUNT=" + count_of(process).string(),
+                    fmt::format("NMOE_FAULT_AT={}", process == command.struck ? strike.at : 0),
+                    fmt::format("NMOE_FAULT_KIND={}", strike.kind),
+                    "NMOE_FAULT_SHADOW=" + strike.shadow.string(),
+                    "TMPDIR=" + (dir / "tmp").string(),
+                    fmt::format("RANK={}", process),
+                    fmt::format("WORLD_SIZE={}", command.processes),
+                    "MASTER_ADDR=127.0.0.1",
+                    fmt::format("MASTER_PORT={}", port),
+                    NMOE_PROGRAM};
+      line.insert(line.end(), command.arguments.begin(), command.arguments.end());
+      programs.emplace_back(dir, line);
+    }
+    test::Outcome struck;
+    int process = 0;
+    for (test::Program& program : programs) {
+      test::Outcome outcome = program.wait();
+      if (process++ == command.struck) {
+        struck = std::move(outcome);
+      } else {
+        EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 1) << outcome.exit_code << "\n" << outcome.err;
+      }
+    }
+    const std::string bytes = read_file(count_of(command.struck));
     std::memcpy(&calls, bytes.data(), sizeof(calls));
-    return outcome;
+    return struck;
   }
 
   static void strike(const Command& command, const FaultName& fault, uint64_t at, const std::string& expected) {
-    const test::TempDir place;
-    const fs::path root = fs::exists("/dev/shm") ? base_->path() / "case" : place.path() / "case";
+    const fs::path root = base_->path() / "case";
     fs::remove_all(root);
     fs::create_directory(root);
     fs::path dir = root / "run";
@@ -198,7 +250,7 @@ class FaultsTest : public testing::Test {
     }
     const std::string inode = inode_of(dir);
     uint64_t calls = 0;
-    const test::Outcome outcome = run(command, dir, fault.kind, at, power ? shadow.string() : "", calls);
+    const test::Outcome outcome = run(command, dir, {fault.kind, at, power ? shadow : fs::path()}, calls);
     const bool killed = std::string_view(fault.kind) == "kill";
     EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 1 || (killed && outcome.exit_code == 128 + SIGKILL))
         << outcome.exit_code << "\n"
@@ -216,7 +268,7 @@ class FaultsTest : public testing::Test {
     const bool done = command.result(dir) == expected;
     if (done && outcome.exit_code == 0) return;
     fs::create_directories(dir / "tmp");
-    test::Outcome again = run(command, dir, "kill", 0, "", calls);
+    test::Outcome again = run(command, dir, {}, calls);
     if (done && again.exit_code == command.exit_code_when_done) again.exit_code = 0;
     if (again.exit_code == 1 && again.err.find("move it away") != std::string::npos) {
       // A database of records alone; checkpoints are enough.
@@ -224,7 +276,7 @@ class FaultsTest : public testing::Test {
       for (const char* file : {"experiments.db", "experiments.db-wal", "experiments.db-shm"}) {
         fs::remove(dir / "runs" / file);
       }
-      again = run(command, dir, "kill", 0, "", calls);
+      again = run(command, dir, {}, calls);
     }
     EXPECT_EQ(again.exit_code, 0) << again.err;
     EXPECT_EQ(command.result(dir), expected) << again.err;
@@ -237,18 +289,43 @@ class FaultsTest : public testing::Test {
   inline static test::TempDir* base_ = nullptr;
 };
 
-TEST_F(FaultsTest, Train) {
-  walk({"train",
-        {"train", "tiny.toml", "--resume", "--set", "train.steps=6", "--set", "checkpoint.every=2", "--set",
-         "checkpoint.keep_last=2", "--set", "train.log_every=3"},
-        [](const fs::path& dir) {
-          if (verified(dir, {"checkpoint", "verify", "runs/checkpoints/tiny"}).empty()) return std::string();
-          const std::string text = verified(dir, {"checkpoint", "info", "runs/checkpoints/tiny"});
-          const size_t step = text.find("\nstep"), weights = text.find("\nweights");
-          if (step == std::string::npos || weights == std::string::npos) return std::string();
-          return text.substr(step, text.find('\n', step + 1) - step) +
-                 text.substr(weights, text.find('\n', weights + 1) - weights);
-        }});
+// The step that the checkpoint is of and the hash of all weights.
+std::string trained(const fs::path& dir) {
+  if (verified(dir, {"checkpoint", "verify", "runs/checkpoints/tiny"}).empty()) return "";
+  const std::string text = verified(dir, {"checkpoint", "info", "runs/checkpoints/tiny"});
+  const size_t step = text.find("\nstep"), weights = text.find("\nweights");
+  if (step == std::string::npos || weights == std::string::npos) return "";
+  return text.substr(step, text.find('\n', step + 1) - step) +
+         text.substr(weights, text.find('\n', weights + 1) - weights);
+}
+
+const Names kTrain = {"train",
+                      "tiny.toml",
+                      "--resume",
+                      "--set",
+                      "train.steps=6",
+                      "--set",
+                      "checkpoint.every=2",
+                      "--set",
+                      "checkpoint.keep_last=2",
+                      "--set",
+                      "train.log_every=3"};
+
+TEST_F(FaultsTest, Train) { walk({"train", kTrain, trained}); }
+
+Names train_on_two_ranks() {
+  Names arguments = kTrain;
+  arguments.insert(arguments.end(), {"--set", "parallel.ranks=2"});
+  return arguments;
+}
+
+TEST_F(FaultsTest, TrainOnTwoRanks) { walk({"train on two ranks", train_on_two_ranks(), trained}); }
+
+TEST_F(FaultsTest, TrainByTwoProcesses) {
+  Command command{"train by two processes", train_on_two_ranks(), trained};
+  command.processes = 2;
+  command.struck = 1;
+  walk(command);
 }
 
 TEST_F(FaultsTest, Prep) {

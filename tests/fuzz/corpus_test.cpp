@@ -1,12 +1,8 @@
-// Every input that is kept, and each of them cut and with bytes changed, through its target.
-//
-// NMOE_FUZZ_SECONDS=600 goes on with changes for that long for each target, or for NMOE_FUZZ_TARGET alone. What is
-// being run lies in the file NMOE_FUZZ_INPUT, if that is set, and so survives a crash.
+// Every input that is kept, and each of them cut and with bytes changed, through its target. scripts/fuzz.sh looks for
+// more.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -39,19 +35,10 @@ std::string changed(std::string bytes, std::mt19937& random) {
   return bytes;
 }
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 TEST(FuzzCorpusTest, EveryInputIsReadOrRefused) {
   constexpr int kChanges = 20;  // of each input
-  const std::string seconds = environment("NMOE_FUZZ_SECONDS"), only = environment("NMOE_FUZZ_TARGET");
-  const std::string save = environment("NMOE_FUZZ_INPUT");
   for (const fuzz::Target& target : fuzz::targets()) {
-    if (!only.empty() && only != target.name) continue;
     const auto run = [&](const std::string& bytes) {
-      if (!save.empty()) write_file_atomically(save, bytes);
       ASSERT_NO_THROW(target.run(bytes)) << target.name << ": " << bytes.substr(0, 2000);
     };
     run("");
@@ -66,14 +53,6 @@ TEST(FuzzCorpusTest, EveryInputIsReadOrRefused) {
       run(input);
       for (int i = 0; i < kChanges; ++i) run(changed(input, random));
     }
-    if (seconds.empty()) continue;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::stol(seconds));
-    int64_t count = 0;
-    for (; std::chrono::steady_clock::now() < end; ++count) {
-      run(changed(inputs[random() % inputs.size()], random));
-      if (HasFatalFailure()) return;
-    }
-    fmt::print("{}: {} inputs\n", target.name, count);
   }
 }
 

@@ -74,6 +74,25 @@ TEST_F(ResumeTest, GoesOnFromTheLastCheckpoint) {
   EXPECT_TRUE(contains(error_of([&] { start({"train.steps=9"}, /*resume=*/false); }).remedy(), "--resume"));
 }
 
+// Whoever writes a manifest can also write its hash.
+TEST_F(ResumeTest, RefusesPlacesOfOtherExperts) {
+  train(test::tiny_config(dir_, {"run.name=run", "train.steps=2"}), {});
+  const fs::path path = start({"train.steps=9"}, /*resume=*/true).checkpoint() / "manifest.json";
+  CheckpointManifest manifest = parse_manifest(read_file(path), path);
+  const auto resume_with = [&](const ExpertPlacement& places) {
+    manifest.info.experts.places = places;
+    write_file_atomically(path, print_manifest(manifest));
+    return start({"train.steps=9"}, /*resume=*/true);
+  };
+  const std::vector<int32_t> good = places_in_order(6);
+  EXPECT_TRUE(resume_with({good}).resumes());
+  for (const ExpertPlacement& places : {ExpertPlacement{places_in_order(2)}, {good, good}, {good, {}}}) {
+    const Error error = error_of([&] { resume_with(places); });
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_TRUE(contains(error.what(), path.string())) << error.what();
+  }
+}
+
 // The tokenizer that an import could not use means nothing to text of another one.
 TEST_F(ResumeTest, CarriesTheTokenizersFilesOnlyWithTheirTokenizer) {
   const std::string both = fmt::format("model.init.from={}", imported(byte_tokenizer()->json()).string());
