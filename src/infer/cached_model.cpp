@@ -177,15 +177,11 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
     model_->cached_logits(input_rows(run_rows), cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
                           logits_.rows(0, run_logits));
   };
-  model_->cached_logits({.tokens = input(0, run_rows), .slots = input(1, run_rows), .positions = input(2, run_rows)},
-                        cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
-                        logits_.rows(0, run_logits));
-};
-if (!recorded) return run();
-Step& step = steps_[run_rows];
-if (!std::exchange(step.has_run, true)) return run();  // kernels are loaded at their first use
-if (step.recording == nullptr) step.recording = device_->record(run);
-step.recording->run();
+  if (!recorded) return run();
+  Step& step = steps_[run_rows];
+  if (!std::exchange(step.has_run, true)) return run();  // kernels are loaded at their first use
+  if (step.recording == nullptr) step.recording = device_->record(run);
+  step.recording->run();
 }
 
 std::span<const float> CachedModel::download_logits(int64_t num_logits) {
