@@ -29,8 +29,20 @@ def read_variants(path):
     return {name: Variant(name, results) for name, results in runs.items()}, peak_gflops
 
 
-def health(share, least):
-    verdict = "healthy" if share >= least else "broken: is the machine idle?"
+def doubt(torch, peak_vectors):
+    """Why PyTorch may be slow here: its BLAS knows processors by name, and takes kernels for older ones where it does not."""
+    if peak_vectors == "AVX-512" and torch["blas_vectors"] == "AVX2":
+        return f"its BLAS does not know this processor ({platform_name()}) and takes it for {torch['blas_core']}"
+    return "is the machine idle?"
+
+
+def platform_name():
+    with open("/proc/cpuinfo") as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unnamed")
+
+
+def health(share, least, why):
+    verdict = "healthy" if share >= least else f"broken: {why}"
     return f"{verdict} ({100 * share:.1f} %, at least {100 * least:.0f} % expected)"
 
 
@@ -57,9 +69,10 @@ def main():
         if torch.first["parameters"] != nmoe.first["parameters"]:
             sys.exit(f"error: {name} trains {torch.first['parameters']} parameters, nmoe {nmoe.first['parameters']}")
         share = flops_per_token * torch.tokens_per_s / peak_gflops / 1e9
-        print(f"baseline {name}: {health(share, least)}")
+        why = doubt(torch.first, peak_vectors)
+        print(f"baseline {name}: {health(share, least, why)}")
         if peak_vectors == "AVX-512" and torch.first["blas_vectors"] == "AVX2":
-            print(f"  its BLAS only uses AVX2; of that peak, half as high: {health(2 * share, least)}")
+            print(f"  its BLAS only uses AVX2; of that peak, half as high: {health(2 * share, least, why)}")
     for name in HEALTHY:
         print(f"ratio {variants[name].ms_per_step / nmoe.ms_per_step:.2f} (nmoe over {name})")
 
