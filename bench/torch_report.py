@@ -30,7 +30,7 @@ def read_variants(path):
 
 
 def doubt(torch, peak_vectors):
-    """Why PyTorch may be slow here: its BLAS knows processors by name, and takes kernels for older ones where it does not."""
+    """Why PyTorch may be slow: where its BLAS does not know a processor, it takes kernels for an older one."""
     if peak_vectors == "AVX-512" and torch["blas_vectors"] == "AVX2":
         return f"its BLAS does not know this processor ({platform_name()}) and takes it for {torch['blas_core']}"
     return "is the machine idle?"

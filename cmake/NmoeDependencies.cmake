@@ -13,6 +13,7 @@ pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(LIBEDIT REQUIRED IMPORTED_TARGET libedit)
 # Beast, which is headers alone.
 find_package(Boost 1.74 REQUIRED)
 

@@ -21,7 +21,7 @@ readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
-  libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev
+  libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev
   libdnnl-dev ocl-icd-opencl-dev
 )
 # libomp-dev: clang-tidy does not see g++'s omp.h.

@@ -14,15 +14,17 @@
 
 namespace nmoe {
 
-// ChatML, as Jinja: "<|im_start|>role\ncontent<|im_end|>\n" for each message.
-extern const char* const kChatMl;
-
-// A checkpoint's chat template and special tokens. Immutable; safe to use from several threads at once.
+// A chat template and a checkpoint's special tokens. Immutable; safe to use from several threads at once.
 class ChatTemplate {
  public:
-  // `file` is a Jinja template to use instead of the checkpoint's own; "": none. Errors: JinjaTemplate; (usage) when
-  // there is no template at all.
-  ChatTemplate(const CheckpointSettings& settings, const std::string& file);
+  // `choice`:
+  //   ""        the checkpoint's own; where it has none, ChatML
+  //   "chatml"  ChatML: "<|im_start|>role\ncontent<|im_end|>\n" for each message, both marks being special tokens
+  //   other     a Jinja file
+  // Errors: JinjaTemplate; (usage) when the tokenizer lacks ChatML's marks.
+  ChatTemplate(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer);
+
+  const std::string& source() const { return source_; }  // Jinja
 
   // The text of a conversation. `messages` is a list of {"role", "content", ...}, `extra` an object of more variables
   // for the template ("enable_thinking"). With `add_generation_prompt`, the beginning of a reply follows. Error
@@ -30,7 +32,11 @@ class ChatTemplate {
   std::vector<RenderedPiece> render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
                                     const nlohmann::ordered_json& extra) const;
 
+  // The special token that the template writes behind what the assistant said, if it writes one: a reply ends with it.
+  std::optional<int32_t> end_of_turn(const Tokenizer& tokenizer) const;
+
  private:
+  std::string source_;
   JinjaTemplate template_;
   std::map<std::string, std::string> special_tokens_;
 };

@@ -15,8 +15,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::string_view kChatMlName = "chatml";
-
 std::string text_of(const std::vector<RenderedPiece>& pieces) {
   std::string text;
   for (const RenderedPiece& piece : pieces) text += piece.text;
@@ -47,27 +45,16 @@ CheckpointSettings settings_of(const std::string& source, const Tokenizer& token
   for (const NamedToken& special : tokenizer.special_tokens()) {
     if (special.id == tokenizer.eos_id()) settings.special_tokens["eos_token"] = special.text;
   }
-  const bool chatml = source == kChatMlName;
-  settings.chat_template = chatml ? kChatMl : read_file(source);
-  settings.chat_template_file = source;
-  if (!chatml) return settings;
-  for (const char* token : {"<|im_start|>", "<|im_end|>"}) {
-    if (std::ranges::find(tokenizer.special_tokens(), token, &NamedToken::text) != tokenizer.special_tokens().end()) {
-      continue;
-    }
-    throw usage_error(fmt::format("ChatML needs {}, which is no special token of the tokenizer", token),
-                      "learn one with n tokenizer train --special '<|im_start|>' --special '<|im_end|>', or name "
-                      "another form with --chat-template FILE.jinja");
-  }
   return settings;
 }
 
 class TemplateEncoder final : public ConversationEncoder {
  public:
-  TemplateEncoder(const CheckpointSettings& settings, std::shared_ptr<const Tokenizer> tokenizer)
-      : tokenizer_(std::move(tokenizer)), template_(settings, "") {
+  TemplateEncoder(const CheckpointSettings& settings, const std::string& choice,
+                  std::shared_ptr<const Tokenizer> tokenizer)
+      : tokenizer_(std::move(tokenizer)), template_(settings, choice, *tokenizer_) {
     Sha256 sha;
-    sha.update(settings.chat_template);
+    sha.update(template_.source());
     for (const auto& [role, token] : settings.special_tokens) sha.update(fmt::format("\n{} {}", role, token));
     fingerprint_ = sha.finish();
     for (const NamedToken& token : tokenizer_->special_tokens()) special_ids_.push_back(token.id);
@@ -142,7 +129,8 @@ class TemplateEncoder final : public ConversationEncoder {
 std::shared_ptr<const ConversationEncoder> make_conversation_encoder(const std::string& chat_template,
                                                                      std::shared_ptr<const Tokenizer> tokenizer) {
   const CheckpointSettings settings = settings_of(chat_template, *tokenizer);
-  return std::make_shared<TemplateEncoder>(settings, std::move(tokenizer));
+  const std::string choice = fs::is_directory(chat_template) ? "" : chat_template;  // "": the folder's own
+  return std::make_shared<TemplateEncoder>(settings, choice, std::move(tokenizer));
 }
 
 }  // namespace nmoe

@@ -1,17 +1,22 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
-#include <iostream>
+#include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "chat/chat_template.h"
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
+#include "cli/line_reader.h"
 #include "infer/engine.h"
 
 namespace nmoe::cli {
@@ -20,11 +25,17 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kHelp =
-    "/reset        forget the conversation\n"
+    "What you type is said to the model, and its reply follows.\n"
+    "\"\"\"           begins a message of several lines; \"\"\" at the end of a line ends it\n"
+    "/reset        forget the conversation; the system prompt stays\n"
     "/system TEXT  replace the system prompt; without TEXT, have none\n"
+    "/save FILE    add the conversation to FILE, a line of JSON: n prep FILE --messages-field messages\n"
     "/help         this\n"
-    "/exit         leave, as the end of input does\n"
-    "Ctrl-C stops a reply, and leaves where none is being written.\n";
+    "/exit         leave, as Ctrl-D does\n"
+    "Ctrl-C stops a reply, and leaves where none is being written. A message that begins with / needs a space "
+    "before.\n";
+
+constexpr std::string_view kFence = "\"\"\"";
 
 SamplingOptions sampling_of(const SamplingDefaults& chosen, const SamplingDefaults& checkpoint) {
   // Where nobody says anything: what n generate does.
@@ -45,28 +56,47 @@ SamplingOptions sampling_of(const SamplingDefaults& chosen, const SamplingDefaul
 class Conversation {
  public:
   Conversation(const fs::path& checkpoint, const ChatArguments& arguments)
-      : settings_(read_checkpoint_settings(checkpoint, *CheckpointReader::open(checkpoint).tokenizer())),
-        template_(settings_, arguments.chat_template),
+      : tokenizer_(CheckpointReader::open(checkpoint).tokenizer()),
+        settings_(read_checkpoint_settings(checkpoint, *tokenizer_)),
+        template_(settings_, arguments.chat_template, *tokenizer_),
         engine_(checkpoint, {.num_threads = arguments.threads, .max_sequences = 1, .max_context = arguments.context}),
         sampling_(sampling_of(arguments.sampling, settings_.sampling)),
         seed_(arguments.seed),
         max_tokens_(arguments.max_tokens),
-        system_(arguments.system) {}
+        system_(arguments.system) {
+    if (const auto end = template_.end_of_turn(*tokenizer_)) settings_.stop_ids.push_back(*end);
+  }
 
+  size_t num_messages() const { return turns_.size(); }
   void set_system(std::string text) { system_ = std::move(text); }
   void reset() { turns_ = ordered_json::array(); }
+
+  // The system prompt, where there is one, and what was said.
+  ordered_json messages(const ordered_json& turns) const {
+    ordered_json all = ordered_json::array();
+    if (!system_.empty()) all.push_back({{"role", "system"}, {"content", system_}});
+    all.insert(all.end(), turns.begin(), turns.end());
+    return all;
+  }
+
+  // Adds a line {"messages": [...]} to the file. Error (runtime): it cannot be written.
+  void save(const std::string& file) const {
+    const std::string line = ordered_json{{"messages", messages(turns_)}}.dump(-1, ' ', /*ensure_ascii=*/false,
+                                                                               ordered_json::error_handler_t::replace);
+    std::ofstream out(file, std::ios::app);
+    out << line << "\n";
+    out.close();
+    if (!out) throw runtime_error(fmt::format("cannot write {}", file), "name a file in a folder that is there");
+  }
 
   // Streams the reply to standard output. Error: the template refuses the conversation, or it is too long; then it is
   // as before.
   void say(const std::string& text) {
     ordered_json turns = turns_;
     turns.push_back({{"role", "user"}, {"content", text}});
-    ordered_json messages = ordered_json::array();
-    if (!system_.empty()) messages.push_back({{"role", "system"}, {"content", system_}});
-    messages.insert(messages.end(), turns.begin(), turns.end());
     GenerationRequest request;
-    request.prompt = encode_rendered(template_.render(messages, /*add_generation_prompt=*/true, ordered_json::object()),
-                                     engine_.tokenizer());
+    request.prompt = encode_rendered(
+        template_.render(messages(turns), /*add_generation_prompt=*/true, ordered_json::object()), *tokenizer_);
     const auto length = static_cast<int64_t>(request.prompt.size());
     if (length > engine_.max_context()) {
       throw runtime_error(fmt::format("the conversation has {} tokens, the context {}", length, engine_.max_context()),
@@ -99,6 +129,7 @@ class Conversation {
   }
 
  private:
+  std::shared_ptr<const Tokenizer> tokenizer_;
   CheckpointSettings settings_;
   ChatTemplate template_;
   InferenceEngine engine_;  // after what can be wrong at once: loading takes time
@@ -109,36 +140,71 @@ class Conversation {
   ordered_json turns_ = ordered_json::array();  // of user and assistant, in turn
 };
 
+// The message of several lines that begins with `first`. Either fence may have a line of its own. Error (runtime): the
+// input ends before it does.
+std::string read_lines(const std::string& first, LineReader& reader) {
+  std::string message = first.substr(kFence.size());
+  while (!message.ends_with(kFence)) {
+    const std::optional<std::string> line = reader.read(". ");
+    if (!line) {
+      throw runtime_error("the message of several lines has no end", "end it with a line that ends with \"\"\"");
+    }
+    if (!message.empty()) message += '\n';
+    message += *line;
+  }
+  message.resize(message.size() - kFence.size());
+  if (message.ends_with('\n')) message.pop_back();
+  return message;
+}
+
+// One of the commands that kHelp lists. False: leave.
+bool obey(const std::string& line, Conversation& conversation) {
+  const size_t space = line.find(' ');
+  const std::string command = line.substr(0, space);
+  const size_t begin = line.find_first_not_of(' ', std::min(space, line.size()));
+  const std::string argument = begin == std::string::npos ? "" : line.substr(begin);
+  if (command == "/exit") return false;
+  if (command == "/help") {
+    fmt::print(stderr, "{}", kHelp);
+  } else if (command == "/reset") {
+    fmt::print(stderr, "[forgotten: {} messages]\n", conversation.num_messages());
+    conversation.reset();
+  } else if (command == "/system") {
+    conversation.set_system(argument);
+    fmt::print(stderr, "[{}]\n", argument.empty() ? "no system prompt" : "system prompt: " + argument);
+  } else if (command == "/save") {
+    if (argument.empty()) throw runtime_error("/save needs the name of a file", "/save chats.jsonl");
+    if (conversation.num_messages() == 0) throw runtime_error("there is nothing to save", "say something first");
+    conversation.save(argument);
+    fmt::print(stderr, "[saved: {} messages, added to {}]\n", conversation.num_messages(), argument);
+  } else {
+    const std::vector<std::string> commands = {"/exit", "/help", "/reset", "/save", "/system"};
+    const std::string typo = nearest(command, commands);
+    fmt::print(stderr, "[there is no command {}{}; /help lists them. To say it, put a space before it]\n", command,
+               typo.empty() ? "" : fmt::format("; did you mean {}?", typo));
+  }
+  return true;
+}
+
 }  // namespace
 
 void chat_command(const ChatArguments& arguments) {
   Conversation conversation(CheckpointReader::open(arguments.checkpoint).path(), arguments);
-  const bool terminal = ::isatty(STDIN_FILENO) == 1;
-  if (terminal) fmt::print(stderr, "/help lists the commands\n");
+  LineReader reader;
+  if (reader.at_terminal()) fmt::print(stderr, "/help lists the commands\n");
   while (true) {
-    if (terminal) fmt::print(stderr, "> ");
-    std::string line;
-    if (!std::getline(std::cin, line)) break;
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (line.find_first_not_of(" \t") == std::string::npos) continue;
-    const size_t space = line.find(' ');
-    const std::string command = line.substr(0, space);
-    if (command == "/exit") break;
-    if (command == "/help") {
-      fmt::print(stderr, "{}", kHelp);
-    } else if (command == "/reset") {
-      conversation.reset();
-    } else if (command == "/system") {
-      conversation.set_system(space == std::string::npos ? "" : line.substr(space + 1));
-    } else if (command.starts_with('/')) {
-      fmt::print(stderr, "there is no command {}; /help lists them\n", command);
-    } else {
-      try {
-        conversation.say(line);
-      } catch (const Error& error) {
-        if (!terminal) throw;
-        fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+    try {
+      const std::optional<std::string> line = reader.read("> ");
+      if (!line) return;
+      if (line->starts_with('/')) {
+        if (!obey(*line, conversation)) return;
+        continue;
       }
+      const std::string message = line->starts_with(kFence) ? read_lines(*line, reader) : *line;
+      if (message.find_first_not_of(" \t\n") != std::string::npos) conversation.say(message);
+    } catch (const Error& error) {
+      if (!reader.at_terminal()) throw;
+      fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
     }
   }
 }

@@ -105,7 +105,7 @@ void generate_command(const GenerateArguments& arguments);
 
 struct ChatArguments {
   std::string checkpoint;
-  std::string chat_template;  // a file; "": the checkpoint's own
+  std::string chat_template;  // as ChatTemplate takes it
   std::string system;
   SamplingDefaults sampling;  // before what the checkpoint says
   uint64_t seed = 1;

@@ -396,11 +396,12 @@ class CommandLine {
   }
 
   void add_conversation(CLI::App& app) {
-    constexpr const char* kTemplate = "Jinja file, instead of the checkpoint's own chat template";
+    constexpr const char* kTemplate =
+        "form of conversations: chatml, or a Jinja file; unless given, the checkpoint's own, or else chatml";
     CLI::App* chat = app.add_subcommand("chat", "talk with a model");
     chat->add_option("checkpoint", chat_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
     chat->add_option("--system", chat_.system, "the system prompt")->type_name("TEXT");
-    chat->add_option("--chat-template", chat_.chat_template, kTemplate)->type_name("FILE");
+    chat->add_option("--chat-template", chat_.chat_template, kTemplate)->type_name("FORM");
     chat->add_option("--max-tokens", chat_.max_tokens, "of a reply; 0: as many as the context has room for")
         ->check(number(0))
         ->capture_default_str();
@@ -452,7 +453,7 @@ class CommandLine {
         ->check(number(1, 3600))
         ->capture_default_str();
     serve->add_option("--model-name", serve_.model_name, "what clients call the model; else the run's name");
-    serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FILE");
+    serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FORM");
     serve->add_option("--threads", serve_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }

@@ -60,13 +60,14 @@ void serve_command(const ServeArguments& arguments) {
   options.limits.timeout = std::chrono::seconds(arguments.client_timeout);
   const CheckpointReader reader = CheckpointReader::open(arguments.checkpoint);
   const fs::path& checkpoint = reader.path();
-  const CheckpointSettings settings = read_checkpoint_settings(checkpoint, *reader.tokenizer());
+  const std::shared_ptr<const Tokenizer> tokenizer = reader.tokenizer();
+  const CheckpointSettings settings = read_checkpoint_settings(checkpoint, *tokenizer);
 
   // Completions need no template: only one that was asked for must be there and good.
   std::optional<ChatTemplate> chat;
   std::string no_chat;
   try {
-    chat.emplace(settings, arguments.chat_template);
+    chat.emplace(settings, arguments.chat_template, *tokenizer);
   } catch (const Error& error) {
     if (!arguments.chat_template.empty()) throw;
     no_chat = fmt::format("{}. Start the server with --chat-template FILE.jinja", error.what());

@@ -187,7 +187,9 @@ struct TrainConfig {
 };
 
 struct ParallelConfig {
-  int64_t ranks = 1;        // of all processes together, each with all weights and its share of every batch
+  int64_t ranks = 1;  // of all processes together, which share every batch
+  int64_t logical_shards =
+      0;                    // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
   int64_t timeout_s = 600;  // that a rank waits for another before the run fails
 };
 

@@ -178,7 +178,9 @@ void ConfigReader::check_rules(std::string_view name) {
 
 Config ConfigReader::finish(std::string_view name) {
   if (!is_set("train.microbatch_seqs")) {
-    config_.train.microbatch_seqs = default_microbatch_seqs(config_.train.batch_seqs, config_.parallel.ranks);
+    const int64_t shards = config_.parallel.logical_shards, batch = config_.train.batch_seqs;
+    config_.train.microbatch_seqs =
+        shards > 0 && batch % shards == 0 ? batch / shards : default_microbatch_seqs(batch, config_.parallel.ranks);
   }
   // With a key that is not known, or has another value than was wanted, others may seem to have no effect.
   if (faults_.empty()) check_use();

@@ -461,10 +461,13 @@ std::vector<Field> describe(Config& config) {
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);
 
-  // The number of ranks fixes the order in which gradients are summed, as microbatches do.
+  // The number of ranks fixes the order in which gradients are summed, as microbatches do, but with logical shards.
   f.section("parallel");
   f.key("ranks", config.parallel.ranks, Integers{1, 64}, "of all processes together; they share every batch")
       .not_in_fingerprint();
+  f.key("logical_shards", config.parallel.logical_shards, Integers{0, 4096},
+        "microbatches of a batch: the same bits on any number of ranks; 0: off")
+      .leave_out_if(config.parallel.logical_shards == 0);
   f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();

@@ -17,7 +17,7 @@ struct Template {
 constexpr Template kTemplates[] = {
     {"dense",
      R"(# A dense model of 6 M parameters beside embedding and head: grouped-query attention, AdamW for all weights.
-# docs/config.md explains every key.
+# docs/config.md explains every key. It stays in nmoe: for n export, begin with mla-moe.
 
 [run]
 name = "dense"              # runs/checkpoints/dense
@@ -58,6 +58,7 @@ every = 250
     {"moe",
      R"(# A mixture of experts: 18 M parameters beside embedding and head, of which a token uses 4 M. Grouped-query attention, one
 # dense layer, then 32 experts of which each token goes to 4; Muon for matrices and experts. docs/config.md explains every key.
+# It stays in nmoe: for n export, begin with mla-moe.
 
 [run]
 name = "moe"                # runs/checkpoints/moe
@@ -108,7 +109,7 @@ every = 250
     {"mla-moe",
      R"(# DeepSeek-V3's shape in miniature: 18 M parameters beside embedding and head, of which a token uses 4 M. Latent attention,
 # one dense layer, then 32 experts of which each token goes to 4; Muon for matrices and experts. docs/config.md explains
-# every key.
+# every key. n export writes it in Hugging Face's format, as deepseek_v3.
 
 [run]
 name = "mla-moe"            # runs/checkpoints/mla-moe

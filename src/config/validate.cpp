@@ -161,6 +161,11 @@ void check_parallel(Rules& rules, const Config& config) {
                 {"parallel.ranks", "train.batch_seqs", "train.microbatch_seqs"},
                 "every rank takes an equal share of a batch, in whole microbatches",
                 "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
+  const int64_t shards = config.parallel.logical_shards;
+  rules.require(shards == 0 || config.train.batch_seqs == shards * config.train.microbatch_seqs,
+                {"parallel.logical_shards", "train.batch_seqs", "train.microbatch_seqs"},
+                "a logical shard is a microbatch of its batch",
+                "let train.batch_seqs be parallel.logical_shards * train.microbatch_seqs");
   rules.require(config.model.moe.num_experts % ranks == 0, {"parallel.ranks", "model.moe.num_experts"},
                 "ranks share the experts of a layer equally", "let parallel.ranks divide model.moe.num_experts");
 }

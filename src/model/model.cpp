@@ -64,7 +64,8 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
 
 void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens) {
   if (moe_layers_.empty()) return;
-  window_.emplace(peers, ops_, config_, max_tokens, window, state);
+  const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
+  window_.emplace(peers, ops_, config_, max_tokens, received, window, state);
   for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
 }
 
@@ -88,6 +89,7 @@ void Model::begin_step() {
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                              const Inspector& inspect) {
   const ArenaScope scope(activations);
+  weights_.begin_microbatch();
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
   pass.inspect = inspect;

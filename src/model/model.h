@@ -37,8 +37,8 @@ class Model {
 
   // Zeroes router statistics; gradients are written anew by what comes next.
   void begin_step();
-  // Gradients, = in the first microbatch of a step and += after it: those of (sum of token losses) * scale.loss +
-  // auxiliary losses. losses [T] stat =, in nats.
+  // Gradients, = in the first microbatch of a step and += after it (but see DomainShare::in_order): those of (sum of
+  // token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {});
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics

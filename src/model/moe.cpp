@@ -73,13 +73,15 @@ RouterLoss Moe::loss(const Pass& pass) const {
 // not be kept for the gate's gradient.
 void Moe::compute_hidden(const Pass& pass) {
   exchange_->dispatch(pass, saved_.x, saved_.weights, saved_.rows, saved_.row_weight);
-  experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
-                                            .x = saved_.rows,
-                                            .w = {},
-                                            .offsets = saved_.routed.offsets,
-                                            .row_weight = saved_.row_weight,
-                                            .pre = saved_.pre,
-                                            .h = saved_.hidden});
+  for (const RaggedRows& part : saved_.routed.parts) {
+    experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
+                                              .x = part.of(saved_.rows),
+                                              .w = {},
+                                              .offsets = part.offsets,
+                                              .row_weight = part.of(saved_.row_weight),
+                                              .pre = part.of(saved_.pre),
+                                              .h = part.of(saved_.hidden)});
+  }
 }
 
 void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
@@ -118,11 +120,15 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
   compute_hidden(pass);
-  pass.capture(Intermediate::kExpertHidden, layer_, saved_.hidden, saved_.routed.count());
+  for (const RaggedRows& part : saved_.routed.parts) {
+    pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
+  }
   {
     const ArenaScope scope(pass.activations);
     const Tensor rows_out = pass.push({R, D});
-    experts_out_.forward(ops, saved_.hidden, saved_.routed.offsets, rows_out);
+    for (const RaggedRows& part : saved_.routed.parts) {
+      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out));
+    }
     exchange_->combine(pass, rows_out, y, /*accumulate=*/true);
   }
   if (pass.drops(Recompute::kNorms)) {
@@ -136,7 +142,6 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity, F = expert_dim_;
-  const Tensor offsets = saved_.routed.offsets;
   if (shared_) shared_->backward(pass, dy, dx);
 
   // What was not kept. The router's decisions always are: rows go where they went.
@@ -147,28 +152,31 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     compute_hidden(pass);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
-    ops.activation_forward({.kind = config_.activation,
-                            .pre = saved_.pre,
-                            .row_weight = saved_.row_weight,
-                            .h = saved_.hidden,
-                            .num_rows = saved_.routed.count()});
+    for (const RaggedRows& part : saved_.routed.parts) {
+      ops.activation_forward({.kind = config_.activation,
+                              .pre = part.of(saved_.pre),
+                              .row_weight = part.of(saved_.row_weight),
+                              .h = part.of(saved_.hidden),
+                              .num_rows = part.count()});
+    }
   }
 
   const Tensor drows = pass.push({R, D});
   const Tensor dhidden = pass.push({R, F});
   const Tensor drow_weight = pass.push_stat({R});
   exchange_->combine_backward(pass, dy, drows);
-  experts_out_.backward(ops, saved_.hidden, drows, offsets, dhidden);
-
-  const Tensor dpre = saved_.pre;  // not needed after its gradient is known
-  ops.activation_backward({.kind = config_.activation,
-                           .pre = saved_.pre,
-                           .row_weight = saved_.row_weight,
-                           .dh = dhidden,
-                           .dpre = dpre,
-                           .drow_weight = drow_weight,
-                           .num_rows = saved_.routed.count()});
-  experts_in_.backward(ops, saved_.rows, dpre, offsets, drows);
+  for (const RaggedRows& part : saved_.routed.parts) {
+    const Tensor pre = part.of(saved_.pre), dpre = pre;  // not needed after its gradient is known
+    experts_out_.backward(ops, part.of(saved_.hidden), part.of(drows), part.offsets, part.of(dhidden));
+    ops.activation_backward({.kind = config_.activation,
+                             .pre = pre,
+                             .row_weight = part.of(saved_.row_weight),
+                             .dh = part.of(dhidden),
+                             .dpre = dpre,
+                             .drow_weight = part.of(drow_weight),
+                             .num_rows = part.count()});
+    experts_in_.backward(ops, part.of(saved_.rows), dpre, part.offsets, part.of(drows));
+  }
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
   exchange_->dispatch_backward(pass, drows, drow_weight, dx, dweights, /*accumulate=*/shared_.has_value());

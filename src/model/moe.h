@@ -43,7 +43,7 @@ class Moe final : public FeedForward {
     Tensor scores;   // [T, E]
     Tensor top_idx;  // [T, K] i32
     Tensor weights;  // [T, K]
-    RaggedRows routed;
+    RoutedRows routed;
     Tensor row_weight;  // [R] weights dispatched
     Tensor rows;        // [R, D] x dispatched
     Tensor pre;         // [R, W]

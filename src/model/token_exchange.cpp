@@ -7,11 +7,11 @@ class LocalExchange final : public TokenExchange {
  public:
   explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
 
-  RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
+  RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t capacity = top_idx.num_elements();
     plan_ = {.offsets = pass.push_i32({num_experts_ + 1}), .row_of = pass.push_i32(top_idx.shape())};
     pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
-    return {.capacity = capacity, .offsets = plan_.offsets};
+    return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}};
   }
 
   void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "model/pass.h"
 
@@ -16,11 +17,20 @@ namespace nmoe {
 // Rows grouped by expert, of which there are as many as the routing gives: the shape of a tensor of them says how many
 // there can be, the device alone knows how many there are. What lies behind those is undefined.
 struct RaggedRows {
-  int64_t capacity = 0;  // R
-  Tensor offsets;        // [E + 1] i32: expert e owns rows [offsets[e], offsets[e + 1])
+  int64_t begin = 0, end = 0;  // where they are among the rows that a layer has room for
+  Tensor offsets;              // [E + 1] i32: expert e owns rows begin + [offsets[e], offsets[e + 1])
 
+  // These rows of a tensor with all of them.
+  Tensor of(const Tensor& rows) const { return rows.rows(begin, end); }
   // [1] i32: how many rows there are.
   Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
+};
+
+// What a layer's experts are to do: R rows in one part or in several, which are worked off in turn so that what comes
+// of one does not depend on the others.
+struct RoutedRows {
+  int64_t capacity = 0;  // R
+  std::vector<RaggedRows> parts;
 };
 
 // A layer's exchange. It holds the plan of the last routing, on the activation stack, for all that follows until the
@@ -32,7 +42,7 @@ class TokenExchange {
   // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds how many go to each expert
   // to counts [E] i32 (+=; undefined: not wanted). The capacity follows from T. The offsets of rows are known once
   // dispatch() was.
-  virtual RaggedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
+  virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
   // To each expert its tokens, and what they weigh: rows [R, D] = x [T, D], row_weight [R] stat = weights [T, K] stat.
   virtual void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) = 0;

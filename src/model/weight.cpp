@@ -79,17 +79,18 @@ Weight& WeightSet::at(std::string_view name) {
 void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
-  for (const FlatRegion& region :
-       deal_weights(specs, share_.by_matrix, share_.count, ops.compute_dtype(), ops.stat_dtype())) {
-    const FlatWeights& flat =
-        flat_.emplace_back(FlatWeights{.values = values.allocate(region.values, {region.num_elements}),
-                                       .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),
-                                       .updated = region.part(share_.index)});
+  const std::vector<FlatRegion> regions =
+      deal_weights(specs, share_.by_matrix, share_.count, ops.compute_dtype(), ops.stat_dtype());
+  for (const FlatRegion& region : regions) {
+    flat_.push_back({.values = values.allocate(region.values, {region.num_elements}),
+                     .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),
+                     .updated = region.part(share_.index),
+                     .totals = {}});
     for (const FlatRegion::Place& place : region.places) {
       Weight& weight = weights_[place.spec];
       const int64_t end = place.first + weight.shape.num_elements();
-      weight.value = flat.values.rows(place.first, end).reshape(weight.shape);
-      weight.grad = flat.grads.rows(place.first, end).reshape(weight.shape);
+      weight.value = flat_.back().values.rows(place.first, end).reshape(weight.shape);
+      weight.grad = flat_.back().grads.rows(place.first, end).reshape(weight.shape);
       weight.updated = region.part_of(place, weight.shape.num_elements(), share_.index);
     }
   }
@@ -99,9 +100,21 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
     if (weight.spec.is_trained()) weight.grad = grads.allocate(ops.stat_dtype(), weight.shape);
     weight.updated = {0, weight.shape.num_elements()};
   }
-  // Last: how much of these a rank has is its own.
+
+  // Last, since how much of these a rank has is its own, and all before has to lie alike.
   for (Weight& weight : weights_) {
     if (weight.value.dtype() != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.updated_shape());
+    if (weight.spec.is_trained()) weight.total = weight.updated_of(weight.grad);
+  }
+  for (size_t i = 0; share_.in_order && i < regions.size(); ++i) {
+    FlatWeights& flat = flat_[i];
+    flat.totals = grads.allocate(ops.stat_dtype(), {flat.updated.extent});
+    for (const FlatRegion::Place& place : regions[i].places) {
+      Weight& weight = weights_[place.spec];
+      if (weight.updated.extent == 0) continue;
+      const int64_t first = place.first + weight.updated.offset - flat.updated.offset;
+      weight.total = flat.totals.rows(first, first + weight.updated.extent).reshape(weight.updated_shape());
+    }
   }
 }
 
@@ -111,6 +124,12 @@ void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {
 
 void WeightSet::begin_step() {
   for (Weight& weight : weights_) weight.begin_step();
+}
+
+void WeightSet::begin_microbatch() {
+  for (Weight& weight : weights_) {
+    if (share_.in_order && weight.spec.group != WeightGroup::kExperts) weight.begin_step();
+  }
 }
 
 void WeightSet::check_grads() const {

@@ -44,6 +44,7 @@ class Weight {
   Tensor value;           // act, or stat where spec.is_stat
   Tensor low;             // i16, the rest of the master weight (ops/ops.h) of `updated`; undefined where value is stat
   Tensor grad;            // stat; undefined for buffers
+  Tensor total;  // stat, as updated_shape(): where the step's gradient of `updated` is complete; in grad, or not
 
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
@@ -76,6 +77,9 @@ struct DomainShare {
   int64_t index = 0;
   int64_t count = 1;
   std::vector<WeightGroup> by_matrix = {};  // groups whose matrices cannot be cut for the update
+  // The gradient of what every rank has is that of one microbatch: a new one with each, added up elsewhere, one after
+  // the other. That of experts is added up as always.
+  bool in_order = false;
 };
 
 // Weights that every rank of a domain has, as two tensors of as many elements: this rank updates those of `updated`.
@@ -83,6 +87,7 @@ struct FlatWeights {
   Tensor values;
   Tensor grads;  // stat; what lies between weights is zero
   ElementRange updated;
+  Tensor totals;  // stat, of `updated`: sums of gradients; undefined: in grads
 };
 
 // All weights of a description, in its order; of stacked experts, those that are this rank's. References stay valid for
@@ -93,6 +98,7 @@ class WeightSet {
   WeightSet(const WeightSet&) = delete;
   WeightSet& operator=(const WeightSet&) = delete;
 
+  const DomainShare& share() const { return share_; }
   Weight& at(std::string_view name);
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
@@ -103,6 +109,7 @@ class WeightSet {
   // Of what this rank updates. What others do is to come from them.
   void initialise(Ops& ops, uint64_t seed, double truncation);
   void begin_step();
+  void begin_microbatch();
   // That every trained weight has a gradient of this step: one without would keep the last step's.
   void check_grads() const;
 

@@ -53,6 +53,7 @@
   X(join_weight, JoinWeight)                                     \
   X(sum, Sum)                                                    \
   X(sum_of_squares, SumOfSquares)                                \
+  X(sum_in_order, SumInOrder)                                    \
   X(count_non_finite, CountNonFinite)                            \
   X(clip_scale, ClipScale)                                       \
   X(embedding_forward, EmbeddingForward)                         \
@@ -91,6 +92,7 @@
   X(exchange_send, ExchangeSend)                                 \
   X(exchange_return, ExchangeReturn)                             \
   X(exchange_collect, ExchangeCollect)                           \
+  X(exchange_return_copies, ExchangeReturnCopies)                \
   X(peer_sum, PeerSum)                                           \
   X(peer_spread, PeerSpread)                                     \
   X(head_loss, HeadLoss)                                         \

@@ -79,12 +79,12 @@ void Optimizer::step(Tensor grad_scale) {
   for (const Slot& slot : slots_) {
     const Weight& weight = *slot.weight;
     const GroupConfig& settings = group(weight.spec.group);
-    const Tensor w = weight.updated_of(weight.value), grad = weight.updated_of(weight.grad);
+    const Tensor w = weight.updated_of(weight.value);
     const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
       ops_.muon_step({.w = w,
                       .low = weight.low,
-                      .grad = grad,
+                      .grad = weight.total,
                       .momentum = slot.m,
                       .grad_scale = grad_scale,
                       .rates = slot.rates,
@@ -94,7 +94,7 @@ void Optimizer::step(Tensor grad_scale) {
     } else {
       ops_.adamw_step({.w = w,
                        .low = weight.low,
-                       .grad = grad,
+                       .grad = weight.total,
                        .m = slot.m,
                        .v = slot.v,
                        .grad_scale = grad_scale,

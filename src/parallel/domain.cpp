@@ -92,10 +92,10 @@ void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
   ops.peer_barrier({peers_});
 }
 
-void Domain::reduce_sum(Ops& ops, std::span<const Part> parts) const {
-  if (peers_.alone()) return;
+void Domain::reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate) const {
   ops.peer_barrier({peers_});
-  for (const Part& part : parts) ops.peer_sum({peers_, part.tensor, part.begin, part.end});
+  for (const Part& part : parts) ops.peer_sum({peers_, part.tensor, part.begin, part.end, part.sum, accumulate});
+  ops.peer_barrier({peers_});
 }
 
 void Domain::all_gather(Ops& ops, std::span<const Part> parts) const {

@@ -53,10 +53,11 @@ class Domain {
   struct Part {
     Tensor tensor;
     int64_t begin, end;
+    Tensor sum = {};  // [end - begin], for reduce_sum: where the sum goes; undefined: into the tensor
   };
-  // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum.
-  // What the rest of them holds is left there. Others read them until the next barrier.
-  void reduce_sum(Ops& ops, std::span<const Part> parts) const;
+  // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum, or
+  // with `accumulate` adds to what is there rank 0's, then rank 1's and so on. What else they hold is left there.
+  void reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate = false) const;
   // Enqueues what makes each of these shared tensors on every rank what the ranks keep of it. Any dtype.
   void all_gather(Ops& ops, std::span<const Part> parts) const;
 

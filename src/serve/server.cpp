@@ -135,6 +135,7 @@ ApiServer::ApiServer(InferenceEngine& engine, const CheckpointSettings& settings
       settings_(settings),
       chat_(chat),
       no_chat_(std::move(no_chat)),
+      end_of_turn_(chat == nullptr ? std::nullopt : chat->end_of_turn(engine.tokenizer())),
       options_(std::move(options)),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()),
@@ -302,6 +303,7 @@ void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
       generation.sampling.seed = seed + static_cast<uint64_t>(i);
       generation.stop = request.stop;
       if (!request.ignore_eos) generation.stop_ids = settings_.stop_ids;
+      if (!request.ignore_eos && is_chat && end_of_turn_) generation.stop_ids.push_back(*end_of_turn_);
       generation.ignore_eos = request.ignore_eos;
       generation.logprobs = request.logprobs;
       generation.prompt_logprobs = request.logprobs && request.echo;

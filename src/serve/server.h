@@ -70,6 +70,7 @@ class ApiServer : private HttpHandler {
   const CheckpointSettings& settings_;
   const ChatTemplate* chat_;
   std::string no_chat_;
+  std::optional<int32_t> end_of_turn_;
   ServerOptions options_;
   int64_t created_;  // seconds since 1970
   std::shared_ptr<ServerMetrics> metrics_ = std::make_shared<ServerMetrics>();

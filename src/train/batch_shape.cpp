@@ -22,6 +22,11 @@ void check_length(const Config& config, const MixtureStage& stage) {
                                   tokens / stage.seq_len, ranks),
                       "raise train.batch_seqs, or lower parallel.ranks or the stage's seq_len");
   }
+  if (const int64_t shards = config.parallel.logical_shards; shards > 0 && tokens / stage.seq_len % shards != 0) {
+    throw usage_error(fmt::format("{}: the {} such sequences of a step are no {} equal microbatches", what,
+                                  tokens / stage.seq_len, shards),
+                      "raise train.batch_seqs, or lower parallel.logical_shards or the stage's seq_len");
+  }
   const int64_t most = config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
   if (stage.seq_len > most) {
     throw usage_error(fmt::format("{}, longer than the model is meant for: model.max_positions = {}{}", what,
@@ -40,6 +45,11 @@ BatchShape batch_shape(const Config& config, int64_t seq_len) {
   const int64_t of_rank = shape.batch_seqs / config.parallel.ranks;
   NMOE_CHECK(of_rank > 0 && of_rank * config.parallel.ranks * seq_len == step_tokens(config),
              "sequences of {} in steps of {} tokens on {} ranks", seq_len, step_tokens(config), config.parallel.ranks);
+  if (const int64_t shards = config.parallel.logical_shards; shards > 0) {
+    NMOE_CHECK(shape.batch_seqs % shards == 0, "{} sequences in {} microbatches", shape.batch_seqs, shards);
+    shape.microbatch_seqs = shape.batch_seqs / shards;
+    return shape;
+  }
   shape.microbatch_seqs = std::clamp<int64_t>(config.train.microbatch_seqs * config.data.seq_len / seq_len, 1, of_rank);
   while (of_rank % shape.microbatch_seqs != 0) --shape.microbatch_seqs;
   return shape;

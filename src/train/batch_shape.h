@@ -23,7 +23,8 @@ struct BatchShape {
 int64_t step_tokens(const Config& config);
 
 // Of steps whose sequences have `seq_len` tokens: that of train.batch_seqs and train.microbatch_seqs for data.seq_len.
-// A microbatch of another length has as many tokens or fewer, but at least one sequence.
+// A microbatch of another length has as many tokens or fewer, but at least one sequence; with
+// parallel.logical_shards, as many microbatches as those.
 BatchShape batch_shape(const Config& config, int64_t seq_len);
 
 // The lengths that sequences of a run have: data.seq_len, then each other one that a stage of `mixture` has (null:

@@ -15,11 +15,14 @@ BatchStream::BatchStream(const Config& config, const TrainingData& data, const S
 
 void BatchStream::next() {
   if (schedule_.seq_len() != shape_.seq_len) shape_ = batch_shape(config_, schedule_.seq_len());
+  batch_.clear();
+  schedule_.take(shape_.batch_seqs, batch_);
   refs_.clear();
-  schedule_.take(shape_.batch_seqs, refs_);
-  const RankSlice slice = rank_slice(shape_.batch_seqs, rank_, config_.parallel.ranks);
-  const auto begin = static_cast<size_t>(slice.begin), size = static_cast<size_t>(slice.end) - begin;
-  reader_.read(std::span(refs_).subspan(begin, size), shape_.seq_len, inputs_, targets_);
+  const int64_t size = shape_.microbatch_seqs;
+  for (int64_t first = rank_ * size; first < shape_.batch_seqs; first += config_.parallel.ranks * size) {
+    refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + size);
+  }
+  reader_.read(refs_, shape_.seq_len, inputs_, targets_);
 }
 
 int64_t BatchStream::num_targets() const {

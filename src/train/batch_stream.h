@@ -24,8 +24,8 @@ struct Microbatch {
 
 class BatchStream {
  public:
-  // `data` and its `plan` must outlive the stream. It reads the part of every batch that is of one of
-  // config.parallel.ranks.
+  // `data` and its `plan` must outlive the stream. Of every batch it reads the microbatches of one of W =
+  // config.parallel.ranks: they go round, so that the m-th of rank i is microbatch m * W + i of the batch.
   BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank = 0);
 
   // Where the next batch begins, that of all ranks.
@@ -50,7 +50,7 @@ class BatchStream {
   BatchShape shape_;
   StreamSchedule schedule_;
   SequenceReader reader_;
-  std::vector<SequenceRef> refs_;
+  std::vector<SequenceRef> batch_, refs_;  // of all ranks, of this one
   std::vector<int32_t> inputs_, targets_;  // of the rank
   Documents documents_;                    // of one microbatch
 };

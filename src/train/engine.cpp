@@ -40,7 +40,14 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
       model_(config_.model, ops_, longest_sequence(shapes_), config_.train.recompute,
-             {.index = domain_.index(), .count = domain_.count(), .by_matrix = Optimizer::by_matrix(config_.optim)}) {
+             {.index = domain_.index(),
+              .count = domain_.count(),
+              .by_matrix = Optimizer::by_matrix(config_.optim),
+              .in_order = config_.parallel.logical_shards > 0}) {
+  if (config_.parallel.logical_shards > 0 && rank.count() != domain_.count()) {
+    throw usage_error("parallel.logical_shards is for the ranks of one process",
+                      "start one process, or leave out parallel.logical_shards");
+  }
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
@@ -59,14 +66,12 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   const int64_t tokens = most_tokens(shapes_);
   losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
-  sums_ = step_state.allocate(DType::kF64, {2});
-  loss_sum_ = sums_.rows(0, 1);
-  square_sum_ = sums_.rows(1, 2);
+  allocate_sums(step_state);
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
-  summed_ = {sums_};
-  summed_across_ = {loss_sum_};
+  summed_ = {partial_sums_};
+  summed_across_ = {partial_losses_};
   for (std::vector<Tensor>* summed : {&summed_, &summed_across_}) {
     if (model_.router_counts().defined()) {
       summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
@@ -74,7 +79,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   }
   for (const FlatWeights& flat : model_.weights().flat()) {
     const auto [begin, size] = flat.updated;
-    grads_.push_back({flat.grads, begin, begin + size});
+    grads_.push_back({flat.grads, begin, begin + size, flat.totals});
     values_.push_back({flat.values, begin, begin + size});
     if (size > 0) summed_across_.push_back(flat.grads.rows(begin, begin + size));
   }
@@ -85,6 +90,36 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   enqueued_ = device_.make_event(Lane::kCompute);
   staged_ = device_.make_event(Lane::kCompute);
   prefetch_ = device_.make_prefetch(inputs_.block, step_state);
+}
+
+void Engine::allocate_sums(Arena& state) {
+  const bool in_order = config_.parallel.logical_shards > 0;
+  const auto& weights = model_.weights().all();
+  const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
+  int64_t num_chunks = 0;
+  for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
+  const int64_t num_losses = in_order ? config_.parallel.logical_shards : 1, num_squares = in_order ? num_chunks : 1;
+  partial_sums_ = state.allocate(DType::kF64, {num_losses + num_squares});
+  partial_losses_ = partial_sums_.rows(0, num_losses);
+  partial_squares_ = partial_sums_.rows(num_losses, num_losses + num_squares);
+  sums_ = state.allocate(DType::kF64, {2});
+  loss_sum_ = sums_.rows(0, 1);
+  square_sum_ = sums_.rows(1, 2);
+
+  int64_t first_chunk = 0;  // of a weight, among all
+  for (const Weight& weight : weights) {
+    if (!weight.spec.is_trained()) continue;
+    const TensorChunks chunks = chunks_of(weight);
+    const int64_t begin = weight.offset + weight.updated.offset, size = weight.updated.extent;
+    if (!in_order && size > 0) squares_.push_back({weight.total, partial_squares_});
+    for (int64_t at = begin; in_order && at < begin + size;) {
+      const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
+      squares_.push_back(
+          {weight.total.reshape({size}).rows(at - begin, end - begin), partial_squares_.rows(entry, entry + 1)});
+      at = end;
+    }
+    first_chunk += chunks.count();
+  }
 }
 
 void Engine::allocate_staging() {
@@ -150,25 +185,28 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
 
 void Engine::enqueue_begin() {
   model_.begin_step();
-  ops_.fill({sums_, 0.0});
+  ops_.fill({partial_sums_, 0.0});
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
+  const bool in_order = config_.parallel.logical_shards > 0;
+  int64_t shard = rank_.index();
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     const Tensor losses = losses_.rows(0, batch.num_tokens());
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect);
-    ops_.sum({losses, loss_sum_});
+    ops_.sum({losses, in_order ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
+    if (in_order) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
+    shard += rank_.count();
   }
+  if (!in_order) domain_.reduce_sum(ops_, grads_);
 }
 
 void Engine::enqueue_update() {
-  domain_.reduce_sum(ops_, grads_);
   rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
-  for (const Weight& weight : model_.weights().all()) {
-    if (!weight.spec.is_trained() || weight.updated.extent == 0) continue;
-    ops_.sum_of_squares({weight.updated_of(weight.grad), square_sum_});
-  }
+  for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);
+  ops_.sum_in_order({partial_losses_, loss_sum_});
+  ops_.sum_in_order({partial_squares_, square_sum_});
   ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);

@@ -11,6 +11,11 @@
 // the new values go to all. Losses, the gradients' norm and what routers did are summed for every rank before any
 // weight moves. They make the same calls: whatever runs the model needs the experts of all.
 //
+// With parallel.logical_shards every sum has an order that does not depend on the number of ranks: a microbatch is a
+// shard, rank i's m-th of W ranks is shard m * W + i. The gradients of what all ranks have are added up shard by shard;
+// experts work off the ranks' tokens one after the other (Received::kApart), so that theirs are, too; losses are summed
+// for each shard, squares for each chunk (tensor/chunks.h), and then in order.
+//
 // T tokens of a microbatch.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
@@ -54,7 +59,7 @@ class Engine {
  public:
   // On `storage`, which outlives the engine and is of the rank's device. config.model.vocab_size must be resolved;
   // `config` is copied. `seq_lens`: the lengths that sequences of a step may have (sequence_lengths()); empty:
-  // data.seq_len alone.
+  // data.seq_len alone. Error (usage) where parallel.logical_shards would cross domains.
   Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens = {});
 
   void initialise();
@@ -131,6 +136,7 @@ class Engine {
   void wait();  // for all that is enqueued
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
+  void allocate_sums(Arena& state);
   void gather_values();  // of the weights that every rank has, from those that updated them
 
   Config config_;
@@ -153,7 +159,11 @@ class Engine {
   StateTensors staging_;                // empty before its first use
   Tensor losses_;                       // [T] stat
   Tensor predictions_;                  // [T] i32
-  Tensor sums_;                         // [2] f64: token losses, squares of gradients; summed over ranks
+  Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
+  Tensor partial_losses_;               // its parts: one, or one a logical shard
+  Tensor partial_squares_;              //            one, or one a chunk of a weight
+  std::vector<SumOfSquares> squares_;   // that this rank sums
+  Tensor sums_;                         // [2] f64: of all token losses, of all squares
   Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite

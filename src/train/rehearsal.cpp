@@ -52,6 +52,7 @@ Config tiny_run(const Config& config, int64_t ranks) {
   tiny.run = config.run;
   tiny.parallel = config.parallel;
   tiny.parallel.ranks = ranks;
+  if (tiny.parallel.logical_shards > 0) tiny.parallel.logical_shards = ranks;
   return tiny;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chat/checkpoint_settings.h"
+#include "data/tokenizer/bpe_train.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 
@@ -40,7 +41,7 @@ std::string text_of(const std::vector<RenderedPiece>& pieces) {
 TEST_F(ChatTemplateTest, RendersAsTransformersDoes) {
   write("chat_template.jinja", kTemplate);
   write("tokenizer_config.json", R"({"bos_token": {"content": "<s>"}, "eos_token": null, "chat_template": "other"})");
-  const ChatTemplate chat(settings(), "");
+  const ChatTemplate chat(settings(), "", *tokenizer_);
   EXPECT_EQ(text_of(chat.render(messages_, true, {{"quiet", true}})),
             "<s><|endoftext|>user: a<|endoftext|>b\nassistant: hushTrue");
   EXPECT_EQ(text_of(chat.render(ordered_json::array(), false, ordered_json::object())), "<s>True");
@@ -48,14 +49,14 @@ TEST_F(ChatTemplateTest, RendersAsTransformersDoes) {
 
 TEST_F(ChatTemplateTest, AMessageCannotSmuggleSpecialTokens) {
   write("chat_template.jinja", kTemplate);
-  const ChatTemplate chat(settings(), "");
+  const ChatTemplate chat(settings(), "", *tokenizer_);
   const auto ids = encode_rendered(chat.render(messages_, false, ordered_json::object()), *tokenizer_);
   EXPECT_EQ(std::ranges::count(ids, tokenizer_->eos_id()), 1);
   EXPECT_EQ(ids.front(), tokenizer_->eos_id());
   EXPECT_EQ(tokenizer_->decode(std::span(ids).subspan(1)), "user: a<|endoftext|>b\nTrue");
   // Half of one from the template and half from the message is none either.
   write("chat_template.jinja", "<|endof{{ messages[0].content }}{{ eos_token }}");
-  const ChatTemplate halves(settings(), "");
+  const ChatTemplate halves(settings(), "", *tokenizer_);
   const ordered_json half = {{{"role", "user"}, {"content", "text|>"}}};
   EXPECT_EQ(encode_rendered(halves.render(half, false, ordered_json::object()), *tokenizer_).size(), 13U);
 }
@@ -63,8 +64,8 @@ TEST_F(ChatTemplateTest, AMessageCannotSmuggleSpecialTokens) {
 TEST_F(ChatTemplateTest, WhereTheTemplateIs) {
   EXPECT_FALSE(settings().imported);
   EXPECT_EQ(settings().special_tokens.at("eos_token"), "<|endoftext|>");
-  const Error none = error_of([&] { ChatTemplate(settings(), ""); });
-  EXPECT_TRUE(contains(none.what(), "has no chat template"));
+  const Error none = error_of([&] { ChatTemplate(settings(), "", *tokenizer_); });
+  EXPECT_TRUE(contains(none.what(), "has no chat template, and its tokenizer no special token <|im_start|>"));
   EXPECT_TRUE(contains(none.remedy(), "--chat-template FILE"));
   EXPECT_EQ(none.exit_code(), 2);
 
@@ -77,9 +78,45 @@ TEST_F(ChatTemplateTest, WhereTheTemplateIs) {
   write("chat_template.jinja", "three");
   EXPECT_EQ(settings().chat_template, "three");
   write_file_atomically(dir_ / "own.jinja", "{{ messages|length }}{% bad %}");
-  EXPECT_TRUE(contains(error_of([&] { ChatTemplate(settings(), dir_ / "own.jinja"); }).what(),
+  EXPECT_TRUE(contains(error_of([&] { ChatTemplate(settings(), dir_ / "own.jinja", *tokenizer_); }).what(),
                        "own.jinja:1: the block {% bad"));
-  EXPECT_TRUE(contains(error_of([&] { ChatTemplate(settings(), dir_ / "no.jinja"); }).what(), "no.jinja"));
+  EXPECT_TRUE(contains(error_of([&] { ChatTemplate(settings(), dir_ / "no.jinja", *tokenizer_); }).what(), "no.jinja"));
+}
+
+// A checkpoint that brings no template, with a tokenizer for conversations.
+TEST_F(ChatTemplateTest, ChatMlWhereThereIsNone) {
+  write_file_atomically(dir_ / "text.txt", "hi hi user user assistant");
+  const auto tokenizer =
+      train_bpe(
+          {.inputs = {(dir_ / "text.txt").string()}, .vocab_size = 262, .specials = {"<|im_start|>", "<|im_end|>"}})
+          .tokenizer;
+  for (const char* choice : {"", "chatml"}) {
+    const ChatTemplate chat(read_checkpoint_settings(dir_, *tokenizer), choice, *tokenizer);
+    EXPECT_EQ(text_of(chat.render(messages_, true, ordered_json::object())),
+              "<|im_start|>user\na<|endoftext|>b<|im_end|>\n<|im_start|>assistant\n");
+    ASSERT_TRUE(chat.end_of_turn(*tokenizer).has_value());
+    const auto& specials = tokenizer->special_tokens();
+    EXPECT_EQ(std::ranges::find(specials, *chat.end_of_turn(*tokenizer), &NamedToken::id)->text, "<|im_end|>");
+  }
+  // The checkpoint's own comes first, unless ChatML is asked for.
+  write("chat_template.jinja", "own");
+  const CheckpointSettings own = read_checkpoint_settings(dir_, *tokenizer);
+  EXPECT_EQ(ChatTemplate(own, "", *tokenizer).source(), "own");
+  EXPECT_TRUE(contains(ChatTemplate(own, "chatml", *tokenizer).source(), "<|im_start|>"));
+  const Error marks = error_of([&] { ChatTemplate(settings(), "chatml", *tokenizer_); });
+  EXPECT_TRUE(contains(marks.what(), "ChatML needs <|im_start|>"));
+  EXPECT_TRUE(contains(marks.remedy(), "--special"));
+}
+
+TEST_F(ChatTemplateTest, WhatEndsATurn) {
+  const auto end_of_turn = [&](const std::string& text) {
+    write("chat_template.jinja", text);
+    return ChatTemplate(settings(), "", *tokenizer_).end_of_turn(*tokenizer_);
+  };
+  EXPECT_EQ(end_of_turn("{% for m in messages %}{{ m.content | trim }}\n<|endoftext|>{% endfor %}"), 256);
+  EXPECT_EQ(end_of_turn("{% for m in messages %}<|endoftext|>{{ m.content }}{% endfor %}"), std::nullopt);
+  EXPECT_EQ(end_of_turn("<|endoftext|>"), std::nullopt);  // no place where the reply is
+  EXPECT_EQ(end_of_turn("{{ raise_exception('no') }}"), std::nullopt);
 }
 
 TEST_F(ChatTemplateTest, StopIdsAndDefaults) {

@@ -60,6 +60,8 @@ TEST_F(ConfigCommandTest, TemplatesTrain) {
     train.insert(train.end(), {"--set", "train.steps=2"});
     EXPECT_TRUE(contains(output(train), "2 steps in "));
   }
+  // As it says of itself.
+  EXPECT_TRUE(contains(output({"export", "runs/checkpoints/mla-moe", "out"}), "as deepseek_v3: "));
   expect_error(n({"config", "--template", "dens"}), 2, "dens", "n config --help");
 }
 

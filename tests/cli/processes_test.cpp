@@ -87,6 +87,16 @@ TEST_F(ProcessesTest, LearnWhatThreadsDoAndTheSameEveryTime) {
   }
 }
 
+TEST_F(ProcessesTest, LogicalShardsAreForOneProcess) {
+  const Strings arguments = with_ranks(train({"parallel.logical_shards=2"}), 2);
+  Program &first = start(0, 2, arguments), &second = start(1, 2, arguments);
+  for (Program* process : {&first, &second}) {
+    const Outcome outcome = process->wait();
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "parallel.logical_shards is for the ranks of one process"));
+  }
+}
+
 TEST_F(ProcessesTest, ResumeAnotherNumberOfProcesses) {
   const auto steps = [](const std::string& name, int count, bool resumed) {
     return with_ranks(train({"run.name=" + name, fmt::format("train.steps={}", count)}, resumed), 4);

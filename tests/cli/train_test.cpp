@@ -138,6 +138,8 @@ TEST_F(TrainCommandTest, RanksShareABatchEqually) {
   expect_error(n({"train", "tiny.toml", "--ranks", "3"}), 2, "every rank takes an equal share of a batch", "");
   expect_error(n(train({"parallel.ranks=3"})), 2, "every rank takes an equal share of a batch",
                "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
+  expect_error(n(train({"parallel.logical_shards=4"})), 2, "a logical shard is a microbatch of its batch",
+               "let train.batch_seqs be parallel.logical_shards * train.microbatch_seqs");
 }
 
 // A limit on the size of files stands for a full disk.

@@ -44,14 +44,14 @@ float weight(int64_t rank, int64_t token, int64_t choice) {
 float made_of(float x, int64_t expert) { return x * static_cast<float>(expert + 1); }
 
 struct RankTest {
-  RankTest(const Routing& what, int64_t num_ranks, Communicator& communicator)
+  RankTest(const Routing& what, int64_t num_ranks, Received received, Communicator& communicator)
       : routing(what),
         memory(RankMemory::make({.kind = NMOE_TEST_DEVICE, .index = index_of(communicator), .num_threads = 1},
                                 plan_for(num_ranks), communicator)),
         device(*memory->device),
         ops(device.ops()),
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
-        window(domain.peers(), ops, config(), kRoom, memory->storage[ArenaKind::kPeerWindow],
+        window(domain.peers(), ops, config(), kRoom, received, memory->storage[ArenaKind::kPeerWindow],
                memory->storage[ArenaKind::kStepState]),
         exchange(make_remote_exchange(window)),
         rank(communicator.index()),
@@ -123,29 +123,35 @@ bool device_is_there(int64_t index) {
   }
 }
 
-class RemoteExchangeTest : public ::testing::TestWithParam<int64_t> {
+class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, Received>> {
  protected:
   void SetUp() override {
-    if (std::string_view(NMOE_TEST_DEVICE) != "cpu" && !device_is_there(GetParam() - 1)) {
-      GTEST_SKIP() << "there are no " << GetParam() << " devices";
+    if (std::string_view(NMOE_TEST_DEVICE) != "cpu" && !device_is_there(num_ranks() - 1)) {
+      GTEST_SKIP() << "there are no " << num_ranks() << " devices";
     }
   }
+  int64_t num_ranks() const { return std::get<int64_t>(GetParam()); }
+  bool apart() const { return std::get<Received>(GetParam()) == Received::kApart; }
   void run(const Routing& routing, const std::function<void(RankTest&)>& drive) {
-    run_ranks(GetParam(), std::chrono::seconds(20), [&](Communicator& communicator) {
-      RankTest test(routing, GetParam(), communicator);
+    run_ranks(num_ranks(), std::chrono::seconds(20), [&](Communicator& communicator) {
+      RankTest test(routing, num_ranks(), std::get<Received>(GetParam()), communicator);
       drive(test);
     });
   }
-  int64_t num_slots() const { return kExperts / GetParam(); }
+  int64_t num_slots() const { return kExperts / num_ranks(); }
 
-  // Rows that rank `rank` should have, in order: (expert, rank the token is of, token), with the choice.
+  struct RankSlice {
+    int64_t begin, end;
+  };
+  // Rows that rank `rank` should have of the tokens of `sources`, in order: (expert, rank the token is of, token), with
+  // the choice.
   struct Copy {
     int64_t expert, source, token, choice;
   };
-  std::vector<Copy> rows_of(const Routing& routing, int64_t rank) const {
+  std::vector<Copy> rows_of(const Routing& routing, int64_t rank, RankSlice sources) const {
     std::vector<Copy> rows;
     for (int64_t expert = rank * num_slots(); expert < (rank + 1) * num_slots(); ++expert) {
-      for (int64_t source = 0; source < GetParam(); ++source) {
+      for (int64_t source = sources.begin; source < sources.end; ++source) {
         for (int64_t token = 0; token < routing.num_tokens[static_cast<size_t>(source)]; ++token) {
           const auto experts = routing.experts(source, token);
           for (int64_t k = 0; k < kTopK; ++k) {
@@ -162,27 +168,32 @@ class RemoteExchangeTest : public ::testing::TestWithParam<int64_t> {
     const ArenaScope scope(test.arena());
     const Tensor counts = test.arena().allocate(DType::kI32, {kExperts});
     test.ops.fill({counts, 0.0});
-    const RaggedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
+    const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor rows = test.pass.push({routed.capacity, kWidth});
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
     test.exchange->dispatch(test.pass, test.x, test.gate, rows, row_weight);
 
-    const std::vector<Copy> expected = rows_of(routing, test.rank);
-    const auto offsets = test.download<int32_t>(routed.offsets);
-    ASSERT_EQ(offsets.back(), static_cast<int64_t>(expected.size()));
     auto got = test.download<float>(rows);
     auto got_weights = test.download<float>(row_weight);
-    for (size_t row = 0; row < expected.size(); ++row) {
-      const auto& [expert, source, token, choice] = expected[row];
-      const auto slot = static_cast<size_t>(expert % num_slots());
-      EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
-      EXPECT_EQ(got_weights[row], weight(source, token, choice)) << "row " << row;
-      for (int64_t i = 0; i < kWidth; ++i) {
-        float& x = got[row * kWidth + static_cast<size_t>(i)];
-        ASSERT_EQ(x, value(source, token, i)) << "row " << row << " of rank " << test.rank;
-        x = made_of(x, expert);
+    ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
+    for (int64_t i = 0; const RaggedRows& part : routed.parts) {
+      const RankSlice sources = apart() ? RankSlice{i, i + 1} : RankSlice{0, num_ranks()};
+      const std::vector<Copy> expected = rows_of(routing, test.rank, sources);
+      const auto offsets = test.download<int32_t>(part.offsets);
+      ASSERT_EQ(offsets.back(), static_cast<int64_t>(expected.size()));
+      for (size_t row = 0; row < expected.size(); ++row) {
+        const auto& [expert, source, token, choice] = expected[row];
+        const auto slot = static_cast<size_t>(expert % num_slots()), at = static_cast<size_t>(part.begin) + row;
+        EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
+        EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << row;
+        for (int64_t column = 0; column < kWidth; ++column) {
+          float& x = got[at * kWidth + static_cast<size_t>(column)];
+          ASSERT_EQ(x, value(source, token, column)) << "row " << row << " of rank " << test.rank;
+          x = made_of(x, expert);
+        }
+        got_weights[at] *= 2;
       }
-      got_weights[row] *= 2;
+      ++i;
     }
     if (!got.empty()) test.device.upload(rows, got.data());
     if (!got_weights.empty()) test.device.upload(row_weight, got_weights.data());
@@ -216,7 +227,9 @@ class RemoteExchangeTest : public ::testing::TestWithParam<int64_t> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ranks, RemoteExchangeTest, ::testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, RemoteExchangeTest,
+                         ::testing::Combine(::testing::Values(2, 4),
+                                            ::testing::Values(Received::kTogether, Received::kApart)));
 
 TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
   // An odd number of tokens, none, as many as there is room for; several rounds through the same window.
@@ -231,6 +244,36 @@ TEST_P(RemoteExchangeTest, AllTokensToTheExpertsOfOneRank) {
     const Routing routing{.num_tokens = {kRoom, kRoom, 1, kRoom}, .first_expert = first};
     run(routing, [&](RankTest& test) { round_trip(test, routing); });
   }
+}
+
+// Where sums go to a place of their own, they are added to what is there.
+TEST_P(RemoteExchangeTest, SumsAreAddedRankByRank) {
+  const Routing routing{.num_tokens = {1, 1, 1, 1}};
+  const int64_t size = 64 * num_ranks();
+  const auto value_of = [](int64_t rank, int64_t round, int64_t i) {
+    return static_cast<float>(rank + 1) * 0.1F + static_cast<float>(round) * 1e-3F + static_cast<float>(i);
+  };
+  run(routing, [&](RankTest& test) {
+    const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kF32, {size});
+    const int64_t begin = 64 * test.rank, end = begin + 64;
+    const Tensor sum = test.pass.push_stat({end - begin});
+    std::vector<float> expected(64);
+    for (int64_t round = 0; round < 3; ++round) {
+      std::vector<float> mine;
+      for (int64_t i = 0; i < size; ++i) mine.push_back(value_of(test.rank, round, i));
+      test.device.upload(x, mine.data());
+      test.domain.reduce_sum(test.ops, std::vector<Domain::Part>{{x, begin, end, sum}}, /*accumulate=*/round > 0);
+      for (int64_t i = begin; i < end; ++i) {
+        float& total = expected[static_cast<size_t>(i - begin)];
+        for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+          total = round == 0 && rank == 0 ? value_of(0, 0, i) : total + value_of(rank, round, i);
+        }
+      }
+      EXPECT_EQ(test.download<float>(sum), expected);
+      EXPECT_EQ(test.download<float>(x), mine);
+      test.ops.peer_barrier({test.domain.peers()});
+    }
+  });
 }
 
 TEST_P(RemoteExchangeTest, SumsAreInRankOrderOnEveryRank) {
@@ -257,7 +300,7 @@ TEST_P(RemoteExchangeTest, SumsAreInRankOrderOnEveryRank) {
       for (int64_t i = 0; i < size; ++i) {
         float sum = value_of(0, i);
         int32_t total = static_cast<int32_t>(i);
-        for (int64_t rank = 1; rank < GetParam(); ++rank) {
+        for (int64_t rank = 1; rank < num_ranks(); ++rank) {
           sum += value_of(rank, i);
           total += static_cast<int32_t>(rank * 1000 + i);
         }
@@ -272,10 +315,10 @@ TEST_P(RemoteExchangeTest, SumsAreInRankOrderOnEveryRank) {
 TEST_P(RemoteExchangeTest, ARankThatDoesNotComeIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
   const Error error = test::error_of([&] {
-    run_ranks(GetParam(), std::chrono::seconds(20), [&](Communicator& communicator) {
+    run_ranks(num_ranks(), std::chrono::seconds(20), [&](Communicator& communicator) {
       const auto memory =
           RankMemory::make({.kind = NMOE_TEST_DEVICE, .index = RankTest::index_of(communicator), .num_threads = 1},
-                           RankTest::plan_for(GetParam()), communicator);
+                           RankTest::plan_for(num_ranks()), communicator);
       Domain domain({*memory->device, communicator}, memory->storage, std::chrono::milliseconds(300));
       if (communicator.index() == 1) {
         for (;;) {  // a rank that hangs outside of any exchange, until it hears of the failure

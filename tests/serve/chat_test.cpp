@@ -1,5 +1,8 @@
 // /v1/chat/completions over HTTP, and `n chat` beside it.
+#include <csignal>
+
 #include "serve/served_model.h"
+#include "support/terminal.h"
 
 namespace nmoe {
 namespace {
@@ -116,13 +119,100 @@ TEST_F(ServedChatTest, InTheTerminal) {
   EXPECT_EQ(talk.out, first + "\n" + second + "\n" + brief + "\n");
   const test::Outcome system = chat({"--chat-template", "chat.jinja", "--context", "200", "--system", "brief"}, "hi");
   EXPECT_EQ(system.out, brief + "\n");
-  EXPECT_TRUE(contains(chat({"--chat-template", "chat.jinja"}, "/help\n/nope\n").err, "there is no command /nope"));
+  // A message of several lines, wherever its fences are; what begins like a command can be said, too.
+  const std::string lines = reply(list(user("hi\n/you")));
+  for (const char* input : {"\"\"\"hi\n/you\"\"\"\n", "\"\"\"\nhi\n/you\n\"\"\"\n"}) {
+    EXPECT_EQ(chat({"--chat-template", "chat.jinja", "--context", "200"}, input).out, lines + "\n");
+  }
+  EXPECT_EQ(chat({"--chat-template", "chat.jinja", "--context", "200"}, " /hi\n").out,
+            reply(list(user(" /hi"))) + "\n");
+}
+
+TEST_F(ServedChatTest, CommandsOfTheTerminal) {
+  fs::remove(trained_model() / "chats.jsonl");  // of a repetition
+  const test::Outcome talk = chat({"--chat-template", "chat.jinja", "--context", "200"},
+                                  "/help\n/sytem x\n/nope\nhi\n/system be kind\n/save chats.jsonl\n/reset\n/system\n"
+                                  "hi\n/save chats.jsonl\n/exit\n");
+  EXPECT_EQ(talk.exit_code, 0) << talk.err;
+  for (const char* answer :
+       {"/save FILE    add the conversation", "[there is no command /sytem; did you mean /system?;",
+        "[there is no command /nope; /help lists them.", "[system prompt: be kind]",
+        "[saved: 2 messages, added to chats.jsonl]", "[forgotten: 2 messages]", "[no system prompt]"}) {
+    EXPECT_TRUE(contains(talk.err, answer));
+  }
+  const std::string saved = read_file(trained_model() / "chats.jsonl");
+  const std::string hi = reply(list(user("hi")));
+  const ordered_json asked = user("hi"), answered = {{"role", "assistant"}, {"content", hi}},
+                     first = {{"messages", {{{"role", "system"}, {"content", "be kind"}}, asked, answered}}},
+                     second = {{"messages", {asked, answered}}};
+  EXPECT_EQ(saved, first.dump() + "\n" + second.dump() + "\n");
+  // What was saved can be learned from.
+  write_file_atomically(trained_model() / "plain.jinja",
+                        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+                        "{% if add_generation_prompt %}assistant:{% endif %}");
+  const test::Outcome prep =
+      test::run_n(trained_model(), {"prep", "chats.jsonl", "--messages-field", "messages", "--chat-template",
+                                    "plain.jinja", "--out", "chats", "--force"});
+  EXPECT_EQ(prep.exit_code, 0) << prep.err;
+
+  const auto fails = [&](const std::string& input, const std::string& what) {
+    const test::Outcome outcome = chat({"--chat-template", "chat.jinja"}, input);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(contains(outcome.err, "error: " + what));
+  };
+  fails("/save\n", "/save needs the name of a file");
+  fails("/save chats.jsonl\n", "there is nothing to save");
+  fails("\"\"\"hi\nyou\n", "the message of several lines has no end");
+  fails("hi\n/save no/such/folder/chats.jsonl\n", "cannot write no/such/folder/chats.jsonl");
+}
+
+// Keys that only a terminal understands.
+TEST_F(ServedChatTest, EditingAndHistory) {
+  const std::string first = reply(list(user("h\u00e4i")));
+  test::Terminal terminal(trained_model(), {"chat", "runs/checkpoints/tiny", "--temperature", "0", "--max-tokens", "12",
+                                            "--chat-template", "chat.jinja", "--context", "200"});
+  terminal.wait_for_prompt();
+  constexpr const char *kLeft = "\033[D", *kUp = "\033[A", *kStartOfLine = "\001", *kDeleteKey = "\004";
+  // "xh\u00e4yi" with a wrong letter at its front and one inside, each character being one, however many bytes it has.
+  terminal.type(std::string("xh\u00e4yi") + kLeft + "\177" + kStartOfLine + kDeleteKey + "\r");
+  EXPECT_TRUE(contains(terminal.read_until(first), first));
+  terminal.wait_for_prompt();
+  terminal.type("/reset\r");
+  EXPECT_TRUE(contains(terminal.read_until("forgotten: 2 messages]"), "forgotten"));
+  terminal.wait_for_prompt();
+  terminal.type(std::string(kUp) + kUp + "\r");  // what was said before
+  EXPECT_TRUE(contains(terminal.read_until(first), first));
+  terminal.wait_for_prompt();
+  terminal.type("/save\r");
+  EXPECT_TRUE(contains(terminal.read_until("remedy: "), "error: /save needs the name of a file"));  // and it goes on
+  terminal.wait_for_prompt();
+  terminal.type("\"\"\"\r");
+  terminal.read_until(". ");
+  terminal.type("hi\r");
+  terminal.read_until(". ");
+  terminal.type("\004");
+  EXPECT_TRUE(contains(terminal.read_until("remedy: "), "has no end"));
+  terminal.wait_for_prompt();
+  terminal.type("\004");
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+// Ctrl-C while a line is typed: the program ends, and the shell gets the terminal as it was.
+TEST_F(ServedChatTest, TheTerminalIsGivenBack) {
+  test::Terminal terminal(trained_model(), {"chat", "runs/checkpoints/tiny", "--chat-template", "chat.jinja"});
+  terminal.wait_for_prompt();
+  EXPECT_FALSE(terminal.is_cooked());
+  terminal.type("h");
+  terminal.type("\003");
+  EXPECT_EQ(terminal.wait(), 128 + SIGINT);
+  EXPECT_TRUE(terminal.is_cooked());
 }
 
 TEST_F(ServedChatTest, TerminalErrors) {
   const test::Outcome bare = chat({}, "hi\n");
   EXPECT_EQ(bare.exit_code, 2);
-  EXPECT_TRUE(contains(bare.err, "this checkpoint has no chat template\nremedy: name one: --chat-template"));
+  EXPECT_TRUE(
+      contains(bare.err, "this checkpoint has no chat template, and its tokenizer no special token <|im_start|>"));
   const test::Outcome full = chat({"--chat-template", "chat.jinja", "--context", "40"}, "hi\nhi\n");
   EXPECT_EQ(full.exit_code, 1);
   EXPECT_TRUE(contains(full.err, "tokens, the context 40\nremedy: begin a new one with /reset"));

@@ -62,7 +62,7 @@ inline Progress load_random(Engine& engine, const Config& config, int64_t step) 
   const auto targets = random_ids(tokens, config.model.vocab_size, seed + 1);
   const auto size = static_cast<size_t>(config.train.microbatch_seqs * config.data.seq_len);
   for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
-    const size_t first = static_cast<size_t>(engine.rank().index() * engine.num_microbatches() + i) * size;
+    const size_t first = static_cast<size_t>(i * engine.rank().count() + engine.rank().index()) * size;
     const auto microbatch = std::span(inputs).subspan(first, size);
     engine.load(i, microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
   }

@@ -42,13 +42,14 @@ struct ExchangeInbox {
   Tensor slots;    // [W, M, K] i32: where a choice's expert is here; -1: not here
   Tensor weights;  // [W, M, K] stat, of all choices
   Tensor counts;   // [W] i32 rows that came
+  Tensor tokens;   // [W, M] i32: which of its rank's tokens a row is; undefined: not wanted
 };
 // Puts each token into the inboxes of the ranks that it goes to.
 struct ExchangeSend {
   const Peers& peers;
   ExchangePlan plan;
   Tensor x;             // [T, D]
-  Tensor top_idx;       // [T, K] i32; undefined: rows alone, the rest is there since an earlier sending
+  Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
 };
@@ -77,12 +78,26 @@ struct ExchangeCollect {
   Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
 };
 
-// The elements [begin, end) of each rank's tensor `x`, flattened, become this rank's part of their sum: rank 0's value,
-// plus rank 1's and so on, each addition rounded to the dtype (F32, F64 or I32). Other ranks' values stay.
+// Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
+struct ExchangeReturnCopies {
+  const Peers& peers;
+  Tensor rows;        // [W, C, D]: of rank w's tokens in part w
+  Tensor row_weight;  // [W, C] stat, which go back alike; undefined: none do
+  Tensor row_of;      // [W, M, K] i32, of the received tokens within their part; -1: none
+  Tensor tokens;      // [W, M] i32, of the inbox
+  Tensor counts;      // [W] i32, of the inbox
+  Tensor copies;      // [M, K, D] = on other ranks and this one
+  Tensor weights;     // [M, K] stat =; with row_weight
+};
+
+// The sum of the elements [begin, end) of all ranks' tensors `x`, flattened: what there was where it goes, with
+// `accumulate`, plus rank 0's value, plus rank 1's and so on, each addition rounded to the dtype (F32, F64 or I32).
 struct PeerSum {
   const Peers& peers;
   Tensor x;  // shared
   int64_t begin = 0, end = 0;
+  Tensor sum = {};  // = [end - begin], or += ; undefined: = those elements of this rank's x, whose others stay
+  bool accumulate = false;
 };
 // Those elements of every rank's `x` become this rank's. Any dtype.
 struct PeerSpread {
@@ -125,6 +140,18 @@ inline void check_exchange_return(const ExchangeReturn& args) {
              dtype_name(returns.rows.dtype()), returns.rows.shape());
 }
 
+inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {
+  const int64_t W = args.peers.count(), C = args.rows.dim(1), D = args.rows.dim(2), M = args.tokens.dim(1),
+                K = args.row_of.dim(2);
+  NMOE_CHECK(args.rows.dim(0) == W && args.row_of.shape() == Shape({W, M, K}) && args.tokens.dim(0) == W &&
+                 args.counts.dim(0) == W && args.copies.shape() == Shape({M, K, D}) &&
+                 args.copies.dtype() == args.rows.dtype() &&
+                 (!args.row_weight.defined() ||
+                  (args.row_weight.shape() == Shape({W, C}) && args.weights.shape() == Shape({M, K}))),
+             "returning copies {} {} by {} of tokens {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(),
+             args.row_of.shape(), args.tokens.shape(), dtype_name(args.copies.dtype()), args.copies.shape());
+}
+
 inline void check_exchange_collect(const ExchangeCollect& args) {
   const int64_t T = args.y.dim(0), W = args.plan.num_sent.dim(0), M = args.returns.rows.dim(1);
   NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, args.y.dim(1)}) &&
@@ -132,6 +159,12 @@ inline void check_exchange_collect(const ExchangeCollect& args) {
                  args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
              "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
              args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
+}
+
+inline void check_peer_sum(const PeerSum& args) {
+  NMOE_CHECK(args.sum.defined() ? args.sum.num_elements() == args.end - args.begin && args.sum.dtype() == args.x.dtype()
+                                : !args.accumulate,
+             "sum of elements [{}, {}) of {} into {}", args.begin, args.end, args.x.shape(), args.sum.shape());
 }
 
 inline void check_peer_range(const Tensor& x, int64_t begin, int64_t end) {

@@ -50,6 +50,11 @@ struct SumOfSquares {
   Tensor x;
   Tensor out;  // [1] f64 += sum of x^2
 };
+// The elements one after the other, so that their order alone decides on the bits.
+struct SumInOrder {
+  Tensor x;    // [N] f64
+  Tensor out;  // = [1] f64
+};
 struct CountNonFinite {
   Tensor x;
   Tensor out;  // [1] i32 += number of NaN and infinities

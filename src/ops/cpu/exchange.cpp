@@ -97,6 +97,8 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
       counts[static_cast<size_t>(rank)][peers.index()] = args.plan.num_sent.data<int32_t>()[rank];
     }
   }
+  const auto tokens = with_choices && args.inbox.tokens.defined() ? pointers_of<int32_t>(peers, args.inbox.tokens)
+                                                                  : std::vector<int32_t*>();
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t rank = 0; rank < num_ranks; ++rank) {
@@ -105,6 +107,7 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
         if (sent < 0) continue;
         const int64_t row = part + sent;
         std::memcpy(rows[to] + row * width, x + token * width, static_cast<size_t>(width) * sizeof(Real));
+        if (!tokens.empty()) tokens[to][row] = static_cast<int32_t>(token);
         for (int64_t k = 0; k < top_k; ++k) {
           const int64_t place = placement[args.top_idx.data<int32_t>()[token * top_k + k]];
           const bool is_there = place / args.plan.num_slots == rank;
@@ -152,6 +155,34 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
 }
 
 template <class Real>
+void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
+  const Peers& peers = args.peers;
+  check_exchange_return_copies(args);
+  if (ctx.counting()) return;
+  const int64_t num_rows = args.rows.dim(1), width = args.rows.dim(2), max_tokens = args.tokens.dim(1),
+                top_k = args.row_of.dim(2);
+  const bool with_weights = args.row_weight.defined();
+  const auto copies = pointers_of<Real>(peers, args.copies);
+  const auto weights = with_weights ? pointers_of<Real>(peers, args.weights) : std::vector<Real*>();
+  for (int64_t rank = 0; rank < peers.count(); ++rank) {
+    const auto home = static_cast<size_t>(rank);
+    const int32_t* row_of = args.row_of.data<int32_t>() + rank * max_tokens * top_k;
+    const int32_t* tokens = args.tokens.data<int32_t>() + rank * max_tokens;
+    parallel_blocks(ctx, args.counts.data<int32_t>()[rank], task_rows(width * top_k),
+                    [&](int64_t begin, int64_t end, int) {
+                      for (int64_t copy = begin * top_k; copy < end * top_k; ++copy) {
+                        if (row_of[copy] < 0) continue;
+                        const int64_t row = rank * num_rows + row_of[copy];
+                        const int64_t target = tokens[copy / top_k] * top_k + copy % top_k;
+                        std::memcpy(copies[home] + target * width, args.rows.data<Real>() + row * width,
+                                    static_cast<size_t>(width) * sizeof(Real));
+                        if (with_weights) weights[home][target] = args.row_weight.data<Real>()[row];
+                      }
+                    });
+  }
+}
+
+template <class Real>
 void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   check_exchange_collect(args);
   if (ctx.counting()) return;
@@ -186,11 +217,12 @@ namespace {
 template <class T>
 void sum_part(Context& ctx, const PeerSum& args) {
   const auto from = pointers_of<T>(args.peers, args.x);
-  T* const target = from[static_cast<size_t>(args.peers.index())];
+  T* const target =
+      args.sum.defined() ? args.sum.data<T>() : from[static_cast<size_t>(args.peers.index())] + args.begin;
   parallel_blocks(ctx, args.end - args.begin, kTaskElements, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = args.begin + begin; i < args.begin + end; ++i) {
-      T sum = from[0][i];
-      for (size_t rank = 1; rank < from.size(); ++rank) sum += from[rank][i];
+    for (int64_t i = begin; i < end; ++i) {
+      T sum = args.accumulate ? target[i] + from[0][args.begin + i] : from[0][args.begin + i];
+      for (size_t rank = 1; rank < from.size(); ++rank) sum += from[rank][args.begin + i];
       target[i] = sum;
     }
   });
@@ -201,7 +233,8 @@ void sum_part(Context& ctx, const PeerSum& args) {
 template <class Real>
 void peer_sum(Context& ctx, const PeerSum& args) {
   check_peer_range(args.x, args.begin, args.end);
-  if (ctx.counting() || args.peers.alone()) return;
+  check_peer_sum(args);
+  if (ctx.counting() || args.begin == args.end || (args.peers.alone() && !args.sum.defined())) return;
   switch (args.x.dtype()) {
     case DType::kF32:
       return sum_part<float>(ctx, args);
@@ -235,6 +268,7 @@ NMOE_CPU_INSTANTIATE(build_exchange_plan, BuildExchangePlan)
 NMOE_CPU_INSTANTIATE(exchange_send, ExchangeSend)
 NMOE_CPU_INSTANTIATE(exchange_return, ExchangeReturn)
 NMOE_CPU_INSTANTIATE(exchange_collect, ExchangeCollect)
+NMOE_CPU_INSTANTIATE(exchange_return_copies, ExchangeReturnCopies)
 NMOE_CPU_INSTANTIATE(peer_sum, PeerSum)
 NMOE_CPU_INSTANTIATE(peer_spread, PeerSpread)
 

@@ -136,6 +136,14 @@ void sum_of_squares(Context& ctx, const SumOfSquares& args) {
 }
 
 template <class Real>
+void sum_in_order(Context& ctx, const SumInOrder& args) {
+  if (ctx.counting()) return;
+  double sum = 0.0;
+  for (const double value : args.x.span<double>()) sum += value;
+  *args.out.data<double>() = sum;
+}
+
+template <class Real>
 void count_non_finite(Context& ctx, const CountNonFinite& args) {
   const Tensor x = args.x, out = args.out;
   using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
@@ -163,6 +171,7 @@ NMOE_CPU_INSTANTIATE(split_weight, SplitWeight)
 NMOE_CPU_INSTANTIATE(join_weight, JoinWeight)
 NMOE_CPU_INSTANTIATE(sum, Sum)
 NMOE_CPU_INSTANTIATE(sum_of_squares, SumOfSquares)
+NMOE_CPU_INSTANTIATE(sum_in_order, SumInOrder)
 NMOE_CPU_INSTANTIATE(count_non_finite, CountNonFinite)
 NMOE_CPU_INSTANTIATE(clip_scale, ClipScale)
 

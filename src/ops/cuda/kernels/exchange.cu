@@ -100,6 +100,8 @@ struct Choices {
   PeerPointers<int32_t> slots;
   PeerPointers<float> inbox_weights;
   PeerPointers<int32_t> counts;
+  PeerPointers<int32_t> tokens;
+  bool with_tokens;
   const int32_t* num_sent;
   Placement placement;
   int top_k;
@@ -136,6 +138,9 @@ __global__ void __launch_bounds__(kRowThreads)
       }
     }
     if (choices.top_idx == nullptr) continue;
+    for (int rank = lane; choices.with_tokens && rank < num_ranks; rank += kWarp) {
+      if (rows[rank] >= 0) choices.tokens.at[rank][part + rows[rank]] = static_cast<int32_t>(token);
+    }
     for (int k = lane; k < choices.top_k; k += kWarp) {
       const int64_t copy = token * choices.top_k + k;
       const int expert = choices.top_idx[copy];
@@ -197,6 +202,38 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
+struct ReturnedCopies {
+  const int32_t* row_of;  // [W, M, K]
+  const int32_t* tokens;  // [W, M]
+  const int32_t* counts;
+  const float* row_weight;  // [W, C]; null: not returned
+  PeerPointers<float> weights;
+};
+
+// Unit: the widest type a row is a whole number of. One warp a received token.
+template <class Unit>
+__global__ void __launch_bounds__(kRowThreads)
+    return_copies_kernel(const Unit* rows, ReturnedCopies copies, PeerPointers<Unit> at_home, int64_t part_rows,
+                         int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  for (int step = 0; step < num_ranks; ++step) {
+    const int rank = (index + step) % num_ranks;  // not all to the same one at once
+    for (int64_t token = warp; token < copies.counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
+      const int64_t received = rank * max_tokens + token;
+      const int64_t home = static_cast<int64_t>(copies.tokens[received]) * top_k;
+      for (int k = 0; k < top_k; ++k) {
+        const int32_t row_in_part = copies.row_of[received * top_k + k];
+        if (row_in_part < 0) continue;
+        const int64_t row = rank * part_rows + row_in_part;
+        Unit* const target = at_home.at[rank] + (home + k) * width;
+        for (int64_t i = lane; i < width; i += kWarp) target[i] = rows[row * width + i];
+        if (copies.row_weight != nullptr && lane == 0) copies.weights.at[rank][home + k] = copies.row_weight[row];
+      }
+    }
+  }
+}
+
 struct CollectedWeights {
   const int32_t* top_idx;
   const float* returned;
@@ -251,6 +288,21 @@ Placement placement_of(const ExchangePlan& plan) {
           .num_ranks = static_cast<int>(plan.num_sent.dim(0))};
 }
 
+int64_t bytes_of(DType dtype, int64_t num_elements) { return num_elements * static_cast<int64_t>(dtype_bytes(dtype)); }
+
+// Calls run(Unit{}), Unit being the widest type that rows of so many bytes, which begin where `a` and `b` do, consist
+// of.
+template <class Run>
+void with_widest_unit(int64_t row_bytes, const Tensor& a, const Tensor& b, const Run& run) {
+  if (row_bytes % 16 == 0 && aligned16(a.raw()) && aligned16(b.raw())) {
+    run(uint4{});
+  } else if (row_bytes % 4 == 0) {
+    run(uint32_t{});
+  } else {
+    run(uint16_t{});
+  }
+}
+
 // Blocks that move `num_rows` rows, a warp each, several after another.
 unsigned row_blocks(const Context& ctx, int64_t num_rows) {
   constexpr int64_t kBlocksPerSm = 4;
@@ -295,12 +347,13 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .slots = peer_pointers<int32_t>(peers, inbox.slots),
                .inbox_weights = peer_pointers<float>(peers, inbox.weights),
                .counts = peer_pointers<int32_t>(peers, inbox.counts),
+               .tokens = inbox.tokens.defined() ? peer_pointers<int32_t>(peers, inbox.tokens) : PeerPointers<int32_t>{},
+               .with_tokens = inbox.tokens.defined(),
                .num_sent = args.plan.num_sent.data<int32_t>(),
                .placement = placement_of(args.plan),
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
-  const int64_t num_tokens = args.x.dim(0),
-                row_bytes = args.x.dim(1) * static_cast<int64_t>(dtype_bytes(args.x.dtype()));
+  const int64_t num_tokens = args.x.dim(0), row_bytes = bytes_of(args.x.dtype(), args.x.dim(1));
   const auto run = [&]<class Unit>(Unit) {
     send_kernel<<<row_blocks(ctx, num_tokens), kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
@@ -308,13 +361,7 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
         peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()));
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
-  if (row_bytes % 16 == 0 && aligned16(args.x.raw()) && aligned16(inbox.rows.raw())) {
-    run(uint4{});
-  } else if (row_bytes % 4 == 0) {
-    run(uint32_t{});
-  } else {
-    run(uint16_t{});
-  }
+  with_widest_unit(row_bytes, args.x, inbox.rows, run);
 }
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {
@@ -333,6 +380,27 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
         args.rows.data<T>(), args.row_of.data<int32_t>(), args.counts.data<int32_t>(),
         peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
         static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(1)));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
+}
+
+void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
+  check_exchange_return_copies(args);
+  if (ctx.counting()) return;
+  const Peers& peers = args.peers;
+  const bool with_weights = args.row_weight.defined();
+  const ReturnedCopies copies{
+      .row_of = args.row_of.data<int32_t>(),
+      .tokens = args.tokens.data<int32_t>(),
+      .counts = args.counts.data<int32_t>(),
+      .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
+      .weights = with_weights ? peer_pointers<float>(peers, args.weights) : PeerPointers<float>{}};
+  const int64_t max_tokens = args.tokens.dim(1), row_bytes = bytes_of(args.rows.dtype(), args.rows.dim(2));
+  with_widest_unit(row_bytes, args.rows, args.copies, [&]<class Unit>(Unit) {
+    return_copies_kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
+        static_cast<const Unit*>(args.rows.raw()), copies, peer_pointers<Unit>(peers, args.copies), args.rows.dim(1),
+        max_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)), static_cast<int>(peers.index()),
+        static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(2)));
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }

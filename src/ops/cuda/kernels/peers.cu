@@ -88,15 +88,16 @@ struct Packed<int32_t> {
   static __device__ void add(int4& sum, const int4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 };
 
-// kVectors: [begin, end) in units of 16 bytes.
+// target [end - begin]. kVectors: [begin, end) in units of 16 bytes.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
-    sum_kernel(PeerPointers<T> x, int64_t index, int64_t num_ranks, int64_t begin, int64_t end) {
+    sum_kernel(PeerPointers<T> x, T* target, bool accumulate, int64_t num_ranks, int64_t begin, int64_t end) {
   using Unit = std::conditional_t<kVectors, typename Packed<T>::Type, T>;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < end; i += stride) {
-    Unit sum = reinterpret_cast<const Unit*>(x.at[0])[i];
-    for (int64_t rank = 1; rank < num_ranks; ++rank) {
+    Unit& to = reinterpret_cast<Unit*>(target)[i - begin];
+    Unit sum = accumulate ? to : reinterpret_cast<const Unit*>(x.at[0])[i];
+    for (int64_t rank = accumulate ? 0 : 1; rank < num_ranks; ++rank) {
       const Unit value = reinterpret_cast<const Unit*>(x.at[rank])[i];
       if constexpr (kVectors) {
         Packed<T>::add(sum, value);
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
         sum += value;
       }
     }
-    reinterpret_cast<Unit*>(x.at[index])[i] = sum;
+    to = sum;
   }
 }
 
@@ -112,11 +113,12 @@ template <class T>
 void sum_part(Context& ctx, const PeerSum& args) {
   constexpr int64_t kUnit = 16 / sizeof(T);
   const auto x = peer_pointers<T>(args.peers, args.x);
-  const bool vectors = args.begin % kUnit == 0 && args.end % kUnit == 0 && aligned16(args.x.raw());
+  T* const target = args.sum.defined() ? args.sum.data<T>() : args.x.data<T>() + args.begin;
+  const bool vectors = args.begin % kUnit == 0 && args.end % kUnit == 0 && aligned16(args.x.raw()) && aligned16(target);
   const int64_t unit = vectors ? kUnit : 1, begin = args.begin / unit, end = args.end / unit;
   const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>(end - begin, kThreads), 4L * ctx.num_sms);
   const auto kernel = vectors ? sum_kernel<T, true> : sum_kernel<T, false>;
-  kernel<<<grid_size(blocks), kThreads, 0, ctx.stream>>>(x, args.peers.index(), args.peers.count(), begin, end);
+  kernel<<<grid_size(blocks), kThreads, 0, ctx.stream>>>(x, target, args.accumulate, args.peers.count(), begin, end);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -160,7 +162,8 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
 
 void peer_sum(Context& ctx, const PeerSum& args) {
   check_peer_range(args.x, args.begin, args.end);
-  if (ctx.counting() || args.peers.alone() || args.begin == args.end) return;
+  check_peer_sum(args);
+  if (ctx.counting() || args.begin == args.end || (args.peers.alone() && !args.sum.defined())) return;
   switch (args.x.dtype()) {
     case DType::kF32:
       return sum_part<float>(ctx, args);

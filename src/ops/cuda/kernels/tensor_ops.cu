@@ -149,6 +149,13 @@ void reduce(Context& ctx, Tensor x, Tensor out) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// One thread: the order is what is wanted, and there are few.
+__global__ void sum_in_order_kernel(const double* x, int64_t size, double* out) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < size; ++i) sum += x[i];
+  *out = sum;
+}
+
 __global__ void clip_scale_kernel(const double* sum_squares, const double* loss_sum, double max_norm, double* scale,
                                   int32_t* stopped) {
   const double squares = *sum_squares;
@@ -231,6 +238,12 @@ void join_weight(Context& ctx, const JoinWeight& args) {
 void sum(Context& ctx, const Sum& args) { reduce<Value>(ctx, args.x, args.out); }
 
 void sum_of_squares(Context& ctx, const SumOfSquares& args) { reduce<Square>(ctx, args.x, args.out); }
+
+void sum_in_order(Context& ctx, const SumInOrder& args) {
+  if (ctx.counting()) return;
+  sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), args.x.num_elements(), args.out.data<double>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
 
 void count_non_finite(Context& ctx, const CountNonFinite& args) { reduce<NonFinite>(ctx, args.x, args.out); }
 
