@@ -40,4 +40,13 @@ if(NMOE_CUDNN_VERSION VERSION_LESS NMOE_CUDNN_MINIMUM)
   message(FATAL_ERROR "cuDNN ${NMOE_CUDNN_VERSION} found in ${NMOE_CUDNN_INCLUDE}; nmoe needs ${NMOE_CUDNN_MINIMUM} or "
     "newer: install it, or set CUDNN_HOME to the folder above its include/ and lib/.")
 endif()
+
+# Nor is NCCL, which sums between the GPUs of several processes; found and loaded alike (ops/cuda/vendor/nccl.h).
+set(NMOE_NCCL_MINIMUM 2.28)
+find_path(NMOE_NCCL_INCLUDE nccl.h HINTS ENV NCCL_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+find_library(NMOE_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ENV NCCL_HOME ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+if(NOT NMOE_NCCL_INCLUDE OR NOT NMOE_NCCL_LIBRARY)
+  message(FATAL_ERROR "NCCL not found: nccl.h is ${NMOE_NCCL_INCLUDE}, libnccl.so.2 is ${NMOE_NCCL_LIBRARY}. Install NCCL "
+    "${NMOE_NCCL_MINIMUM} or newer for CUDA 13, or set NCCL_HOME to the folder above its include/ and lib/.")
+endif()
 set(NMOE_CUDA ON)

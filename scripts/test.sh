@@ -4,6 +4,7 @@
 #   scripts/test.sh           all tests but those labelled slow
 #   scripts/test.sh --all     slow ones too
 #   scripts/test.sh --asan    the tests that suit it, under AddressSanitizer and UndefinedBehaviorSanitizer
+#   scripts/test.sh --faults  kills, full disks and power loss at every call of the program that changes files: hours
 #   scripts/test.sh --tsan    the tests that suit it, under ThreadSanitizer
 
 set -euo pipefail
@@ -13,19 +14,25 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=cpu
 programs=()
 labels=(--label-exclude '^(slow|gpu)$')
+options=(--parallel 3) # on 2 cores: many tests wait for something
 case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
     preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test)
-    # Large vocabularies, read again and again: minutes of the same code that small ones run.
-    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*'
+    # Large vocabularies, read again and again, and runs of many ranks one after the other: minutes of the same code that
+    # small ones run.
+    export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*EveryNumberOfRanks*'
+    ;;
+  --faults)
+    programs=(faults_test) options=(--timeout 86400 --verbose)
+    export NMOE_FAULTS=all
     ;;
   --tsan) preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test) ;;
-  *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
+  *) printf 'usage: scripts/test.sh [--all | --asan | --faults | --tsan]\n' >&2; exit 2 ;;
 esac
 
 scripts/setup.sh --test
 cmake --preset "$preset" -DNMOE_BUILD_TESTS=ON
 cmake --build --preset "$preset" ${programs[@]:+--target "${programs[@]}"}
-ctest --preset "$preset" --parallel 2 "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}
+ctest --preset "$preset" "${options[@]}" "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))$"}

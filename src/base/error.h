@@ -1,7 +1,7 @@
 // Errors a user can cause (Error) and invariants only we can break (NMOE_CHECK).
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>
@@ -12,7 +12,7 @@ namespace nmoe {
 // What the process exits with: 2 for a wrong command line or configuration, 1 for what fails while running.
 enum class ErrorKind { kUsage, kRuntime };
 
-// A failure with its cause, its place and its remedy. Thrown anywhere, caught once in cli/main.cpp.
+// A failure with its cause, its place and its remedy. Thrown anywhere, caught once in cli/program.cpp.
 class Error : public std::runtime_error {
  public:
   // `what` says what is wrong and where (file:line, key, tensor); `remedy` what the user can do about it.

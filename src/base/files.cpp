@@ -2,19 +2,20 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
+#include <chrono>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "base/process.h"
+#include "base/say.h"
 
 namespace nmoe {
 namespace {
@@ -43,6 +44,8 @@ std::string remedy_for(int error, const fs::path& path) {
     case EEXIST:
       return "a part of the path is a file where a folder is needed: move it, or choose another "
              "path";
+    case ENAMETOOLONG:
+      return "choose a shorter name";
     case EMFILE:
     case ENFILE:
       return "too many files are open: raise the limit (ulimit -n)";
@@ -51,11 +54,6 @@ std::string remedy_for(int error, const fs::path& path) {
     default:
       return "check the path and the file system it is on";
   }
-}
-
-Error io_error(std::string_view action, const fs::path& path, int error) {
-  return runtime_error(fmt::format("cannot {} '{}': {}", action, path.string(), std::generic_category().message(error)),
-                       remedy_for(error, path));
 }
 
 // Closes a descriptor at the end of a scope; for reading, where close has nothing to report.
@@ -81,6 +79,41 @@ void sync_descriptor(const Descriptor& descriptor, const fs::path& path) {
 }
 
 }  // namespace
+
+Error io_error(std::string_view action, const fs::path& path, int error) {
+  return runtime_error(fmt::format("cannot {} '{}': {}", action, path.string(), std::generic_category().message(error)),
+                       remedy_for(error, path));
+}
+
+bool is_name_below(std::string_view name) {
+  if (name.empty() || name.find('\0') != std::string_view::npos) return false;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == "..") return false;
+    begin = end + 1;
+  }
+  return true;
+}
+
+void check_links_stay_inside(const fs::path& dir) {
+  std::error_code error;
+  const fs::path inside = fs::canonical(dir, error);
+  if (error) return;  // whoever reads it says what is wrong
+  const bool is_snapshot = inside.parent_path().filename() == "snapshots";
+  const fs::path blobs = inside.parent_path().parent_path() / "blobs";
+  const auto is_below = [](const fs::path& path, const fs::path& folder) {
+    return std::ranges::mismatch(folder, path).in1 == folder.end();
+  };
+  for (const auto& entry : fs::directory_iterator(inside, error)) {
+    if (!entry.is_symlink()) continue;
+    const fs::path target = fs::canonical(entry.path(), error);
+    if (error || is_below(target, inside) || (is_snapshot && is_below(target, blobs))) continue;
+    throw runtime_error(
+        fmt::format("'{}' is a link to '{}', out of its folder", entry.path().string(), target.string()),
+        "if that is meant, put a copy of the file there; if the folder came from elsewhere, do not trust it");
+  }
+}
 
 std::string read_file(const fs::path& path) {
   const Descriptor file("read", path, O_RDONLY);
@@ -161,14 +194,86 @@ void remove_tree(const fs::path& path) {
   }
 }
 
-TemporaryFolder::TemporaryFolder(fs::path path) : path_(std::move(path)) {
-  remove_tree(path_);
-  make_directories(path_);
+namespace {
+
+constexpr std::string_view kUnfinishedFolder = ".unfinished-";  // between a folder's name and its number
+constexpr size_t kFolderDigits = 12;
+constexpr auto kUnlockableAge = std::chrono::hours(24);
+
+fs::path unfinished_folder(const fs::path& target) {
+  uint64_t number = 0;
+  NMOE_CHECK(::getrandom(&number, sizeof(number), 0) == sizeof(number), "getrandom: errno {}", errno);
+  return parent_of(target) / fmt::format(".{}{}{:0{}x}", target.filename().string(), kUnfinishedFolder,
+                                         number >> (64 - 4 * kFolderDigits), kFolderDigits);
+}
+
+// Whether `fd` is still what `path` names.
+bool is_at(int fd, const fs::path& path) {
+  struct stat held {
+  }, named{};
+  return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+         held.st_dev == named.st_dev;
+}
+
+// Whether nobody is at work in a temporary folder.
+bool is_abandoned(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  const bool held = !locked && errno == EWOULDBLOCK;
+  ::close(fd);
+  if (locked || held) return locked;
+  std::error_code error;
+  const auto changed = fs::last_write_time(folder, error);
+  return !error && fs::file_time_type::clock::now() - changed > kUnlockableAge;
+}
+
+}  // namespace
+
+// Between mkdir and flock another process may take the folder for one that was left.
+TemporaryFolder::TemporaryFolder(const fs::path& target) {
+  for (;;) {
+    path_ = unfinished_folder(target);
+    if (::mkdir(path_.c_str(), 0777) != 0) {
+      if (errno == EEXIST) continue;
+      throw io_error("create folder", path_, errno);
+    }
+    fd_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd_ < 0 && errno == ENOENT) continue;
+    if (fd_ < 0) {
+      const int error = errno;
+      ::rmdir(path_.c_str());
+      throw io_error("open folder", path_, error);
+    }
+    // Not every file system can: then remove_unfinished_folders() goes by its age.
+    const bool taken = ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!taken && is_at(fd_, path_)) return;
+    ::close(fd_);
+  }
 }
 
 TemporaryFolder::~TemporaryFolder() {
   std::error_code ignored;  // the failure that led here is the one to report
   fs::remove_all(path_, ignored);
+  ::close(fd_);
+}
+
+void remove_unfinished_folders(const fs::path& target) {
+  const std::string prefix =
+      target.has_filename() ? fmt::format(".{}{}", target.filename().string(), kUnfinishedFolder) : std::string(".");
+  std::error_code error;
+  std::vector<fs::path> abandoned;
+  for (fs::directory_iterator it(parent_of(target), error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    const size_t number = name.rfind(kUnfinishedFolder);
+    if (!name.starts_with(prefix) || number == std::string::npos ||
+        name.size() != number + kUnfinishedFolder.size() + kFolderDigits ||
+        name.find_first_not_of("0123456789abcdef", number + kUnfinishedFolder.size()) != std::string::npos) {
+      continue;
+    }
+    if (is_abandoned(it->path())) abandoned.push_back(it->path());
+  }
+  for (const fs::path& path : abandoned) fs::remove_all(path, error);
 }
 
 FileWriter::FileWriter(fs::path path) : FileWriter(std::move(path), 0, O_CREAT | O_TRUNC) {}
@@ -248,45 +353,35 @@ void FileWriter::close() {
   }
 }
 
-FileLock::FileLock(const fs::path& path) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-  if (fd_ < 0) throw io_error("lock", path, errno);
-  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
-  const int error = errno;
-  ::close(fd_);
-  if (error != EWOULDBLOCK) throw io_error("lock", path, error);
-  throw runtime_error(fmt::format("another process is at work on '{}'", parent_of(path).string()),
-                      "wait for it to end, or end it");
+// A holder may remove the file when it lets go: what is locked must be what others would find.
+FileLock::FileLock(const fs::path& path) : fd_(-1) {
+  const auto refuse = [&](const Error& error) {
+    ::close(fd_);
+    throw error;
+  };
+  do {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ < 0) throw io_error("lock", path, errno);
+    if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) continue;
+    if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) {
+      say("note: '{}' is on a file system without locks: nothing keeps a second process away\n", path.string());
+      break;
+    }
+    if (errno != EWOULDBLOCK) refuse(io_error("lock", path, errno));
+    std::string holder = read_file(path);
+    holder.resize(std::min(holder.find('\n'), holder.size()));
+    refuse(runtime_error(fmt::format("another process is at work on '{}'{}", parent_of(path).string(),
+                                     holder.empty() ? "" : ": " + holder),
+                         "wait for it to end, or end it"));
+  } while (!is_at(fd_, path));
+  const std::string holder = fmt::format("process {} on {}\n", ::getpid(), host_name());
+  if (::ftruncate(fd_, 0) != 0 ||
+      ::pwrite(fd_, holder.data(), holder.size(), 0) != static_cast<ssize_t>(holder.size())) {
+    refuse(io_error("write", path, errno));
+  }
 }
 
 FileLock::~FileLock() { ::close(fd_); }
-
-MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  const Descriptor file("read", path, O_RDONLY);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw io_error("read", path, errno);
-  if (S_ISDIR(status.st_mode)) throw io_error("read", path, EISDIR);
-  size_ = static_cast<size_t>(status.st_size);
-  if (size_ == 0) return;  // mmap refuses an empty range
-  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (data == MAP_FAILED) throw io_error("map", path, errno);
-  data_ = static_cast<const std::byte*>(data);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-void MappedFile::drop(size_t begin, size_t end) const {
-  NMOE_CHECK(begin <= end && end <= size_, "bytes [{}, {}) of '{}', which has {}", begin, end, path_.string(), size_);
-  // Rounded down to pages at both ends: a reader going forward is done with what lies before
-  // `begin`, and still wants what lies after `end`.
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t first = begin / page * page;
-  const size_t last = end == size_ ? end : end / page * page;
-  if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);
-}
 
 }  // namespace nmoe

@@ -5,13 +5,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace nmoe {
 
 namespace fs = std::filesystem;
+
+// What a system call reported by errno, as an Error (runtime): "cannot <action> '<path>': <reason>", with a remedy.
+Error io_error(std::string_view action, const fs::path& path, int error);
+
+// Whether `name`, which stands in a file that others may have written, names something below the folder that it is put
+// behind: parts between single slashes, none of them empty, "." or "..".
+bool is_name_below(std::string_view name);
+
+// Error (runtime) when the folder `dir` has a symbolic link that leads out of it. Where `dir` is a snapshot in a cache
+// of Hugging Face's hub (snapshots/REVISION), its links into the blobs/ beside snapshots/ are its own files.
+void check_links_stay_inside(const fs::path& dir);
 
 // The whole file. Error (runtime) when it is missing or cannot be read.
 std::string read_file(const fs::path& path);
@@ -32,12 +46,11 @@ void make_directories(const fs::path& path);
 // Removes a file or a folder with all in it; nothing there is fine.
 void remove_tree(const fs::path& path);
 
-// A folder for what is being written, empty at first; removed with what is in it by the destructor, unless it was
-// renamed.
+// A folder for what is to become `target`: beside it, under a name that is nobody else's, empty at first. Removed with
+// what is in it by the destructor, unless it was renamed. This process holds it, so that others know it is at work.
 class TemporaryFolder {
  public:
-  // What a killed process left there goes.
-  explicit TemporaryFolder(fs::path path);
+  explicit TemporaryFolder(const fs::path& target);  // whose folder must exist
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -45,7 +58,13 @@ class TemporaryFolder {
 
  private:
   fs::path path_;
+  int fd_ = -1;
 };
+
+// Removes the temporary folders of `target` that killed processes left; with those of every target in its folder where
+// `target` has no name ("dir/"). Where the file system knows no locks, those that a day has gone by without a change.
+// What cannot be removed stays.
+void remove_unfinished_folders(const fs::path& target);
 
 // A regular file being written in order, unbuffered: the caller's blocks are the system calls.
 // Removed by the destructor unless closed, if this object created it.
@@ -80,7 +99,8 @@ class FileWriter {
 // Holds a file for this process alone, and lets go of it however the process ends.
 class FileLock {
  public:
-  // Creates the file if need be. Error (runtime) when another process holds it.
+  // Creates the file if need be, and writes into it who holds it. Error (runtime) when another process does, naming its
+  // host and number. A file system without locks holds nothing; that is said on standard error.
   explicit FileLock(const fs::path& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;
@@ -91,6 +111,9 @@ class FileLock {
 };
 
 // A read-only memory map of a whole file, valid for the object's life.
+//
+// A file may be cut, or its disk fail, while it is mapped. What can no longer be read is then zero, and check() says
+// so: whoever has read from a map calls it before what was read is used.
 class MappedFile {
  public:
   explicit MappedFile(const fs::path& path);
@@ -103,12 +126,22 @@ class MappedFile {
   // Takes bytes [begin, end) out of the process's resident size, for reading a large file once from
   // end to end. They stay readable: a touch brings them back from the system's page cache.
   void drop(size_t begin, size_t end) const;
+  // Error (runtime) when something of the file could not be read, or it is shorter than it was.
+  void check() const;
   const fs::path& path() const { return path_; }
 
  private:
+  struct Watch;
+  friend void check_mapped_files();
+
   fs::path path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  std::unique_ptr<Watch> watch_;
 };
+
+// Error (runtime) naming a file, mapped now, of which something could not be read: for those who do not know which
+// files they have read. That the last page of a file was cut is left to check(). Any thread.
+void check_mapped_files();
 
 }  // namespace nmoe

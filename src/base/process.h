@@ -2,12 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
 
 namespace nmoe {
 
-int64_t resident_bytes();          // memory in use now
-int64_t peak_resident_bytes();     // most memory in use since the process, or reset_peak_resident_bytes(), began
-int64_t available_memory_bytes();  // what the machine can still give without swapping
+int64_t resident_bytes();       // memory in use now
+int64_t peak_resident_bytes();  // most memory in use since the process, or reset_peak_resident_bytes(), began
+// What can still be had without swapping or being killed: the least of what the machine, its control groups (a
+// container's limits) and the limit on address space leave.
+int64_t available_memory_bytes();
+
+// What control groups leave of memory: `membership` is as /proc/self/cgroup, their file systems are mounted below
+// `root` as below /sys/fs/cgroup. Both versions; a group's limit holds for those in it. INT64_MAX: no limit.
+int64_t memory_left_by_groups(const std::filesystem::path& membership, const std::filesystem::path& root);
+
+std::string host_name();
 
 double seconds_since_start();  // of this process, by the system's clock of 10 ms
 

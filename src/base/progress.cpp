@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/say.h"
 #include "base/text.h"
 
 namespace nmoe {
@@ -36,7 +37,7 @@ std::string ProgressLine::render(int64_t done, std::string_view detail) const {
 }
 
 void ProgressLine::erase() {
-  if (terminal_ && drawn_) fmt::print(stderr, "\r\033[K");
+  if (terminal_ && drawn_) write_to_standard_error("\r\033[K");
 }
 
 void ProgressLine::update(int64_t done, std::string_view detail, bool milestone) {
@@ -45,24 +46,22 @@ void ProgressLine::update(int64_t done, std::string_view detail, bool milestone)
     if (now - last_draw_ < kRedrawInterval && done < total_) return;
     last_draw_ = now;
     erase();
-    fmt::print(stderr, "{}", render(done, detail));
+    say("{}", render(done, detail));
     drawn_ = true;
   } else if (milestone) {
-    fmt::print(stderr, "{}\n", render(done, detail));
+    say("{}\n", render(done, detail));
   }
-  std::fflush(stderr);
 }
 
 void ProgressLine::message(std::string_view text) {
   erase();
-  fmt::print(stderr, "{}\n", text);
-  std::fflush(stderr);
+  say("{}\n", text);
   drawn_ = false;
   last_draw_ = {};
 }
 
 void ProgressLine::finish() {
-  if (terminal_ && drawn_) fmt::print(stderr, "\n");
+  if (terminal_ && drawn_) say("\n");
   drawn_ = false;
 }
 

@@ -62,6 +62,7 @@ std::string sha256_of_file(const std::filesystem::path& path) {
     hash.update(block.data(), block.size());
     file.drop(begin, begin + block.size());
   }
+  file.check();
   return hash.finish();
 }
 

@@ -11,7 +11,7 @@
 namespace nmoe {
 namespace {
 
-constexpr int kStopSignals[] = {SIGINT, SIGTERM};
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
 volatile std::sig_atomic_t received_signal = 0;
 
@@ -34,11 +34,20 @@ StopSignal::StopSignal() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_ONSTACK | SA_RESTART;
-  for (const int signal : kStopSignals) sigaction(signal, &action, nullptr);
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (signal == SIGHUP && before.sa_handler == SIG_IGN) continue;  // by nohup
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 StopSignal::~StopSignal() {
-  for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
+  for (const int signal : kStopSignals) {
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    if (now.sa_handler == on_signal) std::signal(signal, SIG_DFL);
+  }
   stack_t none{};
   none.ss_flags = SS_DISABLE;
   sigaltstack(&none, nullptr);
@@ -47,9 +56,19 @@ StopSignal::~StopSignal() {
 bool StopSignal::requested() const { return received_signal != 0; }
 
 const char* StopSignal::name() const {
-  if (received_signal == SIGINT) return "SIGINT";
-  return received_signal == SIGTERM ? "SIGTERM" : "";
+  switch (received_signal) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGHUP:
+      return "SIGHUP";
+    default:
+      return "";
+  }
 }
+
+void ignore_broken_pipes() { std::signal(SIGPIPE, SIG_IGN); }
 
 void block_stop_signals() {
   sigset_t set;

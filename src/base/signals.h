@@ -1,10 +1,12 @@
-// Ctrl-C and SIGTERM (a scheduler's preemption): the first asks for a clean stop, the second leaves at once.
+// Ctrl-C, SIGTERM (a scheduler's preemption) and SIGHUP (a terminal that is gone): the first asks for a clean stop, the
+// second leaves at once.
 #pragma once
 
 namespace nmoe {
 
-// While one exists, it owns both signals. One at a time. In the thread that makes it they are answered on a stack of
-// their own: kernels of oneDNN point the stack register into their buffers, which an answer there would overwrite.
+// While one exists, it owns these signals, but for a SIGHUP that the process was told to ignore (nohup). One at a time.
+// In the thread that makes it they are answered on a stack of their own: kernels of oneDNN point the stack register
+// into their buffers, which an answer there would overwrite.
 class StopSignal {
  public:
   StopSignal();
@@ -13,10 +15,13 @@ class StopSignal {
   StopSignal& operator=(const StopSignal&) = delete;
 
   bool requested() const;
-  const char* name() const;  // "SIGINT" or "SIGTERM"; "" when none came
+  const char* name() const;  // "SIGINT", "SIGTERM" or "SIGHUP"; "" when none came
 };
 
-// Keeps both signals away from the calling thread: for those that compute beside the one with the StopSignal.
+// From here on what is written to a reader that is gone fails as any other write does, rather than ending the process.
+void ignore_broken_pipes();
+
+// Keeps these signals away from the calling thread: for those that compute beside the one with the StopSignal.
 void block_stop_signals();
 
 }  // namespace nmoe

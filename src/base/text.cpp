@@ -83,6 +83,23 @@ std::string join_or(std::span<const std::string> words) {
   return fmt::format("{} or {}", fmt::join(first, ", "), words.back());
 }
 
+std::string terminal_safe(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
+      shown += fmt::format("\\x{:02x}", byte);
+    } else if (byte == 0xC2 && next >= 0x80 && next < 0xA0) {
+      shown += fmt::format("\\x{:02x}", next);
+      ++i;
+    } else {
+      shown += text[i];
+    }
+  }
+  return shown;
+}
+
 std::string human_bytes(int64_t bytes) {
   static constexpr std::array<std::string_view, 4> kUnits = {"KiB", "MiB", "GiB", "TiB"};
   if (bytes > -1024 && bytes < 1024) return fmt::format("{} B", bytes);

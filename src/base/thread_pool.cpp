@@ -9,12 +9,13 @@
 
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 namespace {
 
 // Steps follow each other within microseconds, and waking a sleeping thread takes tens of them: workers spin
-// this long before they sleep.
+// this long before they sleep. Not where there are more of them than CPUs: they would keep each other from working.
 constexpr auto kSpin = std::chrono::microseconds(200);
 
 constexpr uint64_t kOpen = uint64_t{1} << 32;  // ThreadPool::state_
@@ -22,6 +23,18 @@ constexpr uint64_t kInside = kOpen - 1;
 
 uint64_t job_number(uint64_t state) { return state >> 33; }
 uint64_t next_job(uint64_t state) { return (job_number(state) + 1) << 33; }
+
+// The workers that there are end, and are gone.
+void end_workers(std::vector<std::thread>& workers, std::mutex& mutex, std::condition_variable& wake,
+                 std::atomic<bool>& stop, std::atomic<uint64_t>& state) {
+  {
+    const std::lock_guard lock(mutex);
+    stop.store(true);
+    state.store(next_job(state.load()));
+  }
+  wake.notify_all();
+  for (std::thread& worker : workers) worker.join();
+}
 
 }  // namespace
 
@@ -44,20 +57,18 @@ ThreadPool::ThreadPool(int num_threads) {
   if (num_threads == 0) num_threads = available_cpus();
   NMOE_CHECK(num_threads >= 1, "a thread pool of {} threads", num_threads);
   workers_.reserve(static_cast<size_t>(num_threads - 1));
-  for (int thread = 1; thread < num_threads; ++thread) {
-    workers_.emplace_back([this, thread] { worker_loop(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) {
+      workers_.push_back(
+          start_thread(fmt::format("{} of {}", thread + 1, num_threads), [this, thread] { worker_loop(thread); }));
+    }
+  } catch (...) {
+    end_workers(workers_, mutex_, wake_, stop_, state_);
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_.store(true);
-    state_.store(next_job(state_.load()));
-  }
-  wake_.notify_all();
-  for (auto& worker : workers_) worker.join();
-}
+ThreadPool::~ThreadPool() { end_workers(workers_, mutex_, wake_, stop_, state_); }
 
 void ThreadPool::run_tasks(Job& job, int thread) {
   for (;;) {
@@ -75,9 +86,10 @@ void ThreadPool::run_tasks(Job& job, int thread) {
 
 void ThreadPool::worker_loop(int thread) {
   block_stop_signals();
+  const auto spin = thread < available_cpus() ? kSpin : std::chrono::microseconds(0);
   uint64_t seen = 0;
   for (;;) {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    const auto deadline = std::chrono::steady_clock::now() + spin;
     while (job_number(state_.load(std::memory_order_acquire)) == seen) {
       _mm_pause();
       if (std::chrono::steady_clock::now() > deadline) {

@@ -1,6 +1,8 @@
 // Letters as in ops/ops.h.
 #include "bench/ops_bench.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -310,7 +312,7 @@ class Cases {
       const auto layer = std::make_shared<MoeLayer>(w, size);
       return [&w, layer] {
         const ArenaScope scope(w.arena());
-        layer->moe.forward(layer->pass, layer->x, layer->y);
+        layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
       };
     };
     // What flows between the kernels is not in the definition.
@@ -322,7 +324,7 @@ class Cases {
                        const auto layer = std::make_shared<MoeLayer>(w, size);
                        return [&w, layer] {
                          const ArenaScope scope(w.arena());
-                         layer->moe.forward(layer->pass, layer->x, layer->y);
+                         layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
                          layer->weights.begin_step();  // gradients are written, as in a step of one microbatch
                          layer->moe.backward(layer->pass, layer->y, layer->dx);
                        };

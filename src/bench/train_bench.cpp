@@ -13,6 +13,7 @@
 #include "parallel/thread_group.h"
 #include "train/batch_stream.h"
 #include "train/engine.h"
+#include "train/exchange_report.h"
 #include "train/memory_plan.h"
 #include "train/router_report.h"
 #include "train/training_data.h"
@@ -22,20 +23,6 @@ namespace {
 
 double mean(const std::vector<double>& values) {
   return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
-}
-
-// The same of the experts of a rank.
-double worst_rank_load(std::span<const RouterHealth> layers, int64_t num_ranks) {
-  double worst = 0.0;
-  for (const RouterHealth& layer : layers) {
-    const auto of_rank = static_cast<std::ptrdiff_t>(layer.counts.size()) / num_ranks;
-    const double total = std::accumulate(layer.counts.begin(), layer.counts.end(), 0.0);
-    for (auto first = layer.counts.begin(); first != layer.counts.end(); first += of_rank) {
-      const double rows = std::accumulate(first, first + of_rank, 0.0);
-      worst = std::max(worst, rows * static_cast<double>(num_ranks) / total);
-    }
-  }
-  return worst;
 }
 
 // What a step is made of, on all ranks.
@@ -120,11 +107,25 @@ class Steps {
       : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
 
   void enqueue(bool with_routers = false) {
+    rebalance();
     if (engine_.num_pending() == Engine::kMaxPending) take_result();
     const StepWork work = batches_.load(engine_);
     flops_ += work.flops;
     engine_.step(next(), work.num_targets, with_routers);
   }
+  // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
+  void rebalance() {
+    if (num_steps_ == rebalanced_step_ || !engine_.rebalance_is_due(num_steps_)) return;
+    rebalanced_step_ = num_steps_;
+    const auto begin = BenchClock::now();
+    wait();
+    rebalancing_ = engine_.rebalance();
+    rebalancing_ms_ = ms_since(begin);
+    expert_moves_ += rebalancing_.moves();
+  }
+  int64_t expert_moves() const { return expert_moves_; }
+  const Rebalancing& last_rebalancing() const { return rebalancing_; }
+  double rebalancing_ms() const { return rebalancing_ms_; }
   // Of all steps that were enqueued.
   double flops() const { return flops_; }
   // Until all that are enqueued are over.
@@ -134,25 +135,30 @@ class Steps {
   // Of all steps but those run in phases; loads of those with routers alone.
   const std::vector<double>& losses() const { return losses_; }
   const std::vector<double>& loads() const { return loads_; }
-  // Milliseconds by phase of one more step.
-  std::map<StepPhase, double> run_in_phases() {
-    std::map<StepPhase, double> ms;
+  // Milliseconds by phase and layer of one more step.
+  using PhaseTimes = std::map<std::pair<StepPhase, int64_t>, double>;
+  PhaseTimes run_in_phases() {
+    PhaseTimes ms;
     wait();
     const StepWork work = batches_.load(engine_);
     auto begin = BenchClock::now();
-    engine_.step_in_phases(next(), work.num_targets, [&](StepPhase phase) {
-      ms[phase] += ms_since(begin);
+    engine_.step_in_phases(next(), work.num_targets, [&](StepPhase phase, int64_t layer) {
+      ms[{phase, layer}] += ms_since(begin);
       begin = BenchClock::now();
     });
     return ms;
   }
+  // Of the last step with routers.
+  const std::vector<LayerTraffic>& traffic() const { return traffic_; }
 
  private:
   void take_result() {
     const StepResult result = engine_.take_result();
     if (!result.finite) throw runtime_error("a step's loss or gradient is not finite", "lower the learning rates");
     losses_.push_back(result.loss);
-    if (!result.routers.empty()) loads_.push_back(fullest_expert(result.routers).over_mean);
+    if (result.routers.empty()) return;
+    loads_.push_back(fullest_expert(result.routers).over_mean);
+    traffic_ = result.traffic;
   }
   Progress next() {
     ++num_steps_;
@@ -166,17 +172,48 @@ class Steps {
   double flops_ = 0.0;
   std::vector<double> losses_;
   std::vector<double> loads_;
+  std::vector<LayerTraffic> traffic_;
+  int64_t rebalanced_step_ = 0;
+  int64_t expert_moves_ = 0;
+  Rebalancing rebalancing_;
+  double rebalancing_ms_ = 0.0;
 };
 
-std::vector<TrainBench::Phase> time_phases(Steps& steps) {
+// Medians over some steps, all layers together and each by itself.
+void time_phases(Steps& steps, TrainBench& bench) {
   constexpr int kSteps = 3;
   std::map<StepPhase, std::vector<double>> ms;
+  std::map<int64_t, std::map<StepPhase, std::vector<double>>> ms_of_layers;
   for (int i = 0; i < kSteps; ++i) {
-    for (const auto& [phase, phase_ms] : steps.run_in_phases()) ms[phase].push_back(phase_ms);
+    std::map<StepPhase, double> sums;
+    for (const auto& [key, phase_ms] : steps.run_in_phases()) {
+      const auto& [phase, layer] = key;
+      sums[phase] += phase_ms;
+      if (layer != kNoLayer) ms_of_layers[layer][phase].push_back(phase_ms);
+    }
+    for (const auto& [phase, phase_ms] : sums) ms[phase].push_back(phase_ms);
   }
-  std::vector<TrainBench::Phase> phases;
-  for (const StepPhase phase : step_phases()) phases.push_back({step_phase_name(phase), median(ms.at(phase))});
-  return phases;
+  for (const StepPhase phase : step_phases()) bench.phases.push_back({step_phase_name(phase), median(ms.at(phase))});
+  for (const auto& [layer, by_phase] : ms_of_layers) {
+    TrainBench::Layer& of_layer = bench.layers.emplace_back(TrainBench::Layer{.layer = layer});
+    for (const auto& [phase, phase_ms] : by_phase)
+      of_layer.phases.push_back({step_phase_name(phase), median(phase_ms)});
+  }
+}
+
+// bench.layers are there.
+void add_traffic(std::span<const LayerTraffic> traffic, const ExchangeCost& cost, TrainBench& bench) {
+  for (const LayerTraffic& from : traffic) {
+    TrainBench::Layer& layer = *std::ranges::find(bench.layers, from.layer, &TrainBench::Layer::layer);
+    layer.rank_load_max_over_mean = rank_load_max_over_mean(from);
+    bench.rank_load_max_over_mean = std::max(bench.rank_load_max_over_mean, layer.rank_load_max_over_mean);
+    for (const RankTraffic& rank : from.ranks) {
+      layer.sent_bytes.push_back(sent_bytes(rank, cost));
+      layer.waited_ms.push_back(rank.waited_ms);
+      layer.lasted_ms.push_back(rank.lasted_ms);
+      layer.exposed_ms.push_back(rank.exposed_ms);
+    }
+  }
 }
 
 TrainBench::Memory memory_of(const MemoryPlan& plan, const Device& device) {
@@ -227,6 +264,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
     bench.first_step_s = seconds_since_start();
   }
   steps.wait();
+  steps.rebalance();
   const double peak_before = device.peak_flops();
   const double flops_before = steps.flops();
   communicator.barrier();
@@ -240,11 +278,15 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.loads = steps.loads();
   bench.loss = mean(bench.losses);
   bench.load_max_over_mean = bench.loads.empty() ? 0.0 : mean(bench.loads);
-  bench.rank_load_max_over_mean = worst_rank_load(engine.router_health(), communicator.count());
+  bench.expert_moves = steps.expert_moves();
+  bench.last_rebalancing = steps.last_rebalancing();
+  bench.rebalancing_ms = steps.rebalancing_ms();
   bench.memory = memory_of(task.plan, device);
   bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();
-  bench.phases = time_phases(steps);
+  const std::vector<LayerTraffic> traffic = steps.traffic();
+  time_phases(steps, bench);
+  add_traffic(traffic, ExchangeCost(config, device.ops().compute_dtype(), communicator.domain().count()), bench);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.flops_per_token * bench.tokens_per_s;
   return bench;

@@ -1,6 +1,7 @@
 // Times training steps of a configuration.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -8,7 +9,9 @@
 
 #include "config/config.h"
 #include "model/cost.h"
+#include "model/exchange_stats.h"
 #include "ops/device.h"
+#include "train/expert_moves.h"
 
 namespace nmoe {
 
@@ -17,6 +20,16 @@ struct TrainBench {
   struct Phase {
     std::string_view name;  // step_phase_name()
     double ms = 0.0;        // a step's, median
+  };
+  // One of the model's. Its part in the phases that are of layers, and, with several ranks, its exchange in the last
+  // timed step.
+  struct Layer {
+    int64_t layer = 0;
+    std::vector<Phase> phases;
+    double rank_load_max_over_mean = 0.0;  // of the rows of ranks; 0: no exchange, as for all that follows
+    std::vector<double> sent_bytes;        // by rank: what it put into the memory of others
+    // By rank, of each transfer: the wait for others at its end, all of it, and what other work did not hide.
+    std::vector<std::array<double, kTransfers.size()>> waited_ms, lasted_ms, exposed_ms;
   };
   // The memory of the device, or of this process where the device has none of its own.
   struct Memory {
@@ -36,6 +49,7 @@ struct TrainBench {
   double first_step_s = 0.0;  // from the start of the process to the end of its first step
   double ms_per_step = 0.0;   // mean of steps enqueued one behind the other, as a trainer does
   std::vector<Phase> phases;
+  std::vector<Layer> layers;
   double tokens_per_s = 0.0;
   double flops_per_token = 0.0;  // mean of the timed steps, attention counted within the documents that they had
   double flops = 0.0;            // flops_per_token * tokens_per_s
@@ -47,7 +61,10 @@ struct TrainBench {
   std::vector<double> loads;             // 0 without routers
   double loss = 0.0;                     // mean of losses
   double load_max_over_mean = 0.0;       // mean of loads
-  double rank_load_max_over_mean = 0.0;  // a rank's rows over the mean of ranks, in the worst layer of the last step
+  double rank_load_max_over_mean = 1.0;  // of the layer where it is most, in the last step; 1: there is one rank
+  int64_t expert_moves = 0;              // in all steps (parallel.rebalance_every)
+  Rebalancing last_rebalancing;
+  double rebalancing_ms = 0.0;  // of that, with the wait for the steps before it
 };
 
 // Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace nmoe {
 namespace {
@@ -20,7 +20,7 @@ Error wrong(const fs::path& file, std::string_view key, std::string_view expecte
 // An empty object where there is no such file.
 json read_object(const fs::path& file) {
   if (!fs::exists(file)) return json::object();
-  json object = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  json object = try_parse_json<json>(read_file(file));
   if (!object.is_object()) throw wrong(file, "its content", "a JSON object");
   return object;
 }

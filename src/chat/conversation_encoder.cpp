@@ -1,11 +1,11 @@
 #include "chat/conversation_encoder.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/sha256.h"
 #include "chat/chat_template.h"
 #include "chat/checkpoint_settings.h"
@@ -62,7 +62,7 @@ class TemplateEncoder final : public ConversationEncoder {
   }
 
   EncodedConversation encode(const std::string& json) const override {
-    const ordered_json messages = ordered_json::parse(json);
+    const ordered_json messages = parse_json<ordered_json>(json);
     const std::vector<RenderedPiece> pieces = render(messages, /*prompt=*/false);
     const std::string whole = text_of(pieces);
     EncodedConversation encoded;

@@ -5,16 +5,19 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/say.h"
+#include "base/start_thread.h"
+
 namespace nmoe {
 
 AsyncCheckpointWriter::AsyncCheckpointWriter(fs::path dir, int64_t keep_last)
-    : dir_(std::move(dir)), keep_last_(keep_last), thread_([this] { run(); }) {}
+    : dir_(std::move(dir)), keep_last_(keep_last), thread_(start_thread("to write checkpoints", [this] { run(); })) {}
 
 AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   try {
     wait();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: the last checkpoint was not written: {}\n", error.what());
+    say("error: the last checkpoint was not written: {}\n", error.what());
   }
   {
     const std::lock_guard lock(mutex_);

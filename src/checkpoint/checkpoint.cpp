@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,14 +18,9 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step_";
 constexpr size_t kStepDigits = 8;  // at least: a later step makes the name longer
-constexpr std::string_view kTemporaryPrefix = ".tmp-";
+constexpr const char* kLockFile = ".lock";
 
 std::string step_name(int64_t step) { return fmt::format("{}{:0{}}", kStepPrefix, step, kStepDigits); }
-
-// .tmp-<what>-<pid>: the process number tells who may still be at work in it.
-fs::path temporary_path(const fs::path& dir, std::string_view what) {
-  return dir / fmt::format("{}{}-{}", kTemporaryPrefix, what, ::getpid());
-}
 
 // All the digits of `text` as a number, or nothing.
 template <class T>
@@ -62,10 +55,10 @@ void rename_path(const fs::path& from, const fs::path& to) {
 }
 
 void remove_checkpoint(const fs::path& checkpoint) {
-  const fs::path doomed = temporary_path(checkpoint.parent_path(), "removed-" + checkpoint.filename().string());
-  remove_tree(doomed);
-  rename_path(checkpoint, doomed);
-  remove_tree(doomed);
+  const TemporaryFolder doomed(checkpoint);
+  rename_path(checkpoint, doomed.path());
+  sync_directory(checkpoint.parent_path());  // before anything in it is gone
+  remove_tree(doomed.path());
 }
 
 // Gives the finished folder its name. A checkpoint of the same step changes places with it at one
@@ -87,8 +80,6 @@ std::string tensor_file(std::string_view group, const WriterIndex& writer) {
   return writer.count == 1 ? fmt::format("{}.safetensors", group)
                            : fmt::format("{}.rank_{:05}.safetensors", group, writer.index);
 }
-
-ElementRange range_of(const TensorPart& part) { return {part.offset, part.source.shape.num_elements()}; }
 
 ManifestFile write_text(const fs::path& path, std::string_view text) {
   FileWriter file(path);
@@ -113,15 +104,6 @@ ManifestFile carry(const CarriedFile& file, const fs::path& path) {
           file.sha256.empty() ? sha256_of_file(path) : file.sha256};
 }
 
-bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno == EPERM; }
-
-// Whether `name` is of a temporary folder nobody is at work in. This process is not, when it asks.
-bool is_stale_temporary(std::string_view name) {
-  if (!name.starts_with(kTemporaryPrefix)) return false;
-  const auto pid = parse_number<pid_t>(name.substr(name.rfind('-') + 1));
-  return pid && (*pid == ::getpid() || !is_alive(*pid));
-}
-
 // A checkpoint from one writer.
 fs::path write_alone(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
                      std::span<const TensorSource> optimizer, std::span<const TensorSource> carried, ThreadPool& pool) {
@@ -139,7 +121,7 @@ fs::path write_alone(const fs::path& dir, const CheckpointHead& head, std::span<
 
 TensorPart whole_tensor(TensorSource source) {
   const Shape shape = source.shape;
-  return {std::move(source), shape, 0};
+  return {std::move(source), shape, {{0, shape.num_elements()}}};
 }
 
 TensorPart part_of(const TensorSource& whole, ElementRange range) {
@@ -149,12 +131,13 @@ TensorPart part_of(const TensorSource& whole, ElementRange range) {
   source.read = [read = whole.read, first](size_t begin, std::span<std::byte> scratch) {
     return read(first + begin, scratch);
   };
-  return {std::move(source), whole.shape, range.offset};
+  return {std::move(source), whole.shape, {range}};
 }
 
-CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step)
-    : CheckpointDraft(dir, step, (make_directories(dir), temporary_path(dir, step_name(step)))) {
-  own_.emplace(folder_);
+CheckpointDraft::CheckpointDraft(const fs::path& dir, int64_t step) : CheckpointDraft(dir, step, fs::path()) {
+  make_directories(dir);
+  own_.emplace(dir / step_name(step));
+  folder_ = own_->path();
 }
 
 CheckpointDraft CheckpointDraft::joined(const fs::path& dir, int64_t step, fs::path folder) {
@@ -168,9 +151,9 @@ WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPar
   const auto write_tensors = [&](std::string_view group, std::span<const TensorPart> parts) {
     const std::string file = tensor_file(group, writer);
     std::vector<TensorSource> sources;
-    for (const auto& [source, shape, offset] : parts) {
-      const Shape expected = slice_shape(source.name, source.dtype, shape, {offset, source.shape.num_elements()});
-      NMOE_CHECK(source.shape == expected, "the slice of tensor '{}' is {}, not {}", source.name, source.shape,
+    for (const auto& [source, shape, slices] : parts) {
+      const Shape expected = slices_shape(source.name, source.dtype, shape, slices);
+      NMOE_CHECK(source.shape == expected, "the part of tensor '{}' is {}, not {}", source.name, source.shape,
                  expected);
       sources.push_back(source);
     }
@@ -182,7 +165,11 @@ WrittenPart CheckpointDraft::write(WriterIndex writer, std::span<const TensorPar
       entry.name = sources[i].name;
       entry.dtype = sources[i].dtype;
       entry.shape = parts[i].shape;
-      entry.slices = {{range_of(parts[i]), file}};
+      int64_t first = 0;
+      for (const ElementRange& range : parts[i].slices) {
+        entry.slices.push_back({range, file, first});
+        first += range.extent;
+      }
       entry.chunk_sha256 = std::move(hashes[i]);
     }
     return entries;
@@ -232,6 +219,22 @@ fs::path CheckpointDraft::publish(const CheckpointHead& head, std::span<const Wr
   return checkpoint;
 }
 
+CheckpointFolder::CheckpointFolder(const fs::path& dir) : dir_(dir) {
+  std::error_code unknown;  // make_directories() will say
+  for (fs::path path = dir; !path.empty() && !fs::exists(path, unknown); path = path.parent_path()) {
+    if (path.has_filename()) made_.push_back(path);
+  }
+  make_directories(dir);
+  lock_.emplace(dir / kLockFile);
+  remove_unfinished_folders(dir_ / "");
+}
+
+CheckpointFolder::~CheckpointFolder() {
+  std::error_code ignored;
+  fs::remove(dir_ / kLockFile, ignored);
+  for (const fs::path& path : made_) fs::remove(path, ignored);  // if it is empty
+}
+
 fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state) {
   ThreadPool pool(1);  // training has the other processors
   return write_alone(dir, state, in_memory(state.model), in_memory(state.optimizer), {}, pool);
@@ -268,9 +271,7 @@ void prune_checkpoints(const fs::path& dir, int64_t keep_last) {
   if (keep > 0 && found.size() > keep) {
     for (const fs::path& path : std::span(found).first(found.size() - keep)) remove_checkpoint(path);
   }
-  for (const fs::path& path : entries_of(dir)) {
-    if (is_stale_temporary(path.filename().string())) remove_tree(path);
-  }
+  remove_unfinished_folders(dir / "");
 }
 
 }  // namespace nmoe

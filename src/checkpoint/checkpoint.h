@@ -8,13 +8,14 @@
 //                       tokenizer.json          absent where an imported model's tokenizer is of no kind known here
 //                       huggingface/            what an imported model had besides, for its export
 //                       manifest.json           progress, sizes and hashes (manifest.h)
-//   <dir>/.tmp-*                                being written or removed; never read
+//   <dir>/.step_00000040.unfinished-*           being written or removed; never read
+//   <dir>/.lock                                 held by who writes here
 //
 // A folder gets its step_ name by one rename after everything in it is on the disk, and loses it by
 // one rename before anything in it is removed: whatever bears such a name was once whole, kill -9
 // or power loss notwithstanding.
 //
-// One process at a time writes or prunes in a folder, from one thread at a time, but for the writers
+// One process at a time writes or prunes in a folder (CheckpointFolder), from one thread at a time, but for the writers
 // of a CheckpointDraft. Reading needs no such care.
 #pragma once
 
@@ -28,6 +29,22 @@
 #include "tensor/chunks.h"
 
 namespace nmoe {
+
+// A folder of checkpoints that is this process's to write to, for as long as the object lives.
+class CheckpointFolder {
+ public:
+  // Makes the folder where there is none, and removes what killed processes left in it. Error (runtime) when another
+  // process has it, naming that, or when nothing can be written there.
+  explicit CheckpointFolder(const fs::path& dir);
+  ~CheckpointFolder();  // what it made and nothing came into goes
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
+
+ private:
+  fs::path dir_;
+  std::vector<fs::path> made_;  // from the folder upwards
+  std::optional<FileLock> lock_;
+};
 
 // A file that training neither reads nor changes, under huggingface/.
 struct CarriedFile {
@@ -62,11 +79,11 @@ fs::path write_checkpoint(const fs::path& dir, const CheckpointState& state);
 fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::span<const TensorSource> model,
                           std::span<const TensorSource> carried, ThreadPool& pool);
 
-// A slice of a tensor, as the writer has it that owns it.
+// What a writer has of a tensor: one slice, or of a stacked weight several, one after the other.
 struct TensorPart {
-  TensorSource source;  // under the tensor's name; its shape is slice_shape() (chunks.h)
-  Shape shape;          // of the whole tensor
-  int64_t offset = 0;   // where the slice begins, in elements of the flattened tensor: an edge of a chunk
+  TensorSource source;               // under the tensor's name; its shape is slices_shape() (chunks.h)
+  Shape shape;                       // of the whole tensor
+  std::vector<ElementRange> slices;  // elements of the flattened tensor, from edge to edge of chunks
 };
 TensorPart whole_tensor(TensorSource source);
 // Of a tensor that the writer has all of, as replicas do that share the writing.
@@ -83,14 +100,14 @@ struct WriterIndex {
 // would have. Destroyed unpublished, as after an Error in any writer, it leaves nothing.
 class CheckpointDraft {
  public:
-  // Makes <dir>/.tmp-step_<step>-<pid>, and `dir` when needed.
+  // Makes a temporary folder in `dir`, and `dir` when needed.
   CheckpointDraft(const fs::path& dir, int64_t step);
   // One that another has made, in `folder`, which stays the other's to publish or to remove.
   static CheckpointDraft joined(const fs::path& dir, int64_t step, fs::path folder);
 
   const fs::path& folder() const { return folder_; }
 
-  // Writes files of this writer's own and returns when they are durable. At most one slice of each tensor, and none
+  // Writes files of this writer's own and returns when they are durable. At most one part of each tensor, with no slice
   // that is empty unless the tensor is. Several threads may call it at the same time, one a writer, each with a pool of
   // its own. NMOE_CHECK fails where a slice is not cut at edges of chunks; Error (runtime), say for a full disk.
   WrittenPart write(WriterIndex writer, std::span<const TensorPart> model, std::span<const TensorPart> optimizer,

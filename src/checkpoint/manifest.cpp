@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/sha256.h"
 
 namespace nmoe {
@@ -26,7 +26,7 @@ std::string own_hash(Json json) {
 // Whether slices and chunks are all of the tensor, once.
 void check_whole(const ManifestTensor& tensor) {
   int64_t end = 0;
-  for (const auto& [range, file] : tensor.slices) {
+  for (const auto& [range, file, first] : tensor.slices) {
     NMOE_CHECK(range.offset == end, "tensor '{}' {}: the slice in {} begins at element {}, the one before ends at {}",
                tensor.name, tensor.shape, file, range.offset, end);
     NMOE_CHECK(range.extent > 0 || tensor.slices.size() == 1, "tensor '{}' {}: the slice in {} is empty", tensor.name,
@@ -46,7 +46,9 @@ Json tensors_to_json(std::span<const ManifestTensor> tensors) {
   for (const ManifestTensor& tensor : tensors) {
     Json slices = Json::array();
     for (const TensorSlice& slice : tensor.slices) {
-      slices.push_back({{"offset", slice.range.offset}, {"extent", slice.range.extent}, {"file", slice.file}});
+      Json entry = {{"offset", slice.range.offset}, {"extent", slice.range.extent}, {"file", slice.file}};
+      if (slice.first > 0) entry["first"] = slice.first;
+      slices.push_back(std::move(entry));
     }
     list.push_back({{"name", tensor.name},
                     {"dtype", dtype_name(tensor.dtype)},
@@ -62,7 +64,11 @@ Json tensors_to_json(std::span<const ManifestTensor> tensors) {
 ManifestTensor tensor_from_json(const Json& item) {
   const auto dims = item.at("shape").get<std::vector<int64_t>>();
   const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
-  NMOE_CHECK(dtype.has_value(), "dtype {} in an intact manifest", item.at("dtype").dump());
+  NMOE_CHECK(dtype.has_value(), "dtype {} is unknown", item.at("dtype").dump());
+  int64_t bytes = static_cast<int64_t>(dtype_bytes(*dtype));
+  const bool has_bytes =
+      std::ranges::all_of(dims, [&](int64_t dim) { return dim >= 0 && !__builtin_mul_overflow(bytes, dim, &bytes); });
+  NMOE_CHECK(has_bytes && dims.size() <= Shape::kMaxRank, "the shape {} is none", item.at("shape").dump());
   ManifestTensor tensor;
   tensor.name = item.at("name").get<std::string>();
   tensor.dtype = *dtype;
@@ -74,9 +80,13 @@ ManifestTensor tensor_from_json(const Json& item) {
 // With slices, which may be a part of the tensor.
 ManifestTensor sliced_tensor_from_json(const Json& item) {
   ManifestTensor tensor = tensor_from_json(item);
+  const int64_t most = tensor.shape.num_elements();
   for (const Json& slice : item.at("slices")) {
-    tensor.slices.push_back(
-        {{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()}, slice.at("file").get<std::string>()});
+    const ElementRange range{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()};
+    NMOE_CHECK(range.offset >= 0 && range.extent >= 0 && range.offset <= most && range.extent <= most - range.offset,
+               "tensor '{}' {} has no slice of {} elements at {}", tensor.name, tensor.shape, range.extent,
+               range.offset);
+    tensor.slices.push_back({range, slice.at("file").get<std::string>(), slice.value("first", int64_t{0})});
   }
   item.at("chunks").get_to(tensor.chunk_sha256);
   return tensor;
@@ -120,8 +130,35 @@ std::vector<ManifestFile> files_from_json(const Json& list) {
   for (const Json& file : list) {
     files.push_back(
         {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
+    // Paths are made of these: a checkpoint has one folder below its own, and nothing above it.
+    const std::string& name = files.back().name;
+    const size_t slash = name.find('/');
+    const bool plain = is_name_below(name) &&
+                       (slash == std::string::npos ||
+                        (name.substr(0, slash) == kCarriedFolder && name.find('/', slash + 1) == std::string::npos));
+    NMOE_CHECK(plain, "'{}' is no name of a file of a checkpoint", name);
   }
   return files;
+}
+
+ExpertState experts_from_json(const Json& json) {
+  ExpertState experts;
+  json.at("places").get_to(experts.places);
+  json.at("rows").get_to(experts.rows);
+  for (const std::vector<int32_t>& layer : experts.places) {
+    std::vector<int32_t> places = layer;
+    std::ranges::sort(places);
+    NMOE_CHECK(places == places_in_order(static_cast<int64_t>(layer.size())), "{} experts are not one in each place",
+               layer.size());
+  }
+  NMOE_CHECK(experts.rows.empty() || experts.rows.size() == experts.places.size(),
+             "rows of experts in {} layers, their places in {}", experts.rows.size(), experts.places.size());
+  for (size_t i = 0; i < experts.rows.size(); ++i) {
+    const bool are_rows = experts.rows[i].size() == experts.places[i].size() &&
+                          std::ranges::all_of(experts.rows[i], [](int64_t rows) { return rows >= 0; });
+    NMOE_CHECK(are_rows, "rows of {} experts in {} places", experts.rows[i].size(), experts.places[i].size());
+  }
+  return experts;
 }
 
 }  // namespace
@@ -134,7 +171,7 @@ std::string print_written_part(const WrittenPart& part) {
 }
 
 WrittenPart parse_written_part(std::string_view text) {
-  const Json json = Json::parse(text);
+  const Json json = parse_json<Json>(text);
   const auto tensors = [&](const char* group) {
     std::vector<ManifestTensor> list;
     for (const Json& item : json.at(group)) list.push_back(sliced_tensor_from_json(item));
@@ -166,12 +203,53 @@ std::string print_manifest(const CheckpointManifest& manifest) {
                {"files", files_to_json(manifest.files)},
                {"model", tensors_to_json(manifest.model)},
                {"optimizer", tensors_to_json(manifest.optimizer)}};
+  if (!info.experts.places.empty()) {
+    json["experts"] = {{"places", info.experts.places}, {"rows", info.experts.rows}};
+  }
   json[kOwnHashKey] = own_hash(json);
   return json.dump(1) + "\n";
 }
 
+namespace {
+
+CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
+  CheckpointManifest manifest;
+  CheckpointInfo& info = manifest.info;
+  json.at("step").get_to(info.step);
+  json.at("tokens").get_to(info.tokens);
+  info.flops = json.value("flops", info.flops);
+  const Json& cursor = json.at("cursor");
+  cursor.at("sequence").get_to(info.cursor.sequence);
+  cursor.at("stage").get_to(info.cursor.stage);
+  cursor.at("stage_sequence").get_to(info.cursor.stage_sequence);
+  cursor.at("credits").get_to(info.cursor.credits);
+  cursor.at("taken").get_to(info.cursor.taken);
+  if (const auto experts = json.find("experts"); experts != json.end()) info.experts = experts_from_json(*experts);
+  json.at("num_parameters").get_to(info.num_parameters);
+  json.at("run_id").get_to(info.run_id);
+  NMOE_CHECK(info.run_id.empty() || (is_name_below(info.run_id) && info.run_id.find('/') == std::string::npos),
+             "'{}' is no id of a run", info.run_id);
+  json.at("config_fingerprint").get_to(info.config_fingerprint);
+  json.at("data_fingerprint").get_to(info.data_fingerprint);
+  json.at("nmoe_version").get_to(info.nmoe_version);
+  json.at("nmoe_commit").get_to(info.nmoe_commit);
+  json.at("created_at").get_to(info.created_at);
+  json.at("weights_sha256").get_to(manifest.weights_sha256);
+  manifest.files = files_from_json(json.at("files"));
+  const auto tensors = [&](const char* group) {
+    const Json& list = json.at(group);
+    return whole_tensors ? whole_tensors_from_json(list, fmt::format("{}.safetensors", group))
+                         : tensors_from_json(list);
+  };
+  manifest.model = tensors("model");
+  manifest.optimizer = tensors("optimizer");
+  return manifest;
+}
+
+}  // namespace
+
 CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = try_parse_json<Json>(text);
   if (!json.is_object()) {
     throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()), "");
   }
@@ -185,59 +263,66 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   if (json.value(kOwnHashKey, Json()) != own_hash(json)) {
     throw runtime_error(fmt::format("'{}' was altered: its hash differs", path.string()), "");
   }
-  CheckpointManifest manifest;
-  CheckpointInfo& info = manifest.info;
-  json.at("step").get_to(info.step);
-  json.at("tokens").get_to(info.tokens);
-  info.flops = json.value("flops", info.flops);
-  const Json& cursor = json.at("cursor");
-  cursor.at("sequence").get_to(info.cursor.sequence);
-  cursor.at("stage").get_to(info.cursor.stage);
-  cursor.at("stage_sequence").get_to(info.cursor.stage_sequence);
-  cursor.at("credits").get_to(info.cursor.credits);
-  cursor.at("taken").get_to(info.cursor.taken);
-  json.at("num_parameters").get_to(info.num_parameters);
-  json.at("run_id").get_to(info.run_id);
-  json.at("config_fingerprint").get_to(info.config_fingerprint);
-  json.at("data_fingerprint").get_to(info.data_fingerprint);
-  json.at("nmoe_version").get_to(info.nmoe_version);
-  json.at("nmoe_commit").get_to(info.nmoe_commit);
-  json.at("created_at").get_to(info.created_at);
-  json.at("weights_sha256").get_to(manifest.weights_sha256);
-  manifest.files = files_from_json(json.at("files"));
-  const auto tensors = [&](const char* group) {
-    const Json& list = json.at(group);
-    return version == kWholeTensorsVersion ? whole_tensors_from_json(list, fmt::format("{}.safetensors", group))
-                                           : tensors_from_json(list);
+  // The hash is no secret: whoever can write a manifest can make one.
+  const auto refuse = [&](std::string_view what) {
+    return runtime_error(fmt::format("'{}' contradicts itself: {}", path.string(), what), "");
   };
-  manifest.model = tensors("model");
-  manifest.optimizer = tensors("optimizer");
-  return manifest;
+  try {
+    return manifest_from(json, version == kWholeTensorsVersion);
+  } catch (const Json::exception& error) {
+    throw refuse(error.what());
+  } catch (const CheckFailure& failure) {
+    throw refuse(failure.what());
+  }
 }
 
+namespace {
+
+struct WrittenSlice {
+  const ManifestTensor* part;
+  const TensorSlice* slice;
+  std::span<const std::string> chunk_sha256;
+};
+
+// Those of a writer's entry, each with the hashes of its chunks.
+void append_slices(const ManifestTensor& part, std::vector<WrittenSlice>& slices) {
+  const TensorChunks chunks(part.dtype, part.shape);
+  std::span<const std::string> hashes = part.chunk_sha256;
+  for (const TensorSlice& slice : part.slices) {
+    const auto [offset, extent] = slice.range;
+    const int64_t count = extent == 0 ? 0 : chunks.index_of(offset + extent - 1) - chunks.index_of(offset) + 1;
+    NMOE_CHECK(count <= static_cast<int64_t>(hashes.size()), "tensor '{}' {}: {} hashes of {} chunks in {}", part.name,
+               part.shape, hashes.size(), count, slice.file);
+    slices.push_back({&part, &slice, hashes.first(static_cast<size_t>(count))});
+    hashes = hashes.subspan(static_cast<size_t>(count));
+  }
+}
+
+}  // namespace
+
 std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts) {
-  std::vector<std::vector<const ManifestTensor*>> by_tensor;
+  std::vector<std::vector<WrittenSlice>> by_tensor;
   std::map<std::string_view, size_t> index;
   for (const ManifestTensor& part : parts) {
     const auto [place, is_new] = index.emplace(part.name, by_tensor.size());
     if (is_new) by_tensor.emplace_back();
-    by_tensor[place->second].push_back(&part);
+    append_slices(part, by_tensor[place->second]);
   }
   std::vector<ManifestTensor> merged;
-  for (std::vector<const ManifestTensor*>& slices : by_tensor) {
-    std::ranges::stable_sort(slices, {}, [](const ManifestTensor* part) { return part->slices.front().range.offset; });
-    const ManifestTensor& first = *slices.front();
+  for (std::vector<WrittenSlice>& slices : by_tensor) {
+    std::ranges::stable_sort(slices, {}, [](const WrittenSlice& slice) { return slice.slice->range.offset; });
+    const ManifestTensor& first = *slices.front().part;
     ManifestTensor& tensor = merged.emplace_back();
     tensor.name = first.name;
     tensor.dtype = first.dtype;
     tensor.shape = first.shape;
     tensor.chunks = TensorChunks(first.dtype, first.shape);
-    for (const ManifestTensor* part : slices) {
+    for (const auto& [part, slice, chunks] : slices) {
       NMOE_CHECK(part->dtype == first.dtype && part->shape == first.shape, "tensor '{}' is {} {} in {} and {} {} in {}",
-                 first.name, dtype_name(first.dtype), first.shape, first.slices.front().file, dtype_name(part->dtype),
-                 part->shape, part->slices.front().file);
-      tensor.slices.push_back(part->slices.front());
-      tensor.chunk_sha256.insert(tensor.chunk_sha256.end(), part->chunk_sha256.begin(), part->chunk_sha256.end());
+                 first.name, dtype_name(first.dtype), first.shape, slices.front().slice->file, dtype_name(part->dtype),
+                 part->shape, slice->file);
+      tensor.slices.push_back(*slice);
+      tensor.chunk_sha256.insert(tensor.chunk_sha256.end(), chunks.begin(), chunks.end());
     }
     check_whole(tensor);
     tensor.sha256 = tensor_sha256(tensor.chunk_sha256);

@@ -8,8 +8,9 @@
 //    "chunks": ["9f86...", ...],
 //    "sha256": "2c26..."}
 //
-// Offset and extent count elements of the flattened tensor; both are at edges of chunks. "sha256" is tensor_sha256() of
-// the chunks. In format version 2, which is still read, every tensor is whole, in model.safetensors or
+// Offset and extent count elements of the flattened tensor; both are at edges of chunks. Where a file has several
+// slices of a tensor, a slice has "first" too, its first element there, unless that is 0. "sha256" is tensor_sha256()
+// of the chunks. In format version 2, which is still read, every tensor is whole, in model.safetensors or
 // optimizer.safetensors, and its "sha256" is that of its bytes: it is one chunk.
 #pragma once
 
@@ -21,6 +22,7 @@
 
 #include "base/files.h"
 #include "data/stream/cursor.h"
+#include "parallel/expert_placement.h"
 #include "tensor/chunks.h"
 #include "tensor/tensor.h"
 
@@ -33,6 +35,7 @@ struct CheckpointInfo {
   int64_t tokens = 0;   // tokens trained on
   double flops = -1.0;  // what that took (model/cost.h); below 0: written before it was counted
   StreamCursor cursor;  // the first sequence of the global order not yet trained on
+  ExpertState experts;  // where ranks had them, which changes no tensor: those are in the experts' own order
   int64_t num_parameters = 0;
   std::string run_id;              // whose metrics go with it
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration
@@ -50,10 +53,12 @@ struct ManifestFile {
 // Where carried files are (checkpoint.h).
 inline constexpr std::string_view kCarriedFolder = "huggingface";
 
-// Where a part of a tensor is: under the tensor's name in `file`, with slice_shape().
+// Where a part of a tensor is: under the tensor's name in `file`, in which all slices of it lie one after the other,
+// with slices_shape().
 struct TensorSlice {
   ElementRange range;
   std::string file;
+  int64_t first = 0;  // element of the file's tensor
 };
 
 struct ManifestTensor {
@@ -83,9 +88,10 @@ struct WrittenPart {
 std::string print_written_part(const WrittenPart& part);
 WrittenPart parse_written_part(std::string_view text);
 
-// The tensors that writers wrote slices of. `parts` are their entries, one after the other, each with one slice, the
-// hashes of its chunks alone and no hash of the tensor; the result is in the order in which names appear first.
-// Writers must agree on a tensor, and its slices be all of it, without overlap (checked).
+// The tensors that writers wrote slices of. `parts` are their entries, one after the other, each with the slices in its
+// writer's file, in their order there, the hashes of these slices' chunks alone and no hash of the tensor; the result
+// is in the order in which names appear first. Writers must agree on a tensor, and its slices be all of it, without
+// overlap (checked).
 std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts);
 
 // JSON, ending in a hash of the rest, so that an altered manifest is found out too.

@@ -47,7 +47,7 @@ bool has_file(const CheckpointManifest& manifest, std::string_view name) {
 // The path of `name` in the checkpoint once it is known to have its recorded size.
 fs::path sized_file(const fs::path& checkpoint, const CheckpointManifest& manifest, std::string_view name) {
   const auto file = std::ranges::find(manifest.files, name, &ManifestFile::name);
-  NMOE_CHECK(file != manifest.files.end(), "no {} in an intact manifest", name);
+  if (file == manifest.files.end()) throw fault(checkpoint / "manifest.json", fmt::format("it lists no {}", name));
   fs::path path = checkpoint / name;
   if (const uint64_t bytes = size_of(path); bytes != file->bytes) {
     throw fault(path, fmt::format("{} bytes, written with {}", bytes, file->bytes));
@@ -136,26 +136,45 @@ void CheckpointReader::open_tensor_files() {
   for (const ManifestFile& file : manifest_.files) {
     if (file.sha256.empty()) files_.emplace(file.name, SafetensorsFile(sized_file(path_, manifest_, file.name)));
   }
-  std::map<std::string_view, size_t> num_slices;
+  std::map<std::string_view, size_t> num_tensors;
   for (const auto* tensors : {&manifest_.model, &manifest_.optimizer}) {
     for (const ManifestTensor& tensor : *tensors) {
-      for (const auto& [range, name] : tensor.slices) {
-        const auto file = files_.find(name);
-        NMOE_CHECK(file != files_.end(), "no {} in an intact manifest", name);
-        const Shape shape = slice_shape(tensor.name, tensor.dtype, tensor.shape, range);
-        const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
-        if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {
-          throw fault(path_ / name, fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
-                                                dtype_name(tensor.dtype), shape));
-        }
-        ++num_slices[name];
+      std::map<std::string_view, std::vector<const TensorSlice*>> by_file;
+      for (const TensorSlice& slice : tensor.slices) by_file[slice.file].push_back(&slice);
+      for (auto& [name, slices] : by_file) {
+        check_slices(tensor, slices);
+        ++num_tensors[name];
       }
     }
   }
   for (const auto& [name, file] : files_) {
-    if (file.entries().size() != num_slices[name]) {
-      throw fault(file.path(), fmt::format("{} tensors, {} in the manifest", file.entries().size(), num_slices[name]));
+    if (file.entries().size() != num_tensors[name]) {
+      throw fault(file.path(), fmt::format("{} tensors, {} in the manifest", file.entries().size(), num_tensors[name]));
     }
+  }
+}
+
+// Holds what a file has of a tensor against the slices that the manifest says are there.
+void CheckpointReader::check_slices(const ManifestTensor& tensor, std::vector<const TensorSlice*> slices) const {
+  std::ranges::sort(slices, {}, &TensorSlice::first);
+  const std::string& name = slices.front()->file;
+  std::vector<ElementRange> ranges;
+  int64_t first = 0;
+  for (const TensorSlice* slice : slices) {
+    if (slice->first != first) {
+      throw fault(path_ / "manifest.json", fmt::format("a slice of tensor '{}' begins at element {} of {}, not at {}",
+                                                       tensor.name, slice->first, name, first));
+    }
+    ranges.push_back(slice->range);
+    first += slice->range.extent;
+  }
+  const auto file = files_.find(name);
+  if (file == files_.end()) throw fault(path_ / "manifest.json", fmt::format("it lists no {}", name));
+  const Shape shape = slices_shape(tensor.name, tensor.dtype, tensor.shape, ranges);
+  const SafetensorsFile::Entry* entry = file->second.find(tensor.name);
+  if (entry == nullptr || entry->dtype != tensor.dtype || entry->shape != shape) {
+    throw fault(path_ / name, fmt::format("tensor '{}' is not {} {} as in the manifest", tensor.name,
+                                          dtype_name(tensor.dtype), shape));
   }
 }
 
@@ -177,10 +196,12 @@ const TensorSlice& CheckpointReader::slice_at(const ManifestTensor& tensor, int6
 }
 
 std::span<const std::byte> CheckpointReader::stored_bytes(const ManifestTensor& tensor, int64_t offset) const {
-  const auto& [range, name] = slice_at(tensor, offset);
+  const auto& [range, name, first] = slice_at(tensor, offset);
   const SafetensorsFile& file = files_.find(name)->second;
+  const size_t element_bytes = dtype_bytes(tensor.dtype);
   return file.bytes(*file.find(tensor.name))
-      .subspan(static_cast<size_t>(offset - range.offset) * dtype_bytes(tensor.dtype));
+      .subspan(static_cast<size_t>(first + offset - range.offset) * element_bytes,
+               static_cast<size_t>(range.end() - offset) * element_bytes);
 }
 
 bool CheckpointReader::read_chunk(const ChunkRead& read) const {
@@ -194,8 +215,9 @@ bool CheckpointReader::read_chunk(const ChunkRead& read) const {
   Sha256 hash;
   // Hashes elements [begin, end) of the tensor.
   const auto add = [&](int64_t begin, int64_t end, void* destination = nullptr) {
-    file.hash(entry, static_cast<size_t>((begin - slice.range.offset) * element_bytes),
-              static_cast<size_t>((end - slice.range.offset) * element_bytes), hash, destination);
+    const int64_t shift = slice.first - slice.range.offset;
+    file.hash(entry, static_cast<size_t>((begin + shift) * element_bytes),
+              static_cast<size_t>((end + shift) * element_bytes), hash, destination);
   };
   // Those of [begin, end) that the destination takes.
   const auto wanted = [&](int64_t begin, int64_t end) {

@@ -72,6 +72,7 @@ class CheckpointReader {
 
   explicit CheckpointReader(fs::path checkpoint);
   void open_tensor_files();
+  void check_slices(const ManifestTensor& tensor, std::vector<const TensorSlice*> slices) const;
   void verify_contents() const;  // tensors and carried files
   void verify(std::span<const ManifestTensor> tensors, ThreadPool& pool) const;
   std::vector<CarriedFile> verified_carried() const;

@@ -4,10 +4,10 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tensor/chunks.h"
 
 namespace nmoe {
@@ -66,9 +66,9 @@ Json parse_header(const MappedFile& file) {
   const auto* text = reinterpret_cast<const char*>(bytes.data() + kLengthBytes);
   Json header;
   try {
-    header = Json::parse(text, text + length);
-  } catch (const Json::parse_error& error) {
-    throw damaged(file.path(), fmt::format("the header is no JSON from its byte {} on", error.byte));
+    header = parse_json<Json>({text, length});
+  } catch (const JsonError& error) {
+    throw damaged(file.path(), fmt::format("the header is no JSON: {}", error.what()));
   }
   if (!header.is_object()) throw damaged(file.path(), "the header is no JSON object");
   return header;
@@ -182,6 +182,7 @@ std::vector<ChunkHashes> write_safetensors(const fs::path& path, std::span<const
     }
     *chunk.sha256 = hash.finish();
   });
+  check_mapped_files();  // from which tensors may come
   file.close();
   return hashes;
 }
@@ -240,6 +241,7 @@ void SafetensorsFile::hash(const Entry& entry, size_t begin, size_t end, Sha256&
     hash.update(block, count);
     file_.drop(at, at + count);
   }
+  file_.check();
 }
 
 ChunkHashes SafetensorsFile::chunk_hashes(const Entry& entry) const {

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
-#include "base/version.h"
 #include "bench/ops_bench.h"
+#include "cli/bench_report.h"
 #include "cli/commands.h"
 
 namespace nmoe::cli {
@@ -23,14 +23,10 @@ nlohmann::ordered_json to_json(const OpsBench& bench) {
                    {"bound", bench.is_memory_bound(op) ? "memory" : "compute"},
                    {"share_of_bound", bench.bound_ms(op) / op.ms}});
   }
-  return {{"device", bench.device},
-          {"driver", bench.software.driver},
-          {"toolkit", bench.software.toolkit},
-          {"version", version()},
-          {"commit", commit()},
-          {"copy_gb_per_s", bench.copy_bytes_per_s / 1e9},
-          {"gemm_tflops", bench.gemm_flops / 1e12},
-          {"ops", ops}};
+  nlohmann::ordered_json json = bench_origin(bench.device, bench.software);
+  json.update(nlohmann::ordered_json{
+      {"copy_gb_per_s", bench.copy_bytes_per_s / 1e9}, {"gemm_tflops", bench.gemm_flops / 1e12}, {"ops", ops}});
+  return json;
 }
 
 }  // namespace
@@ -41,11 +37,7 @@ void bench_ops_command(const BenchOpsArguments& arguments) {
     fmt::print("{}\n", to_json(bench).dump());
     return;
   }
-  fmt::print("device   {}\n", bench.device);
-  if (!bench.software.driver.empty()) {
-    fmt::print("software {}, driver {}\n", bench.software.toolkit, bench.software.driver);
-  }
-  fmt::print("program  nmoe {} ({})\n", version(), commit());
+  print_bench_origin(bench.device, bench.software, /*width=*/9);
   fmt::print("bounds   {}B/s copied, read and written; {}FLOP/s in a large GEMM: both measured here\n\n",
              human_count(bench.copy_bytes_per_s), human_count(bench.gemm_flops));
   fmt::print("{:<32}{:<46}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");

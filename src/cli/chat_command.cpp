@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/say.h"
 #include "base/signals.h"
 #include "base/text.h"
 #include "chat/chat_template.h"
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/line_reader.h"
+#include "cli/standard_output.h"
 #include "infer/engine.h"
 
 namespace nmoe::cli {
@@ -111,7 +113,7 @@ class Conversation {
     GenerationListener listener;
     listener.on_text = [&](std::string_view piece) {
       reply += piece;
-      fmt::print("{}", piece);
+      print_text(piece);
       std::fflush(stdout);
     };
     FinishReason reason = FinishReason::kStop;
@@ -165,23 +167,23 @@ bool obey(const std::string& line, Conversation& conversation) {
   const std::string argument = begin == std::string::npos ? "" : line.substr(begin);
   if (command == "/exit") return false;
   if (command == "/help") {
-    fmt::print(stderr, "{}", kHelp);
+    say("{}", kHelp);
   } else if (command == "/reset") {
-    fmt::print(stderr, "[forgotten: {} messages]\n", conversation.num_messages());
+    say("[forgotten: {} messages]\n", conversation.num_messages());
     conversation.reset();
   } else if (command == "/system") {
     conversation.set_system(argument);
-    fmt::print(stderr, "[{}]\n", argument.empty() ? "no system prompt" : "system prompt: " + argument);
+    say("[{}]\n", argument.empty() ? "no system prompt" : "system prompt: " + argument);
   } else if (command == "/save") {
     if (argument.empty()) throw runtime_error("/save needs the name of a file", "/save chats.jsonl");
     if (conversation.num_messages() == 0) throw runtime_error("there is nothing to save", "say something first");
     conversation.save(argument);
-    fmt::print(stderr, "[saved: {} messages, added to {}]\n", conversation.num_messages(), argument);
+    say("[saved: {} messages, added to {}]\n", conversation.num_messages(), argument);
   } else {
     const std::vector<std::string> commands = {"/exit", "/help", "/reset", "/save", "/system"};
     const std::string typo = nearest(command, commands);
-    fmt::print(stderr, "[there is no command {}{}; /help lists them. To say it, put a space before it]\n", command,
-               typo.empty() ? "" : fmt::format("; did you mean {}?", typo));
+    say("[there is no command {}{}; /help lists them. To say it, put a space before it]\n", command,
+        typo.empty() ? "" : fmt::format("; did you mean {}?", typo));
   }
   return true;
 }
@@ -191,7 +193,7 @@ bool obey(const std::string& line, Conversation& conversation) {
 void chat_command(const ChatArguments& arguments) {
   Conversation conversation(CheckpointReader::open(arguments.checkpoint).path(), arguments);
   LineReader reader;
-  if (reader.at_terminal()) fmt::print(stderr, "/help lists the commands\n");
+  if (reader.at_terminal()) say("/help lists the commands\n");
   while (true) {
     try {
       const std::optional<std::string> line = reader.read("> ");
@@ -204,7 +206,7 @@ void chat_command(const ChatArguments& arguments) {
       if (message.find_first_not_of(" \t\n") != std::string::npos) conversation.say(message);
     } catch (const Error& error) {
       if (!reader.at_terminal()) throw;
-      fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+      say("error: {}\nremedy: {}\n", error.what(), error.remedy());
     }
   }
 }

@@ -1,5 +1,5 @@
-// The program's commands. main.cpp turns arguments into these structs; each command is one function here and one
-// file beside it. Results go to standard output, progress and reports to standard error. Failures throw Error.
+// The program's commands. command_line.cpp turns arguments into these structs; each command is one function here and
+// one file beside it. Results go to standard output, progress and reports to standard error. Failures throw Error.
 #pragma once
 
 #include <cstdint>
@@ -94,13 +94,14 @@ void checkpoint_verify_command(const std::string& path);
 
 struct GenerateArguments {
   std::string checkpoint;
-  std::vector<std::string> prompts;  // none: the start of a document
+  std::vector<std::string> prompts;  // "-": standard input; none: the same, unless that is a terminal
   int64_t max_tokens = 200;
   SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95};
   std::vector<std::string> stop;
   int threads = 0;
   int64_t context = 0;  // 0: the model's
 };
+// Error (usage) where standard input is asked for twice. Without any prompt: the start of a document.
 void generate_command(const GenerateArguments& arguments);
 
 struct ChatArguments {
@@ -165,6 +166,14 @@ struct BenchDecodeArguments {
   bool json = false;
 };
 void bench_decode_command(const BenchDecodeArguments& arguments);
+
+struct BenchExchangeArguments {
+  ConfigArguments config;
+  std::vector<int64_t> blocks;  // empty: as many as fill the device
+  double skew = 1.0;
+  bool json = false;
+};
+void bench_exchange_command(const BenchExchangeArguments& arguments);
 
 struct BenchLoaderArguments {
   ConfigArguments config;

@@ -1,5 +1,5 @@
 // Completion of the program's command line in shells, from the one declaration of the commands and that of the
-// configuration's keys. Compiled for any x86-64, as main.cpp is.
+// configuration's keys.
 #pragma once
 
 #include <CLI/CLI.hpp>

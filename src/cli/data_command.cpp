@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "data/shards/dataset.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -23,7 +24,12 @@ std::vector<fs::path> splits_of(const fs::path& dir) {
   if (fs::exists(manifest_path(dir))) return {dir};
   std::vector<fs::path> splits;
   for (const char* name : {"train", "valid"}) {
-    if (fs::exists(manifest_path(dir / name))) splits.push_back(dir / name);
+    if (fs::exists(manifest_path(dir / name))) {
+      splits.push_back(dir / name);
+    } else if (fs::is_directory(dir / name)) {
+      throw runtime_error(fmt::format("'{}' has no manifest.json: it is no whole split", (dir / name).string()),
+                          "prepare the data again, or restore the file");
+    }
   }
   if (splits.empty()) {
     throw runtime_error(fmt::format("no dataset in '{}': no manifest.json in it, in train or in valid", dir.string()),
@@ -160,7 +166,7 @@ void print_document(const TokenDataset& dataset, const Tokenizer& tokenizer, int
     while (end < text.size() && mask[end] == mask[begin]) ++end;
     if (parts && mask[begin] == 0) fmt::print("[prompt, {} tokens]\n", end - begin);
     if (parts && mask[begin] == 1) fmt::print("[text]\n");
-    fmt::print("{}\n", text_of(tokenizer, text.subspan(begin, end - begin)));
+    print_text(text_of(tokenizer, text.subspan(begin, end - begin)) + '\n');
     if (end == begin) break;  // an empty document
   }
 }

@@ -1,5 +1,4 @@
-// What `n --help`, `n help` and the manual page say, from the one declaration of the commands. Compiled for any x86-64,
-// as main.cpp is.
+// What `n --help`, `n help` and the manual page say, from the one declaration of the commands.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/process.h"
 #include "base/progress.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "cli/commands.h"
 
@@ -64,10 +65,14 @@ void print_dropped(const PrepReport& report, const fs::path& out) {
 }  // namespace
 
 void prep_command(PrepOptions options) {
+  ignore_broken_pipes();
   auto display = std::make_unique<Display>();
   options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);
   display.reset();
+  if (report.was_there) {
+    fmt::print("{} holds what these files and options make; --force makes it again\n", options.out.string());
+  }
   if (report.resumed_records > 0) fmt::print("went on after record {}\n", report.resumed_records);
   print_split("train", report.train);
   print_split("valid", report.valid);
@@ -75,6 +80,7 @@ void prep_command(PrepOptions options) {
     fmt::print("valid no split: training will report no validation loss (--valid, --valid-fraction, --valid-tail)\n");
   }
   print_dropped(report, options.out);
+  if (report.was_there) return;
   const double text = megabytes(report.text_bytes);
   fmt::print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}; most memory in use {}\n", text, report.seconds,
              text / report.seconds, options.out.string(), human_bytes(peak_resident_bytes()));

@@ -15,7 +15,7 @@ void runs_command(const RunsArguments& arguments) {
     throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
                       "train something first, or name the runs' folder with --dir");
   }
-  RunStore store(database);
+  RunStore store(database, RunStore::Access::kRead);
   fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", "run", "name", "status", "step", "loss", "tokens/s",
              "started", "reason");
   for (const RunRow& run : store.list(arguments.limit)) {

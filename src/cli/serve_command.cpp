@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/say.h"
 #include "base/signals.h"
 #include "base/text.h"
 #include "chat/chat_template.h"
@@ -71,7 +72,7 @@ void serve_command(const ServeArguments& arguments) {
   } catch (const Error& error) {
     if (!arguments.chat_template.empty()) throw;
     no_chat = fmt::format("{}. Start the server with --chat-template FILE.jinja", error.what());
-    fmt::print(stderr, "note: no /v1/chat/completions: {}\n", no_chat);
+    say("note: no /v1/chat/completions: {}\n", no_chat);
   }
 
   InferenceEngine engine(checkpoint, {.num_threads = arguments.threads,
@@ -80,16 +81,15 @@ void serve_command(const ServeArguments& arguments) {
 
   options.model_name = arguments.model_name.empty() ? engine.config().run.name : arguments.model_name;
   if (!is_loopback(options.host) && options.api_key.empty()) {
-    fmt::print(stderr, "note: without a key (--api-key-file), everyone who reaches {} can use this server\n",
-               options.host);
+    say("note: without a key (--api-key-file), everyone who reaches {} can use this server\n", options.host);
   }
   const StopSignal stop;
   ApiServer server(engine, settings, chat ? &*chat : nullptr, no_chat, options);
   const bool v6 = options.host.find(':') != std::string::npos;
-  fmt::print(stderr, "serving {} at http://{}{}{}:{} ({} at once, {} tokens each)\n", options.model_name, v6 ? "[" : "",
-             options.host, v6 ? "]" : "", server.port(), engine.load().max_sequences, engine.max_context());
+  say("serving {} at http://{}{}{}:{} ({} at once, {} tokens each)\n", options.model_name, v6 ? "[" : "", options.host,
+      v6 ? "]" : "", server.port(), engine.load().max_sequences, engine.max_context());
   server.run(stop);
-  fmt::print(stderr, "stopped by {}\n", stop.name());
+  say("stopped by {}\n", stop.name());
 }
 
 }  // namespace nmoe::cli

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "base/signals.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
@@ -16,6 +17,7 @@
 namespace nmoe::cli {
 
 void train_command(const TrainArguments& arguments) {
+  ignore_broken_pipes();  // nobody need read what is said for the weights to be kept
   const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
   const TrainSummary summary =
       train(config, {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit())});

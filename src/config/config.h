@@ -188,14 +188,22 @@ struct TrainConfig {
 
 struct ParallelConfig {
   int64_t ranks = 1;  // of all processes together, which share every batch
-  int64_t logical_shards =
-      0;                    // microbatches of a batch, whose gradients are added in their order; 0: in any fixed order
-  int64_t timeout_s = 600;  // that a rank waits for another before the run fails
+  // Microbatches of a batch, whose gradients are added in their order; 0: in any fixed order.
+  int64_t logical_shards = 0;
+  // Rows that the experts of a rank keep room for in a layer, over the average of the ranks of a process. What is
+  // beyond it is worked off in turns, and computed again in backward.
+  double capacity_factor = 1.5;
+  // Steps after which experts change ranks so that all have equally much to do; 0: they stay where they are.
+  int64_t rebalance_every = 100;
+  // That a rank waits for another before the run fails: to meet, load, begin, validate and save.
+  int64_t timeout_s = 600;
+  int64_t stall_s = 5;  // and in a step, beyond twice the longest step; 0: timeout_s
 };
 
 struct CheckpointConfig {
-  int64_t every = 0;      // steps; 0: only at the end
-  int64_t keep_last = 3;  // 0: keep all
+  int64_t every = 0;            // steps; 0: not by steps
+  double every_minutes = 30.0;  // 0: not by time
+  int64_t keep_last = 3;        // 0: keep all
 };
 
 struct Config {

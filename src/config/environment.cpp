@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.h"
@@ -26,6 +27,16 @@ std::string expand_one(std::string_view expression, std::string_view place) {
         fmt::format("{}: ${{{}}} is not expanded: its name does not start with {}", place, expression, kPrefix),
         "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
   }
+  // A configuration is kept as it was understood, in checkpoints and their copies.
+  constexpr std::string_view kSecret[] = {"KEY", "SECRET", "TOKEN", "PASSWORD", "SECRET_FILE"};
+  const bool is_secret = std::ranges::any_of(kSecret, [&](std::string_view word) {
+    return variable == std::string(kPrefix) + std::string(word) || variable.ends_with("_" + std::string(word));
+  });
+  if (is_secret) {
+    throw usage_error(
+        fmt::format("{}: {} names a secret, which checkpoints would keep", place, variable),
+        "take a variable of another name: those that end in KEY, SECRET, TOKEN or PASSWORD are not expanded");
+  }
   const char* value = std::getenv(variable.c_str());
   if (separator != std::string_view::npos) {
     if (value == nullptr || *value == '\0') return std::string(expression.substr(separator + 2));
@@ -33,7 +44,6 @@ std::string expand_one(std::string_view expression, std::string_view place) {
     throw usage_error(fmt::format("{}: the environment variable {} is not set", place, variable),
                       fmt::format("set it, or give a default: ${{{}:-default}}", variable));
   }
-  // Else the printed configuration, which has the value in its place, would not read back.
   if (std::string_view(value).find("${") != std::string_view::npos) {
     throw usage_error(fmt::format("{}: the value of {} contains \"${{\" itself: {}", place, variable, value),
                       fmt::format("set {} to a value to be taken as it is", variable));
@@ -48,7 +58,7 @@ std::string expand_environment(std::string_view text, std::string_view place) {
   while (true) {
     const size_t begin = text.find("${");
     result += text.substr(0, begin);
-    if (begin == std::string_view::npos) return result;
+    if (begin == std::string_view::npos) break;
     const size_t end = text.find('}', begin);
     if (end == std::string_view::npos) {
       throw usage_error(fmt::format("{}: \"{}\" has no closing brace", place, text.substr(begin)),
@@ -57,6 +67,12 @@ std::string expand_environment(std::string_view text, std::string_view place) {
     result += expand_one(text.substr(begin + 2, end - begin - 2), place);
     text.remove_prefix(end + 1);
   }
+  // The printed configuration has values and defaults in their places, and must read back.
+  if (result.find("${") != std::string::npos) {
+    throw usage_error(fmt::format("{}: expanded, it contains \"${{\" itself: {}", place, result),
+                      "write a default that is to be taken as it is");
+  }
+  return result;
 }
 
 }  // namespace nmoe

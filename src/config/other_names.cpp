@@ -67,6 +67,8 @@ constexpr OtherNames kTable[] = {
     {"train.valid_every", "eval_interval eval_every eval_steps val_every val_interval"},
     {"train.valid_seqs", "eval_iters eval_batches val_steps", "sequences"},
     {"parallel.ranks", "world_size num_gpus n_gpus nproc_per_node num_devices"},
+    {"parallel.capacity_factor", "moe_expert_rank_capacity_factor moe_expert_capacity_factor",
+     "rows of a rank, none of which are dropped"},
     {"checkpoint.every", "save_interval save_steps save_every checkpoint_interval"},
     {"checkpoint.keep_last", "save_total_limit keep_latest_k"},
 };

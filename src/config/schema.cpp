@@ -63,6 +63,7 @@ constexpr Integers kSpan = {0, 1'000'000'000'000'000};
 
 constexpr Reals kNonNegative = {.min = 0.0};
 constexpr Reals kPositive = {.min = 0.0, .min_excluded = true};
+constexpr Reals kAtLeastOne = {.min = 1.0};
 constexpr Reals kBelowOne = {.min = 0.0, .below = 1.0};
 
 struct Zero {
@@ -82,9 +83,10 @@ constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }}
 constexpr Texts kSomeText = {"a string that is not empty", [](const std::string& text) { return !text.empty(); }};
 // A run's name becomes a file's.
 constexpr Texts kFileName = {
-    "a string of letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'", [](const std::string& text) {
+    "a string of up to 255 letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'",
+    [](const std::string& text) {
       constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
-      return !text.empty() && text[0] != '.' && text[0] != '-' &&
+      return !text.empty() && text.size() <= 255 && text[0] != '.' && text[0] != '-' &&
              text.find_first_not_of(kCharacters) == std::string::npos;
     }};
 constexpr Texts kBytesOrNone = {"a size such as \"8 GiB\" or \"512MiB\", or empty", [](const std::string& text) {
@@ -468,12 +470,29 @@ std::vector<Field> describe(Config& config) {
   f.key("logical_shards", config.parallel.logical_shards, Integers{0, 4096},
         "microbatches of a batch: the same bits on any number of ranks; 0: off")
       .leave_out_if(config.parallel.logical_shards == 0);
+  f.key("capacity_factor", config.parallel.capacity_factor, kAtLeastOne,
+        "room for rows of a rank's experts over the average; the rest takes turns")
+      .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
+      .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
+      .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")
+      .not_in_fingerprint();
+  f.key("rebalance_every", config.parallel.rebalance_every, kSpan,
+        "steps after which experts move between ranks to even out loads; 0: never")
+      .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
+      .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
+      .not_in_fingerprint();
   f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
+      .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
+      .not_in_fingerprint();
+  f.key("stall_s", config.parallel.stall_s, Integers{0, 31'536'000},
+        "the same in a step, beyond twice the longest step; 0: timeout_s")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();
 
   f.section("checkpoint");
-  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: only at the end").not_in_fingerprint();
+  f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: not by steps").not_in_fingerprint();
+  f.key("every_minutes", config.checkpoint.every_minutes, kNonNegative, "minutes between checkpoints; 0: not by time")
+      .not_in_fingerprint();
   f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all").not_in_fingerprint();
   return f.take();
 }

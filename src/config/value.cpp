@@ -7,7 +7,7 @@
 namespace nmoe {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -37,7 +37,7 @@ struct TomlWriter {
     if (text.find_first_not_of("-0123456789") == std::string::npos) text += ".0";
     return text;
   }
-  std::string operator()(const std::string& value) const { return quoted(value); }
+  std::string operator()(const std::string& value) const { return quote(value); }
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/text.h"
 #include "tensor/convert.h"
 
@@ -39,12 +40,15 @@ bool same_values(const HfTensor& a, const HfTensor& b) {
          std::ranges::equal(a.bytes(), b.bytes());
 }
 
+HfModel read_model(const fs::path& dir) {
+  check_links_stay_inside(dir);
+  return from_config_json(read_file(dir / "config.json"), (dir / "config.json").string());
+}
+
 }  // namespace
 
 HfBinding::HfBinding(const fs::path& dir)
-    : model_(from_config_json(read_file(dir / "config.json"), (dir / "config.json").string())),
-      weights_(dir),
-      parameters_(map_parameters(model_.config, model_.type)) {
+    : model_(read_model(dir)), weights_(dir), parameters_(map_parameters(model_.config, model_.type)) {
   std::vector<std::string> missing, misshapen, unfit, unknown;
   std::set<std::string> used;
   for (const MappedParameter& parameter : parameters_) {

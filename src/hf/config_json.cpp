@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "config/schema.h"
 #include "config/validate.h"
@@ -404,7 +404,7 @@ void check_limits(const ModelConfig& model, const std::string& path) {
 }  // namespace
 
 HfModel from_config_json(std::string_view text, const std::string& path) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = try_parse_json<Json>(text);
   if (!json.is_object()) throw runtime_error(fmt::format("'{}' is not a JSON object", path), "fetch the file again");
 
   Keys keys(json, path, "");

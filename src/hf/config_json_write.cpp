@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "config/layers.h"
 #include "config/schema.h"
 #include "hf/config_json.h"
@@ -149,7 +149,8 @@ void write_qwen3_moe(Json& json, const ModelConfig& config) {
   json["mlp_only_layers"] = dense_layers;
 }
 
-// The one JSON of a model: equal models give equal ones.
+// The one JSON of a model: equal models give equal ones. Without dense layers their width means nothing, and a
+// configuration's text does not have it; transformers wants some number.
 Json canonical_json(const HfModel& model) {
   const ModelConfig& config = model.config;
   Json json = {{"architectures", {architecture_name(model.type)}},
@@ -158,7 +159,7 @@ Json canonical_json(const HfModel& model) {
                {"hidden_size", config.dim},
                {"num_hidden_layers", config.num_layers},
                {"num_attention_heads", config.num_heads},
-               {"intermediate_size", config.dense_dim},
+               {"intermediate_size", config.num_dense_layers > 0 ? config.dense_dim : ModelConfig().dense_dim},
                {"moe_intermediate_size", config.moe.expert_dim},
                {routed_experts_key(model.type).name, config.moe.num_experts},
                {"num_experts_per_tok", config.moe.top_k},
@@ -285,7 +286,7 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     const HfModel original = from_config_json(base, "config.json");
     NMOE_CHECK(original.type == model.type, "{} from {}", model_type_name(model.type), model_type_name(original.type));
     const Json had = canonical_json(original);
-    json = Json::parse(base);
+    json = parse_json<Json>(base);
     for (const auto& [key, value] : wanted.items()) {
       if (!had.contains(key) || had.at(key) != value) replace(json, key, wanted, model.type);
     }

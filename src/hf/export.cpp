@@ -5,10 +5,15 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/files.h"
+#include "base/signals.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
 #include "data/tokenizer/tokenizer.h"
 #include "hf/binding.h"
+#include "hf/export_files.h"
+#include "hf/files.h"
+#include "model/cost.h"
 #include "tensor/convert.h"
 
 namespace nmoe {
@@ -16,6 +21,8 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+constexpr std::string_view kModelCard = "README.md";
+constexpr std::string_view kBaseModelCard = "README.base.md";             // of the model that training began with
 const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};  // transformers asks for it
 
 // A piece of a Hugging Face tensor, in one of the checkpoint's files.
@@ -102,12 +109,16 @@ std::string transformers_dtype(DType dtype) {
   return dtype == DType::kF16 ? "float16" : "float32";
 }
 
+Error taken(const fs::path& out) {
+  return usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
+}
+
 // Where the export is to be, once it is known to be free.
 fs::path free_folder(fs::path out) {
   if (!out.has_filename()) out = out.parent_path();  // "model/"
   if (out.empty()) throw usage_error("the folder to export to has no name", "name a new folder");
   if (fs::exists(out) && !(fs::is_directory(out) && fs::is_empty(out))) {
-    throw usage_error(fmt::format("'{}' exists already", out.string()), "name a new folder for the export");
+    throw taken(out);
   }
   return out;
 }
@@ -152,13 +163,31 @@ std::map<std::string, std::string> write_weights(const fs::path& dir, std::vecto
   return hashes;
 }
 
+void check_for_signal(const StopSignal& stop) {
+  if (!stop.requested()) return;
+  throw runtime_error(fmt::format("stopped by {}: nothing is exported", stop.name()), "run the same command again");
+}
+
+// The same tensors, whose reading ends when a signal came.
+std::vector<TensorSource> interruptible(std::vector<TensorSource> tensors, const StopSignal& stop) {
+  for (TensorSource& tensor : tensors) {
+    tensor.read = [read = std::move(tensor.read), &stop](size_t begin, std::span<std::byte> out) {
+      check_for_signal(stop);
+      return read(begin, out);
+    };
+  }
+  return tensors;
+}
+
 // Holds what is on the disk against what was meant.
-void read_back(const fs::path& dir, const std::map<std::string, std::string>& hashes, ThreadPool& pool) {
+void read_back(const fs::path& dir, const std::map<std::string, std::string>& hashes, const StopSignal& stop,
+               ThreadPool& pool) {
   const HfBinding binding(dir);  // config.json describes exactly these tensors
   const std::vector<std::pair<std::string, std::string>> expected(hashes.begin(), hashes.end());
   NMOE_CHECK(binding.weights().tensors().size() == expected.size(), "{} tensors read back, {} written",
              binding.weights().tensors().size(), expected.size());
   pool.parallel_for(static_cast<int64_t>(expected.size()), [&](int64_t i, int) {
+    check_for_signal(stop);
     const auto& [name, hash] = expected[static_cast<size_t>(i)];
     const HfTensor* tensor = binding.weights().find(name);
     if (tensor == nullptr || tensor->sha256() != hash) {
@@ -185,20 +214,17 @@ void check_unmapped(const std::vector<MappedParameter>& parameters, const Checkp
   }
 }
 
-// The tokenizer that nmoe trained with, as transformers finds it.
-void write_tokenizer(const fs::path& dir, const Tokenizer& tokenizer, const Config& config) {
+// The token that began every text in training: what ended the one before. None where documents were masked, and a text
+// saw nothing before it.
+std::string token_in_front(const Tokenizer& tokenizer, const Config& config) {
   const auto eos = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
-  const int64_t max_positions = config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
-  OrderedJson json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                      {"model_max_length", max_positions},
-                      {"clean_up_tokenization_spaces", false}};
-  if (eos != tokenizer.special_tokens().end()) {
-    json["eos_token"] = eos->text;
-    json["bos_token"] = eos->text;
-    json["add_bos_token"] = !config.data.mask_documents;  // else a text was trained to see nothing before it
-  }
-  write_file_atomically(dir / "tokenizer.json", tokenizer.json());
-  write_file_atomically(dir / "tokenizer_config.json", json.dump(2) + "\n");
+  return eos == tokenizer.special_tokens().end() || config.data.mask_documents ? "" : eos->text;
+}
+
+// A copy, on the disk.
+void copy_durably(const fs::path& source, const fs::path& target) {
+  fs::copy_file(source, target);
+  sync_file(target);
 }
 
 }  // namespace
@@ -208,7 +234,6 @@ ExportReport export_model(const ExportOptions& options) {
   const CheckpointReader reader = CheckpointReader::open(options.checkpoint);
   const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
   const fs::path out = free_folder(options.out);
-  const TemporaryFolder folder(out.string() + ".tmp");  // what a killed export left goes when the next begins
 
   // What an import left, or what a model that was trained from the start is.
   std::string base;
@@ -256,23 +281,61 @@ ExportReport export_model(const ExportOptions& options) {
   report.num_tensors = static_cast<int64_t>(tensors.size());
   for (const TensorSource& tensor : tensors) report.num_bytes += static_cast<int64_t>(tensor.num_bytes());
 
+  const StopSignal stop;
+  make_directories(fs::absolute(out).parent_path());
+  remove_unfinished_folders(out);
+  const TemporaryFolder folder(out);
+  const fs::path& dir = folder.path();
   ThreadPool pool(options.num_threads);
-  const auto hashes = write_weights(folder.path(), std::move(tensors), options.shard_bytes, pool);
-  write_file_atomically(folder.path() / "config.json", to_config_json(model, base));
+  const auto hashes = write_weights(dir, interruptible(std::move(tensors), stop), options.shard_bytes, pool);
+  const std::string config_json = to_config_json(model, base);
+  write_file_atomically(dir / "config.json", config_json);
+  ModelCard card{.name = config.run.name,
+                 .model = from_config_json(config_json, "config.json"),
+                 .steps = reader.info().step,
+                 .tokens = reader.info().tokens,
+                 .version = reader.info().nmoe_version,
+                 .weights_sha256 = reader.weights_sha256(),
+                 .has_tokenizer = carries_tokenizer,
+                 .imported = !base.empty()};
   for (const CarriedFile& file : carried_files) {
     if (file.name == kCarriedTensors || file.name == "config.json") continue;
-    fs::copy_file(file.source, folder.path() / file.name);
-    sync_file(folder.path() / file.name);
+    if (!is_carried_by_import(file.name)) {
+      throw runtime_error(fmt::format("'{}' is no file that an import carries along", file.source.string()),
+                          "the checkpoint was altered: take another one");
+    }
+    const bool is_card = file.name == kModelCard && card.steps > 0;
+    copy_durably(file.source, dir / (is_card ? std::string(kBaseModelCard) : file.name));
+    card.has_base_card = card.has_base_card || is_card;
   }
-  if (tokenizer && tokenizer->name() == "bpe") write_tokenizer(folder.path(), *tokenizer, config);
+  if (tokenizer) {
+    write_file_atomically(dir / "generation_config.json", generation_config_json(model));
+    if (tokenizer->name() == "bpe") {
+      card.has_tokenizer = true;
+      card.begins_with = token_in_front(*tokenizer, config);
+      write_file_atomically(dir / "tokenizer.json", exported_tokenizer_json(*tokenizer, card.begins_with));
+      write_file_atomically(dir / "tokenizer_config.json",
+                            tokenizer_config_json(*tokenizer, card.begins_with, model.config.max_positions));
+    }
+  }
+  if (card.steps > 0) {
+    const ModelCost cost = model_cost(card.model.config);
+    card.parameters = cost.parameters;
+    card.active_parameters = cost.active_parameters;
+    write_file_atomically(dir / kModelCard, model_card(card));
+  }
 
-  read_back(folder.path(), hashes, pool);
-  report.has_tokenizer = fs::exists(folder.path() / "tokenizer.json");
-  for (const auto& entry : fs::directory_iterator(folder.path())) {
+  read_back(dir, hashes, stop, pool);
+  report.has_tokenizer = card.has_tokenizer;
+  for (const auto& entry : fs::directory_iterator(dir)) {
     report.num_files += entry.path().extension() == ".safetensors" ? 1 : 0;
   }
-  sync_directory(folder.path());
-  fs::rename(folder.path(), out);
+  sync_directory(dir);
+  check_for_signal(stop);
+  std::error_code error;
+  fs::rename(dir, out, error);
+  if (error == std::errc::directory_not_empty || error == std::errc::file_exists) throw taken(out);  // meanwhile
+  if (error) throw io_error("make", out, error.value());
   sync_directory(fs::absolute(out).parent_path());
   return report;
 }

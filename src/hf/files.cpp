@@ -12,9 +12,16 @@ bool is_carried_by_import(std::string_view name) {
 }
 
 bool is_tokenizer_file(std::string_view name) {
-  constexpr std::string_view kNames[] = {
-      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
-      "merges.txt",     "tokenizer.model",       "tiktoken.model",          "chat_template.jinja"};
+  constexpr std::string_view kNames[] = {"tokenizer.json",
+                                         "tokenizer_config.json",
+                                         "special_tokens_map.json",
+                                         "added_tokens.json",
+                                         "vocab.json",
+                                         "merges.txt",
+                                         "tokenizer.model",
+                                         "tiktoken.model",
+                                         "chat_template.jinja",
+                                         "generation_config.json"};
   return std::ranges::find(kNames, name) != std::end(kNames);
 }
 

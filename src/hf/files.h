@@ -9,7 +9,8 @@ namespace nmoe {
 // whatever format, and what a repository keeps for itself.
 bool is_carried_by_import(std::string_view name);
 
-// Whether the file `name` belongs to the model's tokenizer. With another tokenizer it means nothing.
+// Whether the file `name` belongs to the model's tokenizer, or speaks of its ids. With another tokenizer it means
+// nothing.
 bool is_tokenizer_file(std::string_view name);
 
 }  // namespace nmoe

@@ -1,9 +1,9 @@
 #include "hf/import.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
 #include "config/validate.h"
@@ -26,7 +26,7 @@ std::vector<CarriedFile> carried_files(const fs::path& dir) {
 
 // The text of the special token `id`, or "" where tokenizer.json does not say.
 std::string special_token(const std::string& tokenizer_json, int64_t id) {
-  const auto json = nlohmann::json::parse(tokenizer_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = try_parse_json<nlohmann::json>(tokenizer_json);
   if (!json.is_object() || !json.contains("added_tokens") || !json["added_tokens"].is_array()) return "";
   for (const auto& token : json["added_tokens"]) {
     if (token.is_object() && token.value("id", int64_t{-1}) == id) return token.value("content", "");
@@ -70,12 +70,13 @@ ImportReport import_model(const ImportOptions& options) {
     throw usage_error("a folder to import from or to has no name",
                       "name the model's folder and one for the checkpoint");
   }
+  const HfBinding binding(options.source);
+  const CheckpointFolder folder(options.out);
   if (const auto present = latest_checkpoint(options.out)) {
     throw usage_error(
         fmt::format("'{}' holds the checkpoint {} already", options.out.string(), present->filename().string()),
         "import to another folder, or remove that one first");
   }
-  const HfBinding binding(options.source);
   ImportReport report;
   report.model = binding.model();
   report.num_files = static_cast<int64_t>(binding.weights().num_files());

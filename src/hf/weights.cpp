@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "hf/config_json.h"
 #include "tensor/convert.h"
 
@@ -30,13 +31,13 @@ std::map<std::string, std::string> read_index(const fs::path& dir) {
     throw runtime_error(fmt::format("'{}' holds neither {} nor {}", dir.string(), kSingleFile, kIndexFile),
                         "name the folder of a Hugging Face model with safetensors weights");
   }
-  const nlohmann::json json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = try_parse_json<nlohmann::json>(read_file(path));
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   if (!json.is_object() || map == json.end() || !map->is_object()) throw folder_error(path, "no \"weight_map\" in it");
   std::map<std::string, std::string> index;
   for (const auto& [tensor, file] : map->items()) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
-    if (name.empty() || fs::path(name).filename() != name) {
+    if (!is_name_below(name) || fs::path(name).filename() != name) {
       throw folder_error(path, fmt::format("tensor '{}' is in no file of the folder", tensor));
     }
     index.emplace(tensor, name);

@@ -14,7 +14,6 @@ Tensor Block::run_mixer(const Pass& pass, Tensor x, const Mix& mix) {
   const Tensor mixed = pass.push(x.shape());
   const Tensor normed = pass.normed.defined() ? pass.normed : pass.push(x.shape());
   mixer_norm_.forward(pass, x, normed);
-  pass.ops.copy({.source = x, .destination = mixed});
   mix(normed, mixed);
   pass.capture(Intermediate::kMixerOut, layer_, mixed);
   return mixed;
@@ -24,14 +23,13 @@ Tensor Block::run_feed_forward(const Pass& pass, Tensor mixed) {
   const Tensor out = pass.push(mixed.shape());
   const Tensor normed = pass.normed.defined() ? pass.normed : pass.push(mixed.shape());
   feed_forward_norm_.forward(pass, mixed, normed);
-  pass.ops.copy({.source = mixed, .destination = out});
-  feed_forward_->forward(pass, normed, out);
+  feed_forward_->forward(pass, normed, mixed, out);
   pass.capture(Intermediate::kFeedForwardOut, layer_, out);
   return out;
 }
 
 Tensor Block::run(const Pass& pass, Tensor x) {
-  const auto mix = [&](Tensor normed, Tensor mixed) { mixer_->forward(pass, normed, mixed); };
+  const auto mix = [&](Tensor normed, Tensor mixed) { mixer_->forward(pass, normed, x, mixed); };
   return run_feed_forward(pass, run_mixer(pass, x, mix));
 }
 
@@ -45,7 +43,7 @@ Tensor Block::forward(const Pass& pass, Tensor x) {
 }
 
 Tensor Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) {
-  const auto mix = [&](Tensor normed, Tensor mixed) { mixer_->cached_forward(pass, normed, cache, slots, mixed); };
+  const auto mix = [&](Tensor normed, Tensor mixed) { mixer_->cached_forward(pass, normed, cache, slots, x, mixed); };
   return run_feed_forward(pass, run_mixer(pass, x, mix));
 }
 

@@ -15,8 +15,8 @@ namespace nmoe {
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
-  // x [T, D] (normed), y [T, D] +=
-  virtual void forward(const Pass& pass, Tensor x, Tensor y) = 0;
+  // x [T, D] (normed), y [T, D] = residual [T, D], which may be y, and what x becomes
+  virtual void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) = 0;
   // dy [T, D] is left alone, dx [T, D] =
   virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
 };

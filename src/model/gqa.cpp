@@ -67,7 +67,7 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
 }
 
-void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
+void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
   project(pass, x);
@@ -80,11 +80,11 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor y) {
                          .out = saved_.out,
                          .lse = saved_.lse});
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
-  out_.forward(ops, saved_.out.reshape({T, H * C}), y, /*accumulate=*/true);
+  out_.forward(ops, saved_.out.reshape({T, H * C}), y, residual);
 }
 
 void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
-                                           Tensor y) {
+                                           Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor positions = pass.batch.positions, keys = cache.tensors[0], values = cache.tensors[1];
@@ -101,7 +101,7 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Lay
                         .values = values,
                         .num_kv_heads = G,
                         .out = out});
-  out_.forward(ops, out.reshape({T, H * C}), y, /*accumulate=*/true);
+  out_.forward(ops, out.reshape({T, H * C}), y, residual);
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {

@@ -17,9 +17,10 @@ class GroupedQueryAttention final : public Mixer {
   static MixerSpec describe(const Layer& layer, WeightList& weights);
   GroupedQueryAttention(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
-  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) override;
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+                      Tensor y) override;
 
  private:
   struct Saved {

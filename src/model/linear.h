@@ -19,9 +19,9 @@ class Linear {
   Linear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
   explicit Linear(Weight& weight) : weight_(weight) {}
 
-  // y =, or += with accumulate
-  void forward(Ops& ops, Tensor x, Tensor y, bool accumulate = false) const {
-    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .accumulate = accumulate});
+  // y =, with the addend (of y's shape, may be y) added where there is one
+  void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}) const {
+    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend});
   }
   // dx =, or += with accumulate
   void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false) const {
@@ -58,12 +58,17 @@ class GroupedLinear {
     args.w = weight_.value;
     ops.grouped_activation_forward(args);
   }
-  // The weight's gradient, as model/weight.h says; dx = [N, in], which may not be the storage of x.
-  void backward(Ops& ops, Tensor x, Tensor dy, Tensor offsets, Tensor dx) const {
-    ops.grouped_linear_backward_weight(
-        {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
+  // dx = [N, in]
+  void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx) const {
     ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
   }
+  // The weight's gradient, as model/weight.h says.
+  void backward_weight(Ops& ops, Tensor x, Tensor dy, Tensor offsets) const {
+    ops.grouped_linear_backward_weight(
+        {.x = x, .dy = dy, .offsets = offsets, .dw = weight_.grad, .accumulate = weight_.accumulate_grad()});
+  }
+
+  Weight& weight() const { return weight_; }
 
  private:
   Weight& weight_;

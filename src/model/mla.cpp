@@ -81,7 +81,7 @@ void LatentAttention::project_shared_key(const Pass& pass, Tensor x, Tensor k_ro
   pass.ops.rope_forward(pass.rotation(k_rope, P, config_.rope.layout));
 }
 
-void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
+void LatentAttention::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
@@ -110,10 +110,11 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor y) {
                          .out = saved_.out,
                          .lse = saved_.lse});
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
-  out_.forward(ops, saved_.out.reshape({T, H * U}), y, /*accumulate=*/true);
+  out_.forward(ops, saved_.out.reshape({T, H * U}), y, residual);
 }
 
-void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor y) {
+void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+                                     Tensor y) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.dim(0), H = config_.num_heads, R = mla.kv_lora_rank, P = mla.qk_rope_head_dim, U = mla.v_head_dim;
@@ -138,7 +139,7 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
                         .num_kv_heads = 1,
                         .out = latents});
   ops.mla_expand_output({.latents = latents, .kv_up = kv_up_.weight().value, .out = out});
-  out_.forward(ops, out.reshape({T, H * U}), y, /*accumulate=*/true);
+  out_.forward(ops, out.reshape({T, H * U}), y, residual);
 }
 
 void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {

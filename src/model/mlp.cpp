@@ -17,7 +17,7 @@ Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSe
       in_(weights, layer.name + prefix + "in"),
       out_(weights, layer.name + prefix + "out") {}
 
-void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
+void Mlp::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   const int64_t T = x.dim(0);
   const int64_t without_pre = pass.activations.mark();
   saved_ = {.x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
@@ -26,7 +26,7 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor y) {
   in_.forward(pass.ops, x, saved_.pre);
   pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
   pass.capture(hidden_as_, layer_, saved_.hidden);
-  out_.forward(pass.ops, saved_.hidden, y, /*accumulate=*/true);
+  out_.forward(pass.ops, saved_.hidden, y, residual);
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? without_pre : without_hidden);
   }

@@ -20,7 +20,7 @@ class Mlp final : public FeedForward {
   // `hidden_as` is what its hidden units are captured as.
   Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
-  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
 
  private:

@@ -62,11 +62,35 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
   }
 }
 
-void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens) {
+void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
+                            int64_t num_ranks) {
   if (moe_layers_.empty()) return;
+  const auto num_layers = static_cast<int64_t>(moe_layers_.size());
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
-  window_.emplace(peers, ops_, config_, max_tokens, received, window, state);
-  for (Moe* moe : moe_layers_) moe->exchange_through(*window_);
+  window_.emplace(peers, ops_, config_, limits, received, window, state);
+  places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
+  const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
+  exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, peers.count()}),
+                     .waited = state.allocate(DType::kF64, by_transfer),
+                     .lasted = state.allocate(DType::kI32, by_transfer),
+                     .exposed = state.allocate(DType::kI32, by_transfer)};
+  for (int64_t i = 0; i < num_layers; ++i) {
+    moe_layers_[static_cast<size_t>(i)]->exchange_through(*window_, places_[i],
+                                                          {.traffic = exchange_stats_.traffic[rank][i],
+                                                           .waited = exchange_stats_.waited[rank][i],
+                                                           .lasted = exchange_stats_.lasted[rank][i],
+                                                           .exposed = exchange_stats_.exposed[rank][i]});
+  }
+  place_experts(ExpertPlacement(moe_layers_.size(), places_in_order(config_.moe.num_experts)));
+}
+
+void Model::place_experts(const ExpertPlacement& placement) {
+  NMOE_CHECK(window_ && placement.size() == moe_layers_.size(), "places of experts in {} layers of {}",
+             placement.size(), moe_layers_.size());
+  for (size_t i = 0; i < placement.size(); ++i) {
+    ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
+    for (Weight* weight : moe_layers_[i]->expert_weights()) weight->place_experts(placement[i], weights_.share().index);
+  }
 }
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {
@@ -84,6 +108,7 @@ void Model::begin_step() {
   if (moe_layers_.empty()) return;
   ops_.fill({.x = router_counts_, .value = 0.0});
   ops_.fill({.x = router_sums_, .value = 0.0});
+  for (const Tensor& tensor : exchange_stats_.tensors()) ops_.fill({.x = tensor, .value = 0.0});
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,

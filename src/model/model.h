@@ -14,6 +14,7 @@
 #include "model/pass.h"
 #include "model/spec.h"
 #include "model/weight.h"
+#include "parallel/expert_placement.h"
 
 namespace nmoe {
 
@@ -29,13 +30,17 @@ class Model {
 
   // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
-  // Storage for what ranks put there of passes over up to `max_tokens` tokens a rank, in a shared arena. Call once, in
-  // a domain of several ranks only: `peers`, which outlive the model, are those ranks.
-  void allocate_window(const Peers& peers, Arena& window, Arena& state, int64_t max_tokens);
+  // Storage for what ranks put there, in a shared arena: of passes within `limits`. Call once, in a domain of several
+  // ranks only: `peers`, which outlive the model, are those ranks; this one is `rank` of the `num_ranks` of the run.
+  void allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
+                       int64_t num_ranks);
+  // Where the experts of each layer of experts are from here on, in order at first; in such a domain only. Moves
+  // nothing: what a slot holds is taken for the expert that is now there.
+  void place_experts(const ExpertPlacement& placement);
   // Of what this rank updates (model/weight.h).
   void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
 
-  // Zeroes router statistics; gradients are written anew by what comes next.
+  // Zeroes statistics of routers and exchanges; gradients are written anew by what comes next.
   void begin_step();
   // Gradients, = in the first microbatch of a step and += after it (but see DomainShare::in_order): those of (sum of
   // token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
@@ -65,6 +70,8 @@ class Model {
   // The statistics of all routers: what each expert got, [L, E] i32, and sums, [L, 3] f64.
   Tensor router_counts() const { return router_counts_; }
   Tensor router_sums() const { return router_sums_; }
+  // Of all ranks and layers, in the arena `state`; undefined where a rank is alone.
+  const ExchangeStats& exchange_stats() const { return exchange_stats_; }
 
  private:
   Pass make_pass(const Batch& batch, Arena& activations) const;
@@ -84,7 +91,9 @@ class Model {
   Linear head_;  // [V, D]; the embedding itself when tied
   std::vector<Moe*> moe_layers_;
   std::optional<ExchangeWindow> window_;
+  Tensor places_;                       // [L, E] i32 of the experts; with a window
   Tensor router_counts_, router_sums_;  // undefined in a model without routers
+  ExchangeStats exchange_stats_;
   RopeTables rope_;
 };
 

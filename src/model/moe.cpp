@@ -51,7 +51,9 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
 
-void Moe::exchange_through(ExchangeWindow& window) { exchange_ = make_remote_exchange(window); }
+void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
+  exchange_ = make_remote_exchange(window, layer_, places, stats);
+}
 
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;
@@ -72,19 +74,85 @@ RouterLoss Moe::loss(const Pass& pass) const {
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
 void Moe::compute_hidden(const Pass& pass) {
-  exchange_->dispatch(pass, saved_.x, saved_.weights, saved_.rows, saved_.row_weight);
-  for (const RaggedRows& part : saved_.routed.parts) {
-    experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
-                                              .x = part.of(saved_.rows),
-                                              .w = {},
-                                              .offsets = part.offsets,
-                                              .row_weight = part.of(saved_.row_weight),
-                                              .pre = part.of(saved_.pre),
-                                              .h = part.of(saved_.hidden)});
-  }
+  exchange_->end_dispatch(pass, saved_.rows, saved_.row_weight);
+  for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
 }
 
-void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
+void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
+  experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
+                                            .x = part.of(of.rows),
+                                            .w = {},
+                                            .offsets = part.offsets,
+                                            .row_weight = part.of(of.row_weight),
+                                            .pre = part.of(of.pre),
+                                            .h = part.of(of.hidden)});
+}
+
+void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
+                           const ExpertGradients& gradients) {
+  Ops& ops = pass.ops;
+  const Tensor drows = part.of(gradients.drows), dhidden = part.of(gradients.dhidden);
+  const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
+  experts_out_.backward_weight(ops, part.of(of.hidden), drows, part.offsets);
+  experts_out_.backward_input(ops, drows, part.offsets, dhidden);
+  ops.activation_backward({.kind = config_.activation,
+                           .pre = part.of(of.pre),
+                           .row_weight = part.of(of.row_weight),
+                           .dh = dhidden,
+                           .dpre = dpre,
+                           .drow_weight = part.of(gradients.drow_weight),
+                           .num_rows = part.count()});
+  experts_in_.backward_input(ops, dpre, part.offsets, drows);
+}
+
+void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
+  experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets);
+}
+
+OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
+  const int64_t C = saved_.routed.chunk_capacity();
+  if (C == 0) return {};
+  // What is not kept has served.
+  const auto room = [&](Tensor saved, Recompute level) {
+    return pass.drops(level) ? saved.rows(0, C) : pass.push({C, saved.dim(1)});
+  };
+  const ExpertPass chunk_rows{.rows = rows_out.rows(0, C),
+                              .row_weight = pass.push_stat({C}),
+                              .pre = room(saved_.pre, Recompute::kExperts),
+                              .hidden = room(saved_.hidden, Recompute::kNorms)};
+  return {.rows = chunk_rows.rows,
+          .row_weight = chunk_rows.row_weight,
+          .drows = {},
+          .drow_weight = {},
+          .work_off = [this, &pass, chunk_rows](const RaggedRows& chunk) {
+            forward_hidden(pass, chunk, chunk_rows);
+            pass.capture(Intermediate::kExpertHidden, layer_, chunk_rows.hidden, chunk.count());
+            experts_out_.forward(pass.ops, chunk_rows.hidden, chunk.offsets, chunk_rows.rows);
+          }};
+}
+
+OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gradients) {
+  const int64_t C = saved_.routed.chunk_capacity();
+  if (C == 0) return {};
+  const ExpertPass chunk_rows{.rows = saved_.rows.rows(0, C),
+                              .row_weight = saved_.row_weight.rows(0, C),
+                              .pre = saved_.pre.rows(0, C),
+                              .hidden = saved_.hidden.rows(0, C)};
+  const ExpertGradients chunk_gradients{.drows = gradients.drows.rows(0, C),
+                                        .drow_weight = gradients.drow_weight.rows(0, C),
+                                        .dhidden = gradients.dhidden.rows(0, C)};
+  return {.rows = chunk_rows.rows,
+          .row_weight = chunk_rows.row_weight,
+          .drows = chunk_gradients.drows,
+          .drow_weight = chunk_gradients.drow_weight,
+          .work_off = [this, &pass, chunk_rows, chunk_gradients](const RaggedRows& chunk) {
+            forward_hidden(pass, chunk, chunk_rows);
+            backward_experts(pass, chunk, chunk_rows, chunk_gradients);
+            backward_in_weight(pass, chunk, chunk_rows);
+          }};
+}
+
+void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
@@ -113,6 +181,12 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
 
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
+  exchange_->begin_dispatch(pass, x, saved_.weights);
+  if (shared_) {
+    shared_->forward(pass, x, residual, y);
+  } else if (residual.raw() != y.raw()) {
+    ops.copy({.source = residual, .destination = y});
+  }
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
   saved_.rows = pass.push({R, D});
@@ -129,12 +203,11 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor y) {
     for (const RaggedRows& part : saved_.routed.parts) {
       experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out));
     }
-    exchange_->combine(pass, rows_out, y, /*accumulate=*/true);
+    exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
   }
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
   }
-  if (shared_) shared_->forward(pass, x, y);
 }
 
 void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
@@ -142,13 +215,13 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity, F = expert_dim_;
-  if (shared_) shared_->backward(pass, dy, dx);
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
     saved_.rows = pass.push(saved_.rows.shape());
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
+    exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
     compute_hidden(pass);
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
@@ -161,25 +234,20 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     }
   }
 
-  const Tensor drows = pass.push({R, D});
-  const Tensor dhidden = pass.push({R, F});
-  const Tensor drow_weight = pass.push_stat({R});
-  exchange_->combine_backward(pass, dy, drows);
-  for (const RaggedRows& part : saved_.routed.parts) {
-    const Tensor pre = part.of(saved_.pre), dpre = pre;  // not needed after its gradient is known
-    experts_out_.backward(ops, part.of(saved_.hidden), part.of(drows), part.offsets, part.of(dhidden));
-    ops.activation_backward({.kind = config_.activation,
-                             .pre = pre,
-                             .row_weight = part.of(saved_.row_weight),
-                             .dh = part.of(dhidden),
-                             .dpre = dpre,
-                             .drow_weight = part.of(drow_weight),
-                             .num_rows = part.count()});
-    experts_in_.backward(ops, part.of(saved_.rows), dpre, part.offsets, part.of(drows));
-  }
+  const bool dispatched_again = pass.drops(Recompute::kExperts);
+  exchange_->begin_combine_backward(pass, dy, dispatched_again ? Tensor() : saved_.x,
+                                    dispatched_again ? Tensor() : saved_.weights);
+  if (shared_) shared_->backward(pass, dy, dx);
+  const ExpertGradients gradients{
+      .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R}), .dhidden = pass.push({R, F})};
+  exchange_->end_combine_backward(pass, gradients.drows);
+  for (const RaggedRows& part : saved_.routed.parts) backward_experts(pass, part, saved_rows(), gradients);
+  exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
+  for (const RaggedRows& part : saved_.routed.parts) backward_in_weight(pass, part, saved_rows());
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange_->dispatch_backward(pass, drows, drow_weight, dx, dweights, /*accumulate=*/shared_.has_value());
+  exchange_->end_dispatch_backward(pass, dx, dweights, /*accumulate=*/shared_.has_value(),
+                                   overflow_backward(pass, gradients));
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),
                        .logits = saved_.logits,

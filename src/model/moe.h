@@ -5,6 +5,7 @@
 // routing uses a part: model/token_exchange.h), F expert width, W pre-activation width.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -26,15 +27,18 @@ class Moe final : public FeedForward {
   static void describe(const Layer& layer, WeightList& weights);
   Moe(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, Tensor x, Tensor y) override;
+  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
 
   // Where its router's statistics are kept. Before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
-  // From here on experts are shared with the other ranks of a domain: of stacked weights there are this rank's alone.
-  void exchange_through(ExchangeWindow& window);
+  // From here on experts are shared with the other ranks of a domain, and where `places` says (remote_exchange.h): of
+  // stacked weights there are this rank's alone. `stats`: where this rank's of the layer are kept.
+  void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
+  std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
+  int64_t layer() const { return layer_; }  // its index among all layers of the model
 
  private:
   struct Saved {
@@ -51,8 +55,33 @@ class Moe final : public FeedForward {
   };
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
-  // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and row weights.
+  // saved_.rows, .pre and .hidden = what saved_.x becomes by the saved routing and weights, once its dispatch began.
   void compute_hidden(const Pass& pass);
+  // Rows on their way through the experts, N of them.
+  struct ExpertPass {
+    Tensor rows;        // [N, D]
+    Tensor row_weight;  // [N]
+    Tensor pre;         // [N, W]
+    Tensor hidden;      // [N, F]
+  };
+  struct ExpertGradients {
+    Tensor drows;        // [N, D] of what the experts made of the rows; then of the rows
+    Tensor drow_weight;  // [N]
+    Tensor dhidden;      // [N, F]
+  };
+  ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
+  // pre and hidden = of a part's rows.
+  void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // From the gradients of what the experts made of a part's rows: those of the rows, all but that of the first weight.
+  // pre becomes its own gradient.
+  void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
+                        const ExpertGradients& gradients);
+  // That of the first weight, behind backward_experts.
+  void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // How overflow passes the experts: forward in the memory of rows_out and what it pushes, backward in that of the rows
+  // that were kept, which have served by then. pass outlives what they return.
+  OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
+  OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
 
   const ModelConfig& config_;
   int64_t layer_;

@@ -59,6 +59,8 @@ struct Pass {
   // comes next needs, backward fills it again.
   Tensor normed = {};
 
+  // Whether it is of a step, which backward follows.
+  bool in_step() const { return scale.loss.defined(); }
   // Whether forward leaves out what this level is about.
   bool drops(Recompute level) const { return recompute >= level; }
   // The same, but everything is kept.

@@ -1,15 +1,35 @@
 #include "model/remote_exchange.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <initializer_list>
 #include <numeric>
 #include <vector>
 
 namespace nmoe {
 
-ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, int64_t max_tokens,
+ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const ExchangeLimits& limits, Received received) {
+  const int64_t W = num_ranks, M = limits.max_tokens, K = config.moe.top_k, U = config.moe.num_experts / W;
+  ExpertRows rows{.worst = W * M * std::min(K, U)};
+  const double wanted = std::ceil(limits.capacity_factor * static_cast<double>(M * K));
+  const bool all = received == Received::kApart || wanted >= static_cast<double>(rows.worst);
+  rows.kept = all ? rows.worst : std::max<int64_t>(static_cast<int64_t>(wanted), 1);
+  const auto pieces_of = [](int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; };
+  if (rows.kept == rows.worst) return rows;
+  rows.num_chunks = pieces_of(rows.worst - rows.kept, rows.kept);
+  rows.chunk = pieces_of(rows.worst - rows.kept, rows.num_chunks);
+  return rows;
+}
+
+ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
                                Received received, Arena& window, Arena& state)
-    : peers_(peers), num_slots_(config.moe.num_experts / peers.count()), max_tokens_(max_tokens), received_(received) {
-  const int64_t W = peers.count(), M = max_tokens, D = config.dim, K = config.moe.top_k, E = config.moe.num_experts;
+    : peers_(peers),
+      num_slots_(config.moe.num_experts / peers.count()),
+      max_tokens_(limits.max_tokens),
+      received_(received),
+      expert_rows_(nmoe::expert_rows(config, peers.count(), limits, received)) {
+  const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k;
   const bool apart = received == Received::kApart;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
@@ -18,45 +38,50 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
              .counts = window.allocate(DType::kI32, {W}),
              .tokens = apart ? window.allocate(DType::kI32, {W, M}) : Tensor()};
   }
-  const auto upload_ids = [&](const Tensor& tensor) {  // 0, 1, 2 and so on
-    std::vector<int32_t> ids(static_cast<size_t>(tensor.num_elements()));
-    std::iota(ids.begin(), ids.end(), 0);
-    ops.device().upload(tensor, ids.data());
-  };
   if (apart) {
     copies_ = {.rows = window.allocate(ops.compute_dtype(), {M, K, D}),
                .weights = window.allocate(ops.stat_dtype(), {M, K}),
                .row_of = state.allocate(DType::kI32, {M, K})};
-    upload_ids(copies_.row_of);
+    std::vector<int32_t> rows(static_cast<size_t>(M * K));
+    std::iota(rows.begin(), rows.end(), 0);
+    ops.device().upload(copies_.row_of, rows.data());
   } else {
     returns_ = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
                 .weights = window.allocate(ops.stat_dtype(), {W, M, K})};
   }
-  placement_ = state.allocate(DType::kI32, {E});
-  upload_ids(placement_);
+  if (expert_rows_.num_chunks > 0) loads_ = window.allocate(DType::kI32, {W});
 }
 
 namespace {
 
+// Of kernels that send rows beside other work: few, so that products find multiprocessors, and enough for the link.
+// What comes back is summed on its way, for which few have not the bandwidth of the memory.
+constexpr int64_t kBlocksBeside = 24;
+
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(ExchangeWindow& window)
-      : window_(window), peers_(window.peers()), apart_(window.received() == Received::kApart) {}
+  RemoteExchange(ExchangeWindow& window, int64_t layer, Tensor places, const ExchangeStats& stats)
+      : window_(window),
+        peers_(window.peers()),
+        layer_(layer),
+        apart_(window.received() == Received::kApart),
+        places_(places),
+        stats_(stats) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
+    const ExpertRows& room = window_.expert_rows();
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
-                  U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = W * M * std::min(K, U);
+                  U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = room.kept;
     top_idx_ = top_idx;
-    sent_ = {.send_row = pass.push_i32({T, W}),
-             .num_sent = pass.push_i32({W}),
-             .placement = window_.placement(),
-             .num_slots = U};
+    sent_ = {.send_row = pass.push_i32({T, W}), .num_sent = pass.push_i32({W}), .placement = places_, .num_slots = U};
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
     row_of_ = pass.push_i32({W * M, K});
-    pass.ops.build_exchange_plan({.top_idx = top_idx, .plan = sent_, .counts = counts});
-    RoutedRows routed{.capacity = capacity, .parts = {}};
+    pass.ops.build_exchange_plan(
+        {.top_idx = top_idx, .plan = sent_, .counts = counts, .traffic = counts.defined() ? stats_.traffic : Tensor()});
+    RoutedRows routed{.capacity = capacity, .parts = {}, .overflow = {}};
     parts_.clear();
+    chunks_.clear();
     for (int64_t i = 0; i < num_parts; ++i) {
       const RaggedRows& rows = routed.parts.emplace_back(RaggedRows{
           .begin = capacity / num_parts * i, .end = capacity / num_parts * (i + 1), .offsets = pass.push_i32({U + 1})});
@@ -66,42 +91,112 @@ class RemoteExchange final : public TokenExchange {
                         .plan = {.offsets = rows.offsets,
                                  .row_of = row_of_.rows(W * M / num_parts * i, W * M / num_parts * (i + 1))}});
     }
+    if (room.num_chunks == 0) return routed;
+
+    // The offsets of all rows, and those of what is kept and of each chunk.
+    loads_ = pass.push_i32({W});
+    offsets_ = parts_[0].plan.offsets;
+    part_offsets_ = pass.push_i32({1 + room.num_chunks, U + 1});
+    parts_[0].plan.offsets = parts_[0].rows.offsets = routed.parts[0].offsets = part_offsets_[0];
+    for (int64_t i = 0; i < room.num_chunks; ++i) {
+      Part& chunk = chunks_.emplace_back(parts_[0]);
+      chunk.rows = {.begin = 0, .end = room.chunk, .offsets = part_offsets_[1 + i]};
+      chunk.plan.offsets = chunk.rows.offsets;
+      chunk.plan.first_row = room.kept + i * room.chunk;
+      routed.overflow.push_back(chunk.rows);
+    }
     return routed;
   }
 
-  void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {
+  void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
+    inbox_ = &window_.next_inbox();
+    begin_moving(pass, Transfer::kDispatch, [&](Ops& ops) {
+      ops.exchange_send({.peers = peers_,
+                         .plan = sent_,
+                         .x = x,
+                         .top_idx = top_idx_,
+                         .weights = weights,
+                         .inbox = *inbox_,
+                         .max_blocks = kBlocksBeside});
+      meet(pass, ops, Transfer::kDispatch);
+    });
+  }
+  void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
     Ops& ops = pass.ops;
-    const ExchangeInbox& inbox = window_.next_inbox();
-    ops.exchange_send(
-        {.peers = peers_, .plan = sent_, .x = x, .top_idx = top_idx_, .weights = weights, .inbox = inbox});
-    ops.peer_barrier({peers_});
+    end_moving(pass, Transfer::kDispatch);
+    const ExchangeInbox& inbox = *inbox_;
     ops.copy({.source = inbox.counts, .destination = num_received_});
     if (apart_) ops.copy({.source = inbox.tokens, .destination = tokens_});
     for (const Part& part : parts_) {
+      MoePlan plan = part.plan;
+      if (!chunks_.empty()) plan.offsets = offsets_;
       ops.build_moe_plan({.top_idx = part.of(inbox.slots),
-                          .plan = part.plan,
+                          .plan = plan,
                           .counts = {},
                           .part_sizes = num_received_.rows(part.first_rank, part.first_rank + part.num_ranks)});
-      ops.moe_dispatch_weights(
-          {.weights = part.of(inbox.weights), .plan = part.plan, .row_weight = part.rows.of(row_weight)});
     }
-    gather(ops, inbox, rows);
+    if (!chunks_.empty()) {
+      const ExpertRows& room = window_.expert_rows();
+      ops.divide_moe_rows({.offsets = offsets_, .capacity = room.kept, .chunk = room.chunk, .parts = part_offsets_});
+    }
+    for (const Part& part : parts_) gather_weights(ops, part, inbox, row_weight);
+    for (const Part& part : parts_) gather(ops, part, inbox, rows);
+    arrived_ = &inbox;
   }
 
-  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
-    send_home(pass.ops, rows, {}, y, {}, accumulate);
+  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) override {
+    begin_returning(pass, Transfer::kCombine, rows, {});
+    if (!chunks_.empty()) tell_load(pass.ops);
+    end_returning(pass, Transfer::kCombine, y, {}, accumulate, [&](const Part& chunk) {
+      gather_chunk(pass.ops, chunk, overflow);
+      overflow.work_off(chunk.rows);
+      put_home(pass.ops, chunk, overflow.rows, {});
+    });
+    if (!chunks_.empty()) pass.ops.copy({.source = window_.loads(), .destination = loads_});
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
-    const ExchangeInbox& inbox = window_.next_inbox();
-    pass.ops.exchange_send({.peers = peers_, .plan = sent_, .x = dy, .top_idx = {}, .weights = {}, .inbox = inbox});
-    pass.ops.peer_barrier({peers_});
-    gather(pass.ops, inbox, drows);
+  void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) override {
+    const bool again = !chunks_.empty() && x.defined();
+    // Both inboxes are free: everybody came to the barrier of a return since they were read.
+    if (again) arrived_ = &window_.next_inbox();
+    inbox_ = &window_.next_inbox();
+    begin_moving(pass, Transfer::kCombineBackward, [&](Ops& ops) {
+      if (again) {
+        ops.exchange_send({.peers = peers_,
+                           .plan = sent_,
+                           .x = x,
+                           .top_idx = top_idx_,
+                           .weights = weights,
+                           .inbox = *arrived_,
+                           .loads = loads_,
+                           .room = window_.expert_rows().kept});
+      }
+      ops.exchange_send({.peers = peers_,
+                         .plan = sent_,
+                         .x = dy,
+                         .top_idx = {},
+                         .weights = {},
+                         .inbox = *inbox_,
+                         .max_blocks = kBlocksBeside});
+      meet(pass, ops, Transfer::kCombineBackward);
+    });
   }
-  void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                         bool accumulate) override {
-    send_home(pass.ops, drows, drow_weight, dx, dweights, accumulate);
+  void end_combine_backward(const Pass& pass, Tensor drows) override {
+    end_moving(pass, Transfer::kCombineBackward);
+    for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows);
+  }
+  void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
+    begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);
+  }
+  void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+                             const OverflowWork& overflow) override {
+    end_returning(pass, Transfer::kDispatchBackward, dx, dweights, accumulate, [&](const Part& chunk) {
+      gather_chunk(pass.ops, chunk, overflow);
+      gather(pass.ops, chunk, *inbox_, overflow.drows);
+      overflow.work_off(chunk.rows);
+      put_home(pass.ops, chunk, overflow.drows, overflow.drow_weight);
+    });
   }
 
  private:
@@ -118,32 +213,115 @@ class RemoteExchange final : public TokenExchange {
     }
   };
 
-  void gather(Ops& ops, const ExchangeInbox& inbox, Tensor rows) const {
-    for (const Part& part : parts_) {
-      ops.moe_dispatch({.x = part.of(inbox.rows), .plan = part.plan, .rows = part.rows.of(rows)});
+  void gather(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor rows) const {
+    ops.moe_dispatch({.x = part.of(inbox.rows), .plan = part.plan, .rows = part.rows.of(rows)});
+  }
+  void gather_weights(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor row_weight) const {
+    ops.moe_dispatch_weights(
+        {.weights = part.of(inbox.weights), .plan = part.plan, .row_weight = part.rows.of(row_weight)});
+  }
+  void gather_chunk(Ops& ops, const Part& chunk, const OverflowWork& overflow) const {
+    gather_weights(ops, chunk, *arrived_, overflow.row_weight);
+    gather(ops, chunk, *arrived_, overflow.rows);
+  }
+
+  // Adds to those sums that are kept how long `work` takes on the lane of `ops`.
+  template <class Work>
+  static void timed(Ops& ops, std::initializer_list<Tensor> sums, const Work& work) {
+    for (const Tensor& sum : sums) {
+      if (sum.defined()) ops.add_time({.sum = sum, .begin = true});
+    }
+    work();
+    for (const Tensor& sum : sums) {
+      if (sum.defined()) ops.add_time({.sum = sum});
     }
   }
-
-  void send_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
-    if (apart_) return send_copies_home(ops, rows, row_weight, y, weights, accumulate);
-    ops.exchange_return({.peers = peers_,
-                         .rows = rows,
-                         .row_weight = row_weight,
-                         .row_of = row_of_,
-                         .counts = num_received_,
-                         .returns = window_.returns()});
-    ops.peer_barrier({peers_});
-    ops.exchange_collect({.plan = sent_,
-                          .top_idx = top_idx_,
-                          .returns = window_.returns(),
-                          .y = y,
-                          .accumulate = accumulate,
-                          .weights = weights});
+  // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
+  // then, also what others are told by its barrier that they may write over.
+  template <class Move>
+  void begin_moving(const Pass& pass, Transfer transfer, const Move& move) const {
+    Device& device = pass.ops.device();
+    device.order(Lane::kCompute, Lane::kCommunication);
+    Ops& ops = device.ops(Lane::kCommunication);
+    timed(ops, {kept(pass, stats_.lasted, transfer)}, [&] { move(ops); });
+  }
+  void end_moving(const Pass& pass, Transfer transfer) const {
+    timed(pass.ops, {kept(pass, stats_.exposed, transfer)},
+          [&] { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); });
+  }
+  void meet(const Pass& pass, Ops& ops, Transfer transfer) const {
+    ops.peer_barrier(
+        {.peers = peers_, .place = {work_of(transfer), layer_}, .waited = kept(pass, stats_.waited, transfer)});
+  }
+  static PeerWork work_of(Transfer transfer) {
+    switch (transfer) {
+      case Transfer::kDispatch:
+        return PeerWork::kDispatch;
+      case Transfer::kCombine:
+        return PeerWork::kCombine;
+      case Transfer::kCombineBackward:
+        return PeerWork::kCombineBackward;
+      case Transfer::kDispatchBackward:
+        return PeerWork::kDispatchBackward;
+    }
+    NMOE_CHECK(false, "a transfer {}", static_cast<int>(transfer));
+  }
+  // Where a transfer's time is kept: in a step alone, that of what backward does again included.
+  static Tensor kept(const Pass& pass, const Tensor& times, Transfer transfer) {
+    const auto i = static_cast<int64_t>(transfer);
+    return pass.in_step() && times.defined() ? times.rows(i, i + 1) : Tensor();
   }
 
-  // Home adds a token's copies in the order of its choices, as one rank does.
-  void send_copies_home(Ops& ops, Tensor rows, Tensor row_weight, Tensor y, Tensor weights, bool accumulate) const {
-    const int64_t T = y.dim(0), W = peers_.count(), D = y.dim(1), C = rows.dim(0) / W;
+  // What a part's rows add to the tokens they are of.
+  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
+    const int64_t first_row = part.plan.first_row;
+    ops.exchange_return({.peers = peers_,
+                         .rows = part.rows.of(rows),
+                         .row_weight = row_weight.defined() ? part.rows.of(row_weight) : Tensor(),
+                         .row_of = row_of_,
+                         .counts = num_received_,
+                         .returns = window_.returns(),
+                         .first_row = first_row,
+                         .num_rows = first_row > 0 ? part.rows.count() : Tensor()});
+  }
+  // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too
+  // many.
+  void tell_load(Ops& ops) const {
+    const int64_t rank = peers_.index(), num_slots = window_.num_slots();
+    ops.copy({.source = offsets_.rows(num_slots, num_slots + 1), .destination = window_.loads().rows(rank, rank + 1)});
+    ops.peer_spread({.peers = peers_, .x = window_.loads(), .begin = rank, .end = rank + 1});
+  }
+
+  // The barrier comes when all rows are home: overflow's are behind what was begun.
+  void begin_returning(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight) const {
+    begin_moving(pass, transfer, [&](Ops& ops) {
+      if (apart_) {
+        return_copies(ops, rows, row_weight);
+      } else {
+        put_home(ops, parts_[0], rows, row_weight);
+      }
+      if (chunks_.empty()) meet(pass, ops, transfer);
+    });
+  }
+  void end_returning(const Pass& pass, Transfer transfer, Tensor y, Tensor weights, bool accumulate,
+                     const std::function<void(const Part& chunk)>& work_off) const {
+    end_moving(pass, transfer);
+    for (const Part& chunk : chunks_) work_off(chunk);
+    if (!chunks_.empty()) {
+      timed(pass.ops, {kept(pass, stats_.lasted, transfer), kept(pass, stats_.exposed, transfer)},
+            [&] { meet(pass, pass.ops, transfer); });
+    }
+    if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
+    pass.ops.exchange_collect({.plan = sent_,
+                               .top_idx = top_idx_,
+                               .returns = window_.returns(),
+                               .y = y,
+                               .accumulate = accumulate,
+                               .weights = weights});
+  }
+
+  void return_copies(Ops& ops, Tensor rows, Tensor row_weight) const {
+    const int64_t W = peers_.count(), D = rows.dim(1), C = rows.dim(0) / W;
     const ExchangeWindow::Copies& copies = window_.copies();
     const int64_t M = copies.rows.dim(0), K = copies.rows.dim(1);
     ops.exchange_return_copies({.peers = peers_,
@@ -154,7 +332,11 @@ class RemoteExchange final : public TokenExchange {
                                 .counts = num_received_,
                                 .copies = copies.rows,
                                 .weights = copies.weights});
-    ops.peer_barrier({peers_});
+  }
+  // Home adds a token's copies in the order of its choices, as one rank does.
+  void sum_copies(Ops& ops, Tensor y, Tensor weights, bool accumulate) const {
+    const ExchangeWindow::Copies& copies = window_.copies();
+    const int64_t T = y.dim(0), M = copies.rows.dim(0), K = copies.rows.dim(1), D = y.dim(1);
     const MoePlan plan{.offsets = {}, .row_of = copies.row_of.rows(0, T)};
     ops.moe_combine({.rows = copies.rows.reshape({M * K, D}), .plan = plan, .y = y, .accumulate = accumulate});
     if (weights.defined()) ops.copy({.source = copies.weights.rows(0, T), .destination = weights});
@@ -162,19 +344,30 @@ class RemoteExchange final : public TokenExchange {
 
   ExchangeWindow& window_;
   const Peers& peers_;
+  const int64_t layer_;
   const bool apart_;
-  Tensor top_idx_;           // [T, K] i32
-  ExchangePlan sent_;        // this rank's tokens
-  Tensor num_received_;      // [W] i32 tokens of each rank
-  Tensor tokens_;            // [W, M] i32, received apart: which of their ranks' tokens they are
-  Tensor row_of_;            // [W * M, K] i32: the received tokens' copies, each within its part
-  std::vector<Part> parts_;  // of the layer's rows
+  const Tensor places_;  // [E] i32
+  const ExchangeStats stats_;
+  Tensor top_idx_;                        // [T, K] i32
+  ExchangePlan sent_;                     // this rank's tokens
+  Tensor num_received_;                   // [W] i32 tokens of each rank
+  Tensor tokens_;                         // [W, M] i32, received apart: which of their ranks' tokens they are
+  Tensor row_of_;                         // [W * M, K] i32: the received tokens' copies, each within its part
+  std::vector<Part> parts_;               // of the rows that are kept
+  const ExchangeInbox* inbox_ = nullptr;  // where what was begun last goes
+  // Overflow, where there can be any.
+  std::vector<Part> chunks_;
+  Tensor offsets_;                          // [U + 1] i32, of all rows
+  Tensor part_offsets_;                     // [1 + chunks, U + 1] i32: the same of those kept, then of each chunk
+  Tensor loads_;                            // [W] i32: rows of each rank's experts
+  const ExchangeInbox* arrived_ = nullptr;  // where the tokens are
 };
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window) {
-  return std::make_unique<RemoteExchange>(window);
+std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer, Tensor places,
+                                                    const ExchangeStats& stats) {
+  return std::make_unique<RemoteExchange>(window, layer, places, stats);
 }
 
 }  // namespace nmoe

@@ -11,31 +11,37 @@ class LocalExchange final : public TokenExchange {
     const int64_t capacity = top_idx.num_elements();
     plan_ = {.offsets = pass.push_i32({num_experts_ + 1}), .row_of = pass.push_i32(top_idx.shape())};
     pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
-    return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}};
+    return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
 
-  void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) override {
-    pass.ops.moe_dispatch_weights({.weights = weights, .plan = plan_, .row_weight = row_weight});
-    pass.ops.moe_dispatch({.x = x, .plan = plan_, .rows = rows});
+  void begin_dispatch(const Pass&, Tensor x, Tensor weights) override { x_ = x, weights_ = weights; }
+  void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) override {
+    pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
+    pass.ops.moe_dispatch({.x = x_, .plan = plan_, .rows = rows});
   }
-  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) override {
+  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
   }
 
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
-  void combine_backward(const Pass& pass, Tensor dy, Tensor drows) override {
-    pass.ops.moe_dispatch({.x = dy, .plan = plan_, .rows = drows});
+  void begin_combine_backward(const Pass&, Tensor dy, Tensor, Tensor) override { x_ = dy; }
+  void end_combine_backward(const Pass& pass, Tensor drows) override {
+    pass.ops.moe_dispatch({.x = x_, .plan = plan_, .rows = drows});
   }
-  void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                         bool accumulate) override {
-    pass.ops.moe_combine({.rows = drows, .plan = plan_, .y = dx, .accumulate = accumulate});
-    pass.ops.moe_combine_weights({.row_weight = drow_weight, .plan = plan_, .weights = dweights});
+  void begin_dispatch_backward(const Pass&, Tensor drows, Tensor drow_weight) override {
+    rows_ = drows, weights_ = drow_weight;
+  }
+  void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+                             const OverflowWork&) override {
+    pass.ops.moe_combine({.rows = rows_, .plan = plan_, .y = dx, .accumulate = accumulate});
+    pass.ops.moe_combine_weights({.row_weight = weights_, .plan = plan_, .weights = dweights});
   }
 
  private:
   int64_t num_experts_;
   MoePlan plan_;
+  Tensor x_, rows_, weights_;  // what was begun
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,14 +28,32 @@ struct RaggedRows {
 };
 
 // What a layer's experts are to do: R rows in one part or in several, which are worked off in turn so that what comes
-// of one does not depend on the others.
+// of one does not depend on the others. Where the routing may give more rows than R, those behind them are the
+// overflow, in chunks of as many rows each, most of them empty most of the time.
 struct RoutedRows {
   int64_t capacity = 0;  // R
   std::vector<RaggedRows> parts;
+  std::vector<RaggedRows> overflow;
+
+  // Rows of a chunk, at most R; 0: there are none.
+  int64_t chunk_capacity() const { return overflow.empty() ? 0 : overflow.front().end; }
+};
+
+// How the chunks of overflow, of C rows, are worked off one after another in the same memory: the exchange fills
+// `rows` and `row_weight`, in backward also `drows`, calls work_off, and takes what that left.
+struct OverflowWork {
+  Tensor rows;         // [C, D]; what a forward leaves: what the chunk's rows became
+  Tensor row_weight;   // [C] stat
+  Tensor drows;        // [C, D]; what a backward leaves: the gradient of `rows`
+  Tensor drow_weight;  // [C] stat; the same of row_weight
+  std::function<void(const RaggedRows& chunk)> work_off;
 };
 
 // A layer's exchange. It holds the plan of the last routing, on the activation stack, for all that follows until the
 // layer's backward is over. The order of rows is a function of the routing alone.
+//
+// What begin_... is given travels beside the work that is enqueued before the end_... that belongs to it, and stays as
+// it is until then. There is one such pair at a time.
 class TokenExchange {
  public:
   virtual ~TokenExchange() = default;
@@ -45,19 +64,25 @@ class TokenExchange {
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
   // To each expert its tokens, and what they weigh: rows [R, D] = x [T, D], row_weight [R] stat = weights [T, K] stat.
-  virtual void dispatch(const Pass& pass, Tensor x, Tensor weights, Tensor rows, Tensor row_weight) = 0;
-  // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D].
-  virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate) = 0;
+  virtual void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) = 0;
+  virtual void end_dispatch(const Pass& pass, Tensor rows, Tensor row_weight) = 0;
+  // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D], then of those in each chunk of overflow,
+  // rounded chunk by chunk. Overflow's memory may be that of `rows`.
+  virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // drows [R, D] = of combine's rows, from dy [T, D]
-  virtual void combine_backward(const Pass& pass, Tensor dy, Tensor drows) = 0;
-  // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat.
-  virtual void dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight, Tensor dx, Tensor dweights,
-                                 bool accumulate) = 0;
+  // drows [R, D] = of combine's rows, from dy [T, D]. Where the last dispatch was forward's, x and weights are what it
+  // got, which overflow needs again; else undefined.
+  virtual void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) = 0;
+  virtual void end_combine_backward(const Pass& pass, Tensor drows) = 0;
+  // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat. Overflow
+  // as in combine(); its memory may be that of both.
+  virtual void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) = 0;
+  virtual void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+                                     const OverflowWork& overflow) = 0;
 };
 
 // All experts are where the tokens are: dispatch gathers, combine sums a token's K rows in the order of its choices.
-// Each of the T * K copies has a row, so all rows there are room for are used.
+// Each of the T * K copies has a row, so all rows there are room for are used, and there is no overflow.
 std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts);
 
 }  // namespace nmoe

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "parallel/expert_placement.h"
 
 namespace nmoe {
 
@@ -13,6 +14,30 @@ Tensor Weight::grad_to_add_to(Ops& ops) {
 Tensor Weight::updated_of(const Tensor& x) const {
   if (updated.extent == shape.num_elements()) return x;
   return x.reshape({shape.num_elements()}).rows(updated.offset, updated.end());
+}
+
+std::vector<ElementRange> Weight::updated_elements() const {
+  return experts_.empty() ? std::vector{updated} : experts_;
+}
+
+void Weight::place_experts(std::span<const int32_t> places, int64_t rank) {
+  NMOE_CHECK(spec.group == WeightGroup::kExperts && static_cast<int64_t>(places.size()) == spec.shape[0],
+             "{} places of {} {}", places.size(), spec.name, spec.shape);
+  std::vector<int64_t> expert_in(static_cast<size_t>(shape[0]));
+  for (int64_t expert = 0; expert < spec.shape[0]; ++expert) {
+    const int64_t slot = places[static_cast<size_t>(expert)] - rank * shape[0];
+    if (slot >= 0 && slot < shape[0]) expert_in[static_cast<size_t>(slot)] = expert;
+  }
+  const int64_t size = shape[1] * shape[2];
+  experts_.clear();
+  for (const int64_t expert : expert_in) {
+    const ElementRange elements{expert * size, size};
+    if (!experts_.empty() && experts_.back().end() == elements.offset) {
+      experts_.back().extent += size;
+    } else {
+      experts_.push_back(elements);
+    }
+  }
 }
 
 void Weight::upload(Ops& ops, const void* host) {
@@ -47,12 +72,16 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
       break;
   }
   const Tensor master = low.defined() ? updated_of(grad) : mine;
-  ops.fill_truncated_normal({.x = master,
-                             .draws = {.seed = seed,
-                                       .stream = fnv1a64(spec.name),
-                                       .first = offset + updated.offset,
-                                       .std = spec.init_std,
-                                       .truncation = truncation}});
+  int64_t first = 0;
+  for (const auto& [offset, extent] : updated_elements()) {
+    ops.fill_truncated_normal({.x = master.reshape({master.num_elements()}).rows(first, first + extent),
+                               .draws = {.seed = seed,
+                                         .stream = fnv1a64(spec.name),
+                                         .first = offset,
+                                         .std = spec.init_std,
+                                         .truncation = truncation}});
+    first += extent;
+  }
   if (low.defined()) ops.split_weight({.master = master, .w = mine, .low = low});
 }
 
@@ -63,8 +92,10 @@ WeightSet::WeightSet(std::vector<WeightSpec> specs, DomainShare share) : share_(
       NMOE_CHECK(shape[0] % share_.count == 0, "{} experts on {} ranks", shape[0], share_.count);
       shape = {shape[0] / share_.count, shape[1], shape[2]};
     }
-    const int64_t offset = spec.group == WeightGroup::kExperts ? share_.index * shape.num_elements() : 0;
-    Weight& weight = weights_.emplace_back(std::move(spec), shape, offset);
+    Weight& weight = weights_.emplace_back(std::move(spec), shape);
+    if (weight.spec.group == WeightGroup::kExperts) {
+      weight.place_experts(places_in_order(weight.spec.shape[0]), share_.index);
+    }
     const bool is_new = by_name_.emplace(weight.spec.name, &weight).second;
     NMOE_CHECK(is_new, "two weights named {}", weight.spec.name);
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,17 +22,16 @@ namespace nmoe {
 // One weight. In a step, whoever writes its gradient first writes it (=), all later ones add to it (+=): several
 // microbatches, and several uses such as a tied head's.
 //
-// A rank *updates* some of a weight's elements: all of what it alone has (its stacked experts, and buffers, which all
-// ranks update alike), a part of what every rank of its domain has (model/flat_weights.h). Of those alone it has the
-// rest of the master, and the optimizer's state.
+// A rank *updates* some of a weight's elements: all of what it alone has (its stacked experts, one in each slot, and
+// buffers, which all ranks update alike), a part of what every rank of its domain has (model/flat_weights.h). Of those
+// alone it has the rest of the master, and the optimizer's state.
 //
 // Which of the two an operation does is decided as it is enqueued, and may end up in a recording: every step has to
 // write in the same order. A step begins with begin_step().
 class Weight {
  public:
-  // `shape`: of what this rank has of it, from element `offset` on.
-  Weight(WeightSpec description, const Shape& shape_here, int64_t offset_here)
-      : spec(std::move(description)), shape(shape_here), offset(offset_here) {}
+  // `shape_here`: of what this rank has of it.
+  Weight(WeightSpec description, const Shape& shape_here) : spec(std::move(description)), shape(shape_here) {}
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
 
@@ -39,7 +39,6 @@ class Weight {
 
   const WeightSpec spec;  // of the whole weight
   const Shape shape;      // of value, low and grad
-  const int64_t offset;   // of their first element among the whole weight's
   ElementRange updated;   // of the elements that this rank has, those that it updates
   Tensor value;           // act, or stat where spec.is_stat
   Tensor low;             // i16, the rest of the master weight (ops/ops.h) of `updated`; undefined where value is stat
@@ -49,6 +48,12 @@ class Weight {
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
   Tensor updated_of(const Tensor& x) const;
+  // Which of the whole weight's elements those that this rank updates are, in the order in which they lie here: one
+  // range, but where experts that are neighbours here are none in the whole. Of none, an empty range.
+  std::vector<ElementRange> updated_elements() const;
+  // Of stacked experts, from here on: slot s of this rank, number `rank`, has the one whose place is that (places [E],
+  // parallel/expert_placement.h). In the beginning they are in order.
+  void place_experts(std::span<const int32_t> places, int64_t rank);
   Shape updated_shape() const { return updated.extent == shape.num_elements() ? shape : Shape({updated.extent}); }
 
   void begin_step() { has_grad_ = false; }
@@ -69,6 +74,7 @@ class Weight {
   void initialise(Ops& ops, uint64_t seed, double truncation);
 
  private:
+  std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
   bool has_grad_ = false;
 };
 

@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 
+#include "ops/across.h"
 #include "tensor/arena.h"
 #include "tensor/tensor.h"
 
@@ -89,6 +90,10 @@ class Device {
   // From here on operations of this device may read and write the memory of the device of this kind at `index`. Error
   // (usage) where the machine has no direct way between the two.
   virtual void enable_peer_access(int index) = 0;
+  // A way to the devices of ranks in other domains; null where memory() is the host's, which then sums (ops/across.h).
+  // The `count` ranks that belong together call it at the same time, from domain `index` of them each; `gather` lets
+  // them meet. Waits until all have. Error (usage) where two share a device or the machine lacks what it takes.
+  virtual std::unique_ptr<AcrossLink> link_across(int64_t index, int64_t count, const GatherAcross& gather) = 0;
   // Temporary storage of single operations; reserved once, after a counting run (ops/storage.h).
   virtual Arena& scratch(Lane lane) = 0;
   // Whether operations only claim their scratch: until that of the compute lane is reserved.
@@ -96,6 +101,8 @@ class Device {
 
   // --- work
   Ops& ops(Lane lane = Lane::kCompute) { return lane_ops(lane); }
+  // Whether work of several lanes may go on at the same time.
+  virtual bool lanes_overlap() const = 0;
   // What is enqueued on `waiting` from here on begins when what is on `awaited` by now is done. Inside a recording this
   // is how a lane forks from the compute lane and joins it again; each that forked must have joined at the end.
   virtual void order(Lane awaited, Lane waiting) = 0;

@@ -30,6 +30,7 @@
 // Threads: those of the device (ops/device.h).
 #pragma once
 
+#include "ops/contracts/across.h"
 #include "ops/contracts/activation.h"
 #include "ops/contracts/attention.h"
 #include "ops/contracts/cache.h"
@@ -51,6 +52,7 @@
   X(copy, Copy)                                                  \
   X(split_weight, SplitWeight)                                   \
   X(join_weight, JoinWeight)                                     \
+  X(add_time, AddTime)                                           \
   X(sum, Sum)                                                    \
   X(sum_of_squares, SumOfSquares)                                \
   X(sum_in_order, SumInOrder)                                    \
@@ -83,6 +85,7 @@
   X(router_backward, RouterBackward)                             \
   X(router_bias_update, RouterBiasUpdate)                        \
   X(build_moe_plan, BuildMoePlan)                                \
+  X(divide_moe_rows, DivideMoeRows)                              \
   X(moe_dispatch, MoeDispatch)                                   \
   X(moe_combine, MoeCombine)                                     \
   X(moe_dispatch_weights, MoeDispatchWeights)                    \
@@ -95,6 +98,8 @@
   X(exchange_return_copies, ExchangeReturnCopies)                \
   X(peer_sum, PeerSum)                                           \
   X(peer_spread, PeerSpread)                                     \
+  X(peer_fetch, PeerFetch)                                       \
+  X(sum_across, SumAcross)                                       \
   X(head_loss, HeadLoss)                                         \
   X(adamw_step, AdamWStep)                                       \
   X(muon_step, MuonStep)

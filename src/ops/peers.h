@@ -8,12 +8,13 @@
 // between two peer_barriers (contracts/exchange.h) that say when it may be.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -21,29 +22,45 @@ namespace nmoe {
 // As many GPUs as an NVLink domain has today. What operations pass to a kernel is an array of so many pointers.
 inline constexpr int64_t kMaxPeers = 72;
 
+// What a barrier is for, said where one is waited in for too long.
+enum class PeerWork { kOther, kDispatch, kCombine, kCombineBackward, kDispatchBackward, kSum, kGather };
+struct PeerPlace {
+  PeerWork work = PeerWork::kOther;
+  int64_t layer = -1;  // of the model; none: -1
+};
+
 class Peers {
  public:
-  // What peer_barrier keeps, all of it written by operations alone.
+  // What peer_barrier keeps.
   struct Barrier {
     Tensor arrivals;  // [W] i64, shared: the last barrier that rank i came to, written by rank i
     Tensor count;     // [1] i64: barriers that this rank has come to
     Tensor aborted;   // [1] i32, shared, in host memory: not 0 once a rank has given up; written by any
-    Tensor report;    // [4] i64 in host memory that the device writes to: not 0, who, for whom, which barrier
+    Tensor patience;  // [1] i64, shared, in host memory that devices read: ns that others wait for this rank
+    Tensor report;    // [6] i64 in host memory that the device writes to: not 0, then a Report
+  };
+  // Who waited too long for whom, in its how manieth barrier, and for what (PeerWork, layer).
+  struct Report {
+    int64_t rank, missing, barrier, work, layer;
   };
 
   // Rank `index` of `count` that has not met the others yet: shared tensors have shapes, and no counterparts.
-  Peers(int64_t index, int64_t count, std::chrono::milliseconds timeout);
+  Peers(int64_t index, int64_t count);
 
   int64_t index() const { return index_; }
   int64_t count() const { return count_; }
   // Whether there is anybody to exchange with.
   bool alone() const { return count_ == 1; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
 
   // An arena's memory is shared: `bases` says where it begins on each rank.
   void share(int64_t num_bytes, std::vector<std::byte*> bases);
   void set_barrier(const Barrier& barrier) { barrier_ = barrier; }
   const Barrier& barrier() const { return barrier_; }
+  // How long others wait for this rank in a barrier, from here on. From any thread; barrier() has its memory.
+  void set_patience_ns(int64_t patience) const;
+  int64_t patience_ns_with(int64_t rank) const;
+  // The Error (runtime) that ends a run where a rank has waited too long.
+  Error waited_too_long(const Report& report) const;
   // Called again and again by operations that wait on the host; throws when a peer has failed.
   void set_check(std::function<void()> check) { check_ = std::move(check); }
   void check() const {
@@ -60,7 +77,6 @@ class Peers {
   };
 
   int64_t index_, count_;
-  std::chrono::milliseconds timeout_;
   std::vector<Region> regions_;
   Barrier barrier_;
   std::function<void()> check_;

@@ -5,8 +5,6 @@
 
 namespace nmoe {
 
-namespace {
-
 const GroupConfig& group_of(const OptimConfig& config, WeightGroup group) {
   switch (group) {
     case WeightGroup::kMatrices:
@@ -22,8 +20,6 @@ const GroupConfig& group_of(const OptimConfig& config, WeightGroup group) {
   NMOE_CHECK(group == WeightGroup::kRest, "buffers are not trained");
   return config.rest;
 }
-
-}  // namespace
 
 std::vector<WeightGroup> Optimizer::by_matrix(const OptimConfig& config) {
   std::vector<WeightGroup> groups = {WeightGroup::kMatrices, WeightGroup::kExperts, WeightGroup::kRouter,
@@ -41,7 +37,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
     : config_(config), ops_(ops) {
   for (Weight& weight : weights.all()) {
     if (!weight.spec.is_trained()) continue;
-    const GroupConfig& settings = group(weight.spec.group);
+    const GroupConfig& settings = group_of(config_, weight.spec.group);
     auto index = std::ranges::find(groups_, &settings);
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     Slot slot{.weight = &weight,
@@ -57,12 +53,8 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
     }
     if (weight.updated.extent > 0) slots_.push_back(slot);
   }
-  for (const OptimizerState& state : state_) {
-    if (state.tensor.num_elements() > 0) ops_.fill({state.tensor, 0.0});
-  }
+  for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
 }
-
-const GroupConfig& Optimizer::group(WeightGroup group) const { return group_of(config_, group); }
 
 void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
   NMOE_CHECK(progress.steps >= 1, "step {}: steps count from 1", progress.steps);
@@ -78,7 +70,7 @@ void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
 void Optimizer::step(Tensor grad_scale) {
   for (const Slot& slot : slots_) {
     const Weight& weight = *slot.weight;
-    const GroupConfig& settings = group(weight.spec.group);
+    const GroupConfig& settings = group_of(config_, weight.spec.group);
     const Tensor w = weight.updated_of(weight.value);
     const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {

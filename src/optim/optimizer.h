@@ -15,6 +15,9 @@
 
 namespace nmoe {
 
+// The settings of a trained group.
+const GroupConfig& group_of(const OptimConfig& config, WeightGroup group);
+
 // Of the elements of a weight that this rank updates: as large as those, or empty.
 struct OptimizerState : NamedTensor {
   const Weight* weight = nullptr;
@@ -42,8 +45,6 @@ class Optimizer {
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
   const std::vector<OptimizerState>& state() const { return state_; }
-  // The settings of a trained group.
-  const GroupConfig& group(WeightGroup group) const;
 
  private:
   struct Slot {

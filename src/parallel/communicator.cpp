@@ -13,6 +13,8 @@ class LoneRank : public Communicator {
   void barrier() override {}
   void check() override {}
   void fail(const std::exception_ptr&) override {}
+  void set_patience(std::chrono::milliseconds) override {}
+  std::shared_ptr<void> on_failure(std::function<void()>) override { return nullptr; }
   void keep(std::shared_ptr<void>) override {}
   std::vector<std::string> all_gather(std::string_view bytes) override { return {std::string(bytes)}; }
   void all_reduce_sum(std::span<const Tensor>, Lane) override {}

@@ -4,13 +4,15 @@
 // every rank has made it, except that work on tensors is enqueued. A wrong order is a bug and found as one.
 //
 // When a rank fails, the calls of all others that it has not made, those that wait and those to come, throw
-// PeerFailure; a call that all have made is completed. Nobody waits for ever: a call that waits longer than the group's
-// timeout for another rank throws an Error (runtime) that says who waited for whom, in which call.
+// PeerFailure; a call that all have made is completed. Nobody waits for ever: a call that waits for another rank longer
+// than that one asked for (set_patience) throws an Error (runtime) that says who waited for whom, in which call.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +55,12 @@ class Communicator {
   virtual void check() = 0;
   // Tells the other ranks that this one has failed, before it has ended; it makes no further calls.
   virtual void fail(const std::exception_ptr& failure) = 0;
+  // How long others wait for this rank, from here on; at first the group's timeout. With less than that, the rank also
+  // fails where it makes no call for longer, as when its device hangs.
+  virtual void set_patience(std::chrono::milliseconds patience) = 0;
+  // Calls `told` once, when a rank has failed, by whichever thread learns of it, at once where one has: it must not
+  // wait. Not any more when what is returned is gone, whose end waits for a call that is under way.
+  [[nodiscard]] virtual std::shared_ptr<void> on_failure(std::function<void()> told) = 0;
   // Keeps what other ranks may still use, such as memory that they reach, until all ranks have ended.
   virtual void keep(std::shared_ptr<void> used_by_others) = 0;
 

@@ -5,7 +5,9 @@
 #include <exception>
 #include <thread>
 
+#include "base/wait_clock.h"
 #include "parallel/tensor_sums.h"
+#include "parallel/thread_group.h"
 
 namespace nmoe {
 namespace {
@@ -24,19 +26,43 @@ std::shared_ptr<RankMemory> RankMemory::make(const DeviceOptions& options, const
   return memory;
 }
 
-Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout)
+Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds patience)
     : device_(rank.device),
+      all_ranks_(rank.communicator),
       communicator_(rank.communicator.domain()),
-      peers_(communicator_.index(), communicator_.count(), timeout),
+      peers_(communicator_.index(), communicator_.count()),
+      across_(rank.index() / count(), rank.count() / count(),
+              [this](std::span<const Tensor> tensors) { all_ranks_.all_reduce_sum_across(tensors, Lane::kCompute); }),
       num_exceptions_(std::uncaught_exceptions()) {
-  if (peers_.alone()) return;
+  if (!peers_.alone()) connect(rank, storage);
+  if (storage[ArenaKind::kStepState].counting()) return;
+  set_patience(patience);
+  if (!across_.alone()) {
+    across_.set_link(device_.link_across(across_.index(), across_.count(), [this](std::string_view bytes) {
+      std::vector<std::string> of_counterparts;
+      const std::vector<std::string> all = all_ranks_.all_gather(bytes);
+      for (auto at = static_cast<size_t>(index()); at < all.size(); at += static_cast<size_t>(count())) {
+        of_counterparts.push_back(all[at]);
+      }
+      return of_counterparts;
+    }));
+  }
+  told_ = all_ranks_.on_failure([this] {
+    raise_abort();
+    if (across_.link() != nullptr) across_.link()->abort();
+  });
+}
+
+void Domain::connect(const Rank& rank, Storage& storage) {
   Arena& window = storage[ArenaKind::kPeerWindow];
   Arena& host = storage[ArenaKind::kExchange];
   peers_.set_barrier({.arrivals = window.allocate(DType::kI64, {count()}),
                       .count = storage[ArenaKind::kStepState].allocate(DType::kI64, {1}),
                       .aborted = host.allocate(DType::kI32, {1}),
-                      .report = host.allocate(DType::kI64, {4})});
+                      .patience = host.allocate(DType::kI64, {1}),
+                      .report = host.allocate(DType::kI64, {6})});
   if (window.counting()) return;
+  peers_.set_patience_ns(std::chrono::nanoseconds(kDefaultRankTimeout).count());
 
   struct Memory {
     int64_t device_index = 0;
@@ -63,8 +89,11 @@ Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds tim
 }
 
 Domain::~Domain() {
-  if (std::uncaught_exceptions() > num_exceptions_) raise_abort();
-  if (peers_.alone() || device_.counting()) return;
+  if (std::uncaught_exceptions() > num_exceptions_) {
+    raise_abort();
+    if (across_.link() != nullptr) across_.link()->abort();
+  }
+  if ((peers_.alone() && across_.alone()) || device_.counting()) return;
   try {
     const auto done = device_.make_event(Lane::kCompute);
     done->record();
@@ -83,43 +112,51 @@ void Domain::raise_abort() const {
 
 void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
   if (peers_.alone()) return;
-  ops.peer_barrier({peers_});
+  ops.peer_barrier({peers_, {PeerWork::kSum}});
   for (const Tensor& tensor : tensors) {
     const RankPart part = part_of_rank(tensor, index(), count());
     ops.peer_sum({peers_, tensor, part.begin, part.end});
     ops.peer_spread({peers_, tensor, part.begin, part.end});
   }
-  ops.peer_barrier({peers_});
+  ops.peer_barrier({peers_, {PeerWork::kSum}});
 }
 
 void Domain::reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate) const {
-  ops.peer_barrier({peers_});
+  ops.peer_barrier({peers_, {PeerWork::kSum}});
   for (const Part& part : parts) ops.peer_sum({peers_, part.tensor, part.begin, part.end, part.sum, accumulate});
-  ops.peer_barrier({peers_});
+  ops.peer_barrier({peers_, {PeerWork::kSum}});
 }
 
 void Domain::all_gather(Ops& ops, std::span<const Part> parts) const {
   if (peers_.alone()) return;
-  ops.peer_barrier({peers_});
+  ops.peer_barrier({peers_, {PeerWork::kGather}});
   for (const Part& part : parts) ops.peer_spread({peers_, part.tensor, part.begin, part.end});
-  ops.peer_barrier({peers_});
+  ops.peer_barrier({peers_, {PeerWork::kGather}});
+}
+
+void Domain::sum_across(Ops& ops, std::span<const Tensor> tensors) const {
+  if (!across_.alone()) ops.sum_across({across_, tensors});
+}
+
+void Domain::set_patience(std::chrono::milliseconds patience) const {
+  all_ranks_.set_patience(patience);
+  if (!peers_.alone()) peers_.set_patience_ns(std::chrono::nanoseconds(patience).count());
 }
 
 void Domain::check() const {
   const Peers::Barrier& barrier = peers_.barrier();
-  if (peers_.alone() || barrier.aborted.raw() == nullptr) return;
-  if (std::atomic_ref(*barrier.aborted.data<int32_t>()).load(std::memory_order_relaxed) == 0) return;
+  const bool aborted = !peers_.alone() && barrier.aborted.raw() != nullptr &&
+                       std::atomic_ref(*barrier.aborted.data<int32_t>()).load(std::memory_order_relaxed) != 0;
+  if (!aborted) return all_ranks_.check();
   for (int64_t rank = 0; rank < count(); ++rank) {
     int64_t* const report = peers_.on(rank, barrier.report).data<int64_t>();
     if (std::atomic_ref(report[0]).load(std::memory_order_acquire) == 0) continue;
-    throw runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", report[1],
-                                    std::chrono::duration<double>(peers_.timeout()).count(), report[2], report[3]),
-                        "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+    throw peers_.waited_too_long(
+        {.rank = report[1], .missing = report[2], .barrier = report[3], .work = report[4], .layer = report[5]});
   }
   // A rank failed that says why as soon as it gets to it.
-  const auto deadline = std::chrono::steady_clock::now() + peers_.timeout();
-  while (std::chrono::steady_clock::now() < deadline) {
-    communicator_.check();
+  for (WaitClock clock; clock.waited() < kFarewell;) {
+    all_ranks_.check();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   NMOE_CHECK(false, "rank {} gave up an exchange that no rank ended", index());

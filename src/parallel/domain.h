@@ -1,5 +1,6 @@
 // Domain: the ranks whose devices reach each other's memory, those of one process (Communicator::domain), and what one
-// of them does together with the others on its device, without the host.
+// of them does together with the others on its device, without the host; and with those that hold the same in other
+// domains.
 //
 // What a rank shares: gradients, parameters, the state of a step and the window for tokens. These arenas are laid out
 // alike on all ranks.
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <span>
 
+#include "ops/across.h"
 #include "ops/ops.h"
 #include "ops/peers.h"
 #include "ops/storage.h"
@@ -31,11 +33,13 @@ struct RankMemory {
 
 class Domain {
  public:
-  // `rank` meets the ranks of its domain, and maps their memory, unless `storage` counts. A wait on the device that
-  // lasts longer than `timeout` ends the run (check()). Error (usage) where the devices cannot reach each other.
-  Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds timeout);
-  // After an exception as raise_abort(). Waits for what is enqueued on the compute lane: it may still use others'
-  // memory.
+  // `rank` meets the ranks of its domain, and maps their memory, and its counterparts in other domains, unless
+  // `storage` counts. `patience` is set_patience()'s. Error (usage) where the devices cannot reach each other.
+  //
+  // Where a rank fails, what waits on this one's device ends, now and from now on (Communicator::on_failure).
+  Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds patience);
+  // After an exception other ranks learn that this one does not come. Waits for what is enqueued on the compute lane:
+  // it may still use others' memory.
   ~Domain();
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
@@ -61,18 +65,28 @@ class Domain {
   // Enqueues what makes each of these shared tensors on every rank what the ranks keep of it. Any dtype.
   void all_gather(Ops& ops, std::span<const Part> parts) const;
 
+  // Enqueues what makes each of these tensors its sum over domains (ops/contracts/across.h), of those ranks alone that
+  // have this one's index in their domains; only these need to have tensors alike. Nothing in a run of one domain.
+  void sum_across(Ops& ops, std::span<const Tensor> tensors) const;
+
+  // How long others wait for this rank, on their devices and in calls, from here on (Communicator::set_patience).
+  void set_patience(std::chrono::milliseconds patience) const;
+
   // Throws what ended the exchange of a rank, if anything has: PeerFailure, or an Error (runtime) that says who waited
-  // for whom. To be called when enqueued work is done and its results are about to be believed.
+  // for whom. To be called when enqueued work is done and its results are about to be believed, or it has failed.
   void check() const;
 
-  // Has the devices of all ranks give up waiting in the exchange, now and from now on: this rank will not come to it.
+ private:
+  void connect(const Rank& rank, Storage& storage);
   void raise_abort() const;
 
- private:
   Device& device_;
+  Communicator& all_ranks_;
   Communicator& communicator_;  // of the domain
   Peers peers_;
-  int num_exceptions_;  // at the start
+  Across across_;
+  int num_exceptions_;          // at the start
+  std::shared_ptr<void> told_;  // last: what is told uses all of the above
 };
 
 }  // namespace nmoe

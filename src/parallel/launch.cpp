@@ -1,11 +1,15 @@
 #include "parallel/launch.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 
@@ -112,6 +116,21 @@ Launch read_launch(const Environment& environment) {
       "MASTER_PORT", 1, 65535, "set it to a free port of the host of process 0, the same in every process"));
   launch.secret = read_secret(variables);
   return launch;
+}
+
+std::string devices_of_process(const Launch& launch, int64_t ranks, const Environment& environment) {
+  const Variables variables(environment);
+  const std::string visible = variables.text("CUDA_VISIBLE_DEVICES");
+  const int64_t begin = launch.local_process * ranks, end = begin + ranks;
+  std::vector<std::string> devices;
+  if (visible.empty()) {
+    for (int64_t device = 0; device < end; ++device) devices.push_back(fmt::format("{}", device));
+  } else {
+    std::istringstream list(visible);
+    for (std::string device; std::getline(list, device, ',');) devices.push_back(device);
+  }
+  if (static_cast<int64_t>(devices.size()) < end) return visible;
+  return fmt::format("{}", fmt::join(devices.begin() + begin, devices.begin() + end, ","));
 }
 
 int64_t ranks_of_process(const Launch& launch, int64_t ranks) {

@@ -36,4 +36,10 @@ Launch read_launch(const Environment& environment = process_environment);
 // How many of `ranks` this process drives. Error (usage) where they cannot be shared equally.
 int64_t ranks_of_process(const Launch& launch, int64_t ranks);
 
+// What CUDA_VISIBLE_DEVICES has to be for a process that drives `ranks` GPUs: of those it lets the processes of a host
+// see, the share of this one by its number there. Where it lets this one see as many as it drives, or fewer than all
+// would need, these are its own. Unset: as many as there are, by number.
+std::string devices_of_process(const Launch& launch, int64_t ranks,
+                               const Environment& environment = process_environment);
+
 }  // namespace nmoe

@@ -145,6 +145,14 @@ class ProcessGroup::Member final : public Communicator {
     group_.announce(local_rank_, failure);
     group_.threads_.fail(local_rank_, failure);
   }
+  // Other processes wait for this one as long as for the rank here that asked for most.
+  void set_patience(std::chrono::milliseconds patience) override {
+    domain().set_patience(patience);
+    const std::lock_guard lock(group_.patience_mutex_);
+    group_.patience_[static_cast<size_t>(local_rank_)] = patience;
+    group_.links_.set_patience(std::ranges::max(group_.patience_));
+  }
+  std::shared_ptr<void> on_failure(std::function<void()> told) override { return domain().on_failure(std::move(told)); }
   void keep(std::shared_ptr<void> used_by_others) override { domain().keep(std::move(used_by_others)); }
 
   void barrier() override {
@@ -189,6 +197,7 @@ ProcessGroup::ProcessGroup(Meeting meeting, LinkTiming timing)
              [this](const PeerFailure& failure) { threads_.fail(/*rank=*/0, std::make_exception_ptr(failure)); }) {
   for (int64_t rank = 0; rank < num_ranks_ / links_.num_processes(); ++rank) {
     members_.push_back(std::make_unique<Member>(*this, rank));
+    patience_.push_back(timing.timeout);
   }
 }
 
@@ -196,7 +205,8 @@ ProcessGroup::~ProcessGroup() = default;
 
 Communicator& ProcessGroup::communicator(int64_t local_rank) { return *members_[static_cast<size_t>(local_rank)]; }
 
-void ProcessGroup::run(const std::function<void()>& prepare, const std::function<void(Communicator&)>& drive) {
+void ProcessGroup::run(const std::function<void()>& prepare, const std::function<void(Communicator&)>& drive,
+                       const ThreadGroup::LastWords& last_words) {
   try {
     prepare();
   } catch (...) {
@@ -205,7 +215,7 @@ void ProcessGroup::run(const std::function<void()>& prepare, const std::function
     throw;
   }
   threads_.run([&](int64_t rank) { drive(communicator(rank)); },
-               [&](int64_t rank, const std::exception_ptr& failure) { announce(rank, failure); });
+               [&](int64_t rank, const std::exception_ptr& failure) { announce(rank, failure); }, last_words);
   links_.finish();
   if (const std::exception_ptr failure = threads_.first_failure()) std::rethrow_exception(failure);
   if (const std::optional<PeerFailure> failure = links_.peer_failure()) throw *failure;
@@ -349,11 +359,11 @@ void run_ranks(const RankRun& run, const std::function<void()>& prepare,
   const int64_t here = ranks_of_process(run.launch, run.ranks);
   if (run.launch.is_alone()) {
     prepare();
-    return run_ranks(here, run.timeout, drive);
+    return run_ranks(here, run.timeout, drive, run.last_words);
   }
   Meeting meeting =
       meet_processes({.launch = run.launch, .ranks = run.ranks, .identity = run.identity, .timeout = run.timeout});
-  ProcessGroup(std::move(meeting), {.timeout = run.timeout}).run(prepare, drive);
+  ProcessGroup(std::move(meeting), {.timeout = run.timeout}).run(prepare, drive, run.last_words);
 }
 
 }  // namespace nmoe

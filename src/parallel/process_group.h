@@ -31,7 +31,9 @@ class ProcessGroup {
 
   // Calls `prepare` on this thread, then `drive` for each rank of this process (ThreadGroup::run). Returns when the
   // ranks of all processes have ended; throws what ended a rank here, or the PeerFailure of another process.
-  void run(const std::function<void()>& prepare, const std::function<void(Communicator&)>& drive);
+  // Last words as ThreadGroup::run's.
+  void run(const std::function<void()>& prepare, const std::function<void(Communicator&)>& drive,
+           const ThreadGroup::LastWords& last_words = {});
 
  private:
   class Member;
@@ -55,7 +57,9 @@ class ProcessGroup {
   ThreadGroup threads_;
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::string> gathered_;  // by rank; written in a call, read before the next
-  ProcessLinks links_;                 // last: it calls fail() of threads_
+  std::mutex patience_mutex_;
+  std::vector<std::chrono::milliseconds> patience_;  // with each rank here
+  ProcessLinks links_;                               // last: it calls fail() of threads_
 };
 
 struct RankRun {
@@ -63,6 +67,9 @@ struct RankRun {
   int64_t ranks = 1;                                        // of all processes
   std::chrono::milliseconds timeout = kDefaultRankTimeout;  // to meet, and that a rank waits for another
   std::string identity = {};                                // what must be the same in all processes (rendezvous.h)
+  // Called with the reason before a process ends in which a rank hangs (ThreadGroup::run), by another thread than the
+  // ranks'.
+  ThreadGroup::LastWords last_words = {};
 };
 
 // Calls `drive` once for each rank of this process, as threads, and returns when the ranks of all processes have ended.

@@ -36,7 +36,8 @@ ProcessLinks::ProcessLinks(Meeting meeting, LinkTiming timing, std::function<voi
     peers_.push_back({.info = meeting.processes[process],
                       .link = std::move(meeting.links[process]),
                       .received = FrameBuffer(kMaxControl),
-                      .heard = Clock::now()});
+                      .heard = Clock::now(),
+                      .patience = timing.timeout});
   }
   watcher_ = std::thread([this] { watch(); });
 }
@@ -131,6 +132,17 @@ void ProcessLinks::data_broke(int64_t process, const std::string& how) {
 
 void ProcessLinks::throw_failure() const { throw PeerFailure(failure_->error.what(), failure_->error.remedy()); }
 
+// Process 0 judges.
+void ProcessLinks::set_patience(milliseconds patience) {
+  const std::lock_guard lock(mutex_);
+  Peer& self = peers_[static_cast<size_t>(process_)];
+  if (self.patience == patience) return;
+  note_patience(self, patience);
+  if (is_first()) return;
+  post(peers_[0], FrameKind::kPatience, WireWriter().number(patience.count()).take());
+  wake();
+}
+
 // ---- failures and the end ----------------------------------------------------------------------
 
 void ProcessLinks::fail(int64_t rank, const std::string& reason, const std::string& remedy) {
@@ -191,6 +203,11 @@ void ProcessLinks::note_arrival(Peer& peer, int64_t call, std::string_view name)
   peer.came_at = Clock::now();
 }
 
+void ProcessLinks::note_patience(Peer& peer, milliseconds patience) {
+  peer.patience = patience;
+  peer.patience_at = Clock::now();
+}
+
 void ProcessLinks::note_leaving(Peer& peer) {
   peer.left = true;
   if (failure_ || !std::ranges::all_of(peers_, &Peer::left)) return;
@@ -230,7 +247,10 @@ void ProcessLinks::watch() {
     const Clock::time_point now = Clock::now();
     // Stopped itself, as a debugger does, or starved: that others were not heard meanwhile says nothing about them.
     if (now - before > 2 * timing_.beat) {
-      for (Peer& peer : peers_) peer.heard = std::min(now, peer.heard + (now - before));
+      for (Peer& peer : peers_) {
+        peer.heard = std::min(now, peer.heard + (now - before));
+        peer.came_at = std::min(now, peer.came_at + (now - before));
+      }
     }
     for (Peer& peer : peers_) hear(peer);
     judge(now);
@@ -275,6 +295,8 @@ void ProcessLinks::take(Peer& peer, const Frame& frame) {
       const int64_t call = reader.number();
       return note_arrival(peer, call, reader.text());
     }
+    case FrameKind::kPatience:
+      return note_patience(peer, milliseconds(reader.number()));
     case FrameKind::kFailure: {
       peer.left = true;  // it ends, and has said why
       const int64_t calls = reader.number();
@@ -313,14 +335,16 @@ void ProcessLinks::judge_waits(Clock::time_point now) {
                                   "this is a bug in nmoe; please report it"),
                       kNoCalls, /*is_own=*/false, nullptr);
       }
-      if (now - waiting.came_at <= timing_.timeout) continue;
+      const auto waited = now - std::max(waiting.came_at, missing.patience_at);
+      if (waited <= missing.patience) continue;
       const std::string last = missing.came_to == 0
                                    ? "has made no call"
                                    : fmt::format("last came to {} ({})", missing.call_name, missing.came_to);
       return record(
-          PeerFailure(fmt::format("{} waited {:.3g} s for {} {}, which {}", describe(waiting), seconds(timing_.timeout),
-                                  describe(missing), place, last),
-                      "see what keeps that process; where its work takes that long, raise parallel.timeout_s"),
+          PeerFailure(fmt::format("{} waited {:.3g} s for {} {}, which {}", describe(waiting),
+                                  seconds(missing.patience), describe(missing), place, last),
+                      "see what keeps that process; where its work takes that long, raise parallel.timeout_s or, in a "
+                      "step, parallel.stall_s"),
           kNoCalls, /*is_own=*/false, nullptr);
     }
   }

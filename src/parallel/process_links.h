@@ -27,7 +27,7 @@
 namespace nmoe {
 
 struct LinkTiming {
-  std::chrono::milliseconds timeout;         // that a process waits for another in a call
+  std::chrono::milliseconds timeout;         // that a process waits for another in a call, at first
   std::chrono::milliseconds beat{500};       // between two signs of life
   std::chrono::milliseconds silence{5000};   // after which a process is taken for lost
   std::chrono::milliseconds farewell{1000};  // that a process which ends waits for others to hear why
@@ -57,6 +57,8 @@ class ProcessLinks {
   void complete();          // nothing is to be sent or received any more in this call
   void return_from_call();  // all ranks of this process are out of it, or sure to come out
 
+  // How long others wait for this process, from here on; at first the timeout. From any thread.
+  void set_patience(std::chrono::milliseconds patience);
   // A rank of this process failed: tells all others, unless a failure is known already. From any thread.
   void fail(int64_t rank, const std::string& reason, const std::string& remedy);
   // The ranks of this process have ended. Returns when those of all processes have, or a failure is known and told. No
@@ -76,6 +78,8 @@ class ProcessLinks {
     int64_t came_to = 0;  // number of the last call
     std::string call_name = {};
     Clock::time_point came_at = {};
+    std::chrono::milliseconds patience{};  // with it
+    Clock::time_point patience_at = {};    // when it asked for that
     bool left = false;
     // The connection for control has ended in this direction.
     bool hung_up = false;
@@ -98,6 +102,7 @@ class ProcessLinks {
   void record(const PeerFailure& error, int64_t calls, bool is_own, const Peer* told_by);
   void note_arrival(Peer& peer, int64_t call, std::string_view name);
   void note_leaving(Peer& peer);
+  void note_patience(Peer& peer, std::chrono::milliseconds patience);
   void judge(Clock::time_point now);
   void judge_waits(Clock::time_point now);
   void flush(Peer& peer);

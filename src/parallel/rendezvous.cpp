@@ -14,6 +14,7 @@
 
 #include "base/authentication.h"
 #include "base/error.h"
+#include "base/process.h"
 
 namespace nmoe {
 namespace {
@@ -30,11 +31,6 @@ constexpr milliseconds kPatience = std::chrono::seconds(2);
 constexpr size_t kMaxGuests = 256;  // connections that have not said who they are
 
 enum class Channel : int64_t { kControl = 0, kData = 1 };
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
-}
 
 // What one that connects says it is.
 struct Claim {

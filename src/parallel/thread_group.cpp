@@ -1,10 +1,16 @@
 #include "parallel/thread_group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <thread>
+#include <utility>
 
+#include "base/say.h"
 #include "base/signals.h"
+#include "base/start_thread.h"
+#include "base/wait_clock.h"
 #include "parallel/tensor_sums.h"
 
 namespace nmoe {
@@ -40,6 +46,15 @@ bool is_peer_failure(const std::exception_ptr& failure) {
 }
 
 namespace {
+
+// Beyond a rank's patience, that it may be silent: who waits for it is to say so first.
+constexpr auto kSilence = std::chrono::milliseconds(1500);
+// That last words may take.
+constexpr unsigned kLastWordsSeconds = 2;
+
+constexpr const char* kWaitRemedy =
+    "see what keeps that rank; where its work takes that long, raise parallel.timeout_s or, in a step, "
+    "parallel.stall_s";
 
 // tensors: one a rank, in order. The elements of `part` become their sum in all of them.
 template <class T>
@@ -83,6 +98,13 @@ class ThreadGroup::Member final : public Communicator {
 
   void check() override { group_.check(); }
   void fail(const std::exception_ptr& failure) override { group_.fail(index_, failure); }
+  void set_patience(std::chrono::milliseconds patience) override {
+    const std::lock_guard lock(group_.mutex_);
+    patience_ = patience;
+    since_patience.restart();
+    since_call.restart();
+  }
+  std::shared_ptr<void> on_failure(std::function<void()> told) override { return group_.on_failure(std::move(told)); }
   void keep(std::shared_ptr<void> used_by_others) override { group_.keep(std::move(used_by_others)); }
 
   void barrier() override { group_.meet(*this, {.name = "barrier"}, /*reads_peers=*/false); }
@@ -117,11 +139,31 @@ class ThreadGroup::Member final : public Communicator {
   // Guarded by the group's mutex; what a rank wrote there before a meeting may be read after it.
   int64_t meetings = 0;  // that this rank came to
   bool left = false;
+  int64_t calls = 0;  // that it is in: a meeting may be part of a larger one
+  WaitClock since_call = {};
+  WaitClock since_patience = {};
+  std::chrono::milliseconds patience() const { return patience_; }
 
  private:
   ThreadGroup& group_;
   int64_t index_;
+  std::chrono::milliseconds patience_ = group_.timeout_;
   std::array<Call, 2> calls_ = {};
+};
+
+// As long as a rank is in a call. Made and ended with the group's mutex held.
+class ThreadGroup::InCall {
+ public:
+  explicit InCall(Member& member) : member_(member) { ++member_.calls; }
+  ~InCall() {
+    --member_.calls;
+    member_.since_call.restart();
+  }
+  InCall(const InCall&) = delete;
+  InCall& operator=(const InCall&) = delete;
+
+ private:
+  Member& member_;
 };
 
 // The end of meet(..., reads_peers).
@@ -163,21 +205,25 @@ void ThreadGroup::meet(Member& self, Call call, bool reads_peers) {
     wait_for_readers(lock);
     throw_peer_failure();
   }
+  const InCall in_call(self);
   const int64_t meeting = ++self.meetings;
   self.call(meeting) = std::move(call);
   if (all_met(meeting)) {
     check_same_call(self);
     changed_.notify_all();
   }
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
-  bool timed_out = false;
+  WaitClock clock;
   while (!all_met(meeting)) {
+    WaitClock::Duration slice = WaitClock::kSlice;
     for (const auto& member : members_) {
       if (member->meetings >= meeting) continue;
       check_not_left(self, *member);
-      if (timed_out) give_up(lock, self, *member);
+      const WaitClock::Duration waited = std::min(clock.waited(), member->since_patience.waited());
+      if (!self.call(meeting).bounded) continue;
+      if (waited >= member->patience()) give_up(lock, self, *member);
+      slice = std::min<WaitClock::Duration>(slice, member->patience() - waited);
     }
-    timed_out = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+    changed_.wait_for(lock, slice);
     if (failure_ && (reads_peers || !all_met(meeting))) {
       wait_for_readers(lock);
       throw_peer_failure();
@@ -202,6 +248,36 @@ void ThreadGroup::check() const {
   if (failure_) throw_peer_failure();
 }
 
+std::shared_ptr<void> ThreadGroup::on_failure(std::function<void()> told) {
+  const auto entry = std::make_shared<Told>();
+  entry->call = std::move(told);
+  bool has_failed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    told_.push_back(entry);
+    has_failed = failure_.has_value();
+  }
+  if (has_failed) tell();
+  return {entry.get(), [entry](void*) {
+            const std::lock_guard lock(entry->mutex);
+            entry->call = nullptr;
+          }};
+}
+
+void ThreadGroup::tell() {
+  std::vector<std::weak_ptr<Told>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all = std::exchange(told_, {});
+  }
+  for (const auto& weak : all) {
+    const auto entry = weak.lock();
+    if (!entry) continue;
+    const std::lock_guard lock(entry->mutex);
+    if (entry->call) std::exchange(entry->call, nullptr)();
+  }
+}
+
 void ThreadGroup::keep(std::shared_ptr<void> used_by_others) {
   const std::lock_guard lock(mutex_);
   kept_.push_back(std::move(used_by_others));
@@ -215,9 +291,9 @@ void ThreadGroup::check_not_left(const Member& self, const Member& missing) cons
 void ThreadGroup::give_up(std::unique_lock<std::mutex>& lock, const Member& self, const Member& missing) {
   const Error error =
       runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in {} ({}), which {}", self.rank(),
-                                std::chrono::duration<double>(timeout_).count(), missing.rank(),
+                                std::chrono::duration<double>(missing.patience()).count(), missing.rank(),
                                 self.call(self.meetings).name, self.meetings, missing.last_call()),
-                    "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+                    kWaitRemedy);
   fail_locked(self.index(), std::make_exception_ptr(error));
   wait_for_readers(lock);
   throw error;
@@ -277,46 +353,99 @@ void ThreadGroup::broadcast(Member& self, std::span<const Tensor> tensors) {
 void ThreadGroup::together(int64_t rank, Call call, const Completion& complete) {
   Member& self = *members_[static_cast<size_t>(rank)];
   std::vector<const Call*> calls(members_.size());
+  std::optional<InCall> in_call;
+  {
+    const std::lock_guard lock(mutex_);
+    in_call.emplace(self);
+  }
+  const auto leave_call = [&](void*) {
+    const std::lock_guard lock(mutex_);
+    in_call.reset();
+  };
+  const std::unique_ptr<void, decltype(leave_call)> end(&self, leave_call);
   meet(self, std::move(call), /*reads_peers=*/rank == 0);
   if (rank == 0) {
     const Reading reading(*this);
     std::ranges::transform(members_, calls.begin(), [&](const auto& member) { return &member->call(self.meetings); });
     complete(calls);
   }
-  meet(self, {.name = "end of a call of all processes"}, /*reads_peers=*/false);
+  // Rank 0 may wait for other ranks than these, and does not wait for ever.
+  meet(self, {.name = "end of a call of all processes", .bounded = false}, /*reads_peers=*/false);
 }
 
 void ThreadGroup::leave(int64_t rank) {
   const std::lock_guard lock(mutex_);
   members_[static_cast<size_t>(rank)]->left = true;
   changed_.notify_all();
+  ended_.notify_all();
 }
 
-// Threads cannot be ended from outside, so the process has to be: its caller would wait for ever, and never be told
-// why.
-void ThreadGroup::wait_for_all_to_leave() {
-  const auto all_left = [&] { return std::ranges::all_of(members_, [](const auto& member) { return member->left; }); };
+bool ThreadGroup::all_left() const {
+  return std::ranges::all_of(members_, [](const auto& member) { return member->left; });
+}
+
+// A rank that makes no call, in a run in which none has asked for patience.
+std::optional<Error> ThreadGroup::find_silent(int64_t& rank) {
+  const auto is_patient = [&](const auto& member) { return !member->left && member->patience() >= timeout_; };
+  const bool any_patient = std::ranges::any_of(members_, is_patient);
+  std::optional<Error> error;
+  for (const auto& member : members_) {
+    const WaitClock::Duration silent = member->since_call.waited();
+    member->since_patience.waited();
+    if (error || any_patient || member->left || member->calls > 0 || silent <= member->patience() + kSilence) continue;
+    rank = member->index();
+    error = runtime_error(fmt::format("rank {} has made no call for {:.2g} s: it {}", member->rank(),
+                                      std::chrono::duration<double>(silent).count(), member->last_call()),
+                          kWaitRemedy);
+  }
+  return error;
+}
+
+void ThreadGroup::watch(const Failed& on_failure, const LastWords& last_words) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_ || all_left(); });
-  if (changed_.wait_for(lock, timeout_, all_left)) return;
+  while (!failure_ && !all_left()) {
+    ended_.wait_for(lock, WaitClock::kSlice);
+    int64_t rank = 0;
+    const std::optional<Error> silent = failure_ ? std::nullopt : find_silent(rank);
+    if (!silent) continue;
+    lock.unlock();
+    on_failure(rank, std::make_exception_ptr(*silent));
+    fail(rank, std::make_exception_ptr(*silent));
+    lock.lock();
+  }
+  const WaitClock::Duration farewell = std::min(kFarewell, timeout_);
+  WaitClock clock;
+  for (auto waited = clock.waited(); !all_left() && waited < farewell; waited = clock.waited()) {
+    ended_.wait_for(lock, std::min<WaitClock::Duration>(WaitClock::kSlice, farewell - waited));
+  }
+  if (all_left()) return;
   std::string stuck;
   for (const auto& member : members_) {
     if (!member->left) stuck += fmt::format("{}rank {}", stuck.empty() ? "" : ", ", member->rank());
   }
-  fmt::print(stderr, "error: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
-             reason_of(failure_->exception), stuck, std::chrono::duration<double>(timeout_).count());
+  const std::exception_ptr failure = failure_->exception;
+  lock.unlock();
+  // Whoever hangs may hold what the following needs.
+  ::alarm(kLastWordsSeconds);
+  say("error: {}\nremedy: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
+      reason_of(failure), remedy_of(failure), stuck, std::chrono::duration<double>(farewell).count());
+  if (last_words) last_words(reason_of(failure));
   std::_Exit(1);
 }
 
 void ThreadGroup::fail(int64_t rank, std::exception_ptr failure) {
-  const std::lock_guard lock(mutex_);
-  fail_locked(rank, std::move(failure));
+  {
+    const std::lock_guard lock(mutex_);
+    fail_locked(rank, std::move(failure));
+  }
+  tell();
 }
 
 void ThreadGroup::fail_locked(int64_t rank, std::exception_ptr failure) {
   const bool replaces = failure_ && is_peer_failure(failure_->exception) && !is_peer_failure(failure);
   if (!failure_ || replaces) failure_ = Failure{rank, std::move(failure)};
   changed_.notify_all();
+  ended_.notify_all();
 }
 
 std::exception_ptr ThreadGroup::first_failure() const {
@@ -324,7 +453,8 @@ std::exception_ptr ThreadGroup::first_failure() const {
   return failure_ ? failure_->exception : nullptr;
 }
 
-void ThreadGroup::run(const std::function<void(int64_t)>& drive, const Failed& on_failure) {
+void ThreadGroup::run(const std::function<void(int64_t)>& drive, const Failed& on_failure,
+                      const LastWords& last_words) {
   const auto failed = [&](int64_t rank) {
     on_failure(rank, std::current_exception());
     fail(rank, std::current_exception());
@@ -339,12 +469,17 @@ void ThreadGroup::run(const std::function<void(int64_t)>& drive, const Failed& o
   };
   const auto count = static_cast<int64_t>(members_.size());
   std::vector<std::thread> threads;
+  std::thread watcher;
   try {
+    watcher = start_thread("to watch over ranks", [&] {
+      block_stop_signals();
+      watch(on_failure, last_words);
+    });
     for (int64_t rank = 1; rank < count; ++rank) {
-      threads.emplace_back([&drive_rank, rank] {
+      threads.push_back(start_thread(fmt::format("rank {}", rank), [&drive_rank, rank] {
         block_stop_signals();
         drive_rank(rank);
-      });
+      }));
     }
     drive_rank(0);
   } catch (...) {  // no thread could be had
@@ -352,14 +487,16 @@ void ThreadGroup::run(const std::function<void(int64_t)>& drive, const Failed& o
     for (auto rank = static_cast<int64_t>(threads.size()) + 1; rank < count; ++rank) leave(rank);
     leave(0);
   }
-  wait_for_all_to_leave();
   for (std::thread& thread : threads) thread.join();
+  if (watcher.joinable()) watcher.join();
 }
 
-void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive) {
+void run_ranks(int64_t count, std::chrono::milliseconds timeout, const std::function<void(Communicator&)>& drive,
+               const ThreadGroup::LastWords& last_words) {
   if (count == 1) return drive(single_rank());
   ThreadGroup group(count, timeout);
-  group.run([&](int64_t rank) { drive(group.communicator(rank)); }, [](int64_t, const std::exception_ptr&) {});
+  group.run([&](int64_t rank) { drive(group.communicator(rank)); }, [](int64_t, const std::exception_ptr&) {},
+            last_words);
   if (const std::exception_ptr failure = group.first_failure()) std::rethrow_exception(failure);
 }
 

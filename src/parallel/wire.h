@@ -25,11 +25,12 @@ enum class FrameKind : uint32_t {
   kRefusal = 5,    // process 0: why not
   kStart = 6,      // process 0: all are there, and who they are
   // Between processes that run (process_links.cpp).
-  kBeat = 16,     // alive
-  kArrival = 17,  // came to a call
-  kFailure = 18,  // a rank or a process failed
-  kLeave = 19,    // all ranks of the process have ended
-  kEnd = 20,      // process 0: all processes have left
+  kBeat = 16,      // alive
+  kArrival = 17,   // came to a call
+  kFailure = 18,   // a rank or a process failed
+  kLeave = 19,     // all ranks of the process have ended
+  kEnd = 20,       // process 0: all processes have left
+  kPatience = 21,  // how long others are to wait for it
   // Of one call, on the connections for data (process_group.cpp).
   kOffer = 32,   // what the ranks of a process bring
   kResult = 33,  // process 0: what all have brought

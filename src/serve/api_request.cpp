@@ -9,6 +9,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "serve/api_error.h"
 
@@ -17,23 +18,18 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 64;  // of a request's JSON
+constexpr int64_t kMaxValues = 250000;  // of a request's JSON
 constexpr size_t kMaxStops = 16;
 constexpr int64_t kMaxTopLogprobs = 20;
 constexpr int64_t kMaxChoices = 128;
 
 ordered_json parse_body(const std::string& body) {
-  const auto guard = [](int depth, ordered_json::parse_event_t, ordered_json&) {
-    if (depth > kMaxDepth) throw ApiError(400, fmt::format("the JSON has more than {} levels", kMaxDepth));
-    return true;
-  };
   try {
-    ordered_json json = ordered_json::parse(body, guard);
+    ordered_json json = parse_json<ordered_json>(body, kMaxValues);
     if (!json.is_object()) throw ApiError(400, "the body is no JSON object");
     return json;
-  } catch (const ordered_json::exception& error) {
-    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
-    throw ApiError(400, fmt::format("the body is not valid JSON: {}", what.substr(what.find(']') + 2)));
+  } catch (const JsonError& error) {
+    throw ApiError(400, fmt::format("the body is not valid JSON: {}", error.what()));
   }
 }
 

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/say.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 
@@ -45,7 +47,7 @@ GenerationQueue::GenerationQueue(InferenceEngine& engine, int64_t max_queue, std
       capacity_(engine.load().max_sequences + max_queue),
       metrics_(std::move(metrics)),
       in_flight_(std::make_shared<std::atomic<int64_t>>(0)),
-      thread_([this] { drive(); }) {}
+      thread_(start_thread("to generate", [this] { drive(); })) {}
 
 GenerationQueue::~GenerationQueue() {
   stop_ = true;
@@ -117,7 +119,7 @@ void GenerationQueue::drive() {
         errors = 0;
       } catch (const Error& error) {
         // One generation ended so; the others go on.
-        fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
+        say("error: {}\nremedy: {}\n", error.what(), error.remedy());
         if (++errors > kMaxErrors) throw;
       }
     }

@@ -26,6 +26,7 @@
 
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 namespace {
@@ -534,39 +535,43 @@ HttpServer::~HttpServer() { stop(); }
 int HttpServer::port() const { return state_->acceptor.local_endpoint().port(); }
 
 void HttpServer::start() {
-  for (int i = 0; i < state_->num_workers; ++i) state_->workers.emplace_back([this] { state_->work(); });
+  for (int i = 0; i < state_->num_workers; ++i) {
+    state_->workers.push_back(start_thread("to answer", [this] { state_->work(); }));
+  }
   state_->accept();
-  state_->network = std::thread([this] {
+  state_->network = start_thread("for the network", [this] {
     block_stop_signals();
     state_->io.run();
   });
 }
 
 void HttpServer::stop() {
-  if (!state_->network.joinable()) return;
-  asio::post(state_->io, [state = state_.get()] {
-    error_code ignored;
-    state->acceptor.close(ignored);
-    const auto close_those = [state](auto condition) {
-      const std::list<std::shared_ptr<Connection>> all = state->connections;
-      for (const std::shared_ptr<Connection>& connection : all) {
-        if (condition(*connection)) connection->close();
-      }
-    };
-    close_those([](const Connection& c) { return c.phase() != Connection::Phase::kAnswering; });
-    state->ending = true;
-    state->pause.expires_after(kFlushTime);
-    if (state->connections.empty()) return;
-    state->pause.async_wait([close_those](error_code) { close_those([](const Connection&) { return true; }); });
-  });
+  const bool started = state_->network.joinable();
+  if (started)
+    asio::post(state_->io, [state = state_.get()] {
+      error_code ignored;
+      state->acceptor.close(ignored);
+      const auto close_those = [state](auto condition) {
+        const std::list<std::shared_ptr<Connection>> all = state->connections;
+        for (const std::shared_ptr<Connection>& connection : all) {
+          if (condition(*connection)) connection->close();
+        }
+      };
+      close_those([](const Connection& c) { return c.phase() != Connection::Phase::kAnswering; });
+      state->ending = true;
+      state->pause.expires_after(kFlushTime);
+      if (state->connections.empty()) return;
+      state->pause.async_wait([close_those](error_code) { close_those([](const Connection&) { return true; }); });
+    });
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
   }
   state_->arrived.notify_all();
   for (std::thread& worker : state_->workers) worker.join();
+  state_->workers.clear();
   state_->busy.reset();
-  state_->network.join();
+  if (started) state_->network.join();
   state_->requests.clear();
 }
 

@@ -51,7 +51,7 @@ HttpReply error_reply(const ApiError& error) {
   return reply;
 }
 
-// For one line of a log: what a client sends must not break it.
+// For one line of a log or a message: what a client sends must not break it.
 std::string printable(std::string_view whole) {
   constexpr size_t kMost = 200;
   std::string text(whole.substr(0, kMost));
@@ -152,7 +152,10 @@ std::optional<HttpReply> ApiServer::on_head(const HttpRequest& request) {
   return reply_of([&]() -> std::optional<HttpReply> {
     check_host(request);
     const std::string_view route = route_of(request.path);
-    if (route == kOtherRoute) throw ApiError(404, "there is no such path; see /v1/models", "", "unknown_url");
+    if (route == kOtherRoute) {  // in OpenAI's words
+      throw ApiError(404, fmt::format("Invalid URL ({} {})", printable(request.method), printable(request.path)), "",
+                     "unknown_url");
+    }
     const std::string_view method = route.ends_with("/completions") ? "POST" : "GET";
     if (request.method != method) {
       throw ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
@@ -292,8 +295,13 @@ void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
     const auto size = static_cast<int64_t>(prompt.size());
     if (prompt.empty()) throw ApiError(400, "the prompt is empty", field, "empty_prompt");
     if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
-      throw ApiError(400, fmt::format("the prompt has {} tokens, the context {}", size, engine_.max_context()), field,
-                     "context_length_exceeded");
+      // In OpenAI's words: there are clients that cut their prompt when they read them.
+      throw ApiError(
+          400,
+          fmt::format("This model's maximum context length is {} tokens. However, your prompt has {} tokens. "
+                      "Please reduce the length of the prompt.",
+                      engine_.max_context(), size),
+          field, "context_length_exceeded");
     }
     for (int64_t i = 0; i < request.n; ++i) {
       GenerationRequest generation;

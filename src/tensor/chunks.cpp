@@ -36,17 +36,25 @@ bool TensorChunks::is_edge(int64_t element) const {
 }
 
 Shape slice_shape(std::string_view name, DType dtype, const Shape& shape, ElementRange range) {
+  return slices_shape(name, dtype, shape, std::span(&range, 1));
+}
+
+Shape slices_shape(std::string_view name, DType dtype, const Shape& shape, std::span<const ElementRange> ranges) {
   const int64_t num_elements = shape.num_elements();
-  NMOE_CHECK(range.offset >= 0 && range.extent >= 0 && range.end() <= num_elements,
-             "tensor '{}' {} {} has no elements [{}, {})", name, dtype_name(dtype), shape, range.offset, range.end());
   const TensorChunks chunks(dtype, shape);
-  for (const int64_t cut : {range.offset, range.end()}) {
-    NMOE_CHECK(chunks.is_edge(cut), "tensor '{}' {} {} is cut at element {}, inside a chunk: chunks have {} elements",
-               name, dtype_name(dtype), shape, cut, chunks.chunk_elements());
+  int64_t extent = 0;
+  for (const ElementRange& range : ranges) {
+    NMOE_CHECK(range.offset >= 0 && range.extent >= 0 && range.end() <= num_elements,
+               "tensor '{}' {} {} has no elements [{}, {})", name, dtype_name(dtype), shape, range.offset, range.end());
+    for (const int64_t cut : {range.offset, range.end()}) {
+      NMOE_CHECK(chunks.is_edge(cut), "tensor '{}' {} {} is cut at element {}, inside a chunk: chunks have {} elements",
+                 name, dtype_name(dtype), shape, cut, chunks.chunk_elements());
+    }
+    extent += range.extent;
   }
-  if (range.extent == num_elements) return shape;
-  if (shape.rank() == kStackedRank) return {range.extent / chunks.chunk_elements(), shape[1], shape[2]};
-  return {range.extent};
+  if (extent == num_elements) return shape;
+  if (shape.rank() == kStackedRank) return {extent / chunks.chunk_elements(), shape[1], shape[2]};
+  return {extent};
 }
 
 std::string tensor_sha256(std::span<const std::string> chunk_sha256) {

@@ -53,6 +53,8 @@ class TensorChunks {
 // [extent] of any other. The range must lie in the tensor and begin and end at edges of chunks (checked; `name` is for
 // the message).
 Shape slice_shape(std::string_view name, DType dtype, const Shape& shape, ElementRange range);
+// The same of several slices, one after the other.
+Shape slices_shape(std::string_view name, DType dtype, const Shape& shape, std::span<const ElementRange> ranges);
 
 // The hash of a tensor from those of its chunks (64 lower-case hex digits each): the SHA-256 of the lines "hash\n" in
 // the chunks' order. So it does not depend on who wrote which slice into which file.

@@ -1,7 +1,7 @@
 // Tensor: a non-owning, dense, row-major view. Storage belongs to an Arena.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <cstdint>

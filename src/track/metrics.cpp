@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/say.h"
+#include "base/start_thread.h"
 
 namespace nmoe {
 namespace {
@@ -21,9 +23,8 @@ int64_t now_ms() {
 
 MetricsWriter::MetricsWriter(fs::path path, double flush_interval_s, double lock_patience_s)
     : path_(std::move(path)), flush_interval_(flush_interval_s), lock_patience_(lock_patience_s) {
-  if (path_.has_parent_path()) make_directories(path_.parent_path());
   flush();  // an unusable file is found out now, and viewers find a table
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("for metrics", [this] { run(); });
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -36,20 +37,31 @@ MetricsWriter::~MetricsWriter() {
   try {
     write();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: the last {} metrics were not written: {}\n", queue_.size(), error.what());
+    if (!told_) say("error: the last {} metrics were not written: {}\n", queue_.size(), error.what());
   }
 }
 
 void MetricsWriter::add(int64_t step, const std::string& tag, double value) {
   const std::lock_guard lock(mutex_);
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   queue_[{step, tag}] = {value, now_ms()};
+  while (queue_.size() > kMaxQueued) queue_.erase(queue_.begin());
+}
+
+std::string MetricsWriter::take_failure() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(failure_, "");
 }
 
 void MetricsWriter::flush() {
-  write();
+  try {
+    write();
+  } catch (...) {
+    lock_patience_ = {};
+    told_ = true;
+    throw;
+  }
   const std::lock_guard lock(mutex_);
-  failure_ = nullptr;  // made good: what it left in the queue is now written
+  failure_.clear();  // made good: what it left in the queue is now written
 }
 
 void MetricsWriter::rewind(int64_t step) {
@@ -62,6 +74,7 @@ void MetricsWriter::rewind(int64_t step) {
 
 std::optional<std::string> MetricsWriter::try_write(std::optional<int64_t> rewind_to) {
   const std::lock_guard file_lock(file_mutex_);
+  if (path_.has_parent_path()) make_directories(path_.parent_path());  // somebody may have removed it
   std::map<Key, Value> batch;
   {
     const std::lock_guard lock(mutex_);
@@ -104,11 +117,11 @@ void MetricsWriter::run() {
     pause = flush_interval_;
     if (queue_.empty()) continue;
     lock.unlock();
-    std::exception_ptr failure;
+    std::string failure;
     try {
       if (try_write()) pause = kLockRetry;
-    } catch (...) {
-      failure = std::current_exception();
+    } catch (const std::exception& error) {
+      failure = error.what();
     }
     lock.lock();
     failure_ = failure;

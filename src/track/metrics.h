@@ -4,7 +4,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -17,21 +16,26 @@
 namespace nmoe {
 
 // Queues values in memory; a thread of its own writes them every `flush_interval_s` in one short
-// opening of the file, so that viewers can read it in between. While a viewer has it open the
-// values wait; none is lost. Thread-safe.
+// opening of the file, so that viewers can read it in between. While a viewer has it open, or it cannot be written, the
+// values wait; of more than `kMaxQueued` the oldest are lost. Thread-safe.
 class MetricsWriter {
  public:
+  static constexpr size_t kMaxQueued = 500'000;
+
   // Creates the file and the folder it is in. flush(), rewind() and the destructor wait at most
   // `lock_patience_s` for other processes to close the file.
   explicit MetricsWriter(fs::path path, double flush_interval_s = 1.5, double lock_patience_s = 30.0);
-  // Writes what is queued; what could not be written is reported on stderr.
+  // Writes what is queued, in one attempt where flush() has failed; else what could not be written is reported on
+  // stderr.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // Queues a value, in place of an earlier one of the same step and tag. Throws, once, the Error of
-  // a write by the background thread that failed since; its values are still queued.
+  // Queues a value, in place of an earlier one of the same step and tag.
   void add(int64_t step, const std::string& tag, double value);
+
+  // Why the last write by the background thread failed, once; "" when it did not. Its values are still queued.
+  std::string take_failure();
 
   // Returns when everything queued is in the file. Error (runtime) if it cannot be; it stays
   // queued.
@@ -55,13 +59,14 @@ class MetricsWriter {
 
   const fs::path path_;
   const std::chrono::duration<double> flush_interval_;
-  const std::chrono::duration<double> lock_patience_;
+  std::chrono::duration<double> lock_patience_;
+  bool told_ = false;  // flush() has failed
 
   std::mutex file_mutex_;  // held while writing; taken before mutex_
   std::mutex mutex_;       // guards what follows
   std::condition_variable wake_;
   std::map<Key, Value> queue_;
-  std::exception_ptr failure_;  // of the background thread
+  std::string failure_;  // of the background thread
   bool stop_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/process.h"
 
 namespace nmoe {
 namespace {
@@ -57,13 +58,8 @@ RunStatus parse_status(std::string_view name) {
 
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  NMOE_CHECK(::gethostname(name.data(), name.size() - 1) == 0, "gethostname: errno {}", errno);
-  return name.data();
-}
-
-// When the process started, in clock ticks since boot; nothing when there is no such process.
+// When the process started, in clock ticks since boot; nothing when there is no such process, or it ended and nobody
+// has waited for it.
 std::optional<int64_t> process_start(int64_t pid) {
   std::string stat;
   try {
@@ -71,9 +67,11 @@ std::optional<int64_t> process_start(int64_t pid) {
   } catch (const Error&) {
     return std::nullopt;
   }
-  // Field 22; the second, the program's name in parentheses, may hold blanks and parentheses
-  // itself.
+  // Field 3, the state, and 22; the second, the program's name in parentheses, may hold blanks and parentheses itself.
   size_t at = stat.rfind(')');
+  if (at == std::string::npos || at + 2 >= stat.size() || stat[at + 2] == 'Z' || stat[at + 2] == 'X') {
+    return std::nullopt;
+  }
   for (int field = 3; field <= 22 && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
   return at == std::string::npos ? std::nullopt : std::optional(std::stoll(stat.substr(at + 1)));
 }
@@ -84,12 +82,11 @@ int64_t own_process_start() {
   return *start;
 }
 
-void check_run_id(const std::string& id) {
+void check_run_id(const std::string& id, std::string_view from) {
   const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; };
   // It names a folder of metrics.
   if (id.find_first_not_of('.') == std::string::npos || !std::ranges::all_of(id, allowed)) {
-    throw usage_error(fmt::format("NMOE_RUN='{}' is no run id", id),
-                      "use letters, digits, '.', '_' and '-', or unset NMOE_RUN");
+    throw usage_error(fmt::format("{}'{}' is no run id", from, id), "use letters, digits, '.', '_' and '-'");
   }
 }
 
@@ -161,10 +158,10 @@ class RunStore::Transaction {
   bool committed_ = false;
 };
 
-RunStore::RunStore(const fs::path& path) : path_(path) {
-  if (path.has_parent_path()) make_directories(path.parent_path());
+RunStore::RunStore(const fs::path& path, Access access) : path_(path) {
+  if (access == Access::kWrite && path.has_parent_path()) make_directories(path.parent_path());
   try {
-    open();
+    access == Access::kWrite ? open() : open_for_reading();
   } catch (...) {
     sqlite3_close(database_);
     throw;
@@ -192,15 +189,36 @@ void RunStore::open() {
   Transaction transaction(*this);
   const int64_t version = query_integer("PRAGMA user_version");
   if (version == kSchemaVersion) return;
-  if (version != 0 || query_integer("SELECT count(*) FROM sqlite_master") != 0) {
-    throw runtime_error(fmt::format("'{}' is a database of another kind or version (user_version "
-                                    "{}, this nmoe's is {})",
-                                    path_.string(), version, kSchemaVersion),
-                        "move it away, or use the program that made it");
-  }
+  if (version != 0 || query_integer("SELECT count(*) FROM sqlite_master") != 0) require_own_kind(version);
   execute(kSchema);
   execute(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
   transaction.commit();
+}
+
+// A database with a write-ahead log is read with the help of a file beside it. Where none can be made, it is read as
+// one that nobody changes: without what may still be in a log.
+void RunStore::open_for_reading() {
+  check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READONLY, nullptr));
+  check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
+  const int code = sqlite3_exec(database_, "SELECT count(*) FROM sqlite_master", nullptr, nullptr, nullptr);
+  if (code == SQLITE_CANTOPEN || code == SQLITE_READONLY) {
+    std::string uri = "file:";
+    for (const char c : fs::absolute(path_).string()) {
+      uri += std::string_view("?#%").find(c) == std::string_view::npos ? std::string(1, c)
+                                                                       : fmt::format("%{:02x}", static_cast<int>(c));
+    }
+    sqlite3_close(std::exchange(database_, nullptr));
+    check(sqlite3_open_v2((uri + "?immutable=1").c_str(), &database_, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, nullptr));
+  }
+  require_own_kind(query_integer("PRAGMA user_version"));
+}
+
+void RunStore::require_own_kind(int64_t version) const {
+  if (version == kSchemaVersion) return;
+  throw runtime_error(fmt::format("'{}' is a database of another kind or version (user_version "
+                                  "{}, this nmoe's is {})",
+                                  path_.string(), version, kSchemaVersion),
+                      "move it away, or use the program that made it");
 }
 
 void RunStore::check(int code) const {
@@ -236,7 +254,7 @@ bool RunStore::has_run(const std::string& id) { return Statement(*this, "SELECT 
 
 std::string RunStore::new_run_id() {
   if (const char* wanted = std::getenv("NMOE_RUN"); wanted != nullptr && *wanted != '\0') {
-    check_run_id(wanted);
+    check_run_id(wanted, "NMOE_RUN=");
     if (has_run(wanted)) {
       throw usage_error(fmt::format("'{}' already has a run '{}' (from NMOE_RUN)", path_.string(), wanted),
                         "resume that run, or give NMOE_RUN another value");
@@ -253,6 +271,12 @@ std::string RunStore::new_run_id() {
 std::string RunStore::start(const RunInfo& info) {
   Transaction transaction(*this);
   std::string id = new_run_id();
+  insert(id, info);
+  transaction.commit();
+  return id;
+}
+
+void RunStore::insert(const std::string& id, const RunInfo& info) {
   const std::string now = utc_now();
   Statement(*this,
             "INSERT INTO runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, "
@@ -261,16 +285,16 @@ std::string RunStore::start(const RunInfo& info) {
             id, experiment_id(info), info.name, info.config_json, info.git_hash, int64_t{info.git_dirty},
             int64_t{::getpid()}, own_process_start(), host_name(), info.checkpoint_dir, now, now)
       .step();
-  transaction.commit();
-  return id;
 }
 
 void RunStore::resume(const std::string& id, const RunInfo& info) {
   Transaction transaction(*this);
   Statement run(*this, "SELECT status, host, pid, process_start FROM runs WHERE id = ?", id);
   if (!run.step()) {
-    throw usage_error(fmt::format("'{}' has no run '{}'", path_.string(), id),
-                      "start a new run, or name the folder the run was started in");
+    check_run_id(id, "");
+    insert(id, info);
+    transaction.commit();
+    return;
   }
   const int64_t pid = run.integer(2);
   if (run.text(0) == "running" && run.text(1) == host_name() && pid != ::getpid() &&
@@ -293,7 +317,13 @@ void RunStore::progress(const std::string& id, int64_t step, double loss, double
   Statement(*this, "UPDATE runs SET step = ?, last_loss = ?, tokens_per_s = ?, updated_at = ? WHERE id = ?", step, loss,
             tokens_per_s, utc_now(), id)
       .step();
-  NMOE_CHECK(sqlite3_changes(database_) == 1, "progress of unknown run '{}'", id);
+  require_changed(id);
+}
+
+void RunStore::require_changed(const std::string& id) const {
+  if (sqlite3_changes(database_) == 1) return;
+  throw runtime_error(fmt::format("'{}' has no run '{}' any more", path_.string(), id),
+                      "leave the rows of runs that have not ended alone");
 }
 
 void RunStore::finish(const std::string& id, RunStatus status, const std::string& reason) {
@@ -305,7 +335,7 @@ void RunStore::finish(const std::string& id, RunStatus status, const std::string
             "results_json = json_object('final_loss', last_loss, 'steps_completed', step) WHERE id = ?",
             run_status_name(status), reason, now, now, id)
       .step();
-  NMOE_CHECK(sqlite3_changes(database_) == 1, "end of unknown run '{}'", id);
+  require_changed(id);
 }
 
 std::vector<RunRow> RunStore::list(int64_t limit) {

@@ -64,8 +64,11 @@ struct RunRow {
 // processes' and throws an Error (runtime) naming the file when it fails.
 class RunStore {
  public:
-  // Opens `path`, creating it and its folder when missing.
-  explicit RunStore(const fs::path& path);
+  enum class Access {
+    kWrite,  // creating the file and its folder when missing
+    kRead,   // list() alone, also in a folder that nobody may write to; the file must be there
+  };
+  explicit RunStore(const fs::path& path, Access access = Access::kWrite);
   ~RunStore();
   RunStore(const RunStore&) = delete;
   RunStore& operator=(const RunStore&) = delete;
@@ -74,10 +77,11 @@ class RunStore {
   // Error (usage) when $NMOE_RUN is taken or has other characters than letters, digits, "._-".
   std::string start(const RunInfo& info);
 
-  // Makes run `id` one of this process, running again. Error (usage) when there is no such run, or
-  // when it is still running in a living process of this host.
+  // Makes run `id` one of this process, running again; one that is not there, since its database was lost, is made
+  // again. Error (usage) when it is still running in a living process of this host, or when `id` is none.
   void resume(const std::string& id, const RunInfo& info);
 
+  // Error (runtime) where another program has removed the run; so finish().
   void progress(const std::string& id, int64_t step, double loss, double tokens_per_s);
 
   // Ends a run. `status` is neither kRunning nor kDead.
@@ -91,10 +95,14 @@ class RunStore {
   class Transaction;
 
   void open();
-  void check(int code) const;  // throws what a SQLite result code other than SQLITE_OK means
+  void open_for_reading();
+  void require_own_kind(int64_t version) const;  // of the tables
+  void check(int code) const;                    // throws what a SQLite result code other than SQLITE_OK means
   void execute(const std::string& sql) const;
   int64_t query_integer(const char* sql) const;
   bool has_run(const std::string& id);
+  void insert(const std::string& id, const RunInfo& info);
+  void require_changed(const std::string& id) const;
   std::string new_run_id();
   int64_t experiment_id(const RunInfo& info);
 

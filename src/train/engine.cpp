@@ -1,6 +1,7 @@
 #include "train/engine.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/thread_pool.h"
 
@@ -24,7 +25,25 @@ int64_t most_tokens(const std::vector<BatchShape>& shapes) {
   return std::ranges::max(shapes, {}, &BatchShape::microbatch_tokens).microbatch_tokens();
 }
 
+ExchangeLimits exchange_limits(const Config& config, const std::vector<BatchShape>& shapes) {
+  return {.max_tokens = most_tokens(shapes), .capacity_factor = config.parallel.capacity_factor};
+}
+
 }  // namespace
+
+std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors) {
+  std::vector<NamedPart> parts;
+  for (const StagedTensor& staged : tensors) {
+    const Tensor flat = staged.tensor.reshape({staged.tensor.num_elements()});
+    int64_t first = 0;
+    for (const auto& [offset, extent] : staged.slices) {
+      parts.push_back(
+          {.name = staged.name, .tensor = flat.rows(first, first + extent), .shape = staged.shape, .offset = offset});
+      first += extent;
+    }
+  }
+  return parts;
+}
 
 Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens)
     : config_(config),
@@ -43,8 +62,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
              {.index = domain_.index(),
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
-              .in_order = config_.parallel.logical_shards > 0}) {
-  if (config_.parallel.logical_shards > 0 && rank.count() != domain_.count()) {
+              .in_order = in_order()}) {
+  if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
   }
@@ -52,14 +71,21 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
   if (!domain_.peers().alone()) {
-    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state, most_tokens(shapes_));
+    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state,
+                           exchange_limits(config_, shapes_), rank_.index(), rank_.count());
+    experts_.places.assign(model_.moe_layers().size(), places_in_order(config_.model.moe.num_experts));
+  }
+  if (shares_experts() && config_.parallel.rebalance_every > 0) {
+    experts_.rows.assign(experts_.places.size(),
+                         std::vector<int64_t>(static_cast<size_t>(config_.model.moe.num_experts)));
   }
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
-    slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange]);
+    slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
+                        /*with_expert_rows=*/!experts_.rows.empty());
   }
   steps_.resize(shapes_.size());
 
@@ -76,6 +102,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
     if (model_.router_counts().defined()) {
       summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
     }
+    for (const Tensor& tensor : model_.exchange_stats().tensors()) summed->push_back(tensor);
   }
   for (const FlatWeights& flat : model_.weights().flat()) {
     const auto [begin, size] = flat.updated;
@@ -93,12 +120,12 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
 }
 
 void Engine::allocate_sums(Arena& state) {
-  const bool in_order = config_.parallel.logical_shards > 0;
   const auto& weights = model_.weights().all();
   const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
   int64_t num_chunks = 0;
   for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
-  const int64_t num_losses = in_order ? config_.parallel.logical_shards : 1, num_squares = in_order ? num_chunks : 1;
+  const int64_t num_losses = in_order() ? config_.parallel.logical_shards : 1,
+                num_squares = in_order() ? num_chunks : 1;
   partial_sums_ = state.allocate(DType::kF64, {num_losses + num_squares});
   partial_losses_ = partial_sums_.rows(0, num_losses);
   partial_squares_ = partial_sums_.rows(num_losses, num_losses + num_squares);
@@ -110,9 +137,10 @@ void Engine::allocate_sums(Arena& state) {
   for (const Weight& weight : weights) {
     if (!weight.spec.is_trained()) continue;
     const TensorChunks chunks = chunks_of(weight);
-    const int64_t begin = weight.offset + weight.updated.offset, size = weight.updated.extent;
-    if (!in_order && size > 0) squares_.push_back({weight.total, partial_squares_});
-    for (int64_t at = begin; in_order && at < begin + size;) {
+    // Experts are in order so far: later it is a place's squares that are here.
+    const int64_t begin = weight.updated_elements().front().offset, size = weight.updated.extent;
+    if (!in_order() && size > 0) squares_.push_back({weight.total, partial_squares_});
+    for (int64_t at = begin; in_order() && at < begin + size;) {
       const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
       squares_.push_back(
           {weight.total.reshape({size}).rows(at - begin, end - begin), partial_squares_.rows(entry, entry + 1)});
@@ -120,6 +148,89 @@ void Engine::allocate_sums(Arena& state) {
     }
     first_chunk += chunks.count();
   }
+  if (in_order() && shares_experts()) {
+    square_order_ = state.allocate(DType::kI32, {num_chunks});
+    set_places(experts_.places);
+  }
+}
+
+// Says where experts are to whatever goes by it.
+void Engine::set_places(ExpertPlacement places) {
+  experts_.places = std::move(places);
+  model_.place_experts(experts_.places);
+  const auto& weights = model_.weights().all();
+  for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].updated_elements();
+  for (size_t i = 0; i < staging_.optimizer.size(); ++i) {
+    staging_.optimizer[i].slices = optimizer_->state()[i].weight->updated_elements();
+  }
+  if (!square_order_.defined()) return;
+  std::map<const Weight*, size_t> layer_of;
+  for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
+    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) layer_of.emplace(weight, layer);
+  }
+  std::vector<int32_t> order;
+  for (const Weight& weight : weights) {
+    if (!weight.spec.is_trained()) continue;
+    const auto first = static_cast<int32_t>(order.size());
+    const int64_t count = TensorChunks(ops_.stat_dtype(), weight.spec.shape).count();
+    const auto layer = layer_of.find(&weight);
+    for (int32_t chunk = 0; chunk < count; ++chunk) {
+      order.push_back(first +
+                      (layer == layer_of.end() ? chunk : experts_.places[layer->second][static_cast<size_t>(chunk)]));
+    }
+  }
+  device_.upload(square_order_, order.data());
+}
+
+void Engine::place_experts(const ExpertState& experts) {
+  if (!shares_experts() || experts.places.empty()) return;
+  set_places(experts.places);
+  if (!experts_.rows.empty() && !experts.rows.empty()) experts_.rows = experts.rows;
+}
+
+// Gradients are free between steps: each weight's have room for as many experts, and as many bytes of each, as its
+// values with the rest of their master have, or one of the moments.
+std::vector<MovableExperts> Engine::movable_experts() {
+  std::vector<MovableExperts> all;
+  for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
+    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) {
+      MovableExperts& experts =
+          all.emplace_back(MovableExperts{.layer = layer, .room = weight->grad, .turns = {{weight->value}}});
+      if (weight->low.defined()) experts.turns[0].push_back(weight->low);
+      for (const OptimizerState& state : optimizer_->state()) {
+        if (state.weight == weight) experts.turns.push_back({state.tensor});
+      }
+    }
+  }
+  return all;
+}
+
+bool Engine::rebalance_is_due(int64_t steps) const {
+  const int64_t every = config_.parallel.rebalance_every;
+  return every > 0 && steps > 0 && steps % every == 0 && shares_experts();
+}
+
+Rebalancing Engine::rebalance() {
+  Rebalancing done;
+  if (experts_.rows.empty()) return done;
+  NMOE_CHECK(num_pending() == 0, "experts are moved while {} steps are pending", num_pending());
+  ExpertPlacement places;
+  for (size_t i = 0; i < experts_.places.size(); ++i) {
+    const auto& before = experts_.places[i];
+    const auto& after = places.emplace_back(nmoe::rebalance(experts_.rows[i], before, domain_.count()));
+    Rebalancing::Layer& layer =
+        done.layers.emplace_back(Rebalancing::Layer{.layer = model_.moe_layers()[i]->layer(),
+                                                    .load_before = rank_load(experts_.rows[i], before, domain_.count()),
+                                                    .load_after = rank_load(experts_.rows[i], after, domain_.count())});
+    for (size_t expert = 0; expert < after.size(); ++expert) layer.moves += after[expert] != before[expert] ? 1 : 0;
+  }
+  for (std::vector<int64_t>& rows : experts_.rows) std::ranges::fill(rows, 0);
+  if (done.moves() == 0) return done;
+  move_experts(ops_, domain_.peers(), movable_experts(), experts_.places, places);
+  set_places(std::move(places));
+  wait();
+  domain_.check();  // where a wait was given up, weights are not what they should be, and no step need follow
+  return done;
 }
 
 void Engine::allocate_staging() {
@@ -127,14 +238,15 @@ void Engine::allocate_staging() {
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
   // Domains have the same; each writes some of it, in turn.
   const int64_t num_domains = rank_.count() / domain_.count(), this_domain = rank_.index() / domain_.count();
-  const auto add = [&](std::vector<NamedPart>& parts, const std::string& name, DType dtype, const Weight& weight) {
-    parts.push_back({.name = name,
-                     .tensor = arena.allocate(dtype, weight.updated_shape()),
-                     .shape = weight.spec.shape,
-                     .offset = weight.offset + weight.updated.offset});
+  int64_t num_staged = 0;
+  const auto add = [&](std::vector<StagedTensor>& tensors, const std::string& name, DType dtype, const Weight& weight) {
     const bool others_have_it = !weight.spec.is_trained() && domain_.index() != 0;
-    const bool is_turn = static_cast<int64_t>(staging_.is_written.size()) % num_domains == this_domain;
-    staging_.is_written.push_back(is_turn && !others_have_it && weight.updated.extent > 0 ? 1 : 0);
+    const bool is_turn = num_staged++ % num_domains == this_domain;
+    tensors.push_back({.name = name,
+                       .tensor = arena.allocate(dtype, weight.updated_shape()),
+                       .shape = weight.spec.shape,
+                       .slices = weight.updated_elements(),
+                       .is_written = is_turn && !others_have_it && weight.updated.extent > 0});
   };
   for (const Weight& weight : model_.weights().all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
@@ -189,24 +301,23 @@ void Engine::enqueue_begin() {
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
-  const bool in_order = config_.parallel.logical_shards > 0;
   int64_t shard = rank_.index();
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     const Tensor losses = losses_.rows(0, batch.num_tokens());
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect);
-    ops_.sum({losses, in_order ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
-    if (in_order) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
+    ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
+    if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
   }
-  if (!in_order) domain_.reduce_sum(ops_, grads_);
 }
 
 void Engine::enqueue_update() {
-  rank_.communicator.all_reduce_sum_across(summed_across_, Lane::kCompute);
+  if (!in_order()) domain_.reduce_sum(ops_, grads_);
+  domain_.sum_across(ops_, summed_across_);
   for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);
   ops_.sum_in_order({partial_losses_, loss_sum_});
-  ops_.sum_in_order({partial_squares_, square_sum_});
+  ops_.sum_in_order({partial_squares_, square_sum_, square_order_});
   ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
@@ -229,32 +340,44 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
   };
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
   Steps& alike = steps_[inputs_shape_];
-  if (alike.warm) {
-    if (!alike.recording) alike.recording = device_.record(work);
-    alike.recording->run();
-  } else {
-    work();
-    alike.warm = true;
-  }
-  enqueue_results(with_routers);
+  or_failure([&] {
+    if (alike.warm) {
+      if (!alike.recording) alike.recording = device_.record(work);
+      alike.recording->run();
+    } else {
+      work();
+      alike.warm = true;
+    }
+    enqueue_results(with_routers);
+  });
 }
 
 void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
-                            const std::function<void(StepPhase phase)>& done) {
-  const auto end = [&](StepPhase phase) {
+                            const std::function<void(StepPhase phase, int64_t layer)>& done) {
+  const auto end = [&](StepPhase phase, int64_t layer = kNoLayer) {
     wait();
-    done(phase);
+    done(phase, layer);
   };
   enqueue_inputs(progress, num_targets);
   enqueue_begin();
   end(StepPhase::kBegin);
-  enqueue_gradients([&](Intermediate what, int64_t, Tensor, Tensor) {
-    if (const auto phase = phase_ending_with(what)) end(*phase);
+  enqueue_gradients([&](Intermediate what, int64_t layer, Tensor, Tensor) {
+    if (const auto phase = phase_ending_with(what)) end(*phase, layer);
   });
   end(StepPhase::kEmbedding);  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();
   end(StepPhase::kUpdate);
   enqueue_results(/*with_routers=*/false);
+}
+
+// What fails here after another rank has failed does so for that: then the other's failure is thrown.
+void Engine::or_failure(const std::function<void()>& work) const {
+  try {
+    work();
+  } catch (const std::exception&) {
+    domain_.check();
+    throw;
+  }
 }
 
 void Engine::wait() {
@@ -266,8 +389,13 @@ bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).a
 
 StepResult Engine::take_result() {
   NMOE_CHECK(num_pending() > 0, "no step's result to take, of {}", num_enqueued_);
-  StepResult result = slot(num_taken_++).wait();
+  const StepSlot& oldest = slot(num_taken_++);
+  StepResult result;
+  or_failure([&] { result = oldest.wait(); });
   domain_.check();
+  for (size_t i = 0, next = 0; result.finite && i < experts_.rows.size(); ++i) {
+    for (int64_t& rows : experts_.rows[i]) rows += result.expert_rows[next++];
+  }
   return result;
 }
 
@@ -347,12 +475,13 @@ void Engine::stage() {
   staging();
   const auto& weights = model_.weights().all();
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (staging_.is_written[i] != 0) weights[i].begin_download(ops_, staging_.model[i].tensor.raw());
+    const StagedTensor& staged = staging_.model[i];
+    if (staged.is_written) weights[i].begin_download(ops_, staged.tensor.raw());
   }
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
-    if (staging_.is_written[weights.size() + i] == 0) continue;
-    device_.begin_download(staging_.optimizer[i].tensor.raw(), state[i].tensor);
+    const StagedTensor& staged = staging_.optimizer[i];
+    if (staged.is_written) device_.begin_download(staged.tensor.raw(), state[i].tensor);
   }
   staged_->record();
 }
@@ -409,6 +538,13 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
     }));
   }
   return plan;
+}
+
+ExpertRows plan_expert_rows(const Config& config, int64_t in_domain, std::span<const int64_t> seq_lens) {
+  if (in_domain == 0) in_domain = config.parallel.ranks;
+  if (in_domain == 1 || config.model.moe.num_experts == 0) return {};
+  const Received received = config.parallel.logical_shards > 0 ? Received::kApart : Received::kTogether;
+  return expert_rows(config.model, in_domain, exchange_limits(config, batch_shapes(config, seq_lens)), received);
 }
 
 }  // namespace nmoe

@@ -35,18 +35,26 @@
 #include "optim/optimizer.h"
 #include "parallel/domain.h"
 #include "tensor/named_tensor.h"
+#include "train/expert_moves.h"
 #include "train/step_exchange.h"
 #include "train/step_phase.h"
 
 namespace nmoe {
 
-// What a rank has of a checkpoint.
-struct StateTensors {
-  std::vector<NamedPart> model;
-  std::vector<NamedPart> optimizer;
-  // Of both, one after the other: not 0 where this rank writes it. What several have, one writes.
-  std::vector<uint8_t> is_written;
+// What a rank has of a tensor of a checkpoint.
+struct StagedTensor {
+  std::string name;
+  Tensor tensor;                     // what the rank updates of it
+  Shape shape;                       // of the whole
+  std::vector<ElementRange> slices;  // which of the whole's elements these are, one slice after the other
+  bool is_written = false;           // by this rank: what several have, one writes
 };
+struct StateTensors {
+  std::vector<StagedTensor> model;
+  std::vector<StagedTensor> optimizer;
+};
+// Slice by slice, as they are loaded.
+std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors);
 
 // A value that is not finite.
 struct NonFinite {
@@ -85,8 +93,11 @@ class Engine {
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
   void step(const Progress& progress, int64_t num_targets, bool with_routers = false);
-  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over.
-  void step_in_phases(const Progress& progress, int64_t num_targets, const std::function<void(StepPhase phase)>& done);
+  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over, with the layer whose it
+  // is or kNoLayer.
+  void step_in_phases(const Progress& progress, int64_t num_targets,
+                      const std::function<void(StepPhase phase, int64_t layer)>& done);
+  void wait();  // for all that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
   StepResult take_result();  // of the oldest pending step
@@ -97,6 +108,19 @@ class Engine {
   // The first parameter or intermediate that is not finite when this rank's microbatches of the step whose result was
   // taken last are run again. Before anything is loaded after that; pending steps are lost.
   NonFinite find_non_finite();
+
+  // --- experts that the ranks of a domain share (parallel/expert_placement.h)
+  bool shares_experts() const { return !experts_.places.empty(); }
+  const ExpertState& experts() const { return experts_; }
+  // The places and rows that a run left, before initialise() or restore(): moves nothing. Ignored where no experts are
+  // shared.
+  void place_experts(const ExpertState& experts);
+  // Behind every parallel.rebalance_every steps, in front of the next.
+  bool rebalance_is_due(int64_t steps) const;
+  // With parallel.rebalance_every: enqueues what moves experts, with their weights and optimizer state, to where ranks
+  // would have got more equal loads in the steps whose results were taken since the last call. No step may be pending.
+  // All ranks call it alike, and get the same. Gradients are overwritten.
+  Rebalancing rebalance();
 
   // Token losses in nats of up to train.microbatch_seqs sequences of data.seq_len; targets < 0 give 0. `predictions`,
   // unless empty, become the likeliest next tokens, at every position.
@@ -112,13 +136,12 @@ class Engine {
   void wait_staged() const { staged_->wait(); }
   void restore();
 
-  // After a failure here: has the other ranks' devices give up waiting for this one.
-  void give_up() const { domain_.raise_abort(); }
+  // How long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
+  void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
 
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }
-  const Optimizer& optimizer() const { return *optimizer_; }
 
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
@@ -133,11 +156,14 @@ class Engine {
   void enqueue_gradients(const Inspector& inspect = {});
   void enqueue_update();
   void enqueue_results(bool with_routers);
-  void wait();  // for all that is enqueued
+  void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
   void allocate_sums(Arena& state);
+  bool in_order() const { return config_.parallel.logical_shards > 0; }
   void gather_values();  // of the weights that every rank has, from those that updated them
+  std::vector<MovableExperts> movable_experts();
+  void set_places(ExpertPlacement places);
 
   Config config_;
   Rank rank_;
@@ -157,12 +183,14 @@ class Engine {
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
   StateTensors staging_;                // empty before its first use
+  ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
   Tensor losses_;                       // [T] stat
   Tensor predictions_;                  // [T] i32
   Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
   Tensor partial_losses_;               // its parts: one, or one a logical shard
   Tensor partial_squares_;              //            one, or one a chunk of a weight
   std::vector<SumOfSquares> squares_;   // that this rank sums
+  Tensor square_order_;                 // i32: with logical shards, squares of experts in the experts' order
   Tensor sums_;                         // [2] f64: of all token losses, of all squares
   Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts
   Tensor grad_scale_;                   // [1] f64
@@ -186,5 +214,8 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_
 // run.device is "cuda". `seq_lens` as for an engine.
 StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
                                 std::span<const int64_t> seq_lens = {});
+
+// Rows of a layer's experts on each rank, in the largest microbatch; all zero where no other rank sends any.
+ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe

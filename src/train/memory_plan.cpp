@@ -4,6 +4,8 @@
 
 #include "base/process.h"
 #include "base/text.h"
+#include "model/exchange_cost.h"
+#include "model/spec.h"
 #include "train/rehearsal.h"
 
 namespace nmoe {
@@ -18,6 +20,12 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   const int64_t process = rehearsed_process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
+  plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
+  if (plan.expert_rows.num_chunks > 0) {
+    Config all_at_once = config;
+    all_at_once.parallel.capacity_factor = static_cast<double>(ranks);
+    plan.worst_bytes = plan_engine_storage(all_at_once, ranks, part, seq_lens).total() - plan.storage.total();
+  }
   if (part) plan.part = part->name;
   plan.cost = model_cost(config.model);
   DeviceOptions options = device_options(config.run, ranks);
@@ -45,6 +53,26 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   return plan;
 }
 
+namespace {
+
+// What ranks put into each other's memory, where they share experts.
+std::string describe_exchange(const Config& config, int64_t ranks) {
+  const auto layers =
+      std::ranges::count(describe_model(config.model).layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward);
+  if (ranks == 1 || layers == 0) return "";
+  const ExchangeCost cost(config, device_options(config.run).compute_dtype, ranks);
+  const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
+  const double layer = cost.bytes_per_token() * tokens;
+  return fmt::format(
+      "  of each rank a step puts {} to others, {} a layer with experts: {:.2f} ranks a token, each way, if all "
+      "experts "
+      "are as likely\n",
+      human_bytes(static_cast<int64_t>(layer * static_cast<double>(layers))), human_bytes(static_cast<int64_t>(layer)),
+      cost.rows_per_token());
+}
+
+}  // namespace
+
 std::string print_plan(const MemoryPlan& plan, const Config& config) {
   std::string text;
   const auto add_lines = [&](bool on_device, std::string_view total_name, int64_t total) {
@@ -65,6 +93,17 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of {} ranks in this process: all but data and process is there {} times\n", plan.ranks,
                         plan.ranks);
   }
+  if (const ExpertRows& rows = plan.expert_rows; rows.num_chunks > 0) {
+    text += fmt::format(
+        "  experts of a rank: room for {} rows a layer, {:.3g} of the average; the worst routing has {}, in {} turns; "
+        "room for all at once would take {} more\n",
+        human_count(static_cast<double>(rows.kept)), config.parallel.capacity_factor,
+        human_count(static_cast<double>(rows.worst)), 1 + rows.num_chunks, human_bytes(plan.worst_bytes));
+  } else if (rows.worst > 0) {
+    text += fmt::format("  experts of a rank: room for {} rows a layer, as many as the worst routing has\n",
+                        human_count(static_cast<double>(rows.worst)));
+  }
+  text += describe_exchange(config, plan.ranks);
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
@@ -105,6 +144,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
+  if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations > weights) {
+    remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
+  }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
   const std::string memory = !plan.part.empty() ? fmt::format("the memory of {}", plan.part)

@@ -28,6 +28,8 @@ struct MemoryPlan {
   double device_flops = 0.0;      // its peak
   std::string part;               // what was planned for instead of a device that is here
   ModelCost cost;
+  ExpertRows expert_rows;   // of a rank; all zero where ranks do not share experts
+  int64_t worst_bytes = 0;  // more than planned, of one rank: room for the rows of the worst routing, all at a time
 };
 
 // Measures `config` (vocab_size resolved) by a counting run. `data_bytes`: data files the run will read through

@@ -6,38 +6,65 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/load.h"
+#include "optim/optimizer.h"
 #include "train/batch_shape.h"
+#include "train/exchange_report.h"
 #include "train/router_report.h"
 #include "train/trainer.h"
 
 namespace nmoe {
+namespace {
 
-Recorder::Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id,
-                   int64_t step, const std::string& commit)
+constexpr auto kRetryAfter = std::chrono::seconds(60);
+
+}  // namespace
+
+Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
+                   const std::string& commit)
     : config_(config),
-      optimizer_(optimizer),
+      exchange_cost_(config, rank.device.ops().compute_dtype(), rank.communicator.domain().count()),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
-      runs_(fs::path(config.run.dir) / "experiments.db"),
+      runs_path_(fs::path(config.run.dir) / "experiments.db"),
       line_("train", "step", config.train.steps, step) {
   const bool dirty = commit.ends_with('+');
-  const RunInfo info{.name = config.run.name,
-                     .experiment = config.run.experiment,
-                     .config_json = config_json(config),
-                     .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
-                     .git_dirty = dirty,
-                     .checkpoint_dir = checkpoint_dir(config).string()};
+  info_ = {.name = config.run.name,
+           .experiment = config.run.experiment,
+           .config_json = config_json(config),
+           .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
+           .git_dirty = dirty,
+           .checkpoint_dir = checkpoint_dir(config).string()};
+  runs_.emplace(runs_path_);
   if (run_id.empty()) {
-    run_id_ = runs_.start(info);
+    run_id_ = runs_->start(info_);
   } else {
-    runs_.resume(run_id, info);
+    runs_->resume(run_id, info_);
     run_id_ = run_id;
   }
   try {
     metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / fmt::format("rank_{}.duckdb", rank.index()));
     metrics_->rewind(step);
   } catch (const std::exception& error) {
-    runs_.finish(run_id_, RunStatus::kFailed, error.what());
+    keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, error.what()); });
     throw;
+  }
+}
+
+// A row is worth less than the run. A database that failed is opened again, and a row that is gone made again; not too
+// often, for a locked one takes seconds.
+void Recorder::keep_row(const std::function<void()>& action) {
+  for (bool again = runs_.has_value();; again = false) {
+    try {
+      if (!runs_) {
+        runs_.emplace(runs_path_);
+        runs_->resume(run_id_, info_);
+      }
+      return action();
+    } catch (const std::exception& error) {
+      runs_.reset();
+      row_retry_ = Clock::now() + kRetryAfter;
+      if (again) continue;
+      return message(fmt::format("warning: the run's row is not up to date: {}", error.what()));
+    }
   }
 }
 
@@ -46,6 +73,7 @@ double Recorder::tokens_per_s(const StepReport& report) const {
 }
 
 void Recorder::show(const StepReport& report, bool milestone) {
+  last_ = {.step = report.progress.steps, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
   line_.update(report.progress.steps,
                fmt::format("loss {:.4f}  {:.3f} bits/byte  {}tokens/s", report.result.loss, report.bits_per_byte,
                            human_count(tokens_per_s(report))),
@@ -63,24 +91,36 @@ void Recorder::record(const StepReport& report) {
   put("train/flops", report.total_flops);
 
   const auto put_rate = [&](std::string_view tag, WeightGroup group) {
-    put(tag, scheduled_rate(config_.optim.schedule, optimizer_.group(group).lr, report.progress));
+    put(tag, scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, report.progress));
   };
   put_rate("optimizer/lr", WeightGroup::kMatrices);
-  put_rate("optimizer/lr_dense", WeightGroup::kMatrices);
   put_rate("optimizer/lr_rest", WeightGroup::kRest);
   if (!routers.empty()) {
     put_rate("optimizer/lr_expert", WeightGroup::kExperts);
     put_rate("optimizer/lr_router", WeightGroup::kRouter);
   }
 
-  const double rate = tokens_per_s(report);
+  const double rate = last_->tokens_per_s;
   put("throughput/tokens_per_s", rate);
   put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
   put("efficiency/tflops", report.flops / report.seconds / 1e12);
   put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
   put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_routers(routers, put);
-  runs_.progress(run_id_, step, report.result.loss, rate);
+  report_exchange(report.result.traffic, exchange_cost_, put);
+  record_progress();
+  const std::string failure = metrics_->take_failure();
+  if (failure.empty() || Clock::now() < metrics_warning_) return;
+  metrics_warning_ = Clock::now() + kRetryAfter;
+  message(fmt::format("warning: metrics wait in memory to be written: {}", failure));
+}
+
+void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
+  metrics_->add(step, "parallel/expert_moves", static_cast<double>(done.moves()));
+  for (const Rebalancing::Layer& layer : done.layers) {
+    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_before_moves", layer.layer), layer.load_before);
+    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_after_moves", layer.layer), layer.load_after);
+  }
 }
 
 void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,
@@ -97,10 +137,21 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   metrics_->add(step, prefix + "seconds", seconds);
 }
 
+void Recorder::record_progress() {
+  if (!last_ || Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->progress(run_id_, last_->step, last_->loss, last_->tokens_per_s); });
+}
+
 void Recorder::finish(RunStatus status, const std::string& reason) {
   line_.finish();
-  runs_.finish(run_id_, status, reason);
-  metrics_->flush();
+  row_retry_ = {};
+  record_progress();  // of the state that is saved, which need not be of a logged step
+  keep_row([&] { runs_->finish(run_id_, status, reason); });
+  try {
+    metrics_->flush();
+  } catch (const std::exception& error) {
+    message(fmt::format("warning: the last metrics are not written: {}", error.what()));
+  }
 }
 
 }  // namespace nmoe

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "base/progress.h"
 #include "config/config.h"
+#include "model/exchange_cost.h"
 #include "track/metrics.h"
 #include "track/runs.h"
 #include "train/engine.h"
@@ -49,32 +52,47 @@ struct StepReport {
 class Recorder {
  public:
   // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
-  // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted.
-  Recorder(const Config& config, const Rank& rank, const Optimizer& optimizer, const std::string& run_id, int64_t step,
-           const std::string& commit);
+  // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
+  // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
+  Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit);
 
   const std::string& run_id() const { return run_id_; }
 
-  // The progress line, every step.
+  // The progress line; of every step, in order.
   void show(const StepReport& report, bool milestone);
-  // Metrics of a step that was asked for its routers, at the logging cadence.
+  // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
+  // Experts that moved in front of step `step`, and how uneven the ranks' loads were before and would have been after.
+  void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void message(std::string_view text) { line_.message(text); }
-  // Ends the run's row, then writes the last metrics. Without it the run is listed as dead when the process is
-  // gone. Throws what could not be written.
+  // Ends the run's row, with step and loss of the last step shown, then writes the last metrics. Without it the run is
+  // listed as dead when the process is gone.
   void finish(RunStatus status, const std::string& reason);
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Last {
+    int64_t step;
+    double loss;
+    double tokens_per_s;
+  };
   double tokens_per_s(const StepReport& report) const;
+  void record_progress();
+  void keep_row(const std::function<void()>& action);
 
   const Config& config_;
-  const Optimizer& optimizer_;
+  ExchangeCost exchange_cost_;
   double peak_flops_;  // of all ranks
-  RunStore runs_;
+  std::filesystem::path runs_path_;
+  RunInfo info_;
+  std::optional<RunStore> runs_;  // none after it failed
   std::string run_id_;
+  Clock::time_point row_retry_{};        // when it is tried again
+  Clock::time_point metrics_warning_{};  // when the next is due
   std::optional<MetricsWriter> metrics_;
+  std::optional<Last> last_;  // nothing before the first step
   ProgressLine line_;
 };
 

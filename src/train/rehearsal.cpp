@@ -1,9 +1,6 @@
 #include "train/rehearsal.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
 #include <optional>
 
 #include "base/files.h"
@@ -19,24 +16,6 @@
 
 namespace nmoe {
 namespace {
-
-// A folder that is gone with it.
-class ThrowawayFolder {
- public:
-  ThrowawayFolder() : path_(fs::temp_directory_path() / fmt::format("nmoe-rehearsal-{}", getpid())) {
-    make_directories(path_);
-  }
-  ~ThrowawayFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ThrowawayFolder(const ThrowawayFolder&) = delete;
-  ThrowawayFolder& operator=(const ThrowawayFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 // A model small enough not to matter, on so many ranks.
 Config tiny_run(const Config& config, int64_t ranks) {
@@ -105,7 +84,7 @@ int64_t rehearse_run(const Config& config, int64_t ranks, const fs::path& folder
     CheckpointSaver saver(folder / "checkpoints", /*keep_last=*/1, rank);
     saver.begin(engine, {.info = {.step = 2}, .config_toml = print_config(tiny)});
     if (rank.is_first()) tracking.write(2);
-    saver.finish();
+    if (const auto error = saver.finish()) throw *error;
   });
   tracking.finish();
   return peak_resident_bytes() - ranks * plan.total();
@@ -173,7 +152,9 @@ int64_t packing_bytes(const Config& config) {
 
 int64_t rehearsed_process_bytes(const Config& config, int64_t ranks) {
   if (config.run.device == "cpu") use_one_heap();
-  const ThrowawayFolder folder;
+  const fs::path place = fs::temp_directory_path() / "nmoe-rehearsal";
+  remove_unfinished_folders(place);
+  const TemporaryFolder folder(place);
   const int64_t process = rehearse_run(config, ranks, folder.path());
   if (config.run.device == "cpu") {
     const int64_t threads = config.run.threads > 0 ? config.run.threads : available_cpus();

@@ -103,9 +103,10 @@ void TrainingStart::apply(Engine& engine) const {
     return;
   }
   const CheckpointReader reader = CheckpointReader::open(checkpoint_);
-  reader.load_model_parts(engine.staging().model);
+  if (resumes_) engine.place_experts(reader.info().experts);
+  reader.load_model_parts(named_parts(engine.staging().model));
   // Without it the optimizer's part of staging is zero, as it is before the first step.
-  if (resumes_) reader.load_optimizer_parts(engine.staging().optimizer);
+  if (resumes_) reader.load_optimizer_parts(named_parts(engine.staging().optimizer));
   engine.restore();
 }
 

@@ -37,12 +37,11 @@ Load measure(const RouterHealth& layer) {
 void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink) {
   if (layers.empty()) return;
   double sum_cv = 0, sum_cv_squared = 0, sum_entropy = 0, min_entropy = layers[0].entropy, dead = 0, active = 0;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const RouterHealth& layer = layers[i];
+  for (const RouterHealth& layer : layers) {
     const Load load = measure(layer);
     const double num_experts = static_cast<double>(layer.counts.size());
     const auto put = [&](std::string_view name, double value) {
-      sink(fmt::format("router/layer_{:02}/{}", i, name), value);
+      sink(fmt::format("router/layer_{:02}/{}", layer.layer, name), value);
     };
     put("load_max_over_mean", load.over_mean());
     put("max_load", load.mean > 0 ? 100.0 * load.max / (load.mean * num_experts) : 0.0);
@@ -71,9 +70,9 @@ void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink
 
 FullestExpert fullest_expert(std::span<const RouterHealth> layers) {
   FullestExpert fullest;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const double over_mean = measure(layers[i]).over_mean();
-    if (over_mean > fullest.over_mean) fullest = {.layer = static_cast<int64_t>(i), .over_mean = over_mean};
+  for (const RouterHealth& layer : layers) {
+    const double over_mean = measure(layer).over_mean();
+    if (over_mean > fullest.over_mean) fullest = {.layer = layer.layer, .over_mean = over_mean};
   }
   return fullest;
 }
@@ -93,8 +92,7 @@ std::string BalanceWatch::observe(int64_t step, std::span<const RouterHealth> la
   const std::string balancing = moe_.bias_rate > 0.0 ? fmt::format("model.moe.bias_rate ({})", moe_.bias_rate)
                                                      : fmt::format("model.moe.balance_loss ({})", moe_.balance_loss);
   return fmt::format(
-      "step {}: the router of MoE layer {} is far from balance: its fullest expert gets {:.1f} times the mean, {:.0f} "
-      "% "
+      "step {}: the router of layer {} is far from balance: its fullest expert gets {:.1f} times the mean, {:.0f} % "
       "of all tokens; raise {} or lower optim.router.lr ({}): docs/routing.md",
       step, fullest.layer, fullest.over_mean,
       100.0 * fullest.over_mean * static_cast<double>(moe_.top_k) / static_cast<double>(moe_.num_experts), balancing,
@@ -106,12 +104,11 @@ std::string find_collapse(std::span<const RouterHealth> layers, const MoeConfig&
   // With this few experts an even load can satisfy the rule.
   if (moe.num_experts <= moe.top_k + 1) return "";
   const double threshold = 97.0 * std::sqrt((experts - top_k) / top_k);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const Load load = measure(layers[i]);
+  for (const RouterHealth& layer : layers) {
+    const Load load = measure(layer);
     if (load.active <= moe.top_k + 1 && load.cv_percent >= threshold) {
-      return fmt::format(
-          "the router of MoE layer {} has collapsed: {} of {} experts get every token (load cv {:.0f} %)", i,
-          load.active, moe.num_experts, load.cv_percent);
+      return fmt::format("the router of layer {} has collapsed: {} of {} experts get every token (load cv {:.0f} %)",
+                         layer.layer, load.active, moe.num_experts, load.cv_percent);
     }
   }
   return "";

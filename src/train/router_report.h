@@ -14,13 +14,13 @@ namespace nmoe {
 using MetricSink = std::function<void(std::string_view tag, double value)>;
 
 // router/layer_LL/{max_load, load_max_over_mean, cv, entropy, experts_active, bias_range, balance_loss, z_loss}, LL
-// counting MoE layers from 00, and router_agg/{mean_cv, std_cv, mean_entropy, min_entropy, dead_experts_count,
-// experts_active_mean}. cv (standard deviation over mean of the experts' rows) and max_load (the busiest expert's
-// share of all rows) are percentages.
+// being the model's layer (layer_01 is that of the weights layers.1), and router_agg/{mean_cv, std_cv, mean_entropy,
+// min_entropy, dead_experts_count, experts_active_mean}. cv (standard deviation over mean of the experts' rows) and
+// max_load (the busiest expert's share of all rows) are percentages.
 void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink);
 
 struct FullestExpert {
-  int64_t layer = 0;       // counting MoE layers from 0
+  int64_t layer = 0;       // of the model
   double over_mean = 0.0;  // its rows, divided by the mean of its layer's experts; 0 without routers
 };
 // Of the layer in which it is fullest.

@@ -3,10 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/text.h"
+#include "model/spec.h"
+#include "optim/optimizer.h"
 #include "train/batch_shape.h"
+#include "train/trainer.h"
 
 namespace nmoe {
 namespace {
@@ -24,7 +30,50 @@ std::string describe_schedule(const Config& config) {
   return text;
 }
 
+// What the file system of `path`, which need not exist yet, has left for this user; nothing where it does not say.
+std::optional<int64_t> free_bytes(fs::path path) {
+  std::error_code error;
+  for (path = fs::absolute(path, error); !fs::exists(path, error) && path.has_relative_path();) {
+    path = path.parent_path();
+  }
+  const fs::space_info space = fs::space(path, error);
+  return error ? std::nullopt : std::optional(static_cast<int64_t>(space.available));
+}
+
+std::string describe_checkpoints(const Config& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  std::string when;
+  if (checkpoint.every > 0) when += fmt::format("every {} steps, ", checkpoint.every);
+  if (checkpoint.every_minutes > 0) when += fmt::format("every {} minutes, ", checkpoint.every_minutes);
+  when += when.empty() ? "at the end alone" : "and at the end";
+  const int64_t bytes = checkpoint_bytes(config);
+  std::string text = fmt::format("checkpoints: {}; {} each", when, human_bytes(bytes));
+  const fs::path dir = checkpoint_dir(config);
+  const std::optional<int64_t> room = free_bytes(dir);
+  if (checkpoint.keep_last == 0) {
+    text += ", all are kept";
+  } else {
+    // While one is written, those before it are still there.
+    text += fmt::format(", the last {} kept: up to {} of disk", checkpoint.keep_last,
+                        human_bytes((checkpoint.keep_last + 1) * bytes));
+  }
+  if (room) text += fmt::format(", of which {} has {}", dir.string(), human_bytes(*room));
+  if (room && *room < (checkpoint.keep_last + 1) * bytes) text += "\n  NOTE: that is too little";
+  return text;
+}
+
 }  // namespace
+
+int64_t checkpoint_bytes(const Config& config) {
+  constexpr int64_t kValueBytes = 4;  // masters and moments are fp32
+  int64_t values = 0;
+  for (const WeightSpec& weight : describe_model(config.model).weights) {
+    int64_t copies = 1;
+    if (weight.is_trained()) copies += group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon ? 1 : 2;
+    values += copies * weight.shape.num_elements();
+  }
+  return kValueBytes * values;
+}
 
 double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* plan) {
   int64_t left = config.train.steps * step_tokens(config);
@@ -52,7 +101,7 @@ std::string print_run_plan(const Config& config, double flops, double peak_flops
                           100.0 * kShare, human_count(peak));
     }
   }
-  return text + fmt::format("  {}\n", describe_schedule(config));
+  return text + fmt::format("  {}\n  {}\n", describe_schedule(config), describe_checkpoints(config));
 }
 
 void check_schedule(const Config& config, const Progress& done, bool resumes) {

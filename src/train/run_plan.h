@@ -15,8 +15,11 @@ namespace nmoe {
 // data; null: not known, and sequences have data.seq_len tokens.
 double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* plan);
 
-// Lines on the steps, tokens and FLOPs (run_flops) of the whole run and on its schedule. train.steps is resolved, or 0:
-// not known. `peak_flops`: of the device, where it is known.
+// Bytes of the tensors of a checkpoint. model.vocab_size is resolved.
+int64_t checkpoint_bytes(const Config& config);
+
+// Lines on the steps, tokens and FLOPs (run_flops) of the whole run, on its schedule, and on its checkpoints: when, and
+// how much disk they take. train.steps is resolved, or 0: not known. `peak_flops`: of the device, where it is known.
 std::string print_run_plan(const Config& config, double flops, double peak_flops = 0.0);
 
 // Error (usage) when steps after `done` would come after the schedule's end at a rate of 0, learning nothing.

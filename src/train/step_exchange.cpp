@@ -71,21 +71,30 @@ void fill_positions(const Batch& batch, const PutIds& put) {
 }
 
 StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-                   Arena& arena)
+                   Arena& arena, bool with_expert_rows)
     : device_(rank.device),
       inputs_(allocate_step_inputs(config, shapes, arena)),
       num_tokens_(static_cast<double>(step_tokens(config))),
       sums_(arena.allocate(DType::kF64, {2})),
+      expert_rows_(model.router_counts()),
       done_(rank.device.make_event(Lane::kCompute)) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
     Router router;
+    router.layer = moe->layer();
     router.stats.counts = like(moe->stats().counts);
     router.stats.aux_loss = like(moe->stats().aux_loss);
     router.stats.entropy = like(moe->stats().entropy);
     router.bias = like(moe->router_bias().value);
     routers_.push_back(router);
   }
+  if (const ExchangeStats& stats = model.exchange_stats(); stats.traffic.defined()) {
+    exchanges_ = {.traffic = like(stats.traffic),
+                  .waited = like(stats.waited),
+                  .lasted = like(stats.lasted),
+                  .exposed = like(stats.exposed)};
+  }
+  if (with_expert_rows) fetched_expert_rows_ = like(expert_rows_);
   fill_positions();
 }
 
@@ -112,6 +121,7 @@ void StepSlot::set_num_targets(int64_t num_targets) {
 
 void StepSlot::fetch_results(Tensor sums) {
   device_.begin_download(sums_.raw(), sums);
+  if (fetched_expert_rows_.defined()) device_.begin_download(fetched_expert_rows_.raw(), expert_rows_);
   done_->record();
 }
 
@@ -123,6 +133,8 @@ void StepSlot::fetch_routers(const Model& model) {
     device_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
     device_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
   }
+  const std::vector<Tensor> on_device = model.exchange_stats().tensors(), here = exchanges_.tensors();
+  for (size_t i = 0; i < here.size(); ++i) device_.begin_download(here[i].raw(), on_device[i]);
   has_routers_ = true;
   done_->record();
 }
@@ -133,18 +145,57 @@ StepResult StepSlot::wait() const {
   result.loss = sums_.data<double>()[0] / num_targets_;
   result.grad_norm = std::sqrt(sums_.data<double>()[1]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (fetched_expert_rows_.defined()) {
+    const auto rows = fetched_expert_rows_.span<int32_t>();
+    result.expert_rows.assign(rows.begin(), rows.end());
+  }
   for (size_t i = 0; has_routers_ && i < routers_.size(); ++i) {
-    const auto& [stats, bias] = routers_[i];
+    const auto& [layer, stats, bias] = routers_[i];
     const std::span<const int32_t> counts = stats.counts.span<int32_t>();
     const auto [low, high] = std::ranges::minmax(bias.span<float>());
     RouterHealth& health = result.routers.emplace_back();
+    health.layer = layer;
     health.counts.assign(counts.begin(), counts.end());
     health.balance_loss = stats.aux_loss.data<double>()[0];
     health.z_loss = stats.aux_loss.data<double>()[1];
     health.entropy = stats.entropy.data<double>()[0] / num_tokens_;
     health.bias_range = static_cast<double>(high) - static_cast<double>(low);
+    if (exchanges_.traffic.defined()) result.traffic.push_back(traffic_of(static_cast<int64_t>(i)));
   }
   return result;
+}
+
+// Of the i-th layer with experts.
+LayerTraffic StepSlot::traffic_of(int64_t i) const {
+  const int64_t num_ranks = exchanges_.traffic.dim(0), in_domain = exchanges_.traffic.dim(3);
+  LayerTraffic layer{.layer = routers_[static_cast<size_t>(i)].layer,
+                     .ranks = std::vector<RankTraffic>(static_cast<size_t>(num_ranks))};
+  for (int64_t from = 0; from < num_ranks; ++from) {
+    RankTraffic& sender = layer.ranks[static_cast<size_t>(from)];
+    const std::span<const int32_t> sent = exchanges_.traffic[from][i].span<int32_t>();
+    const std::span<const double> waited = exchanges_.waited[from][i].span<double>();
+    const std::span<const int32_t> lasted = exchanges_.lasted[from][i].span<int32_t>(),
+                                   exposed = exchanges_.exposed[from][i].span<int32_t>();
+    for (size_t transfer = 0; transfer < kTransfers.size(); ++transfer) {
+      sender.waited_ms[transfer] = 1e-6 * waited[transfer];
+      sender.lasted_ms[transfer] = 1e-6 * lasted[transfer];
+      // Where lanes take turns all is done when it is waited for, and nothing was done beside it.
+      const double exposed_ms = device_.lanes_overlap() ? 1e-6 * exposed[transfer] : sender.lasted_ms[transfer];
+      sender.exposed_ms[transfer] = std::min(exposed_ms, sender.lasted_ms[transfer]);
+    }
+    for (int64_t to = 0; to < in_domain; ++to) {
+      const int64_t rank = from / in_domain * in_domain + to;
+      const int32_t tokens = sent[static_cast<size_t>(to)], copies = sent[static_cast<size_t>(in_domain + to)];
+      RankTraffic& receiver = layer.ranks[static_cast<size_t>(rank)];
+      receiver.rows += copies;
+      if (rank == from) continue;
+      sender.sent += tokens;
+      sender.sent_copies += copies;
+      receiver.received += tokens;
+      receiver.received_copies += copies;
+    }
+  }
+  return layer;
 }
 
 }  // namespace nmoe

@@ -5,6 +5,7 @@
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,6 +50,7 @@ void fill_positions(const Batch& batch, const PutIds& put);
 
 // A router's behaviour over one step, on all ranks.
 struct RouterHealth {
+  int64_t layer = 0;            // of the model, dense layers counted: weights are called layers.<layer>
   std::vector<int32_t> counts;  // [E] rows
   double balance_loss = 0.0;
   double z_loss = 0.0;
@@ -56,19 +58,38 @@ struct RouterHealth {
   double bias_range = 0.0;  // largest minus smallest selection bias
 };
 
+// What one rank did in the exchanges of one layer over one step.
+struct RankTraffic {
+  int64_t rows = 0;  // copies that its experts got, from all ranks
+  int64_t sent = 0;  // tokens that it sent to other ranks, and their copies there
+  int64_t sent_copies = 0;
+  int64_t received = 0;  // tokens that others sent to it, and their copies here
+  int64_t received_copies = 0;
+  // By transfer (model/exchange_stats.h): waits for the others of its domain; the transfer as a whole; of that, what
+  // other work did not hide.
+  std::array<double, kTransfers.size()> waited_ms{}, lasted_ms{}, exposed_ms{};
+};
+struct LayerTraffic {
+  int64_t layer = 0;               // as in RouterHealth
+  std::vector<RankTraffic> ranks;  // of the run
+};
+
 // The same on every rank.
 struct StepResult {
-  double loss = 0.0;                  // mean cross-entropy over the step's target tokens, nats
-  double grad_norm = 0.0;             // of all gradients of the step, before clipping
-  bool finite = true;                 // false: loss or gradient is not finite, and no weight was changed
-  std::vector<RouterHealth> routers;  // in layer order, where the step was asked for them
+  double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
+  double grad_norm = 0.0;  // of all gradients of the step, before clipping
+  bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
+  // In layer order, where the step was asked for routers; traffic where ranks share the experts.
+  std::vector<RouterHealth> routers;
+  std::vector<LayerTraffic> traffic;
+  std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, where they are wanted of every step; else empty
 };
 
 // The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
-  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-           Arena& arena);
+  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank, Arena& arena,
+           bool with_expert_rows);
 
   const StepInputs& inputs() const { return inputs_; }
   // Its step's: the number of one of `shapes`, the first until it is set.
@@ -85,11 +106,13 @@ class StepSlot {
 
  private:
   struct Router {
+    int64_t layer;
     RouterStats stats;
     Tensor bias;  // [E] stat
   };
 
   void fill_positions();
+  LayerTraffic traffic_of(int64_t i) const;
 
   Device& device_;
   StepInputs inputs_;
@@ -98,7 +121,10 @@ class StepSlot {
   double num_targets_ = 1.0;
   Tensor sums_;                  // [2] f64
   std::vector<Router> routers_;  // in layer order
+  ExchangeStats exchanges_;      // undefined where a rank is alone
   bool has_routers_ = false;     // of this step
+  Tensor expert_rows_;           // [L, E] i32 on the device
+  Tensor fetched_expert_rows_;   // the same here; undefined: not wanted
   std::unique_ptr<Event> done_;
 };
 

@@ -1,18 +1,24 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <mutex>
 #include <numbers>
+#include <set>
 
 #include "base/files.h"
 #include "base/process.h"
+#include "base/say.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "checkpoint/checkpoint.h"
 #include "config/load.h"
 #include "parallel/process_group.h"
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
 #include "train/memory_plan.h"
+#include "train/pace.h"
 #include "train/recorder.h"
 #include "train/resume.h"
 #include "train/router_report.h"
@@ -37,6 +43,17 @@ std::string answers_text(const ValidationResult& result) {
   return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
 }
 
+// All ranks have saved and ended, and this one, whose data could not be read, says why.
+class DataFailure : public std::exception {};
+
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 struct ValidSplit {
   std::string source;
   SequenceReader reader;
@@ -54,9 +71,20 @@ struct TrainingRun {
   StreamPlan stream;
   std::vector<ValidSplit> valid_splits;
   std::vector<int32_t> token_bytes;
-  std::string tokenizer_json;  // in every checkpoint; 10 MB for large vocabularies
+  std::string tokenizer_json;                // in every checkpoint; 10 MB for large vocabularies
+  std::unique_ptr<CheckpointFolder> folder;  // of the process of rank 0
   std::optional<TrainingStart> start;
 };
+
+// Before training, so that nothing is learned that cannot be kept.
+std::unique_ptr<CheckpointFolder> own_folder(const Config& config) {
+  try {
+    return std::make_unique<CheckpointFolder>(checkpoint_dir(config));
+  } catch (const Error& error) {
+    throw runtime_error(fmt::format("run \"{}\" cannot begin: {}", config.run.name, error.what()),
+                        error.remedy() + "; or choose another run.name or run.dir");
+  }
+}
 
 TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch)
     : options(chosen),
@@ -70,18 +98,44 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
   if (launch.process == 0) {
-    fmt::print(stderr, "{}{}", print_plan(memory, config),
-               print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
-    if (data.mixture) fmt::print(stderr, "{}", print_stream_plan(stream));
-    fmt::print(stderr, "{}", note_on_validation(data));
+    say("{}{}", print_plan(memory, config),
+        print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
+    if (data.mixture) say("{}", print_stream_plan(stream));
+    say("{}", note_on_validation(data));
   }
   check_memory(memory, config);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }
+  if (launch.process == 0) folder = own_folder(config);
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
   check_schedule(config, start->progress(), start->resumes());
 }
+
+// The run's row in experiments.db, for who has to end a process in which rank 0 may hang.
+class RunPlace {
+ public:
+  void set(fs::path database, const std::string& id) {
+    const std::scoped_lock lock(mutex_);
+    database_ = std::move(database);
+    id_ = id;
+  }
+  // Nothing where the run has no row, here or yet.
+  void fail(const std::string& reason) {
+    const std::scoped_lock lock(mutex_);
+    if (id_.empty()) return;
+    try {
+      RunStore(database_).finish(id_, RunStatus::kFailed, reason);
+    } catch (const std::exception& error) {
+      say("warning: the run's row is not up to date: {}\n", error.what());
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  fs::path database_;
+  std::string id_;
+};
 
 // One rank of a run. Rank 0 also prints, records and saves; the first of each process hears signals.
 //
@@ -89,14 +143,16 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
 // they tell each other before a step; what the step sums over ranks, its loss and what routers did, all see alike.
 class Trainer {
  public:
-  Trainer(const TrainingRun& run, Communicator& communicator)
+  Trainer(const TrainingRun& run, Communicator& communicator, RunPlace& place)
       : run_(run),
+        place_(place),
         config_(run.config),
         memory_(
             RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
                              run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage, run.seq_lens),
+        pace_(config_.parallel, engine_),
         batches_(config_, run.data, run.stream, communicator.index()),
         cursor_(batches_.cursor()),
         balance_(config_),
@@ -113,13 +169,16 @@ class Trainer {
     int64_t bytes = 0;    // of text in them
     double flops = 0.0;   // of the whole run, where it ends
     bool log = false;
+    bool save = false;  // behind it, since it is time
   };
   const Progress& ahead() const { return enqueued_.empty() ? progress_ : enqueued_.back().progress; }
   void start();
   void loop();
   bool stop_requested() const { return stop_ && stop_->requested(); }
-  std::string stop_signal();
+  bool save_is_due() const;
+  std::string first_told(const std::string& mine);
   void require_same_start();
+  void rebalance();
   bool enqueue_step();
   void finish_step();
   void finish_steps();
@@ -129,21 +188,30 @@ class Trainer {
   void run_validation();
   void report_validation(std::string_view source, const ValidationResult& result, double seconds);
   void save();
-  void save_after_failure(bool has_state);
-  void record_failure(RunStatus status, const std::string& reason);
+  void save_at_end();
+  void warn_of_lost(const std::optional<Error>& error);
+  void save_after_failure();
   void complete();
   const TrainingRun& run_;
+  RunPlace& place_;
   const Config& config_;
   std::shared_ptr<RankMemory> memory_;
   Rank rank_;
   Engine engine_;
+  Pace pace_;
+  std::set<int64_t> seq_lens_;  // that steps have had
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;    // of steps whose results are known
-  StreamCursor cursor_;  // behind them
-  double flops_ = 0.0;   // same
-  int64_t saved_step_ = -1;
-  std::string collapse_;  // of a router that was found collapsed
+  Progress progress_;        // of steps whose results are known
+  StreamCursor cursor_;      // behind them
+  double flops_ = 0.0;       // same
+  int64_t saved_step_ = -1;  // of the last checkpoint that was begun and has not failed
+  std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
+  // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.
+  bool handing_over_ = false;
+  bool can_save_ = true;             // that is, the last attempt did not fail
+  std::exception_ptr data_failure_;  // of this rank; all stop, save, and then it is thrown
+  std::string collapse_;             // of a router that was found collapsed
   BalanceWatch balance_;
   StepClock clock_;
   double reported_seconds_ = 0.0;
@@ -177,8 +245,8 @@ void Trainer::require_same_start() {
 void Trainer::start() {
   require_same_start();
   if (rank_.is_first()) {
-    fmt::print(stderr, "device: {}{}\n", rank_.device.description(),
-               rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
+    say("device: {}{}\n", rank_.device.description(),
+        rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
   }
   const TrainingStart& start = *run_.start;
   if (start.resumes()) {
@@ -196,33 +264,57 @@ void Trainer::start() {
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (!rank_.is_first()) return;
   carried_ = start.carried();
-  recorder_ = std::make_unique<Recorder>(config_, rank_, engine_.optimizer(), start.run_id(), progress_.steps,
-                                         run_.options.commit);
+  recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit);
+  place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
   if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
 }
 
-// The name of the one that asked a process to stop; "": none did.
-std::string Trainer::stop_signal() {
-  for (std::string& name : rank_.communicator.all_gather(stop_ ? stop_->name() : "")) {
-    if (!name.empty()) return std::move(name);
+// Of what the ranks have to say, the first that is not "".
+std::string Trainer::first_told(const std::string& mine) {
+  for (std::string& told : rank_.communicator.all_gather(mine)) {
+    if (!told.empty()) return std::move(told);
   }
   return "";
 }
 
-// False, and nothing enqueued, when a rank was asked to stop.
+// Behind every so many steps, in front of the next: a run that goes on from there does it first.
+void Trainer::rebalance() {
+  const int64_t steps = ahead().steps;
+  if (!engine_.rebalance_is_due(steps)) return;
+  finish_steps();
+  pace_.settle();
+  const Rebalancing done = engine_.rebalance();
+  if (recorder_) recorder_->record_rebalancing(steps + 1, done);
+}
+
+// By rank 0's clock. A checkpoint that is still being written is not waited for.
+bool Trainer::save_is_due() const {
+  const double minutes = config_.checkpoint.every_minutes;
+  return rank_.is_first() && minutes > 0.0 && saver_.is_idle() &&
+         std::chrono::steady_clock::now() - save_time_ >= std::chrono::duration<double, std::ratio<60>>(minutes);
+}
+
+// False, and nothing enqueued, when a rank was asked to stop or cannot read its data.
 bool Trainer::enqueue_step() {
-  batches_.next();
+  try {
+    const Pace::Pause pause(pace_);
+    batches_.next();
+  } catch (const std::exception&) {
+    data_failure_ = std::current_exception();
+  }
   struct Share {
     int64_t targets = 0;
     int64_t bytes = 0;
     double flops = 0.0;
     int64_t stops = 0;
     int64_t written = 0;  // its part of a checkpoint
+    int64_t saves = 0;    // rank 0's word that it is time for the next
   };
   Share mine{.targets = batches_.num_targets(),
-             .flops = batches_.flops(run_.memory.cost),
-             .stops = stop_requested() ? 1 : 0,
-             .written = saver_.has_written() ? 1 : 0};
+             .flops = data_failure_ ? 0.0 : batches_.flops(run_.memory.cost),
+             .stops = stop_requested() || data_failure_ ? 1 : 0,
+             .written = saver_.has_written() ? 1 : 0,
+             .saves = save_is_due() ? 1 : 0};
   for (const int32_t target : batches_.targets()) {
     if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
   }
@@ -233,8 +325,12 @@ bool Trainer::enqueue_step() {
     all.flops += share.flops;
     all.stops += share.stops;
     all.written += share.written;
+    all.saves += share.saves;
   }
-  if (all.written == rank_.count()) saver_.publish();
+  if (all.written == rank_.count()) {
+    const Pace::Pause pause(pace_);  // rank 0 may have a large folder to remove
+    warn_of_lost(saver_.publish());
+  }
   if (all.stops > 0) return false;
 
   Enqueued step;
@@ -243,14 +339,23 @@ bool Trainer::enqueue_step() {
   step.targets = all.targets;
   step.bytes = all.bytes;
   step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
+  step.save = all.saves > 0;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
+  if (seq_lens_.insert(batches_.shape().seq_len).second) {
+    finish_steps();
+    pace_.settle(Pace::kFirstSteps);
+  }
+  pace_.step_begins();
+  if (run_.options.before_step) run_.options.before_step(engine_, number);
+  handing_over_ = true;
   engine_.use_seq_len(batches_.shape().seq_len);
   for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
     const Microbatch part = batches_.microbatch(i);
     engine_.load(i, part.inputs, part.targets, part.documents);
   }
   engine_.step(step.progress, step.targets, /*with_routers=*/step.log);
+  handing_over_ = false;
   enqueued_.push_back(step);
   return true;
 }
@@ -258,6 +363,7 @@ bool Trainer::enqueue_step() {
 // The oldest that is on its way; waits for it.
 void Trainer::finish_step() {
   StepResult result = engine_.take_result();
+  pace_.step_ended();
   if (!result.finite) fail_non_finite(result);
   const Enqueued step = enqueued_.front();
   enqueued_.pop_front();
@@ -274,10 +380,12 @@ void Trainer::finish_steps() {
 
 // Several ranks go by the number of steps alone: when a result arrives differs from one to another.
 bool Trainer::must_finish_step() const {
+  if (rank_.count() > 1 && pace_.is_settling()) return engine_.num_pending() > 0;
   return engine_.num_pending() == Engine::kMaxPending || (rank_.count() == 1 && engine_.has_result());
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
+  pace_.settle();
   // What comes first on any rank: from there it spreads to those whose tokens its experts get.
   const NonFinite mine = engine_.find_non_finite();
   const auto places = rank_.communicator.all_gather_values(mine.place);
@@ -285,6 +393,7 @@ void Trainer::fail_non_finite(const StepResult& result) {
   const auto first = static_cast<size_t>(std::ranges::min_element(places) - places.begin());
   const std::string culprit =
       names.size() > 1 && !names[first].empty() ? fmt::format("{} on rank {}", names[first], first) : names[first];
+  enqueued_.clear();  // they have changed nothing
   throw RunFailure(
       RunStatus::kFailedNan,
       fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
@@ -304,7 +413,11 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .steps = step.progress.steps - reported_steps_,
       .flops = step.flops - reported_flops_,
       .total_flops = step.flops};
-  if (recorder_) recorder_->show(report, step.log);
+  std::optional<Pace::Pause> pause;
+  if (recorder_) {
+    pause.emplace(pace_);
+    recorder_->show(report, step.log);
+  }
   if (!step.log) return;
   if (recorder_) {
     recorder_->record(report);
@@ -352,12 +465,13 @@ void Trainer::run_validation() {
 
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
-  saver_.finish();  // then staging is free, and the last checkpoint is there to carry files from
+  warn_of_lost(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
   head.info.flops = flops_;
   head.info.cursor = cursor_;
+  head.info.experts = engine_.experts();
   head.info.num_parameters = run_.memory.cost.parameters;
   if (recorder_) head.info.run_id = recorder_->run_id();
   head.info.config_fingerprint = config_fingerprint(config_);
@@ -373,16 +487,48 @@ void Trainer::save() {
   head.carried = carried_;
   saver_.begin(engine_, std::move(head));
   saved_step_ = progress_.steps;
+  save_time_ = std::chrono::steady_clock::now();
+}
+
+// A checkpoint that could not be written. Training goes on: the disk may have room by the next one.
+void Trainer::warn_of_lost(const std::optional<Error>& error) {
+  if (!error) return;
+  if (recorder_) {
+    recorder_->message(fmt::format("warning: the checkpoint of step {} is not written: {}\n  {}", saved_step_,
+                                   error->what(), error->remedy()));
+  }
+  saved_step_ = -1;
+}
+
+// Tried twice where it fails: there is no other time.
+void Trainer::save_at_end() {
+  save();
+  std::optional<Error> error = saver_.finish();
+  if (error) {
+    warn_of_lost(error);
+    save();
+    error = saver_.finish();
+  }
+  if (!error) return;
+  can_save_ = false;
+  const auto last = latest_checkpoint(checkpoint_dir(config_));
+  throw runtime_error(
+      fmt::format("the weights after step {} are not saved: {}; {}", progress_.steps, error->what(),
+                  last ? fmt::format("the last whole checkpoint is {}", last->string()) : "the run has no checkpoint"),
+      error->remedy() + ", then go on from there with --resume");
 }
 
 // Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
 // finished first.
 void Trainer::loop() {
   clock_.start();
-  while (ahead().steps < config_.train.steps && collapse_.empty() && enqueue_step()) {
+  while (ahead().steps < config_.train.steps && collapse_.empty()) {
+    rebalance();
+    if (!collapse_.empty() || !enqueue_step()) break;
     const int64_t number = ahead().steps;
     const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
-    const bool valid_due = due(config_.train.valid_every), save_due = due(config_.checkpoint.every);
+    const bool valid_due = due(config_.train.valid_every);
+    const bool save_due = due(config_.checkpoint.every) || enqueued_.back().save;
     if (!valid_due && !save_due) {
       while (must_finish_step()) finish_step();
       continue;
@@ -390,49 +536,55 @@ void Trainer::loop() {
     finish_steps();
     if (!collapse_.empty()) break;
     clock_.stop();
+    pace_.settle();
     if (valid_due) run_validation();
     if (save_due) save();
     clock_.start();
   }
   finish_steps();
   clock_.stop();
+  pace_.settle();
   if (collapse_.empty()) return;
   throw RunFailure(RunStatus::kFailedCollapse, collapse_,
                    "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "
                    "train.stop_on_collapse = false trains on regardless");
 }
 
-// What cannot be recorded either, say on a full disk, must not hide the failure itself.
-void Trainer::record_failure(RunStatus status, const std::string& reason) {
-  if (!recorder_) return;
+// The state behind the last step that is known to be good, if no step was half done. All ranks call it, or a rank that
+// is alone.
+void Trainer::save_after_failure() {
   try {
-    recorder_->finish(status, reason);
-  } catch (const std::exception& error) {
-    recorder_->message(fmt::format("the end of the run is not recorded: {}", error.what()));
-  }
-}
-
-// What was begun, and where the failure leaves one, the state as it is. All ranks call it, or a rank that is alone.
-void Trainer::save_after_failure(bool has_state) {
-  try {
-    if (has_state) save();
-    saver_.finish();
+    if (can_save_ && !handing_over_) {
+      for (; !enqueued_.empty() && engine_.take_result().finite; enqueued_.pop_front()) {
+        progress_ = enqueued_.front().progress;
+        cursor_ = enqueued_.front().cursor;
+      }
+      save();
+    }
+    if (const auto error = saver_.finish()) throw Error(*error);
   } catch (const std::exception& error) {
     const std::string message = fmt::format("the state is not saved: {}", error.what());
-    recorder_ ? recorder_->message(message) : fmt::print(stderr, "rank {}: {}\n", rank_.index(), message);
+    recorder_ ? recorder_->message(message) : say("rank {}: {}\n", rank_.index(), message);
   }
 }
 
 // What is left to do after the last step.
 void Trainer::complete() {
-  const std::string signal = stop_signal();
+  const std::string failure = first_told(data_failure_ ? text_of(data_failure_) : "");
+  const std::string signal = first_told(stop_ ? stop_->name() : "");
   summary_.interrupted = !signal.empty();
-  if (!summary_.interrupted) run_validation();
-  save();
-  saver_.finish();
-  if (!rank_.is_first()) return;
-  recorder_->finish(summary_.interrupted ? RunStatus::kInterrupted : RunStatus::kCompleted,
-                    summary_.interrupted ? fmt::format("stopped by {}", signal) : "");
+  if (!summary_.interrupted && failure.empty()) run_validation();
+  save_at_end();
+  if (recorder_) {
+    if (!failure.empty()) {
+      recorder_->finish(RunStatus::kFailed, failure);
+    } else if (summary_.interrupted) {
+      recorder_->finish(RunStatus::kInterrupted, fmt::format("stopped by {}", signal));
+    } else {
+      recorder_->finish(RunStatus::kCompleted, "");
+    }
+  }
+  if (data_failure_) throw DataFailure();
 }
 
 TrainSummary Trainer::run() {
@@ -440,16 +592,20 @@ TrainSummary Trainer::run() {
   try {
     loop();
     complete();
+  } catch (const DataFailure&) {
+    std::rethrow_exception(data_failure_);
   } catch (const RunFailure& failure) {
-    record_failure(failure.status(), failure.what());
-    save_after_failure(/*has_state=*/true);
+    save_after_failure();
+    if (recorder_) recorder_->finish(failure.status(), failure.what());
     throw;
   } catch (const std::exception& error) {
-    // At once: what is left to do here, such as a checkpoint that is being written, may take long.
-    rank_.communicator.fail(std::current_exception());
-    engine_.give_up();
-    record_failure(RunStatus::kFailed, error.what());
-    if (rank_.count() == 1) save_after_failure(/*has_state=*/false);
+    if (rank_.count() == 1) {
+      save_after_failure();
+    } else {
+      // At once: what is left to do here, such as a checkpoint that is being written, may take long.
+      rank_.communicator.fail(std::current_exception());
+    }
+    if (recorder_) recorder_->finish(RunStatus::kFailed, error.what());
     throw;
   }
   if (const auto device = memory_->device->memory_use()) {
@@ -475,16 +631,15 @@ std::string identity_of(Config config, const TrainOptions& options) {
                      config_lines(config));
 }
 
-void require_processes_can(const Config& config, const Launch& launch) {
-  ranks_of_process(launch, config.parallel.ranks);
-  if (config.run.device != "cpu") {
-    throw usage_error(fmt::format("run.device = \"{}\" on {} processes: several share the work of CPUs only",
-                                  config.run.device, launch.num_processes),
-                      "start one process (without WORLD_SIZE and RANK, or SLURM's), or set run.device = \"cpu\"");
+// Before anything asks for a device.
+void prepare_process(const Config& config, const Launch& launch) {
+  const int64_t here = ranks_of_process(launch, config.parallel.ranks);
+  if (config.run.device == "cuda") {
+    ::setenv("CUDA_VISIBLE_DEVICES", devices_of_process(launch, here).c_str(), /*replace=*/1);
   }
   if (launch.process > 0) return;
-  fmt::print(stderr, "process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes,
-             ranks_of_process(launch, config.parallel.ranks), config.parallel.ranks, launch.address, launch.port);
+  say("process 0 of {}, with {} of {} ranks, is met at {}:{}\n", launch.num_processes, here, config.parallel.ranks,
+      launch.address, launch.port);
 }
 
 }  // namespace
@@ -493,17 +648,19 @@ fs::path checkpoint_dir(const Config& config) { return fs::path(config.run.dir) 
 
 TrainSummary train(const Config& config, const TrainOptions& options) {
   const Launch launch = read_launch();
-  if (!launch.is_alone()) require_processes_can(config, launch);
+  if (!launch.is_alone()) prepare_process(config, launch);
   std::optional<TrainingRun> run;
+  RunPlace place;
   TrainSummary summary{.reports = launch.process == 0};
   run_ranks(
       {.launch = launch,
        .ranks = config.parallel.ranks,
        .timeout = std::chrono::seconds(config.parallel.timeout_s),
-       .identity = identity_of(config, options)},
+       .identity = identity_of(config, options),
+       .last_words = [&](const std::string& reason) { place.fail(reason); }},
       [&] { run.emplace(config, options, launch); },
       [&](Communicator& communicator) {
-        const TrainSummary of_rank = Trainer(*run, communicator).run();
+        const TrainSummary of_rank = Trainer(*run, communicator, place).run();
         if (communicator.index() == 0) summary = of_rank;
       });
   return summary;

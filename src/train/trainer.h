@@ -12,6 +12,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -20,10 +21,14 @@
 
 namespace nmoe {
 
+class Engine;
+
 struct TrainOptions {
   bool resume = false;  // go on from the latest checkpoint, if there is one
   std::string version;  // of the program, recorded in checkpoints
   std::string commit;
+  // Called by the thread of each rank before it computes a step, counted from 1. What it throws ends the run.
+  std::function<void(Engine& engine, int64_t step)> before_step = {};
 };
 
 struct TrainSummary {

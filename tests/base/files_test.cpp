@@ -180,8 +180,32 @@ TEST_F(FilesTest, ALockIsForOneAtATime) {
   {
     const FileLock lock(dir_ / "lock");
     expect_error([&] { FileLock second(dir_ / "lock"); }, dir_.string(), "another process is at work");
+    expect_error([&] { FileLock second(dir_ / "lock"); }, dir_.string(), fmt::format("process {} on ", ::getpid()));
   }
   FileLock again(dir_ / "lock");
+}
+
+TEST_F(FilesTest, ATemporaryFolderIsNobodyElses) {
+  make_directories(dir_ / "model.tmp");
+  make_directories(dir_ / ".model.unfinished-00112233445f");
+  make_directories(dir_ / ".other.unfinished-00112233445f");
+  make_directories(dir_ / ".model.unfinished-note");
+  write_file_atomically(dir_ / ".model.unfinished-00112233445e", "no folder");
+  fs::path path;
+  {
+    const TemporaryFolder first(dir_ / "model");
+    const TemporaryFolder second(dir_ / "model");
+    write_file_atomically(first.path() / "file", "x");
+    EXPECT_NE(first.path(), second.path());
+    remove_unfinished_folders(dir_ / "model");
+    EXPECT_TRUE(fs::exists(first.path() / "file"));
+    EXPECT_FALSE(fs::exists(dir_ / ".model.unfinished-00112233445f"));
+    EXPECT_TRUE(fs::exists(dir_ / ".other.unfinished-00112233445f"));
+    path = first.path();
+  }
+  EXPECT_FALSE(fs::exists(path));
+  remove_unfinished_folders(dir_ / "");
+  EXPECT_EQ(num_entries(), 3U) << "what nobody here made";
 }
 
 TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
@@ -198,6 +222,31 @@ TEST_F(FilesTest, MapHoldsTheBytesAlsoAfterADrop) {
 
   write_file_atomically(dir_ / "empty", "");
   EXPECT_TRUE(MappedFile(dir_ / "empty").bytes().empty());
+}
+
+// What lies beyond the page that is left reads as zeros, and that is told.
+TEST_F(FilesTest, AFileThatIsCutWhileItIsMapped) {
+  write_file_atomically(dir_ / "file", std::string(20'000, 'x'));
+  {
+    const MappedFile map(dir_ / "file");
+    const auto at = [&](size_t place) { return static_cast<char>(map.bytes()[place]); };
+    EXPECT_EQ(at(15'000), 'x');
+    fs::resize_file(dir_ / "file", 100);
+    check_mapped_files();
+    expect_error([&] { map.check(); }, (dir_ / "file").string(), "was cut");
+    EXPECT_EQ(at(50), 'x');
+    EXPECT_EQ(at(15'000), '\0');
+    expect_error([] { check_mapped_files(); }, (dir_ / "file").string(), "was cut");
+  }
+  check_mapped_files();
+}
+
+TEST_F(FilesTest, NamesBelowAFolder) {
+  for (const char* name : {"a", "a/b", "..a", "a..", "...", "a b", ".a"}) EXPECT_TRUE(is_name_below(name)) << name;
+  for (const char* name : {"", "/", "/a", "a/", "a//b", "..", "../a", "a/..", "a/../b", ".", "./a", "a/."}) {
+    EXPECT_FALSE(is_name_below(name)) << name;
+  }
+  EXPECT_FALSE(is_name_below(std::string_view("a\0b", 3)));
 }
 
 TEST_F(FilesTest, MakesNestedFolders) {

@@ -11,6 +11,17 @@
 namespace nmoe {
 namespace {
 
+TEST(TerminalSafe, ShowsWhatWouldSteer) {
+  EXPECT_EQ(terminal_safe("a\tb\n"), "a\tb\n");
+  EXPECT_EQ(terminal_safe("\033[2J\r\007\x7f"), "\\x1b[2J\\x0d\\x07\\x7f");
+  EXPECT_EQ(terminal_safe(std::string("\0", 1)), "\\x00");
+  // U+009B begins a command as ESC [ does; U+00A0 and what follows are characters.
+  EXPECT_EQ(terminal_safe("\xC2\x9B"
+                          "2J \xC2\xA0 \xC3\xA4 \xC2"),
+            "\\x9b"
+            "2J \xC2\xA0 \xC3\xA4 \xC2");
+}
+
 TEST(Nearest, FindsTypos) {
   const std::vector<std::string> keys = {"num_experts", "top_k", "expert_dim", "num_groups"};
   EXPECT_EQ(nearest("topk", keys), "top_k");             // left out

@@ -1,8 +1,11 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <vector>
 
@@ -77,6 +80,25 @@ TEST(ThreadPool, ZeroThreadsMeansOneForEachCpu) {
   EXPECT_GE(available_cpus(), 1);
   EXPECT_EQ(pool.num_threads(), available_cpus());
   EXPECT_THROW(ThreadPool(-1), CheckFailure);
+}
+
+// In a process of its own, as the limit would stay.
+TEST(ThreadPoolDeathTest, ThreadsThatCannotBeHad) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers take more address space than the limit";
+#endif
+  const auto try_many = [] {
+    const rlimit little{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
+    ::setrlimit(RLIMIT_AS, &little);  // stacks of 8 MiB: for a hundred
+    try {
+      const ThreadPool pool(4096);
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s; %s", error.what(), error.remedy().c_str());
+      std::_Exit(error.exit_code());
+    }
+    std::_Exit(77);
+  };
+  EXPECT_EXIT(try_many(), testing::ExitedWithCode(1), "of 4096.*ulimit");
 }
 
 }  // namespace

@@ -66,6 +66,21 @@ TEST(JinjaTemplateTest, TemplatesThatMeanHarm) {
       "%}{% endfor %}{% endfor %}",
       "does not end");
   refuses("{{ 'a' * 99999999999 }}", "too long");
+  const std::string too_much = "makes too much";
+  // What is shared in memory is not when it is printed or compared.
+  const std::string shared =
+      "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, "
+      "ns.y] %}{% endfor %}";
+  refuses(shared + "{{ ns.x }}", too_much);
+  refuses(shared + "{{ ns.x | tojson }}", too_much);
+  refuses(shared + "{{ ns.x == ns.y }}", too_much);
+  refuses("{{ ('a' * 16000000).split('a') }}", too_much);
+  refuses("{{ ('a\n' * 8000000).splitlines() }}", too_much);
+  refuses("{{ ('a' * 9000000).find('a' * 4500000 + 'b') }}", too_much);
+  refuses("{{ ('a' * 9000000).strip('b' * 9000000 + 'a') }}", too_much);
+  refuses("{% set l = ['a' * 10000000] * 1000000 %}{{ l | join }}", "characters");
+  refuses("{% for i in range(99999) %}{% set x = 'a' * 9999999 %}{% endfor %}", too_much);
+  refuses("{{ range(100000) | sort | map('string') | join(', ' * 1000000) }}", "characters");
   refuses(
       "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
       "characters");
@@ -77,12 +92,27 @@ TEST(JinjaTemplateTest, TemplatesThatMeanHarm) {
   for (int i = 0; i < 5000; ++i) sum += "+1";
   refuses("{{ " + sum + " }}", "too many parts");
   refuses("{{ 9223372036854775807 + 1 }}", "64 bits");
+  refuses("{{ (-9223372036854775807 - 1) // -1 }}", "64 bits");
+  refuses("{{ (-9223372036854775807 - 1) | abs }}", "64 bits");
+  EXPECT_TRUE(contains(error_of([&] { render(std::string((1 << 20) + 1, 'x')); }).what(), "at most"));
   std::string blocks;
   for (int i = 0; i < 5000; ++i) blocks += "{% if true %}";
   refuses(blocks, "levels");
   ordered_json deep = "x";
   for (int i = 0; i < 5000; ++i) deep = ordered_json::array({deep});
   EXPECT_TRUE(contains(error_of([&] { render("{{ m }}", {{"m", deep}}); }).what(), "levels"));
+}
+
+TEST(JinjaTemplateTest, TheEndsOfIntegers) {
+  const auto text = [](const std::string& source) {
+    const auto pieces = render(source);
+    return pieces.empty() ? "" : pieces[0].text;
+  };
+  EXPECT_EQ(text("{{ (-9223372036854775807 - 1) is divisibleby(-1) }}"), "True");
+  EXPECT_EQ(text("{{ (-9223372036854775807 - 1) % -1 }}"), "0");
+  EXPECT_EQ(text("{{ (-9223372036854775807 - 1) // 3 }}"), "-3074457345618258603");
+  EXPECT_EQ(text("{{ -7 // 2 }} {{ 7 // -2 }} {{ -7 % 3 }} {{ 7 % -3 }} {{ -6 // 3 }}"), "-4 -4 2 -2 -2");
+  EXPECT_EQ(text("{{ 'aaa'.replace('a', 'b', -9223372036854775807 - 1) }}"), "bbb");
 }
 
 TEST(JinjaTemplateTest, TimeNow) {

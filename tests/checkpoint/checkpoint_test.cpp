@@ -13,19 +13,11 @@ namespace {
 
 class CheckpointTest : public TemporaryFolderTest {};
 
-// A process number that belongs to nobody: that of a child already gone.
-pid_t dead_pid() {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(0);
-  ::waitpid(child, nullptr, 0);
-  return child;
-}
-
 TEST_F(CheckpointTest, StepsInFolderNames) {
   EXPECT_EQ(checkpoint_step("runs/step_00000040"), 40);
   EXPECT_EQ(checkpoint_step("step_1234567890"), 1234567890);
   for (const char* other : {"step_40", "step_0000004x", "step_-0000040", "step_+0000040", "step_", "step_0123456789",
-                            ".tmp-step_00000040-7", "manifest.json"}) {
+                            ".step_00000040.unfinished-0123456789ab", "manifest.json"}) {
     EXPECT_EQ(checkpoint_step(other), std::nullopt) << other;
   }
 }
@@ -42,7 +34,7 @@ TEST_F(CheckpointTest, ListsByStepNotByName) {
     write_checkpoint(dir_, SampleState(step).state);
   }
   make_directories(dir_ / "step_4");
-  make_directories(dir_ / ".tmp-step_00000099-1");
+  make_directories(dir_ / ".step_00000099.unfinished-0123456789ab");
   const auto found = list_checkpoints(dir_);
   EXPECT_EQ(found, (std::vector<fs::path>{dir_ / "step_00000003", dir_ / "step_00000020", dir_ / "step_99999999",
                                           dir_ / "step_100000000"}));
@@ -62,15 +54,22 @@ TEST_F(CheckpointTest, PrunesTheOldest) {
 
 TEST_F(CheckpointTest, PruneRemovesWhatTheDeadLeft) {
   write_checkpoint(dir_, SampleState(1).state);
-  const std::string of_the_dead = fmt::format(".tmp-step_00000002-{}", dead_pid());
-  const std::string of_ours = fmt::format(".tmp-removed-step_00000002-{}", ::getpid());
-  const std::string of_the_living = fmt::format(".tmp-step_00000002-{}", ::getppid());
-  for (const std::string& name : {of_the_dead, of_ours, of_the_living}) {
-    make_directories(dir_ / name);
-    write_file_atomically(dir_ / name / "model.safetensors", "half");
-  }
+  make_directories(dir_ / ".step_00000002.unfinished-0123456789ab");
+  write_file_atomically(dir_ / ".step_00000002.unfinished-0123456789ab/model.safetensors", "half");
+  make_directories(dir_ / ".mine.unfinished-x");
+  const CheckpointDraft of_the_living(dir_, 3);
   prune_checkpoints(dir_, 0);
-  EXPECT_EQ(names(), (Names{of_the_living, "step_00000001"}));
+  EXPECT_EQ(names(), (Names{".mine.unfinished-x", of_the_living.folder().filename(), "step_00000001"}));
+}
+
+TEST_F(CheckpointTest, AFolderIsOneProcessesAtATime) {
+  const fs::path folder = dir_ / "new" / "folder";
+  make_directories(folder / ".step_00000002.unfinished-0123456789ab");
+  const CheckpointFolder mine(folder);
+  EXPECT_EQ(names_in(folder), (Names{".lock"}));
+  const Error error = error_of([&] { CheckpointFolder second(folder); });
+  EXPECT_TRUE(contains(error.what(), folder.string()));
+  EXPECT_TRUE(contains(error.what(), fmt::format("process {} on ", ::getpid())));
 }
 
 TEST_F(CheckpointTest, ReplacesACheckpointOfTheSameStep) {

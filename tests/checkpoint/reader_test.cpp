@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/sha256.h"
@@ -162,6 +163,46 @@ TEST_F(ReaderTest, EveryByteOfTheManifestIsGuarded) {
     altered[at] ^= 1;
     EXPECT_THROW(parse_manifest(altered, path), Error) << "byte " << at << " '" << intact[at] << "'";
   }
+}
+
+// Whoever writes a manifest can also write its hash.
+TEST_F(ReaderTest, ManifestsWithARightHashThatLie) {
+  write_three();
+  const nlohmann::json intact = nlohmann::json::parse(read_file(last() / "manifest.json"));
+  const auto refuses = [&](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json altered = intact;
+    altered[nlohmann::json::json_pointer(pointer)] = value;
+    altered.erase("manifest_sha256");
+    altered["manifest_sha256"] = sha256_hex(altered.dump());
+    write_file_atomically(last() / "manifest.json", altered.dump());
+    const Error error = error_of([&] { CheckpointReader::open(last()); });
+    EXPECT_EQ(error.exit_code(), 1) << pointer << " = " << value;
+    EXPECT_TRUE(contains(error.what(), "manifest.json")) << pointer;
+    EXPECT_TRUE(contains(error.remedy(), "step_00000020")) << pointer;
+  };
+  for (const char* name : {"huggingface//dev/shm/x", "huggingface/../../x", "huggingface/..", "huggingface/a/b",
+                           "huggingface/", "/dev/shm/x", "../x", "..", ".", "", "a/b", "x/config.json"}) {
+    refuses("/files/0/name", name);
+  }
+  refuses("/files/0/name", std::string("a\0b", 3));
+  refuses("/run_id", "../../x");
+  refuses("/run_id", 7);
+  refuses("/step", "one");
+  refuses("/cursor", nlohmann::json::array());
+  refuses("/files", 3);
+  refuses("/model/0/dtype", "F31");
+  refuses("/model/0/shape", {-1, 4});
+  refuses("/model/0/shape", {int64_t{1} << 62, int64_t{1} << 62});
+  refuses("/model/0/shape", {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
+  refuses("/model/0/shape", "x");
+  refuses("/model/0/slices", nlohmann::json::array());
+  refuses("/model/0/slices/0/offset", -1);
+  refuses("/model/0/slices/0/extent", INT64_MAX);
+  refuses("/model/0/slices/0/file", "../../x");
+  refuses("/model/0/chunks", nlohmann::json::array());
+  refuses("/model/0/sha256", "00");
+  write_file_atomically(last() / "manifest.json", std::string(100000, '['));
+  EXPECT_TRUE(contains(error_of([&] { CheckpointReader::open(last()); }).what(), "no JSON"));
 }
 
 TEST_F(ReaderTest, HeadersThatLie) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 #include <span>
 #include <thread>
@@ -105,10 +107,10 @@ TEST_F(SlicesTest, CutsInsideAChunkAreABug) {
   SampleState sample(1);
   TensorPart part = whole_tensor(in_memory(sample.state.model)[1]);  // [4, 64, 8]
   part.shape = {8, 64, 8};
-  part.offset = 100;
+  part.slices = {{100, 4 * 64 * 8}};
   ThreadPool pool(1);
   EXPECT_THROW(CheckpointDraft(dir_, 1).write({}, std::span(&part, 1), {}, pool), CheckFailure);
-  part.offset = 512;
+  part.slices = {{512, 4 * 64 * 8}};
   part.source.shape = {4 * 64, 8};
   EXPECT_THROW(CheckpointDraft(dir_, 1).write({}, std::span(&part, 1), {}, pool), CheckFailure);
   EXPECT_TRUE(names().empty());
@@ -185,6 +187,59 @@ TEST_F(SlicesTest, PartsOfTensorsAreReadAcrossSlices) {
       ASSERT_EQ(std::memcmp(&widened[i], &expected, sizeof(float)), 0) << i;
     }
   }
+}
+
+// Two writers with experts 2 and 0, and 1 and 3, of four, in that order.
+TEST_F(SlicesTest, AWriterHasExpertsHereAndThere) {
+  const SampleState sample(7, kRows);
+  const CheckpointReader alone = CheckpointReader::open(write_checkpoint(dir_ / "alone", sample.state));
+  const int64_t size = kRows * 8;  // of an expert
+  const std::array<std::vector<int64_t>, 2> experts = {std::vector<int64_t>{2, 0}, {1, 3}};
+  const auto& stacked = sample.state.model[1];
+  std::array<std::vector<float>, 2> values;
+  CheckpointState state = sample.state;
+  CheckpointDraft draft(dir_, 7);
+  ThreadPool pool(1);
+  std::vector<WrittenPart> written;
+  for (int i = 0; i < 2; ++i) {
+    auto& mine = values[static_cast<size_t>(i)];
+    TensorPart part{.source = {}, .shape = stacked.tensor.shape(), .slices = {}};
+    for (const int64_t expert : experts[static_cast<size_t>(i)]) {
+      const float* from = stacked.tensor.data<float>() + expert * size;
+      mine.insert(mine.end(), from, from + size);
+      part.slices.push_back({expert * size, size});
+    }
+    const NamedTensor tensor{stacked.name, Tensor(mine.data(), DType::kF32, {2, kRows, 8})};
+    part.source = in_memory(std::span(&tensor, 1)).front();
+    std::vector<TensorPart> parts = parts_of(sample.state.model, {i, 2});
+    std::ranges::replace_if(
+        parts, [&](const TensorPart& other) { return other.source.name == stacked.name; }, part);
+    written.push_back(parse_written_part(
+        print_written_part(draft.write({i, 2}, parts, parts_of(sample.state.optimizer, {i, 2}), pool))));
+  }
+  state.info.experts = {.places = {{1, 2, 0, 3}}, .rows = {{10, 0, 5, 1}}};
+  const fs::path path = draft.publish(state, written, {}, pool);
+  EXPECT_EQ(verify_checkpoint(path), std::nullopt);
+  const CheckpointReader reader = CheckpointReader::open(path);
+  EXPECT_EQ(tensor_hashes(reader), tensor_hashes(alone));
+  EXPECT_EQ(reader.weights_sha256(), alone.weights_sha256());
+  EXPECT_EQ(reader.info().experts.places, state.info.experts.places);
+  EXPECT_EQ(reader.info().experts.rows, state.info.experts.rows);
+  EXPECT_TRUE(alone.info().experts.places.empty());
+
+  const ManifestTensor& tensor = *std::ranges::find(reader.model(), stacked.name, &ManifestTensor::name);
+  ASSERT_EQ(tensor.slices.size(), 4U);
+  SampleState other(1, kRows);
+  reader.load_model(other.state.model);
+  EXPECT_TRUE(bytes_of(other.state.model[1].tensor) == bytes_of(stacked.tensor));
+  for (int64_t expert = 0; expert < 4; ++expert) {
+    const std::span<const std::byte> stored = reader.stored_bytes(tensor, expert * size + 5);
+    ASSERT_EQ(stored.size(), static_cast<size_t>(size - 5) * sizeof(float));
+    EXPECT_EQ(std::memcmp(stored.data(), stacked.tensor.data<float>() + expert * size + 5, stored.size()), 0);
+  }
+  std::vector<float> across(static_cast<size_t>(size));
+  reader.load_part(stacked.name, size / 2, Tensor(across.data(), DType::kF32, {size}));
+  EXPECT_EQ(std::memcmp(across.data(), stacked.tensor.data<float>() + size / 2, across.size() * sizeof(float)), 0);
 }
 
 TEST_F(SlicesTest, OnlyWhatIsReadIsVerified) {

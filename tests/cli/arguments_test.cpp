@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "cli/cli_test.h"
+#include "support/terminal.h"
 
 namespace nmoe {
 namespace {
@@ -13,6 +14,43 @@ TEST_F(ArgumentsTest, NamesItsVersion) {
   const std::string text = output({"--version"});
   EXPECT_TRUE(std::regex_search(text, std::regex(R"(^nmoe \d+\.\d+\.\d+ \([0-9a-z]+\+?\)\n)"))) << text;
   EXPECT_TRUE(contains(text, "cpu: x86-64-v3"));
+}
+
+// Messages quote files that others wrote.
+TEST_F(ArgumentsTest, NothingSteersTheTerminal) {
+  const test::Outcome outcome = n({"config", "a\x1b[2J\x07.toml"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.err.find_first_of("\x1b\x07"), std::string::npos);
+  EXPECT_TRUE(contains(outcome.err, R"(a\x1b[2J\x07.toml)"));
+  write("escape.json", R"({"model": {"type": "\u001b[2J"}})");
+  const test::Outcome tokenizer = n({"tokenizer", "info", "escape.json"});
+  EXPECT_EQ(tokenizer.exit_code, 1);
+  EXPECT_EQ(tokenizer.err.find('\x1b'), std::string::npos) << tokenizer.err;
+  // On a terminal nor do texts of files, which come through a pipe as they are.
+  write("escape.txt", "before\x1b[2Jafter");
+  output({"prep", "escape.txt", "--out", "escape"});
+  EXPECT_TRUE(contains(output({"data", "sample", "escape"}), "before\x1b[2Jafter"));
+  test::Terminal terminal(dir_, {"data", "sample", "escape"});
+  EXPECT_TRUE(contains(terminal.read_until("after"), R"(before\x1b[2Jafter)"));
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+// More threads than there is memory for their stacks are refused, neither the end of the program nor a wait for ever.
+TEST_F(ArgumentsTest, ThreadsThatCannotBeHad) {
+  const auto limited = [&](const std::string& command) {
+    return test::Program(dir_, {"bash", "-c", fmt::format("ulimit -v 3000000; exec {} {}", NMOE_PROGRAM, command)})
+        .wait();
+  };
+  expect_error(limited("prep train.txt --out data --threads 4096"), 1, "cannot start a thread (", "--threads");
+  EXPECT_FALSE(fs::exists(dir_ / "data"));
+  output({"prep", "train.txt", "--valid", "valid.txt", "--out", "data"});
+  // Far more than there are processors are had, and do not wait for each other.
+  const auto begin = std::chrono::steady_clock::now();
+  output({"plan", "tiny.toml", "--set", "run.threads=256"});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));  // half a second on an idle machine
+  expect_error(limited("plan tiny.toml --set run.threads=4096"), 1, "cannot start a thread (", "run.threads");
+  expect_error(limited("train tiny.toml --set train.steps=1 --set run.threads=4096"), 1, "cannot start a thread (",
+               "run.threads");
 }
 
 TEST_F(ArgumentsTest, HelpListsTheCommands) {

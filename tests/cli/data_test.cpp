@@ -103,6 +103,22 @@ TEST_F(DataCommandTest, NoCorpus) {
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
 }
 
+// Deeper than any stack.
+TEST_F(DataCommandTest, JsonWithoutAnEnd) {
+  prepare();
+  output(train({"train.steps=1"}));
+  const std::string deep(100'000, '[');
+  write("data/train/manifest.json", deep);
+  expect_error(n({"data", "verify", "data"}), 1, "manifest.json", "");
+  write("runs/checkpoints/tiny/step_00000001/manifest.json", deep);
+  expect_error(n({"checkpoint", "info", "runs/checkpoints/tiny"}), 1, "manifest.json", "");
+  make_directories(dir_ / "hf");
+  write("hf/config.json", deep);
+  expect_error(n({"import", "hf", "imported"}), 1, "config.json", "");
+  write("deep.json", deep);
+  expect_error(n({"tokenizer", "info", "deep.json"}), 1, "deep.json", "");
+}
+
 TEST_F(DataCommandTest, ATruncatedShard) {
   prepare();
   fs::resize_file(shard(), fs::file_size(shard()) - 2);

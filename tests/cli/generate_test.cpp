@@ -29,6 +29,24 @@ TEST_F(GenerateCommandTest, SeveralPromptsGetWhatEachGetsAlone) {
             "--- 1\n" + first + "\n--- 2\n" + second);
 }
 
+TEST_F(GenerateCommandTest, APromptIsReadFromAPipe) {
+  const std::string expected = generate({"--prompt", "the cat ", "--seed", "3"});
+  const std::vector<std::string> command = {
+      "generate", "runs/checkpoints/tiny", "--max-tokens", "40", "--context", "64", "--seed", "3"};
+  const auto with = [&](const std::vector<std::string>& prompts) {
+    std::vector<std::string> arguments = command;
+    arguments.insert(arguments.end(), prompts.begin(), prompts.end());
+    return arguments;
+  };
+  EXPECT_EQ(output(command, "the cat "), expected + "\n");
+  EXPECT_EQ(output(command, "the cat \n"), expected + "\n");  // as echo ends it
+  EXPECT_EQ(output(with({"--prompt", "-"}), "the cat \r\n"), expected + "\n");
+  EXPECT_TRUE(output(with({"--prompt", "a", "--prompt", "-"}), "the cat ").ends_with("--- 2\n" + expected + "\n"));
+  EXPECT_EQ(output(with({"--prompt", "the cat "}), "a dog "), expected + "\n");
+  EXPECT_EQ(output(command), output(with({"--prompt", ""})));  // nothing in the pipe
+  expect_error(n(with({"--prompt", "-", "--prompt", "-"}), "a"), 2, "--prompt - twice", "as text");
+}
+
 TEST_F(GenerateCommandTest, OptionsOfSampling) {
   const std::string greedy = generate({"--prompt", "the ", "--temperature", "0"});
   EXPECT_EQ(generate({"--prompt", "the ", "--top-k", "1", "--seed", "9"}), greedy);

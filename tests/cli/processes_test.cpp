@@ -1,74 +1,8 @@
 // Runs of several processes: what they compute, how they are started, and how they end together.
-#include <chrono>
-#include <csignal>
-#include <list>
-
-#include "cli/cli_test.h"
-#include "support/free_port.h"
+#include "cli/processes.h"
 
 namespace nmoe {
 namespace {
-
-using test::Program;
-using namespace std::chrono_literals;
-
-using Strings = std::vector<std::string>;
-
-class ProcessesTest : public CliTest {
- protected:
-  ProcessesTest() { prepare(); }
-
-  // Process `process` of `count`; `variables` are added to what a launcher sets.
-  Program& start(int process, int count, const Strings& arguments, const Strings& variables = {}) {
-    Strings command = {"env",
-                       "-u",
-                       "NMOE_SECRET",
-                       "-u",
-                       "NMOE_SECRET_FILE",
-                       fmt::format("RANK={}", process),
-                       fmt::format("WORLD_SIZE={}", count),
-                       "MASTER_ADDR=127.0.0.1",
-                       fmt::format("MASTER_PORT={}", port_)};
-    command.insert(command.end(), variables.begin(), variables.end());
-    command.emplace_back(NMOE_PROGRAM);
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    return programs_.emplace_back(dir_, command);
-  }
-
-  static Strings with_ranks(Strings arguments, int ranks, int batch = 8) {
-    arguments.insert(arguments.end(),
-                     {"--ranks", fmt::format("{}", ranks), "--set",
-                      fmt::format("train.microbatch_seqs={}", batch / ranks), "--set", "model.moe.num_experts=12"});
-    return arguments;
-  }
-  // A run too long to end by itself, on a rank a process.
-  static Strings endless(int processes) {
-    return with_ranks(train({"train.steps=1000000", "train.log_every=1", "optim.schedule.floor=1e-4"}), processes);
-  }
-
-  // Runs two processes to their good end; only the first says anything, which is returned.
-  std::string run_two(const Strings& arguments) {
-    Program &first = start(0, 2, arguments), &second = start(1, 2, arguments);
-    const Outcome outcome = first.wait(), other = second.wait();
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_TRUE(contains(outcome.out, "checkpoint runs/checkpoints/"));
-    EXPECT_EQ(other.exit_code, 0) << other.err;
-    EXPECT_EQ(other.out, "");
-    EXPECT_EQ(other.err, "");
-    return outcome.out;
-  }
-
-  // The one that a run ends with.
-  static double validation_loss(const std::string& text) {
-    constexpr std::string_view kLabel = "validation loss ";
-    const size_t found = text.rfind(kLabel);
-    EXPECT_NE(found, std::string::npos) << text;
-    return found == std::string::npos ? 0.0 : std::stod(text.substr(found + kLabel.size()));
-  }
-
-  int port_ = test::free_port();
-  std::list<Program> programs_;
-};
 
 // Each process has all experts among its ranks: sums over tokens have another order than among the threads of one.
 TEST_F(ProcessesTest, LearnWhatThreadsDoAndTheSameEveryTime) {
@@ -170,7 +104,14 @@ class LostProcessTest : public ProcessesTest, public ::testing::WithParamInterfa
 
 INSTANTIATE_TEST_SUITE_P(Of3, LostProcessTest, ::testing::Values(0, 1));
 
-TEST_P(LostProcessTest, KilledEndsAll) { expect_reason(end_by(SIGKILL), "ended without a word: it was killed"); }
+TEST_P(LostProcessTest, KilledEndsAll) {
+  expect_reason(end_by(SIGKILL), "ended without a word: it was killed");
+  lost_->wait();  // or its number would be that of a process
+  const int64_t step = std::stoll(info("runs/checkpoints/tiny", "step"));
+  Strings arguments = with_ranks(resume({fmt::format("train.steps={}", step + 2), "optim.schedule.floor=1e-4"}), 3);
+  arguments.insert(arguments.end(), {"--set", "train.batch_seqs=6", "--set", "train.microbatch_seqs=2"});
+  EXPECT_TRUE(contains(output(arguments), fmt::format("step_{:08}", step + 2)));
+}
 
 TEST_P(LostProcessTest, StoppedEndsAll) {
   expect_reason(end_by(SIGSTOP), "has not answered for 5 s: it was stopped");
@@ -179,6 +120,48 @@ TEST_P(LostProcessTest, StoppedEndsAll) {
   const Outcome outcome = lost_->wait();
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(contains(outcome.err, fmt::format("process {} (", GetParam())));
+}
+
+// The disk of one rank is full from its first write on: training goes on, what is lost is told, and the run ends with
+// an error and its last whole checkpoint, as threads and as processes.
+TEST_F(ProcessesTest, ADiskThatFillsOnOneRank) {
+  write("count", std::string(8, '\0'));
+  const Strings layer = {"LD_PRELOAD=" NMOE_FAULT_LAYER,
+                         "NMOE_FAULT_ROOT=" + dir_.string(),
+                         "NMOE_FAULT_COUNT=" + (dir_ / "count").string(),
+                         "NMOE_FAULT_MATCH=.rank_00001.",
+                         "NMOE_FAULT_AT=1",
+                         "NMOE_FAULT_KIND=full"};
+  const auto steps = [](const std::string& name, int count, bool resumed) {
+    return with_ranks(train({"run.name=" + name, fmt::format("train.steps={}", count), "checkpoint.every=3"}, resumed),
+                      2);
+  };
+  output(steps("threads", 8, false));
+  for (const bool processes : {false, true}) {
+    const std::string name = processes ? "processes" : "thread";
+    processes ? run_two(steps(name, 4, false)) : output(steps(name, 4, false));
+    Outcome outcome;
+    if (processes) {
+      Program& first = start(0, 2, steps(name, 8, true));
+      outcome = start(1, 2, steps(name, 8, true), layer).wait();
+      EXPECT_EQ(outcome.exit_code, 1);
+      outcome = first.wait();
+    } else {
+      Strings command = {"env"};
+      command.insert(command.end(), layer.begin(), layer.end());
+      command.emplace_back(NMOE_PROGRAM);
+      const Strings arguments = steps(name, 8, true);
+      command.insert(command.end(), arguments.begin(), arguments.end());
+      outcome = Program(dir_, command).wait();
+    }
+    expect_error(outcome, 1, "the weights after step 8 are not saved: rank 1: ", "--resume");
+    EXPECT_TRUE(contains(outcome.err, "warning: the checkpoint of step 6 is not written: rank 1: "));
+    EXPECT_TRUE(contains(outcome.err, "No space left on device"));
+    EXPECT_TRUE(contains(listed(name), "not saved: rank 1: "));
+    EXPECT_EQ(std::stoll(info("runs/checkpoints/" + name, "step")), 4);
+    processes ? run_two(steps(name, 8, true)) : output(steps(name, 8, true));
+  }
+  EXPECT_EQ(weights("thread"), weights("threads"));
 }
 
 TEST_F(ProcessesTest, WhatFailsInOneEndsAll) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "expect_error.h"
+#include "support/errors.h"
 
 namespace nmoe {
 namespace {
@@ -30,6 +31,17 @@ TEST_F(Environment, Expands) {
   EXPECT_EQ(expand_environment("${NMOE_TEST_EMPTY}", "x"), "");
 }
 
+// Checkpoints and the database of runs would keep them.
+TEST_F(Environment, RefusesSecrets) {
+  for (const char* name : {"NMOE_API_KEY", "NMOE_SECRET", "NMOE_SECRET_FILE", "NMOE_MY_TOKEN", "NMOE_DB_PASSWORD"}) {
+    const Error error = test::error_of([&] { expand_environment(fmt::format("a${{{}:-x}}", name), "run.name"); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_TRUE(test::contains(error.what(), name));
+    EXPECT_TRUE(test::contains(error.what(), "run.name"));
+  }
+  EXPECT_EQ(expand_environment("${NMOE_TOKENS:-3}${NMOE_MONKEY:-4}", "x"), "34");
+}
+
 TEST_F(Environment, TakesTheDefaultForUnsetAndEmpty) {
   EXPECT_EQ(expand_environment("${NMOE_TEST_UNSET:-a b:-c}", "x"), "a b:-c");
   EXPECT_EQ(expand_environment("${NMOE_TEST_EMPTY:-d}", "x"), "d");
@@ -51,6 +63,10 @@ TEST_F(Environment, RefusesTheRest) {
   expect_usage_error([] { expand_environment("${NMOE_TEST_TRAP}", "x"); },
                      "x: the value of NMOE_TEST_TRAP contains \"${\" itself: a${NMOE_TEST_SET}",
                      "set NMOE_TEST_TRAP to a value to be taken as it is");
+  for (const char* text : {"${NMOE_TEST_UNSET:-${HOME}}", "$${NMOE_TEST_UNSET:-{}HOME}"}) {
+    expect_usage_error([&] { expand_environment(text, "x"); }, "x: expanded, it contains \"${\" itself: ${HOME}",
+                       "write a default that is to be taken as it is");
+  }
 }
 
 }  // namespace

@@ -29,8 +29,12 @@ const std::set<std::string> kFree = {"run.name",
                                      "train.valid_seqs",
                                      "train.stop_on_collapse",
                                      "parallel.ranks",
+                                     "parallel.capacity_factor",
+                                     "parallel.rebalance_every",
                                      "parallel.timeout_s",
+                                     "parallel.stall_s",
                                      "checkpoint.every",
+                                     "checkpoint.every_minutes",
                                      "checkpoint.keep_last",
                                      "model.max_positions"};
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.

@@ -63,7 +63,7 @@ TEST(Load, UnknownKeys) {
   expect_error("[model.moe]\nnum_experts = 4\ntopk = 2\n", "bad.toml:3: unknown key model.moe.topk",
                "did you mean model.moe.top_k?");
   expect_error("[checkpoint]\nkept = 2\n", "bad.toml:2: unknown key checkpoint.kept",
-               "keys of [checkpoint]: every, keep_last");
+               "keys of [checkpoint]: every, every_minutes, keep_last");
   expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k", "did you mean model.moe.top_k?");
   expect_error("[optim]\nweight_decay = 2\n", "bad.toml:2: unknown key optim.weight_decay",
                "did you mean optim.matrices.weight_decay, optim.experts.weight_decay, optim.router.weight_decay or "
@@ -110,7 +110,7 @@ TEST(Load, WrongTypesAndValuesOutOfRange) {
   expect_error("[model]\ntied_head = 1\n", "bad.toml:2: model.tied_head = 1, but it must be true or false",
                "correct model.tied_head (the head shares the embedding table)");
   expect_error("[run]\nname = \"../x\"\n",
-               "bad.toml:2: run.name = \"../x\", but it must be a string of letters, digits, '.', "
+               "bad.toml:2: run.name = \"../x\", but it must be a string of up to 255 letters, digits, '.', "
                "'_' and '-' that starts with neither '.' nor '-'",
                "correct run.name (what the run is called)");
   expect_error("[train]\nmemory_limit = \"much\"\n",
@@ -394,7 +394,7 @@ TEST(Examples, Load) {
   EXPECT_EQ(dense.model.moe.num_experts, 0);
   const Config moe = load_config(examples / "mla_moe.toml");
   EXPECT_EQ(moe.model.moe.num_groups, 4);
-  EXPECT_EQ(moe.data.path, "data");
+  EXPECT_EQ(moe.data.path, "data/austen");
   for (const Config& config : {dense, moe}) {
     EXPECT_EQ(values_of(parse_config(print_config(config), "printed")), values_of(config));
   }

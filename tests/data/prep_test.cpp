@@ -375,6 +375,31 @@ TEST_F(PrepTest, ReplacesADatasetOnlyByForce) {
   EXPECT_EQ(contents(out() / "train").size(), 4U);  // and notes.txt
 }
 
+TEST_F(PrepTest, FindsItselfDone) {
+  const std::string a = write("a.txt", "first");
+  const std::string b = write("b.txt", "second");
+  PrepOptions options{.inputs = {a}, .valid_inputs = {b}, .out = out()};
+  const PrepReport made = prepare_dataset(options);
+  EXPECT_FALSE(made.was_there);
+  const auto before = contents(out());
+  const PrepReport found = prepare_dataset(options);
+  EXPECT_TRUE(found.was_there);
+  EXPECT_EQ(found.train.tokens, made.train.tokens);
+  EXPECT_EQ(found.valid.tokens, made.valid.tokens);
+  EXPECT_EQ(found.records, 2);
+  EXPECT_EQ(contents(out()), before);
+
+  write("a.txt", "changed");  // what is there is of other text
+  expect_error(ErrorKind::kUsage, "manifest.json", [&] { prepare_dataset(options); });
+  EXPECT_EQ(contents(out()), before);
+  options.force = true;
+  EXPECT_FALSE(prepare_dataset(options).was_there);
+  options.force = false;
+  EXPECT_TRUE(prepare_dataset(options).was_there);
+  fs::remove(out() / "valid" / "manifest.json");
+  expect_error(ErrorKind::kUsage, "manifest.json", [&] { prepare_dataset(options); });
+}
+
 TEST_F(PrepTest, KeepsAForeignTokenizer) {
   const std::string a = write("a.txt", "first");
   write("out/tokenizer.json", "precious");

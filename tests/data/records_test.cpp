@@ -119,6 +119,22 @@ TEST_F(RecordsTest, Text) {
             (Lines{"1!the gzip file ends too early"}));
 }
 
+// A few kilobytes of compressed data can be more than any memory holds.
+TEST_F(RecordsTest, RecordsThatAreTooLarge) {
+  const std::string fault = "!a record of more than 1.00 MiB";
+  RecordOptions options{.max_bytes = 1 << 20};
+  const std::string bomb(64 << 20, 'x');
+  const std::string good = R"({"text": "good"})";
+  EXPECT_EQ(told(records(write("a.jsonl.gz", gzip(good + "\n" + bomb)), options)), (Lines{"1:good", "2" + fault}));
+  EXPECT_EQ(told(records(write("a.json.gz", gzip("[" + good + ", \"" + bomb)), options)),
+            (Lines{"1:good", "2" + fault}));
+  EXPECT_EQ(told(records(write("a.txt.gz", gzip(bomb)), options)), (Lines{"1" + fault}));
+  const Record record = records(write("a.txt.gz", gzip(bomb)), options)[0];
+  EXPECT_NE(record.remedy.find("--max-record"), std::string::npos);
+  options.split_on = "%%";
+  EXPECT_EQ(told(records(write("b.txt.gz", gzip("one\n%%\n" + bomb)), options)), (Lines{"1:one\n", "2" + fault}));
+}
+
 TEST_F(RecordsTest, BlankLinesSeparate) {
   const RecordOptions blank{.split_on = ""};
   const std::string path = write("a.txt", "\n\r\none\ntwo\n\n \t\r\n\nthree\n\nfour\n\n\n");

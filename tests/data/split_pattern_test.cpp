@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/unicode.h"
 
@@ -80,6 +81,16 @@ TEST(SplitPattern, EveryCodePointInEveryPlaceOfAWord) {
 TEST(SplitPattern, IsFoundByItsSpelling) {
   for (const KnownPattern& known : known_patterns()) EXPECT_EQ(find_known_pattern(known.pattern), &known);
   EXPECT_EQ(find_known_pattern(".*"), nullptr);
+}
+
+// Each word would take time as the text is long: a minute for 3 MB.
+TEST(RegexTest, WhatRefersBackIsRefused) {
+  for (const char* pattern :
+       {R"((a+)\1)", R"((?<x>a)\k<x>)", R"((a)\g{1})", R"((a|(?R)))", R"((a)(?1))", R"((?<x>a)(?&x))"}) {
+    EXPECT_THROW(Regex{pattern}, Error) << pattern;
+  }
+  const Regex digits(R"([\d1-9]+)");  // a class has no groups
+  EXPECT_EQ(digits.find("ab12", 0)->begin, 2U);
 }
 
 }  // namespace

@@ -273,6 +273,9 @@ TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported(edited("\"byte_fallback\": false", "\"byte_fallback\": true"), "/model/byte_fallback");
   expect_unsupported(edited("\"dropout\": null", "\"dropout\": 0.1"), "/model/dropout");
   expect_unsupported(edited("\"lstrip\": false", "\"lstrip\": true"), "/added_tokens/0/lstrip");
+  std::string many;
+  for (int i = 0; i < 200'000; ++i) many += "0,";
+  expect_unsupported(edited("\"added_tokens\": [", "\"added_tokens\": [" + many), "at most 200000 are read");
   expect_unsupported(edited("\"<|endoftext|>\": 299", "\"<|endoftext|>\": 300"), "299");
   expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "the same id, 1");
   expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "no byte-level token");
@@ -346,6 +349,20 @@ TEST_F(TokenizerFileTest, TokensInsideText) {
   const NamedToken allowed{"<|endoftext|>", 299};
   tokenizer->encode("<|end<|endoftext|>", TokenFinder({&allowed, 1}), ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{'<', '|', 'e', 'n', 'd', 299}));
+}
+
+// A file may have very many of them, and a text very many of their first letters.
+TEST(TokenFinderTest, ManyTokens) {
+  std::vector<NamedToken> tokens;
+  for (int32_t i = 0; i < 100000; ++i) tokens.push_back({fmt::format("<t{}>", i), i});
+  const TokenFinder finder(tokens);
+  const std::string text = std::string(200000, '<') + "<t99999><t9999><t1" + "<t12>";
+  std::vector<int32_t> found;
+  size_t plain = 0;
+  finder.cut(
+      text, [&](std::string_view part) { plain += part.size(); }, [&](int32_t id) { found.push_back(id); });
+  EXPECT_EQ(found, (std::vector<int32_t>{99999, 9999, 12}));
+  EXPECT_EQ(plain, 200000 + std::string("<t1").size());
 }
 
 TEST_F(TokenizerFileTest, PostProcessorIsKept) {

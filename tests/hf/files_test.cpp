@@ -17,10 +17,10 @@ TEST(HfFiles, WeightsAndHiddenFilesStayBehind) {
 
 TEST(HfFiles, TheTokenizersFilesAreKnown) {
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "merges.txt",
-                           "chat_template.jinja", "tiktoken.model"}) {
+                           "chat_template.jinja", "generation_config.json", "tiktoken.model"}) {
     EXPECT_TRUE(is_tokenizer_file(name)) << name;
   }
-  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json.bak", "README.md"}) {
+  for (const char* name : {"config.json", "tokenizer.json.bak", "README.md"}) {
     EXPECT_FALSE(is_tokenizer_file(name)) << name;
   }
 }

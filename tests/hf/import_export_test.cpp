@@ -2,6 +2,7 @@
 
 #include "checkpoint/reader.h"
 #include "hf/export.h"
+#include "hf/fixtures.h"
 #include "hf/import.h"
 #include "hf_folder.h"
 #include "support/errors.h"
@@ -58,6 +59,21 @@ TEST_F(ImportExport, ConfigJsonComesBackAsItWas) {
   import_folder();
   export_checkpoint();
   EXPECT_EQ(json_of("back/config.json"), json_of("hf/config.json"));
+}
+
+// What transformers wrote, every variant of it. FP8 weights come back as BF16, so their config.json has to differ.
+TEST_F(ImportExport, ConfigJsonOfTransformersComesBackAsItWas) {
+  int num_seen = 0;
+  for (const fs::path& fixture : test::hf_fixtures()) {
+    nlohmann::json config = nlohmann::json::parse(read_file(fixture / "config.json"));
+    config.erase("quantization_config");
+    import_model({.source = fixture, .out = dir_ / "checkpoint", .num_threads = 2});
+    export_checkpoint();
+    EXPECT_EQ(json_of("back/config.json"), config) << fixture;
+    for (const char* folder : {"checkpoint", "back"}) fs::remove_all(dir_ / folder);
+    ++num_seen;
+  }
+  EXPECT_GT(num_seen, 8);
 }
 
 TEST_F(ImportExport, ShardsHaveAnIndexThatIsReadAgain) {
@@ -263,6 +279,40 @@ TEST_F(ImportExport, RefusesADamagedCheckpoint) {
   for (const auto& entry : fs::directory_iterator(dir_)) {
     EXPECT_FALSE(contains(entry.path().filename().string(), "back")) << entry.path();
   }
+}
+
+// A folder that came from elsewhere must not bring a file of this machine into the checkpoint.
+TEST_F(ImportExport, LinksOutOfTheFolder) {
+  HfFolder folder;
+  write_file_atomically(dir_ / "secret", "of this machine");
+  fs::create_directories(dir_ / "hf");
+  fs::create_symlink(dir_ / "secret", dir_ / "hf/notes.txt");
+  const Error error = refusal(folder);
+  EXPECT_TRUE(contains(error.what(), "notes.txt"));
+  EXPECT_TRUE(contains(error.remedy(), "copy"));
+  // Inside it, or to nothing, they do no harm.
+  fs::remove(dir_ / "hf/notes.txt");
+  fs::create_symlink("config.json", dir_ / "hf/notes.txt");
+  fs::create_symlink("nothing", dir_ / "hf/more.txt");
+  import_folder();
+}
+
+// Hugging Face's cache keeps a model's files elsewhere, in one place.
+TEST_F(ImportExport, TheHubsCache) {
+  const fs::path snapshot = dir_ / "models--a--b/snapshots/0123";
+  fs::create_directories(snapshot);
+  fs::create_directories(dir_ / "models--a--b/blobs");
+  HfFolder().write(dir_ / "plain");
+  for (const auto& entry : fs::directory_iterator(dir_ / "plain")) {
+    const fs::path blob = dir_ / "models--a--b/blobs" / (entry.path().filename().string() + "-hash");
+    fs::rename(entry.path(), blob);
+    fs::create_symlink(fs::path("../../blobs") / blob.filename(), snapshot / entry.path().filename());
+  }
+  import_model({.source = snapshot, .out = dir_ / "checkpoint", .dtype = {}, .num_threads = 1});
+  write_file_atomically(dir_ / "models--a--b/secret", "x");
+  fs::create_symlink("../../secret", snapshot / "notes.txt");
+  const auto again = [&] { import_model({.source = snapshot, .out = dir_ / "again", .dtype = {}, .num_threads = 1}); };
+  EXPECT_TRUE(contains(error_of(again).what(), "notes.txt"));
 }
 
 // The tied head may be in the file twice, if it is the same.

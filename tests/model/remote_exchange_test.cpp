@@ -4,11 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "base/rng.h"
+#include "model/exchange_cost.h"
 #include "parallel/domain.h"
+#include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
 #include "support/errors.h"
 
@@ -21,6 +26,7 @@ constexpr int64_t kExperts = 8, kTopK = 3, kWidth = 24, kRoom = 9;  // tokens of
 struct Routing {
   std::vector<int64_t> num_tokens;  // by rank
   int64_t first_expert = -1;        // all tokens go to three experts from this one on; -1: at random
+  std::vector<int32_t> places = places_in_order(kExperts);
 
   std::vector<int32_t> experts(int64_t rank, int64_t token) const {
     std::vector<int32_t> all(kExperts);
@@ -43,20 +49,29 @@ float weight(int64_t rank, int64_t token, int64_t choice) {
 // What expert e makes of a row.
 float made_of(float x, int64_t expert) { return x * static_cast<float>(expert + 1); }
 
+// How received tokens are worked off.
+struct Mode {
+  std::string name;
+  Received received = Received::kTogether;
+  double capacity_factor = 100.0;  // so many that there is no overflow
+};
+
 struct RankTest {
-  RankTest(const Routing& what, int64_t num_ranks, Received received, Communicator& communicator)
+  RankTest(const Routing& what, int64_t num_ranks, const Mode& mode, Communicator& communicator)
       : routing(what),
         memory(RankMemory::make({.kind = NMOE_TEST_DEVICE, .index = index_of(communicator), .num_threads = 1},
                                 plan_for(num_ranks), communicator)),
         device(*memory->device),
         ops(device.ops()),
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
-        window(domain.peers(), ops, config(), kRoom, received, memory->storage[ArenaKind::kPeerWindow],
-               memory->storage[ArenaKind::kStepState]),
-        exchange(make_remote_exchange(window)),
+        window(domain.peers(), ops, config(), {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
+               mode.received, memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
+        places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
+        exchange(make_remote_exchange(window, 0, places)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
         pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
+    device.upload(places, routing.places.data());
     std::vector<int32_t> experts;
     std::vector<float> values, weights;
     for (int64_t token = 0; token < num_tokens; ++token) {
@@ -81,8 +96,8 @@ struct RankTest {
   }
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
-    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kStepState,
-                                 ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
+                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
       plan.set(kind, 1 << 20);
     }
     return plan;
@@ -106,6 +121,7 @@ struct RankTest {
   Ops& ops;
   Domain domain;
   ExchangeWindow window;
+  Tensor places;
   std::unique_ptr<TokenExchange> exchange;
   int64_t rank, num_tokens;
   Batch batch;
@@ -123,7 +139,7 @@ bool device_is_there(int64_t index) {
   }
 }
 
-class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, Received>> {
+class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, Mode>> {
  protected:
   void SetUp() override {
     if (std::string_view(NMOE_TEST_DEVICE) != "cpu" && !device_is_there(num_ranks() - 1)) {
@@ -131,10 +147,11 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
     }
   }
   int64_t num_ranks() const { return std::get<int64_t>(GetParam()); }
-  bool apart() const { return std::get<Received>(GetParam()) == Received::kApart; }
+  const Mode& mode() const { return std::get<Mode>(GetParam()); }
+  bool apart() const { return mode().received == Received::kApart; }
   void run(const Routing& routing, const std::function<void(RankTest&)>& drive) {
     run_ranks(num_ranks(), std::chrono::seconds(20), [&](Communicator& communicator) {
-      RankTest test(routing, num_ranks(), std::get<Received>(GetParam()), communicator);
+      RankTest test(routing, num_ranks(), mode(), communicator);
       drive(test);
     });
   }
@@ -143,14 +160,15 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
   struct RankSlice {
     int64_t begin, end;
   };
-  // Rows that rank `rank` should have of the tokens of `sources`, in order: (expert, rank the token is of, token), with
+  // Rows that rank `rank` should have of the tokens of `sources`, in order: (slot, rank the token is of, token), with
   // the choice.
   struct Copy {
     int64_t expert, source, token, choice;
   };
   std::vector<Copy> rows_of(const Routing& routing, int64_t rank, RankSlice sources) const {
     std::vector<Copy> rows;
-    for (int64_t expert = rank * num_slots(); expert < (rank + 1) * num_slots(); ++expert) {
+    for (int64_t place = rank * num_slots(); place < (rank + 1) * num_slots(); ++place) {
+      const int64_t expert = std::ranges::find(routing.places, place) - routing.places.begin();
       for (int64_t source = sources.begin; source < sources.end; ++source) {
         for (int64_t token = 0; token < routing.num_tokens[static_cast<size_t>(source)]; ++token) {
           const auto experts = routing.experts(source, token);
@@ -163,48 +181,103 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
     return rows;
   }
 
-  // There and back, forward and backward, with every row compared.
-  void round_trip(RankTest& test, const Routing& routing) {
+  // Compares rows [first, first + offsets.back()) of a rank with those that it should have, and makes of them what
+  // their experts make; of their weights their doubles.
+  void pass_experts(RankTest& test, const std::vector<Copy>& expected, size_t first, const RaggedRows& part,
+                    Tensor rows, Tensor row_weight) {
+    auto got = test.download<float>(rows);
+    auto got_weights = test.download<float>(row_weight);
+    const auto offsets = test.download<int32_t>(part.offsets);
+    const auto end = first + static_cast<size_t>(part.end - part.begin);
+    const size_t num_rows = std::min(expected.size(), end) - std::min(expected.size(), first);
+    ASSERT_EQ(static_cast<size_t>(offsets.back()), num_rows) << "from " << first << " on";
+    for (size_t row = 0; row < num_rows; ++row) {
+      const auto& [expert, source, token, choice] = expected[first + row];
+      const auto slot = static_cast<size_t>(test.routing.places[static_cast<size_t>(expert)] % num_slots()),
+                 at = static_cast<size_t>(part.begin) + row;
+      EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
+      EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << first + row;
+      for (int64_t column = 0; column < kWidth; ++column) {
+        float& x = got[at * kWidth + static_cast<size_t>(column)];
+        ASSERT_EQ(x, value(source, token, column)) << "row " << first + row << " of rank " << test.rank;
+        x = made_of(x, expert);
+      }
+      got_weights[at] *= 2;
+    }
+    if (!got.empty()) test.device.upload(rows, got.data());
+    if (!got_weights.empty()) test.device.upload(row_weight, got_weights.data());
+  }
+
+  // There and back, forward and backward, with every row compared. `again`: backward begins with dispatch(), as where
+  // it computes the experts again.
+  void round_trip(RankTest& test, const Routing& routing, bool again = false) {
     const ArenaScope scope(test.arena());
     const Tensor counts = test.arena().allocate(DType::kI32, {kExperts});
     test.ops.fill({counts, 0.0});
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor rows = test.pass.push({routed.capacity, kWidth});
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
-    test.exchange->dispatch(test.pass, test.x, test.gate, rows, row_weight);
+    test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+    test.exchange->end_dispatch(test.pass, rows, row_weight);
 
-    auto got = test.download<float>(rows);
-    auto got_weights = test.download<float>(row_weight);
     ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
     for (int64_t i = 0; const RaggedRows& part : routed.parts) {
       const RankSlice sources = apart() ? RankSlice{i, i + 1} : RankSlice{0, num_ranks()};
-      const std::vector<Copy> expected = rows_of(routing, test.rank, sources);
-      const auto offsets = test.download<int32_t>(part.offsets);
-      ASSERT_EQ(offsets.back(), static_cast<int64_t>(expected.size()));
-      for (size_t row = 0; row < expected.size(); ++row) {
-        const auto& [expert, source, token, choice] = expected[row];
-        const auto slot = static_cast<size_t>(expert % num_slots()), at = static_cast<size_t>(part.begin) + row;
-        EXPECT_TRUE(offsets[slot] <= static_cast<int32_t>(row) && static_cast<int32_t>(row) < offsets[slot + 1]);
-        EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << row;
-        for (int64_t column = 0; column < kWidth; ++column) {
-          float& x = got[at * kWidth + static_cast<size_t>(column)];
-          ASSERT_EQ(x, value(source, token, column)) << "row " << row << " of rank " << test.rank;
-          x = made_of(x, expert);
-        }
-        got_weights[at] *= 2;
-      }
+      pass_experts(test, rows_of(routing, test.rank, sources), 0, part, rows, row_weight);
       ++i;
     }
-    if (!got.empty()) test.device.upload(rows, got.data());
-    if (!got_weights.empty()) test.device.upload(row_weight, got_weights.data());
+
+    const std::vector<Copy> all_rows = rows_of(routing, test.rank, {0, num_ranks()});
+    const int64_t chunk_rows = routed.chunk_capacity();
+    const auto first_of = [&](size_t chunk) {
+      return static_cast<size_t>(routed.capacity) + chunk * static_cast<size_t>(chunk_rows);
+    };
+    size_t chunk = 0;
+    const Tensor more_weights = test.pass.push_stat({chunk_rows});
+    OverflowWork forward{.rows = rows.rows(0, chunk_rows),
+                         .row_weight = more_weights,
+                         .drows = {},
+                         .drow_weight = {},
+                         .work_off = [&](const RaggedRows& part) {
+                           pass_experts(test, all_rows, first_of(chunk++), part, forward.rows, more_weights);
+                         }};
 
     const Tensor y = test.pass.push({test.num_tokens, kWidth}), dx = test.pass.push({test.num_tokens, kWidth});
     const Tensor dweights = test.pass.push_stat({test.num_tokens, kTopK});
     test.ops.fill({y, 1.0});
-    test.exchange->combine(test.pass, rows, y, /*accumulate=*/true);
+    test.exchange->combine(test.pass, rows, y, /*accumulate=*/true, forward);
+    EXPECT_EQ(chunk, routed.overflow.size());
+
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
-    test.exchange->combine_backward(test.pass, test.x, drows);
-    test.exchange->dispatch_backward(test.pass, drows, row_weight, dx, dweights, /*accumulate=*/false);
+    if (again) {
+      const Tensor once_more = test.pass.push_stat({routed.capacity});
+      test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+      test.exchange->end_dispatch(test.pass, rows, once_more);
+      test.exchange->begin_combine_backward(test.pass, test.x, {}, {});
+    } else {
+      test.exchange->begin_combine_backward(test.pass, test.x, test.x, test.gate);
+    }
+    test.exchange->end_combine_backward(test.pass, drows);
+    chunk = 0;
+    OverflowWork backward{.rows = rows.rows(0, chunk_rows),
+                          .row_weight = more_weights,
+                          .drows = drows.rows(0, chunk_rows),
+                          .drow_weight = row_weight.rows(0, chunk_rows),
+                          .work_off = [&](const RaggedRows& part) {
+                            const auto gradients = test.download<float>(backward.drows);
+                            pass_experts(test, all_rows, first_of(chunk), part, backward.rows, more_weights);
+                            test.ops.copy({.source = more_weights, .destination = backward.drow_weight});
+                            for (size_t i = 0; i < gradients.size(); ++i) {
+                              const size_t row = first_of(chunk) + i / kWidth;
+                              if (row >= all_rows.size()) break;
+                              const Copy& copy = all_rows[row];
+                              ASSERT_EQ(gradients[i], value(copy.source, copy.token, static_cast<int64_t>(i % kWidth)));
+                            }
+                            ++chunk;
+                          }};
+    test.exchange->begin_dispatch_backward(test.pass, drows, row_weight);
+    test.exchange->end_dispatch_backward(test.pass, dx, dweights, /*accumulate=*/false, backward);
+    EXPECT_EQ(chunk, routed.overflow.size());
     const auto sums = test.download<float>(y), gradients = test.download<float>(dx),
                weights = test.download<float>(dweights);
     std::vector<int32_t> expected_counts(kExperts);
@@ -227,15 +300,44 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, R
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ranks, RemoteExchangeTest,
-                         ::testing::Combine(::testing::Values(2, 4),
-                                            ::testing::Values(Received::kTogether, Received::kApart)));
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, RemoteExchangeTest,
+    ::testing::Combine(::testing::Values(2, 4),
+                       ::testing::Values(Mode{.name = "Together"}, Mode{.name = "InTurns", .capacity_factor = 0.4},
+                                         Mode{.name = "Apart", .received = Received::kApart})),
+    [](const auto& test) { return fmt::format("{}{}", std::get<1>(test.param).name, std::get<0>(test.param)); });
 
 TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
   // An odd number of tokens, none, as many as there is room for; several rounds through the same window.
   const Routing routing{.num_tokens = {5, 0, kRoom, 3}};
   run(routing, [&](RankTest& test) {
-    for (int round = 0; round < 3; ++round) round_trip(test, routing);
+    for (int round = 0; round < 4; ++round) round_trip(test, routing, /*again=*/round % 2 == 1);
+  });
+}
+
+TEST_P(RemoteExchangeTest, ExpertsAreWhereThePlacesSay) {
+  const Routing routing{.num_tokens = {5, 2, kRoom, 3}, .places = {6, 1, 4, 0, 7, 2, 5, 3}};
+  run(routing, [&](RankTest& test) { round_trip(test, routing); });
+}
+
+TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
+  const Routing routing{.num_tokens = {1, 1, 1, 1}};
+  run(routing, [&](RankTest& test) {
+    constexpr int64_t kSize = 101;  // of i16: no whole number of wider units
+    const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kI16, {2 * kSize});
+    const Tensor got = test.arena().allocate(DType::kI16, {kSize});
+    std::vector<int16_t> mine(2 * kSize);
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<int16_t>(1000 * test.rank + static_cast<int64_t>(i));
+    test.device.upload(x, mine.data());
+    test.ops.peer_barrier({test.domain.peers()});
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      test.ops.peer_fetch({test.domain.peers(), rank, x.rows(kSize, 2 * kSize), got});
+      const auto values = test.download<int16_t>(got);
+      for (int64_t i = 0; i < kSize; ++i) {
+        ASSERT_EQ(values[static_cast<size_t>(i)], 1000 * rank + kSize + i) << "of rank " << rank;
+      }
+    }
+    test.ops.peer_barrier({test.domain.peers()});
   });
 }
 
@@ -244,6 +346,188 @@ TEST_P(RemoteExchangeTest, AllTokensToTheExpertsOfOneRank) {
     const Routing routing{.num_tokens = {kRoom, kRoom, 1, kRoom}, .first_expert = first};
     run(routing, [&](RankTest& test) { round_trip(test, routing); });
   }
+}
+
+// What others write into a rank's memory is what the cost says that rows take, and statistics say which rows those
+// were.
+TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
+  if (mode().capacity_factor < 1) GTEST_SKIP() << "what overflows crosses more than once";
+  constexpr auto kMark = std::byte{0xC3};  // in no number that is sent here
+  const Routing routing{.num_tokens = {5, kRoom, 3, kRoom}};
+  Config config;
+  config.model = RankTest::config();
+  config.parallel.logical_shards = apart() ? 1 : 0;
+  const ExchangeCost cost(config, DType::kF32, num_ranks());
+  run(routing, [&](RankTest& test) {
+    const int64_t W = num_ranks(), M = kRoom;
+    const ArenaScope scope(test.arena());
+    const ExchangeStats stats{.traffic = test.pass.push_i32({2, W}),
+                              .waited = test.arena().allocate(DType::kF64, {kTransfers.size()}),
+                              .lasted = test.pass.push_i32({kTransfers.size()}),
+                              .exposed = test.pass.push_i32({kTransfers.size()})};
+    for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
+    test.pass.scale.loss = stats.waited;  // that of a step
+    const auto exchange = make_remote_exchange(test.window, 0, test.places, stats);
+    const std::array inboxes = {test.window.next_inbox(),
+                                test.window.next_inbox()};  // in the order of their next turns
+
+    std::vector<int64_t> tokens_from(static_cast<size_t>(W)), copies_from(tokens_from);  // that have experts here
+    for (int64_t source = 0; source < W; ++source) {
+      for (int64_t token = 0; token < routing.num_tokens[static_cast<size_t>(source)]; ++token) {
+        const auto experts = routing.experts(source, token);
+        const auto here = std::ranges::count_if(experts, [&](int64_t e) { return e / num_slots() == test.rank; });
+        tokens_from[static_cast<size_t>(source)] += here > 0 ? 1 : 0;
+        copies_from[static_cast<size_t>(source)] += here;
+      }
+    }
+    const auto mark = [&](const std::vector<Tensor>& tensors) {
+      for (const Tensor& tensor : tensors) {
+        if (!tensor.defined()) continue;
+        const std::vector<std::byte> marks(static_cast<size_t>(tensor.num_bytes()), kMark);
+        test.device.upload(tensor, marks.data());
+      }
+      test.ops.peer_barrier({test.domain.peers()});
+    };
+    // Bytes without the mark in the parts that other ranks write, of so many equal parts.
+    const auto written = [&](const std::vector<Tensor>& tensors, int64_t num_parts,
+                             const std::function<bool(int64_t part)>& is_of_others) {
+      int64_t count = 0;
+      for (const Tensor& tensor : tensors) {
+        if (!tensor.defined()) continue;
+        std::vector<std::byte> bytes(static_cast<size_t>(tensor.num_bytes()));
+        test.device.download(bytes.data(), tensor);
+        const auto part_bytes = static_cast<int64_t>(bytes.size()) / num_parts;
+        for (size_t i = 0; i < bytes.size(); ++i) {
+          if (is_of_others(static_cast<int64_t>(i) / part_bytes)) count += bytes[i] == kMark ? 0 : 1;
+        }
+      }
+      return static_cast<double>(count);
+    };
+    const auto from_others = [&](int64_t part) { return part != test.rank; };
+    const std::vector<int32_t> experts = test.download<int32_t>(test.top_idx);
+    // Of the copies' places at home.
+    const auto made_elsewhere = [&](int64_t place) {
+      return place < std::ssize(experts) && experts[static_cast<size_t>(place)] / num_slots() != test.rank;
+    };
+    double rows_here = 0, copies_here = 0, rows_there = 0, copies_there = 0;
+    for (int64_t source = 0; source < W; ++source) {
+      if (source == test.rank) continue;
+      rows_here += static_cast<double>(tokens_from[static_cast<size_t>(source)]);
+      copies_here += static_cast<double>(copies_from[static_cast<size_t>(source)]);
+    }
+    for (int64_t token = 0; token < test.num_tokens; ++token) {
+      std::set<int64_t> ranks;
+      for (const int32_t expert : routing.experts(test.rank, token)) {
+        const int64_t rank = expert / num_slots();
+        if (rank == test.rank) continue;
+        ranks.insert(rank);
+        ++copies_there;
+      }
+      rows_there += static_cast<double>(ranks.size());
+    }
+
+    const RoutedRows routed = exchange->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
+    const Tensor rows = test.pass.push({routed.capacity, kWidth}), row_weight = test.pass.push_stat({routed.capacity});
+    const ExchangeInbox& first = inboxes[0];
+    mark({first.rows, first.slots, first.weights, first.tokens});
+    exchange->begin_dispatch(test.pass, test.x, test.gate);
+    exchange->end_dispatch(test.pass, rows, row_weight);
+    EXPECT_EQ(written({first.rows, first.slots, first.weights, first.tokens}, W, from_others),
+              cost.bytes(Transfer::kDispatch, rows_here, copies_here));
+
+    const std::vector<Tensor> home = apart() ? std::vector{test.window.copies().rows, test.window.copies().weights}
+                                             : std::vector{test.window.returns().rows, test.window.returns().weights};
+    const auto returned = [&] {
+      return apart() ? written(home, M * kTopK, made_elsewhere) : written(home, W, from_others);
+    };
+    const Tensor y = test.pass.push({test.num_tokens, kWidth}),
+                 dweights = test.pass.push_stat({test.num_tokens, kTopK});
+    mark(home);
+    exchange->combine(test.pass, rows, y, /*accumulate=*/false, {});
+    EXPECT_EQ(returned(), cost.bytes(Transfer::kCombine, rows_there, copies_there));
+
+    const ExchangeInbox& second = inboxes[1];
+    mark({second.rows, second.slots, second.weights, second.tokens});
+    exchange->begin_combine_backward(test.pass, test.x, {}, {});
+    exchange->end_combine_backward(test.pass, rows);
+    EXPECT_EQ(written({second.rows, second.slots, second.weights, second.tokens}, W, from_others),
+              cost.bytes(Transfer::kCombineBackward, rows_here, copies_here));
+    mark(home);
+    exchange->begin_dispatch_backward(test.pass, rows, row_weight);
+    exchange->end_dispatch_backward(test.pass, y, dweights, /*accumulate=*/false, {});
+    EXPECT_EQ(returned(), cost.bytes(Transfer::kDispatchBackward, rows_there, copies_there));
+
+    const auto traffic = test.download<int32_t>(stats.traffic);
+    double sent = 0, sent_copies = 0;
+    for (int64_t rank = 0; rank < W; ++rank) {
+      sent += rank == test.rank ? 0 : traffic[static_cast<size_t>(rank)];
+      sent_copies += rank == test.rank ? 0 : traffic[static_cast<size_t>(W + rank)];
+    }
+    EXPECT_EQ(sent, rows_there);
+    EXPECT_EQ(sent_copies, copies_there);
+    const auto waited = test.download<double>(stats.waited);
+    const auto lasted = test.download<int32_t>(stats.lasted), exposed = test.download<int32_t>(stats.exposed);
+    for (size_t i = 0; i < kTransfers.size(); ++i) {
+      EXPECT_GT(waited[i], 0.0);
+      EXPECT_LT(waited[i], 20e9);
+      EXPECT_GE(lasted[i], waited[i]);
+      EXPECT_GE(exposed[i], 0);
+      EXPECT_LT(exposed[i], lasted[i] + 1'000'000);
+    }
+    test.ops.peer_barrier({test.domain.peers()});  // others read what they got
+  });
+}
+
+// Half of the ranks have too many rows: what overflows is sent again to them, and nothing to others.
+TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
+  const Routing routing{.num_tokens = {kRoom, kRoom, kRoom, kRoom}};
+  run(routing, [&](RankTest& test) {
+    const ExchangePlan plan{.send_row = test.pass.push_i32({kRoom, num_ranks()}),
+                            .num_sent = test.pass.push_i32({num_ranks()}),
+                            .placement = test.places,
+                            .num_slots = num_slots()};
+    test.ops.build_exchange_plan({.top_idx = test.top_idx, .plan = plan, .counts = {}});
+    std::vector<int32_t> rows;
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) rows.push_back(rank % 2 == 0 ? 7 : 8);
+    const Tensor loads = test.upload(DType::kI32, {num_ranks()}, rows.data());
+    const ExchangeInbox& inbox = test.window.next_inbox();
+    test.ops.fill({inbox.rows, -1.0});
+    test.ops.fill({inbox.weights, -1.0});
+    test.ops.peer_barrier({test.domain.peers()});
+    test.ops.exchange_send({.peers = test.domain.peers(),
+                            .plan = plan,
+                            .x = test.x,
+                            .top_idx = test.top_idx,
+                            .weights = test.gate,
+                            .inbox = inbox,
+                            .loads = loads,
+                            .room = 7});
+    test.ops.peer_barrier({test.domain.peers()});
+    // Every token has an expert on a rank of two; the first token of a rank arrives in the first row of its part.
+    const auto got = test.download<float>(inbox.rows), weights = test.download<float>(inbox.weights);
+    const bool is_loaded = test.rank % 2 == 1;
+    const auto arrived = [](float x) { return x != -1.0F; };
+    EXPECT_EQ(std::ranges::any_of(got, arrived), is_loaded);
+    EXPECT_EQ(std::ranges::any_of(weights, arrived), is_loaded);
+    test.ops.peer_barrier({test.domain.peers()});
+  });
+}
+
+TEST(ExpertRowsTest, AreTheAverageTimesAFactorAndTheWorstInChunks) {
+  const auto rows = [](int64_t num_ranks, double factor, Received received = Received::kTogether) {
+    return expert_rows(RankTest::config(), num_ranks, {.max_tokens = 100, .capacity_factor = factor}, received);
+  };
+  const auto expect = [](const ExpertRows& got, const std::array<int64_t, 4>& wanted) {
+    EXPECT_EQ((std::array{got.worst, got.kept, got.num_chunks, got.chunk}), wanted);
+  };
+  expect(rows(2, 1.5), {600, 450, 1, 150});
+  expect(rows(2, 1.0), {600, 300, 1, 300});
+  expect(rows(2, 2.0), {600, 600, 0, 0});
+  expect(rows(2, 1e300), {600, 600, 0, 0});
+  expect(rows(2, 0.4), {600, 120, 4, 120});
+  expect(rows(4, 1.5), {800, 450, 1, 350});  // two experts on a rank: at most two copies of a token
+  expect(rows(8, 1.3), {800, 390, 2, 205});
+  expect(rows(4, 1.5, Received::kApart), {800, 800, 0, 0});
 }
 
 // Where sums go to a place of their own, they are added to what is there.
@@ -333,7 +617,7 @@ TEST_P(RemoteExchangeTest, ARankThatDoesNotComeIsNamed) {
       domain.check();
     });
   });
-  EXPECT_TRUE(test::contains(error.what(), "for rank 1 in exchange 1")) << error.what();
+  EXPECT_TRUE(test::contains(error.what(), "for rank 1 in a barrier (exchange 1)")) << error.what();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 

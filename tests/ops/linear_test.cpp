@@ -44,9 +44,13 @@ TEST(Linear, ForwardIsTheProductAndCanAccumulate) {
       ops->linear_forward({x, w, y});
       std::vector<double> expected = product_reference(x, w);
       EXPECT_TRUE(near(y, expected, tolerance));
-      ops->linear_forward({x, w, y, true});
+      ops->linear_forward({x, w, y, y});
       for (double& value : expected) value *= 2;
       EXPECT_TRUE(near(y, expected, tolerance));
+      const Tensor sum = pool.full({tokens, out}, NAN);
+      ops->linear_forward({x, w, sum, y});
+      for (double& value : expected) value *= 1.5;
+      EXPECT_TRUE(near(sum, expected, tolerance));
     }
   }
 }

@@ -98,6 +98,43 @@ TEST(MoeDispatch, GathersTheTokenOfEveryRow) {
   }
 }
 
+// Together the parts have each row once, in its order; what is beyond the last row stays as it is.
+TEST(MoeDispatch, GathersPartByPart) {
+  for (const bool all_to_one : {false, true}) {
+    const auto choices = all_to_one ? constant_choices(39, 4) : random_choices(13, 3, 7);
+    Planned p(DType::kF32, 2, 13, 3, 7, choices);
+    const Tensor x = p.pool.normal({13, 11}), whole = p.pool.zeros({39, 11});
+    const Tensor weights = p.pool.normal({13, 3}), whole_weights = p.pool.zeros({39});
+    p.ops->moe_dispatch({x, p.plan, whole});
+    p.ops->moe_dispatch_weights({weights, p.plan, whole_weights});
+
+    constexpr int64_t kCapacity = 10, kChunk = 8, kParts = 6;  // the last begins behind all rows, the one before has 5
+    const Tensor parts = p.pool.zeros(DType::kI32, {kParts, 8});
+    p.ops->divide_moe_rows({.offsets = p.plan.offsets, .capacity = kCapacity, .chunk = kChunk, .parts = parts});
+    for (int64_t i = 0; i < kParts; ++i) {
+      const int64_t first = i == 0 ? 0 : kCapacity + (i - 1) * kChunk, most = i == 0 ? kCapacity : kChunk;
+      const int64_t num_rows = std::clamp<int64_t>(39 - first, 0, most);
+      const MoePlan plan{.offsets = parts[i], .row_of = p.plan.row_of, .first_row = first};
+      for (int64_t expert = 0; expert <= 7; ++expert) {
+        const auto offset = static_cast<int64_t>(get(p.plan.offsets, expert));
+        EXPECT_EQ(get(plan.offsets, expert), static_cast<double>(std::clamp<int64_t>(offset - first, 0, most)));
+      }
+      const Tensor rows = p.pool.full({most, 11}, 9.0), row_weight = p.pool.full({most}, 9.0);
+      p.ops->moe_dispatch({x, plan, rows});
+      p.ops->moe_dispatch_weights({weights, plan, row_weight});
+      for (int64_t row = 0; row < most; ++row) {
+        if (row < num_rows) {
+          ASSERT_TRUE(same_bits(rows[row], whole[first + row])) << "row " << row << " of part " << i;
+          EXPECT_EQ(get(row_weight, row), get(whole_weights, first + row));
+        } else {
+          ASSERT_TRUE(near(rows[row], std::vector<double>(11, 9.0), 0)) << "row " << row << " of part " << i;
+          EXPECT_EQ(get(row_weight, row), 9.0);
+        }
+      }
+    }
+  }
+}
+
 TEST(MoeCombine, OfDispatchIsTopKTimesTheInput) {
   for (const int64_t top_k : {1, 2, 4}) {  // exact in binary
     Planned p(DType::kF32, 3, 1500, top_k, 8, random_choices(1500, top_k, 8));

@@ -93,13 +93,14 @@ TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {
     TensorPool pool(DType::kF32);
     const Tensor x = pool.normal({tokens, in}), w = pool.normal({out, in}), before = pool.normal({tokens, out});
     const Tensor expected = pool.clone(before), rows = pool.clone(before);
-    cpu_device(DType::kF32)->linear_forward({x, w, expected, true});
+    cpu_device(DType::kF32)->linear_forward({x, w, expected, expected});
     const auto one_thread = invariant_device(DType::kF32, 1);
-    for (int64_t t = 0; t < tokens; ++t) one_thread->linear_forward({x.rows(t, t + 1), w, rows.rows(t, t + 1), true});
+    for (int64_t t = 0; t < tokens; ++t)
+      one_thread->linear_forward({x.rows(t, t + 1), w, rows.rows(t, t + 1), rows.rows(t, t + 1)});
     EXPECT_TRUE(near(rows, expected, kFloatTolerance));
     for (const int threads : {1, 2, 3}) {
       const Tensor y = pool.clone(before);
-      invariant_device(DType::kF32, threads)->linear_forward({x, w, y, true});
+      invariant_device(DType::kF32, threads)->linear_forward({x, w, y, y});
       EXPECT_TRUE(same_bits(y, rows)) << threads;
     }
   }

@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -111,6 +112,22 @@ TEST(Sums, CountingRunClaimsTheScratchOfARealOne) {
   counting->ops().sum({without_data(x), without_data(out)});
   EXPECT_GT(counting->scratch(Lane::kCompute).high_water(), 0);
   EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), ops->scratch().high_water());
+}
+
+// In double precision 1 vanishes beside 2^53 of the same sign, but not what two of them make.
+TEST(SumInOrder, GoesByTheOrder) {
+  const auto ops = cpu_device();
+  TensorPool pool;
+  const Tensor x = pool.of({4}, {1, 0x1p53, 1, -0x1p53}), out = pool.zeros({1});
+  ops->sum_in_order({x, out});
+  EXPECT_EQ(get(out, 0), 0);
+  const Tensor order = pool.zeros(DType::kI32, {4});
+  for (const auto& [first, expected] :
+       {std::pair(std::array{0, 2, 1, 3}, 2.0), {std::array{1, 3, 0, 2}, 2.0}, {std::array{1, 0, 2, 3}, 0.0}}) {
+    for (size_t i = 0; i < first.size(); ++i) set(order, static_cast<int64_t>(i), first[i]);
+    ops->sum_in_order({x, out, order});
+    EXPECT_EQ(get(out, 0), expected);
+  }
 }
 
 TEST(ClipScale, ShrinksToTheMaximumNorm) {

@@ -109,5 +109,18 @@ TEST(Launch, RanksAreSharedEqually) {
   EXPECT_TRUE(contains(error_of([&] { ranks_of_process(launch, 1); }).remedy(), "multiple of 4"));
 }
 
+TEST(DevicesOfProcess, AreItsShareOfWhatItSees) {
+  const auto devices = [](int64_t local_process, int64_t ranks, const char* visible) {
+    return devices_of_process({.num_processes = 4, .local_process = local_process}, ranks,
+                              [&](const char*) { return visible; });
+  };
+  EXPECT_EQ(devices(0, 2, nullptr), "0,1");
+  EXPECT_EQ(devices(1, 2, nullptr), "2,3");
+  EXPECT_EQ(devices(1, 1, "4,5,7"), "5");
+  EXPECT_EQ(devices(1, 2, "4,5,GPU-8932f937,7"), "GPU-8932f937,7");
+  EXPECT_EQ(devices(3, 1, "2"), "2");  // each process was given its own
+  EXPECT_EQ(devices(1, 2, "0,1"), "0,1");
+}
+
 }  // namespace
 }  // namespace nmoe

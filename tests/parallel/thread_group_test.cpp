@@ -202,6 +202,67 @@ TEST(ThreadGroup, ATimeoutNamesWhoWaitedForWhom) {
   EXPECT_TRUE(contains(error.remedy(), "parallel.timeout_s"));
 }
 
+// One may ask for more time, and is waited for from then on.
+TEST(ThreadGroup, OthersHaveThePatienceThatARankAskedFor) {
+  run_ranks(2, kTimeout, [](Communicator& ranks) {
+    ranks.barrier();
+    if (ranks.index() == 1) {
+      ranks.set_patience(250ms);
+      ranks.set_patience(kTimeout);
+      std::this_thread::sleep_for(400ms);
+      ranks.set_patience(500ms);  // counted from here
+    }
+    ranks.barrier();
+  });
+  const Error error = error_of([&] {
+    run_ranks(2, kTimeout, [&](Communicator& ranks) {
+      ranks.set_patience(100ms);
+      while (ranks.index() == 1) {
+        ranks.check();
+        std::this_thread::sleep_for(1ms);
+      }
+      ranks.barrier();
+    });
+  });
+  EXPECT_TRUE(contains(error.what(), "rank 0 waited 0.1 s for rank 1 in barrier (1), which has made no call"));
+}
+
+// When nobody waits for it either, as when the devices of all hang.
+TEST(ThreadGroup, ARankThatMakesNoCallFails) {
+  const Error error = error_of([&] {
+    run_ranks(2, kTimeout, [&](Communicator& ranks) {
+      ranks.barrier();
+      ranks.set_patience(ranks.index() == 1 ? 100ms : 30s);
+      for (;;) {
+        ranks.check();
+        std::this_thread::sleep_for(1ms);
+      }
+    });
+  });
+  EXPECT_TRUE(contains(error.what(), "rank 1 has made no call for 1."));
+  EXPECT_TRUE(contains(error.what(), "it last came to barrier (1)"));
+}
+
+TEST(ThreadGroup, AFailureIsToldOnceToWhoWantsToKnow) {
+  std::array<std::atomic<int>, 3> told{};
+  EXPECT_THROW(run_ranks(3, kTimeout,
+                         [&](Communicator& ranks) {
+                           const auto index = static_cast<size_t>(ranks.index());
+                           auto handle = ranks.on_failure([&told, index] { ++told[index]; });
+                           if (index == 2) handle.reset();
+                           ranks.barrier();
+                           if (index == 1) throw std::runtime_error("enough");
+                           EXPECT_THROW(ranks.barrier(), PeerFailure);
+                           while (index == 0 && told[0] == 0) std::this_thread::sleep_for(1ms);
+                           int late = 0;
+                           const auto again = ranks.on_failure([&] { ++late; });
+                           EXPECT_EQ(late, 1);
+                         }),
+               std::runtime_error);
+  EXPECT_EQ(told[0], 1);
+  EXPECT_EQ(told[2], 0);
+}
+
 TEST(ThreadGroup, ARankThatEndsEarlyIsFound) {
   try {
     run_ranks(3, kTimeout, [](Communicator& ranks) {

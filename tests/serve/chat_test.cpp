@@ -187,9 +187,9 @@ TEST_F(ServedChatTest, EditingAndHistory) {
   EXPECT_TRUE(contains(terminal.read_until("remedy: "), "error: /save needs the name of a file"));  // and it goes on
   terminal.wait_for_prompt();
   terminal.type("\"\"\"\r");
-  terminal.read_until(". ");
+  terminal.wait_for_prompt(". ");
   terminal.type("hi\r");
-  terminal.read_until(". ");
+  terminal.wait_for_prompt(". ");
   terminal.type("\004");
   EXPECT_TRUE(contains(terminal.read_until("remedy: "), "has no end"));
   terminal.wait_for_prompt();

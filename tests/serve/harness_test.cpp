@@ -197,7 +197,7 @@ TEST_F(HarnessTest, Chat) {
 
 // It asks whether the server has a tokenizer of its own, and must hear that it has not.
 TEST_F(HarnessTest, NoTokenizerOfTheServer) {
-  ServedModel::expect_error(server_->client().Get("/tokenizer_info"), 404, "", "no such path");
+  ServedModel::expect_error(server_->client().Get("/tokenizer_info"), 404, "", "Invalid URL (GET /tokenizer_info)");
 }
 
 }  // namespace

@@ -29,8 +29,14 @@ TEST(ServeLimitsTest, Paths) {
   EXPECT_EQ(ordered_json::parse(client.Get("/v1/models/tiny")->body)["id"], "tiny");
   EXPECT_EQ(ordered_json::parse(client.Get("/health")->body)["status"], "ok");
   ServedModel::expect_error(client.Get("/v1/models/other"), 404, "model", "'other' does not exist");
-  ServedModel::expect_error(client.Get("/"), 404, "", "no such path");
-  ServedModel::expect_error(client.Post("/v1/embeddings", "{}", "application/json"), 404, "", "no such path");
+  ServedModel::expect_error(client.Get("/"), 404, "", "Invalid URL (GET /)");
+  ServedModel::expect_error(client.Get("/v1/completions/x"), 404, "", "Invalid URL (GET /v1/completions/x)");
+  ServedModel::expect_error(client.Options("/v1"), 404, "", "Invalid URL (OPTIONS /v1)");
+  const httplib::Result unknown = client.Post("/v1/embeddings", "{}", "application/json");
+  ServedModel::expect_error(unknown, 404, "", "Invalid URL (POST /v1/embeddings)");
+  EXPECT_EQ(unknown->get_header_value("Content-Type"), "application/json");
+  EXPECT_EQ(ordered_json::parse(unknown->body)["error"]["type"], "invalid_request_error");
+  EXPECT_EQ(ordered_json::parse(unknown->body)["error"]["code"], "unknown_url");
   ServedModel::expect_error(client.Get(kPath), 405, "", "takes POST");
   ServedModel::expect_error(client.Delete("/v1/models"), 405, "", "takes GET");
   // After all that the connection still works.
@@ -42,10 +48,11 @@ TEST(ServeLimitsTest, Requests) {
   const auto fails = [&](const ordered_json& request, int status, const std::string& param, const std::string& what) {
     ServedModel::expect_error(server.post(kPath, request.dump()), status, param, what);
   };
-  fails({{"prompt", std::string(64, 'x')}}, 400, "prompt", "65 tokens, the context 64");
-  // The code by which OpenAI's clients know it.
-  EXPECT_TRUE(contains(server.post(kPath, ordered_json{{"prompt", std::string(64, 'x')}}.dump())->body,
-                       R"("code":"context_length_exceeded")"));
+  const ordered_json overlong = {{"prompt", std::string(64, 'x')}};
+  fails(overlong, 400, "prompt", "maximum context length is 64 tokens. However, your prompt has 65 tokens");
+  const ordered_json error = ordered_json::parse(server.post(kPath, overlong.dump())->body)["error"];
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_EQ(error["code"], "context_length_exceeded");
   fails({{"prompt", ordered_json::array({257})}}, 400, "prompt", "below 257");
   fails({{"model", "other"}}, 404, "model", "'other' does not exist");
   fails({{"n", 100}}, 400, "prompt", "this server takes 72");

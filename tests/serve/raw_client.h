@@ -39,6 +39,8 @@ class RawClient {
     }
     return true;
   }
+  // Nothing more is sent.
+  void finish() const { ::shutdown(socket_, SHUT_WR); }
   // What comes until the server closes or `most` are there.
   std::string read(size_t most = size_t{1} << 30) const {
     std::string text;

@@ -70,16 +70,21 @@ class Terminal {
     return shown;
   }
 
-  // Waits for the program to ask for a line by "> " and to take each key by itself, which it does a little later.
-  void wait_for_prompt() {
-    read_until("> ");
+  // Waits for the program to ask for a line by `prompt` and to take each key by itself, which it does a little later.
+  // What is typed in between is not taken for keys.
+  void wait_for_prompt(std::string_view prompt = "> ") {
+    read_until(prompt);
     for (int i = 0; i < 3000 && is_cooked(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 
-  // Waits for its end: the exit code, or 128 + the signal's number. Call once.
+  // Waits for its end: the exit code, or 128 + the signal's number, which is SIGKILL's when it had not ended after half
+  // a minute. Call once.
   int wait() {
     int status = 0;
-    ::waitpid(pid_, &status, 0);
+    for (int i = 0; ::waitpid(pid_, &status, WNOHANG) == 0; ++i) {
+      if (i == 3000) ::kill(pid_, SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
     pid_ = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }

@@ -199,6 +199,18 @@ TEST_F(MetricsTest, AReaderThatHoldsTheFileDelaysButLosesNothing) {
   EXPECT_EQ(series("a").size(), 21u);
 }
 
+// A run whose metrics cannot be written ends all the same: it has waited for the reader once, and does so no second
+// time.
+TEST_F(MetricsTest, AReaderThatHoldsTheFileToTheEndIsWaitedForOnce) {
+  std::optional<MetricsWriter> writer(std::in_place, path_, kNever, /*lock_patience_s=*/0.5);
+  const HoldingReader reader(path_);
+  writer->add(1, "a", 1.0);
+  EXPECT_THROW(writer->flush(), Error);
+  const auto begin = std::chrono::steady_clock::now();
+  writer.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(400));
+}
+
 TEST_F(MetricsTest, ReadersInAnotherProcessPollWhileValuesArrive) {
   constexpr int64_t kSteps = 60;
   { MetricsWriter creates_the_file(path_, kNever); }
@@ -279,17 +291,13 @@ TEST_F(MetricsTest, AFailureInTheBackgroundSurfacesAndNothingIsLost) {
   fs::rename(path_, dir_ / "aside");
   write_file_atomically(path_, std::string(5000, 'x'));
   int64_t step = 0;
-  bool surfaced = false;
-  while (!surfaced && step < 2000) {
-    try {
-      writer.add(step + 1, "a", 1.0);
-      ++step;
-    } catch (const Error&) {
-      surfaced = true;
-    }
+  std::string failure;
+  while (failure.empty() && step < 2000) {
+    writer.add(++step, "a", 1.0);
+    failure = writer.take_failure();
     std::this_thread::sleep_for(milliseconds(1));
   }
-  EXPECT_TRUE(surfaced);
+  EXPECT_NE(failure.find(path_.string()), std::string::npos) << failure;
   EXPECT_THROW(writer.flush(), Error);
   fs::rename(dir_ / "aside", path_);
   writer.flush();

@@ -173,7 +173,18 @@ TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
   EXPECT_EQ(row.step, 20);
   EXPECT_EQ(store.list(10).size(), 1u);
   EXPECT_EQ(ask("SELECT git_hash FROM runs"), std::vector<std::string>{"def456"});
-  expect_error(2, "no run 'other'", [&] { store.resume("other", kInfo); });
+  expect_error(2, "'../x' is no run id", [&] { store.resume("../x", kInfo); });
+}
+
+// The database was lost, and with it what a checkpoint names.
+TEST_F(RunsTest, ResumeMakesALostRunAgain) {
+  RunStore store(path_);
+  store.resume("run_1_2", kInfo);
+  store.progress("run_1_2", 20, 3.0, 100.0);
+  const RunRow row = store.list(10).at(0);
+  EXPECT_EQ(row.id, "run_1_2");
+  EXPECT_EQ(row.status, RunStatus::kRunning);
+  EXPECT_EQ(row.step, 20);
 }
 
 TEST_F(RunsTest, ARunWhoseProcessIsGoneIsListedAsDead) {
@@ -238,6 +249,43 @@ TEST_F(RunsTest, SeveralWritersAtOnce) {
   for (const RunRow& row : rows) EXPECT_EQ(row.step, 50);
 }
 
+// A process that was killed and that its parent has not waited for.
+TEST_F(RunsTest, WhatEndedIsNotRunning) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    RunStore(path_).start(kInfo);
+    ::kill(::getpid(), SIGKILL);
+  }
+  siginfo_t ended{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_NE(RunStore(path_).list(10).at(0).status, RunStatus::kRunning);
+  ::waitpid(child, nullptr, 0);
+}
+
+// In a folder of somebody else's.
+TEST_F(RunsTest, AreListedWhereNobodyMayWrite) {
+  { RunStore(path_).start(kInfo); }
+  // The child keeps this process's group.
+  constexpr fs::perms kReadable = fs::perms::owner_read | fs::perms::owner_exec | fs::perms::group_read |
+                                  fs::perms::group_exec | fs::perms::others_read | fs::perms::others_exec;
+  fs::permissions(dir_, kReadable | fs::perms::owner_write);
+  fs::permissions(path_.parent_path(), kReadable);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0 && ::seteuid(kNobody) != 0) ::_exit(3);  // root may write anywhere
+    try {
+      ::_exit(RunStore(path_, RunStore::Access::kRead).list(10).size() == 1 ? 0 : 1);
+    } catch (const std::exception&) {
+      ::_exit(2);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  fs::permissions(path_.parent_path(), fs::perms::owner_all);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 TEST_F(RunsTest, FilesThatAreNotOurs) {
   make_directories(path_.parent_path());
   write_file_atomically(path_, std::string(5000, 'x'));
@@ -254,8 +302,8 @@ TEST_F(RunsTest, FilesThatAreNotOurs) {
 TEST_F(RunsTest, UsesThatAreBugs) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  EXPECT_THROW(store.progress("other", 1, 1.0, 1.0), CheckFailure);
-  EXPECT_THROW(store.finish("other", RunStatus::kFailed, ""), CheckFailure);
+  expect_error(1, "has no run 'other'", [&] { store.progress("other", 1, 1.0, 1.0); });
+  expect_error(1, "has no run 'other'", [&] { store.finish("other", RunStatus::kFailed, ""); });
   EXPECT_THROW(store.finish(id, RunStatus::kRunning, ""), CheckFailure);
 }
 

@@ -261,8 +261,10 @@ TEST(EngineTest, PhasesMakeTheSameStep) {
   const Progress progress{.steps = 2, .tokens = 2 * config.train.batch_seqs * config.data.seq_len};
   std::vector<std::string> phases;
   whole.engine.step(progress, progress.tokens / 2);
-  parts.engine.step_in_phases(progress, progress.tokens / 2,
-                              [&](StepPhase phase) { phases.emplace_back(step_phase_name(phase)); });
+  parts.engine.step_in_phases(progress, progress.tokens / 2, [&](StepPhase phase, int64_t layer) {
+    EXPECT_EQ(layer != kNoLayer, step_phase_name(phase).ends_with("ward"));
+    phases.emplace_back(step_phase_name(phase));
+  });
   EXPECT_EQ(phases.front(), "begin");
   EXPECT_EQ(phases.back(), "update");
   for (const StepPhase each : step_phases()) {

@@ -81,6 +81,31 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   EXPECT_LT(activations("blocks"), activations("experts"));
 }
 
+TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
+  const auto with = [](const std::string& factor, const std::string& recompute = "none") {
+    return config_with({"model.num_layers=8", "model.moe.num_experts=16", "train.batch_seqs=16",
+                        "train.recompute=" + recompute, "parallel.ranks=4", "parallel.capacity_factor=" + factor});
+  };
+  for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
+    const auto activations = [&](const char* factor) {
+      return plan_engine_storage(with(factor, recompute))[ArenaKind::kActivations];
+    };
+    EXPECT_LT(activations("1"), activations("1.5")) << recompute;
+    EXPECT_LT(activations("1.5"), activations("4")) << recompute;
+  }
+  const MemoryPlan plan = plan_memory(with("1.5"), 0, /*ranks=*/4);
+  EXPECT_EQ(plan.worst_bytes, plan_engine_storage(with("4")).total() - plan.storage.total());
+  const int64_t average = 4 * 16 * 2;  // tokens of a microbatch, their experts
+  EXPECT_EQ(plan.expert_rows.kept, average * 3 / 2);
+  EXPECT_EQ(plan.expert_rows.worst, average * 4);
+  EXPECT_TRUE(contains(print_plan(plan, with("1.5")),
+                       "room for 192 rows a layer, 1.5 of the average; the worst routing has 512, in 3 turns; room for "
+                       "all at once would take "));
+  MemoryPlan worst;
+  worst.expert_rows = plan_expert_rows(with("4"));
+  EXPECT_TRUE(contains(print_plan(worst, with("4")), "room for 512 rows a layer, as many as the worst routing has"));
+}
+
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
   const Config config = config_with({"train.memory_limit=10 MiB"});
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);

@@ -35,12 +35,11 @@ class ResumeTest : public test::TempDirTest {
   // A checkpoint without weights of the model that the overrides describe, as an import would leave it.
   fs::path imported(const std::string& tokenizer_json) {
     write_file_atomically(dir_ / "tokenizer.json", "{}");
-    write_file_atomically(dir_ / "generation_config.json", "{}");
+    write_file_atomically(dir_ / "LICENSE", "{}");
     CheckpointHead head;
     head.config_toml = print_config(resolve_vocab_size(test::tiny_config(dir_, {}), *byte_tokenizer()));
     head.tokenizer_json = tokenizer_json;
-    head.carried = {{"generation_config.json", dir_ / "generation_config.json", ""},
-                    {"tokenizer.json", dir_ / "tokenizer.json", ""}};
+    head.carried = {{"LICENSE", dir_ / "LICENSE", ""}, {"tokenizer.json", dir_ / "tokenizer.json", ""}};
     ThreadPool pool(1);
     return write_checkpoint(dir_ / "imported", head, {}, {}, pool);
   }
@@ -78,10 +77,9 @@ TEST_F(ResumeTest, GoesOnFromTheLastCheckpoint) {
 // The tokenizer that an import could not use means nothing to text of another one.
 TEST_F(ResumeTest, CarriesTheTokenizersFilesOnlyWithTheirTokenizer) {
   const std::string both = fmt::format("model.init.from={}", imported(byte_tokenizer()->json()).string());
-  EXPECT_EQ(carried_names(start({both}, false)),
-            (std::vector<std::string>{"generation_config.json", "tokenizer.json"}));
+  EXPECT_EQ(carried_names(start({both}, false)), (std::vector<std::string>{"LICENSE", "tokenizer.json"}));
   const TrainingStart without = start({fmt::format("model.init.from={}", imported("").string())}, false);
-  EXPECT_EQ(carried_names(without), (std::vector<std::string>{"generation_config.json"}));
+  EXPECT_EQ(carried_names(without), (std::vector<std::string>{"LICENSE"}));
   EXPECT_FALSE(without.resumes());
   EXPECT_EQ(without.checkpoint(), dir_ / "imported/step_00000000");
   EXPECT_EQ(without.progress().steps, 0);

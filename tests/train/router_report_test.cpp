@@ -6,6 +6,7 @@
 #include <map>
 
 #include "support/errors.h"
+#include "train/exchange_report.h"
 
 namespace nmoe {
 namespace {
@@ -21,32 +22,33 @@ Report report_of(const std::vector<RouterHealth>& layers) {
   return report;
 }
 
-// Layer 0: loads 6, 2, 0, 0 have mean 2 and variance (16 + 0 + 4 + 4) / 4 = 6.
-// Layer 1: loads 2, 2, 2, 2.
+// Of the model, layer 1: loads 6, 2, 0, 0 have mean 2 and variance (16 + 0 + 4 + 4) / 4 = 6.
+// Layer 5: loads 2, 2, 2, 2.
 std::vector<RouterHealth> two_layers() {
-  return {{.counts = {6, 2, 0, 0}, .balance_loss = 0.25, .z_loss = 0.5, .entropy = 0.75, .bias_range = 0.125},
-          {.counts = {2, 2, 2, 2}, .entropy = 1.25, .bias_range = 0.5}};
+  return {
+      {.layer = 1, .counts = {6, 2, 0, 0}, .balance_loss = 0.25, .z_loss = 0.5, .entropy = 0.75, .bias_range = 0.125},
+      {.layer = 5, .counts = {2, 2, 2, 2}, .entropy = 1.25, .bias_range = 0.5}};
 }
 
 TEST(RouterReportTest, NumbersByHand) {
   const double cv = 100.0 * std::sqrt(6.0) / 2.0;
   const Report expected = {
-      {"router/layer_00/max_load", 75.0},
-      {"router/layer_00/load_max_over_mean", 3.0},
-      {"router/layer_00/cv", cv},
-      {"router/layer_00/entropy", 0.75},
-      {"router/layer_00/experts_active", 2.0},
-      {"router/layer_00/bias_range", 0.125},
-      {"router/layer_00/balance_loss", 0.25},
-      {"router/layer_00/z_loss", 0.5},
-      {"router/layer_01/max_load", 25.0},
-      {"router/layer_01/load_max_over_mean", 1.0},
-      {"router/layer_01/cv", 0.0},
-      {"router/layer_01/entropy", 1.25},
-      {"router/layer_01/experts_active", 4.0},
-      {"router/layer_01/bias_range", 0.5},
-      {"router/layer_01/balance_loss", 0.0},
-      {"router/layer_01/z_loss", 0.0},
+      {"router/layer_01/max_load", 75.0},
+      {"router/layer_01/load_max_over_mean", 3.0},
+      {"router/layer_01/cv", cv},
+      {"router/layer_01/entropy", 0.75},
+      {"router/layer_01/experts_active", 2.0},
+      {"router/layer_01/bias_range", 0.125},
+      {"router/layer_01/balance_loss", 0.25},
+      {"router/layer_01/z_loss", 0.5},
+      {"router/layer_05/max_load", 25.0},
+      {"router/layer_05/load_max_over_mean", 1.0},
+      {"router/layer_05/cv", 0.0},
+      {"router/layer_05/entropy", 1.25},
+      {"router/layer_05/experts_active", 4.0},
+      {"router/layer_05/bias_range", 0.5},
+      {"router/layer_05/balance_loss", 0.0},
+      {"router/layer_05/z_loss", 0.0},
       {"router_agg/mean_cv", cv / 2},
       {"router_agg/std_cv", cv / 2},
       {"router_agg/mean_entropy", 1.0},
@@ -67,6 +69,63 @@ TEST(RouterReportTest, ADenseModelReportsNothing) {
   EXPECT_EQ(find_collapse({}, {.num_experts = 0}), "");
 }
 
+// Two ranks, rows of 4 values and 2 experts a token. 10 tokens go from rank 0 to 1, with 15 copies; 6 the other way, 8.
+TEST(ExchangeReportTest, NumbersByHand) {
+  Config config;
+  config.model.dim = 4;
+  config.model.moe.num_experts = 8;
+  config.model.moe.top_k = 2;
+  const ExchangeCost cost(config, DType::kBF16, 2);
+  const std::vector<LayerTraffic> layers = {{.layer = 3,
+                                             .ranks = {{.rows = 10,
+                                                        .sent = 10,
+                                                        .sent_copies = 15,
+                                                        .received = 6,
+                                                        .received_copies = 8,
+                                                        .waited_ms = {1, 2, 3, 4},
+                                                        .lasted_ms = {2, 3, 4, 7},
+                                                        .exposed_ms = {1, 1, 1, 1}},
+                                                       {.rows = 30,
+                                                        .sent = 6,
+                                                        .sent_copies = 8,
+                                                        .received = 10,
+                                                        .received_copies = 15,
+                                                        .waited_ms = {0, 0, 0, 5},
+                                                        .lasted_ms = {1, 1, 1, 5},
+                                                        .exposed_ms = {1, 1, 1, 5}}}}};
+  Report report;
+  report_exchange(layers, cost, [&](std::string_view tag, double value) {
+    EXPECT_TRUE(report.emplace(tag, value).second) << tag << " is reported twice";
+  });
+  const double row = 8, choices = 2 * (4 + 4), weights = 2 * 4;
+  const double first = 10 * (2 * row + choices) + 6 * (2 * row + weights),
+               second = 6 * (2 * row + choices) + 10 * (2 * row + weights);
+  const Report expected = {
+      {"exchange/layer_03/rank_load_max_over_mean", 1.5},
+      {"exchange/layer_03/rank_00/sent_bytes", first},
+      {"exchange/layer_03/rank_00/wait_dispatch_ms", 1.0},
+      {"exchange/layer_03/rank_00/wait_combine_ms", 2.0},
+      {"exchange/layer_03/rank_00/wait_combine_backward_ms", 3.0},
+      {"exchange/layer_03/rank_00/wait_dispatch_backward_ms", 4.0},
+      {"exchange/layer_03/rank_00/transfer_ms", 16.0},
+      {"exchange/layer_03/rank_00/hidden_share", 0.75},
+      {"exchange/layer_03/rank_01/sent_bytes", second},
+      {"exchange/layer_03/rank_01/wait_dispatch_ms", 0.0},
+      {"exchange/layer_03/rank_01/wait_combine_ms", 0.0},
+      {"exchange/layer_03/rank_01/wait_combine_backward_ms", 0.0},
+      {"exchange/layer_03/rank_01/wait_dispatch_backward_ms", 5.0},
+      {"exchange/layer_03/rank_01/transfer_ms", 8.0},
+      {"exchange/layer_03/rank_01/hidden_share", 0.0},
+      {"exchange_agg/rank_load_max_over_mean", 1.5},
+      {"exchange_agg/sent_bytes", (first + second) / 2},
+      {"exchange_agg/wait_ms", 7.5},
+      {"exchange_agg/wait_max_ms", 10.0},
+      {"exchange_agg/transfer_ms", 12.0},
+      {"exchange_agg/hidden_share", 0.5},
+  };
+  EXPECT_EQ(report, expected);
+}
+
 Config moe_config(int64_t num_experts, int64_t top_k) {
   Config config;
   config.model.moe.num_experts = num_experts;
@@ -82,6 +141,8 @@ Config moe_config(int64_t num_experts, int64_t top_k) {
 std::vector<RouterHealth> layers_with(double over_mean, int32_t num_experts = 64) {
   const int32_t mean = 2 * (num_experts - 1);
   std::vector<RouterHealth> layers(2);
+  layers[0].layer = 3;
+  layers[1].layer = 4;
   layers[0].counts.assign(static_cast<size_t>(num_experts), mean);
   layers[1].counts.assign(static_cast<size_t>(num_experts), static_cast<int32_t>(2 * (num_experts - over_mean)));
   layers[1].counts[0] = static_cast<int32_t>(over_mean * mean);
@@ -90,9 +151,9 @@ std::vector<RouterHealth> layers_with(double over_mean, int32_t num_experts = 64
 
 TEST(RouterReportTest, TheFullestExpertAndItsLayer) {
   const FullestExpert fullest = fullest_expert(two_layers());
-  EXPECT_EQ(fullest.layer, 0);
+  EXPECT_EQ(fullest.layer, 1);
   EXPECT_DOUBLE_EQ(fullest.over_mean, 3.0);
-  EXPECT_EQ(fullest_expert(layers_with(8.0)).layer, 1);
+  EXPECT_EQ(fullest_expert(layers_with(8.0)).layer, 4);
   EXPECT_EQ(fullest_expert({}).over_mean, 0.0);
   EXPECT_EQ(fullest_expert(std::vector<RouterHealth>{{.counts = {0, 0}}}).over_mean, 0.0);
 }
@@ -102,7 +163,7 @@ TEST(BalanceWatchTest, NamesLayerLoadAndKeys) {
   EXPECT_EQ(watch.observe(280, layers_with(8.0)), "");
   EXPECT_EQ(watch.observe(290, layers_with(8.0)), "");
   const std::string said = watch.observe(300, layers_with(8.0));
-  EXPECT_TRUE(contains(said, "step 300: the router of MoE layer 1 is far from balance")) << said;
+  EXPECT_TRUE(contains(said, "step 300: the router of layer 4 is far from balance")) << said;
   EXPECT_TRUE(contains(said, "8.0 times the mean, 50 % of all tokens")) << said;
   EXPECT_TRUE(contains(said, "raise model.moe.bias_rate (0.002) or lower optim.router.lr (0.004)")) << said;
 }
@@ -162,11 +223,11 @@ TEST(RouterReportTest, CollapseByHand) {
   const MoeConfig moe = {.num_experts = 16, .top_k = 2};
   const auto collapse_of = [&](std::vector<int32_t> counts) {
     counts.resize(16);
-    const std::vector<RouterHealth> layers = {{.counts = std::vector<int32_t>(16, 40)}, {.counts = counts}};
+    const std::vector<RouterHealth> layers = {{.counts = std::vector<int32_t>(16, 40)}, {.layer = 7, .counts = counts}};
     return find_collapse(layers, moe);
   };
   const std::string collapse = collapse_of({320, 320});
-  EXPECT_TRUE(contains(collapse, "MoE layer 1"));
+  EXPECT_TRUE(contains(collapse, "router of layer 7 has"));
   EXPECT_TRUE(contains(collapse, "2 of 16 experts"));
   EXPECT_TRUE(contains(collapse, "265 %"));
 

@@ -17,7 +17,7 @@ struct ReadyEngine {
   // One of config.parallel.ranks, which `communicator` is of.
   explicit ReadyEngine(Config config, int num_threads = 1, Communicator& communicator = single_rank(),
                        std::span<const int64_t> seq_lens = {})
-      : plan(plan_engine_storage(with_threads(config, num_threads), 0, {}, seq_lens)),
+      : plan(plan_engine_storage(with_threads(config, num_threads), communicator.domain().count(), {}, seq_lens)),
         memory(RankMemory::make(device_options(config.run), plan, communicator)),
         engine(config, {*memory->device, communicator}, memory->storage, seq_lens) {
     engine.initialise();
@@ -85,7 +85,7 @@ inline std::map<std::string, std::string> staged_bytes(Engine& engine) {
   engine.wait_staged();
   std::map<std::string, std::string> bytes;
   for (const auto* group : {&engine.staging().model, &engine.staging().optimizer}) {
-    for (const NamedPart& part : *group) {
+    for (const StagedTensor& part : *group) {
       bytes[part.name].assign(static_cast<const char*>(part.tensor.raw()),
                               static_cast<size_t>(part.tensor.num_bytes()));
     }

@@ -64,13 +64,25 @@ TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
   EXPECT_EQ(row("halves").status, RunStatus::kCompleted);
   EXPECT_EQ(row("halves").step, 40);
   for (const char* tag : {"train/loss", "train/bpb", "train/grad_norm", "train/tokens_seen", "train/flops",
-                          "optimizer/lr", "router/layer_00/cv"}) {
+                          "optimizer/lr", "router/layer_01/cv"}) {
     EXPECT_EQ(series("halves", tag), series("straight", tag)) << tag;
     EXPECT_EQ(series("halves", tag).size(), 40u) << tag;
   }
   // And it learned something: half a nat of what telling bytes from one another is worth.
   const auto losses = series("straight", "train/loss");
   EXPECT_LT(losses.at(40), losses.at(1) - 0.5);
+}
+
+TEST_F(TrainerTest, EveryRateHasOneName) {
+  run("rates", {"train.steps=1", "optim.matrices.lr=1e-3", "optim.experts.lr=2e-3", "optim.router.lr=3e-3",
+                "optim.rest.lr=4e-3"});
+  std::map<double, std::string> rates;
+  for (const MetricRow& metric : last_values(dir_ / "runs/metrics" / row("rates").id / "rank_0.duckdb")) {
+    if (!metric.tag.starts_with("optimizer/")) continue;
+    const auto [same, is_new] = rates.emplace(metric.value, metric.tag);
+    EXPECT_TRUE(is_new) << metric.tag << " and " << same->second;
+  }
+  EXPECT_EQ(rates.size(), 4u);
 }
 
 TEST_F(TrainerTest, CadencesAndThreadsDoNotChangeTheWeights) {
@@ -202,7 +214,7 @@ TEST_F(TrainerTest, ACollapsedRouterStopsTheRun) {
                                           "optim.router.lr=0"};
   const Error error = error_of([&] { run("collapse", level); });
   EXPECT_EQ(error.exit_code(), 1);
-  EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed"));
+  EXPECT_TRUE(contains(error.what(), "step 1: the router of layer 1 has collapsed"));
   EXPECT_TRUE(contains(error.remedy(), "model.moe.bias_rate"));
   EXPECT_EQ(row("collapse").status, RunStatus::kFailedCollapse);
   EXPECT_EQ(row("collapse").reason, error.what());

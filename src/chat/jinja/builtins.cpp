@@ -26,6 +26,7 @@ Text capitalize(TextView text) { return text.empty() ? Text() : upper(text.subst
 // Each part after one of `separators` with a capital; Python's and Jinja's titles differ in what these are.
 template <class IsSeparator>
 Text title(TextView text, IsSeparator&& is_separator) {
+  charge(4 * static_cast<int64_t>(text.size()));
   Text result;
   bool begins = true;
   for (const char32_t c : text) {
@@ -56,6 +57,7 @@ Text join(const Value& items, TextView separator) {
     if (!first) text += separator;
     first = false;
     text += to_text(item);
+    charge(static_cast<int64_t>(separator.size()));
     if (text.size() > kMaxText) fail("a text of more than ", std::to_string(kMaxText), " characters");
   }
   return text;
@@ -64,6 +66,7 @@ Text join(const Value& items, TextView separator) {
 std::vector<Text> split_lines(TextView text) {
   std::vector<Text> lines;
   for (size_t begin = 0; begin < text.size();) {
+    charge(2 * kStepUnits);
     size_t end = begin;
     while (end < text.size() && code_point(text[end]) != U'\n' && code_point(text[end]) != U'\r') ++end;
     lines.emplace_back(text.substr(begin, end - begin));
@@ -323,6 +326,7 @@ Value indent_lines(const Text& text, const Bound& bound) {
   std::vector<Text> lines = split(text, &newline, -1);
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) result += U'\n';
+    charge(static_cast<int64_t>(indent.size()));
     if (i == 0 ? first : blank || !lines[i].empty()) result += indent;
     result += lines[i];
   }
@@ -380,6 +384,7 @@ Value make_range(const Bound& bound) {
 
 Bound::Bound(std::string_view what, const Arguments& arguments, std::vector<std::string_view> names)
     : what_(what), names_(std::move(names)), values_(names_.size(), Undefined{}), given_(names_.size(), false) {
+  charge(kStepUnits);
   if (arguments.positional.size() > names_.size()) {
     fail(what_, " takes at most ", std::to_string(names_.size()), " arguments that are supported, not ",
          std::to_string(arguments.positional.size()));
@@ -502,7 +507,8 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
   // abs
   if (!is_number(input)) fail("abs needs a number, not a ", type_name(input));
   if (!is_whole(input)) return std::abs(as_real(input));
-  return as_whole(input) < 0 ? -as_whole(input) : as_whole(input);
+  if (as_whole(input) == INT64_MIN) fail("an integer of more than 64 bits");
+  return std::abs(as_whole(input));
 }
 
 // ---- tests ----
@@ -524,7 +530,7 @@ bool apply_test(const std::string& name, const Value& input, const Arguments& ar
     if (name == "in") return contains(other, input);
     if (name == "sameas") return input.index() == other.index() && equal(input, other);
     if (!is_whole(input) || bound.whole(0) == 0) fail("divisibleby needs integers, and no 0");
-    return as_whole(input) % bound.whole(0) == 0;
+    return bound.whole(0) == -1 || as_whole(input) % bound.whole(0) == 0;  // INT64_MIN % -1 traps
   }
   const Bound bound(name, arguments, {});
   if (name == "defined") return !is_undefined(input);
@@ -633,7 +639,8 @@ Value get_item(const Value& object, const Value& key) {
   }
   if (name != nullptr && as_dict(object) == nullptr) return get_attribute(object, encode(*name));
   if (name != nullptr && has_method(object, encode(*name))) return get_attribute(object, encode(*name));
-  return Undefined{encode(to_repr(key))};
+  constexpr size_t kShown = 80;
+  return Undefined{encode(to_repr(key).substr(0, kShown))};
 }
 
 }  // namespace nmoe::jinja

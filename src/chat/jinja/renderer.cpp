@@ -10,8 +10,7 @@
 namespace nmoe::jinja {
 namespace {
 
-constexpr int64_t kMaxSteps = 5'000'000;  // statements and expressions, repeated ones counted again
-constexpr int kMaxCalls = 20;             // macros within macros
+constexpr int kMaxCalls = 20;  // macros within macros
 
 // The variables of a block, and the block around it.
 struct Scope {
@@ -41,9 +40,8 @@ Value arithmetic(BinaryOp op, int64_t a, int64_t b) {
         overflow = op == BinaryOp::kFloorDivide && __builtin_sub_overflow(int64_t{0}, a, &result);
         break;
       }
-      result = a % b;
-      if (result != 0 && (result < 0) != (b < 0)) result += b;
-      if (op == BinaryOp::kFloorDivide) result = (a - result) / b;
+      result = op == BinaryOp::kModulo ? a % b : a / b;
+      if (a % b != 0 && (a % b < 0) != (b < 0)) result += op == BinaryOp::kModulo ? b : -1;  // down, as Python rounds
       break;
     default:  // kPower, of b >= 0
       result = 1;
@@ -193,11 +191,11 @@ class Renderer {
     return Flow::kNext;
   }
 
-  // Gives failures their line, and counts.
+  // Gives failures their line, and is paid for.
   template <class Action>
   std::invoke_result_t<Action> at_line(int line, Action&& action) {
     try {
-      if (++steps_ > kMaxSteps) fail("the template does not end");
+      charge(kStepUnits);
       return action();
     } catch (Failure& failure) {
       if (failure.line == 0) failure.line = line;
@@ -230,6 +228,7 @@ class Renderer {
 
   void print(TextView text) {
     if (output_.size() + text.size() > kMaxText) fail("more than ", std::to_string(kMaxText), " characters of output");
+    charge(static_cast<int64_t>(text.size()));
     output_ += text;
   }
 
@@ -451,7 +450,6 @@ class Renderer {
   Scope outermost_;
   Scope* scope_ = &outermost_;
   Text output_;
-  int64_t steps_ = 0;
   int64_t loop_depth_ = 0;
   int calls_ = 0;
 };

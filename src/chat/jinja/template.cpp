@@ -15,6 +15,11 @@ struct JinjaTemplate::Tree {
 };
 
 JinjaTemplate::JinjaTemplate(std::string_view source, std::string name) : name_(std::move(name)) {
+  constexpr size_t kMaxSource = 1 << 20;
+  if (source.size() > kMaxSource) {
+    throw usage_error(fmt::format("{}: a template of {} bytes; at most {} are read", name_, source.size(), kMaxSource),
+                      "name a chat template: those of models have some ten thousand bytes");
+  }
   try {
     tree_ = std::make_unique<const Tree>(Tree{jinja::parse_template(jinja::decode(source, 0))});
   } catch (const jinja::Failure& failure) {
@@ -31,6 +36,7 @@ std::vector<RenderedPiece> JinjaTemplate::render(const nlohmann::ordered_json& d
                                                  const nlohmann::ordered_json& trusted) const {
   jinja::Text text;
   try {
+    const jinja::Budget budget(jinja::kRenderUnits);
     jinja::Context context;
     for (const auto& [name, value] : data.items()) context[name] = jinja::from_json(value);
     for (const auto& [name, value] : trusted.items()) context[name] = jinja::from_json(value, /*mark=*/0);

@@ -3,6 +3,9 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <memory>
+
+#include "chat/jinja/budget.h"
 
 namespace nmoe::jinja {
 namespace {
@@ -10,12 +13,33 @@ namespace {
 constexpr auto kSame = [](char32_t a, char32_t b) { return code_point(a) == code_point(b); };
 constexpr char32_t kReplacement = 0xFFFD;
 
+// The same, and what is compared counts: looking for one long text in another may take the product of their lengths.
+class CountedSame {
+ public:
+  bool operator()(char32_t a, char32_t b) {
+    if (++*compared_ % kBlock == 0) charge(kBlock / 4);
+    return kSame(a, b);
+  }
+
+ private:
+  static constexpr int64_t kBlock = 4096;
+  std::shared_ptr<int64_t> compared_ = std::make_shared<int64_t>(0);  // std::search copies what it is given
+};
+
+// A part of a text that is cut.
+void add_part(std::vector<Text>& parts, TextView part) {
+  charge(kStepUnits + static_cast<int64_t>(part.size()));
+  parts.emplace_back(part);
+}
+
 bool one_of(char32_t character, const Text* characters) {
+  charge(characters == nullptr ? 1 : 1 + static_cast<int64_t>(characters->size() / 4));
   return characters == nullptr ? is_space(character)
                                : std::ranges::find(*characters, code_point(character), code_point) != characters->end();
 }
 
 Text map_characters(TextView text, utf8proc_int32_t (*map)(utf8proc_int32_t)) {
+  charge(static_cast<int64_t>(text.size()));
   Text result;
   for (const char32_t c : text) {
     const auto mapped = static_cast<char32_t>(map(static_cast<utf8proc_int32_t>(code_point(c))));
@@ -58,9 +82,13 @@ bool is_space(char32_t character) {
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-bool equal(TextView a, TextView b) { return std::ranges::equal(a, b, kSame); }
+bool equal(TextView a, TextView b) {
+  charge(static_cast<int64_t>(std::min(a.size(), b.size()) / 8));
+  return std::ranges::equal(a, b, kSame);
+}
 
 int compare(TextView a, TextView b) {
+  charge(static_cast<int64_t>(std::min(a.size(), b.size()) / 8));
   const auto [i, j] = std::ranges::mismatch(a, b, kSame);
   if (i == a.end() || j == b.end()) return (j == b.end() ? 1 : 0) - (i == a.end() ? 1 : 0);
   return code_point(*i) < code_point(*j) ? -1 : 1;
@@ -68,14 +96,14 @@ int compare(TextView a, TextView b) {
 
 size_t find(TextView text, TextView part, size_t begin) {
   if (begin > text.size()) return Text::npos;
-  const auto found =
-      std::search(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), part.begin(), part.end(), kSame);
+  const auto found = std::search(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), part.begin(),
+                                 part.end(), CountedSame());
   return found == text.end() && !part.empty() ? Text::npos : static_cast<size_t>(found - text.begin());
 }
 
 size_t rfind(TextView text, TextView part) {
   if (part.empty()) return text.size();
-  const auto found = std::find_end(text.begin(), text.end(), part.begin(), part.end(), kSame);
+  const auto found = std::find_end(text.begin(), text.end(), part.begin(), part.end(), CountedSame());
   return found == text.end() ? Text::npos : static_cast<size_t>(found - text.begin());
 }
 
@@ -100,21 +128,21 @@ std::vector<Text> split(TextView text, const Text* separator, long limit) {
   if (separator != nullptr) {
     size_t begin = 0;
     for (size_t end = find(text, *separator); end != Text::npos && limit != 0; end = find(text, *separator, begin)) {
-      parts.emplace_back(text.substr(begin, end - begin));
+      add_part(parts, text.substr(begin, end - begin));
       begin = end + separator->size();
-      --limit;
+      if (limit > 0) --limit;
     }
-    parts.emplace_back(text.substr(begin));
+    add_part(parts, text.substr(begin));
     return parts;
   }
   text = strip(text, Side::kLeft);
   while (!text.empty() && limit != 0) {
     const auto end = static_cast<size_t>(std::ranges::find_if(text, is_space) - text.begin());
-    parts.emplace_back(text.substr(0, end));
+    add_part(parts, text.substr(0, end));
     text = strip(text.substr(end), Side::kLeft);
-    --limit;
+    if (limit > 0) --limit;
   }
-  if (!text.empty()) parts.emplace_back(text);
+  if (!text.empty()) add_part(parts, text);
   return parts;
 }
 
@@ -134,7 +162,7 @@ Text replace(TextView text, TextView from, TextView to, long limit) {
   if (from.empty()) {
     for (size_t i = 0; i <= text.size(); ++i) {
       if (limit != 0) result += to;
-      if (limit != 0) --limit;
+      if (limit > 0) --limit;
       if (i < text.size()) result += text[i];
     }
     return result;
@@ -144,7 +172,7 @@ Text replace(TextView text, TextView from, TextView to, long limit) {
     result += text.substr(begin, end - begin);
     result += to;
     begin = end + from.size();
-    --limit;
+    if (limit > 0) --limit;
   }
   return result += text.substr(begin);
 }

@@ -79,6 +79,7 @@ std::string real_text(double value) {
 Text quoted(const Text& text) {
   const bool use_double = find(text, U"'") != Text::npos && find(text, U"\"") == Text::npos;
   const char32_t quote = use_double ? U'"' : U'\'';
+  charge(4 * static_cast<int64_t>(text.size()));  // as long as its escapes
   Text result(1, quote);
   for (const char32_t c : text) {
     const char32_t point = code_point(c);
@@ -102,6 +103,7 @@ Text quoted(const Text& text) {
 
 // JSON's string, each escape with the mark of what it stands for.
 void append_json_text(Text& out, TextView text, bool escape_all) {
+  charge(6 * static_cast<int64_t>(text.size()));  // as long as its escapes
   out += U'"';
   for (const char32_t c : text) {
     const char32_t point = code_point(c);
@@ -142,8 +144,10 @@ void append_json_text(Text& out, TextView text, bool escape_all) {
 }
 
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level) {
+  charge(kStepUnits + static_cast<int64_t>(style.item_separator.size() + style.key_separator.size()));
   const auto new_line = [&](int indent_level) {
     if (style.indent == nullptr) return;
+    charge(indent_level * static_cast<int64_t>(style.indent->size()));
     out += U'\n';
     for (int i = 0; i < indent_level; ++i) out += *style.indent;
   };
@@ -199,6 +203,7 @@ void append_json(Text& out, const Value& value, const JsonStyle& style, int leve
 Text joined(const std::vector<Text>& parts) {
   Text text;
   for (const Text& part : parts) {
+    charge(static_cast<int64_t>(part.size()));
     if (!text.empty()) text += U", ";
     text += part;
   }
@@ -217,6 +222,7 @@ const Value* Dict::find(TextView key) const {
 
 Value make_text(Text text) {
   if (text.size() > kMaxText) fail("a text of more than ", std::to_string(kMaxText), " characters");
+  charge(kStepUnits + static_cast<int64_t>(text.size()));
   return std::make_shared<const Text>(std::move(text));
 }
 Value make_text(TextView text) { return make_text(Text(text)); }
@@ -224,6 +230,7 @@ Value make_text(std::string_view text) { return make_text(ascii(text)); }
 
 Value make_list(std::vector<Value> items, bool tuple) {
   if (items.size() > kMaxList) fail("a list of more than ", std::to_string(kMaxList), " items");
+  charge(kStepUnits + kValueUnits * static_cast<int64_t>(items.size()));
   int depth = 0;
   for (const Value& item : items) depth = std::max(depth, depth_of(item));
   auto list = std::make_shared<List>();
@@ -241,6 +248,7 @@ Value make_dict(std::vector<std::pair<Value, Value>> items) {
     if (as_list(item.first) != nullptr || as_dict(item.first) != nullptr) {
       fail("a ", type_name(item.first), " cannot be a key");
     }
+    charge(2 * kValueUnits);
     const auto same = [&](const auto& other) { return equal(other.first, item.first); };
     const auto found = std::ranges::find_if(dict->items, same);
     if (found != dict->items.end()) {
@@ -290,6 +298,7 @@ bool truth(const Value& value) {
 }
 
 bool equal(const Value& a, const Value& b) {
+  charge(1);
   if (is_number(a) && is_number(b)) {
     return is_whole(a) && is_whole(b) ? as_whole(a) == as_whole(b) : as_real(a) == as_real(b);
   }
@@ -313,6 +322,7 @@ bool equal(const Value& a, const Value& b) {
 }
 
 int compare(const Value& a, const Value& b) {
+  charge(1);
   if (is_number(a) && is_number(b)) {
     if (is_whole(a) && is_whole(b)) return as_whole(a) < as_whole(b) ? -1 : as_whole(a) > as_whole(b);
     return as_real(a) < as_real(b) ? -1 : as_real(a) > as_real(b);
@@ -350,12 +360,17 @@ int64_t length(const Value& value) {
 
 std::vector<Value> iterate(const Value& value) {
   if (is_undefined(value)) return {};
-  if (const List* list = as_list(value)) return list->items;
+  if (const List* list = as_list(value)) {
+    charge(kValueUnits * static_cast<int64_t>(list->items.size()));
+    return list->items;
+  }
   std::vector<Value> items;
   if (const Dict* dict = as_dict(value)) {
+    charge(kValueUnits * static_cast<int64_t>(dict->items.size()));
     for (const auto& [key, item] : dict->items) items.push_back(key);
   } else if (const Text* text = as_text(value)) {
     if (text->size() > kMaxList) fail("a list of more than ", std::to_string(kMaxList), " items");
+    charge(kValueUnits * static_cast<int64_t>(text->size()));
     for (const char32_t c : *text) items.push_back(make_text(Text(1, c)));
   } else {
     fail("a ", type_name(value), " has no items");
@@ -364,12 +379,16 @@ std::vector<Value> iterate(const Value& value) {
 }
 
 Text to_text(const Value& value) {
-  if (const Text* text = as_text(value)) return *text;
+  if (const Text* text = as_text(value)) {
+    charge(static_cast<int64_t>(text->size()));
+    return *text;
+  }
   if (is_undefined(value)) return {};
   return to_repr(value);
 }
 
 Text to_repr(const Value& value) {
+  charge(kStepUnits);
   if (is_undefined(value)) return U"Undefined";
   if (is_none(value)) return U"None";
   if (const bool* flag = std::get_if<bool>(&value)) return *flag ? U"True" : U"False";

@@ -10,28 +10,13 @@
 #include <variant>
 #include <vector>
 
+#include "chat/jinja/budget.h"
 #include "chat/jinja/text.h"
 
 namespace nmoe::jinja {
 
-// Why a template cannot be parsed or rendered. The public interface (template.h) makes it an Error.
-struct Failure {
-  std::string what;
-  int line = 0;  // of the template, from 1; 0: not yet known
-};
-template <class... Args>
-[[noreturn]] void fail_at(int line, const Args&... parts) {
-  std::string what;
-  ((what += parts), ...);
-  throw Failure{std::move(what), line};
-}
-template <class... Args>
-[[noreturn]] void fail(const Args&... parts) {
-  fail_at(0, parts...);
-}
-
 struct Undefined {
-  std::string name;  // what was looked for
+  std::string name;  // what was looked for: short, since each copy has its own
 };
 struct None {};
 struct List;

@@ -25,6 +25,7 @@ class Input {
   size_t position() const { return position_; }
   void advance(size_t bytes) {
     constexpr size_t kDropBytes = 4 << 20;
+    file_.check();
     position_ += bytes;
     if (position_ - dropped_ < kDropBytes) return;
     file_.drop(dropped_, position_);

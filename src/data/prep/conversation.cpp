@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include "base/json.h"
 
 namespace nmoe {
 
@@ -10,7 +10,7 @@ using nlohmann::ordered_json;
 
 void take_messages(const std::string& json, Record& record) {
   constexpr const char* kForm = R"(write each message as {"role": "user" | "assistant" | "system", "content": "text"})";
-  const ordered_json messages = ordered_json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const ordered_json messages = try_parse_json<ordered_json>(json);
   const auto fail = [&](const std::string& fault) {
     record.text.clear();
     record.fault = fault;

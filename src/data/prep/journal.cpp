@@ -1,9 +1,8 @@
 #include "data/prep/journal.h"
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 
 namespace nmoe {
 
@@ -72,15 +71,15 @@ void write_journal(const fs::path& path, const PrepSettings& settings, const Pre
                        {"dropped_file_bytes", state.dropped_file_bytes},
                        {"digest_file_bytes", state.digest_file_bytes},
                        {"signature_file_bytes", state.signature_file_bytes},
-                       {"train", ordered_json::parse(manifest_text(state.train))}};
-  if (state.valid) root["valid"] = ordered_json::parse(manifest_text(*state.valid));
+                       {"train", parse_json<ordered_json>(manifest_text(state.train))}};
+  if (state.valid) root["valid"] = parse_json<ordered_json>(manifest_text(*state.valid));
   write_file_atomically(path, root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + '\n');
 }
 
 std::optional<PrepState> read_journal(const fs::path& path, const PrepSettings& settings, bool force) {
   if (!fs::exists(path)) return std::nullopt;
   try {
-    const ordered_json root = ordered_json::parse(read_file(path));
+    const ordered_json root = parse_json<ordered_json>(read_file(path));
     check_settings(root.at("settings"), settings, path);
     return state_from(root, path);
   } catch (const ordered_json::exception& error) {

@@ -15,10 +15,9 @@
 
 namespace nmoe {
 
-// Names and values of all that decides what is written.
+// Names and values of all that decides what is written: "inputs" stands for the files' names, sizes and times of
+// change.
 using PrepSettings = std::vector<std::pair<std::string, std::string>>;
-// The one that stands for the input files: names, sizes and times of change.
-inline constexpr std::string_view kInputsSetting = "inputs";
 
 struct BadRecord {
   std::string place;

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
+#include "data/shards/manifest.h"
 
 namespace nmoe {
 namespace {
@@ -31,6 +33,13 @@ ordered_json split_json(const DatasetManifest& manifest) {
           {"bytes", manifest.total_bytes},
           {"shards", manifest.num_shards}};
 }
+
+SplitReport split_from(const ordered_json& split) {
+  return {split.at("documents").get<int64_t>(), split.at("tokens").get<int64_t>(), split.at("bytes").get<int64_t>(),
+          split.at("shards").get<int64_t>()};
+}
+
+constexpr const char* kReport = "report.json";
 
 void check_split(const SplitWriter& writer, const char* name, const char* remedy) {
   if (writer.num_documents() == 0) {
@@ -61,6 +70,28 @@ void OutputFolder::begin_anew() const {
 void OutputFolder::finish() const {
   fs::remove(journal());
   sync_directory(work_);
+}
+
+std::optional<PrepReport> finished_report(const fs::path& out, const PrepSettings& settings) {
+  if (!fs::exists(out / kReport) || !fs::exists(manifest_path(out / "train"))) return std::nullopt;
+  const auto root = try_parse_json<ordered_json>(read_file(out / kReport));
+  try {
+    const ordered_json& made = root.at("settings");
+    const auto agrees = [&](const auto& setting) { return made.value(setting.first, "") == setting.second; };
+    if (!std::ranges::all_of(settings, agrees)) return std::nullopt;
+    PrepReport report;
+    report.was_there = true;
+    report.train = split_from(root.at("train"));
+    if (root.contains("valid")) report.valid = split_from(root.at("valid"));
+    if (root.contains("valid") && !fs::exists(manifest_path(out / "valid"))) return std::nullopt;
+    root.at("records").get_to(report.records);
+    for (const auto& [reason, count] : root.at("dropped").items()) {
+      report.dropped[reason] = {count.at("records").get<int64_t>(), count.at("bytes").get<int64_t>()};
+    }
+    return report;
+  } catch (const ordered_json::exception&) {
+    return std::nullopt;  // another program's
+  }
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -186,9 +217,7 @@ void Output::checkpoint() {
 
 std::string Output::report_text() const {
   auto settings = ordered_json::object();
-  for (const auto& [name, value] : settings_) {
-    if (name != kInputsSetting) settings[name] = value;  // it changes when a file is copied
-  }
+  for (const auto& [name, value] : settings_) settings[name] = value;
   auto dropped = ordered_json::object();
   for (const auto& [reason, count] : state_.dropped) {
     dropped[reason] = {{"records", count.records}, {"bytes", count.bytes}};
@@ -238,7 +267,7 @@ PrepReport Output::commit() {
   remove_unfinished_files(out / "train");
   if (valid_) remove_unfinished_files(out / "valid");
   write_file_atomically(out / "tokenizer.json", tokenizer_.json());
-  write_file_atomically(out / "report.json", report_text());
+  write_file_atomically(out / kReport, report_text());
   if (fs::exists(folder_.dropped())) fs::rename(folder_.dropped(), out / "dropped.jsonl");
   sync_directory(out);
   PrepReport report;

@@ -78,6 +78,10 @@ class OutputFolder {
   std::optional<FileLock> lock_;
 };
 
+// The report of the dataset that a finished preparation with these settings has left in `out`; nothing when there is
+// none, or another.
+std::optional<PrepReport> finished_report(const fs::path& out, const PrepSettings& settings);
+
 // Writes batches in their order. One thread at a time.
 class Output {
  public:

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/sha256.h"
+#include "base/start_thread.h"
 #include "base/thread_pool.h"
 #include "base/version.h"
 #include "data/prep/dedup.h"
@@ -133,7 +134,7 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
     settings.emplace_back(name, limit ? fmt::format("{}", *limit) : "off");
   };
   add("version", version());
-  settings.emplace_back(kInputsSetting, fingerprint(inputs));
+  settings.emplace_back("inputs", fingerprint(inputs));
   add("tokenizer", tokenizer.hash());
   add("dataset", options.dataset);
   add("tokens_per_shard", options.tokens_per_shard);
@@ -171,6 +172,8 @@ class Preparation {
         pool_(options.threads),
         folder_(options.out) {
     const std::optional<PrepState> state = read_journal(folder_.journal(), settings_, options.force);
+    if (!state && !options.force) finished_ = finished_report(options.out, settings_);
+    if (finished_) return;
     if (!state) folder_.begin_anew();
     // Half placed, it is this dataset that is there.
     if (!options.force && !(state && state->phase == PrepState::Phase::kPlacing)) {
@@ -183,6 +186,7 @@ class Preparation {
   }
 
   PrepReport run() {
+    if (finished_) return *finished_;
     PrepReport report;
     report.resumed_records = output_->state().records;
     PrepReport written;
@@ -234,7 +238,7 @@ class Preparation {
     std::exception_ptr read_failure;
     std::exception_ptr failure;
     std::exception_ptr write_failure;
-    std::thread reader([&] {
+    std::thread reader = start_thread("to read", [&] {
       try {
         read_all();
       } catch (...) {
@@ -242,15 +246,16 @@ class Preparation {
       }
       read_.close();
     });
-    std::thread writer([&] {
-      try {
-        while (std::optional<Batch> batch = encoded_.pop()) output_->write(*batch);
-      } catch (...) {
-        write_failure = std::current_exception();
-      }
-      encoded_.close();
-    });
+    std::thread writer;
     try {
+      writer = start_thread("to write", [&] {
+        try {
+          while (std::optional<Batch> batch = encoded_.pop()) output_->write(*batch);
+        } catch (...) {
+          write_failure = std::current_exception();
+        }
+        encoded_.close();
+      });
       while (std::optional<Batch> batch = read_.pop()) {
         process(*batch);
         if (!encoded_.push(std::move(*batch))) break;
@@ -261,7 +266,7 @@ class Preparation {
     read_.close();
     encoded_.close();
     reader.join();
-    writer.join();
+    if (writer.joinable()) writer.join();
     // That of the document that comes first.
     for (const std::exception_ptr& error : {write_failure, failure, read_failure}) {
       if (error) std::rethrow_exception(error);
@@ -414,6 +419,7 @@ class Preparation {
   PrepSettings settings_;
   ThreadPool pool_;
   OutputFolder folder_;
+  std::optional<PrepReport> finished_;  // by an earlier call; then there is nothing below
   std::optional<Output> output_;
   DigestSet digests_;
   std::optional<NearDuplicates> near_duplicates_;

@@ -83,6 +83,8 @@ struct PrepReport {
   // By reason: "bad record", "empty", those of filters.h, "duplicate", "near duplicate".
   std::map<std::string, DropCount> dropped;
 
+  // Nothing was done: the same call has made the dataset before. What follows is then 0.
+  bool was_there = false;
   // Of this process alone, when it went on with the work of another:
   int64_t resumed_records = 0;  // what that one had done
   int64_t text_bytes = 0;
@@ -106,13 +108,14 @@ struct PrepReport {
 //
 // Every `checkpoint_seconds` all work is made durable in OUT/.prep and under temporary names. The next call with the
 // same options (but for threads, skip_bad, checkpoint_seconds and force) and unchanged input files goes on from there;
-// with others it is an error unless `force`.
+// with others it is an error unless `force`. Once all is done, the same call finds it so and returns its report:
+// whoever is killed at the very end, too, may simply be called again.
 //
 // Memory: a few batches of documents of some MB, and the largest document several times over; in addition 32 bytes a
 // document for `dedup` and some 700 for `near_dedup`.
 //
 // Error (usage) on options that cannot be met: nothing to read, an empty split, a document longer
-// than a shard, a dataset already in `out` without `force`; (runtime) on more bad records than allowed, unreadable
+// than a shard, another dataset in `out` without `force`; (runtime) on more bad records than allowed, unreadable
 // files and full disks. A failure before the first checkpoint leaves `out` as it was; after it, the unfinished work
 // stays for the next call.
 PrepReport prepare_dataset(const PrepOptions& options);

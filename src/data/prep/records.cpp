@@ -25,7 +25,7 @@ bool is_blank(std::string_view text) { return text.find_first_not_of(kWhiteSpace
 // Lines without their '\n'.
 class LineReader {
  public:
-  explicit LineReader(const fs::path& path) : window_(path) {}
+  LineReader(const fs::path& path, size_t max_bytes) : window_(path, max_bytes) {}
 
   // The view is valid until the next call. False at the end, or where the file is damaged: a line that the damage
   // cuts short is not delivered.
@@ -152,7 +152,8 @@ class JsonParser {
 
 class JsonLinesReader final : public RecordReader {
  public:
-  JsonLinesReader(const fs::path& path, const RecordOptions& options, int64_t skip) : lines_(path), parser_(options) {
+  JsonLinesReader(const fs::path& path, const RecordOptions& options, int64_t skip)
+      : lines_(path, options.max_bytes), parser_(options) {
     std::string_view line;
     while (number_ < skip && lines_.next(line)) ++number_;
     any_ = number_ > 0;
@@ -223,7 +224,8 @@ class ValueEnd {
 // are looked at; whether a value is valid, simdjson says.
 class JsonReader final : public RecordReader {
  public:
-  JsonReader(const fs::path& path, const RecordOptions& options, int64_t skip) : window_(path), parser_(options) {
+  JsonReader(const fs::path& path, const RecordOptions& options, int64_t skip)
+      : window_(path, options.max_bytes), parser_(options) {
     size_t length = 0;
     for (; number_ < skip && next_value(length); window_.cut(length)) ++number_;
   }

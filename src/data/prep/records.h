@@ -31,6 +31,9 @@ struct RecordOptions {
   // More than 0: a document that is a whole text file comes in parts of at most this many bytes (part_size), so that no
   // file need fit in memory.
   size_t part_bytes = 0;
+  // A record that is read from more bytes is at fault, and its file ends there: some kilobytes of compressed data can
+  // become more than any memory holds.
+  size_t max_bytes = size_t{512} << 20;
 };
 
 // How much of the front of a text makes a part of at most `most` bytes: up to behind its last line end, else its last

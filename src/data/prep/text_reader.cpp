@@ -16,7 +16,10 @@ constexpr std::string_view kWhiteSpace = " \t\r";
 class WholeReader final : public RecordReader {
  public:
   WholeReader(const fs::path& path, const RecordOptions& options, int64_t skip)
-      : window_(path), part_bytes_(options.part_bytes), tail_share_(options.tail) {
+      : window_(path, options.max_bytes),
+        part_bytes_(options.part_bytes),
+        max_bytes_(options.max_bytes),
+        tail_share_(options.tail) {
     for (Record record; number_ < skip && next(record);) continue;
   }
 
@@ -30,6 +33,12 @@ class WholeReader final : public RecordReader {
         break;
       }
       if (part_bytes_ == 0) take(record, text.size());
+      if (record.text.size() > max_bytes_) {
+        const ContentFault fault = too_large_record(max_bytes_);
+        record = {.number = number_, .fault = fault.what, .remedy = fault.remedy};
+        ended_ = true;
+        return true;
+      }
       if (window_.extend()) continue;
       ended_ = true;
       if (window_.damaged()) {
@@ -70,6 +79,7 @@ class WholeReader final : public RecordReader {
 
   Window window_;
   size_t part_bytes_;
+  size_t max_bytes_;
   std::optional<double> tail_share_;
   std::string tail_;  // still to be delivered
   int64_t number_ = 0;
@@ -80,7 +90,7 @@ class WholeReader final : public RecordReader {
 class SeparatedReader final : public RecordReader {
  public:
   SeparatedReader(const fs::path& path, const RecordOptions& options, int64_t skip)
-      : window_(path), separator_(*options.split_on) {
+      : window_(path, options.max_bytes), separator_(*options.split_on) {
     for (Record record; number_ < skip && next(record);) continue;
   }
 

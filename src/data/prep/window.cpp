@@ -1,11 +1,15 @@
 #include "data/prep/window.h"
 
+#include <fmt/format.h>
 #include <simdjson.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <span>
 #include <utility>
+
+#include "base/text.h"
 
 namespace nmoe {
 namespace {
@@ -15,7 +19,13 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 }  // namespace
 
-Window::Window(const std::filesystem::path& path) : stream_(open_bytes(path)), buffer_(kInitialBytes) {
+ContentFault too_large_record(size_t max_bytes) {
+  return {fmt::format("a record of more than {}", human_bytes(static_cast<int64_t>(max_bytes))),
+          "cut it into documents (--split-on, JSON lines), or allow larger ones (--max-record)"};
+}
+
+Window::Window(const std::filesystem::path& path, size_t max_bytes)
+    : stream_(open_bytes(path)), max_bytes_(max_bytes), buffer_(kInitialBytes) {
   while (view().size() < kContentHeadBytes && extend()) continue;
   if (std::optional<ContentFault> fault = binary_content(view().substr(0, kContentHeadBytes))) {
     damage_ = std::move(*fault);
@@ -32,7 +42,14 @@ bool Window::extend() {
     end_ -= begin_;
     begin_ = 0;
   }
-  if (end_ + simdjson::SIMDJSON_PADDING >= buffer_.size()) buffer_.resize(2 * buffer_.size());
+  if (end_ >= max_bytes_) {
+    damage_ = too_large_record(max_bytes_);
+    ended_ = true;
+    return false;
+  }
+  if (end_ + simdjson::SIMDJSON_PADDING >= buffer_.size()) {
+    buffer_.resize(std::min(2 * buffer_.size(), std::max(max_bytes_, kInitialBytes) + 2 * simdjson::SIMDJSON_PADDING));
+  }
   size_t count = 0;
   try {
     count = stream_->read(std::span(buffer_).subspan(end_, buffer_.size() - simdjson::SIMDJSON_PADDING - end_));

@@ -13,11 +13,14 @@
 
 namespace nmoe {
 
+// Of a record beyond RecordOptions::max_bytes.
+ContentFault too_large_record(size_t max_bytes);
+
 class Window {
  public:
   // Begins behind a UTF-8 byte order mark, if the content begins with one. What cannot be text (content.h) is damage
-  // from its first byte on. Errors: open_bytes.
-  explicit Window(const std::filesystem::path& path);
+  // from its first byte on, and so is a view of more than `max_bytes`. Errors: open_bytes.
+  Window(const std::filesystem::path& path, size_t max_bytes);
 
   // SIMDJSON_PADDING bytes beyond it may be read, as simdjson does.
   std::string_view view() const { return {buffer_.data() + begin_, end_ - begin_}; }
@@ -33,6 +36,7 @@ class Window {
 
  private:
   std::unique_ptr<ByteStream> stream_;
+  size_t max_bytes_;
   std::vector<char> buffer_;
   size_t begin_ = 0;
   size_t end_ = 0;

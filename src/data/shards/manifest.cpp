@@ -1,9 +1,9 @@
 #include "data/shards/manifest.h"
 
-#include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "data/shards/shard.h"
 
 namespace nmoe {
@@ -59,6 +59,10 @@ void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
   int64_t num_tokens = 0;
   int64_t num_documents = 0;
   for (const ShardEntry& shard : manifest.shards) {
+    for (const std::string* name : {&shard.path, &shard.index_path, &shard.mask_path}) {
+      const bool none = name == &shard.mask_path && name->empty();
+      require(none || is_name_below(*name), fmt::format("'{}' is no path below its folder", *name));
+    }
     require(shard.mask_path.empty() == manifest.shards.front().mask_path.empty(),
             fmt::format("only one of {} and {} has a mask_path", manifest.shards.front().path, shard.path));
     num_tokens += shard.num_tokens;
@@ -90,7 +94,7 @@ DatasetManifest read_manifest(const fs::path& split_dir) {
 }
 
 DatasetManifest parse_manifest(const std::string& text, const fs::path& path) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json root = try_parse_json<json>(text);
   const Fields fields(root, path, "");
   DatasetManifest manifest;
   fields.get("schema_version", manifest.schema_version);

@@ -111,6 +111,17 @@ uint32_t copy_ids(const std::byte* from, std::span<int32_t> out) {
   return largest;
 }
 
+// Whether `ids`, read from place `offset` of a file, could be of one that was cut while it was mapped: the page through
+// which the cut goes has zeros from there to its end. Looking at the file each time would take as long as copying.
+bool ends_in_zeros(std::span<const int32_t> ids, size_t offset, size_t bytes) {
+  constexpr size_t kPage = 4096;
+  if (ids.empty() || ids.back() == 0) return !ids.empty();
+  for (size_t end = kPage - offset % kPage; end <= ids.size() * bytes; end += kPage) {
+    if (ids[end / bytes - 1] == 0) return true;
+  }
+  return false;
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -449,6 +460,8 @@ void ShardReader::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
     throw damaged_file(path(), fmt::format("id {} at position {} of a vocabulary of {}", static_cast<uint32_t>(*bad),
                                            first + (bad - out.begin()), vocab_size));
   }
+  const auto offset = static_cast<size_t>(from - file_.bytes().data());
+  if (ends_in_zeros(out, offset, bytes_per_token(type_))) file_.check();
 }
 
 MaskReader::MaskReader(const fs::path& path) : file_(path) {
@@ -466,6 +479,7 @@ void MaskReader::read(int64_t first, std::span<uint8_t> out) const {
              out.size(), first, num_tokens_);
   if (out.empty()) return;
   std::memcpy(out.data(), entries_ + first, out.size());
+  file_.check();
   const auto bad = std::ranges::find_if(out, [](uint8_t entry) { return entry > 1; });
   if (bad != out.end()) {
     throw damaged_file(path(),

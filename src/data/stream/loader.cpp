@@ -40,6 +40,7 @@ void SequenceReader::read(std::span<const SequenceRef> refs, int64_t seq_len, st
       if (mask[i] == 0) targets[s * length + i - 1] = kNoTarget;
     }
   }
+  check_mapped_files();
 }
 
 SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len) {

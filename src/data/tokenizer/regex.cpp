@@ -117,6 +117,10 @@ class Translator {
       if (here("]")) in_brackets_ = false;
       return copy(1);
     }
+    if (here("(?R") || here("(?&") || here("(?P") || here("(?+") ||
+        (here("(?") && place_ + 2 < pattern_.size() && pattern_[place_ + 2] >= '0' && pattern_[place_ + 2] <= '9')) {
+      throw unusable(pattern_, "it calls itself");
+    }
     if (here("}+")) throw unusable(pattern_, "Oniguruma does not take {n,m}+ for possessive");
     if (here("(?") &&
         pattern_.substr(place_, pattern_.find_first_of(":)", place_) - place_).find('m') != pattern_.npos) {
@@ -135,6 +139,10 @@ class Translator {
   }
 
   void escape() {
+    const char kind = place_ + 1 < pattern_.size() ? pattern_[place_ + 1] : '\0';
+    if (!in_brackets_ && ((kind >= '1' && kind <= '9') || kind == 'k' || kind == 'g')) {
+      throw unusable(pattern_, "it refers back to what it matched, for which each word takes time as the text is long");
+    }
     if (here("\\h") || here("\\H")) throw unusable(pattern_, "\\h is a hexadecimal digit to Oniguruma alone");
     static const std::string space = ranges_of(kSpace, [](char32_t) { return false; });
     if (here("\\s")) return add_class(space, /*negated=*/false, 2);

@@ -18,18 +18,27 @@ TokenFinder::TokenFinder(std::span<const NamedToken> tokens) : tokens_(tokens.be
     ++first_[first_byte(token.text) + 1];
   }
   for (size_t byte = 1; byte < first_.size(); ++byte) first_[byte] += first_[byte - 1];
-  std::ranges::sort(tokens_, [](const NamedToken& a, const NamedToken& b) {
-    return first_byte(a.text) != first_byte(b.text) ? first_byte(a.text) < first_byte(b.text)
-                                                    : a.text.size() > b.text.size();
-  });
+  std::ranges::stable_sort(tokens_, {}, &NamedToken::text);
 }
 
 std::optional<TokenFinder::Match> TokenFinder::find(std::string_view text, size_t begin) const {
   for (size_t i = begin; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    for (uint32_t t = first_[byte]; t < first_[byte + 1U]; ++t) {
-      if (text.substr(i).starts_with(tokens_[t].text)) return Match{i, i + tokens_[t].text.size(), tokens_[t].id};
+    // Tokens [first, last) begin as the text does at i, for `size` bytes and more: fewer with every byte.
+    uint32_t first = first_[byte], last = first_[byte + 1U];
+    const NamedToken* longest = nullptr;
+    for (size_t size = 1; first < last; ++size) {
+      if (tokens_[first].text.size() == size) longest = &tokens_[first];
+      while (first < last && tokens_[first].text.size() == size) ++first;
+      if (i + size == text.size()) break;
+      const auto next = static_cast<unsigned char>(text[i + size]);
+      const auto byte_at = [&](const NamedToken& token) { return static_cast<unsigned char>(token.text[size]); };
+      const std::span range = std::span(tokens_).subspan(first, last - first);
+      const auto same = std::ranges::equal_range(range, next, {}, byte_at);
+      last = first + static_cast<uint32_t>(same.end() - range.begin());
+      first += static_cast<uint32_t>(same.begin() - range.begin());
     }
+    if (longest != nullptr) return Match{i, i + longest->text.size(), longest->id};
   }
   return std::nullopt;
 }

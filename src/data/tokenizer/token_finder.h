@@ -50,7 +50,7 @@ class TokenFinder {
   }
 
  private:
-  std::vector<NamedToken> tokens_;     // by first byte, the longest first
+  std::vector<NamedToken> tokens_;     // in byte order of their texts
   std::array<uint32_t, 257> first_{};  // tokens that begin with byte b: first_[b] up to first_[b + 1]
 };
 

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/word_splitter.h"
@@ -87,12 +87,14 @@ std::vector<int32_t> usual_eos_ids(const std::vector<AddedToken>& added) {
   return ids;
 }
 
+constexpr size_t kMaxAdded = 200'000;
+
 class Reader {
  public:
   Reader(std::string_view path, std::string_view eos) : path_(path), eos_(eos) {}
 
   BpeModel read(std::string_view text) {
-    const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const json file = try_parse_json<json>(text);
     if (!file.is_object()) throw unsupported("it is no JSON object");
     for (const char* key : {"truncation", "padding"}) expect_absent(file, key, "");
     read_normalizer(value_of(file, "normalizer"));
@@ -228,6 +230,9 @@ class Reader {
   void read_tokens(const json& vocab, const json& added) {
     if (!vocab.is_object()) throw unsupported("/model/vocab is no object");
     if (!added.is_null() && !added.is_array()) throw unsupported("/added_tokens is no array");
+    if (added.size() > kMaxAdded) {
+      throw unsupported(fmt::format("/added_tokens has {} of them; at most {} are read", added.size(), kMaxAdded));
+    }
     for (size_t i = 0; i < added.size(); ++i) add_added(added[i], vocab, fmt::format("/added_tokens/{}", i));
     std::ranges::sort(model_.added, {}, &AddedToken::id);
     std::unordered_set<std::string_view> not_bytes;  // in the vocabulary, but never made by merges
@@ -279,9 +284,8 @@ class Reader {
       throw unsupported(
           fmt::format("{}/id is {}, but /model/vocab has {} for '{}'", place, id.dump(), in_vocab->dump(), text));
     }
-    const bool known = std::ranges::any_of(
-        model_.added, [&](const AddedToken& other) { return other.id == id.get<int32_t>() || other.text == text; });
-    if (known) throw unsupported(fmt::format("{} is there twice: {}", place, shortened(token.dump())));
+    const bool new_text = added_texts_.insert(text).second, new_id = added_ids_.insert(id.get<int32_t>()).second;
+    if (!new_text || !new_id) throw unsupported(fmt::format("{} is there twice: {}", place, shortened(token.dump())));
     model_.added.push_back({.text = text,
                             .id = id.get<int32_t>(),
                             .special = flag(token, "special", false, place),
@@ -362,7 +366,9 @@ class Reader {
   std::string eos_;
   std::string marked_eos_;
   BpeModel model_;
-  std::unordered_map<std::string, int32_t> ids_;    // of tokens, by bytes
+  std::unordered_map<std::string, int32_t> ids_;  // of tokens, by bytes
+  std::unordered_set<std::string> added_texts_;
+  std::unordered_set<int32_t> added_ids_;
   std::unordered_map<int32_t, std::string> names_;  // by id, as the file spells them
 };
 
@@ -431,7 +437,8 @@ std::string bpe_to_json(const BpeModel& model) {
       {"added_tokens", added_tokens_json(model)},
       {"normalizer", model.nfc ? ordered_json{{"type", "NFC"}} : ordered_json()},
       {"pre_tokenizer", pre_tokenizer_json(model)},
-      {"post_processor", model.post_processor.empty() ? ordered_json() : ordered_json::parse(model.post_processor)},
+      {"post_processor",
+       model.post_processor.empty() ? ordered_json() : parse_json<ordered_json>(model.post_processor)},
       {"decoder", decoder},
       {"model", model_json(model)}};
   return file.dump(2) + '\n';

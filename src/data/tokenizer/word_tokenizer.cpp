@@ -1,11 +1,11 @@
 #include "data/tokenizer/word_tokenizer.h"
 
 #include <array>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/sha256.h"
 
 namespace nmoe {
@@ -105,7 +105,7 @@ std::shared_ptr<const Tokenizer> make_word_tokenizer(std::vector<std::string> wo
 
 std::shared_ptr<const Tokenizer> word_tokenizer_from_json(std::string_view text, std::string_view path) {
   if (text.find("\"WordLevel\"") == std::string_view::npos) return nullptr;  // before parsing a large vocabulary
-  const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json file = try_parse_json<json>(text);
   const json::json_pointer type("/model/type"), vocabulary("/model/vocab");
   if (!file.is_object() || !file.contains(type) || file[type] != "WordLevel") return nullptr;
   const auto refuse = [&](const std::string& what) {
@@ -128,7 +128,7 @@ std::shared_ptr<const Tokenizer> word_tokenizer_from_json(std::string_view text,
   if (words.back() != kEosText) throw refuse(fmt::format("its last id is not {}", kEosText));
   words.pop_back();
   auto tokenizer = make_word_tokenizer(std::move(words));
-  if (json::parse(tokenizer->json()) != file) throw refuse("it has more than words");
+  if (parse_json<json>(tokenizer->json()) != file) throw refuse("it has more than words");
   return tokenizer;
 }
 

@@ -8,6 +8,9 @@
 //
 // What an operation writes on other ranks is theirs to read behind the next peer_barrier, and they may write there
 // again behind the one after their reading.
+//
+// max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
+// as many as the device has multiprocessors. For what is to run beside it. On the CPU it says nothing.
 #pragma once
 
 #include "base/error.h"
@@ -16,11 +19,14 @@
 
 namespace nmoe {
 
-// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits longer than
-// the peers' timeout says so in their report, has every rank give up, and lets the lane go on: what follows works on
-// whatever is there, and the host throws when it reads the report. On the CPU the call itself throws.
+// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
+// another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
+// lets the lane go on: what follows works on whatever is there, and the host throws when it reads the report. On the
+// CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
+  PeerPlace place = {};  // for the report
+  Tensor waited = {};    // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
 };
 
 // Which tokens go to which rank.
@@ -31,9 +37,10 @@ struct ExchangePlan {
   int64_t num_slots = 0;  // U
 };
 struct BuildExchangePlan {
-  Tensor top_idx;     // [T, K] i32
-  ExchangePlan plan;  // send_row, num_sent =
-  Tensor counts;      // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor top_idx;       // [T, K] i32
+  ExchangePlan plan;    // send_row, num_sent =
+  Tensor counts;        // [E] i32 += copies that go to each expert; undefined: not wanted
+  Tensor traffic = {};  // [2, W] i32 += rows, then copies that go to each rank; undefined: not wanted
 };
 
 // What a rank receives of all others' tokens: those of rank w in the first rows of part w.
@@ -52,6 +59,10 @@ struct ExchangeSend {
   Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
+  // Only to the ranks whose load is above `room`. loads [W] i32; undefined: to all.
+  Tensor loads = {};
+  int64_t room = 0;
+  int64_t max_blocks = 0;
 };
 
 // What comes back to a rank for its tokens: from rank w in the rows that it sent there, in part w.
@@ -67,6 +78,12 @@ struct ExchangeReturn {
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
   ExchangeReturns returns;  // = on other ranks and this one
+  // Of a part of the rows, those from here on, which row_of counts from the first of all: their sum is added to what
+  // was returned of the rows before, and rounded with it once. Over at once where num_rows [1] i32, how many of these
+  // there are, is 0.
+  int64_t first_row = 0;
+  Tensor num_rows = {};  // with first_row
+  int64_t max_blocks = 0;
 };
 // The sum of what the ranks returned for a token, in their order.
 struct ExchangeCollect {
@@ -88,6 +105,7 @@ struct ExchangeReturnCopies {
   Tensor counts;      // [W] i32, of the inbox
   Tensor copies;      // [M, K, D] = on other ranks and this one
   Tensor weights;     // [M, K] stat =; with row_weight
+  int64_t max_blocks = 0;
 };
 
 // The sum of the elements [begin, end) of all ranks' tensors `x`, flattened: what there was where it goes, with
@@ -106,13 +124,23 @@ struct PeerSpread {
   int64_t begin = 0, end = 0;
 };
 
+// What rank `rank` has in its counterpart of `x`.
+struct PeerFetch {
+  const Peers& peers;
+  int64_t rank;
+  Tensor x;            // shared
+  Tensor destination;  // = as large, anywhere on this rank
+};
+
 // What both devices check of the above.
 inline void check_exchange_plan(const BuildExchangePlan& args) {
   const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
   NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&
-                 (!args.counts.defined() || args.counts.dim(0) == E),
-             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}", args.top_idx.shape(),
-             E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape());
+                 (!args.counts.defined() || args.counts.dim(0) == E) &&
+                 (!args.traffic.defined() || args.traffic.shape() == Shape({2, W})),
+             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}, traffic {}",
+             args.top_idx.shape(), E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape(),
+             args.traffic.shape());
 }
 
 inline void check_exchange_send(const ExchangeSend& args) {
@@ -122,6 +150,7 @@ inline void check_exchange_send(const ExchangeSend& args) {
                  args.plan.send_row.shape() == Shape({T, W}),
              "sending {} {} by {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(), args.plan.send_row.shape(),
              dtype_name(inbox.rows.dtype()), inbox.rows.shape());
+  NMOE_CHECK(!args.loads.defined() || args.loads.shape() == Shape({W}), "sending by loads {}", args.loads.shape());
   if (!args.top_idx.defined()) return;
   const Shape choices({W, M, args.top_idx.dim(1)});
   NMOE_CHECK(args.weights.shape() == args.top_idx.shape() && inbox.slots.shape() == choices &&
@@ -138,6 +167,8 @@ inline void check_exchange_return(const ExchangeReturn& args) {
                  (!args.row_weight.defined() || returns.weights.shape() == Shape({W, M, K})),
              "returning {} {} by {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.row_of.shape(),
              dtype_name(returns.rows.dtype()), returns.rows.shape());
+  NMOE_CHECK((args.first_row > 0) == args.num_rows.defined(), "returning rows from {} on, as many as {} says",
+             args.first_row, args.num_rows.shape());
 }
 
 inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {

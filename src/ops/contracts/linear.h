@@ -6,12 +6,12 @@
 
 namespace nmoe {
 
-// y = x w^T
+// y = x w^T, or addend + x w^T
 struct LinearForward {
-  Tensor x;  // [T, in]
-  Tensor w;  // [out, in]
-  Tensor y;  // = [T, out], act or stat
-  bool accumulate = false;
+  Tensor x;       // [T, in]
+  Tensor w;       // [out, in]
+  Tensor y;       // = [T, out], act or stat
+  Tensor addend;  // [T, out] of y's dtype, may be y; undefined: none
 };
 // dx = dy w
 struct LinearBackwardInput {

@@ -1,6 +1,7 @@
 // Where routed copies of tokens go, and their way there and back. Letters and conventions: ops/ops.h.
 #pragma once
 
+#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -10,6 +11,10 @@ namespace nmoe {
 struct MoePlan {
   Tensor offsets;  // [E + 1] i32: expert e owns rows [offsets[e], offsets[e + 1])
   Tensor row_of;   // [T, K] i32: the row of a copy; -1: it has none
+  // Of a part of the rows, those from here on: offsets count from here, row_of from the first row of all. Dispatch then
+  // passes over copies whose row is before these or behind those of its result, and is over at once where there are
+  // none.
+  int64_t first_row = 0;
 };
 
 // With `part_sizes`, top_idx consists of W equal parts, of which only the first part_sizes[w] tokens are there; choices
@@ -19,6 +24,13 @@ struct BuildMoePlan {
   MoePlan plan;            // =
   Tensor counts;           // [E] i32 += rows of each expert; undefined: not wanted
   Tensor part_sizes = {};  // [W] i32; undefined: all tokens are there, and every choice is an expert
+};
+
+// Cuts the rows of a plan into parts: the first `capacity` of them, and then `chunk` at a time.
+struct DivideMoeRows {
+  Tensor offsets;  // [E + 1] i32
+  int64_t capacity = 0, chunk = 0;
+  Tensor parts;  // = [P, E + 1] i32: the offsets of each part, which count from its first row
 };
 
 // Dispatch gathers tokens to their rows, as many as they have; combine sums a token's K rows, all of which it must
@@ -46,5 +58,13 @@ struct MoeCombineWeights {
   MoePlan plan;
   Tensor weights;  // = [T, K] stat
 };
+
+// What both devices check.
+inline void check_divide_moe_rows(const DivideMoeRows& args) {
+  NMOE_CHECK(args.parts.dim(1) == args.offsets.dim(0) && args.capacity >= 0 && args.chunk >= 0 &&
+                 (args.chunk > 0 || args.parts.dim(0) <= 1),
+             "rows by offsets {} in parts {} of {} and {} rows", args.offsets.shape(), args.parts.shape(),
+             args.capacity, args.chunk);
+}
 
 }  // namespace nmoe

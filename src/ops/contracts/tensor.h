@@ -42,6 +42,13 @@ struct JoinWeight {
   Tensor master;  // =
 };
 
+// For measuring on a lane: the device's clock in nanoseconds, in integers that wrap. What lies between a call with
+// `begin` and one without adds how long it took, if the sum is less than 2 s.
+struct AddTime {
+  Tensor sum;  // [1] i32 +=, or -= with begin
+  bool begin = false;
+};
+
 struct Sum {
   Tensor x;    // act or stat
   Tensor out;  // [1] f64 += sum of x
@@ -52,8 +59,9 @@ struct SumOfSquares {
 };
 // The elements one after the other, so that their order alone decides on the bits.
 struct SumInOrder {
-  Tensor x;    // [N] f64
-  Tensor out;  // = [1] f64
+  Tensor x;           // [N] f64
+  Tensor out;         // = [1] f64
+  Tensor order = {};  // [N] i32: which element comes first, second and so on; undefined: as they are
 };
 struct CountNonFinite {
   Tensor x;

@@ -40,7 +40,9 @@ class CpuDevice final : public Device {
   MemorySource& host_memory() override { return memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override { return std::nullopt; }
   void enable_peer_access(int) override {}  // all of the process shares the host's memory
+  std::unique_ptr<AcrossLink> link_across(int64_t, int64_t, const GatherAcross&) override { return nullptr; }
   Arena& scratch(Lane lane) override { return lanes_[static_cast<size_t>(lane)].scratch; }
+  bool lanes_overlap() const override { return false; }
   void order(Lane, Lane) override {}
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/wait_clock.h"
 #include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
@@ -19,16 +20,17 @@ std::vector<Real*> pointers_of(const Peers& peers, const Tensor& mine) {
   return pointers;
 }
 
-void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, int64_t barrier, int64_t rank) {
-  const auto deadline = std::chrono::steady_clock::now() + peers.timeout();
-  for (int spins = 0; arrived.load(std::memory_order_acquire) < barrier; ++spins) {
+void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, const Peers::Report& wait) {
+  WaitClock clock;
+  int64_t patience = peers.patience_ns_with(wait.missing);
+  for (int spins = 0; arrived.load(std::memory_order_acquire) < wait.barrier; ++spins) {
     if (spins < kSpins) continue;
     peers.check();
-    if (std::chrono::steady_clock::now() > deadline) {
-      throw runtime_error(fmt::format("rank {} waited {:.3g} s for rank {} in exchange {}", peers.index(),
-                                      std::chrono::duration<double>(peers.timeout()).count(), rank, barrier),
-                          "see what keeps that rank; where its work takes that long, raise parallel.timeout_s");
+    if (const int64_t now = peers.patience_ns_with(wait.missing); now != patience) {
+      patience = now;
+      clock.restart();
     }
+    if (clock.waited() > std::chrono::nanoseconds(patience)) throw peers.waited_too_long(wait);
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -41,13 +43,22 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   if (ctx.counting() || peers.alone()) return;
   const Peers::Barrier& state = peers.barrier();
   const int64_t barrier = ++*state.count.data<int64_t>();
+  const auto begin = std::chrono::steady_clock::now();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
     int64_t& mine = peers.on(rank, state.arrivals).data<int64_t>()[peers.index()];
     std::atomic_ref(mine).store(barrier, std::memory_order_release);
   }
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
-    wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]), barrier, rank);
+    wait_for(peers, std::atomic_ref(state.arrivals.data<int64_t>()[rank]),
+             {.rank = peers.index(),
+              .missing = rank,
+              .barrier = barrier,
+              .work = static_cast<int64_t>(args.place.work),
+              .layer = args.place.layer});
   }
+  if (!args.waited.defined()) return;
+  *args.waited.data<double>() +=
+      std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
 }
 
 template <class Real>
@@ -64,16 +75,19 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   std::fill_n(num_sent, num_ranks, 0);
   std::fill_n(send_row, num_tokens * num_ranks, -1);
   int32_t* counts = args.counts.defined() ? args.counts.data<int32_t>() : nullptr;
+  int32_t* traffic = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
   for (int64_t token = 0; token < num_tokens; ++token) {
     for (int64_t k = 0; k < top_k; ++k) {
       const int32_t expert = experts[token * top_k + k];
       NMOE_CHECK(expert >= 0 && expert < num_experts, "token {} goes to expert {} of {}", token, expert, num_experts);
       if (counts != nullptr) ++counts[expert];
       const int64_t rank = placement[expert] / plan.num_slots;
+      if (traffic != nullptr) ++traffic[num_ranks + rank];
       int32_t& row = send_row[token * num_ranks + rank];
       if (row < 0) row = num_sent[rank]++;
     }
   }
+  for (int64_t rank = 0; traffic != nullptr && rank < num_ranks; ++rank) traffic[rank] += num_sent[rank];
 }
 
 template <class Real>
@@ -99,12 +113,13 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
   }
   const auto tokens = with_choices && args.inbox.tokens.defined() ? pointers_of<int32_t>(peers, args.inbox.tokens)
                                                                   : std::vector<int32_t*>();
+  const int32_t* loads = args.loads.defined() ? args.loads.data<int32_t>() : nullptr;
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t rank = 0; rank < num_ranks; ++rank) {
         const auto to = static_cast<size_t>(rank);
         const int64_t sent = send_row[token * num_ranks + rank];
-        if (sent < 0) continue;
+        if (sent < 0 || (loads != nullptr && loads[rank] <= args.room)) continue;
         const int64_t row = part + sent;
         std::memcpy(rows[to] + row * width, x + token * width, static_cast<size_t>(width) * sizeof(Real));
         if (!tokens.empty()) tokens[to][row] = static_cast<int32_t>(token);
@@ -130,6 +145,8 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const Real* rows = args.rows.data<Real>();
   const int32_t* row_of = args.row_of.data<int32_t>();
   const int32_t* counts = args.counts.data<int32_t>();
+  const int64_t first_row = args.first_row, end_row = first_row + args.rows.dim(0);
+  if (first_row > 0 && *args.num_rows.data<int32_t>() == 0) return;
   const auto returned = pointers_of<Real>(peers, args.returns.rows);
   const auto weights = with_weights ? pointers_of<Real>(peers, args.returns.weights) : std::vector<Real*>();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
@@ -138,13 +155,12 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
       for (int64_t token = begin; token < end; ++token) {
         const int32_t* copies = row_of + (rank * max_tokens + token) * top_k;
         Real* const target = returned[home] + (part + token) * width;
-        std::fill_n(target, width, Real{0});
+        if (first_row == 0) std::fill_n(target, width, Real{0});
+        if (first_row == 0 && with_weights) std::fill_n(weights[home] + (part + token) * top_k, top_k, Real{0});
         for (int64_t k = 0; k < top_k; ++k) {
-          const int32_t row = copies[k];
-          if (with_weights) {
-            weights[home][(part + token) * top_k + k] = row < 0 ? Real{0} : args.row_weight.data<Real>()[row];
-          }
-          if (row < 0) continue;
+          if (copies[k] < first_row || copies[k] >= end_row) continue;
+          const int64_t row = copies[k] - first_row;
+          if (with_weights) weights[home][(part + token) * top_k + k] = args.row_weight.data<Real>()[row];
           const Real* source = rows + row * width;
 #pragma omp simd
           for (int64_t i = 0; i < width; ++i) target[i] += source[i];
@@ -263,6 +279,17 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   }
 }
 
+template <class Real>
+void peer_fetch(Context& ctx, const PeerFetch& args) {
+  if (!ctx.counting()) copy<Real>(ctx, {args.peers.on(args.rank, args.x), args.destination});
+}
+
+template <class Real>
+void sum_across(Context& ctx, const SumAcross& args) {
+  check_sum_across(args);
+  if (!ctx.counting() && !args.across.alone()) args.across.sum_in_host(args.tensors);
+}
+
 NMOE_CPU_INSTANTIATE(peer_barrier, PeerBarrier)
 NMOE_CPU_INSTANTIATE(build_exchange_plan, BuildExchangePlan)
 NMOE_CPU_INSTANTIATE(exchange_send, ExchangeSend)
@@ -271,5 +298,7 @@ NMOE_CPU_INSTANTIATE(exchange_collect, ExchangeCollect)
 NMOE_CPU_INSTANTIATE(exchange_return_copies, ExchangeReturnCopies)
 NMOE_CPU_INSTANTIATE(peer_sum, PeerSum)
 NMOE_CPU_INSTANTIATE(peer_spread, PeerSpread)
+NMOE_CPU_INSTANTIATE(peer_fetch, PeerFetch)
+NMOE_CPU_INSTANTIATE(sum_across, SumAcross)
 
 }  // namespace nmoe::cpu

@@ -76,17 +76,26 @@ void multiply_rows(const Tile& t, int64_t in, int64_t out, const Real* x, const 
 template <class Real>
 void linear_forward(Context& ctx, const LinearForward& args) {
   const Tensor x = args.x, w = args.w, y = args.y;
-  const bool accumulate = args.accumulate;
+  const bool accumulate = args.addend.defined();
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
   if (ctx.counting()) return;
+  const auto begin_with_addend = [&](const Tile& t) {
+    if (!accumulate || args.addend.raw() == y.raw()) return;
+    for (int64_t row = t.row; row < t.row + t.rows; ++row) {
+      std::copy_n(args.addend.data<Real>() + row * out + t.col, t.cols, y.data<Real>() + row * out + t.col);
+    }
+  };
   if (ctx.batch_invariant) {
     const Tiling tiling = choose_row_tiling(num_tokens, in, out);
     ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
-      multiply_rows(tile_at(tiling, task), in, out, x.data<Real>(), w.data<Real>(), y.data<Real>(), accumulate);
+      const Tile tile = tile_at(tiling, task);
+      begin_with_addend(tile);
+      multiply_rows(tile, in, out, x.data<Real>(), w.data<Real>(), y.data<Real>(), accumulate);
     });
     return;
   }
   parallel_tiles(ctx, num_tokens, out, [&](const Tile& t) {
+    begin_with_addend(t);
     gemm<Real>(t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
                {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
                y.data<Real>() + t.row * out + t.col, out);

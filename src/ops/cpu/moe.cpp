@@ -75,6 +75,38 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   });
 }
 
+template <class Real>
+void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {
+  check_divide_moe_rows(args);
+  if (ctx.counting()) return;
+  const int64_t num_offsets = args.offsets.dim(0);
+  const int32_t* offsets = args.offsets.data<int32_t>();
+  int32_t* parts = args.parts.data<int32_t>();
+  for (int64_t part = 0; part < args.parts.dim(0); ++part) {
+    const int64_t first = part == 0 ? 0 : args.capacity + (part - 1) * args.chunk;
+    const int64_t most = part == 0 ? args.capacity : args.chunk;
+    for (int64_t i = 0; i < num_offsets; ++i) {
+      parts[part * num_offsets + i] = static_cast<int32_t>(std::clamp<int64_t>(offsets[i] - first, 0, most));
+    }
+  }
+}
+
+namespace {
+
+// Which rows of a plan a tensor of `capacity` rows has.
+struct RowPart {
+  RowPart(const MoePlan& plan, int64_t num_rows) : first(plan.first_row), capacity(num_rows) {
+    is_empty = first > 0 && plan.offsets.data<int32_t>()[plan.offsets.dim(0) - 1] == 0;
+  }
+  // Where a row of the plan is in the tensor; -1: not there.
+  int64_t place(int64_t row) const { return row >= first && row - first < capacity ? row - first : -1; }
+
+  int64_t first, capacity;
+  bool is_empty;
+};
+
+}  // namespace
+
 // Goes by token, not by row: a token's values are then read from memory once and not top_k times.
 template <class Real>
 void moe_dispatch(Context& ctx, const MoeDispatch& args) {
@@ -86,11 +118,14 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   const Real* tokens = x.data<Real>();
   const int32_t* row_of = plan.row_of.data<int32_t>();
   Real* out = rows.data<Real>();
+  const RowPart part(plan, rows.dim(0));
+  if (part.is_empty) return;
   parallel_blocks(ctx, num_tokens, task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
-        if (row_of[copy] < 0) continue;
-        std::memcpy(out + row_of[copy] * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
+        const int64_t row = part.place(row_of[copy]);
+        if (row < 0) continue;
+        std::memcpy(out + row * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
       }
     }
   });
@@ -140,9 +175,12 @@ void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
   const Real* source = weights.data<Real>();
   const int32_t* row_of = plan.row_of.data<int32_t>();
   Real* target = row_weight.data<Real>();
+  const RowPart part(plan, row_weight.dim(0));
+  if (part.is_empty) return;
   parallel_blocks(ctx, weights.num_elements(), kTaskElements, [&](int64_t begin, int64_t end, int) {
     for (int64_t copy = begin; copy < end; ++copy) {
-      if (row_of[copy] >= 0) target[row_of[copy]] = source[copy];
+      const int64_t row = part.place(row_of[copy]);
+      if (row >= 0) target[row] = source[copy];
     }
   });
 }
@@ -162,6 +200,7 @@ void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {
 }
 
 NMOE_CPU_INSTANTIATE(build_moe_plan, BuildMoePlan)
+NMOE_CPU_INSTANTIATE(divide_moe_rows, DivideMoeRows)
 NMOE_CPU_INSTANTIATE(moe_dispatch, MoeDispatch)
 NMOE_CPU_INSTANTIATE(moe_combine, MoeCombine)
 NMOE_CPU_INSTANTIATE(moe_dispatch_weights, MoeDispatchWeights)

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -136,10 +137,22 @@ void sum_of_squares(Context& ctx, const SumOfSquares& args) {
 }
 
 template <class Real>
+void add_time(Context& ctx, const AddTime& args) {
+  if (ctx.counting()) return;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto ns = static_cast<uint32_t>(std::chrono::nanoseconds(now).count());
+  int32_t& sum = *args.sum.data<int32_t>();
+  const auto bits = static_cast<uint32_t>(sum);
+  sum = static_cast<int32_t>(args.begin ? bits - ns : bits + ns);
+}
+
+template <class Real>
 void sum_in_order(Context& ctx, const SumInOrder& args) {
   if (ctx.counting()) return;
+  const auto x = args.x.span<double>();
+  const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
   double sum = 0.0;
-  for (const double value : args.x.span<double>()) sum += value;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[order == nullptr ? i : static_cast<size_t>(order[i])];
   *args.out.data<double>() = sum;
 }
 
@@ -171,6 +184,7 @@ NMOE_CPU_INSTANTIATE(split_weight, SplitWeight)
 NMOE_CPU_INSTANTIATE(join_weight, JoinWeight)
 NMOE_CPU_INSTANTIATE(sum, Sum)
 NMOE_CPU_INSTANTIATE(sum_of_squares, SumOfSquares)
+NMOE_CPU_INSTANTIATE(add_time, AddTime)
 NMOE_CPU_INSTANTIATE(sum_in_order, SumInOrder)
 NMOE_CPU_INSTANTIATE(count_non_finite, CountNonFinite)
 NMOE_CPU_INSTANTIATE(clip_scale, ClipScale)

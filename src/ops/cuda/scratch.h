@@ -25,7 +25,7 @@ constexpr int64_t device_allocation_bytes(int64_t bytes) {
 }
 
 // --- reductions to one number (Sum, SumOfSquares, CountNonFinite): a partial sum for each block.
-constexpr int64_t kReduceElements = int64_t{1} << 15;
+constexpr int64_t kReduceElements = int64_t{1} << 14;
 inline Tensor claim_partials(ArenaScope& scope, const Tensor& x, DType partial) {
   return scope.allocate(partial, {blocks_for(x.num_elements(), kReduceElements)});
 }
@@ -59,7 +59,9 @@ inline HeadLossScratch claim(ArenaScope& scope, const HeadLoss& args) {
 struct EmbeddingBackwardScratch {
   Tensor tokens, sorted_ids, sorted_tokens;  // [T] I32
   Tensor sort;                               // bytes for the radix sort
+  Tensor partials;                           // [2 pieces, D] F32: sums of runs that leave their piece
 };
+constexpr int64_t kEmbeddingPieceTokens = 64;
 // A second copy of keys and values, and what its blocks tell each other.
 inline int64_t sort_bytes(int64_t num_tokens) { return 16 * num_tokens + (int64_t{1} << 20); }
 inline EmbeddingBackwardScratch claim(ArenaScope& scope, const EmbeddingBackward& args, int64_t least_sort_bytes = 0) {
@@ -69,17 +71,20 @@ inline EmbeddingBackwardScratch claim(ArenaScope& scope, const EmbeddingBackward
   scratch.sorted_ids = scope.allocate(DType::kI32, {T});
   scratch.sorted_tokens = scope.allocate(DType::kI32, {T});
   scratch.sort = scope.allocate(DType::kU8, {std::max(sort_bytes(T), least_sort_bytes)});
+  scratch.partials = scope.allocate(DType::kF32, {2 * blocks_for(T, kEmbeddingPieceTokens), args.dtable.dim(1)});
   return scratch;
 }
 
 // --- norms: a partial gradient of the gain for each chunk of rows.
-inline int64_t gain_chunk_rows(int64_t num_rows) {
-  constexpr int64_t kMinRows = 32, kMaxChunks = 256;
-  return std::max(kMinRows, blocks_for(num_rows, kMaxChunks));
+// Rows that are wide are worked on by whole blocks, of which more find room at once.
+inline int64_t gain_chunk_rows(int64_t num_rows, int64_t width) {
+  constexpr int64_t kMinRows = 32;
+  const int64_t max_chunks = width > 1024 ? 512 : 256;
+  return std::max(kMinRows, blocks_for(num_rows, max_chunks));
 }
 inline Tensor claim(ArenaScope& scope, const RmsNormBackward& args) {
   const int64_t rows = args.x.dim(0);
-  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows)), args.x.dim(1)});
+  return scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, args.x.dim(1))), args.x.dim(1)});
 }
 
 // --- routers.
@@ -185,6 +190,19 @@ inline bool cudnn_takes(const KernelSet& kernels, DType act, int64_t key_size, i
 inline Tensor claim_first_keys(ArenaScope& scope, const AttentionShape& shape) {
   return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs * shape.seq_len}) : Tensor();
 }
+// --- sums over domains: of a round's pieces, what the other domains send of this one's part.
+constexpr int64_t kAcrossRoundBytes = int64_t{128} << 20;
+inline Tensor claim(ArenaScope& scope, const SumAcross& args) {
+  const int64_t domains = args.across.count();
+  int64_t most = 0;
+  for (const AcrossRound& round : across_rounds(args.tensors, kAcrossRoundBytes)) {
+    int64_t bytes = 0;
+    for (const AcrossPiece& piece : round) bytes += (domains - 1) * piece.part_room(domains);
+    most = std::max(most, bytes);
+  }
+  return scope.allocate(DType::kU8, {most});
+}
+
 // What a token sees, where cuDNN does not take the heads: two I32 a token.
 inline Tensor claim_spans(ArenaScope& scope, int64_t num_tokens) {
   return scope.allocate(DType::kI32, {num_tokens, 2});

@@ -21,6 +21,7 @@ NMOE_NO_SCRATCH(FillTruncatedNormal)
 NMOE_NO_SCRATCH(Copy)
 NMOE_NO_SCRATCH(SplitWeight)
 NMOE_NO_SCRATCH(JoinWeight)
+NMOE_NO_SCRATCH(AddTime)
 NMOE_NO_SCRATCH(SumInOrder)
 NMOE_NO_SCRATCH(ClipScale)
 NMOE_NO_SCRATCH(EmbeddingForward)
@@ -38,6 +39,7 @@ NMOE_NO_SCRATCH(CachedAttention)
 NMOE_NO_SCRATCH(MlaAbsorbQuery)
 NMOE_NO_SCRATCH(MlaExpandOutput)
 NMOE_NO_SCRATCH(RouterBiasUpdate)
+NMOE_NO_SCRATCH(DivideMoeRows)
 NMOE_NO_SCRATCH(MoeDispatch)
 NMOE_NO_SCRATCH(MoeCombine)
 NMOE_NO_SCRATCH(MoeDispatchWeights)
@@ -50,6 +52,7 @@ NMOE_NO_SCRATCH(ExchangeCollect)
 NMOE_NO_SCRATCH(ExchangeReturnCopies)
 NMOE_NO_SCRATCH(PeerSum)
 NMOE_NO_SCRATCH(PeerSpread)
+NMOE_NO_SCRATCH(PeerFetch)
 #undef NMOE_NO_SCRATCH
 
 // Those that claim what cuda::claim says, whatever their arguments.
@@ -62,6 +65,7 @@ NMOE_CLAIMED_SCRATCH(RmsNormBackward)
 NMOE_CLAIMED_SCRATCH(RouterForward)
 NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
 NMOE_CLAIMED_SCRATCH(BuildMoePlan)
+NMOE_CLAIMED_SCRATCH(SumAcross)
 #undef NMOE_CLAIMED_SCRATCH
 
 void claim_scratch(const Claims& claims, const Sum& args) {

@@ -39,8 +39,10 @@ class PlannedDevice final : public Device {
   MemorySource& host_memory() override { return host_memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override;
   void enable_peer_access(int) override {}
+  std::unique_ptr<AcrossLink> link_across(int64_t, int64_t, const GatherAcross&) override { return nullptr; }
   Arena& scratch(Lane lane) override { return lanes_[static_cast<size_t>(lane)].scratch; }
 
+  bool lanes_overlap() const override { return true; }
   void order(Lane, Lane) override {}
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;

@@ -194,8 +194,8 @@ TEST(CudaDevices, TwoInOneThreadGiveTheSameBits) {
     void work() {
       Ops& ops = device->ops();
       ops.attention_forward({{.num_seqs = kSeqs, .seq_len = kLen, .scale = 0.125}, q, k, v, out, lse});
-      ops.linear_forward(
-          {out.reshape({kTokens, kWidth}), weights, projected.reshape({kTokens, kWidth}), /*accumulate=*/true});
+      ops.linear_forward({out.reshape({kTokens, kWidth}), weights, projected.reshape({kTokens, kWidth}),
+                          projected.reshape({kTokens, kWidth})});
     }
     std::unique_ptr<Device> device;
     Arena arena{"tensors"};

@@ -37,17 +37,19 @@ TEST_F(CudaLinear, ForwardMatchesTheCpu) {
     // act into act, and BF16 into stat
     for (const auto& [act, result] : {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
                                       std::pair{DType::kBF16, DType::kF32}}) {
-      for (const bool accumulate : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} x {} x {}, {} into {}, accumulate {}", tokens, in, out, dtype_name(act),
-                                 dtype_name(result), accumulate));
+      for (const char* addend : {"none", "y", "another"}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}, {} into {}, addend: {}", tokens, in, out, dtype_name(act),
+                                 dtype_name(result), addend));
         TensorPool pool(DType::kF32);
         const Tensor x = normal(pool, {tokens, in}, act), w = normal(pool, {out, in}, act);
-        const Tensor y = accumulate ? normal(pool, {tokens, out}, result) : pool.full({tokens, out}, NAN);
+        const Tensor initial = normal(pool, {tokens, out}, result);
+        const bool adds = addend != std::string_view("none"), in_place = addend == std::string_view("y");
+        const Tensor y = in_place ? pool.clone(initial) : pool.full({tokens, out}, NAN);
         const Tensor device_x = up(x, act), device_w = up(w, act), device_y = up(y, result);
-        run([&](Ops& ops) { ops.linear_forward({device_x, device_w, device_y, accumulate}); });
-        const Tensor initial = pool.clone(y);
-        cpu().linear_forward({x, w, y, accumulate});
-        if (accumulate && result == DType::kBF16) {
+        const Tensor device_addend = in_place ? device_y : adds ? up(initial, result) : Tensor();
+        run([&](Ops& ops) { ops.linear_forward({device_x, device_w, device_y, device_addend}); });
+        cpu().linear_forward({x, w, y, in_place ? y : adds ? initial : Tensor()});
+        if (adds && result == DType::kBF16) {
           expect_near_sum(down(device_y), y, initial);
         } else {
           EXPECT_TRUE(near(down(device_y), y, tolerance_of(result)));
@@ -96,8 +98,7 @@ TEST_F(CudaLinear, ViewsNeedNoAlignment) {
     const Tensor device_dw = up(dw);
     cpu().linear_forward({x.rows(1, kTokens + 1), w.rows(1, kOut + 1), y.rows(1, kTokens + 1)});
     run([&](Ops& ops) {
-      ops.linear_forward(
-          {device_x.rows(1, kTokens + 1), device_w.rows(1, kOut + 1), device_y.rows(1, kTokens + 1), false});
+      ops.linear_forward({device_x.rows(1, kTokens + 1), device_w.rows(1, kOut + 1), device_y.rows(1, kTokens + 1)});
     });
     EXPECT_TRUE(near(down(device_y), y, tolerance_of(act)));
     const Tensor dy = rounded(y, act);
@@ -129,9 +130,9 @@ TEST_F(CudaLinear, SameBitsEveryTime) {
 TEST_F(CudaLinear, ShapesThatDoNotFitAreABug) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.zeros({4, 3}), w = pool.zeros({5, 2}), y = pool.zeros({4, 5});
-  EXPECT_THROW(gpu().linear_forward({x, w, y, false}), CheckFailure);
+  EXPECT_THROW(gpu().linear_forward({x, w, y}), CheckFailure);
   const Tensor narrow(nullptr, DType::kBF16, {5, 3});
-  EXPECT_THROW(gpu().linear_forward({x, narrow, y, false}), CheckFailure);
+  EXPECT_THROW(gpu().linear_forward({x, narrow, y}), CheckFailure);
 }
 
 }  // namespace

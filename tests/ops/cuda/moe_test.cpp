@@ -117,6 +117,33 @@ TEST_P(CudaMoe, CapacityBeyondTheCopiesIsLeftAlone) {
   EXPECT_TRUE(near(down(row_weight.rows(num_copies_, capacity)), std::vector<double>(37, 9), 0));
 }
 
+// A part at a time, down to one behind the last row.
+TEST_P(CudaMoe, PartsMatchTheCpu) {
+  const int64_t width = GetParam().width, capacity = num_copies_ / 3 + 1, chunk = num_copies_ / 4 + 1;
+  constexpr int64_t kParts = 5;
+  const Tensor parts = pool_.zeros(DType::kI32, {kParts, plan_.offsets.dim(0)}), device_parts = up(parts);
+  cpu().divide_moe_rows({.offsets = plan_.offsets, .capacity = capacity, .chunk = chunk, .parts = parts});
+  gpu().divide_moe_rows({.offsets = device_plan_.offsets, .capacity = capacity, .chunk = chunk, .parts = device_parts});
+  EXPECT_TRUE(same_bits(down(device_parts), parts));
+  const Tensor weights = pool_.normal(plan_.row_of.shape()), device_weights = up(weights);
+  for (int64_t i = 0; i < kParts; ++i) {
+    const int64_t first = i == 0 ? 0 : capacity + (i - 1) * chunk, most = i == 0 ? capacity : chunk;
+    const MoePlan plan{.offsets = parts[i], .row_of = plan_.row_of, .first_row = first};
+    const MoePlan device_plan{.offsets = device_parts[i], .row_of = device_plan_.row_of, .first_row = first};
+    for (const DType act : kActDTypes) {
+      const Tensor x = normal({GetParam().num_tokens, width}, act), expected = pool_.full({most, width}, 9.0);
+      const Tensor rows = up(expected, act);
+      gpu().moe_dispatch({up(x, act), device_plan, rows});
+      cpu().moe_dispatch({x, plan, expected});
+      EXPECT_TRUE(same_bits(down(rows), expected)) << "part " << i << ", " << dtype_name(act);
+    }
+    const Tensor expected = pool_.full({most}, 9.0), row_weight = up(expected);
+    gpu().moe_dispatch_weights({device_weights, device_plan, row_weight});
+    cpu().moe_dispatch_weights({weights, plan, expected});
+    EXPECT_TRUE(same_bits(down(row_weight), expected)) << "part " << i;
+  }
+}
+
 TEST_P(CudaMoe, CountingRunClaimsTheScratchOfARealOne) {
   const BuildMoePlan no_data{
       without_data(top_idx_), {without_data(plan_.offsets), without_data(plan_.row_of)}, without_data(counts_)};

@@ -1,4 +1,5 @@
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "ops/cuda/cuda_test.h"
@@ -94,6 +95,21 @@ TEST_F(CudaTensorOps, CountNonFiniteFindsAll) {
       gpu().count_non_finite({up(x, dtype), count});
       EXPECT_EQ(get(down(count), 0), expected) << dtype_name(dtype) << " " << size;
     }
+  }
+}
+
+TEST_F(CudaTensorOps, SumInOrderGoesByTheOrder) {
+  constexpr int64_t kSize = 1001;
+  const Tensor x = pool_.zeros(DType::kF64, {kSize}), order = pool_.zeros(DType::kI32, {kSize});
+  for (int64_t i = 0; i < kSize; ++i) {
+    set(x, i, std::sin(static_cast<double>(i)) * 1e3);
+    set(order, i, static_cast<double>(i * 7 % kSize));
+  }
+  for (const bool ordered : {false, true}) {
+    const Tensor expected = pool_.zeros(DType::kF64, {1}), actual = up(expected);
+    cpu().sum_in_order({x, expected, ordered ? order : Tensor()});
+    gpu().sum_in_order({up(x), actual, ordered ? up(order) : Tensor()});
+    EXPECT_EQ(get(down(actual), 0), get(expected, 0)) << ordered;
   }
 }
 

@@ -35,4 +35,10 @@ class ApiCalls {
 // Calls whose names begin so: versions of one function differ in their ends.
 int64_t count_of(const CallCounts& counts, const std::string& prefix);
 
+inline bool is_allocation(const std::string& name) {
+  return name.find("Alloc") != std::string::npos || name.find("MemFree") != std::string::npos ||
+         name.find("MemCreate") != std::string::npos || name.find("MemMap") != std::string::npos;
+}
+inline bool is_wait(const std::string& name) { return name.find("Synchronize") != std::string::npos; }
+
 }  // namespace nmoe::test

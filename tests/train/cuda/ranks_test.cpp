@@ -18,6 +18,15 @@ class CudaRanks : public TrainerTest {
       GTEST_SKIP() << error.what();
     }
   }
+  static int64_t num_gpus() {
+    for (int count = 2;; ++count) {
+      try {
+        make_device({.kind = "cuda", .index = count});
+      } catch (const Error&) {
+        return count;
+      }
+    }
+  }
   static std::vector<std::string> on(int64_t ranks, std::vector<std::string> overrides) {
     overrides.insert(overrides.end(), {"run.device=cuda", "model.moe.num_experts=8", "train.microbatch_seqs=2",
                                        fmt::format("parallel.ranks={}", ranks)});
@@ -56,6 +65,120 @@ TEST_F(CudaRanks, GoOnAsAnyNumber) {
   run("first", on(1, {"train.steps=6"}));
   resume("first", on(2, {"train.steps=12"}));
   expect_near("first", "straight");
+}
+
+// Room for the average alone, and tokens whose experts are all on one rank: one of the two has too many rows, always.
+TEST_F(CudaRanks, WorkOffWhatThereIsNoRoomFor) {
+  for (const auto& [precision, recompute, tolerance] :
+       {std::tuple{"bf16", "none", 5e-3}, {"fp32", "none", 1e-4}, {"fp32", "experts", 1e-4}}) {
+    const auto with = [&](int64_t ranks, std::vector<std::string> more) {
+      more.insert(more.end(),
+                  {"train.steps=4", "model.moe.num_groups=2", "model.moe.top_groups=1",
+                   fmt::format("run.precision={}", precision), fmt::format("train.recompute={}", recompute)});
+      return on(ranks, more);
+    };
+    const std::string name = fmt::format("{}-{}", precision, recompute);
+    run(name + "-one", with(1, {}));
+    run(name + "-turns", with(2, {"parallel.capacity_factor=1"}));
+    run(name + "-again", with(2, {"parallel.capacity_factor=1"}));
+    run(name + "-room", with(2, {"parallel.capacity_factor=2"}));
+    const auto turns = series(name + "-turns", "train/loss");
+    for (const char* other : {"-one", "-room"}) {
+      const auto expected = series(name + other, "train/loss");
+      ASSERT_EQ(expected.size(), turns.size());
+      for (const auto& [step, value] : expected) {
+        EXPECT_NEAR(turns.at(step), value, tolerance * value) << name << other << ", step " << step;
+      }
+    }
+    EXPECT_EQ(weights_of(checkpoints(name + "-turns")), weights_of(checkpoints(name + "-again")));
+  }
+}
+
+// The same bits as with room for the worst routing, where chunks stay empty.
+TEST_F(CudaRanks, ComputeTheSameBitsWhereThereIsRoom) {
+  run("room", on(2, {"train.steps=6", "parallel.capacity_factor=2"}));
+  run("enough", on(2, {"train.steps=6", "parallel.capacity_factor=1.8"}));
+  EXPECT_EQ(weights_of(checkpoints("room")), weights_of(checkpoints("enough")));
+}
+
+TEST_F(CudaRanks, ExpertsMoveAndLearnTheSame) {
+  const auto moving = [](int64_t steps, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"train.valid_every=5", fmt::format("train.steps={}", steps)});
+    auto overrides = on(2, more);
+    overrides.insert(overrides.end(), {"model.moe.num_experts=16", "parallel.rebalance_every=4"});
+    return overrides;
+  };
+  run("moving", moving(14));
+  auto still = moving(14);
+  still.emplace_back("parallel.rebalance_every=0");
+  run("still", still);
+  expect_near("moving", "still");
+  EXPECT_GT(series("moving", "parallel/expert_moves").at(5), 0);
+  EXPECT_LE(series("moving", "parallel/layer_01/load_after_moves").at(5), kBalancedLoad);
+  run("again", moving(14, {"checkpoint.every=3"}));
+  EXPECT_EQ(weights_of(checkpoints("moving")), weights_of(checkpoints("again")));
+  for (const int64_t stop : {6, 8}) {
+    const std::string name = fmt::format("stopped{}", stop);
+    run(name, moving(stop));
+    resume(name, moving(14));
+    expect_same_state(checkpoints(name), checkpoints("moving"));
+  }
+  for (const char* optimizer : {"muon", "adamw"}) {
+    const std::vector<std::string> sharded = {"parallel.logical_shards=8",
+                                              fmt::format("optim.experts.optimizer={}", optimizer)};
+    const auto with = [&](int64_t every) {
+      auto overrides = moving(14, sharded);
+      overrides.insert(overrides.end(), {"train.microbatch_seqs=1", fmt::format("parallel.rebalance_every={}", every)});
+      return overrides;
+    };
+    const std::string name = fmt::format("sharded_{}", optimizer);
+    run(name, with(0));
+    run(name + "_moving", with(2));
+    double moves = 0;
+    for (const auto& [step, count] : series(name + "_moving", "parallel/expert_moves")) moves += count;
+    EXPECT_GT(moves, 0);
+    expect_same_state(checkpoints(name + "_moving"), checkpoints(name));
+  }
+}
+
+TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
+  const auto sharded = [](int64_t ranks, int64_t steps) {
+    return on(ranks, {"parallel.logical_shards=8", "train.batch_seqs=16", "data.mask_documents=true",
+                      "optim.router.lr=1e-4", fmt::format("train.steps={}", steps)});
+  };
+  run("one", sharded(1, 20));
+  for (int64_t ranks = 2; ranks <= std::min<int64_t>(num_gpus(), 8); ranks *= 2) {
+    const std::string name = fmt::format("shards{}", ranks);
+    run(name, sharded(ranks, 20));
+    expect_same_state(checkpoints(name), checkpoints("one"));
+  }
+  run("turns", sharded(2, 7));
+  resume("turns", sharded(1, 13));
+  resume("turns", sharded(2, 20));
+  expect_same_state(checkpoints("turns"), checkpoints("one"));
+}
+
+// Twenty steps more are twenty launches more of each rank, and nothing that allocates or holds up a device.
+TEST_F(CudaRanks, MoreStepsAreMoreLaunchesOnly) {
+  ApiCalls calls;
+  const auto calls_of = [&](int64_t steps, const std::string& name) {
+    calls.take();
+    run(name, on(2, {fmt::format("train.steps={}", steps), "train.log_every=100", "train.valid_every=0",
+                     "checkpoint.every=0"}));
+    return calls.take();
+  };
+  calls_of(10, "first");  // loads what is loaded once
+  CallCounts ten = calls_of(10, "ten");
+  const CallCounts thirty = calls_of(30, "thirty");
+  EXPECT_EQ(count_of(thirty, "cuGraphLaunch") - count_of(ten, "cuGraphLaunch"), 2 * 20);
+  EXPECT_EQ(count_of(thirty, "cuLaunchKernel"), count_of(ten, "cuLaunchKernel"));
+  for (const auto& [name, count] : thirty) {
+    if (name == "cuEventSynchronize") {
+      EXPECT_LE(count - ten[name], 2 * 20) << name;  // for the step three before
+    } else if (is_allocation(name) || is_wait(name)) {
+      EXPECT_EQ(count, ten[name]) << name;
+    }
+  }
 }
 
 // fp32 on both devices: only the order of sums differs between one rank and two.

@@ -17,12 +17,6 @@ std::string text_of(const CallCounts& counts) {
   return text;
 }
 
-bool is_allocation(const std::string& name) {
-  return name.find("Alloc") != std::string::npos || name.find("MemFree") != std::string::npos ||
-         name.find("MemCreate") != std::string::npos || name.find("MemMap") != std::string::npos;
-}
-bool is_wait(const std::string& name) { return name.find("Synchronize") != std::string::npos; }
-
 Config cuda_config(std::vector<std::string> overrides = {}) {
   overrides.insert(overrides.end(), {"model.vocab_size=50", "train.microbatch_seqs=4", "run.device=cuda",
                                      "data.mask_documents=true", "model.moe.bias_rate=0"});

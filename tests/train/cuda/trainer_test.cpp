@@ -63,7 +63,7 @@ TEST_F(CudaTrainer, ACollapsedRouterStopsTheRun) {
   const Error error = error_of([&] {
     run("collapse", {"model.init.router_std=0", "model.moe.bias_rate=0", "train.steps=9", "optim.router.lr=0"});
   });
-  EXPECT_TRUE(contains(error.what(), "step 1: the router of MoE layer 0 has collapsed")) << error.what();
+  EXPECT_TRUE(contains(error.what(), "step 1: the router of layer 1 has collapsed")) << error.what();
   // Steps that were enqueued meanwhile are part of the run.
   EXPECT_LE(checkpoint("collapse").info().step, 1 + Engine::kMaxPending);
 }

@@ -8,32 +8,38 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kThreadElements = 4;
+constexpr int kVector = 4;
 
 struct Constants {
   float beta1, beta2, gain1, gain2, eps, weight_decay;
 };
 
-template <class Weights>
+// kValues: elements a thread takes at a time, 4 where all tensors are aligned for that.
+template <class Weights, int kValues>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(Weights w, const float* grad, float* m, float* v, const double* grad_scale, const double* rates,
                  Constants constants, int64_t size) {
   if (!isfinite(*grad_scale)) return;
   const auto scale = static_cast<float>(*grad_scale), lr = static_cast<float>(rates[0]);
   const auto correction1 = static_cast<float>(rates[1]), correction2 = static_cast<float>(rates[2]);
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kThreadElements + threadIdx.x;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kValues;
+  if (i >= size) return;
+  float g[kValues], new_m[kValues], new_v[kValues], weight[kValues];
+  load_values(grad + i, g);
+  load_values(m + i, new_m);
+  load_values(v + i, new_v);
+  w.load(i, weight);
 #pragma unroll
-  for (int j = 0; j < kThreadElements; ++j) {
-    const int64_t i = begin + j * kThreads;
-    if (i >= size) return;
-    const float g = grad[i] * scale, weight = w.load(i);
-    const float new_m = constants.beta1 * m[i] + constants.gain1 * g;
-    const float new_v = constants.beta2 * v[i] + constants.gain2 * g * g;
-    const float direction = new_m * correction1 / (sqrtf(new_v * correction2) + constants.eps);
-    m[i] = new_m;
-    v[i] = new_v;
-    w.store(i, weight - lr * (direction + constants.weight_decay * weight));
+  for (int j = 0; j < kValues; ++j) {
+    g[j] *= scale;
+    new_m[j] = constants.beta1 * new_m[j] + constants.gain1 * g[j];
+    new_v[j] = constants.beta2 * new_v[j] + constants.gain2 * g[j] * g[j];
+    const float direction = new_m[j] * correction1 / (sqrtf(new_v[j] * correction2) + constants.eps);
+    weight[j] -= lr * (direction + constants.weight_decay * weight[j]);
   }
+  store_values(m + i, new_m);
+  store_values(v + i, new_v);
+  w.store(i, weight);
 }
 
 }  // namespace
@@ -48,7 +54,11 @@ void adamw_step(Context& ctx, const AdamWStep& args) {
                             static_cast<float>(args.eps),       static_cast<float>(args.weight_decay)};
   dispatch_weights(args.w, args.low, [&](auto weights) {
     if (ctx.counting() || size == 0) return;
-    adamw_kernel<<<grid_size(ceil_div(size, kThreads * kThreadElements)), kThreads, 0, ctx.stream>>>(
+    using Weights = decltype(weights);
+    const bool vectors = size % kVector == 0 && weights.aligned() && aligned16(args.grad.raw()) &&
+                         aligned16(args.m.raw()) && aligned16(args.v.raw());
+    const auto kernel = vectors ? adamw_kernel<Weights, kVector> : adamw_kernel<Weights, 1>;
+    kernel<<<grid_size(ceil_div(size, kThreads * (vectors ? kVector : 1))), kThreads, 0, ctx.stream>>>(
         weights, args.grad.data<float>(), args.m.data<float>(), args.v.data<float>(), args.grad_scale.data<double>(),
         args.rates.data<double>(), constants, size);
     NMOE_CUDA_CHECK(cudaGetLastError());

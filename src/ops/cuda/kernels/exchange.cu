@@ -3,13 +3,17 @@
 // The plan is a stable partition of tokens by rank in two kernels: blocks count the tokens of their chunk that go to
 // each rank, then each places its own behind those of the chunks before it.
 //
-// Sending and returning are bound by NVLink: a warp moves a row, 16 bytes a lane at a time. Written vectors are whole
-// 128-byte packets, which is what the link carries best. Collecting is bound by this device's memory.
+// Sending and returning are bound by NVLink, or, with few blocks, by how many loads these have under way: a row's way
+// is a load, then a store that nobody waits for. So blocks are as large as can be, and a warp takes some neighbouring
+// rows at a time and loads several units of 16 bytes a lane before it stores the first: their rows follow one another
+// where they come from or where they go to, and are written as whole 128-byte packets, which is what the link carries
+// best; so is what belongs to their choices. Collecting is bound by this device's memory.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
+#include "ops/cuda/primitives/row_part.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -19,8 +23,10 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kPlanThreads = kExchangeChunkTokens;
-constexpr int kRowThreads = 512;  // of a block whose warps move a row each
+constexpr int kRowThreads = 1024;  // of a block whose warps move rows to other ranks
 constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kCollectThreads = 512;  // of a block whose warps sum a token's rows each
+constexpr int kCollectWarps = kCollectThreads / kWarp;
 constexpr int64_t kMaxExperts = 4096;
 static_assert(kPlanThreads == kWarp * kWarp && kMaxPeers <= kPlanThreads);
 
@@ -40,10 +46,10 @@ __device__ bool goes_to(const int32_t* experts, int top_k, const Placement& plac
   return goes;
 }
 
-// chunk_sent[chunk][rank] = tokens of the chunk that go to a rank; loads [E] += (may be null). One block a chunk of
-// kPlanThreads tokens, one thread a token.
+// chunk_sent[chunk][rank] = tokens of the chunk that go to a rank; loads [E] += and, of ranks, copies [W] += (either
+// may be null). One block a chunk of kPlanThreads tokens, one thread a token.
 __global__ void __launch_bounds__(kPlanThreads)
-    count_sent_kernel(const int32_t* top_idx, Placement placement, int32_t* chunk_sent, int32_t* loads,
+    count_sent_kernel(const int32_t* top_idx, Placement placement, int32_t* chunk_sent, int32_t* loads, int32_t* copies,
                       int64_t num_tokens, int top_k, int num_experts) {
   extern __shared__ int32_t chunk_loads[];
   for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kPlanThreads) chunk_loads[e] = 0;
@@ -59,15 +65,18 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int sent = __syncthreads_count(is_there && goes_to(experts, top_k, placement, rank));
     if (threadIdx.x == 0) chunk_sent[static_cast<int64_t>(blockIdx.x) * placement.num_ranks + rank] = sent;
   }
-  for (int e = static_cast<int>(threadIdx.x); loads != nullptr && e < num_experts; e += kPlanThreads) {
-    if (chunk_loads[e] > 0) atomicAdd(&loads[e], chunk_loads[e]);
+  for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kPlanThreads) {
+    if (chunk_loads[e] == 0) continue;
+    if (loads != nullptr) atomicAdd(&loads[e], chunk_loads[e]);
+    if (copies != nullptr) atomicAdd(&copies[placement.rank(e)], chunk_loads[e]);
   }
 }
 
-// send_row, num_sent =. Blocks and threads as above; with no tokens at all, one block.
+// send_row, num_sent =; all_sent [W] += num_sent (may be null). Blocks and threads as above; with no tokens at all, one
+// block.
 __global__ void __launch_bounds__(kPlanThreads)
     place_sent_kernel(const int32_t* top_idx, Placement placement, const int32_t* chunk_sent, int32_t* send_row,
-                      int32_t* num_sent, int64_t num_tokens, int top_k) {
+                      int32_t* num_sent, int32_t* all_sent, int64_t num_tokens, int top_k) {
   __shared__ int32_t before[kMaxPeers];  // tokens of earlier chunks that go to a rank
   __shared__ int32_t warp_sent[kWarp];
   const int num_ranks = placement.num_ranks, thread = static_cast<int>(threadIdx.x);
@@ -76,7 +85,9 @@ __global__ void __launch_bounds__(kPlanThreads)
     for (int64_t chunk = 0; chunk < blockIdx.x; ++chunk) sum += chunk_sent[chunk * num_ranks + thread];
     before[thread] = sum;
     if (blockIdx.x == gridDim.x - 1) {
-      num_sent[thread] = num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
+      const int all = num_tokens == 0 ? 0 : sum + chunk_sent[static_cast<int64_t>(blockIdx.x) * num_ranks + thread];
+      num_sent[thread] = all;
+      if (all_sent != nullptr) all_sent[thread] += all;
     }
   }
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kPlanThreads + thread;
@@ -107,50 +118,88 @@ struct Choices {
   int top_k;
 };
 
-// Unit: the widest type a row is a whole number of. One warp a token.
-template <class Unit>
+// Which ranks something is sent to.
+struct EveryRank {
+  __device__ bool has(int) const { return true; }
+  __device__ bool is_empty(int) const { return false; }
+};
+struct LoadedRanks {
+  const int32_t* loads;  // [W]
+  int64_t room;
+
+  __device__ bool has(int rank) const { return loads[rank] > room; }
+  __device__ bool is_empty(int num_ranks) const {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      if (has(rank)) return false;
+    }
+    return true;
+  }
+};
+
+// What belongs to the choices of the tokens [first, first + count), for the ranks that these go to.
+template <class Ranks>
+__device__ void send_choices(const Choices& choices, const Ranks& to, const int32_t* send_row, int64_t first, int count,
+                             int64_t part, int num_ranks) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, top_k = choices.top_k;
+  const int32_t* const rows = send_row + first * num_ranks;
+  for (int i = lane; i < count * top_k; i += kWarp) {
+    const int token = i / top_k, k = i % top_k;
+    const int expert = choices.top_idx[first * top_k + i];
+    const float weight = choices.weights[first * top_k + i];
+    const int expert_rank = choices.placement.rank(expert), slot = choices.placement.slot(expert);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const int32_t row = rows[token * num_ranks + rank];
+      if (row < 0 || !to.has(rank)) continue;
+      const int64_t target = (part + row) * top_k + k;
+      choices.slots.at[rank][target] = expert_rank == rank ? slot : -1;
+      choices.inbox_weights.at[rank][target] = weight;
+    }
+  }
+  for (int i = lane; choices.with_tokens && i < count * num_ranks; i += kWarp) {
+    if (rows[i] >= 0 && to.has(i % num_ranks))
+      choices.tokens.at[i % num_ranks][part + rows[i]] = static_cast<int32_t>(first + i / num_ranks);
+  }
+}
+
+// Unit: the widest type a row is a whole number of. A warp takes `group` tokens at a time.
+template <class Unit, class Ranks>
 __global__ void __launch_bounds__(kRowThreads)
-    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, int64_t num_tokens,
-                int64_t width, int64_t part, int index, int num_ranks) {
+    send_kernel(const Unit* x, const int32_t* send_row, PeerPointers<Unit> inbox, Choices choices, Ranks to,
+                int64_t num_tokens, int width, int64_t part, int index, int num_ranks, int group) {
   constexpr int kAhead = 4;  // units that a lane loads before it stores them
+  if (to.is_empty(num_ranks)) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   if (choices.top_idx != nullptr && blockIdx.x == 0 && threadIdx.x < static_cast<unsigned>(num_ranks)) {
     choices.counts.at[threadIdx.x][index] = choices.num_sent[threadIdx.x];
   }
-  for (int64_t token = warp; token < num_tokens; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
-    const int32_t* const rows = send_row + token * num_ranks;
-    for (int64_t first = lane; first < width; first += kAhead * kWarp) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kRowWarps * group;
+  for (int64_t first = warp * group; first < num_tokens; first += stride) {
+    const int count = static_cast<int>(min(static_cast<int64_t>(group), num_tokens - first));
+    const int num_units = count * width;
+    const Unit* const source = x + first * width;
+    const int32_t* const rows = send_row + first * num_ranks;
+    for (int begin = lane; begin < num_units; begin += kAhead * kWarp) {
       Unit values[kAhead];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        const int64_t i = first + j * kWarp;
-        if (i < width) values[j] = x[token * width + i];
+        const int i = begin + j * kWarp;
+        if (i < num_units) values[j] = source[i];
       }
-      for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
-        Unit* const target = inbox.at[rank] + (part + rows[rank]) * width;
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          const int64_t i = first + j * kWarp;
-          if (i < width) target[i] = values[j];
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = begin + j * kWarp;
+        if (i >= num_units) continue;
+        const int token = i / width, column = i % width;
+        for (int step = 1; step <= num_ranks; ++step) {
+          const int rank =
+              index + step < num_ranks ? index + step : index + step - num_ranks;  // not all to one at once
+          const int32_t row = rows[token * num_ranks + rank];
+          if (row >= 0 && to.has(rank)) inbox.at[rank][(part + row) * width + column] = values[j];
         }
       }
     }
-    if (choices.top_idx == nullptr) continue;
-    for (int rank = lane; choices.with_tokens && rank < num_ranks; rank += kWarp) {
-      if (rows[rank] >= 0) choices.tokens.at[rank][part + rows[rank]] = static_cast<int32_t>(token);
-    }
-    for (int k = lane; k < choices.top_k; k += kWarp) {
-      const int64_t copy = token * choices.top_k + k;
-      const int expert = choices.top_idx[copy];
-      for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] < 0) continue;
-        const int64_t target = (part + rows[rank]) * choices.top_k + k;
-        choices.slots.at[rank][target] = choices.placement.rank(expert) == rank ? choices.placement.slot(expert) : -1;
-        choices.inbox_weights.at[rank][target] = choices.weights[copy];
-      }
-    }
+    if (choices.top_idx != nullptr) send_choices(choices, to, send_row, first, count, part, num_ranks);
   }
 }
 
@@ -159,45 +208,135 @@ struct ReturnedWeights {
   PeerPointers<float> at_home;
 };
 
-// One warp a received token. kVectors: eight values at a time.
-template <class T, bool kVectors>
-__global__ void __launch_bounds__(kRowThreads)
-    return_kernel(const T* rows, const int32_t* row_of, const int32_t* counts, PeerPointers<T> returned,
-                  ReturnedWeights weights, int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+// What received tokens get back.
+template <class T>
+struct ReturnedRows {
+  const T* rows;          // [R, D]
+  RowPart part;           // by the row_of [W * M, K] of received tokens
+  const int32_t* counts;  // [W]
+  PeerPointers<T> at_home;
+  ReturnedWeights weights;
+  int64_t max_tokens;
+  int width, index, num_ranks, top_k;
+};
+
+template <class T>
+__device__ void return_weights(const ReturnedRows<T>& args, int rank, int64_t first, int count) {
+  if (args.weights.row_weight == nullptr) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t copies = (rank * args.max_tokens + first) * args.top_k;
+  float* const target = args.weights.at_home.at[rank] + (args.index * args.max_tokens + first) * args.top_k;
+  for (int i = lane; i < count * args.top_k; i += kWarp) {
+    const int64_t row = args.part.place(copies + i);
+    if (row >= 0) {
+      target[i] = args.weights.row_weight[row];
+    } else if (args.part.first == 0) {
+      target[i] = 0.0F;
+    }
+  }
+}
+
+// Eight values as they lie in memory, aligned to 16 bytes.
+template <class T>
+struct alignas(16) Eight {
+  T values[8];
+};
+
+// For the first rows. A warp takes `group` received tokens at a time, which have a lane for each of their choices at
+// least. Its lanes have kAhead eights of the sum each, and loads of two copies under way for each: most tokens have no
+// more on a rank.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> args, int group) {
+  constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
+  constexpr int kCopies = 2;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first_of_warp = static_cast<int>(blockIdx.x * kRowWarps + threadIdx.x / kWarp) * group;
+  const int stride = static_cast<int>(gridDim.x) * kRowWarps * group;
+  const int eights = args.width / 8, top_k = args.top_k;
+  const unsigned choices = top_k == kWarp ? kAllLanes : (1U << top_k) - 1;
+  for (int step = 1; step <= args.num_ranks; ++step) {
+    const int rank = (args.index + step) % args.num_ranks;  // not all to the same one at once
+    for (int first = first_of_warp; first < args.counts[rank]; first += stride) {
+      const int count = min(group, args.counts[rank] - first);
+      const int64_t copies = (rank * args.max_tokens + first) * top_k;
+      const int copy = lane < count * top_k ? static_cast<int>(args.part.place(copies + lane)) : -1;
+      const unsigned here = __ballot_sync(kAllLanes, copy >= 0);
+      T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + first) * args.width;
+      for (int begin = lane; begin - lane < count * eights; begin += kAhead * kWarp) {
+        float sums[kAhead][8] = {};
+        unsigned left[kAhead];              // a token's copies that are to be added
+        int token[kAhead], column[kAhead];  // of an eight: where its choices begin among the lanes, its first element
+        unsigned any_left = 0;
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const int i = begin + j * kWarp;
+          token[j] = i / eights * top_k;
+          column[j] = 8 * (i % eights);
+          left[j] = i < count * eights ? here >> token[j] & choices : 0;
+          any_left |= left[j];
+        }
+        while (__any_sync(kAllLanes, any_left != 0)) {
+          Eight<T> values[kAhead][kCopies] = {};  // where there is no copy, nothing is added
+          any_left = 0;
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+#pragma unroll
+            for (int c = 0; c < kCopies; ++c) {
+              const int row = __shfl_sync(kAllLanes, copy, (token[j] + __ffs(left[j]) - 1) & (kWarp - 1));
+              if (left[j] != 0) {
+                values[j][c] =
+                    *reinterpret_cast<const Eight<T>*>(args.rows + static_cast<int64_t>(row) * args.width + column[j]);
+              }
+              left[j] &= left[j] - 1;
+            }
+            any_left |= left[j];
+          }
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+#pragma unroll
+            for (int c = 0; c < kCopies; ++c) {
+#pragma unroll
+              for (int v = 0; v < 8; ++v) sums[j][v] += to_float(values[j][c].values[v]);
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const int i = begin + j * kWarp;
+          if (i < count * eights) store8(target + 8 * i, sums[j]);
+        }
+      }
+      return_weights(args, rank, first, count);
+    }
+  }
+}
+
+// The same for any part of the rows, of any width, and any number of choices. One warp a received token.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) return_any_kernel(ReturnedRows<T> args) {
+  const RowPart& part = args.part;
+  if (part.is_empty()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-  for (int step = 0; step < num_ranks; ++step) {
-    const int rank = (index + step) % num_ranks;  // not all to the same one at once
-    for (int64_t token = warp; token < counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
-      const int32_t* const copies = row_of + (rank * max_tokens + token) * top_k;
-      const int64_t home = index * max_tokens + token;
-      T* const target = returned.at[rank] + home * width;
-      if constexpr (kVectors) {
-        for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
-          float sums[8] = {};
-          for (int k = 0; k < top_k; ++k) {
-            const int64_t row = copies[k];
-            if (row < 0) continue;
-            float values[8];
-            load8(rows + row * width + i, values);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) sums[j] += values[j];
-          }
-          store8(target + i, sums);
-        }
-      } else {
-        for (int64_t i = lane; i < width; i += kWarp) {
-          float sum = 0.0F;
-          for (int k = 0; k < top_k; ++k) {
-            if (copies[k] >= 0) sum += to_float(rows[static_cast<int64_t>(copies[k]) * width + i]);
-          }
-          target[i] = from_float<T>(sum);
-        }
+  for (int step = 1; step <= args.num_ranks; ++step) {
+    const int rank = (args.index + step) % args.num_ranks;
+    for (int64_t token = warp; token < args.counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
+      const int64_t copies = (rank * args.max_tokens + token) * args.top_k;
+      if (part.first > 0) {
+        bool is_there = false;
+        for (int k = 0; k < args.top_k; ++k) is_there |= part.place(copies + k) >= 0;
+        if (!is_there) continue;
       }
-      if (weights.row_weight == nullptr) continue;
-      for (int k = lane; k < top_k; k += kWarp) {
-        weights.at_home.at[rank][home * top_k + k] = copies[k] < 0 ? 0.0F : weights.row_weight[copies[k]];
+      T* const target = args.at_home.at[rank] + (args.index * args.max_tokens + token) * args.width;
+      for (int i = lane; i < args.width; i += kWarp) {
+        float sum = part.first > 0 ? to_float(target[i]) : 0.0F;
+        for (int k = 0; k < args.top_k; ++k) {
+          const int64_t row = part.place(copies + k);
+          if (row >= 0) sum += to_float(args.rows[row * args.width + i]);
+        }
+        target[i] = from_float<T>(sum);
       }
+      return_weights(args, rank, token, 1);
     }
   }
 }
@@ -215,6 +354,7 @@ template <class Unit>
 __global__ void __launch_bounds__(kRowThreads)
     return_copies_kernel(const Unit* rows, ReturnedCopies copies, PeerPointers<Unit> at_home, int64_t part_rows,
                          int64_t max_tokens, int64_t width, int index, int num_ranks, int top_k) {
+  constexpr int kAhead = 4;  // units that a lane loads before it stores them
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   for (int step = 0; step < num_ranks; ++step) {
@@ -226,8 +366,19 @@ __global__ void __launch_bounds__(kRowThreads)
         const int32_t row_in_part = copies.row_of[received * top_k + k];
         if (row_in_part < 0) continue;
         const int64_t row = rank * part_rows + row_in_part;
+        const Unit* const source = rows + row * width;
         Unit* const target = at_home.at[rank] + (home + k) * width;
-        for (int64_t i = lane; i < width; i += kWarp) target[i] = rows[row * width + i];
+        for (int64_t begin = lane; begin < width; begin += kAhead * kWarp) {
+          Unit values[kAhead];
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+            if (begin + j * kWarp < width) values[j] = source[begin + j * kWarp];
+          }
+#pragma unroll
+          for (int j = 0; j < kAhead; ++j) {
+            if (begin + j * kWarp < width) target[begin + j * kWarp] = values[j];
+          }
+        }
         if (copies.row_weight != nullptr && lane == 0) copies.weights.at[rank][home + k] = copies.row_weight[row];
       }
     }
@@ -244,11 +395,11 @@ struct CollectedWeights {
 
 // One warp a token. kVectors: eight values at a time.
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kCollectThreads)
     collect_kernel(const T* returned, const int32_t* send_row, T* y, CollectedWeights collected, int64_t num_tokens,
                    int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kCollectWarps + threadIdx.x / kWarp;
   if (token >= num_tokens) return;
   const int32_t* const rows = send_row + token * num_ranks;
   T* const target = y + token * width;
@@ -303,12 +454,15 @@ void with_widest_unit(int64_t row_bytes, const Tensor& a, const Tensor& b, const
   }
 }
 
-// Blocks that move `num_rows` rows, a warp each, several after another.
-unsigned row_blocks(const Context& ctx, int64_t num_rows) {
-  constexpr int64_t kBlocksPerSm = 4;
-  return static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_div<int64_t>(num_rows, kRowWarps), 1, kBlocksPerSm * ctx.num_sms));
+// Blocks that move `num_rows` rows, each of which has a multiprocessor to itself; of them at most `max_blocks`, if that
+// is not 0.
+unsigned row_blocks(const Context& ctx, int64_t num_rows, int64_t max_blocks) {
+  const int64_t most = max_blocks > 0 ? std::min<int64_t>(max_blocks, ctx.num_sms) : ctx.num_sms;
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div<int64_t>(num_rows, kRowWarps), 1, most));
 }
+
+// Rows that a warp takes at a time: as many as have a lane for each of their choices.
+int rows_at_a_time(int64_t top_k) { return static_cast<int>(std::max<int64_t>(1, kWarp / top_k)); }
 
 }  // namespace
 
@@ -324,14 +478,16 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   if (ctx.counting()) return;
   const int top_k = static_cast<int>(args.top_idx.dim(1));
   const Placement placement = placement_of(plan);
+  int32_t* const all_sent = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
   count_sent_kernel<<<grid_size(num_chunks), kPlanThreads, static_cast<size_t>(num_experts) * sizeof(int32_t),
                       ctx.stream>>>(args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(),
-                                    args.counts.defined() ? args.counts.data<int32_t>() : nullptr, num_tokens, top_k,
+                                    args.counts.defined() ? args.counts.data<int32_t>() : nullptr,
+                                    all_sent == nullptr ? nullptr : all_sent + num_ranks, num_tokens, top_k,
                                     static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
   place_sent_kernel<<<grid_size(num_chunks), kPlanThreads, 0, ctx.stream>>>(
       args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(), plan.send_row.data<int32_t>(),
-      plan.num_sent.data<int32_t>(), num_tokens, top_k);
+      plan.num_sent.data<int32_t>(), all_sent, num_tokens, top_k);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -354,32 +510,53 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
   const int64_t num_tokens = args.x.dim(0), row_bytes = bytes_of(args.x.dtype(), args.x.dim(1));
-  const auto run = [&]<class Unit>(Unit) {
-    send_kernel<<<row_blocks(ctx, num_tokens), kRowThreads, 0, ctx.stream>>>(
+  const auto send_to = [&]<class Unit, class Ranks>(Unit, Ranks to) {
+    send_kernel<<<row_blocks(ctx, num_tokens, args.max_blocks), kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
-        peer_pointers<Unit>(peers, inbox.rows), choices, num_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)),
-        peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()));
+        peer_pointers<Unit>(peers, inbox.rows), choices, to, num_tokens, static_cast<int>(row_bytes / sizeof(Unit)),
+        peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()),
+        rows_at_a_time(args.top_idx.defined() ? args.top_idx.dim(1) : kWarp / 4));
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
-  with_widest_unit(row_bytes, args.x, inbox.rows, run);
+  with_widest_unit(row_bytes, args.x, inbox.rows, [&](auto unit) {
+    if (args.loads.defined()) {
+      send_to(unit, LoadedRanks{args.loads.data<int32_t>(), args.room});
+    } else {
+      send_to(unit, EveryRank{});
+    }
+  });
 }
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {
   check_exchange_return(args);
   if (ctx.counting()) return;
   const Peers& peers = args.peers;
-  const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1);
+  const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1), top_k = args.row_of.dim(1);
   const bool with_weights = args.row_weight.defined();
-  const ReturnedWeights weights{
-      .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
-      .at_home = with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}};
-  const bool vectors = can_vectorise(width, args.rows, args.returns.rows);
+  const bool vectors = can_vectorise(width, args.rows, args.returns.rows) && top_k <= kWarp && args.first_row == 0;
+  const unsigned num_blocks = row_blocks(ctx, peers.count() * max_tokens, args.max_blocks);
   dispatch_act(args.rows.dtype(), [&]<class T>(T) {
-    const auto kernel = vectors ? return_kernel<T, true> : return_kernel<T, false>;
-    kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
-        args.rows.data<T>(), args.row_of.data<int32_t>(), args.counts.data<int32_t>(),
-        peer_pointers<T>(peers, args.returns.rows), weights, max_tokens, width, static_cast<int>(peers.index()),
-        static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(1)));
+    const ReturnedRows<T> returned{
+        .rows = args.rows.data<T>(),
+        .part = {.row_of = args.row_of.data<int32_t>(),
+                 .num_rows = args.first_row > 0 ? args.num_rows.data<int32_t>() : nullptr,
+                 .first = args.first_row,
+                 .capacity = args.rows.dim(0)},
+        .counts = args.counts.data<int32_t>(),
+        .at_home = peer_pointers<T>(peers, args.returns.rows),
+        .weights = {.row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
+                    .at_home =
+                        with_weights ? peer_pointers<float>(peers, args.returns.weights) : PeerPointers<float>{}},
+        .max_tokens = max_tokens,
+        .width = static_cast<int>(width),
+        .index = static_cast<int>(peers.index()),
+        .num_ranks = static_cast<int>(peers.count()),
+        .top_k = static_cast<int>(top_k)};
+    if (vectors) {
+      return_kernel<<<num_blocks, kRowThreads, 0, ctx.stream>>>(returned, rows_at_a_time(top_k));
+    } else {
+      return_any_kernel<<<num_blocks, kRowThreads, 0, ctx.stream>>>(returned);
+    }
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
@@ -396,8 +573,9 @@ void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
       .row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
       .weights = with_weights ? peer_pointers<float>(peers, args.weights) : PeerPointers<float>{}};
   const int64_t max_tokens = args.tokens.dim(1), row_bytes = bytes_of(args.rows.dtype(), args.rows.dim(2));
+  const unsigned num_blocks = row_blocks(ctx, peers.count() * max_tokens, args.max_blocks);
   with_widest_unit(row_bytes, args.rows, args.copies, [&]<class Unit>(Unit) {
-    return_copies_kernel<<<row_blocks(ctx, peers.count() * max_tokens), kRowThreads, 0, ctx.stream>>>(
+    return_copies_kernel<<<num_blocks, kRowThreads, 0, ctx.stream>>>(
         static_cast<const Unit*>(args.rows.raw()), copies, peer_pointers<Unit>(peers, args.copies), args.rows.dim(1),
         max_tokens, row_bytes / static_cast<int64_t>(sizeof(Unit)), static_cast<int>(peers.index()),
         static_cast<int>(peers.count()), static_cast<int>(args.row_of.dim(2)));
@@ -418,7 +596,7 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   const bool vectors = can_vectorise(width, args.y, args.returns.rows);
   dispatch_act(args.y.dtype(), [&]<class T>(T) {
     const auto kernel = vectors ? collect_kernel<T, true> : collect_kernel<T, false>;
-    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kRowWarps)), kRowThreads, 0, ctx.stream>>>(
+    kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kCollectWarps)), kCollectThreads, 0, ctx.stream>>>(
         args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected, num_tokens,
         args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
     NMOE_CUDA_CHECK(cudaGetLastError());

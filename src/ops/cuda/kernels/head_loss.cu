@@ -1,49 +1,71 @@
 // Logits of a chunk of rows by one product in F32, then a kernel that turns each row into its loss, its prediction and
 // its gradient g = grad_scale * (softmax - onehot(target)), then two products of the gradient.
 //
-// The kernel: one block a row. A thread keeps the largest of the logits it reads, the first index of that, and the sum
-// of exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged in an order that V alone
-// fixes. Memory-bound: a row is read twice, the second time from L2, and its gradient written once. With F32
-// gradients it is written over the logits: a thread overwrites only what it alone reads.
+// The kernel: a row belongs to a cluster of blocks, each of which has a slice of it in shared memory, so that the row
+// is read from memory once. A thread keeps the largest of the logits it reads, the first index of that, and the sum of
+// exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged over the block, then over the
+// cluster, in an order that V alone fixes. Memory-bound: clusters stay for many rows, and the next row is on its way to
+// a second buffer while one is worked on. With F32 gradients it is written over the logits, which nobody else reads.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 #include <cfloat>
 #include <climits>
+#include <cuda/barrier>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / kWarp;
-constexpr int kVector = 8;
-static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
+constexpr int kVector = 4;
+constexpr int kMaxClusterBlocks = 8;  // that every device takes
+
+// exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
+// where it is not far below 1.
+__device__ inline float exp_below(float x, float highest) {
+  constexpr float kLog2E = 1.44269504F;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - highest) * kLog2E));
+  return power;
+}
 
 // A running softmax and argmax over some of a row's logits.
 struct OnlineSoftmax {
-  float max = -FLT_MAX;  // finite, so that exp(-inf - max) is 0
-  float sum = 0.0F;      // of exp(logit - max)
-  int argmax = INT_MAX;  // the lowest index at which `max` is
+  float max;   // finite where there is none, so that exp(-inf - max) is 0
+  float sum;   // of exp(logit - max)
+  int argmax;  // the lowest index at which `max` is
 
-  __device__ void add(float logit, int index) {
-    if (logit > max) {
-      sum = sum * expf(max - logit) + 1.0F;
-      max = logit;
-      argmax = index;
-    } else {
-      sum += expf(logit - max);  // NaN stays in the sum
+  __device__ static OnlineSoftmax of_nothing() { return {-FLT_MAX, 0.0F, INT_MAX}; }
+
+  // Logits index, index + 1 and so on. NaN stays in the sum.
+  template <int kCount>
+  __device__ void add(const float (&logits)[kCount], int index) {
+    float highest = logits[0];
+#pragma unroll
+    for (int j = 1; j < kCount; ++j) highest = fmaxf(highest, logits[j]);
+    if (highest > max) {  // seldom
+      sum *= exp_below(max, highest);
+      max = highest;
+#pragma unroll
+      for (int j = kCount - 1; j >= 0; --j) {
+        if (logits[j] == highest) argmax = index + j;
+      }
     }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum += exp_below(logits[j], max);
   }
 };
 
 __device__ OnlineSoftmax merge(const OnlineSoftmax& a, const OnlineSoftmax& b) {
   OnlineSoftmax both;
   both.max = fmaxf(a.max, b.max);
-  both.sum = a.sum * expf(a.max - both.max) + b.sum * expf(b.max - both.max);
+  both.sum = a.sum * exp_below(a.max, both.max) + b.sum * exp_below(b.max, both.max);
   both.argmax = a.max > b.max ? a.argmax : b.max > a.max ? b.argmax : min(a.argmax, b.argmax);
   return both;
 }
@@ -60,26 +82,47 @@ __device__ OnlineSoftmax merge_warp(OnlineSoftmax softmax) {
   return softmax;
 }
 
-// Every thread returns that of the block's logits. Once a kernel.
+// What a block knows of its row's slice.
+struct SliceResult {
+  OnlineSoftmax softmax;
+  float target_logit;  // where the slice has the target; else 0
+};
+
+// Thread 0 returns that of the block's logits.
+template <int kThreads>
 __device__ OnlineSoftmax merge_block(OnlineSoftmax softmax) {
-  __shared__ float maxima[kWarps], sums[kWarps];
-  __shared__ int indices[kWarps];
+  constexpr int kWarps = kThreads / kWarp;
+  static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
+  __shared__ OnlineSoftmax of_warps[kWarps];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   softmax = merge_warp(softmax);
-  if (lane == 0) maxima[warp] = softmax.max, sums[warp] = softmax.sum, indices[warp] = softmax.argmax;
+  if (lane == 0) of_warps[warp] = softmax;
   __syncthreads();
-  if (warp == 0) {
-    OnlineSoftmax of_warp;  // lane l's is warp l's
-    if (lane < kWarps) of_warp.max = maxima[lane], of_warp.sum = sums[lane], of_warp.argmax = indices[lane];
-    of_warp = merge_warp(of_warp);
-    __syncwarp();
-    if (lane == 0) maxima[0] = of_warp.max, sums[0] = of_warp.sum, indices[0] = of_warp.argmax;
+  if (warp > 0) return softmax;
+  return merge_warp(lane < kWarps ? of_warps[lane] : OnlineSoftmax::of_nothing());
+}
+
+// Every thread returns that of the row, from its block's in thread 0. `turn` alternates from row to row: others may
+// still read what a block said of the row before.
+__device__ SliceResult merge_cluster(const SliceResult& of_block, int turn) {
+  namespace cg = cooperative_groups;
+  __shared__ SliceResult of_slice[2];
+  __shared__ SliceResult of_row;
+  const cg::cluster_group cluster = cg::this_cluster();
+  if (threadIdx.x == 0) of_slice[turn] = of_block;
+  cluster.sync();
+  if (threadIdx.x < kWarp) {
+    const unsigned lane = threadIdx.x;
+    SliceResult of_lane{OnlineSoftmax::of_nothing(), 0.0F};
+    if (lane < cluster.num_blocks()) of_lane = *cluster.map_shared_rank(&of_slice[turn], lane);
+    of_lane.softmax = merge_warp(of_lane.softmax);
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+      of_lane.target_logit += __shfl_down_sync(kAllLanes, of_lane.target_logit, offset);
+    }
+    if (lane == 0) of_row = of_lane;
   }
   __syncthreads();
-  softmax.max = maxima[0];
-  softmax.sum = sums[0];
-  softmax.argmax = indices[0];
-  return softmax;
+  return of_row;
 }
 
 template <class T>
@@ -90,71 +133,150 @@ struct RowArgs {
   const double* grad_scale;  // [1]; null with `gradient`
   float* losses;             // = [rows]
   int32_t* predictions;      // = [rows]; null: not wanted
-  int vocab;
+  int num_rows, vocab;
+  int slice;        // logits that a block has of a row, the last of the cluster maybe fewer
+  int num_buffers;  // for slices: 1 or 2
 };
 
-// kValues: logits a thread takes at a time, 8 where V is divisible by it.
-template <class T, int kValues>
+// kValues: logits a thread takes at a time, 4 where V is divisible by it. Those travel by bulk copies.
+template <class T, int kValues, int kThreads>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
-  const int64_t row = blockIdx.x;
-  const int vocab = args.vocab, target = args.targets[row];
-  const float* logits = args.logits + row * vocab;
-  const bool has_target = target >= 0 && target < vocab;
-  float target_logit = 0.0F;  // read before the gradient may be written over it
-  if (threadIdx.x == 0 && has_target) target_logit = logits[target];
+  namespace cg = cooperative_groups;
+  using Barrier = ::cuda::barrier<::cuda::thread_scope_block>;
+  constexpr bool kBulk = kValues == kVector;
+  extern __shared__ __align__(128) float buffers[];
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 20054  // their constructor does not run: init() does what is to be done
+  __shared__ Barrier filled[2];
+#pragma nv_diagnostic pop
 
-  OnlineSoftmax softmax;
-  for (int v = static_cast<int>(threadIdx.x) * kValues; v < vocab; v += kThreads * kValues) {
-    float x[kValues];
-    if constexpr (kValues == kVector) {
-      load8(logits + v, x);
-    } else {
-      x[0] = logits[v];
-    }
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) softmax.add(x[i], v + i);
+  const cg::cluster_group cluster = cg::this_cluster();
+  const auto num_blocks = static_cast<int>(cluster.num_blocks());
+  const int num_clusters = static_cast<int>(gridDim.x) / num_blocks,
+            first_row = static_cast<int>(blockIdx.x) / num_blocks;
+  const int begin = static_cast<int>(cluster.block_rank()) * args.slice;
+  const int size = max(0, min(args.slice, args.vocab - begin));
+  if (kBulk && threadIdx.x == 0) {
+    for (Barrier& barrier : filled) init(&barrier, 1);
+    ::cuda::device::experimental::fence_proxy_async_shared_cta();  // copies see them
   }
-  softmax = merge_block(softmax);
-  if (threadIdx.x == 0) {
-    if (args.predictions != nullptr) args.predictions[row] = softmax.argmax < vocab ? softmax.argmax : 0;
-    float loss = 0.0F;
-    if (has_target) loss = logf(softmax.sum) - (target_logit - softmax.max);
-    if (target >= vocab) loss = nanf("");
-    args.losses[row] = loss;
-  }
-  if (args.gradient == nullptr) return;
+  __syncthreads();
 
-  const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / softmax.sum;
-  T* gradient = args.gradient + row * vocab;
-  for (int v = static_cast<int>(threadIdx.x) * kValues; v < vocab; v += kThreads * kValues) {
-    float x[kValues];
-    if constexpr (kValues == kVector) {
-      load8(logits + v, x);
+  const auto fetch = [&](int row, int buffer) {
+    if (row >= args.num_rows) return;
+    float* const target = buffers + buffer * args.slice;
+    const float* const source = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
+    if constexpr (kBulk) {
+      if (threadIdx.x != 0) return;
+      const auto bytes = static_cast<unsigned>(size * sizeof(float));
+      if (size > 0) {
+        ::cuda::device::memcpy_async_tx(target, source, ::cuda::aligned_size_t<16>(bytes), filled[buffer]);
+      }
+      static_cast<void>(::cuda::device::barrier_arrive_tx(filled[buffer], 1, bytes));
     } else {
-      x[0] = logits[v];
+      for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) target[i] = source[i];
     }
+  };
+  for (int buffer = 0; buffer < args.num_buffers; ++buffer) fetch(first_row + buffer * num_clusters, buffer);
+
+  int turn = 0;
+  for (int row = first_row; row < args.num_rows; row += num_clusters, ++turn) {
+    const int buffer = turn % args.num_buffers;
+    if constexpr (kBulk) {
+      filled[buffer].wait_parity(turn / args.num_buffers % 2 != 0);
+    } else {
+      __syncthreads();
+    }
+    const float* const logits = buffers + buffer * args.slice;
+    const int target = args.targets[row];
+    const bool has_target = target >= 0 && target < args.vocab;
+
+    OnlineSoftmax softmax = OnlineSoftmax::of_nothing();
+    for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
+      float x[kValues];
+      load_values(logits + i, x);
+      softmax.add(x, begin + i);
+    }
+    SliceResult result{.softmax = merge_block<kThreads>(softmax), .target_logit = 0.0F};
+    const int in_slice = target - begin;
+    if (has_target && in_slice >= 0 && in_slice < size) result.target_logit = logits[in_slice];
+    result = merge_cluster(result, turn % 2);
+    softmax = result.softmax;
+    if (threadIdx.x == 0 && begin == 0) {
+      if (args.predictions != nullptr) args.predictions[row] = softmax.argmax < args.vocab ? softmax.argmax : 0;
+      float loss = 0.0F;
+      if (has_target) loss = logf(softmax.sum) - (result.target_logit - softmax.max);
+      if (target >= args.vocab) loss = nanf("");
+      args.losses[row] = loss;
+    }
+    if (args.gradient != nullptr) {
+      const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / softmax.sum;
+      T* const gradient = args.gradient + static_cast<int64_t>(row) * args.vocab + begin;
+      for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
+        float values[kValues];
+        load_values(logits + i, values);
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const float scaled = has_target ? expf(x[i] - softmax.max) * factor : 0.0F;  // scale * softmax
-      x[i] = v + i == target ? scaled - scale : scaled;
+        for (int j = 0; j < kValues; ++j) {
+          const float scaled = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
+          values[j] = begin + i + j == target ? scaled - scale : scaled;
+        }
+        store_values(gradient + i, values);
+      }
     }
-    if constexpr (kValues == kVector) {
-      store8(gradient + v, x);
-    } else {
-      gradient[v] = from_float<T>(x[0]);
-    }
+    __syncthreads();  // the buffer is read
+    fetch(row + args.num_buffers * num_clusters, buffer);
   }
+  cluster.sync();  // shared memory stays until the others have read it
+}
+
+// Blocks of a cluster: few, but so many that two slices fit, twice on a multiprocessor if that can be.
+int cluster_blocks(int64_t vocab, int64_t shared_bytes) {
+  for (int blocks = 1; blocks < kMaxClusterBlocks; blocks *= 2) {
+    if (2 * ceil_div<int64_t>(vocab, blocks) * static_cast<int64_t>(sizeof(float)) <= shared_bytes / 2) return blocks;
+  }
+  return kMaxClusterBlocks;
+}
+
+template <class T, int kValues>
+void launch_cross_entropy(Context& ctx, RowArgs<T> args) {
+  constexpr int64_t kSharedBytes = int64_t{216} << 10;  // of a multiprocessor, less what the kernel has of its own
+  const int blocks = cluster_blocks(args.vocab, kSharedBytes);
+  args.slice = ceil_div(ceil_div(args.vocab, blocks), kVector) * kVector;
+  const int64_t slice_bytes = args.slice * static_cast<int64_t>(sizeof(float));
+  args.num_buffers = 2 * slice_bytes <= kSharedBytes ? 2 : 1;
+  NMOE_CHECK(slice_bytes <= kSharedBytes, "a head over {} words: {} are possible", args.vocab,
+             kMaxClusterBlocks * kSharedBytes / sizeof(float));
+  const auto shared = static_cast<size_t>(args.num_buffers * slice_bytes);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {.x = static_cast<unsigned>(blocks), .y = 1, .z = 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid_size(static_cast<int64_t>(args.num_rows) * blocks));
+  config.dynamicSmemBytes = shared;
+  config.stream = ctx.stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  const auto launch = [&]<int kThreads>() {
+    const auto kernel = cross_entropy_kernel<T, kValues, kThreads>;
+    allow_dynamic_shared(kernel, static_cast<int>(shared));
+    config.blockDim = dim3(kThreads);
+    int at_once = 0;  // clusters
+    NMOE_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&at_once, kernel, &config));
+    config.gridDim = dim3(grid_size(static_cast<int64_t>(std::clamp(args.num_rows, 1, std::max(1, at_once))) * blocks));
+    NMOE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+  };
+  const bool one_a_multiprocessor = 2 * static_cast<int64_t>(shared) > kSharedBytes;
+  one_a_multiprocessor ? launch.template operator()<1024>() : launch.template operator()<512>();
 }
 
 template <class T>
-void cross_entropy(Context& ctx, const RowArgs<T>& args, int64_t num_rows) {
-  const auto blocks = static_cast<unsigned>(num_rows);
+void cross_entropy(Context& ctx, const RowArgs<T>& args) {
+  if (args.num_rows == 0) return;
   if (args.vocab % kVector == 0) {
-    cross_entropy_kernel<T, kVector><<<blocks, kThreads, 0, ctx.stream>>>(args);
+    launch_cross_entropy<T, kVector>(ctx, args);
   } else {
-    cross_entropy_kernel<T, 1><<<blocks, kThreads, 0, ctx.stream>>>(args);
+    launch_cross_entropy<T, 1>(ctx, args);
   }
-  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 template <class T>
@@ -181,8 +303,9 @@ void head_loss_of(Context& ctx, const HeadLoss& args) {
       row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
       row_args.losses = args.losses.data<float>() + begin;
       row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
+      row_args.num_rows = static_cast<int>(rows);
       row_args.vocab = static_cast<int>(vocab);
-      cross_entropy(ctx, row_args, rows);
+      cross_entropy(ctx, row_args);
     }
     if (want_gradient) {
       const Tensor dy = gradient.rows(0, rows);
@@ -198,7 +321,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args) {
 void head_loss(Context& ctx, const HeadLoss& args) {
   const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
   NMOE_CHECK(args.targets.shape() == Shape({num_tokens}) && args.losses.shape() == Shape({num_tokens}) && vocab > 0 &&
-                 vocab <= INT_MAX - kThreads * kVector,
+                 vocab <= INT_MAX - kMaxClusterBlocks * kVector,
              "head over x {} and w {}: targets {}, losses {}", args.x.shape(), args.w.shape(), args.targets.shape(),
              args.losses.shape());
   if (args.x.dtype() == DType::kF32) {

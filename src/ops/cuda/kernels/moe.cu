@@ -11,6 +11,7 @@
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/row_part.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -126,16 +127,27 @@ __global__ void __launch_bounds__(kWarp)
   }
 }
 
-// Unit: the widest type a row is a whole number of. One block a token.
+// parts [P, num_offsets] =
+__global__ void __launch_bounds__(kThreads) divide_kernel(const int32_t* offsets, int32_t* parts, int64_t num_parts,
+                                                          int64_t num_offsets, int64_t capacity, int64_t chunk) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, part = i / num_offsets;
+  if (part >= num_parts) return;
+  const int64_t first = part == 0 ? 0 : capacity + (part - 1) * chunk, most = part == 0 ? capacity : chunk;
+  parts[i] = static_cast<int32_t>(min(max(offsets[i % num_offsets] - first, int64_t{0}), most));
+}
+
+// Unit: the widest type a row is a whole number of. One block a token, or for several in turn.
 template <class Unit>
 __global__ void __launch_bounds__(kRowThreads)
-    dispatch_kernel(const Unit* x, const int32_t* row_of, Unit* rows, int64_t width, int top_k) {
-  const int64_t token = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < width; i += kRowThreads) {
-    const Unit value = x[token * width + i];
-    for (int k = 0; k < top_k; ++k) {
-      const int64_t row = row_of[token * top_k + k];
-      if (row >= 0) rows[row * width + i] = value;
+    dispatch_kernel(const Unit* x, RowPart part, Unit* rows, int64_t num_tokens, int64_t width, int top_k) {
+  if (part.is_empty()) return;
+  for (int64_t token = blockIdx.x; token < num_tokens; token += gridDim.x) {
+    for (int64_t i = threadIdx.x; i < width; i += kRowThreads) {
+      const Unit value = x[token * width + i];
+      for (int k = 0; k < top_k; ++k) {
+        const int64_t row = part.place(token * top_k + k);
+        if (row >= 0) rows[row * width + i] = value;
+      }
     }
   }
 }
@@ -168,9 +180,11 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    dispatch_weights_kernel(const float* weights, const int32_t* row_of, float* row_weight, int64_t num_copies) {
+    dispatch_weights_kernel(const float* weights, RowPart part, float* row_weight, int64_t num_copies) {
   const int64_t copy = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (copy < num_copies && row_of[copy] >= 0) row_weight[row_of[copy]] = weights[copy];
+  if (copy >= num_copies || part.is_empty()) return;
+  const int64_t row = part.place(copy);
+  if (row >= 0) row_weight[row] = weights[copy];
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -190,6 +204,19 @@ void check_rows(Tensor tokens, const MoePlan& plan, Tensor rows) {
 void check_weights(Tensor weights, const MoePlan& plan, Tensor row_weight) {
   NMOE_CHECK(weights.shape() == plan.row_of.shape() && weights.num_elements() <= INT32_MAX,
              "weights {} and {} of rows by a plan of {}", weights.shape(), row_weight.shape(), plan.row_of.shape());
+}
+
+RowPart row_part(const MoePlan& plan, Tensor rows) {
+  const int32_t* num_rows = plan.first_row > 0 ? plan.offsets.data<int32_t>() + plan.offsets.dim(0) - 1 : nullptr;
+  return {
+      .row_of = plan.row_of.data<int32_t>(), .num_rows = num_rows, .first = plan.first_row, .capacity = rows.dim(0)};
+}
+
+// Of a kernel that moves the rows of one token a block. A part of the rows that are not the first is often empty, and
+// then over soonest with few blocks.
+unsigned token_blocks(const Context& ctx, const MoePlan& plan, int64_t num_tokens) {
+  constexpr int64_t kBlocksPerSm = 16;
+  return grid_size(plan.first_row > 0 ? std::min(num_tokens, kBlocksPerSm * ctx.num_sms) : num_tokens);
 }
 
 unsigned weight_blocks(Tensor weights) {
@@ -239,6 +266,15 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   }
 }
 
+void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {
+  check_divide_moe_rows(args);
+  if (ctx.counting() || args.parts.num_elements() == 0) return;
+  divide_kernel<<<grid_size(ceil_div<int64_t>(args.parts.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
+      args.offsets.data<int32_t>(), args.parts.data<int32_t>(), args.parts.dim(0), args.parts.dim(1), args.capacity,
+      args.chunk);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
 void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   const Tensor x = args.x, rows = args.rows;
   const MoePlan& plan = args.plan;
@@ -247,8 +283,8 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   if (ctx.counting() || x.num_elements() == 0) return;
   const int64_t row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype()));
   const auto run = [&]<class Unit>(Unit) {
-    dispatch_kernel<<<static_cast<unsigned>(x.dim(0)), kRowThreads, 0, ctx.stream>>>(
-        static_cast<const Unit*>(x.raw()), plan.row_of.data<int32_t>(), static_cast<Unit*>(rows.raw()),
+    dispatch_kernel<<<token_blocks(ctx, plan, x.dim(0)), kRowThreads, 0, ctx.stream>>>(
+        static_cast<const Unit*>(x.raw()), row_part(plan, rows), static_cast<Unit*>(rows.raw()), x.dim(0),
         row_bytes / static_cast<int64_t>(sizeof(Unit)), static_cast<int>(plan.row_of.dim(1)));
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
@@ -291,7 +327,7 @@ void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
   check_weights(weights, plan, row_weight);
   if (ctx.counting() || weights.num_elements() == 0) return;
   dispatch_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(
-      weights.data<float>(), plan.row_of.data<int32_t>(), row_weight.data<float>(), weights.num_elements());
+      weights.data<float>(), row_part(plan, row_weight), row_weight.data<float>(), weights.num_elements());
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -82,7 +82,10 @@ __global__ void __launch_bounds__(kThreads)
   const float keep = 1.0F - lr * weight_decay, rate = lr * step;
   const Slice slice = own_slice(size);
   for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
-    w.store(first + i, keep * w.load(first + i) - rate * x[i]);
+    float weight[1];
+    w.load(first + i, weight);
+    weight[0] = keep * weight[0] - rate * x[i];
+    w.store(first + i, weight);
   }
 }
 

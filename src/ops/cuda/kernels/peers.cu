@@ -5,13 +5,16 @@
 // published with the flag. Its number is counted in device memory, so that a recorded barrier is another one at every
 // launch.
 //
-// A barrier that nobody ends is left after the timeout: the thread that gave up writes who waited for whom to host
-// memory and raises every rank's flag to give up, at which all waits end, and those to come too.
+// A barrier that nobody ends is left after the missing rank's patience, counted from when its host set it last: the
+// thread that gave up writes who waited for whom, and where, to host memory and raises every rank's flag to give up, at
+// which all waits end, and those to come too.
 //
 // Sums and spreading are bound by NVLink: a rank reads its part of every other's tensor, or writes it there.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/clock.cuh"
+#include "ops/cuda/primitives/ordered_sum.cuh"
 #include "ops/cuda/primitives/peer_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -28,10 +31,12 @@ static_assert(kBarrierThreads >= kMaxPeers && kBarrierThreads % kWarp == 0);
 struct BarrierState {
   PeerPointers<int64_t> arrivals;
   PeerPointers<int32_t> aborted;
+  PeerPointers<int64_t> patience_ns;
   int64_t* count;
   int64_t* report;
   int64_t index, num_ranks;
-  uint64_t timeout_ns;
+  int64_t work, layer;
+  double* waited;  // null: not measured
 };
 
 __device__ void give_up(const BarrierState& state, int64_t rank, int64_t barrier) {
@@ -39,6 +44,8 @@ __device__ void give_up(const BarrierState& state, int64_t rank, int64_t barrier
   state.report[1] = state.index;
   state.report[2] = rank;
   state.report[3] = barrier;
+  state.report[4] = state.work;
+  state.report[5] = state.layer;
   __threadfence_system();
   *reinterpret_cast<volatile unsigned long long*>(taken) = 1;
   __threadfence_system();
@@ -55,71 +62,35 @@ __global__ void __launch_bounds__(kBarrierThreads) barrier_kernel(BarrierState s
   }
   __syncthreads();
   const int64_t rank = threadIdx.x;
-  if (rank >= state.num_ranks) return;
-  store_release_system(state.arrivals.at[rank] + state.index, barrier);
-  const int64_t* const arrived = state.arrivals.at[state.index] + rank;
   const uint64_t begin = global_time_ns();
-  for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
-    if (spins % kSpinsPerLook != 0) continue;
-    if (load_relaxed_system(state.aborted.at[state.index]) != 0) return;
-    if (global_time_ns() - begin > state.timeout_ns) {
-      if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
-      return;
-    }
-  }
-}
-
-// Unit: what is added, or two or four of them.
-template <class T>
-struct Packed;
-template <>
-struct Packed<float> {
-  using Type = float4;
-  static __device__ void add(float4& sum, const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
-};
-template <>
-struct Packed<double> {
-  using Type = double2;
-  static __device__ void add(double2& sum, const double2& x) { sum.x += x.x, sum.y += x.y; }
-};
-template <>
-struct Packed<int32_t> {
-  using Type = int4;
-  static __device__ void add(int4& sum, const int4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
-};
-
-// target [end - begin]. kVectors: [begin, end) in units of 16 bytes.
-template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads)
-    sum_kernel(PeerPointers<T> x, T* target, bool accumulate, int64_t num_ranks, int64_t begin, int64_t end) {
-  using Unit = std::conditional_t<kVectors, typename Packed<T>::Type, T>;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < end; i += stride) {
-    Unit& to = reinterpret_cast<Unit*>(target)[i - begin];
-    Unit sum = accumulate ? to : reinterpret_cast<const Unit*>(x.at[0])[i];
-    for (int64_t rank = accumulate ? 0 : 1; rank < num_ranks; ++rank) {
-      const Unit value = reinterpret_cast<const Unit*>(x.at[rank])[i];
-      if constexpr (kVectors) {
-        Packed<T>::add(sum, value);
-      } else {
-        sum += value;
+  if (rank < state.num_ranks) {
+    store_release_system(state.arrivals.at[rank] + state.index, barrier);
+    const int64_t* const arrived = state.arrivals.at[state.index] + rank;
+    uint64_t patient_since = begin;
+    int64_t patience = load_relaxed_system(state.patience_ns.at[rank]);
+    for (unsigned spins = 1; load_acquire_system(arrived) < barrier; ++spins) {
+      if (spins % kSpinsPerLook != 0) continue;
+      if (load_relaxed_system(state.aborted.at[state.index]) != 0) break;
+      if (const int64_t now = load_relaxed_system(state.patience_ns.at[rank]); now != patience) {
+        patience = now;
+        patient_since = global_time_ns();
+      }
+      if (static_cast<int64_t>(global_time_ns() - patient_since) > patience) {
+        if (atomicExch(&gave_up, 1) == 0) give_up(state, rank, barrier);
+        break;
       }
     }
-    to = sum;
   }
+  if (state.waited == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) *state.waited += static_cast<double>(global_time_ns() - begin);
 }
 
 template <class T>
 void sum_part(Context& ctx, const PeerSum& args) {
-  constexpr int64_t kUnit = 16 / sizeof(T);
-  const auto x = peer_pointers<T>(args.peers, args.x);
   T* const target = args.sum.defined() ? args.sum.data<T>() : args.x.data<T>() + args.begin;
-  const bool vectors = args.begin % kUnit == 0 && args.end % kUnit == 0 && aligned16(args.x.raw()) && aligned16(target);
-  const int64_t unit = vectors ? kUnit : 1, begin = args.begin / unit, end = args.end / unit;
-  const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>(end - begin, kThreads), 4L * ctx.num_sms);
-  const auto kernel = vectors ? sum_kernel<T, true> : sum_kernel<T, false>;
-  kernel<<<grid_size(blocks), kThreads, 0, ctx.stream>>>(x, target, args.accumulate, args.peers.count(), begin, end);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  ordered_sum(ctx, peer_pointers<T>(args.peers, args.x), target, args.accumulate, args.peers.count(), args.begin,
+              args.end);
 }
 
 // Elements of Unit bytes.
@@ -151,11 +122,14 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
   const Peers::Barrier& barrier = peers.barrier();
   const BarrierState state{.arrivals = peer_pointers<int64_t>(peers, barrier.arrivals),
                            .aborted = peer_pointers<int32_t>(peers, barrier.aborted),
+                           .patience_ns = peer_pointers<int64_t>(peers, barrier.patience),
                            .count = barrier.count.data<int64_t>(),
                            .report = barrier.report.data<int64_t>(),
                            .index = peers.index(),
                            .num_ranks = peers.count(),
-                           .timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(peers.timeout()).count())};
+                           .work = static_cast<int64_t>(args.place.work),
+                           .layer = args.place.layer,
+                           .waited = args.waited.defined() ? args.waited.data<double>() : nullptr};
   barrier_kernel<<<1, kBarrierThreads, 0, ctx.stream>>>(state);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
@@ -190,6 +164,11 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   } else {
     spread_units<uint8_t>(ctx, args.peers, args.x, first, last);
   }
+}
+
+// By the copy engines, which read from a peer as from this device.
+void peer_fetch(Context& ctx, const PeerFetch& args) {
+  if (!ctx.counting()) copy(ctx, {args.peers.on(args.rank, args.x), args.destination});
 }
 
 }  // namespace nmoe::cuda

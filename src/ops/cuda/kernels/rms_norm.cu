@@ -2,10 +2,10 @@
 //   forward   y = n gain
 //   backward  dgain += sum over rows of dy n;   dx = rstd (g - n mean(g n))
 //
-// Forward reads x twice, the second time from a cache for the sizes models use. Backward first adds up dgain (dx may
-// overwrite dy), then writes dx: x and dy are read three times, once from a cache.
-// dgain: a block adds up its chunk of rows for 256 columns and leaves partial sums, [chunks, D]; a second kernel adds
-// them in the chunks' order. Chunks follow from N alone.
+// Forward reads x twice, the second time from a cache for the sizes models use. Backward reads x and dy once: a block
+// has a chunk of rows, a warp of it (or for wide rows all of it) a row at a time, and each thread keeps what it adds to
+// dgain until the chunk is done. Those partial sums, [chunks, D], are added in the chunks' order by a second kernel.
+// Chunks follow from N and D alone.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -19,8 +19,7 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kGainWarps = 8;            // of a dgain block; each takes every eighth row
-constexpr int kGainColumns = kWarp * 8;  // a dgain block's columns, 8 a lane
+constexpr int kGainWarps = 8;  // of a block that adds partial sums; each takes every eighth chunk
 
 template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -49,70 +48,69 @@ __global__ void __launch_bounds__(kRowThreads)
   if (Group::thread() == 0) rstds[row] = rstd;
 }
 
-// dx and dy may be the same: a thread writes an element after all have read the row for the mean, and it alone reads it
-// again before.
-template <class Group, class T>
+// partials[chunk, column] = the sum of dy x rstd over the chunk's rows, and dx. A thread has kVectors times 8 columns
+// of a row. dx and dy may be the same: a thread reads the elements that it then writes, and no other does.
+template <class Group, int kVectors, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    backward_kernel(const T* inputs, const float* gain, const float* rstds, const T* dys, T* dxs, int64_t num_rows,
-                    int64_t width, bool accumulate, bool vector) {
-  const int64_t row = Group::row();
-  if (row >= num_rows) return;
-  const T* x = inputs + row * width;
-  const T* dy = dys + row * width;
-  T* dx = dxs + row * width;
-  float products = 0.0F;
-  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
-    float values[8], gains[8], gradients[8];
-    load8(x, i, width, vector, values);
-    load8(gain, i, width, vector, gains);
-    load8(dy, i, width, vector, gradients);
+    backward_kernel(const T* inputs, const float* gain, const float* rstds, const T* dys, T* dxs, float* partials,
+                    int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, bool vector) {
+  extern __shared__ float sums[];  // [width], where several rows are worked on at once
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows, end = min(begin + chunk_rows, num_rows);
+  const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;
+  const auto column_of = [](int v) { return (static_cast<int64_t>(v) * Group::kThreads + Group::thread()) * 8; };
+  float totals[kVectors][8] = {};
+  for (int64_t row = begin + own_row; row < end; row += Group::kRowsPerBlock) {
+    const T* x = inputs + row * width;
+    const T* dy = dys + row * width;
+    T* dx = dxs + row * width;
+    const float rstd = rstds[row];
+    float values[kVectors][8], gradients[kVectors][8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) products += gradients[j] * gains[j] * values[j];
-  }
-  const float rstd = rstds[row];
-  const float slope = rstd * rstd * rstd * (Group::sum(products) / static_cast<float>(width));
-  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
-    float values[8], gains[8], gradients[8], result[8] = {};
-    load8(x, i, width, vector, values);
-    load8(gain, i, width, vector, gains);
-    load8(dy, i, width, vector, gradients);
-    if (accumulate) load8(dx, i, width, vector, result);
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) < width) {
+        load8(x, column_of(v), width, vector, values[v]);
+        load8(dy, column_of(v), width, vector, gradients[v]);
+      }
+    }
+    float products = 0.0F;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) result[j] += rstd * gains[j] * gradients[j] - slope * values[j];
-    store8(dx, i, width, vector, result);
-  }
-}
-
-// partials[chunk, column] = the sum of dy x rstd over the chunk's rows. Grid: column tiles, chunks.
-template <class T>
-__global__ void __launch_bounds__(kGainWarps* kWarp)
-    gain_partials_kernel(const T* inputs, const float* rstds, const T* dys, float* partials, int64_t num_rows,
-                         int64_t width, int64_t chunk_rows, bool vector) {
-  __shared__ float sums[kGainWarps][kGainColumns];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kGainColumns, column = first_column + lane * 8;
-  const int64_t begin = blockIdx.y * chunk_rows, end = min(begin + chunk_rows, num_rows);
-  float totals[8] = {};
-  if (column < width) {
-    for (int64_t row = begin + warp; row < end; row += kGainWarps) {
-      float values[8], gradients[8];
-      load8(inputs + row * width, column, width, vector, values);
-      load8(dys + row * width, column, width, vector, gradients);
-      const float rstd = rstds[row];
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= width) continue;
+      float gains[8];
+      load8(gain, column_of(v), width, vector, gains);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) totals[j] += gradients[j] * (values[j] * rstd);
+      for (int j = 0; j < 8; ++j) {
+        totals[v][j] += gradients[v][j] * (values[v][j] * rstd);
+        gradients[v][j] *= gains[j];
+        products += gradients[v][j] * values[v][j];
+      }
+    }
+    const float slope = rstd * rstd * rstd * (Group::sum(products) / static_cast<float>(width));
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= width) continue;
+      float result[8] = {};
+      if (accumulate) load8(dx, column_of(v), width, vector, result);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) result[j] += rstd * gradients[v][j] - slope * values[v][j];
+      store8(dx, column_of(v), width, vector, result);
     }
   }
+  float* const partial = partials + static_cast<int64_t>(blockIdx.x) * width;
+  for (int turn = 0; turn < Group::kRowsPerBlock; ++turn) {  // in the order of the block's groups
+    const bool first = turn == 0, last = turn + 1 == Group::kRowsPerBlock;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) sums[warp][lane * 8 + j] = totals[j];
-  __syncthreads();
-  static_assert(kGainColumns == kGainWarps * kWarp, "a thread adds up one column");
-  const int64_t own = first_column + threadIdx.x;
-  if (own >= width) return;
-  float total = 0.0F;
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t column = column_of(v);
 #pragma unroll
-  for (int w = 0; w < kGainWarps; ++w) total += sums[w][threadIdx.x];
-  partials[blockIdx.y * width + own] = total;
+      for (int j = 0; j < 8; ++j) {
+        if (turn != own_row || column + j >= width) continue;
+        const float sum = first ? totals[v][j] : sums[column + j] + totals[v][j];
+        (last ? partial : sums)[column + j] = sum;
+      }
+    }
+    if (!last) __syncthreads();
+  }
 }
 
 // dgain[column] += the sum of partials[chunk, column], a column a thread; warps take every eighth chunk of 32 columns.
@@ -123,6 +121,7 @@ __global__ void __launch_bounds__(kGainWarps* kWarp)
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
   float total = 0.0F;
   if (column < width) {
+#pragma unroll 8
     for (int64_t chunk = warp; chunk < num_chunks; chunk += kGainWarps) total += partials[chunk * width + column];
   }
   sums[warp][lane] = total;
@@ -130,6 +129,21 @@ __global__ void __launch_bounds__(kGainWarps* kWarp)
   if (warp != 0 || column >= width) return;
   for (int w = 1; w < kGainWarps; ++w) total += sums[w][lane];
   dgain[column] += total;
+}
+
+// Calls fn with the row group for backward's rows of `width`, and how many vectors of 8 a thread has of one.
+template <class Fn>
+void dispatch_backward(int64_t width, const Fn& fn) {
+  const auto with = [&]<int kThreads, int kVectors>() {
+    if (width > int64_t{8} * kThreads * kVectors) return false;
+    fn(RowGroup<kThreads>{}, std::integral_constant<int, kVectors>{});
+    return true;
+  };
+  const bool done = with.template operator()<kWarp, 1>() || with.template operator()<kWarp, 2>() ||
+                    with.template operator()<kWarp, 3>() || with.template operator()<kWarp, 4>() ||
+                    with.template operator()<kRowThreads, 1>() || with.template operator()<kRowThreads, 2>() ||
+                    with.template operator()<kRowThreads, 4>() || with.template operator()<kRowThreads, 8>();
+  NMOE_CHECK(done, "the gradient of a norm over {} values: {} are possible", width, 8 * kRowThreads * 8);
 }
 
 void check_shapes(Tensor x, Tensor gain, Tensor y, Tensor rstd) {
@@ -165,7 +179,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   check_shapes(x, gain, dy, rstd);
   check_shapes(x, dgain, dx, rstd);
   const int64_t num_rows = x.dim(0), width = x.dim(1);
-  const int64_t chunk_rows = gain_chunk_rows(num_rows);
+  const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   ArenaScope scratch(ctx.scratch);
   const Tensor partials = claim(scratch, args);
   const int64_t num_chunks = partials.dim(0);
@@ -173,20 +187,19 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const bool vector = can_vectorise(width, x, gain, dy, dx);
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
-    const dim3 gain_grid(grid_size(ceil_div(width, kGainColumns)), short_grid_size(num_chunks));
-    gain_partials_kernel<T><<<gain_grid, kGainWarps * kWarp, 0, ctx.stream>>>(
-        x.data<T>(), rstd.data<float>(), dy.data<T>(), partials.data<float>(), num_rows, width, chunk_rows, vector);
-    NMOE_CUDA_CHECK(cudaGetLastError());
-    add_gain_partials_kernel<<<grid_size(ceil_div(width, kWarp)), kGainWarps * kWarp, 0, ctx.stream>>>(
-        partials.data<float>(), dgain.data<float>(), num_chunks, width);
-    NMOE_CUDA_CHECK(cudaGetLastError());
-    dispatch_rows(num_rows, width, [&](auto group, unsigned grid) {
-      backward_kernel<decltype(group), T>
-          <<<grid, kRowThreads, 0, ctx.stream>>>(x.data<T>(), gain.data<float>(), rstd.data<float>(), dy.data<T>(),
-                                                 dx.data<T>(), num_rows, width, args.accumulate_dx, vector);
+    dispatch_backward(width, [&](auto group, auto vectors) {
+      using Group = decltype(group);
+      const auto shared =
+          static_cast<size_t>(Group::kRowsPerBlock > 1 ? width * static_cast<int64_t>(sizeof(float)) : 0);
+      backward_kernel<Group, decltype(vectors)::value, T><<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
+          x.data<T>(), gain.data<float>(), rstd.data<float>(), dy.data<T>(), dx.data<T>(), partials.data<float>(),
+          num_rows, width, chunk_rows, args.accumulate_dx, vector);
     });
-    NMOE_CUDA_CHECK(cudaGetLastError());
   });
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  add_gain_partials_kernel<<<grid_size(ceil_div(width, kWarp)), kGainWarps * kWarp, 0, ctx.stream>>>(
+      partials.data<float>(), dgain.data<float>(), num_chunks, width);
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace nmoe::cuda

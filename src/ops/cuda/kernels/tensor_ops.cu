@@ -7,6 +7,7 @@
 #include "base/random_math.h"
 #include "base/rng.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/clock.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/master_weight.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -81,13 +82,18 @@ uint64_t element_bits(DType dtype, double value) {
 template <class Weights>
 __global__ void __launch_bounds__(kThreads) split_weight_kernel(const float* master, Weights w, int64_t size) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < size) w.store(i, master[i]);
+  if (i >= size) return;
+  const float value[] = {master[i]};
+  w.store(i, value);
 }
 
 template <class Weights>
 __global__ void __launch_bounds__(kThreads) join_weight_kernel(Weights w, float* master, int64_t size) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < size) master[i] = w.load(i);
+  if (i >= size) return;
+  float value[1];
+  w.load(i, value);
+  master[i] = value[0];
 }
 
 // The terms of the three reductions.
@@ -150,10 +156,16 @@ void reduce(Context& ctx, Tensor x, Tensor out) {
 }
 
 // One thread: the order is what is wanted, and there are few.
-__global__ void sum_in_order_kernel(const double* x, int64_t size, double* out) {
+// order may be null.
+__global__ void sum_in_order_kernel(const double* x, const int32_t* order, int64_t size, double* out) {
   double sum = 0.0;
-  for (int64_t i = 0; i < size; ++i) sum += x[i];
+  for (int64_t i = 0; i < size; ++i) sum += x[order == nullptr ? i : order[i]];
   *out = sum;
+}
+
+__global__ void add_time_kernel(uint32_t* sum, bool begin) {
+  const auto now = static_cast<uint32_t>(global_time_ns());
+  *sum += begin ? 0U - now : now;
 }
 
 __global__ void clip_scale_kernel(const double* sum_squares, const double* loss_sum, double max_norm, double* scale,
@@ -241,7 +253,15 @@ void sum_of_squares(Context& ctx, const SumOfSquares& args) { reduce<Square>(ctx
 
 void sum_in_order(Context& ctx, const SumInOrder& args) {
   if (ctx.counting()) return;
-  sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), args.x.num_elements(), args.out.data<double>());
+  const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
+  sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), order, args.x.num_elements(),
+                                               args.out.data<double>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void add_time(Context& ctx, const AddTime& args) {
+  if (ctx.counting()) return;
+  add_time_kernel<<<1, 1, 0, ctx.stream>>>(static_cast<uint32_t*>(args.sum.raw()), args.begin);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

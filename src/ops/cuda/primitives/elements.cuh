@@ -55,6 +55,28 @@ bool can_vectorise(int64_t width, const Tensors&... tensors) {
   return width % 8 == 0 && ((std::bit_cast<uintptr_t>(tensors.raw()) % 16 == 0) && ...);
 }
 
+// One value, or four at a pointer that is aligned to their size.
+template <class T>
+__device__ inline void load_values(const T* source, float (&v)[1]) {
+  v[0] = to_float(*source);
+}
+__device__ inline void load_values(const float* source, float (&v)[4]) {
+  const float4 packed = *reinterpret_cast<const float4*>(source);
+  v[0] = packed.x, v[1] = packed.y, v[2] = packed.z, v[3] = packed.w;
+}
+template <class T>
+__device__ inline void store_values(T* target, const float (&v)[1]) {
+  *target = from_float<T>(v[0]);
+}
+__device__ inline void store_values(float* target, const float (&v)[4]) {
+  *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
+}
+__device__ inline void store_values(__nv_bfloat16* target, const float (&v)[4]) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(v[0], v[1]), high = __floats2bfloat162_rn(v[2], v[3]);
+  *reinterpret_cast<uint2*>(target) =
+      make_uint2(*reinterpret_cast<const unsigned*>(&low), *reinterpret_cast<const unsigned*>(&high));
+}
+
 // Eight values at `source`, which is aligned to 16 bytes.
 __device__ inline void load8(const float* source, float (&v)[8]) {
   const float4 low = reinterpret_cast<const float4*>(source)[0], high = reinterpret_cast<const float4*>(source)[1];

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/runtime/launch.h"
 
 namespace nmoe::cuda {
 
@@ -24,19 +25,42 @@ __device__ inline float join_master(WeightHalves halves) {
   return __uint_as_float((static_cast<unsigned>(halves.w) << 16) + static_cast<unsigned>(static_cast<int>(halves.low)));
 }
 
+// One weight at index i, or four, where aligned() and i is a multiple of four.
 struct WholeWeights {
   float* w;
-  __device__ float load(int64_t i) const { return w[i]; }
-  __device__ void store(int64_t i, float master) const { w[i] = master; }
+  bool aligned() const { return aligned16(w); }
+  template <int kValues>
+  __device__ void load(int64_t i, float (&master)[kValues]) const {
+    load_values(w + i, master);
+  }
+  template <int kValues>
+  __device__ void store(int64_t i, const float (&master)[kValues]) const {
+    store_values(w + i, master);
+  }
 };
 struct HalvedWeights {
   uint16_t* w;
   int16_t* low;
-  __device__ float load(int64_t i) const { return join_master({w[i], low[i]}); }
-  __device__ void store(int64_t i, float master) const {
-    const WeightHalves halves = split_master(master);
+  bool aligned() const { return aligned16(w) && aligned16(low); }
+  __device__ void load(int64_t i, float (&master)[1]) const { master[0] = join_master({w[i], low[i]}); }
+  __device__ void load(int64_t i, float (&master)[4]) const {
+    const auto high = *reinterpret_cast<const ushort4*>(w + i);
+    const auto rest = *reinterpret_cast<const short4*>(low + i);
+    master[0] = join_master({high.x, rest.x});
+    master[1] = join_master({high.y, rest.y});
+    master[2] = join_master({high.z, rest.z});
+    master[3] = join_master({high.w, rest.w});
+  }
+  __device__ void store(int64_t i, const float (&master)[1]) const {
+    const WeightHalves halves = split_master(master[0]);
     w[i] = halves.w;
     low[i] = halves.low;
+  }
+  __device__ void store(int64_t i, const float (&master)[4]) const {
+    const WeightHalves a = split_master(master[0]), b = split_master(master[1]), c = split_master(master[2]),
+                       d = split_master(master[3]);
+    *reinterpret_cast<ushort4*>(w + i) = make_ushort4(a.w, b.w, c.w, d.w);
+    *reinterpret_cast<short4*>(low + i) = make_short4(a.low, b.low, c.low, d.low);
   }
 };
 

@@ -33,6 +33,11 @@ __device__ inline int64_t load_acquire_system(const int64_t* flag) {
   asm volatile("ld.acquire.sys.global.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
+__device__ inline int64_t load_relaxed_system(const int64_t* flag) {
+  int64_t value;
+  asm volatile("ld.relaxed.sys.global.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
 __device__ inline int32_t load_relaxed_system(const int32_t* flag) {
   int32_t value;
   asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
@@ -40,13 +45,6 @@ __device__ inline int32_t load_relaxed_system(const int32_t* flag) {
 }
 __device__ inline void store_relaxed_system(int32_t* flag, int32_t value) {
   asm volatile("st.relaxed.sys.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
-}
-
-// Nanoseconds, of a clock that all multiprocessors share.
-__device__ inline uint64_t global_time_ns() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
 }
 
 }  // namespace nmoe::cuda

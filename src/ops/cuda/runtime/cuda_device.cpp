@@ -8,6 +8,7 @@
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/runtime/recording.h"
 #include "ops/cuda/vendor/cudnn_library.h"
+#include "ops/cuda/vendor/nccl.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -65,7 +66,8 @@ std::string driver_version() {
 }  // namespace
 
 CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scratch_name)
-    : scratch(scratch_name),
+    : stream(lane == Lane::kCommunication ? StreamPriority::kFirst : StreamPriority::kNormal),
+      scratch(scratch_name),
       ops(device, lane, device.compute_dtype_,
           {.stream = stream.get(),
            .scratch = scratch,
@@ -136,6 +138,11 @@ void CudaDevice::enable_peer_access(int index) {
         "set parallel.ranks = 1");
   }
   libraries_.reach_once(index, [&] { NMOE_CUDA_CHECK(cudaDeviceEnablePeerAccess(index, 0)); });
+}
+
+std::unique_ptr<AcrossLink> CudaDevice::link_across(int64_t index, int64_t count, const GatherAcross& gather) {
+  make_current();
+  return std::make_unique<NcclLink>(index_, stream(Lane::kCompute), index, count, gather);
 }
 
 // An event per call is not needed: a wait is for the event as it was recorded last.

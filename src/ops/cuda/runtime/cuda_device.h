@@ -35,8 +35,10 @@ class CudaDevice final : public Device {
   MemorySource& host_memory() override { return host_memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override;
   void enable_peer_access(int index) override;
+  std::unique_ptr<AcrossLink> link_across(int64_t index, int64_t count, const GatherAcross& gather) override;
   Arena& scratch(Lane lane) override { return state(lane).scratch; }
 
+  bool lanes_overlap() const override { return true; }
   void order(Lane awaited, Lane waiting) override;
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;

@@ -1,4 +1,6 @@
 // Dense linear layers: products by cuBLASLt (cublaslt.h).
+#include <algorithm>
+
 #include "base/error.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
@@ -8,22 +10,24 @@
 namespace nmoe::cuda {
 namespace {
 
-// c [rows, cols] = op(a) [rows, depth] op(b) [depth, cols], or +=; all row-major and dense, op transposes or does not.
+// d [rows, cols] = op(a) [rows, depth] op(b) [depth, cols] + c; all row-major and dense, op transposes or does not.
 struct Product {
   Tensor a;
   bool transpose_a;
   Tensor b;
   bool transpose_b;
-  Tensor c;
-  bool accumulate;
+  Tensor c;  // may be d; undefined: not added
+  Tensor d;
 };
 
 GemmProblem problem_of(const Product& p) {
   const int64_t rows = p.a.dim(p.transpose_a ? 1 : 0), depth = p.a.dim(p.transpose_a ? 0 : 1);
   const int64_t cols = p.b.dim(p.transpose_b ? 0 : 1), depth_b = p.b.dim(p.transpose_b ? 1 : 0);
-  const DType input = p.a.dtype(), output = p.c.dtype();
-  NMOE_CHECK(depth == depth_b && p.c.shape() == Shape({rows, cols}), "product of {}{} and {}{} into {}", p.a.shape(),
-             p.transpose_a ? " transposed" : "", p.b.shape(), p.transpose_b ? " transposed" : "", p.c.shape());
+  const DType input = p.a.dtype(), output = p.d.dtype();
+  NMOE_CHECK(depth == depth_b && p.d.shape() == Shape({rows, cols}), "product of {}{} and {}{} into {}", p.a.shape(),
+             p.transpose_a ? " transposed" : "", p.b.shape(), p.transpose_b ? " transposed" : "", p.d.shape());
+  NMOE_CHECK(!p.c.defined() || (p.c.shape() == p.d.shape() && p.c.dtype() == output), "{} {} added to a product {} {}",
+             dtype_name(p.c.dtype()), p.c.shape(), dtype_name(output), p.d.shape());
   NMOE_CHECK(p.b.dtype() == input && (input == DType::kF32 || input == DType::kBF16) &&
                  (output == DType::kF32 || output == input),
              "product of {} and {} into {}", dtype_name(input), dtype_name(p.b.dtype()), dtype_name(output));
@@ -36,7 +40,7 @@ GemmProblem problem_of(const Product& p) {
           .transpose_b = p.transpose_b,
           .align_a = address_alignment(p.a.raw()),
           .align_b = address_alignment(p.b.raw()),
-          .align_d = address_alignment(p.c.raw()),
+          .align_d = std::min(address_alignment(p.d.raw()), address_alignment((p.c.defined() ? p.c : p.d).raw())),
           .workspace_bytes = kProductWorkspaceBytes};
 }
 
@@ -46,31 +50,39 @@ void multiply(Context& ctx, const Product& p) {
   const Tensor workspace = claim_product_workspace(scope);
   if (ctx.counting() || problem.rows == 0 || problem.cols == 0) return;
   if (problem.depth == 0) {  // an empty sum
-    if (!p.accumulate) NMOE_CUDA_CHECK(cudaMemsetAsync(p.c.raw(), 0, static_cast<size_t>(p.c.num_bytes()), ctx.stream));
+    const auto num_bytes = static_cast<size_t>(p.d.num_bytes());
+    if (!p.c.defined()) {
+      NMOE_CUDA_CHECK(cudaMemsetAsync(p.d.raw(), 0, num_bytes, ctx.stream));
+    } else if (p.c.raw() != p.d.raw()) {
+      NMOE_CUDA_CHECK(cudaMemcpyAsync(p.d.raw(), p.c.raw(), num_bytes, cudaMemcpyDeviceToDevice, ctx.stream));
+    }
     return;
   }
   ctx.cublas_lt.multiply(problem,
                          {.a = p.a.raw(),
                           .b = p.b.raw(),
-                          .d = p.c.raw(),
+                          .c = p.c.defined() ? p.c.raw() : nullptr,
+                          .d = p.d.raw(),
                           .workspace = workspace.raw(),
-                          .beta = p.accumulate ? 1.0F : 0.0F},
+                          .beta = p.c.defined() ? 1.0F : 0.0F},
                          ctx.stream);
 }
 
 }  // namespace
 
 void linear_forward(Context& ctx, const LinearForward& args) {
-  multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.y, args.accumulate});
+  multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y});
 }
 
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
-  multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, args.dx, args.accumulate});
+  const Tensor addend = args.accumulate ? args.dx : Tensor();
+  multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx});
 }
 
 void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
-  multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, args.dw, args.accumulate});
+  const Tensor addend = args.accumulate ? args.dw : Tensor();
+  multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw});
 }
 
 }  // namespace nmoe::cuda

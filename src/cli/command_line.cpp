@@ -1,12 +1,9 @@
-// The program `n`: arguments, then one command. Compiled for any x86-64, so that it can say what the rest needs.
+#include "cli/command_line.h"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <cstdio>
-#include <exception>
-#include <filesystem>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -79,20 +76,54 @@ void add_sampling(CLI::App* command, SamplingOptions& sampling) {
   command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
 }
 
-// Adds all commands to `app`. The one that is chosen is left in `run`.
-class CommandLine {
+}  // namespace
+
+class CommandLine::Commands {
  public:
-  CommandLine(CLI::App& app, std::function<void()>& run) : run_(run) {
-    add_training(app);
-    add_data(app);
-    add_checkpoints(app);
-    add_hugging_face(app);
-    add_conversation(app);
-    add_measurement(app);
-    add_help(app);
+  Commands() {
+    app_.set_version_flag("--version",
+                          [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
+    app_.require_subcommand(1);
+    app_.formatter(std::make_shared<HelpFormatter>());  // commands inherit it
+    add_training(app_);
+    add_data(app_);
+    add_checkpoints(app_);
+    add_hugging_face(app_);
+    add_conversation(app_);
+    add_measurement(app_);
+    add_help(app_);
+  }
+
+  std::function<void()> parse(int argc, const char* const* argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::Success& asked) {  // --help, --version
+      return [this, asked] { app_.exit(asked); };
+    } catch (const CLI::ParseError& error) {
+      return fail_or_help(error);
+    }
+    return run_;
   }
 
  private:
+  // What is wrong with the arguments, thrown as every other error. Without a command, where one is needed, its help.
+  std::function<void()> fail_or_help(const CLI::ParseError& error) {
+    const CLI::App* command = &app_;
+    std::string path = app_.get_name();
+    while (!command->get_subcommands().empty()) {
+      command = command->get_subcommands().front();
+      path += ' ' + command->get_name();
+    }
+    if (command->get_require_subcommand_min() == 0) {
+      throw usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
+    }
+    const std::vector<std::string> unknown = app_.remaining(/*recurse=*/true);
+    if (!unknown.empty()) fail_unknown_command(*command, path, unknown.front());
+    return [command, path] {
+      fmt::print("{}", command->get_formatter()->make_help(command, path, CLI::AppFormatMode::Normal));
+    };
+  }
+
   void add_training(CLI::App& app) {
     CLI::App* train = app.add_subcommand("train", "train a model");
     add_config_arguments(train, train_.config);
@@ -209,6 +240,7 @@ class CommandLine {
         ->capture_default_str();
     prep->add_option("--split-on", prep_.records.split_on,
                      "a line that separates documents of plain text; \"\": blank lines");
+    prep->add_option("--max-record", max_record_, "bytes of a record that are read at most; without it 512MiB");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
@@ -251,6 +283,9 @@ class CommandLine {
         ->capture_default_str();
     prep->callback([this] {
       if (near_dedup_) prep_.near_dedup = near_dedup_threshold_;
+      if (!max_record_.empty()) {
+        prep_.records.max_bytes = static_cast<size_t>(parse_bytes(max_record_, "--max-record"));
+      }
       if (!prep_.records.messages_field.empty()) {
         prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
           return make_conversation_encoder(chat_template_, std::move(tokenizer));
@@ -320,7 +355,9 @@ class CommandLine {
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
         ->required();
-    generate->add_option("--prompt", generate_.prompts, "text to go on from (repeatable: written together)")
+    generate
+        ->add_option("--prompt", generate_.prompts,
+                     "text to go on from (repeatable: written together); -, or none in a pipe: standard input")
         ->type_name("TEXT")
         ->take_all()
         ->allow_extra_args(false);
@@ -501,6 +538,24 @@ class CommandLine {
     decode->add_flag("--json", bench_decode_.json, "print JSON");
     decode->callback([this] { run_ = [this] { bench_decode_command(bench_decode_); }; });
 
+    CLI::App* exchange = bench->add_subcommand("exchange", "time the exchange of tokens between ranks by itself");
+    add_config_arguments(exchange, bench_exchange_.config);
+    add_ranks(exchange, bench_exchange_.config);
+    exchange
+        ->add_option("--blocks", bench_exchange_.blocks,
+                     "blocks of a GPU that may put rows, one run each; 0, and without it: as many as fill it")
+        ->type_name("N,N...")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(number(0));
+    exchange
+        ->add_option("--skew", bench_exchange_.skew,
+                     "share of choices on the experts of rank 0, over the mean of ranks; 1: all are as likely")
+        ->check(number(1))
+        ->capture_default_str();
+    exchange->add_flag("--json", bench_exchange_.json, "print JSON");
+    exchange->callback([this] { run_ = [this] { bench_exchange_command(bench_exchange_); }; });
+
     CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
     add_config_arguments(loader, bench_loader_.config);
     loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
@@ -518,7 +573,8 @@ class CommandLine {
     tokenizer->callback([this] { run_ = [this] { bench_tokenizer_command(bench_tokenizer_); }; });
   }
 
-  std::function<void()>& run_;
+  CLI::App app_{"Trains Mixture-of-Experts language models.", "n"};
+  std::function<void()> run_;
   TrainArguments train_;
   ConfigArguments config_;
   PlanArguments plan_;
@@ -542,89 +598,22 @@ class CommandLine {
   ImportOptions import_;
   ExportOptions export_;
   std::string shard_size_;
+  std::string max_record_;
   ParityArguments parity_;
   ChatArguments chat_;
   ServeArguments serve_;
   BenchTrainArguments bench_train_;
   BenchOpsArguments bench_ops_;
   BenchDecodeArguments bench_decode_;
+  BenchExchangeArguments bench_exchange_;
   BenchLoaderArguments bench_loader_;
   BenchTokenizerArguments bench_tokenizer_;
 };
 
-// "" or what this processor lacks of x86-64-v3, the level everything but this file is compiled for.
-std::string missing_cpu_feature() {
-  const std::pair<const char*, bool> needed[] = {{"AVX2", __builtin_cpu_supports("avx2") != 0},
-                                                 {"FMA", __builtin_cpu_supports("fma") != 0},
-                                                 {"BMI", __builtin_cpu_supports("bmi") != 0},
-                                                 {"BMI2", __builtin_cpu_supports("bmi2") != 0},
-                                                 {"POPCNT", __builtin_cpu_supports("popcnt") != 0}};
-  for (const auto& [name, present] : needed) {
-    if (!present) return name;
-  }
-  return "";
-}
+CommandLine::CommandLine() : commands_(std::make_unique<Commands>()) {}
 
-// What is wrong with the arguments, thrown as every other error. Without a command, where one is needed, prints help.
-void fail_or_help(const CLI::App& app, const CLI::ParseError& error) {
-  const CLI::App* command = &app;
-  std::string path = app.get_name();
-  while (!command->get_subcommands().empty()) {
-    command = command->get_subcommands().front();
-    path += ' ' + command->get_name();
-  }
-  if (command->get_require_subcommand_min() == 0) {
-    throw usage_error(fmt::format("{}: {}", path, error.what()), fmt::format("see {} --help", path));
-  }
-  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
-  if (!unknown.empty()) fail_unknown_command(*command, path, unknown.front());
-  fmt::print("{}", command->get_formatter()->make_help(command, path, CLI::AppFormatMode::Normal));
-}
+CommandLine::~CommandLine() = default;
 
-int run_program(int argc, char** argv) {
-  CLI::App app("Trains Mixture-of-Experts language models.", "n");
-  app.set_version_flag("--version",
-                       [] { return fmt::format("nmoe {} ({})\n{}", version(), commit(), compiled_devices()); });
-  app.require_subcommand(1);
-  app.formatter(std::make_shared<HelpFormatter>());  // commands inherit it
-  std::function<void()> run;
-  const CommandLine command_line(app, run);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fail_or_help(app, error);
-    return 0;
-  }
-  run();
-  return 0;
-}
+std::function<void()> CommandLine::parse(int argc, const char* const* argv) { return commands_->parse(argc, argv); }
 
-}  // namespace
 }  // namespace nmoe::cli
-
-int main(int argc, char** argv) {
-  const std::string missing = nmoe::cli::missing_cpu_feature();
-  if (!missing.empty()) {
-    std::fprintf(stderr,
-                 "error: this processor has no %s\nremedy: run nmoe on an x86-64-v3 processor (2013 or later)\n",
-                 missing.c_str());
-    return 1;
-  }
-  try {
-    return nmoe::cli::run_program(argc, argv);
-  } catch (const nmoe::Error& error) {
-    fmt::print(stderr, "error: {}\nremedy: {}\n", error.what(), error.remedy());
-    return error.exit_code();
-  } catch (const nmoe::CheckFailure& failure) {
-    fmt::print(stderr, "internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
-               nmoe::version(), nmoe::commit());
-    return 1;
-  } catch (const std::filesystem::filesystem_error& error) {
-    fmt::print(stderr, "error: {}\nremedy: check the path and its permissions\n", error.what());
-    return 1;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\nremedy: none is known; please report it\n", error.what());
-    return 1;
-  }
-}

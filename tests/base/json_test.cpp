@@ -1,0 +1,58 @@
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+
+namespace nmoe {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+using test::contains;
+
+std::string nested(int levels) {
+  return std::string(static_cast<size_t>(levels), '[') + std::string(static_cast<size_t>(levels), ']');
+}
+
+std::string reason(std::string_view text, int64_t max_values = 1000000) {
+  try {
+    parse_json<ordered_json>(text, max_values);
+  } catch (const JsonError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(JsonTest, ReadsWhatIsWithinBounds) {
+  EXPECT_EQ(parse_json<json>(R"({"a": [1, {"b": null}]})")["a"][1]["b"], nullptr);
+  EXPECT_EQ(parse_json<json>(nested(kMaxJsonDepth)).size(), 1U);
+  EXPECT_EQ(try_parse_json<json>("[1, 2]").size(), 2U);
+  EXPECT_EQ(reason("[1, 2, [3]]", 5), "");
+}
+
+TEST(JsonTest, RefusesTheRest) {
+  EXPECT_TRUE(contains(reason("{"), "line 1"));
+  EXPECT_TRUE(contains(reason(""), "parse error"));
+  EXPECT_TRUE(contains(reason("[1e999]"), "number"));
+  EXPECT_TRUE(contains(reason(nested(kMaxJsonDepth + 1)), "levels"));
+  EXPECT_TRUE(contains(reason(std::string(10000000, '[')), "levels"));
+  std::string objects;
+  for (int i = 0; i < 100000; ++i) objects += R"({"a":)";
+  EXPECT_TRUE(contains(reason(objects), "levels"));
+  EXPECT_TRUE(contains(reason("[1, 2, [3]]", 4), "more than 4 values"));
+  EXPECT_TRUE(try_parse_json<json>(nested(kMaxJsonDepth + 1)).is_discarded());
+  EXPECT_TRUE(try_parse_json<ordered_json>("nul").is_discarded());
+}
+
+// An ordered object looks through all its members for each: 100,000 of them would take minutes.
+TEST(JsonTest, MembersOfOrderedObjects) {
+  std::string members = "{";
+  for (int64_t i = 0; i < kMaxOrderedMembers; ++i) members += (i > 0 ? ",\"" : "\"") + std::to_string(i) + "\":{}";
+  EXPECT_EQ(parse_json<ordered_json>("[" + members + "}," + members + "}]").size(), 2U);
+  EXPECT_TRUE(contains(reason(members + ",\"x\":1}"), "members"));
+  EXPECT_EQ(parse_json<json>(members + ",\"x\":1}").size(), static_cast<size_t>(kMaxOrderedMembers) + 1);
+}
+
+}  // namespace
+}  // namespace nmoe

@@ -1,0 +1,249 @@
+// What goes wrong around a run takes none of its weights.
+#include <sqlite3.h>
+
+#include <csignal>
+#include <memory>
+
+#include "cli/cli_test.h"
+
+namespace nmoe {
+namespace {
+
+class LossTest : public CliTest {
+ protected:
+  LossTest() {
+    prepare();
+    std::string config(test::kTinyToml);
+    const std::string decay = "decay = 40\n";
+    config.replace(config.find(decay), decay.size(), "decay = 1000000\n");  // a run may go on for so long
+    write("tiny.toml", config);
+  }
+
+  // A run too long to end by itself, stopped (SIGSTOP) behind its second step.
+  std::unique_ptr<test::Program> stopped_run(std::vector<std::string> settings = {}) const {
+    settings.emplace_back("train.steps=1000000");
+    std::vector<std::string> command = train(settings);
+    command.insert(command.begin(), NMOE_PROGRAM);
+    auto program = std::make_unique<test::Program>(dir_, command);
+    EXPECT_TRUE(program->wait_for("train step 2/")) << program->errors();
+    program->send(SIGSTOP);
+    return program;
+  }
+  Outcome shell(const std::string& command) const { return test::Program(dir_, {"bash", "-c", command}).wait(); }
+  std::string train_line(const std::string& settings = "") const {
+    return fmt::format("{} train tiny.toml --set train.steps=3 {}", NMOE_PROGRAM, settings);
+  }
+
+  int64_t saved_step(const std::string& name = "tiny") const {
+    return std::stoll(info("runs/checkpoints/" + name, "step"));
+  }
+  void expect_saved(const std::string& name = "tiny") const {
+    EXPECT_TRUE(contains(output({"checkpoint", "verify", "runs/checkpoints/" + name}), "is whole"));
+  }
+  void ask(const char* sql) const {
+    sqlite3* database = nullptr;
+    EXPECT_EQ(sqlite3_open((dir_ / "runs/experiments.db").c_str(), &database), SQLITE_OK);
+    EXPECT_EQ(sqlite3_exec(database, sql, nullptr, nullptr, nullptr), SQLITE_OK) << sql;
+    sqlite3_close(database);
+  }
+  fs::path shard() const {
+    for (const auto& entry : fs::directory_iterator(dir_ / "data/train")) {
+      if (entry.path().extension() == ".npy") return entry.path();
+    }
+    return {};
+  }
+};
+
+TEST_F(LossTest, ACheckpointIsEnoughToGoOn) {
+  output(train({"train.steps=3"}));
+  fs::remove_all(dir_ / "runs/metrics");
+  write("runs/experiments.db", std::string(5000, 'x'));
+  fs::remove(dir_ / "runs/experiments.db-wal");
+  fs::remove(dir_ / "runs/experiments.db-shm");
+  expect_error(n(resume({"train.steps=6"})), 1, "runs/experiments.db", "move it away");
+  fs::remove(dir_ / "runs/experiments.db");
+  output(resume({"train.steps=6"}));
+  EXPECT_TRUE(contains(listed("tiny"), " completed "));
+  output(train({"train.steps=6", "run.name=straight"}));
+  EXPECT_EQ(weights("tiny"), weights("straight"));
+}
+
+TEST_F(LossTest, ARowThatIsRemovedIsMadeAgain) {
+  const auto program = stopped_run();
+  ask("DELETE FROM runs");
+  program->send(SIGTERM);
+  program->send(SIGCONT);
+  const Outcome outcome = program->wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(contains(listed("tiny"), " interrupted "));
+  expect_saved();
+}
+
+// For as long as SQLite waits, twice: for the row, and for the row in a database that is opened again.
+TEST_F(LossTest, ADatabaseThatIsLockedIsWarnedOf) {
+  const auto program = stopped_run();
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open((dir_ / "runs/experiments.db").c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(database, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr), SQLITE_OK);
+  program->send(SIGTERM);
+  program->send(SIGCONT);
+  EXPECT_TRUE(program->wait_for("warning: the run's row is not up to date: "));
+  sqlite3_close(database);
+  const Outcome outcome = program->wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_saved();
+}
+
+TEST_F(LossTest, MetricsThatAreLostAreWarnedOf) {
+  const auto program = stopped_run();
+  fs::remove_all(dir_ / "runs/metrics");
+  write("runs/metrics", "a file where a folder should be");
+  program->send(SIGTERM);
+  program->send(SIGCONT);
+  const Outcome outcome = program->wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "warning: the last metrics are not written: "));
+  EXPECT_TRUE(contains(listed("tiny"), " interrupted "));
+  expect_saved();
+}
+
+TEST_F(LossTest, NobodyNeedReadWhatIsSaid) {
+  int64_t run = 0;
+  for (const char* place : {"2> /dev/full", "2>&-", "2> >(head -c 10 > /dev/null)", "> /dev/null 2>&1 < /dev/null"}) {
+    const std::string name = fmt::format("run{}", ++run);
+    EXPECT_EQ(shell(fmt::format("{} {}", train_line("--set run.name=" + name), place)).exit_code, 0) << place;
+    EXPECT_EQ(saved_step(name), 3) << place;
+    expect_saved(name);
+  }
+  // What is printed at the end is lost, and told to be; the weights are not.
+  const Outcome outcome = shell(train_line() + " > /dev/full");
+  expect_error(outcome, 1, "standard output cannot be written: No space left on device", "");
+  EXPECT_EQ(saved_step(), 3);
+  expect_error(shell(fmt::format("{} plan tiny.toml >&-", NMOE_PROGRAM)), 1, "standard output cannot be written", "");
+}
+
+TEST_F(LossTest, ARunIsOneProcesses) {
+  const auto program = stopped_run();
+  for (const auto& arguments : {train({"train.steps=3"}), resume({"train.steps=3"})}) {
+    const Outcome second = n(arguments);
+    expect_error(second, 1,
+                 "run \"tiny\" cannot begin: another process is at work on 'runs/checkpoints/tiny': process ",
+                 "choose another run.name");
+  }
+  program->send(SIGTERM);
+  program->send(SIGCONT);
+  EXPECT_EQ(program->wait().exit_code, 0);
+  expect_saved();
+}
+
+TEST_F(LossTest, WhatCannotBeSavedIsNotTrained) {
+  make_directories(dir_ / "runs");
+  write("runs/checkpoints", "a file where a folder should be");
+  const Outcome outcome = n(train({"train.steps=3"}));
+  expect_error(outcome, 1, "run \"tiny\" cannot begin: cannot create folder 'runs/checkpoints", "");
+  EXPECT_EQ(outcome.err.find("train step"), std::string::npos);
+  expect_error(n(train({"run.name=" + std::string(256, 'x')})), 2, "run.name", "");
+}
+
+TEST_F(LossTest, AnExportTakesNoOthersFolder) {
+  output(train({"train.steps=1", "data.seq_len=8", "model.mla.q_lora_rank=8"}));
+  make_directories(dir_ / "out.tmp");
+  write("out.tmp/mine", "x");
+  make_directories(dir_ / ".out.unfinished-0123456789ab");  // of one that was killed
+  output({"export", "runs/checkpoints/tiny", "out"});
+  EXPECT_TRUE(fs::exists(dir_ / "out.tmp/mine"));
+  EXPECT_FALSE(fs::exists(dir_ / ".out.unfinished-0123456789ab"));
+  EXPECT_TRUE(fs::exists(dir_ / "out/config.json"));
+  expect_error(n({"export", "runs/checkpoints/tiny", "out"}), 2, "'out' exists already", "");
+}
+
+// One of them makes the folder; the other says that it is there, and leaves no trace.
+TEST_F(LossTest, TwoExportsAtOnce) {
+  output(train({"train.steps=1", "data.seq_len=8", "model.mla.q_lora_rank=8"}));
+  const std::vector<std::string> command = {NMOE_PROGRAM, "export", "runs/checkpoints/tiny", "out", "--threads", "1"};
+  for (int round = 0; round < 3; ++round) {
+    fs::remove_all(dir_ / "out");
+    test::Program first(dir_, command), second(dir_, command);
+    const Outcome outcomes[] = {first.wait(), second.wait()};
+    const bool first_made = outcomes[0].exit_code == 0;
+    EXPECT_EQ(outcomes[first_made ? 0 : 1].exit_code, 0) << outcomes[1].err;
+    expect_error(outcomes[first_made ? 1 : 0], 2, "'out' exists already", "name a new folder");
+    EXPECT_TRUE(fs::exists(dir_ / "out/config.json"));
+    for (const auto& entry : fs::directory_iterator(dir_)) {
+      EXPECT_EQ(entry.path().filename().string().find(".unfinished-"), std::string::npos) << entry.path();
+    }
+  }
+}
+
+// What a killed plan or run has left of its rehearsal is removed by the next, and names that others chose do no harm.
+TEST_F(LossTest, ARehearsalLeavesNothing) {
+  make_directories(dir_ / "tmp/.nmoe-rehearsal.unfinished-0123456789ab/x");
+  make_directories(dir_ / "tmp/nmoe-rehearsal");
+  EXPECT_EQ(shell(fmt::format("TMPDIR=tmp {} plan tiny.toml", NMOE_PROGRAM)).exit_code, 0);
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(dir_ / "tmp")) left.push_back(entry.path().filename().string());
+  EXPECT_EQ(left, std::vector<std::string>{"nmoe-rehearsal"});
+}
+
+// The rank that cannot read its data stops all, and the state is saved.
+TEST_F(LossTest, AShardThatIsCutMeanwhile) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = fmt::format("ranks{}", ranks);
+    const std::vector<std::string> settings = {"run.name=" + name, fmt::format("parallel.ranks={}", ranks),
+                                               "train.microbatch_seqs=2", "data.shuffle=none"};
+    const std::string content = read_file(shard());
+    const auto program = stopped_run(settings);
+    fs::resize_file(shard(), 100);
+    program->send(SIGCONT);
+    const Outcome outcome = program->wait();
+    write(shard(), content);
+    expect_error(outcome, 1, "' was cut, or its disk failed, while it was read", "restore the file");
+    EXPECT_TRUE(contains(outcome.err.substr(outcome.err.rfind("error: ")), shard().filename().string()));
+    EXPECT_TRUE(contains(listed(name), " failed "));
+    expect_saved(name);
+
+    std::vector<std::string> further = settings;
+    further.push_back(fmt::format("train.steps={}", saved_step(name) + 2));
+    output(resume(further));
+    further[0] = "run.name=straight" + name;
+    output(train(further));
+    EXPECT_EQ(weights(name), weights("straight" + name));
+  }
+}
+
+// A place on the disk for every state, and the time between two is nothing: one is begun as soon as the last is there.
+TEST_F(LossTest, CheckpointsComeByTime) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = fmt::format("ranks{}", ranks);
+    const std::vector<std::string> settings = {fmt::format("parallel.ranks={}", ranks), "train.microbatch_seqs=2",
+                                               "train.steps=40", "checkpoint.keep_last=0"};
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), settings.begin(), settings.end());
+      return train(more);
+    };
+    const Outcome outcome = n(with({"run.name=" + name, "checkpoint.every_minutes=0.0001"}));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "checkpoints: every 0.0001 minutes, and at the end; "));
+    const auto count = std::distance(fs::directory_iterator(dir_ / "runs/checkpoints" / name), {});
+    EXPECT_GT(count, 1);
+    output(with({"run.name=straight" + name, "checkpoint.every_minutes=0"}));
+    EXPECT_EQ(weights(name), weights("straight" + name));
+  }
+}
+
+// What the plan says of the disk is what a checkpoint takes, but for its text.
+TEST_F(LossTest, ThePlanSaysWhatCheckpointsTake) {
+  const std::string plan = output({"plan", "tiny.toml"});
+  EXPECT_TRUE(contains(plan, "  checkpoints: every 30 minutes, and at the end; "));
+  EXPECT_TRUE(contains(plan, ", the last 3 kept: up to "));
+  output(train({"train.steps=1"}));
+  const fs::path folder = dir_ / "runs/checkpoints/tiny/step_00000001";
+  const double bytes = static_cast<double>(fs::file_size(folder / "model.safetensors") +
+                                           fs::file_size(folder / "optimizer.safetensors"));
+  const std::string_view mark = "at the end; ";
+  const double planned = std::stod(plan.substr(plan.find(mark) + mark.size())) * 1024.0;
+  EXPECT_NEAR(planned, bytes, 0.1 * bytes);
+}
+
+}  // namespace
+}  // namespace nmoe
