@@ -12,12 +12,8 @@ namespace nmoe {
 
 MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part,
                        std::span<const int64_t> seq_lens) {
-  Config rehearsed = config;
-  if (part) {  // whose host multiplies no matrices
-    rehearsed.run = {.device = "cpu", .threads = config.run.threads};
-    rehearsed.model = {.vocab_size = 64};
-  }
-  const int64_t process = rehearsed_process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
+  const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
+  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);

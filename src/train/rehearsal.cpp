@@ -1,7 +1,7 @@
 #include "train/rehearsal.h"
 
 #include <algorithm>
-#include <optional>
+#include <limits>
 
 #include "base/files.h"
 #include "base/process.h"
@@ -17,8 +17,8 @@
 namespace nmoe {
 namespace {
 
-// A model small enough not to matter, on so many ranks.
-Config tiny_run(const Config& config, int64_t ranks) {
+// A model small enough not to matter, on so many ranks of the device of `run`.
+Config tiny_run(const Config& config, const RunConfig& run, int64_t ranks) {
   Config tiny;
   tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
   tiny.model.mla = {
@@ -28,7 +28,7 @@ Config tiny_run(const Config& config, int64_t ranks) {
   tiny.train.microbatch_seqs = 8;
   tiny.train.batch_seqs = 8 * ranks;
   tiny.optim = config.optim;
-  tiny.run = config.run;
+  tiny.run = run;
   tiny.parallel = config.parallel;
   tiny.parallel.ranks = ranks;
   if (tiny.parallel.logical_shards > 0) tiny.parallel.logical_shards = ranks;
@@ -55,11 +55,12 @@ class Tracking {
 };
 
 // Two steps of a tiny model, of which the second is the first of a recording, and a validation; then, when what loads
-// lazily is loaded, a checkpoint and a write of metrics at the same time. Returns the peak of that beside the arenas.
-int64_t rehearse_run(const Config& config, int64_t ranks, const fs::path& folder) {
-  const Config tiny = tiny_run(config, ranks);
+// lazily is loaded, a checkpoint and a write of metrics. Returns what these two take at most, beside the rest: in a run
+// they meet by chance, here one follows the other and both are added.
+int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) {
   const StoragePlan plan = plan_engine_storage(tiny);
   Tracking tracking(folder);
+  int64_t taken = 0;
   run_ranks(ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
     const auto memory =
         RankMemory::make(device_options(tiny.run, communicator.count(), communicator.index()), plan, communicator);
@@ -75,68 +76,83 @@ int64_t rehearse_run(const Config& config, int64_t ranks, const fs::path& folder
     std::vector<float> losses(ids.size());
     engine.evaluate(ids, ids, losses);
     if (rank.is_first()) tracking.write(1);
-    communicator.barrier();
-    if (rank.is_first()) {
-      release_free_memory();
-      reset_peak_resident_bytes();
-    }
-    communicator.barrier();
+
+    const auto measure = [&](const auto& work) {
+      communicator.barrier();
+      if (rank.is_first()) {
+        release_free_memory();
+        reset_peak_resident_bytes();
+      }
+      communicator.barrier();
+      const int64_t before = resident_bytes();
+      work();
+      communicator.barrier();
+      if (rank.is_first()) taken += peak_resident_bytes() - before;
+    };
     CheckpointSaver saver(folder / "checkpoints", /*keep_last=*/1, rank);
-    saver.begin(engine, {.info = {.step = 2}, .config_toml = print_config(tiny)});
-    if (rank.is_first()) tracking.write(2);
-    if (const auto error = saver.finish()) throw *error;
+    measure([&] {
+      saver.begin(engine, {.info = {.step = 2}, .config_toml = print_config(tiny)});
+      if (const auto error = saver.finish()) throw *error;
+    });
+    measure([&] {
+      if (rank.is_first()) tracking.write(2);
+    });
   });
   tracking.finish();
-  return peak_resident_bytes() - ranks * plan.total();
+  return taken;
 }
 
-// What the library under the products of `config`'s largest weights allocates for itself, on each thread that computes
-// one: it packs operands, the more of them the wider they are.
-int64_t packing_bytes(const Config& config) {
-  // Beyond these an operand is packed piece by piece (oneDNN 2.6).
+// Products of `weight` with activations of `tokens` tokens, forward and backward, no larger than matters for what is
+// packed: rows, and columns of what is not stacked, are cut (ops/cpu/linear.cpp), and so is the depth by oneDNN 2.6.
+void multiply(Storage& storage, const WeightSpec& weight, int64_t tokens) {
   constexpr int64_t kMostRows = 2048, kMostDepth = 768;
-  constexpr int64_t kExpertRows = 512;  // of an expert that are multiplied at once (ops/cpu/linear.cpp)
-  const int64_t tokens = config.train.microbatch_seqs * config.data.seq_len;
-  const auto num_products = [](const WeightSpec& weight) { return weight.shape.num_elements(); };
-  std::optional<WeightSpec> dense, first, second;  // the largest [out, in]; the experts' two
-  for (const WeightSpec& weight : describe_model(config.model).weights) {
-    if (weight.shape.rank() == 2 && !weight.is_looked_up && (!dense || num_products(weight) > num_products(*dense))) {
-      dense = weight;
+  Ops& ops = storage.device().ops();
+  const bool stacked = weight.group == WeightGroup::kExperts;
+  const int64_t rows = std::min(tokens, kMostRows);
+  const auto product = [&](int64_t out, int64_t in, bool forward) {
+    ArenaScope scope(storage[ArenaKind::kActivations]);
+    const DType act = ops.compute_dtype();
+    const Tensor x = scope.allocate(act, {rows, in}), w = scope.allocate(act, {out, in}),
+                 y = scope.allocate(act, {rows, out});
+    if (!stacked) {
+      if (forward) ops.linear_forward({.x = x, .w = w, .y = y});
+      if (!forward) ops.linear_backward_input({.dy = y, .w = w, .dx = x});
+      return;
     }
-    if (weight.group != WeightGroup::kExperts) continue;
-    std::optional<WeightSpec>& place = weight.shape[1] == config.model.dim ? second : first;
-    place = weight;
+    const Tensor stack = w.reshape({1, out, in}), offsets = scope.allocate(DType::kI32, {2});
+    if (!ops.counting()) offsets.data<int32_t>()[1] = static_cast<int32_t>(rows);
+    if (forward) ops.grouped_linear_forward({.x = x, .w = stack, .offsets = offsets, .y = y});
+    if (!forward) ops.grouped_linear_backward_input({.dy = y, .w = stack, .offsets = offsets, .dx = x});
+  };
+  const int last = static_cast<int>(weight.shape.rank()) - 1;
+  const int64_t most_columns = stacked ? std::numeric_limits<int64_t>::max() : kMostRows;
+  const int64_t out = weight.shape[last - 1], in = weight.shape[last];
+  product(std::min(out, most_columns), std::min(in, kMostDepth), /*forward=*/true);
+  product(std::min(out, kMostDepth), std::min(in, most_columns), /*forward=*/false);
+}
+
+// What oneDNN allocates on each thread for the products of `config`'s weights: it packs operands, the more of them the
+// wider they are.
+int64_t packing_bytes(const Config& config) {
+  std::vector<WeightSpec> widest;  // each shape of stacks; of the other matrices the largest
+  for (const WeightSpec& weight : describe_model(config.model).weights) {
+    if (weight.shape.rank() < 2 || weight.is_looked_up) continue;
+    const bool stacked = weight.group == WeightGroup::kExperts;
+    const auto like = std::ranges::find_if(widest, [&](const WeightSpec& other) {
+      return other.group == WeightGroup::kExperts ? other.shape == weight.shape : !stacked;
+    });
+    if (like == widest.end()) {
+      widest.push_back(weight);
+    } else if (like->shape.num_elements() < weight.shape.num_elements()) {
+      *like = weight;
+    }
   }
   DeviceOptions options = device_options(config.run);
   options.num_threads = 1;
   const auto run = [&](Storage& storage) {
-    Arena& arena = storage[ArenaKind::kActivations];
-    Ops& ops = storage.device().ops();
-    const auto pair = [&](const WeightSpec& weight, bool stacked) {
-      const int64_t rows = std::min(tokens, stacked ? kExpertRows : kMostRows);
-      const ArenaScope scope(arena);
-      const DType act = ops.compute_dtype();
-      const int64_t rank = weight.shape.rank(), out = weight.shape[static_cast<int>(rank) - 2],
-                    in = weight.shape[static_cast<int>(rank) - 1];
-      const auto multiply = [&](int64_t outer, int64_t inner, bool forward) {
-        const ArenaScope operands(arena);
-        const Tensor a = arena.allocate(act, {rows, inner}), c = arena.allocate(act, {rows, outer});
-        const Shape shape = forward ? Shape({outer, inner}) : Shape({inner, outer});
-        const Tensor w = arena.allocate(act, shape);
-        const Tensor offsets = arena.allocate(DType::kI32, {2});
-        if (!ops.counting()) offsets.data<int32_t>()[1] = static_cast<int32_t>(rows);
-        const Tensor stack = stacked ? w.reshape({1, shape[0], shape[1]}) : w;
-        if (stacked && forward) ops.grouped_linear_forward({.x = a, .w = stack, .offsets = offsets, .y = c});
-        if (stacked && !forward) ops.grouped_linear_backward_input({.dy = a, .w = stack, .offsets = offsets, .dx = c});
-        if (!stacked && forward) ops.linear_forward({.x = a, .w = w, .y = c});
-        if (!stacked && !forward) ops.linear_backward_input({.dy = a, .w = w, .dx = c});
-      };
-      multiply(stacked ? out : std::min(out, kMostRows), std::min(in, kMostDepth), /*forward=*/true);
-      multiply(stacked ? in : std::min(in, kMostRows), std::min(out, kMostDepth), /*forward=*/false);
-    };
-    if (dense) pair(*dense, /*stacked=*/false);
-    if (first) pair(*first, /*stacked=*/true);
-    if (second) pair(*second, /*stacked=*/true);
+    for (const WeightSpec& weight : widest) {
+      multiply(storage, weight, config.train.microbatch_seqs * config.data.seq_len);
+    }
   };
   const StoragePlan plan = plan_storage(options, run);
   const auto device = make_device(options);
@@ -145,23 +161,26 @@ int64_t packing_bytes(const Config& config) {
   reset_peak_resident_bytes();
   const int64_t before = resident_bytes();
   run(storage);
-  return std::max<int64_t>(0, peak_resident_bytes() - before);
+  return peak_resident_bytes() - before;
 }
 
 }  // namespace
 
-int64_t rehearsed_process_bytes(const Config& config, int64_t ranks) {
-  if (config.run.device == "cpu") use_one_heap();
+int64_t rehearsed_process_bytes(const Config& config, const RunConfig& run, int64_t ranks) {
+  const bool computes = config.run.device == "cpu";
+  if (computes) use_one_heap();
   const fs::path place = fs::temp_directory_path() / "nmoe-rehearsal";
   remove_unfinished_folders(place);
   const TemporaryFolder folder(place);
-  const int64_t process = rehearse_run(config, ranks, folder.path());
-  if (config.run.device == "cpu") {
-    const int64_t threads = config.run.threads > 0 ? config.run.threads : available_cpus();
-    return process + std::max(ranks, threads) * packing_bytes(config);
+  const int64_t writes = rehearse_run(tiny_run(config, run, ranks), ranks, folder.path());
+  release_free_memory();
+  if (computes) {
+    const int64_t threads = run.threads > 0 ? run.threads : available_cpus();
+    const int64_t idle = resident_bytes();
+    // One heap: what products have packed into is free when a step is done and files are written.
+    return idle + std::max(writes, std::max(ranks, threads) * packing_bytes(config));
   }
   // What the arenas of a GPU's steps take in the host differs; what they leave there is there by now.
-  release_free_memory();
   reset_peak_resident_bytes();
   Tracking tracking(folder.path());
   tracking.write(3);

@@ -2,8 +2,12 @@
 #include "ops/cpu/blas.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <cstdlib>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "support/tensors.h"
 
@@ -105,6 +109,24 @@ TEST(Gemm, EveryThreadGetsTheSameBits) {
 }
 
 TEST(Gemm, NamesItsLibrary) { EXPECT_TRUE(cpu::blas_description().starts_with("oneDNN ")); }
+
+// Blocks as oneDNN allocates them, of two sizes in turn, and small ones that stay. A heap has room for the larger and
+// the boundaries that they begin at, whatever the ends that these leave.
+TEST(Blas, AlignedBlocksLeaveNoHoles) {
+  constexpr size_t kSmaller = 300'000, kLarger = 900'000;
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // all of these are in the heap
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  std::vector<std::unique_ptr<char[]>> kept;
+  const size_t before = mallinfo2().arena;
+  for (size_t i = 0; i < 400; ++i) {
+    void* block = nullptr;
+    ASSERT_EQ(posix_memalign(&block, 128, i % 2 == 0 ? kSmaller : kLarger), 0);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 128, 0U);
+    kept.push_back(std::make_unique<char[]>(24 + i % 5 * 16));
+    std::free(block);
+  }
+  EXPECT_LE(mallinfo2().arena - before, 2 * kLarger);
+}
 
 }  // namespace
 }  // namespace nmoe::test

@@ -2,13 +2,28 @@
 
 #include <dnnl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <type_traits>
 
 #include "base/error.h"
+
+// Takes the C library's place, for all that this program loads.
+//
+// oneDNN packs operands in aligned blocks of its own. The few bytes that such a block leaves at its ends, glibc before
+// 2.38 keeps in a cache of the thread, where they part the memory that the next block would fit into: a heap grew to
+// several times what was in use, by chance. At wider boundaries such ends are larger than what that cache takes.
+extern "C" int posix_memalign(void** block, size_t alignment, size_t size) {
+  constexpr size_t kLarge = 64 << 10;
+  void* const made = memalign(size < kLarge ? alignment : std::max(alignment, kLarge), size);
+  if (made == nullptr) return ENOMEM;
+  *block = made;
+  return 0;
+}
 
 namespace nmoe::cpu {
 namespace {
