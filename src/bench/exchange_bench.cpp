@@ -128,7 +128,17 @@ class RankExchange {
                           .returns = window_.returns(),
                           .max_blocks = max_blocks});
   }
-  void collect() { ops_.exchange_collect({.plan = sent_, .top_idx = top_idx_, .returns = window_.returns(), .y = y_}); }
+  void collect() {
+    const int64_t rank = domain_.peers().index(), T = y_.dim(0);
+    ops_.exchange_collect({.plan = sent_,
+                           .top_idx = top_idx_,
+                           .own = {.rank = rank,
+                                   .rows = rows_,
+                                   .row_weight = {},
+                                   .row_of = received_.row_of.rows(rank * T, (rank + 1) * T)},
+                           .returns = window_.returns(),
+                           .y = y_});
+  }
 
   // Throws unless the last round trip brought back every copy of what was sent.
   void check() {

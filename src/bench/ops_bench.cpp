@@ -423,6 +423,16 @@ class Cases {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, F});
                        return [&w, x, weight, h] { w.ops().activation_forward({Activation::kSwiGlu, x, weight, h}); };
                      }});
+    cases.push_back({"SwiGLU, backward, with input gradient", shape, 2 * count(R, D, F),
+                     act_ * (count(R, D) + count(R, 2, pre) + count(E, D, F)), [=](Workbench& w) -> Work {
+                       const Tensor dy = w.act({R, D}), weight = w.act({E, D, F}, 0.02), x = w.act({R, pre});
+                       const Tensor row_weight = w.stat({R}), dx = w.empty({R, pre}), dweight = w.empty_stat({R});
+                       const MoePlan plan = make_plan(w, size);
+                       return [&w, dy, weight, x, row_weight, dx, dweight, plan] {
+                         w.ops().grouped_activation_backward(
+                             {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight});
+                       };
+                     }});
     cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, F});
                        const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});

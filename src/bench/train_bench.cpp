@@ -117,8 +117,8 @@ class Steps {
   void rebalance() {
     if (num_steps_ == rebalanced_step_ || !engine_.rebalance_is_due(num_steps_)) return;
     rebalanced_step_ = num_steps_;
-    const auto begin = BenchClock::now();
     wait();
+    const auto begin = BenchClock::now();
     rebalancing_ = engine_.rebalance();
     rebalancing_ms_ = ms_since(begin);
     expert_moves_ += rebalancing_.moves();

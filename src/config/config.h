@@ -195,6 +195,9 @@ struct ParallelConfig {
   double capacity_factor = 1.5;
   // Steps after which experts change ranks so that all have equally much to do; 0: they stay where they are.
   int64_t rebalance_every = 100;
+  // Bytes of gradients, at least, whose sum over ranks begins while backward goes on: enough for it to be bound by the
+  // link, and few enough for it to end before backward does.
+  int64_t bucket_bytes = 32 << 20;
   // That a rank waits for another before the run fails: to meet, load, begin, validate and save.
   int64_t timeout_s = 600;
   int64_t stall_s = 5;  // and in a step, beyond twice the longest step; 0: timeout_s

@@ -69,6 +69,7 @@ constexpr OtherNames kTable[] = {
     {"parallel.ranks", "world_size num_gpus n_gpus nproc_per_node num_devices"},
     {"parallel.capacity_factor", "moe_expert_rank_capacity_factor moe_expert_capacity_factor",
      "rows of a rank, none of which are dropped"},
+    {"parallel.bucket_bytes", "reduce_bucket_size bucket_cap_mb ddp_bucket_size", "bytes"},
     {"checkpoint.every", "save_interval save_steps save_every checkpoint_interval"},
     {"checkpoint.keep_last", "save_total_limit keep_latest_k"},
 };

@@ -471,15 +471,20 @@ std::vector<Field> describe(Config& config) {
         "microbatches of a batch: the same bits on any number of ranks; 0: off")
       .leave_out_if(config.parallel.logical_shards == 0);
   f.key("capacity_factor", config.parallel.capacity_factor, kAtLeastOne,
-        "room for rows of a rank's experts over the average; the rest takes turns")
+        "room for rows of a rank's experts over the average; others take turns")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")
       .not_in_fingerprint();
   f.key("rebalance_every", config.parallel.rebalance_every, kSpan,
-        "steps after which experts move between ranks to even out loads; 0: never")
+        "steps after which experts change ranks to even out loads; 0: never")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
+      .not_in_fingerprint();
+  f.key("bucket_bytes", config.parallel.bucket_bytes, Integers{1, 1'000'000'000'000'000},
+        "gradients whose sum over ranks begins while backward goes on, at least")
+      .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
+      .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")
       .not_in_fingerprint();
   f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")

@@ -6,6 +6,7 @@ Block::Block(const Layer& layer, WeightSet& weights)
     : layer_(layer.idx),
       mixer_norm_(weights, layer.name + "attention_norm", layer.config.norm_eps),
       mixer_(make_mixer(layer, weights)),
+      first_feed_forward_(weights.index_of(layer.name + "mlp_norm")),
       feed_forward_norm_(weights, layer.name + "mlp_norm", layer.config.norm_eps),
       feed_forward_(make_feed_forward(layer, weights)) {}
 
@@ -60,6 +61,7 @@ void Block::run_backward(const Pass& pass, Tensor dx) {
   feed_forward_->backward(pass, dx, dnormed);
   pass.capture(Intermediate::kFeedForwardGradient, layer_, dnormed);
   feed_forward_norm_.backward(pass, dnormed, dx, /*accumulate=*/true);
+  pass.tell_ready(first_feed_forward_);  // now, when no tokens travel while the mixer works
   if (pass.normed.defined()) mixer_norm_.forward_again(pass, pass.normed);
   mixer_->backward(pass, dx, dnormed);
   pass.capture(Intermediate::kMixerGradient, layer_, dnormed);

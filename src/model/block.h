@@ -38,6 +38,7 @@ class Block {
   int64_t layer_;
   Norm mixer_norm_;
   std::unique_ptr<Mixer> mixer_;
+  size_t first_feed_forward_;  // index of the first weight behind the mixer's
   Norm feed_forward_norm_;
   std::unique_ptr<FeedForward> feed_forward_;
   Tensor input_;  // [T, D]

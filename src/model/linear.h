@@ -62,6 +62,11 @@ class GroupedLinear {
   void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx) const {
     ops.grouped_linear_backward_input({.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx});
   }
+  // The same through the activation in front of this layer. `args` is without the weight, which is this one.
+  void backward_activation(Ops& ops, GroupedActivationBackward args) const {
+    args.w = weight_.value;
+    ops.grouped_activation_backward(args);
+  }
   // The weight's gradient, as model/weight.h says.
   void backward_weight(Ops& ops, Tensor x, Tensor dy, Tensor offsets) const {
     ops.grouped_linear_backward_weight(

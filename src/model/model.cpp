@@ -112,12 +112,13 @@ void Model::begin_step() {
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                             const Inspector& inspect) {
+                             const Inspector& inspect, const GradientsReady& ready) {
   const ArenaScope scope(activations);
   weights_.begin_microbatch();
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
   pass.inspect = inspect;
+  pass.gradients_ready = ready;
   const Shape stream({batch.num_tokens(), config_.dim});
 
   pass.recompute = recompute_;
@@ -153,6 +154,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   }
   ops_.embedding_backward({.ids = batch.tokens, .dy = dx, .dtable = embedding_.grad_to_add_to(ops_)});
   weights_.check_grads();
+  pass.tell_ready(0);
 }
 
 Tensor Model::hidden_states(const Pass& pass) {

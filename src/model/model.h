@@ -43,9 +43,10 @@ class Model {
   // Zeroes statistics of routers and exchanges; gradients are written anew by what comes next.
   void begin_step();
   // Gradients, = in the first microbatch of a step and += after it (but see DomainShare::in_order): those of (sum of
-  // token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats.
+  // token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats. `ready` is called once in each layer,
+  // and with 0 at the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                        const Inspector& inspect = {});
+                        const Inspector& inspect = {}, const GradientsReady& ready = {});
   // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics
   // stay as they are, which are those of a step, unless `statistics`.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);

@@ -91,17 +91,17 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
                            const ExpertGradients& gradients) {
   Ops& ops = pass.ops;
-  const Tensor drows = part.of(gradients.drows), dhidden = part.of(gradients.dhidden);
+  const Tensor drows = part.of(gradients.drows);
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
   experts_out_.backward_weight(ops, part.of(of.hidden), drows, part.offsets);
-  experts_out_.backward_input(ops, drows, part.offsets, dhidden);
-  ops.activation_backward({.kind = config_.activation,
-                           .pre = part.of(of.pre),
-                           .row_weight = part.of(of.row_weight),
-                           .dh = dhidden,
-                           .dpre = dpre,
-                           .drow_weight = part.of(gradients.drow_weight),
-                           .num_rows = part.count()});
+  experts_out_.backward_activation(ops, {.kind = config_.activation,
+                                         .dy = drows,
+                                         .w = {},
+                                         .offsets = part.offsets,
+                                         .pre = part.of(of.pre),
+                                         .row_weight = part.of(of.row_weight),
+                                         .dpre = dpre,
+                                         .drow_weight = part.of(gradients.drow_weight)});
   experts_in_.backward_input(ops, dpre, part.offsets, drows);
 }
 
@@ -139,8 +139,7 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
                               .pre = saved_.pre.rows(0, C),
                               .hidden = saved_.hidden.rows(0, C)};
   const ExpertGradients chunk_gradients{.drows = gradients.drows.rows(0, C),
-                                        .drow_weight = gradients.drow_weight.rows(0, C),
-                                        .dhidden = gradients.dhidden.rows(0, C)};
+                                        .drow_weight = gradients.drow_weight.rows(0, C)};
   return {.rows = chunk_rows.rows,
           .row_weight = chunk_rows.row_weight,
           .drows = chunk_gradients.drows,
@@ -214,7 +213,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
-                R = saved_.routed.capacity, F = expert_dim_;
+                R = saved_.routed.capacity;
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
@@ -238,8 +237,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   exchange_->begin_combine_backward(pass, dy, dispatched_again ? Tensor() : saved_.x,
                                     dispatched_again ? Tensor() : saved_.weights);
   if (shared_) shared_->backward(pass, dy, dx);
-  const ExpertGradients gradients{
-      .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R}), .dhidden = pass.push({R, F})};
+  const ExpertGradients gradients{.drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
   exchange_->end_combine_backward(pass, gradients.drows);
   for (const RaggedRows& part : saved_.routed.parts) backward_experts(pass, part, saved_rows(), gradients);
   exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);

@@ -67,7 +67,6 @@ class Moe final : public FeedForward {
   struct ExpertGradients {
     Tensor drows;        // [N, D] of what the experts made of the rows; then of the rows
     Tensor drow_weight;  // [N]
-    Tensor dhidden;      // [N, F]
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
   // pre and hidden = of a part's rows.
@@ -79,7 +78,8 @@ class Moe final : public FeedForward {
   // That of the first weight, behind backward_experts.
   void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
   // How overflow passes the experts: forward in the memory of rows_out and what it pushes, backward in that of the rows
-  // that were kept, which have served by then. pass outlives what they return.
+  // that were kept, which have served by then unless all overflow is empty (OverflowWork). pass outlives what they
+  // return.
   OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
   OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
 

@@ -1,6 +1,8 @@
 // What every module needs while a microbatch goes through the model.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <map>
 
 #include "config/config.h"
@@ -30,6 +32,10 @@ struct StepScale {
   Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
 };
 
+// Is called again and again in backward, each time with a lower index in definition order: nothing that is enqueued
+// from here on in this microbatch changes the gradients of the weights from `first_weight` on.
+using GradientsReady = std::function<void(size_t first_weight)>;
+
 // cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2] stat
 struct RopeTable {
   Tensor cos;
@@ -54,6 +60,7 @@ struct Pass {
   StepScale scale;
   bool statistics = true;  // whether routers keep theirs, auxiliary losses included
   Inspector inspect;
+  GradientsReady gradients_ready = {};
   Recompute recompute = Recompute::kNone;
   // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what
   // comes next needs, backward fills it again.
@@ -103,6 +110,9 @@ struct Pass {
   // num_rows [1] i32: how many of value's rows are there; undefined: all.
   void capture(Intermediate what, int64_t layer, Tensor value, Tensor num_rows = {}) const {
     if (inspect) inspect(what, layer, value, num_rows);
+  }
+  void tell_ready(size_t first_weight) const {
+    if (gradients_ready) gradients_ready(first_weight);
   }
 };
 

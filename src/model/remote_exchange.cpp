@@ -54,10 +54,6 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
 
 namespace {
 
-// Of kernels that send rows beside other work: few, so that products find multiprocessors, and enough for the link.
-// What comes back is summed on its way, for which few have not the bandwidth of the memory.
-constexpr int64_t kBlocksBeside = 24;
-
 class RemoteExchange final : public TokenExchange {
  public:
   RemoteExchange(ExchangeWindow& window, int64_t layer, Tensor places, const ExchangeStats& stats)
@@ -272,6 +268,10 @@ class RemoteExchange final : public TokenExchange {
     return pass.in_step() && times.defined() ? times.rows(i, i + 1) : Tensor();
   }
 
+  // The number of rows that came, of which there may be more than are kept: overflow.
+  Tensor all_rows() const {
+    return chunks_.empty() ? Tensor() : offsets_.rows(window_.num_slots(), window_.num_slots() + 1);
+  }
   // What a part's rows add to the tokens they are of.
   void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
     const int64_t first_row = part.plan.first_row;
@@ -282,18 +282,26 @@ class RemoteExchange final : public TokenExchange {
                          .counts = num_received_,
                          .returns = window_.returns(),
                          .first_row = first_row,
-                         .num_rows = first_row > 0 ? part.rows.count() : Tensor()});
+                         .num_rows = first_row > 0 ? part.rows.count() : Tensor(),
+                         .all_rows = all_rows()});
   }
   // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too
   // many.
   void tell_load(Ops& ops) const {
-    const int64_t rank = peers_.index(), num_slots = window_.num_slots();
-    ops.copy({.source = offsets_.rows(num_slots, num_slots + 1), .destination = window_.loads().rows(rank, rank + 1)});
+    const int64_t rank = peers_.index();
+    ops.copy({.source = all_rows(), .destination = window_.loads().rows(rank, rank + 1)});
     ops.peer_spread({.peers = peers_, .x = window_.loads(), .begin = rank, .end = rank + 1});
   }
 
-  // The barrier comes when all rows are home: overflow's are behind what was begun.
-  void begin_returning(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight) const {
+  // In all blocks: rows are summed on their way, for which few have not the bandwidth of the memory. The barrier comes
+  // when all rows are home: overflow's are behind what was begun.
+  void begin_returning(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight) {
+    const int64_t rank = peers_.index(), M = window_.max_tokens();
+    own_ = {.rank = rank,
+            .rows = rows,
+            .row_weight = row_weight,
+            .row_of = row_of_.rows(rank * M, (rank + 1) * M),
+            .all_rows = all_rows()};
     begin_moving(pass, transfer, [&](Ops& ops) {
       if (apart_) {
         return_copies(ops, rows, row_weight);
@@ -314,6 +322,7 @@ class RemoteExchange final : public TokenExchange {
     if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
     pass.ops.exchange_collect({.plan = sent_,
                                .top_idx = top_idx_,
+                               .own = own_,
                                .returns = window_.returns(),
                                .y = y,
                                .accumulate = accumulate,
@@ -354,6 +363,7 @@ class RemoteExchange final : public TokenExchange {
   Tensor tokens_;                         // [W, M] i32, received apart: which of their ranks' tokens they are
   Tensor row_of_;                         // [W * M, K] i32: the received tokens' copies, each within its part
   std::vector<Part> parts_;               // of the rows that are kept
+  OwnRows own_{};                         // of what is on its way back
   const ExchangeInbox* inbox_ = nullptr;  // where what was begun last goes
   // Overflow, where there can be any.
   std::vector<Part> chunks_;

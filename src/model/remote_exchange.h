@@ -21,7 +21,7 @@ namespace nmoe {
 
 // How the tokens that a rank's experts get are worked off.
 enum class Received {
-  kTogether,  // all at once; of a token one row comes back from each rank, the sum of what its experts there made
+  kTogether,  // all at once; of a token one row comes back from each other rank, the sum of what its experts there made
   kApart,  // rank by rank, and every copy comes back by itself: no sum has an order that depends on where experts are
 };
 

@@ -40,7 +40,8 @@ struct RoutedRows {
 };
 
 // How the chunks of overflow, of C rows, are worked off one after another in the same memory: the exchange fills
-// `rows` and `row_weight`, in backward also `drows`, calls work_off, and takes what that left.
+// `rows` and `row_weight`, in backward also `drows`, calls work_off, and takes what that left. Of an empty chunk
+// nothing is written: as long as all are, the memory is that of other rows, which are still wanted.
 struct OverflowWork {
   Tensor rows;         // [C, D]; what a forward leaves: what the chunk's rows became
   Tensor row_weight;   // [C] stat

@@ -92,29 +92,31 @@ WeightSet::WeightSet(std::vector<WeightSpec> specs, DomainShare share) : share_(
       NMOE_CHECK(shape[0] % share_.count == 0, "{} experts on {} ranks", shape[0], share_.count);
       shape = {shape[0] / share_.count, shape[1], shape[2]};
     }
+    const size_t index = weights_.size();
     Weight& weight = weights_.emplace_back(std::move(spec), shape);
     if (weight.spec.group == WeightGroup::kExperts) {
       weight.place_experts(places_in_order(weight.spec.shape[0]), share_.index);
     }
-    const bool is_new = by_name_.emplace(weight.spec.name, &weight).second;
+    const bool is_new = index_.emplace(weight.spec.name, index).second;
     NMOE_CHECK(is_new, "two weights named {}", weight.spec.name);
   }
 }
 
-Weight& WeightSet::at(std::string_view name) {
-  const auto found = by_name_.find(name);
-  NMOE_CHECK(found != by_name_.end(), "no weight is named {}", name);
-  return *found->second;
+size_t WeightSet::index_of(std::string_view name) const {
+  const auto found = index_.find(name);
+  NMOE_CHECK(found != index_.end(), "no weight is named {}", name);
+  return found->second;
 }
 
 void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
   const std::vector<FlatRegion> regions =
-      deal_weights(specs, share_.by_matrix, share_.count, ops.compute_dtype(), ops.stat_dtype());
+      deal_weights(specs, share_.by_matrix, share_.count, share_.bucket_bytes, ops.compute_dtype(), ops.stat_dtype());
   for (const FlatRegion& region : regions) {
     flat_.push_back({.values = values.allocate(region.values, {region.num_elements}),
                      .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),
+                     .first_weight = region.first_spec,
                      .updated = region.part(share_.index),
                      .totals = {}});
     for (const FlatRegion::Place& place : region.places) {

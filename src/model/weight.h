@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -82,7 +83,8 @@ class Weight {
 struct DomainShare {
   int64_t index = 0;
   int64_t count = 1;
-  std::vector<WeightGroup> by_matrix = {};  // groups whose matrices cannot be cut for the update
+  std::vector<WeightGroup> by_matrix = {};                     // groups whose matrices cannot be cut for the update
+  int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/flat_weights.h
   // The gradient of what every rank has is that of one microbatch: a new one with each, added up elsewhere, one after
   // the other. That of experts is added up as always.
   bool in_order = false;
@@ -91,7 +93,8 @@ struct DomainShare {
 // Weights that every rank of a domain has, as two tensors of as many elements: this rank updates those of `updated`.
 struct FlatWeights {
   Tensor values;
-  Tensor grads;  // stat; what lies between weights is zero
+  Tensor grads;             // stat; what lies between weights is zero
+  size_t first_weight = 0;  // index of the one whose gradient is complete last
   ElementRange updated;
   Tensor totals;  // stat, of `updated`: sums of gradients; undefined: in grads
 };
@@ -105,7 +108,8 @@ class WeightSet {
   WeightSet& operator=(const WeightSet&) = delete;
 
   const DomainShare& share() const { return share_; }
-  Weight& at(std::string_view name);
+  Weight& at(std::string_view name) { return weights_[index_of(name)]; }
+  size_t index_of(std::string_view name) const;
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
@@ -123,7 +127,7 @@ class WeightSet {
   DomainShare share_;
   std::deque<Weight> weights_;
   std::vector<FlatWeights> flat_;
-  std::map<std::string, Weight*, std::less<>> by_name_;
+  std::map<std::string, size_t, std::less<>> index_;
 };
 
 }  // namespace nmoe

@@ -66,6 +66,7 @@
   X(grouped_linear_forward, GroupedLinearForward)                \
   X(grouped_activation_forward, GroupedActivationForward)        \
   X(grouped_linear_backward_input, GroupedLinearBackwardInput)   \
+  X(grouped_activation_backward, GroupedActivationBackward)      \
   X(grouped_linear_backward_weight, GroupedLinearBackwardWeight) \
   X(rms_norm_forward, RmsNormForward)                            \
   X(rms_norm_backward, RmsNormBackward)                          \

@@ -93,8 +93,9 @@ Domain::~Domain() {
     raise_abort();
     if (across_.link() != nullptr) across_.link()->abort();
   }
-  if ((peers_.alone() && across_.alone()) || device_.counting()) return;
+  if (alone() || device_.counting()) return;
   try {
+    device_.order(Lane::kCommunication, Lane::kCompute);
     const auto done = device_.make_event(Lane::kCompute);
     done->record();
     done->wait();
@@ -121,9 +122,17 @@ void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
   ops.peer_barrier({peers_, {PeerWork::kSum}});
 }
 
-void Domain::reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate) const {
+void Domain::reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate, int64_t max_blocks) const {
   ops.peer_barrier({peers_, {PeerWork::kSum}});
-  for (const Part& part : parts) ops.peer_sum({peers_, part.tensor, part.begin, part.end, part.sum, accumulate});
+  for (const Part& part : parts) {
+    ops.peer_sum({.peers = peers_,
+                  .x = part.tensor,
+                  .begin = part.begin,
+                  .end = part.end,
+                  .sum = part.sum,
+                  .accumulate = accumulate,
+                  .max_blocks = max_blocks});
+  }
   ops.peer_barrier({peers_, {PeerWork::kSum}});
 }
 

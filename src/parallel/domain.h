@@ -47,6 +47,8 @@ class Domain {
   const Peers& peers() const { return peers_; }
   int64_t index() const { return peers_.index(); }
   int64_t count() const { return peers_.count(); }
+  // Whether the run has no other rank, in this domain or another.
+  bool alone() const { return peers_.alone() && across_.alone(); }
 
   // Enqueues what makes each of these shared tensors its sum over all ranks, in rank order: the same bits on every rank
   // and every time. F32, F64 or I32.
@@ -61,7 +63,8 @@ class Domain {
   };
   // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum, or
   // with `accumulate` adds to what is there rank 0's, then rank 1's and so on. What else they hold is left there.
-  void reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate = false) const;
+  // `max_blocks`: of each kernel (ops/contracts/exchange.h).
+  void reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate = false, int64_t max_blocks = 0) const;
   // Enqueues what makes each of these shared tensors on every rank what the ranks keep of it. Any dtype.
   void all_gather(Ops& ops, std::span<const Part> parts) const;
 

@@ -62,6 +62,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
              {.index = domain_.index(),
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
+              .bucket_bytes = config_.parallel.bucket_bytes,
               .in_order = in_order()}) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
@@ -108,10 +109,6 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
     const auto [begin, size] = flat.updated;
     grads_.push_back({flat.grads, begin, begin + size, flat.totals});
     values_.push_back({flat.values, begin, begin + size});
-    if (size > 0) summed_across_.push_back(flat.grads.rows(begin, begin + size));
-  }
-  for (const Weight& weight : model_.weights().all()) {
-    if (weight.spec.group == WeightGroup::kExperts) summed_across_.push_back(weight.grad);
   }
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
@@ -302,18 +299,50 @@ void Engine::enqueue_begin() {
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
   int64_t shard = rank_.index();
-  for (const Batch& batch : inputs_.batches[inputs_shape_]) {
+  size_t first_summed = model_.weights().all().size();
+  const GradientsReady sum_ready = [&](size_t first_weight) {
+    sum_gradients(first_weight, first_summed);
+    first_summed = first_weight;
+  };
+  const std::vector<Batch>& batches = inputs_.batches[inputs_shape_];
+  for (const Batch& batch : batches) {
     const Tensor losses = losses_.rows(0, batch.num_tokens());
-    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect);
+    const bool is_last = &batch == &batches.back();
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect,
+                            is_last && !in_order() && !domain_.alone() ? sum_ready : GradientsReady());
     ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
     if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
   }
 }
 
+// Of the weights with these indices, when the last microbatch has completed them: over the domain those that every rank
+// has, over domains what this rank updates. Nothing is left to run beside the last sums, which have the whole device.
+void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
+  const WeightSet& weights = model_.weights();
+  const auto is_ready = [&](size_t weight) { return weight >= first_weight && weight < end_weight; };
+  std::vector<Domain::Part> parts;
+  std::vector<Tensor> mine;
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    if (!is_ready(weights.flat()[i].first_weight)) continue;
+    parts.push_back(grads_[i]);
+    mine.push_back(grads_[i].tensor.rows(grads_[i].begin, grads_[i].end));
+  }
+  for (size_t i = first_weight; i < end_weight; ++i) {
+    const Weight& weight = weights.all()[i];
+    if (weight.spec.group == WeightGroup::kExperts) mine.push_back(weight.grad);
+  }
+  device_.order(Lane::kCompute, Lane::kCommunication);
+  Ops& ops = device_.ops(Lane::kCommunication);
+  if (!parts.empty()) domain_.reduce_sum(ops, parts, /*accumulate=*/false, first_weight > 0 ? kBlocksBeside : 0);
+  domain_.sum_across(ops, mine);
+}
+
 void Engine::enqueue_update() {
-  if (!in_order()) domain_.reduce_sum(ops_, grads_);
-  domain_.sum_across(ops_, summed_across_);
+  // On the lane of the other sums over domains, which have to be enqueued one after the other, and to wait for them.
+  device_.order(Lane::kCompute, Lane::kCommunication);
+  domain_.sum_across(device_.ops(Lane::kCommunication), summed_across_);
+  device_.order(Lane::kCommunication, Lane::kCompute);
   for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);
   ops_.sum_in_order({partial_losses_, loss_sum_});

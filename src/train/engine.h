@@ -7,9 +7,10 @@
 // is computed, the inputs of the next are on their way.
 //
 // Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
-// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), and
-// the new values go to all. Losses, the gradients' norm and what routers did are summed for every rank before any
-// weight moves. They make the same calls: whatever runs the model needs the experts of all.
+// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), on
+// the communication lane while backward goes on, and the new values go to all. Losses, the gradients' norm and what
+// routers did are summed for every rank before any weight moves. They make the same calls: whatever runs the model
+// needs the experts of all.
 //
 // With parallel.logical_shards every sum has an order that does not depend on the number of ranks: a microbatch is a
 // shard, rank i's m-th of W ranks is shard m * W + i. The gradients of what all ranks have are added up shard by shard;
@@ -154,6 +155,7 @@ class Engine {
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
   void enqueue_begin();
   void enqueue_gradients(const Inspector& inspect = {});
+  void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
   void enqueue_results(bool with_routers);
   void or_failure(const std::function<void()>& work) const;
@@ -198,7 +200,7 @@ class Engine {
   Tensor bad_count_;                    // [1] i32
   std::vector<Domain::Part> grads_;     // of the weights that every rank has; this one's parts of them
   std::vector<Domain::Part> values_;    // and of their values
-  std::vector<Tensor> summed_across_;   // what a step sums over domains, of this rank's parts
+  std::vector<Tensor> summed_across_;   // what a step sums over domains beside gradients
   std::vector<Tensor> summed_;          // and then over the ranks of a domain, for all of them
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()

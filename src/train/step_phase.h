@@ -18,7 +18,7 @@ enum class StepPhase {
   kHeadAndLoss,
   kFeedForwardBackward,
   kMixerBackward,
-  kUpdate,  // clipping, weights and router biases
+  kUpdate,  // the rest of the gradients' sums, clipping, weights and router biases
 };
 
 std::span<const StepPhase> step_phases();

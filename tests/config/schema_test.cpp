@@ -74,7 +74,8 @@ TEST(Schema, KeysReferToDifferentMembers) {
     const std::vector<std::string> before = values_of(base);
     for (size_t i = 0; i < before.size(); ++i) {
       Config config = base;
-      const Field field = describe(config)[i];
+      const std::vector<Field> fields = describe(config);
+      const Field& field = fields[i];
       if (field.is_shorthand) continue;
       if (!change(field)) {
         EXPECT_EQ(field.key, "optim.router.weight_decay");  // may only be 0
@@ -82,7 +83,7 @@ TEST(Schema, KeysReferToDifferentMembers) {
       }
       const std::vector<std::string> after = values_of(config);
       for (size_t j = 0; j < before.size(); ++j) {
-        if (describe(config)[j].is_shorthand) continue;  // follows the members it stands for
+        if (fields[j].is_shorthand) continue;  // follows the members it stands for
         EXPECT_EQ(before[j] == after[j], i != j) << before[j] << " after a change of " << field.key;
       }
     }

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <numeric>
+#include <set>
 
 namespace nmoe {
 namespace {
@@ -22,8 +25,10 @@ const std::vector<WeightSpec> kSpecs = {
     {.name = "head", .shape = {3 * kChunk / 512, 512}, .group = WeightGroup::kRest},
 };
 
-std::vector<FlatRegion> deal(int64_t num_ranks, std::vector<WeightGroup> by_matrix = {}) {
-  return deal_weights(kSpecs, by_matrix, num_ranks, DType::kBF16, DType::kF32);
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+std::vector<FlatRegion> deal(int64_t num_ranks, std::vector<WeightGroup> by_matrix = {}, int64_t bucket_bytes = kAll) {
+  return deal_weights(kSpecs, by_matrix, num_ranks, bucket_bytes, DType::kBF16, DType::kF32);
 }
 
 // What a rank updates in all regions.
@@ -32,46 +37,101 @@ int64_t elements_of(const std::vector<FlatRegion>& regions, int64_t rank) {
                          [&](int64_t sum, const FlatRegion& region) { return sum + region.part(rank).extent; });
 }
 
+void expect_one_rank_for_every_element(const std::vector<FlatRegion>& regions, int64_t ranks) {
+  std::vector<int> times(kSpecs.size(), 0);
+  for (const FlatRegion& region : regions) {
+    for (const FlatRegion::Place& place : region.places) {
+      const WeightSpec& spec = kSpecs[place.spec];
+      const int64_t size = spec.shape.num_elements();
+      const TensorChunks chunks(DType::kF32, spec.shape);
+      ++times[place.spec];
+      int64_t end = 0;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const ElementRange part = region.part_of(place, size, rank);
+        if (part.extent == 0) continue;
+        EXPECT_EQ(part.offset, end) << spec.name;
+        EXPECT_TRUE(chunks.is_edge(part.offset) && chunks.is_edge(part.end())) << spec.name;
+        end = part.end();
+      }
+      EXPECT_EQ(end, size) << spec.name;
+      EXPECT_EQ(place.first * 2 % 256, 0) << spec.name;
+      EXPECT_EQ(region.values, spec.is_stat ? DType::kF32 : DType::kBF16) << spec.name;
+      EXPECT_GE(place.spec, region.first_spec) << spec.name;
+    }
+  }
+  for (size_t i = 0; i < kSpecs.size(); ++i) {
+    const bool dealt = kSpecs[i].is_trained() && kSpecs[i].group != WeightGroup::kExperts;
+    EXPECT_EQ(times[i], dealt ? 1 : 0) << kSpecs[i].name;
+  }
+}
+
 TEST(DealWeights, EveryElementIsUpdatedByOneRank) {
   for (const int64_t ranks : {1, 2, 3, 4, 7, 64}) {
     for (const auto& by_matrix : {std::vector<WeightGroup>{}, {WeightGroup::kMatrices}}) {
-      std::vector<int> times(kSpecs.size(), 0);
-      for (const FlatRegion& region : deal(ranks, by_matrix)) {
-        for (const FlatRegion::Place& place : region.places) {
-          const WeightSpec& spec = kSpecs[place.spec];
-          const int64_t size = spec.shape.num_elements();
-          const TensorChunks chunks(DType::kF32, spec.shape);
-          ++times[place.spec];
-          int64_t end = 0;
-          for (int64_t rank = 0; rank < ranks; ++rank) {
-            const ElementRange part = region.part_of(place, size, rank);
-            if (part.extent == 0) continue;
-            EXPECT_EQ(part.offset, end) << spec.name;
-            EXPECT_TRUE(chunks.is_edge(part.offset) && chunks.is_edge(part.end())) << spec.name;
-            end = part.end();
-          }
-          EXPECT_EQ(end, size) << spec.name;
-          EXPECT_EQ(place.first * 2 % 256, 0) << spec.name;
-          EXPECT_EQ(region.values, spec.is_stat ? DType::kF32 : DType::kBF16) << spec.name;
-        }
-      }
-      for (size_t i = 0; i < kSpecs.size(); ++i) {
-        const bool dealt = kSpecs[i].is_trained() && kSpecs[i].group != WeightGroup::kExperts;
-        EXPECT_EQ(times[i], dealt ? 1 : 0) << kSpecs[i].name;
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{2} << 20, kAll}) {
+        SCOPED_TRACE(::testing::Message() << ranks << " ranks, buckets of " << bucket_bytes);
+        expect_one_rank_for_every_element(deal(ranks, by_matrix, bucket_bytes), ranks);
       }
     }
   }
 }
 
+// Of neighbours, from the last weight to the first, and large enough.
+TEST(DealWeights, BucketsAreWhatBackwardCompletesTogether) {
+  const auto buckets = [](const std::vector<WeightGroup>& by_matrix) {
+    std::vector<std::string> names;
+    for (const FlatRegion& region : deal(4, by_matrix, 2 << 20)) {
+      std::set<size_t> specs;
+      for (const FlatRegion::Place& place : region.places) specs.insert(place.spec);
+      EXPECT_EQ(region.first_spec, *specs.begin());
+      std::string& of_region = names.emplace_back();
+      for (const size_t spec : specs) of_region += kSpecs[spec].name + " ";
+    }
+    return names;
+  };
+  EXPECT_EQ(buckets({}), (std::vector<std::string>{"head ", "out small router ", "embedding q ", "gain "}));
+  EXPECT_EQ(buckets({WeightGroup::kMatrices}),
+            (std::vector<std::string>{"head ", "router ", "out small ", "embedding ", "q ", "gain "}));
+}
+
+// Which rank has a matrix does not depend on buckets.
+TEST(DealWeights, MatricesAreDealtByTheCostOfAll) {
+  const auto owners = [](int64_t bucket_bytes) {
+    std::vector<int64_t> owner(kSpecs.size(), -1);
+    for (const FlatRegion& region : deal(2, {WeightGroup::kMatrices}, bucket_bytes)) {
+      for (const FlatRegion::Place& place : region.places) {
+        if (kSpecs[place.spec].group != WeightGroup::kMatrices) continue;
+        const int64_t size = kSpecs[place.spec].shape.num_elements();
+        owner[place.spec] = region.part_of(place, size, 0).extent == size ? 0 : 1;
+      }
+    }
+    return owner;
+  };
+  EXPECT_EQ(owners(1), owners(kAll));
+}
+
 TEST(DealWeights, PartsAreAsEqualAsChunksAllow) {
   for (const int64_t ranks : {2, 3, 4}) {
-    const auto regions = deal(ranks);
-    int64_t least = elements_of(regions, 0), most = least;
-    for (int64_t rank = 1; rank < ranks; ++rank) {
-      least = std::min(least, elements_of(regions, rank));
-      most = std::max(most, elements_of(regions, rank));
+    for (const int64_t bucket_bytes : {int64_t{1}, int64_t{2} << 20, kAll}) {
+      const auto regions = deal(ranks, {}, bucket_bytes);
+      int64_t least = elements_of(regions, 0), most = least;
+      for (int64_t rank = 1; rank < ranks; ++rank) {
+        least = std::min(least, elements_of(regions, rank));
+        most = std::max(most, elements_of(regions, rank));
+      }
+      EXPECT_LE(most - least, 2 * kChunk) << ranks << " ranks, buckets of " << bucket_bytes;
     }
-    EXPECT_LE(most - least, 2 * kChunk) << ranks << " ranks";
+  }
+}
+
+// Alike buckets are not all rounded alike.
+TEST(DealWeights, RoundingDoesNotAddUp) {
+  constexpr int64_t kLayers = 64, kChunks = 4, kRanks = 64;
+  const std::vector<WeightSpec> layers(kLayers, {.name = "q", .shape = {kChunks * kChunk / 512, 512}});
+  const auto regions = deal_weights(layers, {}, kRanks, 1, DType::kBF16, DType::kF32);
+  ASSERT_EQ(regions.size(), static_cast<size_t>(kLayers));
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_LE(std::abs(elements_of(regions, rank) - kLayers * kChunks / kRanks * kChunk), kChunk) << "rank " << rank;
   }
 }
 

@@ -45,6 +45,10 @@ class TestModel {
     model_.begin_step();
     model_.forward_backward(batch(), scale(), activations_, losses_);
   }
+  void backward(const GradientsReady& ready) {
+    model_.begin_step();
+    model_.forward_backward(batch(), scale(), activations_, losses_, /*inspect=*/{}, ready);
+  }
   void backward_by_sequence() {
     model_.begin_step();
     for (int64_t seq = 0; seq < kSeqs; ++seq) {
@@ -111,6 +115,36 @@ TEST_P(EveryModel, GradientsOfAStepKeepNothingOfTheLast) {
   }
   test.backward_by_sequence();
   EXPECT_EQ(test.grads(), grads);
+}
+
+// What backward says is ready is ready: nothing changes it any more. And it says so as early as the layer before.
+TEST_P(EveryModel, GradientsThatAreReadyStayAsTheyAre) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kBlocks}) {
+    TestModel test(GetParam().config, 2, recompute);
+    const auto& weights = test.model().weights().all();
+    for (const Weight& weight : weights) {
+      if (weight.grad.defined()) test.ops().fill({weight.grad, NAN});
+    }
+    std::vector<size_t> ends = {weights.size()};
+    std::vector<std::vector<double>> when_ready(weights.size());
+    test.backward([&](size_t first) {
+      ASSERT_LT(first, ends.back());
+      for (size_t i = first; i < ends.back(); ++i) {
+        if (weights[i].grad.defined()) when_ready[i] = values(weights[i].grad);
+      }
+      ends.push_back(first);
+    });
+    EXPECT_EQ(ends.back(), 0u);
+    const auto num_layers = layers_of(GetParam().config).size();
+    ASSERT_EQ(ends.size(), num_layers + 2);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (!weights[i].grad.defined()) continue;
+      EXPECT_EQ(when_ready[i], values(weights[i].grad)) << weights[i].spec.name;
+      if (const int64_t layer = weights[i].spec.layer; layer > 0) {  // ends[k + 1] came in layer num_layers - 1 - k
+        EXPECT_GE(i, ends[num_layers - static_cast<size_t>(layer) + 1]) << weights[i].spec.name;
+      }
+    }
+  }
 }
 
 TEST_P(EveryModel, SameBitsForAnyNumberOfThreads) {

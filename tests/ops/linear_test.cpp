@@ -280,6 +280,39 @@ TEST(GroupedLinear, LeavesRowsBehindTheLastExpertAlone) {
   ops->grouped_linear_backward_weight({x, dy, offsets, dw});
   ops->grouped_linear_backward_weight({rows(x), rows(dy), offsets, expected_dw});
   EXPECT_TRUE(same_bits(dw, expected_dw));
+  const Tensor pre = pool.normal({kRoom, 2 * kIn}), dpre = filled(2 * kIn), expected_dpre = filled(2 * kIn);
+  const Tensor dweight = pool.full({kRoom}, 7.0), expected_dweight = pool.full({kRoom}, 7.0);
+  ops->grouped_activation_backward({Activation::kSwiGlu, dy, w, offsets, pre, weight, dpre, dweight});
+  ops->grouped_activation_backward({Activation::kSwiGlu, rows(dy), w, offsets, rows(pre), rows(weight),
+                                    rows(expected_dpre), rows(expected_dweight)});
+  EXPECT_TRUE(same_bits(dpre, expected_dpre));
+  EXPECT_TRUE(same_bits(dweight, expected_dweight));
+}
+
+// The second layer's input gradient with the activation in front of it is the two operations.
+TEST(GroupedLinear, ActivationBackwardIsThatOfTheInputGradient) {
+  TensorPool pool;
+  const auto ops = cpu_device();
+  const Tensor offsets = pool.ints({4}, {0, 3, 3, 8});
+  const Tensor dy = pool.normal({8, 5}), w = pool.normal({3, 5, 6}), dh = pool.zeros({8, 6});
+  ops->grouped_linear_backward_input({dy, w, offsets, dh});
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    for (const bool weighted : {true, false}) {
+      const auto like_weight = [&] { return weighted ? pool.zeros({8}) : Tensor(); };
+      const Tensor pre = pool.normal({8, kind == Activation::kSwiGlu ? 12 : 6});
+      const Tensor weight = weighted ? pool.normal({8}) : Tensor();
+      const Tensor dpre = pool.zeros(pre.shape()), expected_dpre = pool.zeros(pre.shape());
+      const Tensor dweight = like_weight(), expected_dweight = like_weight();
+      ops->grouped_activation_backward({kind, dy, w, offsets, pre, weight, dpre, dweight});
+      ops->activation_backward({kind, pre, weight, dh, expected_dpre, expected_dweight});
+      EXPECT_TRUE(same_bits(dpre, expected_dpre));
+      if (weighted) {
+        EXPECT_TRUE(same_bits(dweight, expected_dweight));
+      }
+      ops->grouped_activation_backward({kind, dy, w, offsets, pre, weight, pre, dweight});
+      EXPECT_TRUE(same_bits(pre, dpre)) << "in place";
+    }
+  }
 }
 
 }  // namespace

@@ -529,8 +529,10 @@ TEST_F(RankTrainingTest, ResumesWithAnotherNumberOfRanks) {
 
 TEST_F(RankTrainingTest, GoesOnWithEveryNumberOfRanksInTurn) {
   const auto part = [](int64_t ranks, int64_t steps) {
-    return on(ranks, {fmt::format("train.steps={}", steps), "train.batch_seqs=12", "train.microbatch_seqs=1",
-                      "model.moe.num_experts=12"});
+    std::vector<std::string> overrides = {fmt::format("train.steps={}", steps), "train.batch_seqs=12",
+                                          "train.microbatch_seqs=1", "model.moe.num_experts=12"};
+    if (ranks > 1) overrides.push_back(fmt::format("parallel.bucket_bytes={}", 2000 * ranks));
+    return on(ranks, overrides);
   };
   run("straight", part(1, 8));
   run("turns", part(4, 2));

@@ -10,7 +10,8 @@
 // again behind the one after their reading.
 //
 // max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
-// as many as the device has multiprocessors. For what is to run beside it. On the CPU it says nothing.
+// as many as the device has multiprocessors, or of sums a few times that. For what is to run beside it. On the CPU it
+// says nothing.
 #pragma once
 
 #include "base/error.h"
@@ -18,6 +19,10 @@
 #include "tensor/tensor.h"
 
 namespace nmoe {
+
+// Of kernels that move data between ranks beside other work: few, so that products find multiprocessors, and enough for
+// sends to have nine tenths of the link.
+inline constexpr int64_t kBlocksBeside = 16;
 
 // All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
 // another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
@@ -70,7 +75,8 @@ struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from.
+// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from. A rank's own
+// tokens need no way back (OwnRows), unless more rows came than R.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
@@ -83,16 +89,28 @@ struct ExchangeReturn {
   // there are, is 0.
   int64_t first_row = 0;
   Tensor num_rows = {};  // with first_row
+  // [1] i32 rows that came; undefined: not more than R. With first_row, more than R wherever num_rows is not 0.
+  Tensor all_rows = {};
   int64_t max_blocks = 0;
 };
-// The sum of what the ranks returned for a token, in their order.
+// What this rank's experts have for its own tokens, as ExchangeReturn has it for all: used where not more rows came
+// than R.
+struct OwnRows {
+  int64_t rank;
+  Tensor rows;        // [R, D]
+  Tensor row_weight;  // [R] stat; undefined: as there
+  Tensor row_of;      // [M, K] i32, of the tokens received from this rank itself
+  Tensor all_rows = {};
+};
+// The sum of what the ranks have for a token, in their order.
 struct ExchangeCollect {
   ExchangePlan plan;
   Tensor top_idx;  // [T, K] i32; for weights
+  OwnRows own;
   ExchangeReturns returns;
   Tensor y;  // = [T, D]
   bool accumulate = false;
-  Tensor weights;  // = [T, K] stat: what was returned of row_weight; undefined: not wanted
+  Tensor weights;  // = [T, K] stat: the row_weight of its copies; undefined: not wanted
 };
 
 // Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
@@ -116,6 +134,7 @@ struct PeerSum {
   int64_t begin = 0, end = 0;
   Tensor sum = {};  // = [end - begin], or += ; undefined: = those elements of this rank's x, whose others stay
   bool accumulate = false;
+  int64_t max_blocks = 0;
 };
 // Those elements of every rank's `x` become this rank's. Any dtype.
 struct PeerSpread {
@@ -190,6 +209,12 @@ inline void check_exchange_collect(const ExchangeCollect& args) {
                  args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
              "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
              args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
+  const OwnRows& own = args.own;
+  NMOE_CHECK(own.rank >= 0 && own.rank < W && own.rows.dim(1) == args.y.dim(1) && own.rows.dtype() == args.y.dtype() &&
+                 own.row_of.shape() == Shape({M, args.top_idx.dim(1)}) &&
+                 args.weights.defined() == own.row_weight.defined(),
+             "collecting {} of rank {}'s own {} {} by {}", args.y.shape(), own.rank, dtype_name(own.rows.dtype()),
+             own.rows.shape(), own.row_of.shape());
 }
 
 inline void check_peer_sum(const PeerSum& args) {
@@ -200,6 +225,12 @@ inline void check_peer_sum(const PeerSum& args) {
 
 inline void check_peer_range(const Tensor& x, int64_t begin, int64_t end) {
   NMOE_CHECK(begin >= 0 && begin <= end && end <= x.num_elements(), "elements [{}, {}) of {}", begin, end, x.shape());
+}
+
+inline void check_peer_fetch(const PeerFetch& args) {
+  NMOE_CHECK(args.x.dtype() == args.destination.dtype() && args.x.num_elements() == args.destination.num_elements(),
+             "fetching {} {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(),
+             dtype_name(args.destination.dtype()), args.destination.shape());
 }
 
 }  // namespace nmoe

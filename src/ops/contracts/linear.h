@@ -53,6 +53,17 @@ struct GroupedLinearBackwardInput {
   Tensor offsets;  // [E + 1] i32
   Tensor dx;       // = [R, in]
 };
+// Through the experts' second layer y = h w^T and the activation in front of it: dh = dy w by groups, and from dh what
+// ActivationBackward (contracts/activation.h) makes of it.
+struct GroupedActivationBackward {
+  Activation kind = Activation::kSwiGlu;
+  Tensor dy;               // [R, out]
+  Tensor w;                // [E, out, F]
+  Tensor offsets;          // [E + 1] i32
+  Tensor pre, row_weight;  // [R, W], [R] stat: as in forward
+  Tensor dpre;             // = like pre; may be the storage of pre
+  Tensor drow_weight;      // = [R] stat; undefined when row_weight is
+};
 struct GroupedLinearBackwardWeight {
   Tensor x;        // [R, in]
   Tensor dy;       // [R, out]

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "base/wait_clock.h"
 #include "ops/cpu/operations.h"
@@ -32,6 +34,25 @@ void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, const Peers:
     }
     if (clock.waited() > std::chrono::nanoseconds(patience)) throw peers.waited_too_long(wait);
     std::this_thread::sleep_for(kNap);
+  }
+}
+
+// Whether a rank's own tokens go the way of all others': OwnRows.
+bool own_are_returned(const Tensor& all_rows, const Tensor& rows) {
+  return all_rows.defined() && *all_rows.data<int32_t>() > rows.dim(0);
+}
+
+// sum = the rows of the token that this rank received from itself as its `token`th, in the order of its choices.
+template <class Real>
+void sum_own(const OwnRows& own, int64_t token, std::vector<Real>& sum) {
+  const int64_t width = own.rows.dim(1), top_k = own.row_of.dim(1);
+  const int32_t* copies = own.row_of.data<int32_t>() + token * top_k;
+  std::ranges::fill(sum, Real{0});
+  for (int64_t k = 0; k < top_k; ++k) {
+    if (copies[k] < 0) continue;
+    const Real* source = own.rows.data<Real>() + copies[k] * width;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) sum[static_cast<size_t>(i)] += source[i];
   }
 }
 
@@ -150,6 +171,7 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
   const auto returned = pointers_of<Real>(peers, args.returns.rows);
   const auto weights = with_weights ? pointers_of<Real>(peers, args.returns.weights) : std::vector<Real*>();
   for (int64_t rank = 0; rank < peers.count(); ++rank) {
+    if (rank == peers.index() && !own_are_returned(args.all_rows, args.rows)) continue;
     const auto home = static_cast<size_t>(rank);
     parallel_blocks(ctx, counts[rank], task_rows(width * top_k), [&](int64_t begin, int64_t end, int) {
       for (int64_t token = begin; token < end; ++token) {
@@ -208,7 +230,10 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   const int32_t* placement = args.plan.placement.data<int32_t>();
   const int32_t* experts = args.top_idx.data<int32_t>();
   const Real* rows = args.returns.rows.data<Real>();
+  const OwnRows& own = args.own;
+  const bool own_are_here = !own_are_returned(own.all_rows, own.rows);
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
+    std::vector<Real> own_sum(static_cast<size_t>(width));
     for (int64_t token = begin; token < end; ++token) {
       Real* const target = args.y.data<Real>() + token * width;
       if (!args.accumulate) std::fill_n(target, width, Real{0});
@@ -216,13 +241,19 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
         const int64_t row = send_row[token * num_ranks + rank];
         if (row < 0) continue;
         const Real* source = rows + (rank * max_tokens + row) * width;
+        if (rank == own.rank && own_are_here) {
+          sum_own(own, row, own_sum);
+          source = own_sum.data();
+        }
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) target[i] += source[i];
       }
       for (int64_t k = 0; args.weights.defined() && k < top_k; ++k) {
         const int64_t rank = placement[experts[token * top_k + k]] / args.plan.num_slots;
-        const int64_t row = rank * max_tokens + send_row[token * num_ranks + rank];
-        args.weights.data<Real>()[token * top_k + k] = args.returns.weights.data<Real>()[row * top_k + k];
+        const int64_t copy = send_row[token * num_ranks + rank] * top_k + k;
+        args.weights.data<Real>()[token * top_k + k] =
+            rank == own.rank && own_are_here ? own.row_weight.data<Real>()[own.row_of.data<int32_t>()[copy]]
+                                             : args.returns.weights.data<Real>()[rank * max_tokens * top_k + copy];
       }
     }
   });
@@ -281,6 +312,7 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
 
 template <class Real>
 void peer_fetch(Context& ctx, const PeerFetch& args) {
+  check_peer_fetch(args);
   if (!ctx.counting()) copy<Real>(ctx, {args.peers.on(args.rank, args.x), args.destination});
 }
 

@@ -215,6 +215,21 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
 }
 
 template <class Real>
+void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
+  const int64_t num_experts = args.w.dim(0);
+  ArenaScope scratch(ctx.scratch);
+  const Tensor dh = scratch.allocate(args.dy.dtype(), {args.dy.dim(0), args.w.dim(2)});
+  grouped_linear_backward_input<Real>(ctx, {args.dy, args.w, args.offsets, dh});
+  activation_backward<Real>(ctx, {.kind = args.kind,
+                                  .pre = args.pre,
+                                  .row_weight = args.row_weight,
+                                  .dh = dh,
+                                  .dpre = args.dpre,
+                                  .drow_weight = args.drow_weight,
+                                  .num_rows = args.offsets.rows(num_experts, num_experts + 1)});
+}
+
+template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
@@ -242,6 +257,7 @@ NMOE_CPU_INSTANTIATE(linear_backward_weight, LinearBackwardWeight)
 NMOE_CPU_INSTANTIATE(grouped_linear_forward, GroupedLinearForward)
 NMOE_CPU_INSTANTIATE(grouped_activation_forward, GroupedActivationForward)
 NMOE_CPU_INSTANTIATE(grouped_linear_backward_input, GroupedLinearBackwardInput)
+NMOE_CPU_INSTANTIATE(grouped_activation_backward, GroupedActivationBackward)
 NMOE_CPU_INSTANTIATE(grouped_linear_backward_weight, GroupedLinearBackwardWeight)
 
 }  // namespace nmoe::cpu

@@ -113,9 +113,9 @@ inline RouterForwardScratch claim(ArenaScope& scope, const RouterForward& args) 
   return scratch;
 }
 
-// --- plans of mixtures of experts: where each chunk of copies goes on in each expert's rows.
+// --- plans of mixtures of experts: how many copies of each chunk go to each expert.
 inline int64_t plan_chunk_copies(int64_t num_copies) {
-  constexpr int64_t kMinCopies = 512, kMaxChunks = 256;
+  constexpr int64_t kMinCopies = 512, kMaxChunks = 128;  // a block each: about one a multiprocessor
   return std::max(kMinCopies, blocks_for(num_copies, kMaxChunks));
 }
 inline Tensor claim(ArenaScope& scope, const BuildMoePlan& args) {
@@ -146,6 +146,24 @@ inline GroupedWeightScratch claim_grouped_weight(ArenaScope& scope, int64_t num_
 // Whether the shapes are those of wgmma's products; what else they need is that addresses are multiples of 16.
 inline bool sm90_shapes(const Tensor& rows, const Tensor& other_rows) {
   return rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0;
+}
+
+// --- experts' second layer backwards, with the activation in front of it. On Hopper SwiGLU's is one kernel's work with
+// the product, which adds up the gradients of row weights by tiles of columns; elsewhere dh lies in memory.
+constexpr int64_t kActivationTileCols = 256;
+// Whether the kernel is Hopper's; what else it needs is that addresses are multiples of 16.
+inline bool fuses_activation_backward(const KernelSet& kernels, const GroupedActivationBackward& args) {
+  return kernels.has_sm90() && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
+         sm90_shapes(args.dy, args.pre) && args.w.dim(2) % 8 == 0;
+}
+struct GroupedActivationBackwardScratch {
+  Tensor dh;        // [R, F] act, or undefined
+  Tensor row_sums;  // [tiles of F, R] F32: parts of drow_weight, or undefined
+};
+inline GroupedActivationBackwardScratch claim(ArenaScope& scope, const GroupedActivationBackward& args, bool fused) {
+  const int64_t rows = args.dy.dim(0), width = args.w.dim(2);
+  if (!fused) return {.dh = scope.allocate(args.dy.dtype(), {rows, width}), .row_sums = {}};
+  return {.dh = {}, .row_sums = scope.allocate(DType::kF32, {blocks_for(width, kActivationTileCols), rows})};
 }
 
 // --- Muon: as many matrices at a time as make kStackElements.

@@ -108,6 +108,11 @@ void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args
   cuda::claim_grouped_weight(scope, args.dw.dim(0));
 }
 
+void claim_scratch(const Claims& claims, const GroupedActivationBackward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim(scope, args, cuda::fuses_activation_backward(claims.kernels, args));
+}
+
 void claim_scratch(const Claims& claims, const RouterBackward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_sequence_loads(scope, args.loss, args.logits);

@@ -28,6 +28,7 @@ std::vector<GroupCase> cases() {
       {48, 40, {1, 2, 0, 1, 0, 3, 1, 1, 0, 2, 1, 0, 1, 1, 1, 4, 0, 0, 1, 2, 1, 0,
                 1, 1, 5, 0, 1, 1, 1, 0, 0, 0, 0, 2, 1, 1, 0, 9, 0, 1, 1, 0, 1}},  // more experts than lanes
       {264, 136, {700, 300, 1}},                                                  // more steps than stages
+      {584, 200, {33, 0, 130}},                // three tiles of columns, the last one of 72
       {384, 640, {300, 0, 130, 1000, 64, 0}},  // last tiles of half the width, experts of very different sizes
   };
 }
@@ -113,6 +114,56 @@ TEST_P(CudaGroupedLinear, ActivationMatchesThatOfTheProduct) {
   }
 }
 
+// The second layer's input gradient with the activation in front of it: to the bit the two operations for
+// pre-activations; a row weight's gradient is a sum over the row in another order.
+TEST_P(CudaGroupedLinear, ActivationBackwardMatchesThatOfTheInputGradient) {
+  const Tensor dy = up(dy_, act_), w = up(w_, act_), offsets = up(offsets_);
+  const Tensor dh = up(pool_.zeros({num_rows_, case_.in}), act_);
+  gpu().grouped_linear_backward_input({dy, w, offsets, dh});
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    for (const bool weighted : {true, false}) {
+      const auto poisoned = [&] { return weighted ? up(pool_.full({num_rows_}, 9.0)) : Tensor(); };
+      const Tensor host_pre = normal({num_rows_, kind == Activation::kSwiGlu ? 2 * case_.in : case_.in}, act_);
+      const Tensor pre = up(host_pre, act_), weight = weighted ? up(pool_.normal({num_rows_})) : Tensor();
+      const Tensor dpre = up(pool_.full(pre.shape(), 9.0), act_), expected_dpre = up(pool_.zeros(pre.shape()), act_);
+      const Tensor dweight = poisoned(), expected_dweight = poisoned();
+      run([&](Ops& ops) { ops.grouped_activation_backward({kind, dy, w, offsets, pre, weight, dpre, dweight}); });
+      gpu().activation_backward({kind, pre, weight, dh, expected_dpre, expected_dweight});
+      EXPECT_TRUE(same_bits(down(dpre), down(expected_dpre)));
+      if (weighted) {
+        // Terms of either sign in fp32: an error of some 1e-7 of the largest, seen as in tolerance().
+        EXPECT_TRUE(near(down(dweight), down(expected_dweight), 5e-4));
+      }
+      const Tensor dweight_again = poisoned();
+      gpu().grouped_activation_backward({kind, dy, w, offsets, pre, weight, pre, dweight_again});
+      EXPECT_TRUE(same_bits(down(pre), down(dpre))) << "in place";
+      if (weighted) {
+        EXPECT_TRUE(same_bits(down(dweight_again), down(dweight)));
+      }
+    }
+  }
+}
+
+// Against the CPU, in whose way nothing is rounded to BF16 in between.
+TEST_P(CudaGroupedLinear, ActivationBackwardMatchesTheCpu) {
+  const Tensor pre = normal({num_rows_, 2 * case_.in}, act_), weight = pool_.normal({num_rows_});
+  const Tensor expected_dpre = pool_.full(pre.shape(), 9.0), expected_dweight = pool_.full({num_rows_}, 9.0);
+  const Tensor dpre = up(expected_dpre, act_), dweight = up(expected_dweight);
+  gpu().grouped_activation_backward(
+      {Activation::kSwiGlu, up(dy_, act_), up(w_, act_), up(offsets_), up(pre, act_), up(weight), dpre, dweight});
+  cpu().grouped_activation_backward(
+      {Activation::kSwiGlu, dy_, w_, offsets_, pre, weight, expected_dpre, expected_dweight});
+  // In bf16 dh is rounded, and what it makes is too. A sum's error goes by its terms: seen relative to the largest sum.
+  const bool exact = act_ == DType::kF32;
+  EXPECT_TRUE(near(down(dpre), expected_dpre, exact ? 2e-3 : 2 * 4.4e-3));
+  const std::vector<double> sums = values(down(dweight)), expected_sums = values(expected_dweight);
+  double largest = 0;
+  for (const double sum : expected_sums) largest = std::max(largest, std::abs(sum));
+  for (size_t row = 0; row < sums.size(); ++row) {
+    EXPECT_LE(std::abs(sums[row] - expected_sums[row]), (exact ? 1e-5 : 0x1p-7) * largest) << "row " << row;
+  }
+}
+
 // What other rows there are does not show in a row's bits.
 TEST_P(CudaGroupedLinear, RowsDoNotDependOnOtherRows) {
   if (num_rows_ == 0) return;
@@ -133,7 +184,7 @@ TEST_P(CudaGroupedLinear, CapacityBeyondTheRowsIsLeftAlone) {
   const int64_t spare = 201, capacity = num_rows_ + spare;
   const auto with_spare = [&](Tensor rows) {
     const Tensor all = up(pool_.full({capacity, rows.dim(1)}, NAN), act_);
-    if (num_rows_ > 0) gpu().copy({up(rows, act_), all.rows(0, num_rows_)});
+    if (num_rows_ > 0) gpu().copy({rows, all.rows(0, num_rows_)});
     return all;
   };
   const auto poisoned = [&](int64_t width) { return up(pool_.full({capacity, width}, 9.0), act_); };
@@ -143,7 +194,7 @@ TEST_P(CudaGroupedLinear, CapacityBeyondTheRowsIsLeftAlone) {
     EXPECT_TRUE(near(down(all.rows(num_rows_, capacity)), untouched, 0)) << name;
   };
   const Tensor w = up(w_, act_), offsets = up(offsets_), exact_x = up(x_, act_), exact_dy = up(dy_, act_);
-  const Tensor x = with_spare(x_), dy = with_spare(dy_);
+  const Tensor x = with_spare(exact_x), dy = with_spare(exact_dy);
 
   const Tensor y = poisoned(case_.out), exact_y = up(pool_.zeros({num_rows_, case_.out}), act_);
   gpu().grouped_linear_forward({x, w, offsets, y});
@@ -159,6 +210,18 @@ TEST_P(CudaGroupedLinear, CapacityBeyondTheRowsIsLeftAlone) {
   gpu().grouped_linear_backward_weight({x, dy, offsets, dw});
   gpu().grouped_linear_backward_weight({exact_x, exact_dy, offsets, exact_dw});
   EXPECT_TRUE(same_bits(down(dw), down(exact_dw)));
+
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const int64_t pre_width = kind == Activation::kSwiGlu ? 2 * case_.in : case_.in;
+    const Tensor exact_pre = up(normal({num_rows_, pre_width}, act_), act_), pre = with_spare(exact_pre);
+    const Tensor weight = pool_.normal({capacity}), exact_weight = up(weight.rows(0, num_rows_));
+    const Tensor dpre = poisoned(pre_width), exact_dpre = up(pool_.zeros(exact_pre.shape()), act_);
+    const Tensor dweight = up(pool_.full({capacity}, 9.0)), exact_dweight = up(pool_.zeros({num_rows_}));
+    gpu().grouped_activation_backward({kind, dy, w, offsets, pre, up(weight), dpre, dweight});
+    gpu().grouped_activation_backward({kind, exact_dy, w, offsets, exact_pre, exact_weight, exact_dpre, exact_dweight});
+    expect_same_rows(dpre, exact_dpre, "dpre");
+    expect_same_rows(dweight.reshape({capacity, 1}), exact_dweight.reshape({num_rows_, 1}), "dweight");
+  }
 
   if (case_.out % 2 != 0) return;
   for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {

@@ -35,10 +35,11 @@ class CudaMoe : public CudaTest, public ::testing::WithParamInterface<PlanCase> 
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaMoe,
                          ::testing::Values(PlanCase{13, 3, 7}, PlanCase{1, 5, 5, -1, 11},
-                                           PlanCase{9, 2, 300},             // nearly all experts empty
-                                           PlanCase{5003, 4, 64, -1, 13},   // many chunks, the last one odd
-                                           PlanCase{40'000, 6, 33, -1, 8},  // chunks of more than the least size
-                                           PlanCase{700, 8, 4096},          // experts beyond a block of the scan
+                                           PlanCase{9, 2, 300},              // nearly all experts empty
+                                           PlanCase{5003, 4, 64, -1, 13},    // many chunks, the last one odd
+                                           PlanCase{40'000, 6, 33, -1, 8},   // chunks of more than the least size
+                                           PlanCase{20'011, 7, 256, -1, 1},  // segments of chunks that end anywhere
+                                           PlanCase{700, 8, 4096},           // experts beyond a block of the scan
                                            PlanCase{2500, 1, 4, 3, 1}, PlanCase{2500, 1, 4, 0, 7},
                                            PlanCase{33, 2, 1, -1, 1024}, PlanCase{0, 2, 3}));
 

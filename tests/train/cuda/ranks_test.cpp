@@ -54,6 +54,24 @@ TEST_F(CudaRanks, LearnWhatOneLearnsAndTheSameEveryTime) {
   EXPECT_EQ(weights_of(checkpoints("two")), weights_of(checkpoints("again")));
 }
 
+// Summed beside backward, bucket by bucket, or all behind it.
+TEST_F(CudaRanks, BucketsOfGradientsChangeNoBit) {
+  for (int64_t ranks = 2; ranks <= std::min<int64_t>(num_gpus(), 8); ranks *= 2) {
+    for (const char* recompute : {"none", "blocks"}) {
+      std::map<std::string, std::string> weights;
+      for (const char* bucket_bytes : {"1", "4000", "1000000000"}) {
+        const std::string name = fmt::format("{}-{}-{}", ranks, recompute, bucket_bytes);
+        run(name, on(ranks, {"train.steps=12", "train.batch_seqs=16", "model.num_layers=5", "optim.clip_norm=0",
+                             fmt::format("train.recompute={}", recompute),
+                             fmt::format("parallel.bucket_bytes={}", bucket_bytes)}));
+        weights[bucket_bytes] = weights_of(checkpoints(name));
+      }
+      EXPECT_EQ(weights["1"], weights["1000000000"]) << ranks << " ranks, recompute " << recompute;
+      EXPECT_EQ(weights["4000"], weights["1000000000"]) << ranks << " ranks, recompute " << recompute;
+    }
+  }
+}
+
 TEST_F(CudaRanks, GoOnAsAnyNumber) {
   run("straight", on(2, {"train.steps=12"}));
   run("halves", on(2, {"train.steps=6"}));

@@ -57,15 +57,14 @@ __global__ void __launch_bounds__(kRowThreads)
     load8(pre, i, width, vector, gate);
     load8(dhs + row * width, i, width, vector, dh);
     if constexpr (kKind == Activation::kSwiGlu) {
-      // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
       float up[8], dup[8];
       load8(pre + width, i, width, vector, up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float s = sigmoid<T>(gate[j]), silu = gate[j] * s, dproduct = dh[j] * weight;
-        dweight += dh[j] * silu * up[j];
-        dgate[j] = dproduct * up[j] * (s + silu * (1.0F - s));
-        dup[j] = dproduct * silu;
+        const SwiGluGradient d = swiglu_backward<T>(gate[j], up[j], weight, dh[j]);
+        dweight += d.weight;
+        dgate[j] = d.gate;
+        dup[j] = d.up;
       }
       store8(dpre + width, i, width, vector, dup);
     } else {

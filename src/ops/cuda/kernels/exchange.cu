@@ -208,16 +208,25 @@ struct ReturnedWeights {
   PeerPointers<float> at_home;
 };
 
+// Whether a rank's own tokens stay with it (OwnRows): what came has room.
+__device__ bool own_stay(const int32_t* all_rows, int64_t capacity) {
+  return all_rows == nullptr || *all_rows <= capacity;
+}
+
 // What received tokens get back.
 template <class T>
 struct ReturnedRows {
   const T* rows;          // [R, D]
   RowPart part;           // by the row_of [W * M, K] of received tokens
   const int32_t* counts;  // [W]
+  const int32_t* all_rows;
   PeerPointers<T> at_home;
   ReturnedWeights weights;
   int64_t max_tokens;
   int width, index, num_ranks, top_k;
+
+  // To how many ranks something returns: to all from the next one on, to this one last.
+  __device__ int num_homes() const { return num_ranks - (own_stay(all_rows, part.capacity) ? 1 : 0); }
 };
 
 template <class T>
@@ -254,7 +263,8 @@ __global__ void __launch_bounds__(kRowThreads) return_kernel(ReturnedRows<T> arg
   const int stride = static_cast<int>(gridDim.x) * kRowWarps * group;
   const int eights = args.width / 8, top_k = args.top_k;
   const unsigned choices = top_k == kWarp ? kAllLanes : (1U << top_k) - 1;
-  for (int step = 1; step <= args.num_ranks; ++step) {
+  const int num_homes = args.num_homes();
+  for (int step = 1; step <= num_homes; ++step) {
     const int rank = (args.index + step) % args.num_ranks;  // not all to the same one at once
     for (int first = first_of_warp; first < args.counts[rank]; first += stride) {
       const int count = min(group, args.counts[rank] - first);
@@ -318,7 +328,8 @@ __global__ void __launch_bounds__(kRowThreads) return_any_kernel(ReturnedRows<T>
   if (part.is_empty()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-  for (int step = 1; step <= args.num_ranks; ++step) {
+  const int num_homes = args.num_homes();
+  for (int step = 1; step <= num_homes; ++step) {
     const int rank = (args.index + step) % args.num_ranks;
     for (int64_t token = warp; token < args.counts[rank]; token += static_cast<int64_t>(gridDim.x) * kRowWarps) {
       const int64_t copies = (rank * args.max_tokens + token) * args.top_k;
@@ -390,25 +401,62 @@ struct CollectedWeights {
   const float* returned;
   float* weights;  // null: not collected
   Placement placement;
-  int top_k;
 };
 
-// One warp a token. kVectors: eight values at a time.
+template <class T>
+struct OwnPart {
+  const T* rows;            // [capacity, D]
+  const float* row_weight;  // null: not collected
+  const int32_t* row_of;    // [M, K]
+  const int32_t* all_rows;
+  int64_t capacity;
+  int rank, top_k;
+};
+
+// One warp a token. kVectors: eight values at a time, of tokens that have a lane for each of their choices at least.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kCollectThreads)
-    collect_kernel(const T* returned, const int32_t* send_row, T* y, CollectedWeights collected, int64_t num_tokens,
-                   int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
+    collect_kernel(OwnPart<T> own, const T* returned, const int32_t* send_row, T* y, CollectedWeights collected,
+                   int64_t num_tokens, int64_t max_tokens, int64_t width, int num_ranks, bool accumulate) {
+  constexpr int kCopies = 4;  // rows that a lane loads before it adds them
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kCollectWarps + threadIdx.x / kWarp;
   if (token >= num_tokens) return;
   const int32_t* const rows = send_row + token * num_ranks;
+  const int own_rank = own_stay(own.all_rows, own.capacity) ? own.rank : -1;
+  const int32_t* const own_copies =
+      own_rank >= 0 && rows[own_rank] >= 0 ? own.row_of + static_cast<int64_t>(rows[own_rank]) * own.top_k : nullptr;
   T* const target = y + token * width;
   if constexpr (kVectors) {
-    for (int64_t i = 8 * lane; i < width; i += 8 * kWarp) {
-      float sums[8] = {};
+    const int copy = own_copies != nullptr && lane < own.top_k ? own_copies[lane] : -1;
+    const unsigned here = __ballot_sync(kAllLanes, copy >= 0);
+    for (int64_t begin = 0; begin < width; begin += 8 * kWarp) {
+      const int64_t i = begin + 8 * lane;
+      const bool is_there = i < width;
+      float sums[8] = {}, own_sums[8] = {};
+      for (unsigned left = here; left != 0;) {
+        Eight<T> values[kCopies] = {};  // where there is no copy, nothing is added
+#pragma unroll
+        for (int c = 0; c < kCopies; ++c) {
+          const int64_t row = __shfl_sync(kAllLanes, copy, (__ffs(left) - 1) & (kWarp - 1));
+          if (left != 0 && is_there) values[c] = *reinterpret_cast<const Eight<T>*>(own.rows + row * width + i);
+          left &= left - 1;
+        }
+#pragma unroll
+        for (int c = 0; c < kCopies; ++c) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) own_sums[j] += to_float(values[c].values[j]);
+        }
+      }
+      if (!is_there) continue;
       if (accumulate) load8(target + i, sums);
       for (int rank = 0; rank < num_ranks; ++rank) {
         if (rows[rank] < 0) continue;
+        if (rank == own_rank) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sums[j] += own_sums[j];
+          continue;
+        }
         float values[8];
         load8(returned + (rank * max_tokens + rows[rank]) * width + i, values);
 #pragma unroll
@@ -420,16 +468,26 @@ __global__ void __launch_bounds__(kCollectThreads)
     for (int64_t i = lane; i < width; i += kWarp) {
       float sum = accumulate ? to_float(target[i]) : 0.0F;
       for (int rank = 0; rank < num_ranks; ++rank) {
-        if (rows[rank] >= 0) sum += to_float(returned[(rank * max_tokens + rows[rank]) * width + i]);
+        if (rows[rank] < 0) continue;
+        if (rank == own_rank) {
+          float own_sum = 0.0F;
+          for (int k = 0; k < own.top_k; ++k) {
+            if (own_copies[k] >= 0) own_sum += to_float(own.rows[own_copies[k] * width + i]);
+          }
+          sum += own_sum;
+        } else {
+          sum += to_float(returned[(rank * max_tokens + rows[rank]) * width + i]);
+        }
       }
       target[i] = from_float<T>(sum);
     }
   }
   if (collected.weights == nullptr) return;
-  for (int k = lane; k < collected.top_k; k += kWarp) {
-    const int64_t copy = token * collected.top_k + k;
+  for (int k = lane; k < own.top_k; k += kWarp) {
+    const int64_t copy = token * own.top_k + k;
     const int rank = collected.placement.rank(collected.top_idx[copy]);
-    collected.weights[copy] = collected.returned[(rank * max_tokens + rows[rank]) * collected.top_k + k];
+    collected.weights[copy] = rank == own_rank ? own.row_weight[own_copies[k]]
+                                               : collected.returned[(rank * max_tokens + rows[rank]) * own.top_k + k];
   }
 }
 
@@ -543,6 +601,7 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
                  .first = args.first_row,
                  .capacity = args.rows.dim(0)},
         .counts = args.counts.data<int32_t>(),
+        .all_rows = args.all_rows.defined() ? args.all_rows.data<int32_t>() : nullptr,
         .at_home = peer_pointers<T>(peers, args.returns.rows),
         .weights = {.row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
                     .at_home =
@@ -591,14 +650,22 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   const CollectedWeights collected{.top_idx = args.top_idx.data<int32_t>(),
                                    .returned = with_weights ? args.returns.weights.data<float>() : nullptr,
                                    .weights = with_weights ? args.weights.data<float>() : nullptr,
-                                   .placement = placement_of(args.plan),
-                                   .top_k = static_cast<int>(args.top_idx.dim(1))};
-  const bool vectors = can_vectorise(width, args.y, args.returns.rows);
+                                   .placement = placement_of(args.plan)};
+  const OwnRows& own = args.own;
+  const int64_t top_k = own.row_of.dim(1);
+  const bool vectors = can_vectorise(width, args.y, args.returns.rows, own.rows) && top_k <= kWarp;
   dispatch_act(args.y.dtype(), [&]<class T>(T) {
+    const OwnPart<T> own_part{.rows = own.rows.data<T>(),
+                              .row_weight = with_weights ? own.row_weight.data<float>() : nullptr,
+                              .row_of = own.row_of.data<int32_t>(),
+                              .all_rows = own.all_rows.defined() ? own.all_rows.data<int32_t>() : nullptr,
+                              .capacity = own.rows.dim(0),
+                              .rank = static_cast<int>(own.rank),
+                              .top_k = static_cast<int>(top_k)};
     const auto kernel = vectors ? collect_kernel<T, true> : collect_kernel<T, false>;
     kernel<<<grid_size(ceil_div<int64_t>(num_tokens, kCollectWarps)), kCollectThreads, 0, ctx.stream>>>(
-        args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected, num_tokens,
-        args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
+        own_part, args.returns.rows.data<T>(), args.plan.send_row.data<int32_t>(), args.y.data<T>(), collected,
+        num_tokens, args.returns.rows.dim(1), width, collected.placement.num_ranks, args.accumulate);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }

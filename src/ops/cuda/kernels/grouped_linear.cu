@@ -13,6 +13,7 @@
 #include "ops/cuda/primitives/group_tiles.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/grouped_linear.h"
 
 namespace nmoe::cuda {
@@ -207,6 +208,34 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
   } else {
     rows_product<float, false>(ctx, dy, w, offsets, dx);
   }
+}
+
+void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
+  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre;
+  const bool fused = fuses_activation_backward({.major = NMOE_CUDA_MAJOR}, args) && aligned16(dy.raw()) &&
+                     aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw());
+  ArenaScope scratch(ctx.scratch);
+  const auto [dh, row_sums] = claim(scratch, args, fused);
+  if constexpr (kHasSm90) {
+    if (fused) {
+      check_groups(dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
+      NMOE_CHECK(dpre.shape() == pre.shape() && dpre.dtype() == pre.dtype() && w.dtype() == dy.dtype() &&
+                     args.row_weight.dim(0) == dy.dim(0) && args.drow_weight.shape() == args.row_weight.shape(),
+                 "gradients {} {} of {}, weights {} {}, of rows {} and {}", dtype_name(dpre.dtype()), dpre.shape(),
+                 pre.shape(), dtype_name(w.dtype()), w.shape(), args.row_weight.shape(), args.drow_weight.shape());
+      if (ctx.counting() || pre.num_elements() == 0) return;
+      return sm90::grouped_swiglu_backward(ctx, args, row_sums);
+    }
+  }
+  grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh});
+  const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
+  activation_backward(ctx, {.kind = args.kind,
+                            .pre = pre,
+                            .row_weight = args.row_weight,
+                            .dh = dh,
+                            .dpre = dpre,
+                            .drow_weight = args.drow_weight,
+                            .num_rows = offsets.rows(num_experts, num_experts + 1)});
 }
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {

@@ -1,8 +1,10 @@
 // Placement plan of routed rows, and what moves rows by it.
 //
-// The plan is a stable counting sort of the R = T*K copies in three kernels: blocks count the copies of their chunk per
-// expert, one block turns the counts [chunk, expert] into each chunk's first row of each expert, and one warp a chunk
-// places its copies, 32 at a time, in order. All integers: shared atomics count, no order depends on them.
+// The plan is a stable counting sort of the R = T*K copies in two kernels: blocks count the copies of their chunk per
+// expert; then each adds up the counts [chunk, expert] of all, which says where its chunk's rows of every expert begin,
+// and places its copies. There a warp has a segment of the chunk, whose own counts say where in the chunk's rows it
+// goes on, and places 32 copies at a time, in order. All integers: shared atomics count, no order depends on them.
+// Bound by latency: the counts of all chunks come from L2, a thread an expert.
 //
 // At most kMaxExperts experts.
 //
@@ -21,10 +23,11 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
-constexpr int kScanThreads = 1024;
+constexpr int kRowThreads = 128;   // of a block that moves the rows of one token
+constexpr int kMaxPlaceWarps = 8;  // of a block that places a chunk
 constexpr int64_t kMaxExperts = 4096;
-static_assert(kScanThreads == kWarp * kWarp);
+constexpr int64_t kPlaceSharedBytes = kDefaultSharedBytes - kWarp * sizeof(int32_t);  // beside those of a scan
+static_assert(kMaxExperts * static_cast<int64_t>(sizeof(int32_t)) <= kPlaceSharedBytes);
 
 // Which copies have a row.
 struct Parts {
@@ -38,8 +41,8 @@ struct Parts {
   }
 };
 
-// next_row[chunk][e] = copies of e in the chunk. One block a chunk.
-__global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* experts, Parts parts, int32_t* next_row,
+// counts[chunk][e] = copies of e in the chunk. One block a chunk.
+__global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* experts, Parts parts, int32_t* counts,
                                                          int64_t num_copies, int64_t chunk_copies, int num_experts) {
   extern __shared__ int32_t chunk_counts[];
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) chunk_counts[i] = 0;
@@ -53,11 +56,11 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* experts,
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) {
-    next_row[chunk * num_experts + i] = chunk_counts[i];
+    counts[chunk * num_experts + i] = chunk_counts[i];
   }
 }
 
-// The sum of `value` over the threads before this one; `total` gets the sum over all. A block of kScanThreads.
+// The sum of `value` over the threads before this one; `total` gets the sum over all. A block of whole warps.
 __device__ int exclusive_scan(int value, int& total) {
   __shared__ int warp_ends[kWarp];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -73,47 +76,63 @@ __device__ int exclusive_scan(int value, int& total) {
   __syncthreads();  // a call before this one has read warp_ends
   if (lane == kWarp - 1) warp_ends[warp] = inclusive;
   __syncthreads();
-  const int ends = warp_inclusive(warp_ends[lane]);
+  const int ends = warp_inclusive(lane < static_cast<int>(blockDim.x) / kWarp ? warp_ends[lane] : 0);
   total = __shfl_sync(kAllLanes, ends, kWarp - 1);
   const int before = __shfl_sync(kAllLanes, ends, max(warp - 1, 0));
   return inclusive - value + (warp > 0 ? before : 0);
 }
 
-// offsets = [E + 1]; next_row: from counts to first rows; loads [E] += (may be null). One block, a thread an expert.
-__global__ void __launch_bounds__(kScanThreads)
-    scan_kernel(int32_t* next_row, int32_t* offsets, int32_t* loads, int num_chunks, int num_experts) {
-  int base = 0;
-  for (int first = 0; first < num_experts; first += kScanThreads) {
+// row_of =, by one block a chunk; the first also writes offsets = [E + 1] and loads [E] += (may be null).
+__global__ void __launch_bounds__(kMaxPlaceWarps* kWarp)
+    place_kernel(const int32_t* experts, Parts parts, const int32_t* counts, int32_t* offsets, int32_t* loads,
+                 int32_t* row_of, int64_t num_copies, int64_t chunk_copies, int64_t num_chunks, int num_experts) {
+  extern __shared__ int32_t next_rows[];  // [warps][E]: first how many copies a segment has, then where they go on
+  const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  int32_t* const next = next_rows + warp * num_experts;
+  const int64_t chunk = blockIdx.x, chunk_begin = chunk * chunk_copies;
+  const int64_t chunk_end = min(chunk_begin + chunk_copies, num_copies);
+  const int64_t segment = ceil_div(chunk_copies, static_cast<int64_t>(warps));
+  const int64_t begin = chunk_begin + warp * segment, end = min(begin + segment, chunk_end);
+
+  for (int i = static_cast<int>(threadIdx.x); i < warps * num_experts; i += threads) next_rows[i] = 0;
+  __syncthreads();
+  for (int64_t copy = begin + lane; copy < end; copy += kWarp) {
+    if (parts.has_row(copy, experts[copy])) atomicAdd(&next[experts[copy]], 1);
+  }
+  __syncthreads();
+
+  int base = 0;  // the rows of experts of rounds before
+  for (int first = 0; first < num_experts; first += threads) {
     const int expert = first + static_cast<int>(threadIdx.x);
-    int count = 0;
+    int before = 0, count = 0;  // in the chunks before this one, in all
     if (expert < num_experts) {
-      for (int chunk = 0; chunk < num_chunks; ++chunk) count += next_row[chunk * num_experts + expert];
+#pragma unroll 16  // that many loads at once
+      for (int64_t i = 0; i < num_chunks; ++i) {
+        const int in_chunk = counts[i * num_experts + expert];
+        count += in_chunk;
+        if (i < chunk) before += in_chunk;
+      }
     }
     int total;
-    int row = base + exclusive_scan(count, total);
+    const int expert_row = base + exclusive_scan(count, total);
     base += total;
     if (expert >= num_experts) continue;
-    offsets[expert] = row;
-    if (loads != nullptr) loads[expert] += count;
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      int32_t& slot = next_row[chunk * num_experts + expert];
-      const int chunk_count = slot;
+    if (chunk == 0) {
+      offsets[expert] = expert_row;
+      if (loads != nullptr) loads[expert] += count;
+    }
+    int row = expert_row + before;
+    for (int i = 0; i < warps; ++i) {
+      int32_t& slot = next_rows[i * num_experts + expert];
+      const int in_segment = slot;
       slot = row;
-      row += chunk_count;
+      row += in_segment;
     }
   }
-  if (threadIdx.x == 0) offsets[num_experts] = base;
-}
+  if (chunk == 0 && threadIdx.x == 0) offsets[num_experts] = base;
+  __syncthreads();
 
-// One warp a chunk.
-__global__ void __launch_bounds__(kWarp)
-    place_kernel(const int32_t* experts, Parts parts, const int32_t* next_row, int32_t* row_of, int64_t num_copies,
-                 int64_t chunk_copies, int num_experts) {
-  extern __shared__ int32_t next[];
-  const int lane = static_cast<int>(threadIdx.x);
-  const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
-  for (int i = lane; i < num_experts; i += kWarp) next[i] = next_row[chunk * num_experts + i];
-  __syncwarp();
   for (int64_t first = begin; first < end; first += kWarp) {
     const int64_t copy = first + lane;
     const bool active = copy < end && parts.has_row(copy, experts[copy]);
@@ -238,32 +257,29 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
              kMaxExperts);
   const int64_t chunk_copies = plan_chunk_copies(num_copies);
   ArenaScope scratch(ctx.scratch);
-  const Tensor next_row = claim(scratch, args);
-  const int64_t num_chunks = next_row.dim(0);
+  const Tensor chunk_counts = claim(scratch, args);
+  const int64_t num_chunks = chunk_counts.dim(0);
   if (ctx.counting()) return;
   const int32_t* experts = top_idx.data<int32_t>();
   const bool has_parts = args.part_sizes.defined();
   const Parts parts{.sizes = has_parts ? args.part_sizes.data<int32_t>() : nullptr,
                     .part_copies = has_parts ? num_copies / args.part_sizes.dim(0) : num_copies,
                     .top_k = static_cast<int>(top_idx.dim(1))};
-  int32_t* next_rows = next_row.data<int32_t>();
-  const auto expert_bytes = static_cast<size_t>(num_experts) * sizeof(int32_t);
-  const auto blocks = static_cast<unsigned>(num_chunks);
+  const auto expert_bytes = num_experts * static_cast<int64_t>(sizeof(int32_t));
 
   if (num_chunks > 0) {
-    count_kernel<<<blocks, kThreads, expert_bytes, ctx.stream>>>(experts, parts, next_rows, num_copies, chunk_copies,
-                                                                 static_cast<int>(num_experts));
+    count_kernel<<<grid_size(num_chunks), kThreads, static_cast<size_t>(expert_bytes), ctx.stream>>>(
+        experts, parts, chunk_counts.data<int32_t>(), num_copies, chunk_copies, static_cast<int>(num_experts));
     NMOE_CUDA_CHECK(cudaGetLastError());
   }
-  scan_kernel<<<1, kScanThreads, 0, ctx.stream>>>(next_rows, plan.offsets.data<int32_t>(),
-                                                  counts.defined() ? counts.data<int32_t>() : nullptr,
-                                                  static_cast<int>(num_chunks), static_cast<int>(num_experts));
+  const int64_t warps = std::min<int64_t>(kPlaceSharedBytes / expert_bytes, kMaxPlaceWarps);
+  const dim3 threads(static_cast<unsigned>(warps * kWarp));
+  // Without copies there are offsets all the same.
+  place_kernel<<<grid_size(std::max<int64_t>(num_chunks, 1)), threads, static_cast<size_t>(warps * expert_bytes),
+                 ctx.stream>>>(experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
+                               counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
+                               num_copies, chunk_copies, num_chunks, static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
-  if (num_chunks > 0) {
-    place_kernel<<<blocks, kWarp, expert_bytes, ctx.stream>>>(experts, parts, next_rows, plan.row_of.data<int32_t>(),
-                                                              num_copies, chunk_copies, static_cast<int>(num_experts));
-    NMOE_CUDA_CHECK(cudaGetLastError());
-  }
 }
 
 void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {

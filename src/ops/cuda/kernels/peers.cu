@@ -9,7 +9,9 @@
 // thread that gave up writes who waited for whom, and where, to host memory and raises every rank's flag to give up, at
 // which all waits end, and those to come too.
 //
-// Sums and spreading are bound by NVLink: a rank reads its part of every other's tensor, or writes it there.
+// Sums, spreading and fetching are bound by NVLink: a rank reads its part of every other's tensor, or writes it there.
+// Fetching is a kernel, not a copy of the driver's: that enqueues one only when no thread is inside a call for the
+// other device, also one that waits there until its queue has room, behind a barrier that waits for this rank.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -90,7 +92,7 @@ template <class T>
 void sum_part(Context& ctx, const PeerSum& args) {
   T* const target = args.sum.defined() ? args.sum.data<T>() : args.x.data<T>() + args.begin;
   ordered_sum(ctx, peer_pointers<T>(args.peers, args.x), target, args.accumulate, args.peers.count(), args.begin,
-              args.end);
+              args.end, args.max_blocks);
 }
 
 // Elements of Unit bytes.
@@ -105,13 +107,38 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Unit>
-void spread_units(Context& ctx, const Peers& peers, const Tensor& x, int64_t first_byte, int64_t last_byte) {
-  const int64_t begin = first_byte / static_cast<int64_t>(sizeof(Unit)),
-                end = last_byte / static_cast<int64_t>(sizeof(Unit));
-  const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>(end - begin, kThreads), 4L * ctx.num_sms);
-  spread_kernel<Unit><<<grid_size(blocks), kThreads, 0, ctx.stream>>>(peer_pointers<Unit>(peers, x), peers.index(),
-                                                                      peers.count(), begin, end);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+__global__ void __launch_bounds__(kThreads) fetch_kernel(const Unit* from, Unit* to, int64_t num_units) {
+  constexpr int kAhead = 4;  // units that a thread loads before it stores them
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < num_units; i += kAhead * stride) {
+    Unit values[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (i + j * stride < num_units) values[j] = from[i + j * stride];
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (i + j * stride < num_units) to[i + j * stride] = values[j];
+    }
+  }
+}
+
+// Calls run(Unit{}) with the widest type that bytes [first, last) of tensors of `dtype` are a whole number of.
+template <class Run>
+void with_units(DType dtype, int64_t first, int64_t last, bool aligned, const Run& run) {
+  if (first % 16 == 0 && last % 16 == 0 && aligned) {
+    run(uint4{});
+  } else if (dtype_bytes(dtype) % 4 == 0) {
+    run(uint32_t{});
+  } else if (dtype_bytes(dtype) == 2) {
+    run(uint16_t{});
+  } else {
+    run(uint8_t{});
+  }
+}
+
+unsigned unit_blocks(const Context& ctx, int64_t num_units) {
+  return grid_size(std::min<int64_t>(ceil_div<int64_t>(num_units, kThreads), 4L * ctx.num_sms));
 }
 
 }  // namespace
@@ -155,20 +182,25 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
   if (ctx.counting() || args.peers.alone() || args.begin == args.end) return;
   const auto element = static_cast<int64_t>(dtype_bytes(args.x.dtype()));
   const int64_t first = args.begin * element, last = args.end * element;
-  if (first % 16 == 0 && last % 16 == 0 && aligned16(args.x.raw())) {
-    spread_units<uint4>(ctx, args.peers, args.x, first, last);
-  } else if (element % 4 == 0) {
-    spread_units<uint32_t>(ctx, args.peers, args.x, first, last);
-  } else if (element == 2) {
-    spread_units<uint16_t>(ctx, args.peers, args.x, first, last);
-  } else {
-    spread_units<uint8_t>(ctx, args.peers, args.x, first, last);
-  }
+  with_units(args.x.dtype(), first, last, aligned16(args.x.raw()), [&]<class Unit>(Unit) {
+    const auto size = static_cast<int64_t>(sizeof(Unit));
+    spread_kernel<<<unit_blocks(ctx, (last - first) / size), kThreads, 0, ctx.stream>>>(
+        peer_pointers<Unit>(args.peers, args.x), args.peers.index(), args.peers.count(), first / size, last / size);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
 }
 
-// By the copy engines, which read from a peer as from this device.
 void peer_fetch(Context& ctx, const PeerFetch& args) {
-  if (!ctx.counting()) copy(ctx, {args.peers.on(args.rank, args.x), args.destination});
+  const Tensor& to = args.destination;
+  check_peer_fetch(args);
+  if (ctx.counting() || to.num_elements() == 0) return;
+  const void* const from = args.peers.on(args.rank, args.x).raw();
+  with_units(to.dtype(), 0, to.num_bytes(), aligned16(from) && aligned16(to.raw()), [&]<class Unit>(Unit) {
+    const int64_t num_units = to.num_bytes() / static_cast<int64_t>(sizeof(Unit));
+    fetch_kernel<<<unit_blocks(ctx, num_units), kThreads, 0, ctx.stream>>>(static_cast<const Unit*>(from),
+                                                                           static_cast<Unit*>(to.raw()), num_units);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
 }
 
 }  // namespace nmoe::cuda

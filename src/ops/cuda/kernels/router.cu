@@ -1,9 +1,9 @@
 // MoE router: scores, top-k selection inside groups, gate weights, balance and z losses, and their gradients. Formulas:
 // ops/contracts/router.h.
 //
-// One warp a token: a lane holds every 32nd expert, and a row that is read several times (the ranks that selection
-// works on, the gradient that gets scattered contributions) lies in the warp's part of shared memory. Memory-bound:
-// logits are read and scores written once, besides what the L1 cache serves.
+// One warp a token: a lane holds every 32nd expert, and a row that is read several times (scores and the ranks that
+// selection works on, the gradient that gets scattered contributions) lies in the warp's part of shared memory. Logits
+// are read and scores written once; what bounds forward are its instructions.
 //
 // At most kMaxExperts experts and kMaxTopK choices.
 //
@@ -32,7 +32,8 @@ constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
 constexpr int kReduceThreads = 512;
 constexpr int64_t kMaxExperts = 4096, kMaxTopK = kWarp;  // a lane a choice
 constexpr int kBiasThreads = 1024;
-static_assert(2 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes);
+static_assert(3 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes,
+              "scores, ranks and the ranks of groups of a token");
 
 // A token's terms of the losses, each [T] f64.
 struct TokenTerms {
@@ -91,30 +92,53 @@ __device__ SoftmaxSums softmax_sums(const float* x, int num_experts, int lane) {
 // Finite, NaN made the lowest: only ranks of what is not eligible are -infinity.
 __device__ float eligible_rank(float rank) { return rank > -FLT_MAX ? rank : -FLT_MAX; }
 
-// The index of the largest of `ranks`, the lowest of equals, for every lane. Its rank becomes -infinity.
-__device__ int pop_argmax(float* ranks, int size, int lane) {
-  float best = -INFINITY;
-  int index = INT32_MAX;
-  for (int i = lane; i < size; i += kWarp) {
-    if (ranks[i] > best) {
-      best = ranks[i];
-      index = i;
-    }
-  }
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, best, offset);
-    const int other_index = __shfl_xor_sync(kAllLanes, index, offset);
-    if (other > best || (other == best && other_index < index)) {
-      best = other;
-      index = other_index;
-    }
-  }
-  __syncwarp();
-  if (lane == 0) ranks[index] = -INFINITY;
-  __syncwarp();
-  return index;
+// An integer for every rank, in the ranks' order.
+__device__ unsigned order_key(float rank) {
+  const unsigned bits = __float_as_uint(rank + 0.0F);  // one zero
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
 }
+
+// Takes the largest of `ranks` one after another, of equals the lowest index first; all lanes of a warp together. A
+// lane knows its two best, and looks at all of its ranks again when both are gone. What is taken becomes -infinity.
+class Selection {
+ public:
+  __device__ Selection(float* ranks, int size, int lane) : ranks_(ranks), size_(size), lane_(lane) { find(); }
+
+  // The index of the next one, for every lane.
+  __device__ int take() {
+    const unsigned key = order_key(best_), largest = __reduce_max_sync(kAllLanes, key);
+    const int index = __reduce_min_sync(kAllLanes, key == largest ? best_at_ : INT32_MAX);
+    if (index == best_at_) {
+      ranks_[index] = -INFINITY;
+      best_ = second_, best_at_ = second_at_;
+      second_ = -INFINITY, second_at_ = INT32_MAX;
+      if (++taken_ == 2) find();
+    }
+    return index;
+  }
+
+ private:
+  __device__ void find() {
+    taken_ = 0;
+    best_ = second_ = -INFINITY;
+    best_at_ = second_at_ = INT32_MAX;
+    for (int i = lane_; i < size_; i += kWarp) {
+      const float rank = ranks_[i];
+      if (rank > best_) {
+        second_ = best_, second_at_ = best_at_;
+        best_ = rank, best_at_ = i;
+      } else if (rank > second_) {
+        second_ = rank, second_at_ = i;
+      }
+    }
+  }
+
+  float* ranks_;
+  int size_, lane_;
+  float best_, second_;
+  int best_at_, second_at_;
+  int taken_;  // of the lane's two
+};
 
 // Makes the ranks of experts outside the top groups -infinity. group_ranks: [num_groups], the warp's own.
 __device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ranks, int num_experts, int lane) {
@@ -128,23 +152,41 @@ __device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ran
     group_ranks[group] = eligible_rank(!rule.softmax && group_size > 1 ? best + second : best);
   }
   __syncwarp();
-  for (int chosen = 0; chosen < rule.top_groups; ++chosen) pop_argmax(group_ranks, rule.num_groups, lane);
+  Selection groups(group_ranks, rule.num_groups, lane);
+  for (int chosen = 0; chosen < rule.top_groups; ++chosen) groups.take();
+  __syncwarp();
   for (int i = lane; i < num_experts; i += kWarp) {
     if (group_ranks[i / group_size] != -INFINITY) ranks[i] = -INFINITY;
   }
-  __syncwarp();
+}
+
+// The entropy of scores / sum of scores, in nats, to fp32's precision however near to 0 it is: where one score is more
+// than half of the sum, its logarithm comes from what the others are, which are summed without it.
+__device__ float entropy_of(const float* scores, int num_experts, int lane) {
+  float sum = 0.0F, sum_of_small = 0.0F, entropy = 0.0F;
+  for (int i = lane; i < num_experts; i += kWarp) sum += scores[i];
+  sum = warp_sum(sum) + static_cast<float>(kTinySum);
+  for (int i = lane; i < num_experts; i += kWarp) sum_of_small += scores[i] > 0.5F * sum ? 0.0F : scores[i];
+  sum_of_small = warp_sum(sum_of_small);
+  const float inverse = 1.0F / sum;
+  for (int i = lane; i < num_experts; i += kWarp) {
+    const float p = scores[i] * inverse;
+    const float log_p = scores[i] > 0.5F * sum ? log1pf(-sum_of_small * inverse) : __logf(p);
+    if (!(p <= 0.0F)) entropy -= p * log_p;  // NaN stays in the sum
+  }
+  return warp_sum(entropy);
 }
 
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     forward_kernel(const float* all_logits, const float* bias, float* all_scores, int32_t* top_idx, float* weights,
                    Rule rule, TokenTerms terms, int64_t num_tokens, int num_experts) {
   extern __shared__ float shared[];
-  const TokenWarp warp = token_warp(shared, num_experts + rule.num_groups);
+  const TokenWarp warp = token_warp(shared, 2 * num_experts + rule.num_groups);
   if (warp.token >= num_tokens) return;  // the whole warp
   const int lane = warp.lane;
   const float* logits = all_logits + warp.token * num_experts;
-  float* scores = all_scores + warp.token * num_experts;
-  float* ranks = warp.shared;
+  float* const scores = warp.shared;
+  float* const ranks = scores + num_experts;
 
   float log_sum = 0.0F;
   if (rule.softmax || terms.z != nullptr) {
@@ -159,6 +201,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
     for (int i = lane; i < num_experts; i += kWarp) scores[i] = 1.0F / (1.0F + expf(-logits[i]));
   }
   for (int i = lane; i < num_experts; i += kWarp) {
+    all_scores[warp.token * num_experts + i] = scores[i];
     ranks[i] = eligible_rank(__fadd_rn(scores[i], bias[i]));  // of the score as it was rounded
   }
   __syncwarp();  // orders the scores too, which other lanes read below
@@ -166,26 +209,16 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   if (terms.z != nullptr && lane == 0)
     terms.z[warp.token] = static_cast<double>(log_sum) * static_cast<double>(log_sum);
   if (terms.entropy != nullptr) {
-    double sum = 0.0, entropy = 0.0;
-    for (int i = lane; i < num_experts; i += kWarp) sum += static_cast<double>(scores[i]);
-    const double total = warp_sum(sum) + kTinySum;
-    const auto rounded_total = static_cast<float>(total);
-    for (int i = lane; i < num_experts; i += kWarp) {
-      const float p = scores[i] / rounded_total;
-      // Near 1 the logarithm is as small as p's rounding error: there it comes from what p lacks of 1.
-      const auto lack = static_cast<float>(static_cast<double>(scores[i]) - total);
-      const float log_p = p > 0.5F ? log1pf(lack / rounded_total) : logf(p);
-      if (!(p <= 0.0F)) entropy -= static_cast<double>(p * log_p);  // NaN stays in the sum
-    }
-    entropy = warp_sum(entropy);
-    if (lane == 0) terms.entropy[warp.token] = entropy;
+    const float entropy = entropy_of(scores, num_experts, lane);
+    if (lane == 0) terms.entropy[warp.token] = static_cast<double>(entropy);
   }
 
   if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);
+  Selection experts(ranks, num_experts, lane);
   float chosen_sum = static_cast<float>(kTinySum), my_score = 0.0F;
   int my_expert = 0;
   for (int k = 0; k < rule.top_k; ++k) {
-    const int expert = pop_argmax(ranks, num_experts, lane);
+    const int expert = experts.take();
     const float score = scores[expert];
     chosen_sum += score;
     if (lane == k) {
@@ -242,8 +275,17 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 }
 
 __device__ double term_sum(const double* terms, int64_t num_tokens) {
+  constexpr int kAtOnce = 16;  // loads that are under way
   double sum = 0.0;
-  for (int64_t token = threadIdx.x; token < num_tokens; token += kReduceThreads) sum += terms[token];
+  int64_t token = threadIdx.x;
+  for (; token + (kAtOnce - 1) * kReduceThreads < num_tokens; token += kAtOnce * kReduceThreads) {
+    double some[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) some[i] = terms[token + i * kReduceThreads];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sum += some[i];
+  }
+  for (; token < num_tokens; token += kReduceThreads) sum += terms[token];
   return block_sum(sum);
 }
 
@@ -389,7 +431,7 @@ void router_forward(Context& ctx, const RouterForward& args) {
   const float* logits = args.logits.data<float>();
   float* scores = args.scores.data<float>();
 
-  const TokenLaunch launch = token_launch(num_tokens, num_experts + args.rule.num_groups);
+  const TokenLaunch launch = token_launch(num_tokens, 2 * num_experts + args.rule.num_groups);
   forward_kernel<<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
       logits, args.bias.data<float>(), scores, args.top_idx.data<int32_t>(), args.weights.data<float>(),
       Rule(args.rule), terms, num_tokens, static_cast<int>(num_experts));

@@ -24,6 +24,17 @@ __device__ float swiglu(float gate, float up) {
   return gate * sigmoid<T>(gate) * up;
 }
 
+// Gradients by the gate, by what it gates, and by the weight that h = silu(gate) * up * weight has.
+struct SwiGluGradient {
+  float gate, up, weight;
+};
+template <class T>
+__device__ SwiGluGradient swiglu_backward(float gate, float up, float weight, float dh) {
+  // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
+  const float s = sigmoid<T>(gate), silu = gate * s, dproduct = dh * weight;
+  return {.gate = dproduct * up * (s + silu * (1.0F - s)), .up = dproduct * silu, .weight = dh * silu * up};
+}
+
 // max(x, 0) that lets a NaN through.
 __device__ inline float relu(float x) { return x < 0.0F ? 0.0F : x; }
 

@@ -64,35 +64,6 @@ using Bf16 = __nv_bfloat16;
 using Bf16Tile = GemmTile<Bf16>;
 using F32Tile = GemmTile<float>;
 
-// 16 bytes to shared memory; zeros unless `exists`. The source must be a valid address either way.
-__device__ inline void copy_async16(void* target, const void* source, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(target)), "l"(source),
-               "r"(exists ? 16 : 0)
-               : "memory");
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Until at most kPending of the groups committed last are under way.
-template <int kPending>
-__device__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-
-// Four 8 x 8 matrices; lane l names row l % 8 of matrix l / 8.
-template <bool kTranspose>
-__device__ void load_matrices(const Bf16* row, unsigned (&r)[4]) {
-  if constexpr (kTranspose) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-  }
-}
-
 __device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -191,13 +162,13 @@ __device__ void gemm_tile(const GemmOperand<__nv_bfloat16, kAKMajor>& a, const G
       gemm::load_stage(stages_a + stage * Tile::kOperandElements, a, i0, step * Tile::kDepth, depth);
       gemm::load_stage(stages_b + stage * Tile::kOperandElements, b, j0, step * Tile::kDepth, depth);
     }
-    gemm::commit_copies();
+    commit_copies();
   };
 
   float c[kRowTiles][kColTiles][4] = {};
   for (int step = 0; step < Tile::kStages - 1; ++step) load(step);
   for (int step = 0; step < num_steps; ++step) {
-    gemm::wait_copies<Tile::kStages - 2>();
+    wait_copies<Tile::kStages - 2>();
     __syncthreads();  // this step's stage is there for all, and nobody reads the one before it any more
     load(step + Tile::kStages - 1);
     const __nv_bfloat16* stage_a = stages_a + step % Tile::kStages * Tile::kOperandElements;

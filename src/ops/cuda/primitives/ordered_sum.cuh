@@ -53,16 +53,16 @@ __global__ void __launch_bounds__(kOrderedSumThreads)
 }
 
 // target [end - begin] = or += x.at[0], plus x.at[1] and so on, of elements [begin, end) of each; not empty. `target`
-// may be those elements of one of them.
+// may be those elements of one of them. max_blocks: contracts/exchange.h.
 template <class T>
 void ordered_sum(Context& ctx, const PeerPointers<T>& x, T* target, bool accumulate, int64_t num_ranks, int64_t begin,
-                 int64_t end) {
+                 int64_t end, int64_t max_blocks = 0) {
   constexpr int64_t kUnit = 16 / sizeof(T);
   bool vectors = begin % kUnit == 0 && end % kUnit == 0 && aligned16(target);
   for (int64_t rank = 0; rank < num_ranks; ++rank) vectors = vectors && aligned16(x.at[rank]);
   const int64_t unit = vectors ? kUnit : 1;
-  const int64_t blocks =
-      std::min<int64_t>(ceil_div<int64_t>((end - begin) / unit, kOrderedSumThreads), 4L * ctx.num_sms);
+  const int64_t blocks = std::min<int64_t>(ceil_div<int64_t>((end - begin) / unit, kOrderedSumThreads),
+                                           max_blocks > 0 ? max_blocks : 4L * ctx.num_sms);
   const auto kernel = vectors ? ordered_sum_kernel<T, true> : ordered_sum_kernel<T, false>;
   kernel<<<grid_size(blocks), kOrderedSumThreads, 0, ctx.stream>>>(x, target, accumulate, num_ranks, begin / unit,
                                                                    end / unit);

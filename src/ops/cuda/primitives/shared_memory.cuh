@@ -1,4 +1,4 @@
-// Shared memory as PTX names it.
+// Shared memory: as PTX names it, as matrices of BF16, and what is copied to it while threads go on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,6 +9,37 @@ namespace nmoe::cuda {
 
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Four 8 x 8 matrices of bf16 from shared memory; lane l names row l % 8 of matrix l / 8, and gets in r[m] the values
+// (l / 4, 2 (l % 4)) and the one behind it of matrix m.
+template <bool kTranspose>
+__device__ void load_matrices(const void* row, unsigned (&r)[4]) {
+  if constexpr (kTranspose) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  }
+}
+
+// --- asynchronous copies, in groups that the issuing thread commits and waits for
+// 16 bytes to shared memory; zeros unless `exists`. The source must be a valid address either way.
+__device__ inline void copy_async16(void* target, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(target)), "l"(source),
+               "r"(exists ? 16 : 0)
+               : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Until at most kPending of the groups committed last are under way.
+template <int kPending>
+__device__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
 }  // namespace nmoe::cuda

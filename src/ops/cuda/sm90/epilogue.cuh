@@ -7,6 +7,9 @@
 // BF16 rows go through shared memory, so that TMA writes whole rows: a warp stages its 16, and one lane a row starts a
 // copy that is under way while the warp goes on to its next tile. A warp has StagedRows<...>::kWarpBytes of its own for
 // that, and must pass staging_free() before it writes them again and before it ends.
+//
+// SwiGLU's backward also reads what is to lie there: a warp fetches its rows' first columns ahead of the products, and
+// the others while it works on those before (SwiGluRows).
 #pragma once
 
 #include <cstddef>
@@ -123,6 +126,118 @@ __device__ void store_swiglu_rows(float (&c)[kCols / 2], const RowWeights& weigh
   stage_columns<kCols, 0, kHalf>(c, num_cols, staged);
   store_staged<kCols>(staged, num_rows, num_cols, hidden, hidden_width);
   tma_commit_group();
+}
+
+// A warp's rows of pre-activations, whose place their gradients take: columns of gates, and `hidden_width` behind them
+// those of what they gate.
+struct SwiGluRows {
+  static constexpr int kChunkCols = 64;  // of either, that are worked on at a time
+  static constexpr int kChunks = 2;      // that have room in shared memory: one is fetched while another is in use
+  using Staged = StagedRows<kChunkCols>;
+  static constexpr int kWarpBytes = kChunks * 2 * Staged::kWarpBytes;
+  static constexpr int kRowVectors = kChunkCols / 8;
+  static_assert(Staged::kRowBytes % 128 == 16, "eight rows of 16 bytes are in different banks");
+
+  const __nv_bfloat16* pre;  // the warp's first row at the tile's first column, aligned to 16 bytes as every row is
+  __nv_bfloat16* dpre;       // = the same place; may be the storage of pre
+  int64_t hidden_width;
+  int num_rows, num_cols;
+  std::byte* staged;  // kWarpBytes, the warp's own
+
+  __device__ std::byte* gates(int chunk) const { return staged + chunk % kChunks * 2 * Staged::kWarpBytes; }
+  __device__ std::byte* ups(int chunk) const { return gates(chunk) + Staged::kWarpBytes; }
+
+  // Calls fn(staged, offset, exists) with every 16 bytes of the chunk's gates and ups in rows that exist: where they
+  // are in shared memory, at which element of pre, and whether their columns exist.
+  template <class Fn>
+  __device__ void for_each_vector(int chunk, const Fn& fn) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, col = chunk * kChunkCols + lane % kRowVectors * 8;
+#pragma unroll
+    for (int first = 0; first < kWarpRows; first += kWarp / kRowVectors) {
+      const int row = first + lane / kRowVectors;
+      if (row >= num_rows) continue;
+      const int at = row * Staged::kRowBytes + lane % kRowVectors * 16;
+      const int64_t offset = row * 2 * hidden_width + col;
+      fn(gates(chunk) + at, offset, col < num_cols);
+      fn(ups(chunk) + at, offset + hidden_width, col < num_cols);
+    }
+  }
+
+  // Begins to fetch a chunk; zeros for columns that do not exist. A group of copies, be it empty.
+  __device__ void fetch(int chunk) const {
+    if (chunk * kChunkCols < num_cols) {
+      for_each_vector(chunk, [&](std::byte* target, int64_t offset, bool exists) {
+        copy_async16(target, exists ? pre + offset : pre, exists);
+      });
+    }
+    commit_copies();
+  }
+  __device__ void store(int chunk) const {
+    for_each_vector(chunk, [&](const std::byte* source, int64_t offset, bool exists) {
+      if (exists) *reinterpret_cast<uint4*>(dpre + offset) = *reinterpret_cast<const uint4*>(source);
+    });
+  }
+};
+
+__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
+
+// dpre = the gradients of SwiGLU's rows, and dweights [16] = those of the weights of the rows that exist, by the tile's
+// columns alone. c: the gradients of what SwiGLU made, which are rounded as if they were stored. Chunks 0 and 1 are
+// being fetched.
+template <int kCols>
+__device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWeights& weights, const SwiGluRows& rows,
+                                       float* dweights) {
+  constexpr int kChunkCols = SwiGluRows::kChunkCols;
+  static_assert(SwiGluRows::kChunks == 2 && kCols % kChunkCols == 0);
+  if (rows.num_rows <= 0) return;  // the whole warp; nothing was fetched for it
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int corner = lane % kWarpRows * SwiGluRows::Staged::kRowBytes + lane / kWarpRows * 16;
+  float dweight[2] = {};
+#pragma unroll
+  for (int chunk = 0; chunk < kCols / kChunkCols; ++chunk) {
+    if (chunk * kChunkCols >= rows.num_cols) continue;
+    wait_copies<1>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kChunkCols / 16; ++i) {
+      if (chunk * kChunkCols + 16 * i >= rows.num_cols) continue;
+      std::byte* const gates = rows.gates(chunk) + corner + 32 * i;
+      std::byte* const ups = rows.ups(chunk) + corner + 32 * i;
+      uint32_t gate[4], up[4];
+      load_matrices<false>(gates, gate);
+      load_matrices<false>(ups, up);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {  // a pair of columns in the row of lane / 4, and 8 below where r is odd
+        const int at = (chunk * kChunkCols + 16 * i) / 2 + 2 * r;
+        const uint32_t dh = bf16_pair(c[at], c[at + 1]);
+        const float weight = r % 2 == 0 ? weights.upper : weights.lower;
+        const SwiGluGradient low =
+            swiglu_backward<__nv_bfloat16>(low_bf16(gate[r]), low_bf16(up[r]), weight, low_bf16(dh));
+        const SwiGluGradient high =
+            swiglu_backward<__nv_bfloat16>(high_bf16(gate[r]), high_bf16(up[r]), weight, high_bf16(dh));
+        dweight[r % 2] += low.weight;
+        dweight[r % 2] += high.weight;
+        gate[r] = bf16_pair(low.gate, high.gate);
+        up[r] = bf16_pair(low.up, high.up);
+      }
+      __syncwarp();  // all lanes have what lay there
+      store_matrices(gates, gate[0], gate[1], gate[2], gate[3]);
+      store_matrices(ups, up[0], up[1], up[2], up[3]);
+    }
+    __syncwarp();
+    rows.store(chunk);
+    __syncwarp();  // and the place is free
+    rows.fetch(chunk + 2);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = dweight[half];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    const int row = lane / 4 + 8 * half;
+    if (lane % 4 == 0 && row < rows.num_rows) dweights[row] = sum;
+  }
 }
 
 // Two sums at once, without reading them. One thread adds to an element, so that the result has no order to depend on.

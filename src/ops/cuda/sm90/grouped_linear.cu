@@ -11,6 +11,10 @@
 //
 // With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate, so that one thread has both of a pair.
 //
+// Backwards through SwiGLU, what a tile has is not stored: the pre-activations of its rows and columns come while it is
+// multiplied, and their gradients go where they were. A row weight's gradient is a sum over the row, of which a tile
+// has a part; where there are several tiles a row, a second kernel adds them in order.
+//
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
 //
 // Bound by tensor cores: a tile's step moves 48 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
@@ -34,7 +38,7 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-enum class Form { kForward, kForwardSwiGlu, kInputGradient, kWeightGradient };
+enum class Form { kForward, kForwardSwiGlu, kInputGradient, kInputGradientSwiGlu, kWeightGradient };
 
 constexpr int kTileRows = 128, kTileCols = 256;
 constexpr int kStepK = kPanel;
@@ -45,11 +49,13 @@ constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
 constexpr int kThreads = Registers::kThreads;
 constexpr int kConsumerBarrier = 1;  // the named barrier of all consumers
+constexpr int kSumThreads = 256;
 
 static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
 static_assert(kPanel == 4 * kWarpRows, "a warp of the warpgroup has 16 rows");
 static_assert(kTileCols == 256, "what wgmma_n256 computes; its half is wgmma_n128's");
 static_assert(kStepK % kProductDepth == 0);
+static_assert(kTileCols == kActivationTileCols, "scratch has a row of sums for every tile of columns");
 
 // One tile of C, and where its operands lie: what the producer tells consumers with the tile's first stage.
 struct alignas(16) Tile {
@@ -68,6 +74,7 @@ struct Layout {
   static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
   static constexpr bool kAKMajor = kRagged;
   static constexpr bool kSwiGlu = kForm == Form::kForwardSwiGlu;
+  static constexpr bool kSwiGluBackward = kForm == Form::kInputGradientSwiGlu;
   static constexpr bool kBKMajor = kForm == Form::kForward || kSwiGlu;
   static constexpr int kParts = kSwiGlu ? 2 : 1;
   static constexpr int kCols = kTileCols / kParts;  // of each part
@@ -80,7 +87,9 @@ struct Layout {
 
   // Shared memory: the stages, staged rows of C, then the pipeline's headers and mbarriers.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kStagedBytes = kRagged ? kConsumerWarps * StagedRows<kTileCols>::kWarpBytes : 0;
+  static constexpr int kWarpStagedBytes =
+      kSwiGluBackward ? SwiGluRows::kWarpBytes : (kRagged ? StagedRows<kTileCols>::kWarpBytes : 0);
+  static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
   static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes);
   static_assert((kStageBytes + kStagedBytes) % alignof(Tile) == 0);
@@ -93,12 +102,15 @@ struct Product {
   int* tiles_taken;
   void* c;
   int num_experts;
-  int rows;                 // of an expert's C; ragged: not used
-  int width;                // of C; with SwiGLU: of the hidden units, half of C
-  int depth;                // ragged: k; else not used
-  const float* row_weight;  // of C's rows; with SwiGLU only, as is
-  __nv_bfloat16* hidden;    // = [R, width]
-  bool accumulate;          // weights' gradients: whether C is added to
+  int rows;                  // of an expert's C; ragged: not used
+  int width;                 // of C; with SwiGLU: of the hidden units, half of C
+  int depth;                 // ragged: k; else not used
+  const float* row_weight;   // of C's rows; with SwiGLU only, as are
+  __nv_bfloat16* hidden;     // = [R, width], forward
+  const __nv_bfloat16* pre;  // [R, 2 width], backward; C is like it
+  float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
+  int capacity;              // of rows
+  bool accumulate;           // weights' gradients: whether C is added to
 };
 
 template <Form kForm>
@@ -253,7 +265,7 @@ __device__ void multiply_tiles(const Product& p, const typename Layout<kForm>::P
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   const int warp_row = consumer * kPanel + warp * kWarpRows;
-  std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * StagedRows<kTileCols>::kWarpBytes;
+  std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * L::kWarpStagedBytes;
   typename L::Pipeline::Position at;
   float c[kTileCols / 2];
   for (;;) {
@@ -262,28 +274,41 @@ __device__ void multiply_tiles(const Product& p, const typename Layout<kForm>::P
     __syncwarp();  // all lanes have read it before one releases the stage
     if (tile.depth < 0) break;
     const int num_rows = tile.num_rows - warp_row;
+    const int64_t first_row = tile.c_row + warp_row;
     RowWeights weights{0.0F, 0.0F};  // asked for ahead of their use
-    if constexpr (L::kSwiGlu) {
+    if constexpr (L::kSwiGlu || L::kSwiGluBackward) {
       const int row = static_cast<int>(threadIdx.x) % kWarp / 4;
-      const float* const row_weight = p.row_weight + tile.c_row + warp_row;
+      const float* const row_weight = p.row_weight + first_row;
       if (row < num_rows) weights.upper = row_weight[row];
       if (row + 8 < num_rows) weights.lower = row_weight[row + 8];
+    }
+    const SwiGluRows pre_rows{.pre = p.pre + first_row * 2 * p.width + tile.c_col,
+                              .dpre = static_cast<__nv_bfloat16*>(p.c) + first_row * 2 * p.width + tile.c_col,
+                              .hidden_width = p.width,
+                              .num_rows = num_rows,
+                              .num_cols = min(tile.num_cols, kTileCols),
+                              .staged = staged};
+    if constexpr (L::kSwiGluBackward) {
+      pre_rows.fetch(0);
+      pre_rows.fetch(1);
     }
     if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
       multiply_tile<kForm, kTileCols>(tile, pipeline, consumer, at, c);
     } else {
       multiply_tile<kForm, kTileCols / 2>(tile, pipeline, consumer, at, c);
     }
-    const int64_t row = tile.c_row + warp_row;
-    if constexpr (L::kSwiGlu) {
+    if constexpr (L::kSwiGluBackward) {
+      store_swiglu_gradients<kTileCols>(
+          c, weights, pre_rows, p.row_sums + static_cast<int64_t>(tile.c_col / kTileCols) * p.capacity + first_row);
+    } else if constexpr (L::kSwiGlu) {
       store_swiglu_rows<kTileCols>(c, weights, num_rows, tile.num_cols,
-                                   static_cast<__nv_bfloat16*>(p.c) + row * 2 * p.width + tile.c_col,
-                                   p.hidden + row * p.width + tile.c_col, p.width, staged);
+                                   static_cast<__nv_bfloat16*>(p.c) + first_row * 2 * p.width + tile.c_col,
+                                   p.hidden + first_row * p.width + tile.c_col, p.width, staged);
     } else if constexpr (L::kRagged) {
-      store_rows<kTileCols>(c, num_rows, tile.num_cols, static_cast<__nv_bfloat16*>(p.c) + row * p.width + tile.c_col,
-                            p.width, staged);
+      store_rows<kTileCols>(c, num_rows, tile.num_cols,
+                            static_cast<__nv_bfloat16*>(p.c) + first_row * p.width + tile.c_col, p.width, staged);
     } else {
-      float* const target = static_cast<float*>(p.c) + row * p.width + tile.c_col;
+      float* const target = static_cast<float*>(p.c) + first_row * p.width + tile.c_col;
       if (p.accumulate) {
         store_sums<kTileCols, true>(c, num_rows, tile.num_cols, target, p.width);
       } else {
@@ -325,10 +350,18 @@ void launch(Context& ctx, const Product& product, int64_t max_tiles) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// What SwiGLU has beside C.
+struct SwiGluOperands {
+  const float* row_weight = nullptr;
+  __nv_bfloat16* hidden = nullptr;
+  const __nv_bfloat16* pre = nullptr;
+  float* row_sums = nullptr;
+};
+
 // C [R, parts of `width`] = the product of x [R, depth] with the experts' weights.
 template <Form kForm>
-void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, int64_t width, const float* row_weight,
-                  __nv_bfloat16* hidden) {
+void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, int64_t width,
+                  const SwiGluOperands& swiglu = {}) {
   const int64_t num_experts = w.dim(0), R = x.dim(0), depth = x.dim(1);
   const Product product{.a = panel_map(x.raw(), R, depth),
                         .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
@@ -340,12 +373,26 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor c, in
                         .rows = 0,
                         .width = static_cast<int>(width),
                         .depth = static_cast<int>(depth),
-                        .row_weight = row_weight,
-                        .hidden = hidden,
+                        .row_weight = swiglu.row_weight,
+                        .hidden = swiglu.hidden,
+                        .pre = swiglu.pre,
+                        .row_sums = swiglu.row_sums,
+                        .capacity = static_cast<int>(R),
                         .accumulate = false};
   // Every expert has at most one row tile that is not full.
   const int64_t row_tiles = R / kTileRows + std::min(num_experts, R);
   launch<kForm>(ctx, product, row_tiles * ceil_div<int64_t>(width, Layout<kForm>::kCols));
+}
+
+// total [capacity] = the sums of the rows of `sums` [tiles, capacity], in order, for the first *num_rows.
+__global__ void __launch_bounds__(kSumThreads)
+    add_row_sums_kernel(const float* sums, int num_tiles, const int32_t* num_rows, int64_t capacity, float* total) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  if (row >= *num_rows) return;
+  float sum = sums[row];
+#pragma unroll 8  // that many loads at once
+  for (int tile = 1; tile < num_tiles; ++tile) sum += sums[tile * capacity + row];
+  total[row] = sum;
 }
 
 }  // namespace
@@ -357,16 +404,31 @@ bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
 }
 
 void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
-  rows_product<Form::kForward>(ctx, x, w, offsets, y, y.dim(1), nullptr, nullptr);
+  rows_product<Form::kForward>(ctx, x, w, offsets, y, y.dim(1));
 }
 
 void grouped_swiglu(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor row_weight, Tensor pre, Tensor h) {
-  rows_product<Form::kForwardSwiGlu>(ctx, x, w, offsets, pre, h.dim(1), row_weight.data<float>(),
-                                     h.data<__nv_bfloat16>());
+  rows_product<Form::kForwardSwiGlu>(
+      ctx, x, w, offsets, pre, h.dim(1),
+      {.row_weight = row_weight.data<float>(), .hidden = h.data<__nv_bfloat16>(), .pre = nullptr, .row_sums = nullptr});
 }
 
 void grouped_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx) {
-  rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx, dx.dim(1), nullptr, nullptr);
+  rows_product<Form::kInputGradient>(ctx, dy, w, offsets, dx, dx.dim(1));
+}
+
+void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
+  const int64_t num_tiles = row_sums.dim(0), R = row_sums.dim(1), num_experts = args.w.dim(0);
+  float* const dweights = args.drow_weight.data<float>();
+  rows_product<Form::kInputGradientSwiGlu>(ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2),
+                                           {.row_weight = args.row_weight.data<float>(),
+                                            .hidden = nullptr,
+                                            .pre = args.pre.data<__nv_bfloat16>(),
+                                            .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
+  if (num_tiles == 1) return;
+  add_row_sums_kernel<<<grid_size(ceil_div<int64_t>(R, kSumThreads)), kSumThreads, 0, ctx.stream>>>(
+      row_sums.data<float>(), static_cast<int>(num_tiles), args.offsets.data<int32_t>() + num_experts, R, dweights);
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
@@ -387,6 +449,9 @@ void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, 
                         .depth = 0,
                         .row_weight = nullptr,
                         .hidden = nullptr,
+                        .pre = nullptr,
+                        .row_sums = nullptr,
+                        .capacity = 0,
                         .accumulate = accumulate};
   const int64_t tiles = ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   launch<Form::kWeightGradient>(ctx, product, num_experts * tiles);
