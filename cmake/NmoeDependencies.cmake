@@ -27,8 +27,3 @@ endif()
 add_library(nmoe_duckdb INTERFACE)
 target_include_directories(nmoe_duckdb SYSTEM INTERFACE ${NMOE_DUCKDB_INCLUDE})
 target_link_libraries(nmoe_duckdb INTERFACE ${NMOE_DUCKDB_LIBRARY})
-
-# oneDNN ships no pkg-config file on Debian 12; its CMake package is enough.
-find_package(dnnl REQUIRED)
-# oneDNN's threads are OpenMP's; nmoe tells it to use one a call (ops/cpu/blas.cpp).
-find_package(OpenMP REQUIRED COMPONENTS CXX)

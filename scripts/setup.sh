@@ -16,16 +16,13 @@
 
 set -euo pipefail
 
-# Debian 12's oneDNN was built with OpenCL, and its CMake package insists on finding that as well.
 readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
   libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev
-  libdnnl-dev ocl-icd-opencl-dev
 )
-# libomp-dev: clang-tidy does not see g++'s omp.h.
-readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy libomp-dev)
+readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy)
 readonly quickstart_packages=(python3-minimal xz-utils)
 # npm reaches its registry over TLS; a minimal image has no certificates to check it with.
 readonly npm_packages=(npm nodejs ca-certificates)

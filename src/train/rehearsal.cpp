@@ -1,11 +1,7 @@
 #include "train/rehearsal.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "base/files.h"
 #include "base/process.h"
-#include "base/thread_pool.h"
 #include "config/load.h"
 #include "model/spec.h"
 #include "parallel/thread_group.h"
@@ -102,68 +98,6 @@ int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) 
   return taken;
 }
 
-// Products of `weight` with activations of `tokens` tokens, forward and backward, no larger than matters for what is
-// packed: rows, and columns of what is not stacked, are cut (ops/cpu/linear.cpp), and so is the depth by oneDNN 2.6.
-void multiply(Storage& storage, const WeightSpec& weight, int64_t tokens) {
-  constexpr int64_t kMostRows = 2048, kMostDepth = 768;
-  Ops& ops = storage.device().ops();
-  const bool stacked = weight.group == WeightGroup::kExperts;
-  const int64_t rows = std::min(tokens, kMostRows);
-  const auto product = [&](int64_t out, int64_t in, bool forward) {
-    ArenaScope scope(storage[ArenaKind::kActivations]);
-    const DType act = ops.compute_dtype();
-    const Tensor x = scope.allocate(act, {rows, in}), w = scope.allocate(act, {out, in}),
-                 y = scope.allocate(act, {rows, out});
-    if (!stacked) {
-      if (forward) ops.linear_forward({.x = x, .w = w, .y = y});
-      if (!forward) ops.linear_backward_input({.dy = y, .w = w, .dx = x});
-      return;
-    }
-    const Tensor stack = w.reshape({1, out, in}), offsets = scope.allocate(DType::kI32, {2});
-    if (!ops.counting()) offsets.data<int32_t>()[1] = static_cast<int32_t>(rows);
-    if (forward) ops.grouped_linear_forward({.x = x, .w = stack, .offsets = offsets, .y = y});
-    if (!forward) ops.grouped_linear_backward_input({.dy = y, .w = stack, .offsets = offsets, .dx = x});
-  };
-  const int last = static_cast<int>(weight.shape.rank()) - 1;
-  const int64_t most_columns = stacked ? std::numeric_limits<int64_t>::max() : kMostRows;
-  const int64_t out = weight.shape[last - 1], in = weight.shape[last];
-  product(std::min(out, most_columns), std::min(in, kMostDepth), /*forward=*/true);
-  product(std::min(out, kMostDepth), std::min(in, most_columns), /*forward=*/false);
-}
-
-// What oneDNN allocates on each thread for the products of `config`'s weights: it packs operands, the more of them the
-// wider they are.
-int64_t packing_bytes(const Config& config) {
-  std::vector<WeightSpec> widest;  // each shape of stacks; of the other matrices the largest
-  for (const WeightSpec& weight : describe_model(config.model).weights) {
-    if (weight.shape.rank() < 2 || weight.is_looked_up) continue;
-    const bool stacked = weight.group == WeightGroup::kExperts;
-    const auto like = std::ranges::find_if(widest, [&](const WeightSpec& other) {
-      return other.group == WeightGroup::kExperts ? other.shape == weight.shape : !stacked;
-    });
-    if (like == widest.end()) {
-      widest.push_back(weight);
-    } else if (like->shape.num_elements() < weight.shape.num_elements()) {
-      *like = weight;
-    }
-  }
-  DeviceOptions options = device_options(config.run);
-  options.num_threads = 1;
-  const auto run = [&](Storage& storage) {
-    for (const WeightSpec& weight : widest) {
-      multiply(storage, weight, config.train.microbatch_seqs * config.data.seq_len);
-    }
-  };
-  const StoragePlan plan = plan_storage(options, run);
-  const auto device = make_device(options);
-  Storage storage(*device, plan);
-  release_free_memory();
-  reset_peak_resident_bytes();
-  const int64_t before = resident_bytes();
-  run(storage);
-  return peak_resident_bytes() - before;
-}
-
 }  // namespace
 
 int64_t rehearsed_process_bytes(const Config& config, const RunConfig& run, int64_t ranks) {
@@ -174,12 +108,7 @@ int64_t rehearsed_process_bytes(const Config& config, const RunConfig& run, int6
   const TemporaryFolder folder(place);
   const int64_t writes = rehearse_run(tiny_run(config, run, ranks), ranks, folder.path());
   release_free_memory();
-  if (computes) {
-    const int64_t threads = run.threads > 0 ? run.threads : available_cpus();
-    const int64_t idle = resident_bytes();
-    // One heap: what products have packed into is free when a step is done and files are written.
-    return idle + std::max(writes, std::max(ranks, threads) * packing_bytes(config));
-  }
+  if (computes) return resident_bytes() + writes;
   // What the arenas of a GPU's steps take in the host differs; what they leave there is there by now.
   reset_peak_resident_bytes();
   Tracking tracking(folder.path());

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/cpu/blas.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_products.h"
 
@@ -41,11 +41,15 @@ Tiling choose_tiling(int64_t rows, int64_t cols) {
   return tiling;
 }
 
-// Calls fn(tile) in parallel for the tiles of a [rows, cols] output.
-template <class Fn>
+// Calls fn(tile, scratch) in parallel for the tiles of a [rows, cols] output, with gemm's scratch.
+template <class Real, class Fn>
 void parallel_tiles(Context& ctx, int64_t rows, int64_t cols, const Fn& fn) {
+  ArenaScope scope(ctx.scratch);
+  const Tensor scratch = claim_gemm_scratch<Real>(scope, ctx);
+  if (ctx.counting()) return;
   const Tiling tiling = choose_tiling(rows, cols);
-  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) { fn(tile_at(tiling, task)); });
+  ctx.pool.parallel_for(tiling.num_tiles(),
+                        [&](int64_t task, int thread) { fn(tile_at(tiling, task), scratch[thread].data<Real>()); });
 }
 
 }  // namespace
@@ -78,7 +82,6 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   const Tensor x = args.x, w = args.w, y = args.y;
   const bool accumulate = args.addend.defined();
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
-  if (ctx.counting()) return;
   const auto begin_with_addend = [&](const Tile& t) {
     if (!accumulate || args.addend.raw() == y.raw()) return;
     for (int64_t row = t.row; row < t.row + t.rows; ++row) {
@@ -86,6 +89,7 @@ void linear_forward(Context& ctx, const LinearForward& args) {
     }
   };
   if (ctx.batch_invariant) {
+    if (ctx.counting()) return;
     const Tiling tiling = choose_row_tiling(num_tokens, in, out);
     ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
       const Tile tile = tile_at(tiling, task);
@@ -94,9 +98,9 @@ void linear_forward(Context& ctx, const LinearForward& args) {
     });
     return;
   }
-  parallel_tiles(ctx, num_tokens, out, [&](const Tile& t) {
+  parallel_tiles<Real>(ctx, num_tokens, out, [&](const Tile& t, Real* scratch) {
     begin_with_addend(t);
-    gemm<Real>(t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
+    gemm<Real>(scratch, t.rows, t.cols, in, 1, {x.data<Real>() + t.row * in, in},
                {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
                y.data<Real>() + t.row * out + t.col, out);
   });
@@ -107,9 +111,8 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor dy = args.dy, w = args.w, dx = args.dx;
   const bool accumulate = args.accumulate;
   const int64_t num_tokens = dy.dim(0), out = w.dim(0), in = w.dim(1);
-  if (ctx.counting()) return;
-  parallel_tiles(ctx, num_tokens, in, [&](const Tile& t) {
-    gemm<Real>(t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
+  parallel_tiles<Real>(ctx, num_tokens, in, [&](const Tile& t, Real* scratch) {
+    gemm<Real>(scratch, t.rows, t.cols, out, 1, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
                accumulate ? 1 : 0, dx.data<Real>() + t.row * in + t.col, in);
   });
 }
@@ -119,9 +122,8 @@ void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   const Tensor x = args.x, dy = args.dy, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
-  if (ctx.counting()) return;
-  parallel_tiles(ctx, out, in, [&](const Tile& t) {
-    gemm<Real>(t.rows, t.cols, num_tokens, 1, {dy.data<Real>() + t.row, out, Transpose::kYes},
+  parallel_tiles<Real>(ctx, out, in, [&](const Tile& t, Real* scratch) {
+    gemm<Real>(scratch, t.rows, t.cols, num_tokens, 1, {dy.data<Real>() + t.row, out, Transpose::kYes},
                {x.data<Real>() + t.col, in}, accumulate ? 1 : 0, dw.data<Real>() + t.row * in + t.col, in);
   });
 }
@@ -134,12 +136,13 @@ void check_offsets(const int32_t* offset, int64_t num_experts, int64_t capacity)
              offset[num_experts], capacity);
 }
 
-// Calls fn(expert, begin, end) in parallel for blocks of the rows of every expert.
-template <class Fn>
+// Calls fn(expert, begin, end, scratch) in parallel for blocks of the rows of every expert, with gemm's scratch.
+template <class Real, class Fn>
 void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t capacity, const Fn& fn) {
   constexpr int64_t kRowBlock = 512;
   const int64_t num_experts = offsets.dim(0) - 1;
   ArenaScope scope(ctx.scratch);
+  const Tensor scratch = claim_gemm_scratch<Real>(scope, ctx);
   Tensor first_block_of = scope.allocate(DType::kI32, {num_experts + 1});
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
@@ -149,10 +152,10 @@ void parallel_expert_rows(Context& ctx, Tensor offsets, int64_t capacity, const 
   for (int64_t e = 0; e < num_experts; ++e) {
     first[e + 1] = first[e] + static_cast<int32_t>(ceil_div(offset[e + 1] - offset[e], kRowBlock));
   }
-  ctx.pool.parallel_for(first[num_experts], [&](int64_t task, int) {
+  ctx.pool.parallel_for(first[num_experts], [&](int64_t task, int thread) {
     const int64_t e = std::upper_bound(first, first + num_experts + 1, task) - first - 1;
     const int64_t begin = offset[e] + (task - first[e]) * kRowBlock;
-    fn(e, begin, std::min<int64_t>(begin + kRowBlock, offset[e + 1]));
+    fn(e, begin, std::min<int64_t>(begin + kRowBlock, offset[e + 1]), scratch[thread].data<Real>());
   });
 }
 
@@ -187,8 +190,8 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
   const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
   const int64_t out = w.dim(1), in = w.dim(2);
   if (ctx.batch_invariant) return grouped_rows_forward<Real>(ctx, x, w, offsets, y);
-  parallel_expert_rows(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
-    gemm<Real>(end - begin, out, in, 1, {x.data<Real>() + begin * in, in},
+  parallel_expert_rows<Real>(ctx, offsets, x.dim(0), [&](int64_t expert, int64_t begin, int64_t end, Real* scratch) {
+    gemm<Real>(scratch, end - begin, out, in, 1, {x.data<Real>() + begin * in, in},
                {w.data<Real>() + expert * out * in, in, Transpose::kYes}, 0, y.data<Real>() + begin * out, out);
   });
 }
@@ -208,9 +211,9 @@ template <class Real>
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
   const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
   const int64_t out = w.dim(1), in = w.dim(2);
-  parallel_expert_rows(ctx, offsets, dy.dim(0), [&](int64_t expert, int64_t begin, int64_t end) {
-    gemm<Real>(end - begin, in, out, 1, {dy.data<Real>() + begin * out, out}, {w.data<Real>() + expert * out * in, in},
-               0, dx.data<Real>() + begin * in, in);
+  parallel_expert_rows<Real>(ctx, offsets, dy.dim(0), [&](int64_t expert, int64_t begin, int64_t end, Real* scratch) {
+    gemm<Real>(scratch, end - begin, in, out, 1, {dy.data<Real>() + begin * out, out},
+               {w.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
   });
 }
 
@@ -234,10 +237,12 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
   const Tensor x = args.x, dy = args.dy, offsets = args.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
+  ArenaScope scope(ctx.scratch);
+  const Tensor scratch = claim_gemm_scratch<Real>(scope, ctx);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   const Tiling tiling{out, in, 128, 512};  // small enough for all threads to work when one expert has all rows
-  ctx.pool.parallel_for(num_experts * tiling.num_tiles(), [&](int64_t task, int) {
+  ctx.pool.parallel_for(num_experts * tiling.num_tiles(), [&](int64_t task, int thread) {
     const int64_t expert = task / tiling.num_tiles();
     const Tile t = tile_at(tiling, task % tiling.num_tiles());
     const int64_t begin = offset[expert], num_rows = offset[expert + 1] - begin;
@@ -246,8 +251,9 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
       for (int64_t row = 0; row < t.rows && !accumulate; ++row) std::fill_n(target + row * in, t.cols, Real{0});
       return;
     }
-    gemm<Real>(t.rows, t.cols, num_rows, 1, {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes},
-               {x.data<Real>() + begin * in + t.col, in}, accumulate ? 1 : 0, target, in);
+    gemm<Real>(scratch[thread].data<Real>(), t.rows, t.cols, num_rows, 1,
+               {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes}, {x.data<Real>() + begin * in + t.col, in},
+               accumulate ? 1 : 0, target, in);
   });
 }
 
