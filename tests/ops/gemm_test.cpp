@@ -94,7 +94,7 @@ TEST(Gemm, DoubleIsTheDefinition) {
 }
 
 // Larger than the blocks that operands are copied in, and no multiple of anything.
-constexpr int64_t kRows = 45, kColumns = 1'100, kDepth = 600;
+constexpr int64_t kRows = 75, kColumns = 1'100, kDepth = 600;
 
 // Rows and columns from `row` and `column` on, by `kernel`.
 std::vector<float> large_product(cpu::GemmKernel kernel, Transpose a_transpose, Transpose b_transpose, int64_t row,
@@ -115,7 +115,7 @@ TEST(Gemm, AnElementHasTheSameBitsEverywhere) {
       large_product(cpu::avx2_gemm(), Transpose::kNo, Transpose::kNo, 0, kRows, 0, kColumns);
   std::vector<cpu::GemmKernel> kernels = {cpu::avx2_gemm()};
   if (cpu::has_avx512()) kernels.push_back(cpu::avx512_gemm());
-  constexpr int64_t kRow = 11, kFewRows = 30, kColumn = 37;
+  constexpr int64_t kRow = 11, kFewRows = 62, kColumn = 37;
   for (const cpu::GemmKernel kernel : kernels) {
     for (const Transpose a : {Transpose::kNo, Transpose::kYes}) {
       for (const Transpose b : {Transpose::kNo, Transpose::kYes}) {

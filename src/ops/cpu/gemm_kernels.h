@@ -16,10 +16,11 @@ struct Operand {
   Transpose transpose = Transpose::kNo;
 };
 
-// What is copied of op(b) at once, in panels, and of op(a): rows of a tile, which lie kGemmRowStride apart (no power of
-// two, so that they do not share the same lines of a cache), or [depth, vector] of their transpose.
-constexpr int64_t kGemmBlockDepth = 256, kGemmBlockColumns = 512;
-constexpr int64_t kGemmRowStride = kGemmBlockDepth + 16, kGemmMostRows = 16;
+// What is copied of op(b) at once, in panels, and of op(a): rows of some tiles, which lie kGemmRowStride apart (no
+// power of two, so that they do not share the same lines of a cache), or for each tile [depth, vector] of their
+// transpose.
+constexpr int64_t kGemmBlockDepth = 256, kGemmBlockColumns = 512, kGemmTilesOfRows = 4;
+constexpr int64_t kGemmRowStride = kGemmBlockDepth + 16, kGemmMostRows = 16 * kGemmTilesOfRows;
 constexpr int64_t kGemmScratchElements = kGemmMostRows * kGemmRowStride + kGemmBlockDepth * kGemmBlockColumns;
 
 // As gemm<float>; m, n and k are not 0.

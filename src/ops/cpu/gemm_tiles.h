@@ -5,7 +5,7 @@
 // A tile of c, up to V::kGemmRows by two vectors, stays in registers while it adds up a block of the reduction. What it
 // reads was copied to panels, so that it lies together whatever the strides are (Goto and van de Geijn, Anatomy of
 // high-performance matrix multiplication, 2008): all of b for some hundred columns, which stays in the second-level
-// cache, and a tile's rows of a, which stay in the first while they meet every panel of b.
+// cache, and of a for a few tiles, of which one stays in the first while it meets every panel of b.
 #pragma once
 
 #include <cstdint>
@@ -26,24 +26,35 @@ constexpr int64_t even_piece(int64_t size, int64_t most, int64_t unit) {
 template <class V>
 constexpr int64_t kTileColumns = 2 * V::kLanes;
 
-// Copies lines of `count` <= vectors * kLanes elements, which begin `stride` apart, to lines of vectors * kLanes that
+// Copies `depth` lines of `width` <= kTileColumns elements, which begin `stride` apart, to lines of kTileColumns that
 // end in zeros.
-template <class V, int vectors>
-void copy_lines(const float* from, int64_t stride, int64_t lines, int64_t count, float* to) {
-  if (count == vectors * V::kLanes) {
-    for (int64_t i = 0; i < lines; ++i) {
-      for (int v = 0; v < vectors; ++v) V::store(to + v * V::kLanes, V::load(from + v * V::kLanes));
-      from += stride;
-      to += vectors * V::kLanes;
-    }
-    return;
-  }
-  typename V::Mask masks[vectors];
-  for (int v = 0; v < vectors; ++v) masks[v] = V::first(count - v * V::kLanes);
-  for (int64_t i = 0; i < lines; ++i) {
-    for (int v = 0; v < vectors; ++v) V::store(to + v * V::kLanes, V::load(from + v * V::kLanes, masks[v]));
+template <class V>
+void copy_lines(const float* from, int64_t stride, int64_t depth, int64_t width, float* to) {
+  const typename V::Mask first = V::first(width), second = V::first(width - V::kLanes);
+  const bool whole = width == kTileColumns<V>;
+  for (int64_t k = 0; k < depth; ++k) {
+    V::store(to, whole ? V::load(from) : V::load(from, first));
+    V::store(to + V::kLanes, whole ? V::load(from + V::kLanes) : V::load(from + V::kLanes, second));
     from += stride;
-    to += vectors * V::kLanes;
+    to += kTileColumns<V>;
+  }
+}
+
+// Copies `depth` lines of `rows` elements, which begin `stride` apart, to a panel of lines of kLanes for each tile of
+// rows. All panels grow together, so that a line is read once.
+template <class V>
+void copy_tiles(const float* from, int64_t stride, int64_t depth, int64_t rows, float* to) {
+  int64_t begin[kGemmTilesOfRows], num_tiles = 0;
+  typename V::Mask mask[kGemmTilesOfRows];
+  for (int64_t row = 0, height = 0; row < rows; row += height) {
+    height = even_piece(rows - row, V::kGemmRows, 1);
+    begin[num_tiles] = row;
+    mask[num_tiles++] = V::first(height);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t i = 0; i < num_tiles; ++i) V::store(to + i * depth * V::kLanes, V::load(from + begin[i], mask[i]));
+    from += stride;
+    to += V::kLanes;
   }
 }
 
@@ -61,8 +72,8 @@ void copy_rows(const float* from, int64_t stride, int64_t rows, int64_t length, 
   }
 }
 
-// Copies the transpose of `count` <= kLanes rows of `length` elements: element k of all rows, and zeros behind them, to
-// the kLanes elements at to + k * kTileColumns.
+// Copies the transpose of `count` <= kLanes rows of `length` elements: element k of all rows, and zeros behind them,
+// to the kLanes elements at to + k * kTileColumns.
 template <class V>
 void copy_transpose(const float* from, int64_t stride, int64_t count, int64_t length, float* to) {
   for (int64_t k = 0; k < length; k += V::kLanes) {
@@ -86,7 +97,7 @@ void copy_transpose(const float* from, int64_t stride, int64_t count, int64_t le
 }
 
 // c = alpha * a b + beta * c, `height` rows and `columns` <= vectors * kLanes of them, over `depth` terms. a is as
-// copy_rows leaves it (in_rows) or copy_lines. Loops over a tile are unrolled, for sums that are indexed at run time
+// copy_rows leaves it (in_rows) or copy_tiles. Loops over a tile are unrolled, for sums that are indexed at run time
 // live in memory.
 template <class V, bool in_rows, int height, int vectors>
 void multiply_tile(int64_t depth, const float* a, const float* b, float alpha, float beta, float* c, int64_t c_stride,
@@ -150,10 +161,10 @@ template <class V>
 void gemm_of(float* scratch, int64_t m, int64_t n, int64_t k, float alpha, Operand<float> a, Operand<float> b,
              float beta, float* c, int64_t c_stride) {
   using Heights = std::make_integer_sequence<int, V::kGemmRows>;
-  float* const a_panel = scratch;
+  float* const a_panels = scratch;
   float* const b_panels = scratch + kGemmMostRows * kGemmRowStride;
-  const bool a_in_rows = a.transpose == Transpose::kNo;
-  int64_t columns = 0, depth = 0, height = 0;
+  const bool in_rows = a.transpose == Transpose::kNo;
+  int64_t columns = 0, depth = 0, rows = 0, height = 0;
   for (int64_t j0 = 0; j0 < n; j0 += columns) {
     columns = even_piece(n - j0, kGemmBlockColumns, kTileColumns<V>);
     for (int64_t k0 = 0; k0 < k; k0 += depth) {
@@ -161,7 +172,7 @@ void gemm_of(float* scratch, int64_t m, int64_t n, int64_t k, float alpha, Opera
       for (int64_t j = 0; j < columns; j += kTileColumns<V>) {
         const int64_t width = at_most(kTileColumns<V>, columns - j);
         if (b.transpose == Transpose::kNo) {
-          copy_lines<V, 2>(b.data + k0 * b.stride + j0 + j, b.stride, depth, width, b_panels + j * depth);
+          copy_lines<V>(b.data + k0 * b.stride + j0 + j, b.stride, depth, width, b_panels + j * depth);
           continue;
         }
         for (int64_t v = 0; v < width; v += V::kLanes) {
@@ -170,19 +181,25 @@ void gemm_of(float* scratch, int64_t m, int64_t n, int64_t k, float alpha, Opera
         }
       }
       const float keep = k0 == 0 ? beta : 1;
-      for (int64_t i = 0; i < m; i += height) {
-        height = even_piece(m - i, V::kGemmRows, 1);
-        if (a_in_rows) {
-          copy_rows<V>(a.data + i * a.stride + k0, a.stride, height, depth, a_panel);
+      for (int64_t i0 = 0; i0 < m; i0 += rows) {
+        rows = even_piece(m - i0, kGemmTilesOfRows * V::kGemmRows, 1);
+        if (in_rows) {
+          copy_rows<V>(a.data + i0 * a.stride + k0, a.stride, rows, depth, a_panels);
         } else {
-          copy_lines<V, 1>(a.data + k0 * a.stride + i, a.stride, depth, height, a_panel);
+          copy_tiles<V>(a.data + k0 * a.stride + i0, a.stride, depth, rows, a_panels);
         }
-        for (int64_t j = 0; j < columns; j += kTileColumns<V>) {
-          const int64_t width = at_most(kTileColumns<V>, columns - j);
-          const bool wide = width > V::kLanes;
-          const TileFunction multiply = a_in_rows ? choose_tile<V, true>(height, wide, Heights())
+        const float* a_panel = a_panels;
+        for (int64_t i = 0; i < rows; i += height) {
+          height = even_piece(rows - i, V::kGemmRows, 1);
+          for (int64_t j = 0; j < columns; j += kTileColumns<V>) {
+            const int64_t width = at_most(kTileColumns<V>, columns - j);
+            const bool wide = width > V::kLanes;
+            const TileFunction multiply = in_rows ? choose_tile<V, true>(height, wide, Heights())
                                                   : choose_tile<V, false>(height, wide, Heights());
-          multiply(depth, a_panel, b_panels + j * depth, alpha, keep, c + i * c_stride + j0 + j, c_stride, width);
+            multiply(depth, a_panel, b_panels + j * depth, alpha, keep, c + (i0 + i) * c_stride + j0 + j, c_stride,
+                     width);
+          }
+          a_panel += in_rows ? height * kGemmRowStride : depth * V::kLanes;
         }
       }
     }
