@@ -59,7 +59,7 @@ def main():
     print(f"{'':20} ms/step  tokens/s  share of peak  router load  BLAS kernels")
     for variant in variants.values():
         share = flops_per_token * variant.tokens_per_s / peak_gflops / 1e9
-        kernels = variant.first.get("blas_core", "oneDNN")
+        kernels = variant.first.get("blas_core", "its own")
         print(f"{variant.name:20} {variant.ms_per_step:7.0f}  {variant.tokens_per_s:8.0f}  {100 * share:11.1f} %  "
               f"{variant.load:11.2f}  {kernels}")
     print()

@@ -28,21 +28,3 @@ endif()
 add_library(nmoe_duckdb INTERFACE)
 target_include_directories(nmoe_duckdb SYSTEM INTERFACE ${NMOE_DUCKDB_INCLUDE})
 target_link_libraries(nmoe_duckdb INTERFACE ${NMOE_DUCKDB_LIBRARY})
-
-# oneDNN ships no pkg-config file on Debian 12; its CMake package is enough.
-find_package(dnnl REQUIRED)
-# oneDNN's threads are OpenMP's; nmoe tells it to use one a call (ops/cpu/blas.cpp).
-if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  # For fuzzers: the library is g++'s, which oneDNN uses, and the header that of any clang, whose packages exclude each
-  # other.
-  execute_process(COMMAND g++ -print-file-name=libgomp.so OUTPUT_VARIABLE library
-    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  file(GLOB header /usr/lib/llvm-*/lib/clang/*/include/omp.h)
-  list(GET header 0 header)
-  get_filename_component(include ${header} DIRECTORY)
-  add_library(OpenMP::OpenMP_CXX INTERFACE IMPORTED)
-  target_compile_options(OpenMP::OpenMP_CXX INTERFACE "SHELL:-idirafter ${include}")
-  target_link_libraries(OpenMP::OpenMP_CXX INTERFACE ${library})
-else()
-  find_package(OpenMP REQUIRED COMPONENTS CXX)
-endif()

@@ -17,16 +17,14 @@
 
 set -euo pipefail
 
-# Debian 12's oneDNN was built with OpenCL, and its CMake package insists on finding that as well.
 readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
   libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev libseccomp-dev
-  libdnnl-dev ocl-icd-opencl-dev
 )
-# libomp-dev: clang-tidy does not see g++'s omp.h. python3: for tests of the sandbox.
-readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy libomp-dev python3)
+# python3: for tests of the sandbox.
+readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3)
 # Older ones do not understand ranges of g++ 12.
 readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
 readonly quickstart_packages=(python3-minimal xz-utils)

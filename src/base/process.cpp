@@ -125,6 +125,13 @@ double seconds_since_start() {
 
 void reset_peak_resident_bytes() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
+void use_one_heap() {
+  constexpr int kLargestBlock = 32 << 20;  // that a heap may hold: DEFAULT_MMAP_THRESHOLD_MAX
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, kLargestBlock);
+  mallopt(M_TRIM_THRESHOLD, 16 * kLargestBlock);
+}
+
 void release_free_memory() { malloc_trim(0); }
 
 }  // namespace nmoe

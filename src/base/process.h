@@ -24,6 +24,11 @@ double seconds_since_start();  // of this process, by the system's clock of 10 m
 // Begins a new peak from what is in use now. Where the system does not allow that, the old one goes on.
 void reset_peak_resident_bytes();
 
+// From here on threads that begin allocate from the process's one heap, which keeps what is freed until
+// release_free_memory(). A heap for each thread, and sizes at which blocks go back to the system that change as a
+// program runs, would make its resident size a matter of chance. For programs whose threads seldom allocate.
+void use_one_heap();
+
 // Hands memory that was freed but kept for reuse back to the system, so that resident_bytes() means use.
 void release_free_memory();
 

@@ -2,11 +2,7 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <csignal>
-#include <cstring>
-
-#include "base/error.h"
 
 namespace nmoe {
 namespace {
@@ -14,9 +10,6 @@ namespace {
 constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
 volatile std::sig_atomic_t received_signal = 0;
-
-// Room for all vector registers, several times over.
-alignas(64) char answer_stack[64 << 10];
 
 void on_signal(int signal) {
   if (received_signal != 0) _exit(128 + signal);  // the shell's convention for death by signal
@@ -27,13 +20,9 @@ void on_signal(int signal) {
 
 StopSignal::StopSignal() {
   received_signal = 0;
-  stack_t stack{};
-  stack.ss_sp = answer_stack;
-  stack.ss_size = sizeof(answer_stack);
-  NMOE_CHECK(sigaltstack(&stack, nullptr) == 0, "sigaltstack: {}", std::strerror(errno));
   struct sigaction action {};
   action.sa_handler = on_signal;
-  action.sa_flags = SA_ONSTACK | SA_RESTART;
+  action.sa_flags = SA_RESTART;
   for (const int signal : kStopSignals) {
     struct sigaction before {};
     sigaction(signal, nullptr, &before);
@@ -48,9 +37,6 @@ StopSignal::~StopSignal() {
     sigaction(signal, nullptr, &now);
     if (now.sa_handler == on_signal) std::signal(signal, SIG_DFL);
   }
-  stack_t none{};
-  none.ss_flags = SS_DISABLE;
-  sigaltstack(&none, nullptr);
 }
 
 bool StopSignal::requested() const { return received_signal != 0; }

@@ -5,8 +5,6 @@
 namespace nmoe {
 
 // While one exists, it owns these signals, but for a SIGHUP that the process was told to ignore (nohup). One at a time.
-// In the thread that makes it they are answered on a stack of their own: kernels of oneDNN point the stack register
-// into their buffers, which an answer there would overwrite.
 class StopSignal {
  public:
   StopSignal();

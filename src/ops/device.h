@@ -78,7 +78,7 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   virtual int index() const = 0;                // among the machine's devices of this kind, from 0
-  virtual std::string description() const = 0;  // "CPU, 2 threads, fp32, AVX2, oneDNN 2.6.3"
+  virtual std::string description() const = 0;  // "CPU, 2 threads, fp32, AVX2"
   virtual SoftwareVersions software() const = 0;
   virtual double peak_flops() = 0;              // FLOP/s of the compute dtype
   virtual std::string peak_source() const = 0;  // "measured: ..." or whose figure it is

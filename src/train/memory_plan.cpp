@@ -1,81 +1,19 @@
 #include "train/memory_plan.h"
 
 #include <algorithm>
-#include <filesystem>
 
-#include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
 #include "model/exchange_cost.h"
 #include "model/spec.h"
-#include "parallel/thread_group.h"
-#include "track/metrics.h"
-#include "track/runs.h"
+#include "train/rehearsal.h"
 
 namespace nmoe {
-namespace {
-
-// Steps of a model small enough not to matter, on so many ranks: the second is the first of a recording.
-void rehearse_steps(const Config& config, int64_t ranks) {
-  Config tiny;
-  tiny.model = {.vocab_size = 64, .dim = 64, .num_layers = 2, .num_heads = 2, .num_dense_layers = 1, .dense_dim = 64};
-  tiny.model.mla = {
-      .q_lora_rank = 0, .kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
-  tiny.model.moe = {.num_experts = 4 * ranks, .top_k = 2, .expert_dim = 64};
-  tiny.data.seq_len = 64;
-  tiny.train.microbatch_seqs = 8;
-  tiny.train.batch_seqs = 8 * ranks;
-  tiny.optim = config.optim;
-  tiny.run = config.run;
-  tiny.parallel = config.parallel;
-  tiny.parallel.ranks = ranks;
-  if (tiny.parallel.logical_shards > 0) tiny.parallel.logical_shards = ranks;
-
-  const StoragePlan plan = plan_engine_storage(tiny);
-  run_ranks(ranks, std::chrono::seconds(tiny.parallel.timeout_s), [&](Communicator& communicator) {
-    const auto memory =
-        RankMemory::make(device_options(tiny.run, communicator.count(), communicator.index()), plan, communicator);
-    Engine engine(tiny, {*memory->device, communicator}, memory->storage);
-    engine.initialise();
-    const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.microbatch_seqs * tiny.data.seq_len), 1);
-    for (int64_t step = 1; step <= 2; ++step) {
-      engine.load(0, ids, ids);
-      engine.step({.steps = step, .tokens = step}, 1);
-    }
-    engine.result();
-  });
-}
-
-// A run in throwaway databases: one write of as many metrics as a step has.
-void rehearse_tracking() {
-  const fs::path place = fs::temp_directory_path() / "nmoe-rehearsal";
-  remove_unfinished_folders(place);
-  const TemporaryFolder folder(place);
-  RunStore runs(folder.path() / "experiments.db");
-  runs.finish(runs.start({.name = "rehearsal", .experiment = "rehearsal"}), RunStatus::kCompleted, "");
-  MetricsWriter metrics(folder.path() / "rehearsal.duckdb");
-  for (int i = 0; i < 100; ++i) metrics.add(1, fmt::format("rehearsal/{}", i), 0.0);
-  metrics.flush();
-}
-
-// Most memory that this process takes beside arenas and data. All that a run loads on first use is loaded after the
-// first rehearsal; what a write of metrics takes while it lasts is in the second one's peak.
-int64_t process_bytes(const Config& config, int64_t ranks) {
-  rehearse_steps(config, ranks);
-  rehearse_tracking();
-  release_free_memory();
-  reset_peak_resident_bytes();
-  rehearse_tracking();
-  return peak_resident_bytes();
-}
-
-}  // namespace
 
 MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part,
                        std::span<const int64_t> seq_lens) {
-  Config rehearsed = config;
-  if (part) rehearsed.run = {.device = "cpu", .threads = config.run.threads};
-  const int64_t process = process_bytes(rehearsed, ranks) + (part ? cuda::kHostLibraryBytes : 0);
+  const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
+  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? cuda::kHostLibraryBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);

@@ -95,12 +95,12 @@ void checkpoint_manifest(std::string_view bytes) {
     manifest.erase("manifest_sha256");
     const auto text = [&] { return manifest.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); };
     manifest["manifest_sha256"] = sha256_hex(text());
-    parse_manifest(std::string_view(text()), fs::path("manifest.json"));
+    parse_manifest(text(), fs::path("manifest.json"));
   }
   parse_manifest(bytes, fs::path("manifest.json"));
 }
 
-void shard_manifest(std::string_view bytes) { parse_manifest(std::string(bytes), fs::path("manifest.json")); }
+void shard_manifest(std::string_view bytes) { parse_dataset_manifest(std::string(bytes), fs::path("manifest.json")); }
 
 void safetensors(std::string_view bytes) {
   const SafetensorsFile file(file_of(bytes, ".safetensors"));

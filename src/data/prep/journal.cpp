@@ -46,8 +46,8 @@ PrepState state_from(const ordered_json& root, const fs::path& path) {
   root.at("dropped_file_bytes").get_to(state.dropped_file_bytes);
   root.at("digest_file_bytes").get_to(state.digest_file_bytes);
   root.at("signature_file_bytes").get_to(state.signature_file_bytes);
-  state.train = parse_manifest(root.at("train").dump(), path);
-  if (root.contains("valid")) state.valid = parse_manifest(root.at("valid").dump(), path);
+  state.train = parse_dataset_manifest(root.at("train").dump(), path);
+  if (root.contains("valid")) state.valid = parse_dataset_manifest(root.at("valid").dump(), path);
   return state;
 }
 

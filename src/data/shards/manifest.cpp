@@ -90,10 +90,10 @@ DatasetManifest read_manifest(const fs::path& split_dir) {
     throw runtime_error(fmt::format("no dataset in '{}': it has no manifest.json", split_dir.string()),
                         "check the path, or make the dataset with `n prep`");
   }
-  return parse_manifest(read_file(path), path);
+  return parse_dataset_manifest(read_file(path), path);
 }
 
-DatasetManifest parse_manifest(const std::string& text, const fs::path& path) {
+DatasetManifest parse_dataset_manifest(const std::string& text, const fs::path& path) {
   const json root = try_parse_json<json>(text);
   const Fields fields(root, path, "");
   DatasetManifest manifest;

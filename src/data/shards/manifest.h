@@ -49,7 +49,7 @@ std::filesystem::path manifest_path(const std::filesystem::path& split_dir);
 // Error (runtime) when it is missing, is no JSON, lacks a field, or contradicts itself.
 DatasetManifest read_manifest(const std::filesystem::path& split_dir);
 // The same from its text; `path` is named in errors.
-DatasetManifest parse_manifest(const std::string& text, const std::filesystem::path& path);
+DatasetManifest parse_dataset_manifest(const std::string& text, const std::filesystem::path& path);
 std::string manifest_text(const DatasetManifest& manifest);
 void write_manifest(const std::filesystem::path& split_dir, const DatasetManifest& manifest);
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <span>
 
-#include "ops/cpu/blas.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
@@ -188,6 +188,7 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
   ArenaScope scope(ctx.scratch);
   const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kQueryBlock, kKeyBlock});
+  const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   const Tensor document_begin = claim_document_begin(scope, args.shape);
   if (ctx.counting()) return;
   set_documents(args.shape, document_begin, g);
@@ -203,17 +204,18 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
     const HeadView<Real> out = head_of<Real>(args.out, g.S, seq, head);
     Real* lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
     Real* scores = scratch[thread].data<Real>();
+    Real* gemm_scratch = panels[thread].data<Real>();
 
     RunningSoftmax<Real> states[kQueryBlock];
     for_each_tile(g, seq, query_block, [&](const Tile& tile) {
       const int64_t rows = tile.rows(), cols = tile.cols();
-      gemm<Real>(rows, cols, g.Dk, scale, q.rows_from(tile.q_begin), k.rows_from(tile.k_begin, Transpose::kYes), 0,
-                 scores, cols);
+      gemm<Real>(gemm_scratch, rows, cols, g.Dk, scale, q.rows_from(tile.q_begin),
+                 k.rows_from(tile.k_begin, Transpose::kYes), 0, scores, cols);
       for (int64_t row = 0; row < rows; ++row) {
         const Real correction = softmax_row(scores + row * cols, seen_by(g, tile, row), cols, states[row]);
         if (!tile.first && correction != 1) scale_row(out.row(tile.q_begin + row), g.Dv, correction);
       }
-      gemm<Real>(rows, g.Dv, cols, 1, {scores, cols}, v.rows_from(tile.k_begin), tile.first ? 0 : 1,
+      gemm<Real>(gemm_scratch, rows, g.Dv, cols, 1, {scores, cols}, v.rows_from(tile.k_begin), tile.first ? 0 : 1,
                  out.row(tile.q_begin), out.stride);
     });
     const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
@@ -239,7 +241,7 @@ struct BackwardHead {
 // dq of a query block, and its part of dk and dv. `scores` and `dp` hold a tile each.
 template <class Real>
 void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real>& x, int64_t seq, int64_t query_block,
-                          Real* scores, Real* dp) {
+                          Real* scores, Real* dp, Real* gemm_scratch) {
   // delta = sum over v of dout * out, the constant of a row in the softmax's backward.
   Real delta[kQueryBlock];
   const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
@@ -248,15 +250,15 @@ void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real
   const Operand<Real> q = x.q.rows_from(q_begin), dout = x.dout.rows_from(q_begin);
   for_each_tile(g, seq, query_block, [&](const Tile& tile) {
     const int64_t rows = tile.rows(), cols = tile.cols(), key = tile.k_begin;
-    gemm<Real>(rows, cols, g.Dk, scale, q, x.k.rows_from(key, Transpose::kYes), 0, scores, cols);
-    gemm<Real>(rows, cols, g.Dv, 1, dout, x.v.rows_from(key, Transpose::kYes), 0, dp, cols);
+    gemm<Real>(gemm_scratch, rows, cols, g.Dk, scale, q, x.k.rows_from(key, Transpose::kYes), 0, scores, cols);
+    gemm<Real>(gemm_scratch, rows, cols, g.Dv, 1, dout, x.v.rows_from(key, Transpose::kYes), 0, dp, cols);
     for (int64_t row = 0; row < rows; ++row) {
       backward_row(scores + row * cols, dp + row * cols, seen_by(g, tile, row), cols, x.lse[q_begin + row], delta[row]);
     }
-    gemm<Real>(cols, g.Dv, rows, 1, {scores, cols, Transpose::kYes}, dout, 1, x.dv.row(key), x.dv.stride);
-    gemm<Real>(cols, g.Dk, rows, scale, {dp, cols, Transpose::kYes}, q, 1, x.dk.row(key), x.dk.stride);
-    gemm<Real>(rows, g.Dk, cols, scale, {dp, cols}, x.k.rows_from(key), tile.first ? 0 : 1, x.dq.row(q_begin),
-               x.dq.stride);
+    gemm<Real>(gemm_scratch, cols, g.Dv, rows, 1, {scores, cols, Transpose::kYes}, dout, 1, x.dv.row(key), x.dv.stride);
+    gemm<Real>(gemm_scratch, cols, g.Dk, rows, scale, {dp, cols, Transpose::kYes}, q, 1, x.dk.row(key), x.dk.stride);
+    gemm<Real>(gemm_scratch, rows, g.Dk, cols, scale, {dp, cols}, x.k.rows_from(key), tile.first ? 0 : 1,
+               x.dq.row(q_begin), x.dq.stride);
   });
 }
 
@@ -297,6 +299,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   const int64_t num_partials = deals == 1 ? 0 : deals;  // a single sum is made in place
   const Tensor dk_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dk});
   const Tensor dv_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dv});
+  const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   const Tensor document_begin = claim_document_begin(scope, args.shape);
   if (ctx.counting()) return;
   set_documents(args.shape, document_begin, g);
@@ -322,7 +325,8 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
       x.lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
       x.dq = head_of<Real>(args.dq, g.S, seq, head);
       backward_query_block(g, static_cast<Real>(args.shape.scale), x, seq, pair % g.query_blocks(),
-                           scratch[thread][0].data<Real>(), scratch[thread][1].data<Real>());
+                           scratch[thread][0].data<Real>(), scratch[thread][1].data<Real>(),
+                           panels[thread].data<Real>());
     }
   });
   if (num_partials == 0) return;

@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "ops/cpu/blas.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/peak.h"
 
@@ -32,8 +31,8 @@ CpuDevice::CpuDevice(int num_threads, DType compute_dtype, bool batch_invariant)
 }
 
 std::string CpuDevice::description() const {
-  return fmt::format("CPU, {} thread{}, {}, {}, {}", pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s",
-                     compute_dtype_ == DType::kF32 ? "fp32" : "fp64", widest_vectors(), blas_description());
+  return fmt::format("CPU, {} thread{}, {}, {}", pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s",
+                     compute_dtype_ == DType::kF32 ? "fp32" : "fp64", widest_vectors());
 }
 
 double CpuDevice::peak_flops() { return measure_peak_flops(pool_, compute_dtype_); }

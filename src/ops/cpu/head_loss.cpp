@@ -42,13 +42,14 @@ void head_loss(Context& ctx, const HeadLoss& args) {
   const bool want_gradient = args.dx.defined();
   ArenaScope scope(ctx.scratch);
   const Tensor chunk_logits = scope.allocate(DTypeOf<Real>::value, {std::min(kChunkRows, num_tokens), vocab});
-  if (ctx.counting()) return;
-  const auto grad_scale = want_gradient ? static_cast<Real>(*args.grad_scale.data<double>()) : Real{0};
+  const auto grad_scale =
+      want_gradient && !ctx.counting() ? static_cast<Real>(*args.grad_scale.data<double>()) : Real{0};
 
   for (int64_t begin = 0; begin < num_tokens; begin += kChunkRows) {
     const int64_t end = std::min(begin + kChunkRows, num_tokens);
     const Tensor x = args.x.rows(begin, end), logits = chunk_logits.rows(0, end - begin);
     linear_forward<Real>(ctx, {x, args.w, logits});
+    if (ctx.counting()) return;  // the other products take as much scratch
     constexpr int64_t kRowsPerTask = 8;
     parallel_blocks(ctx, end - begin, kRowsPerTask, [&](int64_t first, int64_t last, int) {
       for (int64_t row = first; row < last; ++row) {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/cpu/blas.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/rounded_operands.h"
 #include "ops/cpu/row_products.h"
@@ -42,11 +42,15 @@ Tiling choose_tiling(int64_t rows, int64_t cols) {
   return tiling;
 }
 
-// Calls fn(tile) in parallel for the tiles of a [rows, cols] output.
-template <class Fn>
+// Calls fn(tile, scratch) in parallel for the tiles of a [rows, cols] output, with gemm's scratch.
+template <class Real, class Fn>
 void parallel_tiles(Context& ctx, int64_t rows, int64_t cols, const Fn& fn) {
+  ArenaScope scope(ctx.scratch);
+  const Tensor scratch = claim_gemm_scratch<Real>(scope, ctx);
+  if (ctx.counting()) return;
   const Tiling tiling = choose_tiling(rows, cols);
-  ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) { fn(tile_at(tiling, task)); });
+  ctx.pool.parallel_for(tiling.num_tiles(),
+                        [&](int64_t task, int thread) { fn(tile_at(tiling, task), scratch[thread].data<Real>()); });
 }
 
 }  // namespace
@@ -82,7 +86,6 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   const Tensor x = rounded_x.values, w = rounded_w.values, y = args.y;
   const bool accumulate = args.addend.defined();
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = w.dim(0);
-  if (ctx.counting()) return;
   const auto begin_with_addend = [&](const Tile& t) {
     if (!accumulate || args.addend.raw() == y.raw()) return;
     for (int64_t row = t.row; row < t.row + t.rows; ++row) {
@@ -90,6 +93,7 @@ void linear_forward(Context& ctx, const LinearForward& args) {
     }
   };
   if (ctx.batch_invariant) {
+    if (ctx.counting()) return;
     const Tiling tiling = choose_row_tiling(num_tokens, in, out);
     ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
       const Tile tile = tile_at(tiling, task);
@@ -98,10 +102,9 @@ void linear_forward(Context& ctx, const LinearForward& args) {
     });
     return;
   }
-  const Real factor = product_factor(rounded_x, rounded_w);
-  parallel_tiles(ctx, num_tokens, out, [&](const Tile& t) {
+  parallel_tiles<Real>(ctx, num_tokens, out, [&](const Tile& t, Real* scratch) {
     begin_with_addend(t);
-    gemm<Real>(t.rows, t.cols, in, factor, {x.data<Real>() + t.row * in, in},
+    gemm<Real>(scratch, t.rows, t.cols, in, product_factor(rounded_x, rounded_w), {x.data<Real>() + t.row * in, in},
                {w.data<Real>() + t.col * in, in, Transpose::kYes}, accumulate ? 1 : 0,
                y.data<Real>() + t.row * out + t.col, out);
   });
@@ -115,11 +118,10 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor dy = rounded_dy.values, w = rounded_w.values, dx = args.dx;
   const bool accumulate = args.accumulate;
   const int64_t num_tokens = dy.dim(0), out = w.dim(0), in = w.dim(1);
-  if (ctx.counting()) return;
-  const Real factor = product_factor(rounded_dy, rounded_w);
-  parallel_tiles(ctx, num_tokens, in, [&](const Tile& t) {
-    gemm<Real>(t.rows, t.cols, out, factor, {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in},
-               accumulate ? 1 : 0, dx.data<Real>() + t.row * in + t.col, in);
+  parallel_tiles<Real>(ctx, num_tokens, in, [&](const Tile& t, Real* scratch) {
+    gemm<Real>(scratch, t.rows, t.cols, out, product_factor(rounded_dy, rounded_w),
+               {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in}, accumulate ? 1 : 0,
+               dx.data<Real>() + t.row * in + t.col, in);
   });
 }
 
@@ -131,11 +133,10 @@ void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   const Tensor x = rounded_x.values, dy = rounded_dy.values, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
-  if (ctx.counting()) return;
-  const Real factor = product_factor(rounded_x, rounded_dy);
-  parallel_tiles(ctx, out, in, [&](const Tile& t) {
-    gemm<Real>(t.rows, t.cols, num_tokens, factor, {dy.data<Real>() + t.row, out, Transpose::kYes},
-               {x.data<Real>() + t.col, in}, accumulate ? 1 : 0, dw.data<Real>() + t.row * in + t.col, in);
+  parallel_tiles<Real>(ctx, out, in, [&](const Tile& t, Real* scratch) {
+    gemm<Real>(scratch, t.rows, t.cols, num_tokens, product_factor(rounded_x, rounded_dy),
+               {dy.data<Real>() + t.row, out, Transpose::kYes}, {x.data<Real>() + t.col, in}, accumulate ? 1 : 0,
+               dw.data<Real>() + t.row * in + t.col, in);
   });
 }
 
@@ -172,14 +173,15 @@ Tensor in_order(Context& ctx, ArenaScope& scratch, const OperandRows& rows, Tens
   return ordered;
 }
 
-// Calls fn(expert, begin, end, block) in parallel for blocks of the rows of every expert: `block` points to row `begin`
-// of `rows`, behind which the others lie.
+// Calls fn(expert, begin, end, block, scratch) in parallel for blocks of the rows of every expert: `block` points to
+// row `begin` of `rows`, behind which the others lie; scratch is gemm's.
 template <class Real, class Fn>
 void parallel_expert_rows(Context& ctx, const OperandRows& rows, Tensor offsets, const Fn& fn) {
   constexpr int64_t kRowBlock = 512;
   const int64_t num_experts = offsets.dim(0) - 1, width = rows.width();
   const bool picked = rows.index.defined();
   ArenaScope scope(ctx.scratch);
+  const Tensor scratch = claim_gemm_scratch<Real>(scope, ctx);
   Tensor first_block_of = scope.allocate(DType::kI32, {num_experts + 1});
   const Tensor picked_rows =
       scope.allocate(DTypeOf<Real>::value, {picked ? ctx.num_threads() : 0, kRowBlock, width});  // while in the cache
@@ -195,10 +197,10 @@ void parallel_expert_rows(Context& ctx, const OperandRows& rows, Tensor offsets,
     const int64_t e = std::upper_bound(first, first + num_experts + 1, task) - first - 1;
     const int64_t begin = offset[e] + (task - first[e]) * kRowBlock;
     const int64_t end = std::min<int64_t>(begin + kRowBlock, offset[e + 1]);
-    if (!picked) return fn(e, begin, end, rows.source.data<Real>() + begin * width);
+    if (!picked) return fn(e, begin, end, rows.source.data<Real>() + begin * width, scratch[thread].data<Real>());
     Real* const block = picked_rows.data<Real>() + thread * kRowBlock * width;
     copy_picked(rows, begin, end, block);
-    fn(e, begin, end, static_cast<const Real*>(block));
+    fn(e, begin, end, static_cast<const Real*>(block), scratch[thread].data<Real>());
   });
 }
 
@@ -254,10 +256,12 @@ void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tens
   if (ctx.batch_invariant) {
     return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scope, x.rows, offsets), w.values, offsets, y);
   }
-  parallel_expert_rows<Real>(ctx, x.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block) {
-    gemm<Real>(end - begin, out, in, product_factor(x.rounded, w, expert), {block, in},
-               {w.values.data<Real>() + expert * out * in, in, Transpose::kYes}, 0, y.data<Real>() + begin * out, out);
-  });
+  parallel_expert_rows<Real>(ctx, x.rows, offsets,
+                             [&](int64_t expert, int64_t begin, int64_t end, const Real* block, Real* scratch) {
+                               gemm<Real>(scratch, end - begin, out, in, product_factor(x.rounded, w, expert),
+                                          {block, in}, {w.values.data<Real>() + expert * out * in, in, Transpose::kYes},
+                                          0, y.data<Real>() + begin * out, out);
+                             });
 }
 
 // dx = dy w by groups.
@@ -268,10 +272,11 @@ void grouped_input_gradient(Context& ctx, const OperandRows& rows, Tensor weight
   const RoundedRows dy = round_expert_rows<Real>(ctx, scope, rounding, rows, offsets);
   const RoundedOperand w = round_weights(ctx, scope, rounding, weights, SumOver::kOut);
   const int64_t out = w.values.dim(1), in = w.values.dim(2);
-  parallel_expert_rows<Real>(ctx, dy.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block) {
-    gemm<Real>(end - begin, in, out, product_factor(dy.rounded, w, expert), {block, out},
-               {w.values.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
-  });
+  parallel_expert_rows<Real>(
+      ctx, dy.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block, Real* scratch) {
+        gemm<Real>(scratch, end - begin, in, out, product_factor(dy.rounded, w, expert), {block, out},
+                   {w.values.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
+      });
 }
 
 }  // namespace
@@ -312,18 +317,19 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  ArenaScope scratch(ctx.scratch);
-  const RoundedOperand rounded_x = round_columns(ctx, scratch, to_nearest(args.rounding),
-                                                 in_order<Real>(ctx, scratch, args.x, args.offsets), args.offsets),
-                       rounded_dy = round_columns(ctx, scratch, args.rounding,
-                                                  in_order<Real>(ctx, scratch, args.dy, args.offsets), args.offsets);
+  ArenaScope scope(ctx.scratch);
+  const RoundedOperand rounded_x = round_columns(ctx, scope, to_nearest(args.rounding),
+                                                 in_order<Real>(ctx, scope, args.x, args.offsets), args.offsets),
+                       rounded_dy = round_columns(ctx, scope, args.rounding,
+                                                  in_order<Real>(ctx, scope, args.dy, args.offsets), args.offsets);
   const Tensor x = rounded_x.values, dy = rounded_dy.values, offsets = rounded_x.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);
+  const Tensor scratch = claim_gemm_scratch<Real>(scope, ctx);
   if (ctx.counting()) return;
   const int32_t* offset = offsets.data<int32_t>();
   const Tiling tiling{out, in, 128, 512};  // small enough for all threads to work when one expert has all rows
-  ctx.pool.parallel_for(num_experts * tiling.num_tiles(), [&](int64_t task, int) {
+  ctx.pool.parallel_for(num_experts * tiling.num_tiles(), [&](int64_t task, int thread) {
     const int64_t expert = task / tiling.num_tiles();
     const Tile t = tile_at(tiling, task % tiling.num_tiles());
     const int64_t begin = offset[expert], num_rows = offset[expert + 1] - begin;
@@ -332,7 +338,7 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
       for (int64_t row = 0; row < t.rows && !accumulate; ++row) std::fill_n(target + row * in, t.cols, Real{0});
       return;
     }
-    gemm<Real>(t.rows, t.cols, num_rows, product_factor(rounded_x, rounded_dy, expert),
+    gemm<Real>(scratch[thread].data<Real>(), t.rows, t.cols, num_rows, product_factor(rounded_x, rounded_dy, expert),
                {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes}, {x.data<Real>() + begin * in + t.col, in},
                accumulate ? 1 : 0, target, in);
   });

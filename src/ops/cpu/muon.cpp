@@ -2,7 +2,7 @@
 #include <cmath>
 #include <functional>
 
-#include "ops/cpu/blas.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
@@ -24,6 +24,7 @@ struct Workspace {
   Real* gram;     // [small, small]
   Real* poly;     // [small, small]
   Real* partial;  // one sum of squares a slice
+  Tensor panels;  // gemm's scratch of every thread
 };
 
 template <class Real>
@@ -38,9 +39,9 @@ struct Problem {
   bool transposed() const { return rows > cols; }
 };
 
-// Runs task(0) ... task(n - 1), on one thread or on all. The tasks write apart, so their order does not matter. Not a
-// template parameter: code compiled twice may round differently.
-using Task = std::function<void(int64_t)>;
+// Runs task(i, thread) for i from 0 to num_tasks - 1, on one thread or on all. The tasks write apart, so their order
+// does not matter. Not a template parameter: code compiled twice may round differently.
+using Task = std::function<void(int64_t task, int thread)>;
 using RunTasks = std::function<void(int64_t num_tasks, const Task& task)>;
 
 // to[j, i] = from[i, j] for i < rows, j < cols, in blocks small enough that the cache keeps both sides' lines.
@@ -59,7 +60,7 @@ void transpose(int64_t rows, int64_t cols, const Real* from, int64_t from_stride
 // The transpose of a dense [rows, cols], in tasks of some of its rows.
 template <class Real>
 void transpose(const RunTasks& run_tasks, int64_t rows, int64_t cols, const Real* from, Real* to) {
-  run_tasks(ceil_div(rows, kTile), [&](int64_t task) {
+  run_tasks(ceil_div(rows, kTile), [&](int64_t task, int) {
     const int64_t row = task * kTile;
     transpose(std::min(kTile, rows - row), cols, from + row * cols, cols, to + row, rows);
   });
@@ -68,16 +69,16 @@ void transpose(const RunTasks& run_tasks, int64_t rows, int64_t cols, const Real
 // c = alpha * a op(b) over tiles; a is [m, k], c [m, n], both dense. With `symmetric` the product is known to equal its
 // transpose: only tiles on and below the diagonal are computed, the others mirrored.
 template <class Real>
-void tiled_gemm(const RunTasks& run_tasks, bool symmetric, int64_t m, int64_t n, int64_t k, Real alpha, const Real* a,
-                const Operand<Real>& b, Real* c) {
+void tiled_gemm(const RunTasks& run_tasks, const Tensor& panels, bool symmetric, int64_t m, int64_t n, int64_t k,
+                Real alpha, const Real* a, const Operand<Real>& b, Real* c) {
   const int64_t across = ceil_div(n, kTile);
-  run_tasks(ceil_div(m, kTile) * across, [&](int64_t task) {
+  run_tasks(ceil_div(m, kTile) * across, [&](int64_t task, int thread) {
     const int64_t row = task / across * kTile, col = task % across * kTile;
     if (symmetric && col > row) return;
     const int64_t rows = std::min(kTile, m - row), cols = std::min(kTile, n - col);
     Operand<Real> b_tile = b;
     b_tile.data += b.transpose == Transpose::kYes ? col * b.stride : col;
-    gemm<Real>(rows, cols, k, alpha, {a + row * k, k}, b_tile, 0, c + row * n + col, n);
+    gemm<Real>(panels[thread].data<Real>(), rows, cols, k, alpha, {a + row * k, k}, b_tile, 0, c + row * n + col, n);
     if (!symmetric || col == row) return;
     transpose(rows, cols, c + row * n + col, n, c + col * n + row, n);
   });
@@ -89,7 +90,7 @@ void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunT
   const int64_t size = p.rows * p.cols;
   const int64_t num_slices = ceil_div(size, kSlice);
   const auto run_slices = [&](const std::function<void(int64_t slice, int64_t begin, int64_t end)>& fn) {
-    run_tasks(num_slices, [&](int64_t slice) { fn(slice, slice * kSlice, std::min((slice + 1) * kSlice, size)); });
+    run_tasks(num_slices, [&](int64_t slice, int) { fn(slice, slice * kSlice, std::min((slice + 1) * kSlice, size)); });
   };
   Real* x = ws.x;
   Real* next = ws.next;
@@ -120,15 +121,15 @@ void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunT
   for (int iteration = 0; iteration < p.iterations; ++iteration) {
     // gram = x x^T;  poly = a + b gram + c gram^2;  next = poly x
     const Operand<Real> x_transposed{x, p.large, Transpose::kYes};
-    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.large, 1, x, x_transposed, ws.gram);
-    tiled_gemm<Real>(run_tasks, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram, {ws.gram, p.small},
-                     ws.poly);
-    run_tasks(p.small, [&](int64_t i) {
+    tiled_gemm<Real>(run_tasks, ws.panels, true, p.small, p.small, p.large, 1, x, x_transposed, ws.gram);
+    tiled_gemm<Real>(run_tasks, ws.panels, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram,
+                     {ws.gram, p.small}, ws.poly);
+    run_tasks(p.small, [&](int64_t i, int) {
       Real* row = ws.poly + i * p.small;
       for (int64_t j = 0; j < p.small; ++j) row[j] += static_cast<Real>(kB) * ws.gram[i * p.small + j];
       row[i] += static_cast<Real>(kA);
     });
-    tiled_gemm<Real>(run_tasks, false, p.small, p.large, p.small, 1, ws.poly, {x, p.large}, next);
+    tiled_gemm<Real>(run_tasks, ws.panels, false, p.small, p.large, p.small, 1, ws.poly, {x, p.large}, next);
     std::swap(x, next);
   }
 
@@ -162,6 +163,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const Tensor gram = scope.allocate(dtype, {num_workspaces, small * small});
   const Tensor poly = scope.allocate(dtype, {num_workspaces, small * small});
   const Tensor partial = scope.allocate(dtype, {num_workspaces, ceil_div(size, kSlice)});
+  const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
 
   const auto problem = [&](int64_t index) {
@@ -183,19 +185,19 @@ void muon_step(Context& ctx, const MuonStep& args) {
                            .next = next[index].data<Real>(),
                            .gram = gram[index].data<Real>(),
                            .poly = poly[index].data<Real>(),
-                           .partial = partial[index].data<Real>()};
+                           .partial = partial[index].data<Real>(),
+                           .panels = panels};
   };
   if (matrix_per_thread) {
     ctx.pool.parallel_for(batch, [&](int64_t index, int thread) {
-      update_matrix(problem(index), workspace(thread), [](int64_t num_tasks, const Task& task) {
-        for (int64_t i = 0; i < num_tasks; ++i) task(i);
+      update_matrix(problem(index), workspace(thread), [thread](int64_t num_tasks, const Task& task) {
+        for (int64_t i = 0; i < num_tasks; ++i) task(i, thread);
       });
     });
   } else {
     for (int64_t index = 0; index < batch; ++index) {
-      update_matrix(problem(index), workspace(0), [&ctx](int64_t num_tasks, const Task& task) {
-        ctx.pool.parallel_for(num_tasks, [&task](int64_t i, int) { task(i); });
-      });
+      update_matrix(problem(index), workspace(0),
+                    [&ctx](int64_t num_tasks, const Task& task) { ctx.pool.parallel_for(num_tasks, task); });
     }
   }
 }

@@ -1,77 +1,9 @@
 // Compiled for x86-64-v4 (ops/CMakeLists.txt), and called only on processors that have it.
-#include <immintrin.h>
-
+#include "ops/cpu/avx512_vectors.h"
 #include "ops/cpu/row_products_tiles.h"
 
 namespace nmoe::cpu {
-namespace {
-
-struct Floats {
-  using Real = float;
-  using Type = __m512;
-  using Mask = __mmask16;
-  using Quad = __m128;
-  static constexpr int64_t kLanes = 16, kTileRows = 4;
-
-  static Type zero() { return _mm512_setzero_ps(); }
-  static Type broadcast(const float* x) { return _mm512_set1_ps(*x); }
-  static Type load(const float* x) { return _mm512_loadu_ps(x); }
-  static Type load(const float* x, Mask mask) { return _mm512_maskz_loadu_ps(mask, x); }
-  static void store(float* x, Type v) { _mm512_storeu_ps(x, v); }
-  static void store(float* x, Mask mask, Type v) { _mm512_mask_storeu_ps(x, mask, v); }
-  static Type multiply_add(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
-  // The first `count` lanes: none when it is negative, at most all.
-  static Mask first(int64_t count) {
-    if (count <= 0) return 0;
-    return count >= kLanes ? static_cast<Mask>(~0U) : static_cast<Mask>((1U << count) - 1U);
-  }
-  // The sums of the lanes of v[0] ... v[3].
-  static Quad sum_lanes(const Type* v) {
-    const Type ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-    const Type cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-    const Type abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-  }
-  static Quad zero_quad() { return _mm_setzero_ps(); }
-  static Quad load_quad(const float* x) { return _mm_loadu_ps(x); }
-  static void store_quad(float* x, Quad v) { _mm_storeu_ps(x, v); }
-  static Quad scale_quad(float alpha, Quad v, Quad c) { return _mm_fmadd_ps(_mm_set1_ps(alpha), v, c); }
-};
-
-struct Doubles {
-  using Real = double;
-  using Type = __m512d;
-  using Mask = __mmask8;
-  using Quad = __m256d;
-  static constexpr int64_t kLanes = 8, kTileRows = 4;
-
-  static Type zero() { return _mm512_setzero_pd(); }
-  static Type broadcast(const double* x) { return _mm512_set1_pd(*x); }
-  static Type load(const double* x) { return _mm512_loadu_pd(x); }
-  static Type load(const double* x, Mask mask) { return _mm512_maskz_loadu_pd(mask, x); }
-  static void store(double* x, Type v) { _mm512_storeu_pd(x, v); }
-  static void store(double* x, Mask mask, Type v) { _mm512_mask_storeu_pd(x, mask, v); }
-  static Type multiply_add(Type a, Type b, Type c) { return _mm512_fmadd_pd(a, b, c); }
-  static Mask first(int64_t count) {
-    if (count <= 0) return 0;
-    return count >= kLanes ? static_cast<Mask>(~0U) : static_cast<Mask>((1U << count) - 1U);
-  }
-  static Quad sum_lanes(const Type* v) {
-    const Type ab = _mm512_add_pd(_mm512_unpacklo_pd(v[0], v[1]), _mm512_unpackhi_pd(v[0], v[1]));
-    const Type cd = _mm512_add_pd(_mm512_unpacklo_pd(v[2], v[3]), _mm512_unpackhi_pd(v[2], v[3]));
-    const Quad half_ab = _mm256_add_pd(_mm512_castpd512_pd256(ab), _mm512_extractf64x4_pd(ab, 1));
-    const Quad half_cd = _mm256_add_pd(_mm512_castpd512_pd256(cd), _mm512_extractf64x4_pd(cd, 1));
-    return _mm256_add_pd(_mm256_permute2f128_pd(half_ab, half_cd, 0x20),
-                         _mm256_permute2f128_pd(half_ab, half_cd, 0x31));
-  }
-  static Quad zero_quad() { return _mm256_setzero_pd(); }
-  static Quad load_quad(const double* x) { return _mm256_loadu_pd(x); }
-  static void store_quad(double* x, Quad v) { _mm256_storeu_pd(x, v); }
-  static Quad scale_quad(double alpha, Quad v, Quad c) { return _mm256_fmadd_pd(_mm256_set1_pd(alpha), v, c); }
-};
-
-}  // namespace
+namespace {}  // namespace
 
 template <>
 const RowProducts<float>& avx512_row_products<float>() {
