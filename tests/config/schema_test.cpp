@@ -58,7 +58,7 @@ TEST(Schema, DescribesEveryMember) {
   std::map<std::string, size_t> described;
   for (const Field& field : describe(config)) ++described[std::string(field.section())];
   EXPECT_EQ(described, expected);
-  EXPECT_EQ(num_members<Config>(), 8u);
+  EXPECT_EQ(num_members<Config>(), 9u);
 }
 
 TEST(Schema, KeysDiffer) {
