@@ -80,7 +80,7 @@ std::vector<TaskSuite> suites_of(const EvalArguments& arguments) {
   if (arguments.texts.empty()) return suites;
   TaskSuite texts{.name = "text"};
   for (const std::string& file : arguments.texts) {
-    texts.tasks.push_back({.name = fs::path(file).filename().string(),
+    texts.tasks.push_back({.name = file,
                            .kind = TaskKind::kText,
                            .file = fs::absolute(file).string(),
                            .prompt = "{text}"});

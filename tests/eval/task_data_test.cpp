@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/files.h"
+#include "data/parquet_files.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 
@@ -37,6 +38,18 @@ TEST_F(TaskDataTest, EveryTypeHasItsTexts) {
   write("rows.jsonl", "{\"context\": \" x\\u00a0y\\u001f\\n\", \"continuation\": \"z \"}");
   EXPECT_EQ(data("type = \"language_modeling\"\ndelimiter = \"\\nA: \"\n").texts_of(0),
             (Texts{"x\u00a0y\nA:", "x\u00a0y\nA: z "}));
+}
+
+TEST_F(TaskDataTest, ParquetHasTheSameRows) {
+  write("rows.jsonl", R"({"query": "a \"b\"\n", "choices": ["c", "d \u00e9"], "gold": 1})");
+  const TaskData json = data("type = \"multiple_choice\"\n");
+  test::run_sql(fmt::format(
+      "COPY (SELECT 'a \"b\"' || chr(10) AS query, ['c', 'd é'] AS choices, 1 AS gold) TO '{}' (FORMAT parquet)",
+      (dir_ / "rows.parquet").string()));
+  fs::remove(dir_ / "rows.jsonl");
+  const TaskData parquet = data("type = \"multiple_choice\"\n");
+  EXPECT_EQ(parquet.texts_of(0), json.texts_of(0));
+  EXPECT_EQ(parquet.item(0).gold, 1);
 }
 
 TEST_F(TaskDataTest, TemplatesHeadersAndShotsOfTheGroup) {

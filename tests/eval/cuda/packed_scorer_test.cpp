@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "eval/cached_scorer.h"
 #include "eval/scored_groups.h"
 
