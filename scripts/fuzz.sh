@@ -7,7 +7,8 @@
 # N seconds each (600; 3600 for a long run), --jobs targets at once (1), each by --workers processes (1) that share what
 # they find; all targets unless some are named. In FOLDER (build/fuzz/out): corpus/TARGET, the inputs that reach something
 # new, from which the next run goes on; TARGET-crash-..., -timeout- (an input that takes 25 s), -oom- (more than 2 GB) and
-# -leak-..., which go into tests/fuzz/corpus/TARGET with their mending; TARGET.log. After a find the target goes on.
+# -leak-..., which go into tests/fuzz/corpus/TARGET with their mending; TARGET.report, what was said of them; TARGET.log.
+# After a find the target goes on.
 # Ends with a line a target: executions, edges of the code and features (edges by how often, compared values) that were
 # reached, inputs kept, the most memory that a process had, and what was found. 1 when anything was.
 
@@ -44,23 +45,25 @@ fi
 # One process after the other until the time is over: each ends at its first find. An input is at most 64 KiB: what a
 # reader makes of more, tests say.
 work() {
-  local target=$1 log=$out/$1-$2.log tries=0 left
-  : > "$log"
+  local target=$1 log=$out/$1-$2.log tries=0 left code
   for ((; (left = end - SECONDS) > 0 && tries < 20; ++tries)); do
-    if NMOE_FUZZ_TARGET=$target timeout --kill-after=10 $((left + 120)) "$binary" -max_total_time="$left" -timeout=25 \
+    code=0
+    NMOE_FUZZ_TARGET=$target timeout --kill-after=10 $((left + 120)) "$binary" -max_total_time="$left" -timeout=25 \
       -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -artifact_prefix="$out/$target-" \
-      "$out/corpus/$target" "tests/fuzz/corpus/$target" >> "$log" 2>&1; then
-      return
-    fi
-    printf '\n==== ended with %d\n' "$?" >> "$log"
+      "$out/corpus/$target" "tests/fuzz/corpus/$target" > "$log.last" 2>&1 || code=$?
+    cat "$log.last" >> "$log"
+    if ((code == 0)); then break; fi
+    printf '==== ended with %d\n' "$code" | tee -a "$log" >> "$out/$target.report"
+    grep -v '^#[0-9]' "$log.last" | tail -n 100 >> "$out/$target.report"
   done
+  rm -f "$log.last"
 }
 
 # One line about a target, of what its processes said.
 fuzz() {
   local target=$1 end=$((SECONDS + seconds)) worker finds
   mkdir -p "$out/corpus/$target"
-  rm -f "$out/$target"-*.log
+  rm -f "$out/$target"-*.log "$out/$target.report"
   for ((worker = 1; worker <= workers; ++worker)); do work "$target" "$worker" & done
   wait
   cat "$out/$target"-*.log > "$out/$target.log"

@@ -3,12 +3,17 @@
 // its stack.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace nmoe {
 
@@ -31,6 +36,29 @@ Json parse_json(std::string_view text, int64_t max_values = std::numeric_limits<
 // The same; a discarded value (is_discarded(), of no type that could be asked for) instead of a JsonError.
 template <class Json>
 Json try_parse_json(std::string_view text);
+
+// The whole number that a value is; JsonError where it is none, or none that T has. (The library's own conversion of
+// one that is too large, or of a fraction, gives another number or is undefined.)
+template <std::integral T, class Json>
+T integer_of(const Json& value) {
+  if (value.is_number_unsigned()) {
+    if (const auto number = value.template get<uint64_t>(); std::in_range<T>(number)) return static_cast<T>(number);
+  } else if (value.is_number_integer()) {
+    if (const auto number = value.template get<int64_t>(); std::in_range<T>(number)) return static_cast<T>(number);
+  }
+  throw JsonError(fmt::format("{} is no whole number from {} to {}",
+                              value.is_number() ? value.dump() : value.type_name(), std::numeric_limits<T>::min(),
+                              std::numeric_limits<T>::max()));
+}
+
+// The same of a list of them.
+template <std::integral T, class Json>
+std::vector<T> integers_of(const Json& list) {
+  if (!list.is_array()) throw JsonError(fmt::format("{} is no list of numbers", list.type_name()));
+  std::vector<T> numbers;
+  for (const Json& value : list) numbers.push_back(integer_of<T>(value));
+  return numbers;
+}
 
 extern template nlohmann::json parse_json(std::string_view, int64_t);
 extern template nlohmann::ordered_json parse_json(std::string_view, int64_t);

@@ -62,7 +62,7 @@ Json tensors_to_json(std::span<const ManifestTensor> tensors) {
 
 // What every version says of a tensor.
 ManifestTensor tensor_from_json(const Json& item) {
-  const auto dims = item.at("shape").get<std::vector<int64_t>>();
+  const auto dims = integers_of<int64_t>(item.at("shape"));
   const auto dtype = dtype_from_name(item.at("dtype").get<std::string>());
   NMOE_CHECK(dtype.has_value(), "dtype {} is unknown", item.at("dtype").dump());
   int64_t bytes = static_cast<int64_t>(dtype_bytes(*dtype));
@@ -82,11 +82,12 @@ ManifestTensor sliced_tensor_from_json(const Json& item) {
   ManifestTensor tensor = tensor_from_json(item);
   const int64_t most = tensor.shape.num_elements();
   for (const Json& slice : item.at("slices")) {
-    const ElementRange range{slice.at("offset").get<int64_t>(), slice.at("extent").get<int64_t>()};
+    const ElementRange range{integer_of<int64_t>(slice.at("offset")), integer_of<int64_t>(slice.at("extent"))};
     NMOE_CHECK(range.offset >= 0 && range.extent >= 0 && range.offset <= most && range.extent <= most - range.offset,
                "tensor '{}' {} has no slice of {} elements at {}", tensor.name, tensor.shape, range.extent,
                range.offset);
-    tensor.slices.push_back({range, slice.at("file").get<std::string>(), slice.value("first", int64_t{0})});
+    const int64_t first = slice.contains("first") ? integer_of<int64_t>(slice.at("first")) : 0;
+    tensor.slices.push_back({range, slice.at("file").get<std::string>(), first});
   }
   item.at("chunks").get_to(tensor.chunk_sha256);
   return tensor;
@@ -128,8 +129,8 @@ Json files_to_json(std::span<const ManifestFile> files) {
 std::vector<ManifestFile> files_from_json(const Json& list) {
   std::vector<ManifestFile> files;
   for (const Json& file : list) {
-    files.push_back(
-        {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(), file.value("sha256", std::string())});
+    files.push_back({file.at("name").get<std::string>(), integer_of<uint64_t>(file.at("bytes")),
+                     file.value("sha256", std::string())});
     // Paths are made of these: a checkpoint has one folder below its own, and nothing above it.
     const std::string& name = files.back().name;
     const size_t slash = name.find('/');
@@ -143,8 +144,8 @@ std::vector<ManifestFile> files_from_json(const Json& list) {
 
 ExpertState experts_from_json(const Json& json) {
   ExpertState experts;
-  json.at("places").get_to(experts.places);
-  json.at("rows").get_to(experts.rows);
+  for (const Json& layer : json.at("places")) experts.places.push_back(integers_of<int32_t>(layer));
+  for (const Json& layer : json.at("rows")) experts.rows.push_back(integers_of<int64_t>(layer));
   for (const std::vector<int32_t>& layer : experts.places) {
     std::vector<int32_t> places = layer;
     std::ranges::sort(places);
@@ -220,18 +221,18 @@ CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
   CheckpointManifest manifest;
   CheckpointInfo& info = manifest.info;
   const auto count = [&](const char* key, int64_t& number) {
-    json.at(key).get_to(number);
+    number = integer_of<int64_t>(json.at(key));
     NMOE_CHECK(number >= 0, "{} = {}", key, number);
   };
   count("step", info.step);
   count("tokens", info.tokens);
   info.flops = json.value("flops", info.flops);
   const Json& cursor = json.at("cursor");
-  cursor.at("sequence").get_to(info.cursor.sequence);
-  cursor.at("stage").get_to(info.cursor.stage);
-  cursor.at("stage_sequence").get_to(info.cursor.stage_sequence);
-  cursor.at("credits").get_to(info.cursor.credits);
-  cursor.at("taken").get_to(info.cursor.taken);
+  info.cursor.sequence = integer_of<int64_t>(cursor.at("sequence"));
+  info.cursor.stage = integer_of<int64_t>(cursor.at("stage"));
+  info.cursor.stage_sequence = integer_of<int64_t>(cursor.at("stage_sequence"));
+  info.cursor.credits = integers_of<int64_t>(cursor.at("credits"));
+  info.cursor.taken = integers_of<int64_t>(cursor.at("taken"));
   if (const auto experts = json.find("experts"); experts != json.end()) info.experts = experts_from_json(*experts);
   count("num_parameters", info.num_parameters);
   json.at("run_id").get_to(info.run_id);
@@ -278,6 +279,9 @@ CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   try {
     return manifest_from(json, version == kWholeTensorsVersion);
   } catch (const Json::exception& error) {
+    const std::string_view what = error.what();  // "[json.exception.out_of_range.403] key 'step' not found"
+    throw refuse(what.substr(what.find(']') + 2));
+  } catch (const JsonError& error) {
     throw refuse(error.what());
   } catch (const CheckFailure& failure) {
     throw refuse(failure.what());

@@ -29,7 +29,9 @@ std::string special_token(const std::string& tokenizer_json, int64_t id) {
   const auto json = try_parse_json<nlohmann::json>(tokenizer_json);
   if (!json.is_object() || !json.contains("added_tokens") || !json["added_tokens"].is_array()) return "";
   for (const auto& token : json["added_tokens"]) {
-    if (token.is_object() && token.value("id", int64_t{-1}) == id) return token.value("content", "");
+    if (!token.is_object() || token.value("id", nlohmann::json()) != id) continue;
+    const nlohmann::json content = token.value("content", nlohmann::json());
+    return content.is_string() ? content.get<std::string>() : "";
   }
   return "";
 }

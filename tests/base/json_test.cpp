@@ -45,6 +45,19 @@ TEST(JsonTest, RefusesTheRest) {
   EXPECT_TRUE(try_parse_json<ordered_json>("nul").is_discarded());
 }
 
+TEST(JsonTest, WholeNumbers) {
+  EXPECT_EQ(integer_of<int64_t>(json(-7)), -7);
+  EXPECT_EQ(integer_of<uint64_t>(parse_json<json>("18446744073709551615")), UINT64_MAX);
+  EXPECT_EQ(integers_of<int32_t>(json({1, 2147483647})), (std::vector<int32_t>{1, INT32_MAX}));
+  for (const char* other :
+       {"-9223372036854775809", "9223372036854775808", "1e300", "1.5", "1.0", "\"1\"", "null", "[1]"}) {
+    EXPECT_THROW(integer_of<int64_t>(parse_json<json>(other)), JsonError) << other;
+  }
+  EXPECT_THROW(integer_of<uint64_t>(json(-1)), JsonError);
+  EXPECT_THROW(integers_of<int32_t>(json({2147483648})), JsonError);
+  EXPECT_THROW(integers_of<int32_t>(json(1)), JsonError);
+}
+
 // An ordered object looks through all its members for each: 100,000 of them would take minutes.
 TEST(JsonTest, MembersOfOrderedObjects) {
   std::string members = "{";

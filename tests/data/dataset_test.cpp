@@ -138,6 +138,9 @@ TEST_F(DatasetTest, ManifestThatDisagrees) {
   expect_damaged(file, "\"total_documents\": 2", "\"total_documents\": 3", "the shards have 2");
   expect_damaged(file, "\"num_shards\": 2", "\"num_shards\": 3", "but 2 are listed");
   expect_damaged(file, "\"num_documents\": 1", "\"num_documents\": -1", "shards[0].num_documents is -1");
+  expect_damaged(file, "\"num_tokens\": 4", "\"num_tokens\": 18446744073709551612", "not a count");
+  expect_damaged(file, "\"num_tokens\": 4", "\"num_tokens\": 9223372036854775807", "no sum");
+  expect_damaged(file, "\"eos_token_id\": 256", "\"eos_token_id\": 4294967552", "not a count");
   expect_damaged(file, "\"path\": \"test", "\"path\": \"../test", "no path below its folder");
   expect_damaged(file, "\"index_path\": \"test", "\"index_path\": \"/test", "no path below its folder");
 }

@@ -340,6 +340,14 @@ TEST_F(PrepTest, GoesOnAfterAFailure) {
   fs::remove_all(out());
   options.skip_bad = 0;
   expect_error(ErrorKind::kRuntime, "line 40001", [&] { prepare_dataset(options); });
+  const fs::path journal = out() / ".prep/journal.json";
+  const std::string good_journal = read_file(journal);
+  for (std::string damaged : {std::string("{"), good_journal}) {
+    const size_t record = damaged.find("\"record\": ");
+    if (record != std::string::npos) damaged.insert(record + 10, "-");
+    write_file_atomically(journal, damaged);
+    expect_error(ErrorKind::kRuntime, "no journal of a preparation", [&] { prepare_dataset(options); });
+  }
   other.skip_bad = 1;
   other.force = true;
   EXPECT_EQ(prepare_dataset(other).resumed_records, 0);

@@ -78,7 +78,8 @@ TEST_F(ResumeTest, GoesOnFromTheLastCheckpoint) {
 TEST_F(ResumeTest, RefusesPlacesOfOtherExperts) {
   train(test::tiny_config(dir_, {"run.name=run", "train.steps=2"}), {});
   const fs::path path = start({"train.steps=9"}, /*resume=*/true).checkpoint() / "manifest.json";
-  CheckpointManifest manifest = parse_manifest(read_file(path), path);
+  const std::string text = read_file(path);
+  CheckpointManifest manifest = parse_manifest(std::string_view(text), path);
   const auto resume_with = [&](const ExpertPlacement& places) {
     manifest.info.experts.places = places;
     write_file_atomically(path, print_manifest(manifest));
@@ -86,7 +87,8 @@ TEST_F(ResumeTest, RefusesPlacesOfOtherExperts) {
   };
   const std::vector<int32_t> good = places_in_order(6);
   EXPECT_TRUE(resume_with({good}).resumes());
-  for (const ExpertPlacement& places : {ExpertPlacement{places_in_order(2)}, {good, good}, {good, {}}}) {
+  for (const auto& places :
+       {ExpertPlacement{places_in_order(2)}, ExpertPlacement{good, good}, ExpertPlacement{std::vector<int32_t>()}}) {
     const Error error = error_of([&] { resume_with(places); });
     EXPECT_EQ(error.exit_code(), 1);
     EXPECT_TRUE(contains(error.what(), path.string())) << error.what();

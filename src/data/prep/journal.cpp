@@ -32,20 +32,25 @@ void check_settings(const ordered_json& old, const PrepSettings& settings, const
 
 PrepState state_from(const ordered_json& root, const fs::path& path) {
   PrepState state;
+  const auto count = [](const ordered_json& object, const char* key) {
+    const auto number = integer_of<int64_t>(object.at(key));
+    if (number < 0) throw JsonError(fmt::format("{} is {}", key, number));
+    return number;
+  };
   state.phase = root.at("phase").get<PrepState::Phase>();
-  root.at("file").get_to(state.file);
-  root.at("record").get_to(state.record);
-  root.at("input_bytes").get_to(state.input_bytes);
-  root.at("records").get_to(state.records);
-  for (const auto& [reason, count] : root.at("dropped").items()) {
-    state.dropped[reason] = {count.at("records").get<int64_t>(), count.at("bytes").get<int64_t>()};
+  state.file = count(root, "file");
+  state.record = count(root, "record");
+  state.input_bytes = count(root, "input_bytes");
+  state.records = count(root, "records");
+  for (const auto& [reason, counts] : root.at("dropped").items()) {
+    state.dropped[reason] = {count(counts, "records"), count(counts, "bytes")};
   }
   for (const ordered_json& bad : root.at("bad")) {
     state.bad.push_back({bad.at("place").get<std::string>(), bad.at("reason").get<std::string>()});
   }
-  root.at("dropped_file_bytes").get_to(state.dropped_file_bytes);
-  root.at("digest_file_bytes").get_to(state.digest_file_bytes);
-  root.at("signature_file_bytes").get_to(state.signature_file_bytes);
+  state.dropped_file_bytes = static_cast<uint64_t>(count(root, "dropped_file_bytes"));
+  state.digest_file_bytes = static_cast<uint64_t>(count(root, "digest_file_bytes"));
+  state.signature_file_bytes = static_cast<uint64_t>(count(root, "signature_file_bytes"));
   state.train = parse_dataset_manifest(root.at("train").dump(), path);
   if (root.contains("valid")) state.valid = parse_dataset_manifest(root.at("valid").dump(), path);
   return state;
@@ -78,14 +83,20 @@ void write_journal(const fs::path& path, const PrepSettings& settings, const Pre
 
 std::optional<PrepState> read_journal(const fs::path& path, const PrepSettings& settings, bool force) {
   if (!fs::exists(path)) return std::nullopt;
+  const auto refuse = [&](const std::exception& error) {
+    return runtime_error(fmt::format("'{}' is no journal of a preparation: {}", path.string(), error.what()),
+                         "begin anew with --force");
+  };
   try {
     const ordered_json root = parse_json<ordered_json>(read_file(path));
     check_settings(root.at("settings"), settings, path);
     return state_from(root, path);
   } catch (const ordered_json::exception& error) {
     if (force) return std::nullopt;
-    throw runtime_error(fmt::format("'{}' is no journal of a preparation: {}", path.string(), error.what()),
-                        "begin anew with --force");
+    throw refuse(error);
+  } catch (const JsonError& error) {
+    if (force) return std::nullopt;
+    throw refuse(error);
   } catch (const Error&) {
     if (force) return std::nullopt;
     throw;

@@ -35,8 +35,8 @@ ordered_json split_json(const DatasetManifest& manifest) {
 }
 
 SplitReport split_from(const ordered_json& split) {
-  return {split.at("documents").get<int64_t>(), split.at("tokens").get<int64_t>(), split.at("bytes").get<int64_t>(),
-          split.at("shards").get<int64_t>()};
+  return {integer_of<int64_t>(split.at("documents")), integer_of<int64_t>(split.at("tokens")),
+          integer_of<int64_t>(split.at("bytes")), integer_of<int64_t>(split.at("shards"))};
 }
 
 constexpr const char* kReport = "report.json";
@@ -84,13 +84,15 @@ std::optional<PrepReport> finished_report(const fs::path& out, const PrepSetting
     report.train = split_from(root.at("train"));
     if (root.contains("valid")) report.valid = split_from(root.at("valid"));
     if (root.contains("valid") && !fs::exists(manifest_path(out / "valid"))) return std::nullopt;
-    root.at("records").get_to(report.records);
+    report.records = integer_of<int64_t>(root.at("records"));
     for (const auto& [reason, count] : root.at("dropped").items()) {
-      report.dropped[reason] = {count.at("records").get<int64_t>(), count.at("bytes").get<int64_t>()};
+      report.dropped[reason] = {integer_of<int64_t>(count.at("records")), integer_of<int64_t>(count.at("bytes"))};
     }
     return report;
   } catch (const ordered_json::exception&) {
     return std::nullopt;  // another program's
+  } catch (const JsonError&) {
+    return std::nullopt;
   }
 }
 

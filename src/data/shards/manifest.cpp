@@ -25,12 +25,20 @@ class Fields {
   void get(const char* key, T& value) const {
     const auto found = object_.find(key);
     if (found == object_.end()) throw damaged_file(path_, fmt::format("{}{} is missing", place_, key));
-    constexpr bool kIsText = std::is_same_v<T, std::string>;
-    if (kIsText ? !found->is_string() : !found->is_number_unsigned()) {
-      throw damaged_file(path_,
-                         fmt::format("{}{} is {}, not a {}", place_, key, found->dump(), kIsText ? "string" : "count"));
+    const auto refuse = [&](const char* wanted) {
+      return damaged_file(path_, fmt::format("{}{} is {}, not a {}", place_, key, found->dump(), wanted));
+    };
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (!found->is_string()) throw refuse("string");
+      value = found->template get<std::string>();
+    } else {
+      try {
+        value = integer_of<T>(*found);
+      } catch (const JsonError&) {
+        throw refuse("count");
+      }
+      if (value < 0) throw refuse("count");
     }
-    value = found->template get<T>();
   }
 
   const json& list(const char* key) const {
@@ -65,8 +73,9 @@ void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
     }
     require(shard.mask_path.empty() == manifest.shards.front().mask_path.empty(),
             fmt::format("only one of {} and {} has a mask_path", manifest.shards.front().path, shard.path));
-    num_tokens += shard.num_tokens;
-    num_documents += shard.num_documents;
+    require(!__builtin_add_overflow(num_tokens, shard.num_tokens, &num_tokens) &&
+                !__builtin_add_overflow(num_documents, shard.num_documents, &num_documents),
+            "the shards' counts have no sum");
   }
   require(static_cast<int64_t>(manifest.shards.size()) == manifest.num_shards,
           fmt::format("num_shards is {}, but {} are listed", manifest.num_shards, manifest.shards.size()));
