@@ -86,8 +86,9 @@ class TokenExchange {
                                      const OverflowWork& overflow) = 0;
 };
 
-// All experts are where the tokens are, and read them there; combine sums a token's K rows in the order of its choices.
+// All experts are where the tokens are: with `in_place` they read them there, else dispatch gathers; combine sums a
+// token's K rows in the order of its choices. The same bits either way.
 // Each of the T * K copies has a row, so all rows there are room for are used, and there is no overflow.
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts);
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, bool in_place);
 
 }  // namespace nmoe

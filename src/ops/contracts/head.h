@@ -5,7 +5,8 @@
 
 namespace nmoe {
 
-// The head fused with softmax cross-entropy; logits exist only in chunks of rows.
+// The head fused with softmax cross-entropy; logits exist only in chunks of rows: act where gradients come of them,
+// else stat.
 struct HeadLoss {
   Tensor x;            // [T, D]
   Tensor w;            // [V, D]

@@ -36,23 +36,19 @@ inline Tensor claim_product_workspace(ArenaScope& scope) {
   return scope.allocate(DType::kU8, {kProductWorkspaceBytes});
 }
 
-// --- head. Rows whose logits exist at one time: as many as make 2^28 of them, for the gradient of the weight, [V, D]
-// in F32, is read and written once a chunk.
-inline int64_t head_chunk_rows(int64_t num_tokens, int64_t vocab) {
-  constexpr int64_t kLogits = int64_t{1} << 28, kLeast = 128, kMost = 8192;
-  const int64_t rows = kLogits / std::max<int64_t>(1, vocab) / kLeast * kLeast;
-  return std::min(num_tokens, std::clamp(rows, kLeast, kMost));
+// --- head. Rows whose logits exist at one time: a part of all rows, so that they take kBytes at most; for the gradient
+// of the weight, [V, D] in F32, is read and written once a part.
+inline int64_t head_chunk_rows(int64_t num_tokens, int64_t row_bytes) {
+  constexpr int64_t kBytes = int64_t{5} << 28, kLeast = 128, kMost = 16384;
+  const int64_t most = std::clamp(kBytes / std::max<int64_t>(1, row_bytes) / kLeast * kLeast, kLeast, kMost);
+  const int64_t num_parts = std::max<int64_t>(1, blocks_for(num_tokens, most));
+  return std::min(num_tokens, blocks_for(blocks_for(num_tokens, num_parts), kLeast) * kLeast);
 }
-struct HeadLossScratch {
-  Tensor logits;    // [rows, V] F32
-  Tensor gradient;  // [rows, V] act, the storage of logits in F32; undefined where none is wanted
-};
-inline HeadLossScratch claim(ArenaScope& scope, const HeadLoss& args) {
-  const int64_t vocab = args.w.dim(0), rows = head_chunk_rows(args.x.dim(0), vocab);
-  HeadLossScratch scratch{.logits = scope.allocate(DType::kF32, {rows, vocab}), .gradient = {}};
-  if (!args.dx.defined()) return scratch;
-  scratch.gradient = args.x.dtype() == DType::kF32 ? scratch.logits : scope.allocate(args.x.dtype(), {rows, vocab});
-  return scratch;
+// Logits of a chunk [rows, V], whose place gradients take: act then, F32 where none are wanted.
+inline Tensor claim(ArenaScope& scope, const HeadLoss& args) {
+  const DType dtype = args.dx.defined() ? args.x.dtype() : DType::kF32;
+  const int64_t vocab = args.w.dim(0), row_bytes = vocab * static_cast<int64_t>(dtype_bytes(dtype));
+  return scope.allocate(dtype, {head_chunk_rows(args.x.dim(0), row_bytes), vocab});
 }
 
 // --- embedding's gradient: tokens sorted by their ids.

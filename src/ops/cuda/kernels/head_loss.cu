@@ -1,11 +1,14 @@
-// Logits of a chunk of rows by one product in F32, then a kernel that turns each row into its loss, its prediction and
-// its gradient g = grad_scale * (softmax - onehot(target)), then two products of the gradient.
+// Logits of a chunk of rows by one product, then a kernel that turns each row into its loss, its prediction and, in the
+// same place, its gradient g = grad_scale * (softmax - onehot(target)), then two products of the gradient.
+//
+// Logits from which gradients are made are act, like those: in BF16 they are off by up to 2^-9 of themselves, a loss by
+// up to twice that, either way. Where the loss alone is wanted they are F32.
 //
 // The kernel: a row belongs to a cluster of blocks, each of which has a slice of it in shared memory, so that the row
 // is read from memory once. A thread keeps the largest of the logits it reads, the first index of that, and the sum of
 // exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged over the block, then over the
 // cluster, in an order that V alone fixes. Memory-bound: clusters stay for many rows, and the next row is on its way to
-// a second buffer while one is worked on. With F32 gradients it is written over the logits, which nobody else reads.
+// a second buffer while one is worked on.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -23,7 +26,8 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kVector = 4;
+template <class T>
+constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
 
 // exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
@@ -127,10 +131,9 @@ __device__ SliceResult merge_cluster(const SliceResult& of_block, int turn) {
 
 template <class T>
 struct RowArgs {
-  const float* logits;       // [rows, V]
-  T* gradient;               // = [rows, V]; null: not wanted. May be `logits`
+  T* logits;                 // [rows, V]; with grad_scale = their gradients
   const int32_t* targets;    // [rows]
-  const double* grad_scale;  // [1]; null with `gradient`
+  const double* grad_scale;  // [1]; null: no gradients
   float* losses;             // = [rows]
   int32_t* predictions;      // = [rows]; null: not wanted
   int num_rows, vocab;
@@ -138,13 +141,14 @@ struct RowArgs {
   int num_buffers;  // for slices: 1 or 2
 };
 
-// kValues: logits a thread takes at a time, 4 where V is divisible by it. Those travel by bulk copies.
+// kValues: logits a thread takes at a time, 16 bytes where rows are a multiple of that. Those travel by bulk copies.
 template <class T, int kValues, int kThreads>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
   namespace cg = cooperative_groups;
   using Barrier = ::cuda::barrier<::cuda::thread_scope_block>;
-  constexpr bool kBulk = kValues == kVector;
-  extern __shared__ __align__(128) float buffers[];
+  constexpr bool kBulk = kValues == kVector<T>;
+  extern __shared__ __align__(128) std::byte shared[];
+  T* const buffers = reinterpret_cast<T*>(shared);
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 20054  // their constructor does not run: init() does what is to be done
   __shared__ Barrier filled[2];
@@ -164,11 +168,11 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
 
   const auto fetch = [&](int row, int buffer) {
     if (row >= args.num_rows) return;
-    float* const target = buffers + buffer * args.slice;
-    const float* const source = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
+    T* const target = buffers + buffer * args.slice;
+    const T* const source = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
     if constexpr (kBulk) {
       if (threadIdx.x != 0) return;
-      const auto bytes = static_cast<unsigned>(size * sizeof(float));
+      const auto bytes = static_cast<unsigned>(size * sizeof(T));
       if (size > 0) {
         ::cuda::device::memcpy_async_tx(target, source, ::cuda::aligned_size_t<16>(bytes), filled[buffer]);
       }
@@ -187,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
     } else {
       __syncthreads();
     }
-    const float* const logits = buffers + buffer * args.slice;
+    const T* const logits = buffers + buffer * args.slice;
     const int target = args.targets[row];
     const bool has_target = target >= 0 && target < args.vocab;
 
@@ -199,7 +203,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
     }
     SliceResult result{.softmax = merge_block<kThreads>(softmax), .target_logit = 0.0F};
     const int in_slice = target - begin;
-    if (has_target && in_slice >= 0 && in_slice < size) result.target_logit = logits[in_slice];
+    if (has_target && in_slice >= 0 && in_slice < size) result.target_logit = to_float(logits[in_slice]);
     result = merge_cluster(result, turn % 2);
     softmax = result.softmax;
     if (threadIdx.x == 0 && begin == 0) {
@@ -209,9 +213,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
       if (target >= args.vocab) loss = nanf("");
       args.losses[row] = loss;
     }
-    if (args.gradient != nullptr) {
+    if (args.grad_scale != nullptr) {
       const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / softmax.sum;
-      T* const gradient = args.gradient + static_cast<int64_t>(row) * args.vocab + begin;
+      T* const gradient = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
       for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
         float values[kValues];
         load_values(logits + i, values);
@@ -230,9 +234,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
 }
 
 // Blocks of a cluster: few, but so many that two slices fit, twice on a multiprocessor if that can be.
-int cluster_blocks(int64_t vocab, int64_t shared_bytes) {
+int cluster_blocks(int64_t row_bytes, int64_t shared_bytes) {
   for (int blocks = 1; blocks < kMaxClusterBlocks; blocks *= 2) {
-    if (2 * ceil_div<int64_t>(vocab, blocks) * static_cast<int64_t>(sizeof(float)) <= shared_bytes / 2) return blocks;
+    if (2 * ceil_div<int64_t>(row_bytes, blocks) <= shared_bytes / 2) return blocks;
   }
   return kMaxClusterBlocks;
 }
@@ -240,12 +244,13 @@ int cluster_blocks(int64_t vocab, int64_t shared_bytes) {
 template <class T, int kValues>
 void launch_cross_entropy(Context& ctx, RowArgs<T> args) {
   constexpr int64_t kSharedBytes = int64_t{216} << 10;  // of a multiprocessor, less what the kernel has of its own
-  const int blocks = cluster_blocks(args.vocab, kSharedBytes);
-  args.slice = ceil_div(ceil_div(args.vocab, blocks), kVector) * kVector;
-  const int64_t slice_bytes = args.slice * static_cast<int64_t>(sizeof(float));
+  constexpr auto kValueBytes = static_cast<int64_t>(sizeof(T));
+  const int blocks = cluster_blocks(args.vocab * kValueBytes, kSharedBytes);
+  args.slice = ceil_div(ceil_div(args.vocab, blocks), kVector<T>) * kVector<T>;
+  const int64_t slice_bytes = args.slice * kValueBytes;
   args.num_buffers = 2 * slice_bytes <= kSharedBytes ? 2 : 1;
   NMOE_CHECK(slice_bytes <= kSharedBytes, "a head over {} words: {} are possible", args.vocab,
-             kMaxClusterBlocks * kSharedBytes / sizeof(float));
+             kMaxClusterBlocks * kSharedBytes / kValueBytes);
   const auto shared = static_cast<size_t>(args.num_buffers * slice_bytes);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -272,45 +277,36 @@ void launch_cross_entropy(Context& ctx, RowArgs<T> args) {
 template <class T>
 void cross_entropy(Context& ctx, const RowArgs<T>& args) {
   if (args.num_rows == 0) return;
-  if (args.vocab % kVector == 0) {
-    launch_cross_entropy<T, kVector>(ctx, args);
+  if (args.vocab % kVector<T> == 0) {
+    launch_cross_entropy<T, kVector<T>>(ctx, args);
   } else {
     launch_cross_entropy<T, 1>(ctx, args);
   }
 }
 
+// T: of the logits.
 template <class T>
-T* data_or_null(const Tensor& x) {
-  return x.defined() ? static_cast<T*>(x.raw()) : nullptr;
-}
-
-template <class T>
-void head_loss_of(Context& ctx, const HeadLoss& args) {
-  const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
+void head_loss_of(Context& ctx, const HeadLoss& args, Tensor logits) {
+  const int64_t num_tokens = args.x.dim(0), chunk_rows = logits.dim(0);
   const bool want_gradient = args.dx.defined();
-  const int64_t chunk_rows = head_chunk_rows(num_tokens, vocab);
-  ArenaScope scope(ctx.scratch);
-  const auto [logits, gradient] = claim(scope, args);
   for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
     const int64_t end = std::min(begin + chunk_rows, num_tokens), rows = end - begin;
     const Tensor x = args.x.rows(begin, end), chunk = logits.rows(0, rows);
     linear_forward(ctx, {.x = x, .w = args.w, .y = chunk});
     if (!ctx.counting()) {
       RowArgs<T> row_args{};
-      row_args.logits = chunk.data<float>();
-      row_args.gradient = data_or_null<T>(gradient);
+      row_args.logits = chunk.data<T>();
       row_args.targets = args.targets.data<int32_t>() + begin;
       row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
       row_args.losses = args.losses.data<float>() + begin;
       row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
       row_args.num_rows = static_cast<int>(rows);
-      row_args.vocab = static_cast<int>(vocab);
+      row_args.vocab = static_cast<int>(args.w.dim(0));
       cross_entropy(ctx, row_args);
     }
     if (want_gradient) {
-      const Tensor dy = gradient.rows(0, rows);
-      linear_backward_input(ctx, {.dy = dy, .w = args.w, .dx = args.dx.rows(begin, end)});
-      linear_backward_weight(ctx, {.x = x, .dy = dy, .dw = args.dw, .accumulate = args.accumulate_dw || begin > 0});
+      linear_backward_input(ctx, {.dy = chunk, .w = args.w, .dx = args.dx.rows(begin, end)});
+      linear_backward_weight(ctx, {.x = x, .dy = chunk, .dw = args.dw, .accumulate = args.accumulate_dw || begin > 0});
     }
     if (ctx.counting()) return;  // one chunk stands for all
   }
@@ -321,14 +317,17 @@ void head_loss_of(Context& ctx, const HeadLoss& args) {
 void head_loss(Context& ctx, const HeadLoss& args) {
   const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
   NMOE_CHECK(args.targets.shape() == Shape({num_tokens}) && args.losses.shape() == Shape({num_tokens}) && vocab > 0 &&
-                 vocab <= INT_MAX - kMaxClusterBlocks * kVector,
+                 vocab <= INT_MAX - kMaxClusterBlocks * kVector<__nv_bfloat16>,
              "head over x {} and w {}: targets {}, losses {}", args.x.shape(), args.w.shape(), args.targets.shape(),
              args.losses.shape());
-  if (args.x.dtype() == DType::kF32) {
-    head_loss_of<float>(ctx, args);
+  NMOE_CHECK(args.x.dtype() == DType::kF32 || args.x.dtype() == DType::kBF16, "head over {}",
+             dtype_name(args.x.dtype()));
+  ArenaScope scope(ctx.scratch);
+  const Tensor logits = claim(scope, args);
+  if (logits.dtype() == DType::kF32) {
+    head_loss_of<float>(ctx, args, logits);
   } else {
-    NMOE_CHECK(args.x.dtype() == DType::kBF16, "head over {}", dtype_name(args.x.dtype()));
-    head_loss_of<__nv_bfloat16>(ctx, args);
+    head_loss_of<__nv_bfloat16>(ctx, args, logits);
   }
 }
 

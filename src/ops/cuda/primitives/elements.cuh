@@ -58,28 +58,6 @@ bool can_vectorise(int64_t width, const Tensors&... tensors) {
   return width % 8 == 0 && (aligned(tensors) && ...);
 }
 
-// One value, or four at a pointer that is aligned to their size.
-template <class T>
-__device__ inline void load_values(const T* source, float (&v)[1]) {
-  v[0] = to_float(*source);
-}
-__device__ inline void load_values(const float* source, float (&v)[4]) {
-  const float4 packed = *reinterpret_cast<const float4*>(source);
-  v[0] = packed.x, v[1] = packed.y, v[2] = packed.z, v[3] = packed.w;
-}
-template <class T>
-__device__ inline void store_values(T* target, const float (&v)[1]) {
-  *target = from_float<T>(v[0]);
-}
-__device__ inline void store_values(float* target, const float (&v)[4]) {
-  *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
-}
-__device__ inline void store_values(__nv_bfloat16* target, const float (&v)[4]) {
-  const __nv_bfloat162 low = __floats2bfloat162_rn(v[0], v[1]), high = __floats2bfloat162_rn(v[2], v[3]);
-  *reinterpret_cast<uint2*>(target) =
-      make_uint2(*reinterpret_cast<const unsigned*>(&low), *reinterpret_cast<const unsigned*>(&high));
-}
-
 // Eight values at `source`, which is aligned to 16 bytes.
 __device__ inline void load8(const float* source, float (&v)[8]) {
   const float4 low = reinterpret_cast<const float4*>(source)[0], high = reinterpret_cast<const float4*>(source)[1];
@@ -109,6 +87,25 @@ __device__ inline void store8(__nv_bfloat16* target, const float (&v)[8]) {
   }
   *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
 }
+
+// One value, or 16 bytes of them at a pointer that is aligned to that.
+template <class T>
+__device__ inline void load_values(const T* source, float (&v)[1]) {
+  v[0] = to_float(*source);
+}
+__device__ inline void load_values(const float* source, float (&v)[4]) {
+  const float4 packed = *reinterpret_cast<const float4*>(source);
+  v[0] = packed.x, v[1] = packed.y, v[2] = packed.z, v[3] = packed.w;
+}
+__device__ inline void load_values(const __nv_bfloat16* source, float (&v)[8]) { load8(source, v); }
+template <class T>
+__device__ inline void store_values(T* target, const float (&v)[1]) {
+  *target = from_float<T>(v[0]);
+}
+__device__ inline void store_values(float* target, const float (&v)[4]) {
+  *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
+}
+__device__ inline void store_values(__nv_bfloat16* target, const float (&v)[8]) { store8(target, v); }
 
 // Two values at `target`, which is aligned to their size.
 __device__ inline void store2(float* target, float first, float second) {

@@ -75,6 +75,23 @@ struct alignas(16) Tile {
 // The last tile that the first producer warp told the others, and the one before, which one of them may still read.
 constexpr int kTilesTold = 2;
 
+// A tile in shared memory, for all lanes of a warp. The first lane alone reads it, which is the one that releases the
+// stage: its read thus comes before the producer's next write by the barrier itself.
+__device__ Tile read_by_warp(const Tile& shared) {
+  Tile tile{};
+  if (threadIdx.x % kWarp == 0) tile = shared;
+  const auto of_first = [](auto value) { return __shfl_sync(kAllLanes, value, 0); };
+  return {.num_rows = of_first(tile.num_rows),
+          .num_cols = of_first(tile.num_cols),
+          .depth = of_first(tile.depth),
+          .a_i = of_first(tile.a_i),
+          .a_k = of_first(tile.a_k),
+          .b_i = of_first(tile.b_i),
+          .b_k = of_first(tile.b_k),
+          .c_col = of_first(tile.c_col),
+          .c_row = of_first(tile.c_row)};
+}
+
 // A sum of nothing takes a step, of zeros.
 __device__ int num_steps_of(const Tile& tile) { return max(1, ceil_div(tile.depth, kStepK)); }
 
@@ -325,8 +342,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
   float c[kTileCols / 2];
   for (;;) {
     pipeline.wait(at);  // a tile comes with its first stage
-    const Tile tile = pipeline.header(at);
-    __syncwarp();  // all lanes have read it before one releases the stage
+    const Tile tile = read_by_warp(pipeline.header(at));
     if (tile.depth < 0) break;
     const int num_rows = tile.num_rows - warp_row;
     const int64_t first_row = tile.c_row + warp_row;

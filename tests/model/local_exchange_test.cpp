@@ -1,0 +1,54 @@
+// All experts on one rank: whether tokens are read where they lie or copied first, experts get the same rows.
+#include <gtest/gtest.h>
+
+#include "model/token_exchange.h"
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+// The rows that experts read, one after the other.
+std::vector<double> rows_read(const OperandRows& rows) {
+  std::vector<double> all;
+  for (int64_t row = 0; row < rows.num_rows(); ++row) {
+    const auto source = rows.index.defined() ? static_cast<int64_t>(get(rows.index, row)) : row;
+    for (const double value : values(rows.source[source])) all.push_back(value);
+  }
+  return all;
+}
+
+TEST(LocalExchange, RowsAreTheSameInPlace) {
+  constexpr int64_t kTokens = 50, kTopK = 3, kExperts = 8, kWidth = 5, kRows = kTokens * kTopK;
+  TensorPool pool(DType::kF32);
+  const ReadyDevice device = cpu_device(DType::kF32);
+  Arena activations("activations");
+  activations.reserve(device.device().memory(), 1 << 20);
+  const Batch batch;
+  const RopeTables rope;
+  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}, .inspect = {}};
+  const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), x = pool.normal({kTokens, kWidth});
+  const Tensor dy = pool.normal(x.shape()), weights = pool.normal({kTokens, kTopK});
+
+  std::vector<double> rows[2], drows[2], row_weights[2];
+  for (const bool in_place : {false, true}) {
+    const auto exchange = make_local_exchange(kExperts, in_place);
+    const RoutedRows routed = exchange->plan(pass, top_idx, {});
+    ASSERT_EQ(routed.capacity, kRows);
+    const Tensor row_weight = pool.full({kRows}, NAN), room = pool.full({kRows, kWidth}, NAN);
+    const int64_t mark = activations.mark();
+    exchange->begin_dispatch(pass, x, weights);
+    const OperandRows read = exchange->end_dispatch(pass, row_weight);
+    EXPECT_EQ(activations.mark() > mark, !in_place) << "memory for copies";
+    exchange->begin_combine_backward(pass, dy, x, weights);
+    rows[in_place] = rows_read(read);
+    drows[in_place] = rows_read(exchange->end_combine_backward(pass, room));
+    row_weights[in_place] = values(row_weight);
+  }
+  EXPECT_EQ(rows[0].size(), static_cast<size_t>(kRows * kWidth));
+  EXPECT_EQ(rows[1], rows[0]);
+  EXPECT_EQ(drows[1], drows[0]);
+  EXPECT_EQ(row_weights[1], row_weights[0]);
+}
+
+}  // namespace
+}  // namespace nmoe::test
