@@ -138,7 +138,7 @@ TEST_F(ConfigCommandTest, PlanForAGpuThatIsNotHere) {
     EXPECT_TRUE(contains(outcome.out, part));
   }
   EXPECT_TRUE(contains(plan("b200-192g").out, " hours at 40 % of 2.25 PFLOP/s\n"));
-  expect_error(plan("24GiB"), 2, "the memory of 24GiB is 24.00 GiB", "lower train.microbatch_seqs (now 32)");
+  expect_error(plan("60GiB", "128"), 2, "the memory of 60GiB is 60.00 GiB", "lower train.microbatch_seqs (now 128)");
   EXPECT_EQ(plan("100 GiB", "1").exit_code, 0);
   expect_error(plan("gtx"), 2, "--device-memory gtx: that is neither a size nor a part that is known", "h100-80g");
   expect_error(n({"plan", "tiny.toml", "--set", "model.vocab_size=257", "--device-memory", "80GiB"}), 2,

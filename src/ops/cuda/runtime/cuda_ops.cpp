@@ -27,7 +27,8 @@ NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
 
 void InvariantCudaOps::linear_forward(const LinearForward& args) {
-  const auto& [x, w, y, addend] = args;
+  check_rounding(args);
+  const Tensor x = args.x, w = args.w, y = args.y, addend = args.addend;
   NMOE_CHECK(x.dim(1) == w.dim(1) && y.shape() == Shape({x.dim(0), w.dim(0)}) &&
                  (!addend.defined() || (addend.shape() == y.shape() && addend.dtype() == y.dtype())),
              "product of {} and {} into {}, {} added", x.shape(), w.shape(), y.shape(), addend.shape());
@@ -47,10 +48,12 @@ void InvariantCudaOps::grouped_product(const OperandRows& x, Tensor w, Tensor of
 }
 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
+  check_rounding(args);
   grouped_product(args.x, args.w, args.offsets, args.y);
 }
 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
+  check_rounding(args);
   grouped_product(args.x, args.w, args.offsets, args.pre);
   const int64_t num_experts = args.w.dim(0);  // the last offset is the number of rows
   activation_forward({.kind = args.kind,

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_kernel(const __grid_c
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.x);
     tma_prefetch_map(p.w);
-    pipeline.init(/*num_releases=*/kConsumerWarps);
+    pipeline.init(/*num_copiers=*/0, /*num_releases=*/kConsumerWarps);
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
