@@ -41,7 +41,7 @@ GenerationRequest request_of(std::vector<int32_t> prompt, int64_t max_tokens) {
   return request;
 }
 
-constexpr int64_t kTokens = 33;  // that a batch writes: the first ones of all sequences end the prompts' time
+constexpr int64_t kTokens = 33;  // that each of a batch writes; the first of them is not timed
 
 double bytes_per_step(const Config& config, const std::string& device, int64_t sequences, int64_t context) {
   const ModelSpec spec = describe_model(config.model);
@@ -71,20 +71,26 @@ DecodeBench::Batch time_batch(InferenceEngine& engine, const std::string& device
   constexpr int kRuns = 3;
   std::vector<double> prompt_rates, rates;
   for (int run = 0; run < kRuns; ++run) {
-    int64_t begun = 0, written = 0, first_written = 0;
-    for (int64_t i = 0; i < sequences; ++i) {
+    std::vector<std::vector<int32_t>> ids;
+    for (int64_t i = 0; i < sequences; ++i) ids.push_back(prompts.next(context));
+    for (const std::vector<int32_t>& prompt : ids) engine.submit(request_of(prompt, 1), {});
+    auto begin = BenchClock::now();
+    while (engine.step()) {
+    }
+    prompt_rates.push_back(1e3 * static_cast<double>(sequences * context) / ms_since(begin));
+    // The same again, which are in the cache: all write from the first step on.
+    int64_t begun = 0, written = 0;
+    for (const std::vector<int32_t>& prompt : ids) {
       GenerationListener listener;
       listener.on_token = [&, first = true](const GeneratedToken&) mutable {
         begun += first ? 1 : 0;
         first = false;
         ++written;
       };
-      engine.submit(request_of(prompts.next(context), kTokens), std::move(listener));
+      engine.submit(request_of(prompt, kTokens), std::move(listener));
     }
-    auto begin = BenchClock::now();
     while (begun < sequences) engine.step();
-    prompt_rates.push_back(1e3 * static_cast<double>(sequences * context) / ms_since(begin));
-    first_written = written;
+    const int64_t first_written = written;
     begin = BenchClock::now();
     while (engine.step()) {
     }

@@ -17,8 +17,8 @@ struct DecodeBench {
   struct Batch {
     int64_t sequences = 0;
     int64_t context = 0;
-    double prompt_tokens_per_s = 0.0;  // until all have their first token
-    double tokens_per_s = 0.0;         // of all together, after that
+    double prompt_tokens_per_s = 0.0;  // until all have been read
+    double tokens_per_s = 0.0;         // of all together, while all write
     // What a step that gives each a token has to read: weights of what all tokens pass and of as many experts as even
     // routing touches on average, and the cache.
     double bytes_per_step = 0.0;

@@ -55,7 +55,8 @@ struct ScoredToken {
 
 class CachedModel {
  public:
-  static constexpr int64_t kMaxRows = 256;   // of one call, or the number of slots if that is more
+  static constexpr int64_t kMaxRows =
+      256;  // of one call, or twice the number of slots: prompts are read beside writers
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. All memory is taken
@@ -91,7 +92,7 @@ class CachedModel {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   int64_t num_slots() const { return options_.num_slots; }
   int64_t capacity() const { return options_.capacity; }
-  int64_t max_rows() const { return std::max(kMaxRows, options_.num_slots); }
+  int64_t max_rows() const { return std::max(kMaxRows, 2 * options_.num_slots); }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
   const Device& device() const { return *device_; }
 

@@ -108,6 +108,12 @@ __global__ void __launch_bounds__(kThreads) mma_kernel(Product<__nv_bfloat16, Ou
   const int column_begin = static_cast<int>(blockIdx.x) * kColumns;
 
   for (int tile = first_row(p, group, kRows); tile < group.row_end; tile += row_step(p, kRows)) {
+    const __nv_bfloat16* x[kRowTiles];  // null: there is no such row
+#pragma unroll
+    for (int j = 0; j < kRowTiles; ++j) {
+      const int row = tile + j * 8 + g;
+      x[j] = row < group.row_end ? row_of_x(p, row) : nullptr;
+    }
     float sums[kColumnTiles][kRowTiles][4] = {};
     for (int turn = warp; turn * kTurn < p.depth; turn += kWarps * kTurns) {
       uint4 a[kTurns][2][kColumnTiles][2], b[kTurns][2][kRowTiles];
@@ -128,9 +134,7 @@ __global__ void __launch_bounds__(kThreads) mma_kernel(Product<__nv_bfloat16, Ou
           }
 #pragma unroll
           for (int j = 0; j < kRowTiles; ++j) {
-            const int row = tile + j * 8 + g;
-            const bool is_there = in_depth && row < group.row_end;
-            b[t][half][j] = load16(is_there ? row_of_x(p, row) : p.x, k, is_there);
+            b[t][half][j] = load16(x[j], k, in_depth && x[j] != nullptr);
           }
         }
       }
@@ -145,9 +149,9 @@ __global__ void __launch_bounds__(kThreads) mma_kernel(Product<__nv_bfloat16, Ou
             const unsigned second[4] = {upper.z, lower.z, upper.w, lower.w};
 #pragma unroll
             for (int j = 0; j < kRowTiles; ++j) {
-              const uint4 x = b[t][half][j];
-              gemm::multiply_add(sums[i][j], first, x.x, x.y);
-              gemm::multiply_add(sums[i][j], second, x.z, x.w);
+              const uint4 values = b[t][half][j];
+              gemm::multiply_add(sums[i][j], first, values.x, values.y);
+              gemm::multiply_add(sums[i][j], second, values.z, values.w);
             }
           }
         }

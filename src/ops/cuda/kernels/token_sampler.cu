@@ -44,6 +44,22 @@ struct Row {
   __device__ Weight weight(float d) const { return __float2ull_rn(expf(-d * inverse_temperature) * kUnit); }
 };
 
+// Calls fn(d) for this thread's share of the ids. Loads of several are under way at once: one block reads all of a
+// row, and is bound by their latency.
+template <class Fn>
+__device__ void for_own_ids(const Row& row, const Fn& fn) {
+  constexpr int kAtOnce = 8;
+  int id = static_cast<int>(threadIdx.x);
+  for (; id + (kAtOnce - 1) * kThreads < row.vocab; id += kAtOnce * kThreads) {
+    float d[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) d[i] = row.distance(id + i * kThreads);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) fn(d[i]);
+  }
+  for (; id < row.vocab; id += kThreads) fn(row.distance(id));
+}
+
 __device__ Weight inclusive_scan(Weight value, int lane) {
 #pragma unroll
   for (int offset = 1; offset < kWarp; offset *= 2) {
@@ -100,13 +116,12 @@ __device__ Place find_place(const Row& row, Weight target, bool counts, Shared& 
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) shared.bins[i] = 0;
     __syncthreads();
-    for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-      const float d = row.distance(id);
+    for_own_ids(row, [&](float d) {
       const int bin = bin_of(d);
-      if (bin < 0) continue;
+      if (bin < 0) return;
       const Weight value = counts ? 1 : row.weight(d);
       if (value != 0) atomicAdd(&shared.bins[bin], value);
-    }
+    });
     __syncthreads();
   };
   Place place{0, 0};
@@ -132,13 +147,26 @@ __device__ Place find_place(const Row& row, Weight target, bool counts, Shared& 
   return place;
 }
 
-// The first id where the sum of value(id) over ids up to it reaches `target`, of at least 1 and at most the sum of all.
+// The first id where the sum of value(d) over ids up to it reaches `target`, of at least 1 and at most the sum of all.
 template <class Value>
 __device__ int find_id(const Row& row, Weight target, const Value& value, Shared& shared) {
+  constexpr int kAtOnce = 8;  // loads that are under way
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int part = ceil_div(row.vocab, kWarps), begin = warp * part, end = min(row.vocab, begin + part);
+  const auto load = [&](int base, Weight(&values)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int id = base + i * kWarp + lane;
+      values[i] = id < end ? value(row.distance(id)) : 0;
+    }
+  };
   Weight own = 0;
-  for (int id = begin + lane; id < end; id += kWarp) own += value(id);
+  for (int base = begin; base < end; base += kAtOnce * kWarp) {
+    Weight values[kAtOnce];
+    load(base, values);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) own += values[i];
+  }
   own = warp_sum(own);
   __syncthreads();
   if (lane == 0) shared.warp_sums[warp] = own;
@@ -146,14 +174,20 @@ __device__ int find_id(const Row& row, Weight target, const Value& value, Shared
   Weight before = 0;
   for (int w = 0; w < warp; ++w) before += shared.warp_sums[w];
   if (before < target && target <= before + own) {  // of one warp, for all its lanes
-    for (int base = begin; base < end; base += kWarp) {
-      const Weight through = before + inclusive_scan(base + lane < end ? value(base + lane) : 0, lane);
-      const unsigned reached = __ballot_sync(kAllLanes, through >= target);
-      if (reached != 0) {
-        if (lane == 0) shared.found = base + __ffs(static_cast<int>(reached)) - 1;
-        break;
+    bool found = false;
+    for (int base = begin; base < end && !found; base += kAtOnce * kWarp) {
+      Weight values[kAtOnce];
+      load(base, values);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Weight through = before + inclusive_scan(values[i], lane);
+        const unsigned reached = __ballot_sync(kAllLanes, through >= target);
+        if (reached != 0 && !found) {
+          found = true;
+          if (lane == 0) shared.found = base + i * kWarp + __ffs(static_cast<int>(reached)) - 1;
+        }
+        before = __shfl_sync(kAllLanes, through, kWarp - 1);
       }
-      before = __shfl_sync(kAllLanes, through, kWarp - 1);
     }
   }
   __syncthreads();
@@ -178,6 +212,7 @@ __device__ Weight share_of(double share, Weight whole) {
 
 __device__ int sample_row(const float* logits, int vocab, const TokenDraw& draw, Shared& shared) {
   float highest = -INFINITY;
+#pragma unroll 8
   for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kThreads) highest = fmaxf(highest, logits[id]);
   highest = block_max(highest, shared);
   if (!isfinite(highest)) return -1;
@@ -185,17 +220,16 @@ __device__ int sample_row(const float* logits, int vocab, const TokenDraw& draw,
   const Row row{logits, vocab, highest, greedy ? 1.0F : static_cast<float>(fmin(1.0 / draw.temperature, 1e30))};
   if (greedy) {
     return find_id(
-        row, 1, [&](int id) -> Weight { return row.distance(id) == 0.0F ? 1 : 0; }, shared);
+        row, 1, [](float d) -> Weight { return d == 0.0F ? 1 : 0; }, shared);
   }
 
   const float farthest = draw.min_p > 0.0 ? static_cast<float>(-log(draw.min_p) * draw.temperature) : INFINITY;
   Weight all = 0, near = 0;  // of all tokens, and of those that min_p leaves
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kThreads) {
-    const float d = row.distance(id);
+  for_own_ids(row, [&](float d) {
     const Weight weight = row.weight(d);
     all += weight;
     near += d <= farthest ? weight : 0;
-  }
+  });
   Weight kept = sum_block(all, shared);
   near = sum_block(near, shared);
   const bool cut = (draw.top_k > 0 && draw.top_k < vocab) || draw.top_p < 1.0;
@@ -205,10 +239,9 @@ __device__ int sample_row(const float* logits, int vocab, const TokenDraw& draw,
     const Place last = find_place(row, count, /*counts=*/true, shared);
     // The weight of that many tokens: of those before it, and of as many as are wanted of its equals.
     Weight before = 0;
-    for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kThreads) {
-      const float d = row.distance(id);
+    for_own_ids(row, [&](float d) {
       if (__float_as_uint(d) < last.bits) before += row.weight(d);
-    }
+    });
     kept = sum_block(before, shared) + (count - last.below) * place_weight(last);
   }
   if (draw.top_p < 1.0) {
@@ -221,17 +254,12 @@ __device__ int sample_row(const float* logits, int vocab, const TokenDraw& draw,
   const Weight target = min(kept, static_cast<Weight>(draw.uniform * static_cast<double>(kept)) + 1);
   if (!cut) {
     return find_id(
-        row, target,
-        [&](int id) -> Weight {
-          const float d = row.distance(id);
-          return d <= farthest ? row.weight(d) : 0;
-        },
-        shared);
+        row, target, [&](float d) -> Weight { return d <= farthest ? row.weight(d) : 0; }, shared);
   }
   const Place place = find_place(row, target, /*counts=*/false, shared);
   const Weight weight = place_weight(place), number = (target - place.below + weight - 1) / weight;
   return find_id(
-      row, number, [&](int id) -> Weight { return __float_as_uint(row.distance(id)) == place.bits ? 1 : 0; }, shared);
+      row, number, [&](float d) -> Weight { return __float_as_uint(d) == place.bits ? 1 : 0; }, shared);
 }
 
 __global__ void __launch_bounds__(kThreads)
