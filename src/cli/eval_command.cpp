@@ -80,10 +80,8 @@ std::vector<TaskSuite> suites_of(const EvalArguments& arguments) {
   if (arguments.texts.empty()) return suites;
   TaskSuite texts{.name = "text"};
   for (const std::string& file : arguments.texts) {
-    texts.tasks.push_back({.name = file,
-                           .kind = TaskKind::kText,
-                           .file = fs::absolute(file).string(),
-                           .prompt = "{text}"});
+    texts.tasks.push_back(
+        {.name = file, .kind = TaskKind::kText, .file = fs::absolute(file).string(), .prompt = "{text}"});
   }
   suites.push_back(std::move(texts));
   return suites;
