@@ -1,4 +1,4 @@
-// Texts scored on a GPU: against the CPU, and that what is packed beside a text changes none of its bits.
+// Texts scored on a GPU: against the CPU, and how far what is packed beside a text moves its score.
 #include "eval/packed_scorer.h"
 
 #include <gtest/gtest.h>
@@ -46,18 +46,28 @@ TEST(PackedScorerOnCuda, GivesWhatTheCpuDoes) {
   }
 }
 
-TEST(PackedScorerOnCuda, SameBitsWhateverIsBesideAText) {
+// Products and attention add up in an order that depends on where a text lies in a pass.
+TEST(PackedScorerOnCuda, RepeatsAndHardlyDependsOnWhatIsBesideAText) {
   const std::vector<Group> groups = mixed_groups();
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const auto expected = on_cuda(dtype, 4, groups);
     EXPECT_EQ(on_cuda(dtype, 4, groups), expected);
+    const auto expect_near = [&](const std::vector<std::vector<TextScore>>& actual, const char* what) {
+      for (size_t group = 0; group < groups.size(); ++group) {
+        for (size_t i = 0; i < expected[group].size(); ++i) {
+          const double nats = expected[group][i].nats;
+          EXPECT_NEAR(actual[group][i].nats, nats, (dtype == DType::kF32 ? 1e-5 : 1e-2) * nats)
+              << dtype_name(dtype) << ", " << what << ": group " << group << ", text " << i;
+        }
+      }
+    };
     auto reversed = groups;
     std::ranges::reverse(reversed);
     auto backwards = on_cuda(dtype, 4, reversed);
     std::ranges::reverse(backwards);
-    EXPECT_EQ(backwards, expected) << dtype_name(dtype) << ": in another order";
-    EXPECT_EQ(on_cuda(dtype, 1, groups), expected) << dtype_name(dtype) << ": one sequence at a time";
-    EXPECT_EQ(on_cuda(dtype, 7, groups), expected) << dtype_name(dtype) << ": seven sequences at a time";
+    expect_near(backwards, "in another order");
+    expect_near(on_cuda(dtype, 1, groups), "one sequence at a time");
+    expect_near(on_cuda(dtype, 7, groups), "seven sequences at a time");
   }
 }
 

@@ -167,7 +167,7 @@ __device__ float entropy_of(const float* scores, int num_experts, int lane) {
   for (int i = lane; i < num_experts; i += kWarp) sum += scores[i];
   sum = warp_sum(sum) + static_cast<float>(kTinySum);
   for (int i = lane; i < num_experts; i += kWarp) sum_of_small += scores[i] > 0.5F * sum ? 0.0F : scores[i];
-  sum_of_small = warp_sum(sum_of_small) + static_cast<float>(kTinySum);  // a part of the sum, and of no score
+  sum_of_small = warp_sum(sum_of_small);
   const float inverse = 1.0F / sum;
   for (int i = lane; i < num_experts; i += kWarp) {
     const float p = scores[i] * inverse;
