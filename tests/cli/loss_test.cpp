@@ -43,6 +43,7 @@ class LossTest : public CliTest {
   void ask(const char* sql) const {
     sqlite3* database = nullptr;
     EXPECT_EQ(sqlite3_open((dir_ / "runs/experiments.db").c_str(), &database), SQLITE_OK);
+    sqlite3_busy_timeout(database, 10000);  // the run writes there too
     EXPECT_EQ(sqlite3_exec(database, sql, nullptr, nullptr, nullptr), SQLITE_OK) << sql;
     sqlite3_close(database);
   }

@@ -74,7 +74,8 @@ TEST(ServerMetricsTest, OfAServer) {
   EXPECT_EQ(metrics_of(server).at("nmoe_output_tokens_total"), 0);
   const auto begin = std::chrono::steady_clock::now();
   server.complete({{"prompt", "the cat"}, {"max_tokens", 5}, {"n", 2}, {"ignore_eos", true}});
-  server.stream("/v1/completions", {{"prompt", ordered_json::array({97, 98})}, {"max_tokens", 7}, {"ignore_eos", true}});
+  server.stream("/v1/completions",
+                {{"prompt", ordered_json::array({97, 98})}, {"max_tokens", 7}, {"ignore_eos", true}});
   server.complete({{"prompt", "the"}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 1}});
   server.post("/v1/chat/completions", "{}");
   server.client().Get("/v1/models/tiny");
