@@ -530,9 +530,7 @@ class CommandLine::Commands {
     eval->add_option("--context", eval_.context, "tokens of a text, which loses its beginning beyond; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
-    eval->add_option("--device", eval_.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
+    add_device(eval, eval_.device);
     eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
     eval->add_option("--batch", eval_.batch,
                      "items at a time, on cuda sequences: each takes a context's room in memory")

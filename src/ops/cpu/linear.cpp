@@ -245,37 +245,24 @@ RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRoun
   return {.rows = rounded.values, .rounded = rounded};
 }
 
-// y = x w^T by groups.
+// By groups: x w^T where sums are over `in`, dy w where they are over `out`.
 template <class Real>
-void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tensor offsets, Tensor y,
-                     const OperandRounding& rounding) {
+void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tensor offsets, Tensor result,
+                     const OperandRounding& rounding, SumOver over) {
   ArenaScope scope(ctx.scratch);
   const RoundedRows x = round_expert_rows<Real>(ctx, scope, rounding, rows, offsets);
-  const RoundedOperand w = round_weights(ctx, scope, rounding, weights, SumOver::kIn);
+  const RoundedOperand w = round_weights(ctx, scope, rounding, weights, over);
   const int64_t out = w.values.dim(1), in = w.values.dim(2);
-  if (ctx.batch_invariant) {
-    return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scope, x.rows, offsets), w.values, offsets, y);
+  const bool over_in = over == SumOver::kIn;
+  const int64_t depth = over_in ? in : out, width = over_in ? out : in;
+  if (ctx.batch_invariant && over_in) {
+    return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scope, x.rows, offsets), w.values, offsets, result);
   }
-  parallel_expert_rows<Real>(ctx, x.rows, offsets,
-                             [&](int64_t expert, int64_t begin, int64_t end, const Real* block, Real* scratch) {
-                               gemm<Real>(scratch, end - begin, out, in, product_factor(x.rounded, w, expert),
-                                          {block, in}, {w.values.data<Real>() + expert * out * in, in, Transpose::kYes},
-                                          0, y.data<Real>() + begin * out, out);
-                             });
-}
-
-// dx = dy w by groups.
-template <class Real>
-void grouped_input_gradient(Context& ctx, const OperandRows& rows, Tensor weights, Tensor offsets, Tensor dx,
-                            const OperandRounding& rounding) {
-  ArenaScope scope(ctx.scratch);
-  const RoundedRows dy = round_expert_rows<Real>(ctx, scope, rounding, rows, offsets);
-  const RoundedOperand w = round_weights(ctx, scope, rounding, weights, SumOver::kOut);
-  const int64_t out = w.values.dim(1), in = w.values.dim(2);
   parallel_expert_rows<Real>(
-      ctx, dy.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block, Real* scratch) {
-        gemm<Real>(scratch, end - begin, in, out, product_factor(dy.rounded, w, expert), {block, out},
-                   {w.values.data<Real>() + expert * out * in, in}, 0, dx.data<Real>() + begin * in, in);
+      ctx, x.rows, offsets, [&](int64_t expert, int64_t begin, int64_t end, const Real* block, Real* scratch) {
+        gemm<Real>(scratch, end - begin, width, depth, product_factor(x.rounded, w, expert), {block, depth},
+                   {w.values.data<Real>() + expert * out * in, in, over_in ? Transpose::kYes : Transpose::kNo}, 0,
+                   result.data<Real>() + begin * width, width);
       });
 }
 
@@ -283,12 +270,12 @@ void grouped_input_gradient(Context& ctx, const OperandRows& rows, Tensor weight
 
 template <class Real>
 void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
-  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.y, args.rounding);
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.y, args.rounding, SumOver::kIn);
 }
 
 template <class Real>
 void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
-  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.pre, args.rounding);
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.pre, args.rounding, SumOver::kIn);
   activation_forward<Real>(ctx, {.kind = args.kind,
                                  .pre = args.pre,
                                  .row_weight = args.row_weight,
@@ -298,14 +285,14 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
 
 template <class Real>
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
-  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, args.dx, args.rounding);
+  grouped_product<Real>(ctx, args.dy, args.w, args.offsets, args.dx, args.rounding, SumOver::kOut);
 }
 
 template <class Real>
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
   ArenaScope scratch(ctx.scratch);
   const Tensor dh = scratch.allocate(DTypeOf<Real>::value, {args.dy.num_rows(), args.w.dim(2)});
-  grouped_input_gradient<Real>(ctx, args.dy, args.w, args.offsets, dh, args.rounding);
+  grouped_product<Real>(ctx, args.dy, args.w, args.offsets, dh, args.rounding, SumOver::kOut);
   activation_backward<Real>(ctx, {.kind = args.kind,
                                   .pre = args.pre,
                                   .row_weight = args.row_weight,
