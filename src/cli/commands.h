@@ -148,7 +148,7 @@ struct EvalArguments {
   std::string out;      // "": nothing is kept
   int64_t limit = 0;    // items of a task; 0: all
   int64_t context = 0;  // tokens of a text; 0: the model's
-  int64_t batch = 16;   // items, or on cuda sequences, at a time
+  int64_t batch = 16;   // items, answers that are written, or on cuda sequences, at a time
   std::string device = "cpu";
   bool fp32 = false;  // on cuda, instead of bf16
   int threads = 0;
