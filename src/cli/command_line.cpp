@@ -83,6 +83,8 @@ class CommandLine::Commands {
     train->add_flag("--resume", train_.resume, "go on from the run's latest checkpoint, if it has one");
     train->callback([this] { run_ = [this] { train_command(train_); }; });
 
+    add_speedrun(app);
+
     CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
     add_config_arguments(plan, plan_.config);
     add_ranks(plan, plan_.config);
@@ -450,6 +452,28 @@ class CommandLine::Commands {
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 
+  void add_speedrun(CLI::App& app) {
+    CLI::App* speedrun = app.add_subcommand("speedrun", "train to a loss, evaluate, and enter the leaderboard");
+    CLI::Option* file = add_config_arguments(speedrun, speedrun_.config)->required(false);
+    add_ranks(speedrun, speedrun_.config);
+    speedrun->add_option("--tasks", speedrun_.tasks, "as of n eval")
+        ->type_name("NAME,NAME...")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->capture_default_str();
+    speedrun->add_option("--data", speedrun_.data, "folder of the tasks' data (scripts/eval_data.sh)")
+        ->type_name("DIR")
+        ->capture_default_str();
+    speedrun->add_option("--batch", speedrun_.batch, "as of n eval")->check(number(1))->capture_default_str();
+    speedrun->add_option("--leaderboard", speedrun_.leaderboard)->type_name("FILE")->capture_default_str();
+    CLI::Option* list = speedrun->add_flag("--list", speedrun_.list, "print the leaderboard");
+    list->excludes(file);
+    speedrun->callback([this, file, list] {
+      if (file->empty() && list->empty()) throw CLI::RequiredError("a configuration file or --list");
+      run_ = [this] { speedrun_command(speedrun_); };
+    });
+  }
+
   void add_evaluation(CLI::App& app) {
     CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, GSM8K, HumanEval, bits per byte");
     CLI::Option* model =
@@ -613,6 +637,7 @@ class CommandLine::Commands {
   ParityArguments parity_;
   ChatArguments chat_;
   ServeArguments serve_;
+  SpeedrunArguments speedrun_;
   EvalArguments eval_;
   EvalCompareArguments eval_compare_;
   BenchTrainArguments bench_train_;
