@@ -168,7 +168,7 @@ TEST_F(PrepCommandTest, BadRecordsAreToldAndCounted) {
   EXPECT_TRUE(contains(read_file(dir_ / "data/dropped.jsonl"), "\"record\":2,\"reason\":\"bad record\""));
 }
 
-// A page that makes DuckDB's decoder read beyond its memory, found by fuzzing. Whether it crashes depends on what lies there.
+// A page that makes DuckDB read beyond its memory, found by fuzzing. Whether it crashes depends on what lies there.
 TEST_F(PrepCommandTest, AParquetPageThatCrashesDuckDbIsToldAsAnError) {
   fs::copy(fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/parquet/altered_page.parquet", dir_ / "a.parquet");
   const Outcome outcome = n({"prep", "a.parquet", "--id-field", "id", "--out", "data"});
