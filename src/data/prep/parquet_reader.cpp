@@ -80,8 +80,9 @@ class ParquetReader final : public RecordReader {
         options_(options),
         file_bytes_(static_cast<int64_t>(fs::file_size(path))),
         number_(skip),
-        crash_note_(fmt::format("DuckDB crashed on '{}': the file is damaged, or was altered on purpose", path.string()),
-                    fmt::format("{}; or leave it out. What is prepared is kept", kWholeFile)) {
+        crash_note_(
+            fmt::format("DuckDB crashed on '{}': the file is damaged, or was altered on purpose", path.string()),
+            fmt::format("{}; or leave it out. What is prepared is kept", kWholeFile)) {
     const CrashNote::Scope scope(crash_note_);
     open_database();
     const std::string file = path_literal(path);
