@@ -52,7 +52,8 @@ std::string report_json(const EvalReport& report);
 // One line for each item, in their order: {"task", "item", "row", "gold", "choice", "correct", "nats", "tokens",
 // "greedy", "bytes", "cropped"}; of written answers "expected", "answers", "right", "faults" instead of what is scored.
 std::string item_lines(const EvalReport& report);
-// Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2.
+// Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2;
+// of written answers also pass_at_10 and such, and flexible.
 std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report);
 
 // "CORE 0.1234, core/piqa 61.2 %": the means, or without any the tasks.

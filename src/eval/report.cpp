@@ -123,6 +123,14 @@ std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& rep
     if (task.has_accuracy()) {
       metrics.emplace_back(tag + "acc", task.accuracy());
       metrics.emplace_back(tag + "centered", task.centred());
+      if (task.task.is_generated()) {
+        for (const int64_t k : pass_counts(task.task.generation)) {
+          if (k > 1) metrics.emplace_back(fmt::format("{}pass_at_{}", tag, k), task.pass_at(k));
+        }
+        if (task.task.generation.metric != AnswerMetric::kCode) {
+          metrics.emplace_back(tag + "flexible", task.accuracy_by(AnswerMetric::kFlexible));
+        }
+      }
     } else {
       metrics.emplace_back(tag + "bpb", task.bits_per_byte());
     }

@@ -75,6 +75,10 @@ TEST_F(WrittenAnswersTest, DependOnNothingBeside) {
   }
   EXPECT_GT(texts.size(), 12u);  // of 18: samples have seeds of their own
   EXPECT_EQ(report.tasks[0].texts, 18);
+  std::vector<std::string> tags;
+  for (const auto& [tag, value] : report_metrics(report)) tags.push_back(tag);
+  EXPECT_EQ(tags, (std::vector<std::string>{"eval/mine/t/acc", "eval/mine/t/centered", "eval/mine/t/flexible",
+                                            "eval/mine/t/n"}));
 }
 
 TEST_F(WrittenAnswersTest, AreCutWherePromptsLeaveRoom) {
