@@ -1,0 +1,58 @@
+#include "cli/run_options.h"
+
+#include "cli/command_options.h"
+
+namespace nmoe::cli {
+
+void add_run_commands(CLI::App& app, RunsArguments& arguments, std::function<void()>& run) {
+  CLI::App* runs = app.add_subcommand("runs", "list runs and what became of them; show, compare, export");
+  runs->require_subcommand(0, 1);
+  runs->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
+  runs->add_option("-n,--limit", arguments.limit, "how many at most; 0: all")->check(number(0))->capture_default_str();
+  runs->add_option("--filter", arguments.filters,
+                   "only runs of which this is true, such as 'loss<2.5', 'status=completed', 'name~quick'; more of "
+                   "these: only those of which all are")
+      ->allow_extra_args(false);
+  runs->add_option("--sort", arguments.sort,
+                   "by id, name, experiment, status, started, step, tokens, loss, valid, bpb, rate or checkpoint; with "
+                   "a - in front the greatest first (default: the newest first)");
+  runs->add_flag("--group", arguments.grouped, "experiment by experiment");
+  runs->add_flag("--json", arguments.json, "as JSON, also of show and compare");
+  runs->callback([&arguments, &run, runs] {
+    if (runs->get_subcommands().empty()) run = [&arguments] { runs_command(arguments); };
+  });
+  const auto add = [&arguments, &run, runs](const char* name, const char* what, void (*command)(const RunsArguments&)) {
+    CLI::App* sub = runs->add_subcommand(name, what)->fallthrough();
+    sub->callback([&arguments, &run, command] { run = [&arguments, command] { command(arguments); }; });
+    return sub;
+  };
+  const auto take_runs = [&arguments](CLI::App* sub, int most, const char* what) {
+    CLI::Option* option = sub->add_option("run", arguments.runs, what);
+    option->required()->expected(1, most)->type_name("RUN")->allow_extra_args(most > 1);
+  };
+  constexpr const char* kRun = "a run's id, its beginning, or the name of the newest so called";
+  take_runs(add("show", "one run: its row, and the last value of everything it recorded", runs_show_command), 1, kRun);
+  CLI::App* compare =
+      add("compare", "configurations key by key, losses at equal amounts of training", runs_compare_command);
+  take_runs(compare, 1000, kRun);
+  compare->add_option("--by", arguments.by, "step, tokens or flops: what is to be equal")
+      ->check(CLI::IsMember({"step", "tokens", "flops"}))
+      ->capture_default_str();
+  CLI::App* plot = add("plot", "a curve in the terminal", runs_plot_command);
+  take_runs(plot, 1000, kRun);
+  plot->add_option("--tag", arguments.tag, "what is drawn (n runs tags)")->capture_default_str();
+  CLI::App* to = add("export", "what a run has recorded, as files", runs_export_command);
+  take_runs(to, 1000, kRun);
+  to->add_option("--format", arguments.format, "csv or json (scalars and arrays), tensorboard (scalars)")
+      ->check(CLI::IsMember({"csv", "json", "tensorboard"}))
+      ->capture_default_str();
+  to->add_option("-o,--out", arguments.out, "folder to make a folder for each run in")->required();
+  CLI::App* note = add("note", "write a note to a run's row", runs_note_command);
+  take_runs(note, 1, kRun);
+  note->add_option("text", arguments.note, "the note; \"\" removes it")->required();
+  take_runs(add("rm", "forget runs and their metrics; checkpoints stay", runs_rm_command), 1000, kRun);
+  CLI::App* tags = runs->add_subcommand("tags", "every tag that runs record, as docs/metrics.md");
+  tags->callback([&run] { run = [] { runs_tags_command(); }; });
+}
+
+}  // namespace nmoe::cli
