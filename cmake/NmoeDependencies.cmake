@@ -15,6 +15,7 @@ find_package(ZLIB REQUIRED)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 pkg_check_modules(LIBEDIT REQUIRED IMPORTED_TARGET libedit)
+pkg_check_modules(NCURSES REQUIRED IMPORTED_TARGET ncursesw)
 # Beast, which is headers alone.
 find_package(Boost 1.74 REQUIRED)
 

@@ -21,10 +21,11 @@ readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
-  libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev libseccomp-dev
+  libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev libncurses-dev
+  libseccomp-dev
 )
-# python3: for tests of the sandbox.
-readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3)
+# python3: for tests of the sandbox; tmux: of n mon.
+readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3 tmux)
 # Older ones do not understand ranges of g++ 12.
 readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
 readonly quickstart_packages=(python3-minimal xz-utils)

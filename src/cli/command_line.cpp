@@ -96,7 +96,7 @@ class CommandLine::Commands {
 
     add_config(app);
 
-    add_run_commands(app, runs_, run_);
+    add_run_commands(app, runs_, mon_, run_);
   }
 
   void add_config(CLI::App& app) {
@@ -616,6 +616,7 @@ class CommandLine::Commands {
   bool manual_ = false;
   std::string shell_;
   RunsArguments runs_;
+  MonArguments mon_;
   std::string chat_template_ = "chatml";
   PrepOptions prep_;
   SynthesizeOptions synthesize_;

@@ -200,6 +200,13 @@ void runs_note_command(const RunsArguments& arguments);
 void runs_rm_command(const RunsArguments& arguments);
 void runs_tags_command();
 
+struct MonArguments {
+  std::string dir = "runs";
+  std::string run;  // "": the newest
+  bool no_colour = false;
+};
+void mon_command(const MonArguments& arguments);
+
 struct BenchTrainArguments {
   ConfigArguments config;
   int64_t steps = 10;

@@ -3,8 +3,9 @@
 #include "cli/command_options.h"
 
 namespace nmoe::cli {
+namespace {
 
-void add_run_commands(CLI::App& app, RunsArguments& arguments, std::function<void()>& run) {
+void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& run) {
   CLI::App* runs = app.add_subcommand("runs", "list runs and what became of them; show, compare, export");
   runs->require_subcommand(0, 1);
   runs->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
@@ -53,6 +54,22 @@ void add_run_commands(CLI::App& app, RunsArguments& arguments, std::function<voi
   take_runs(add("rm", "forget runs and their metrics; checkpoints stay", runs_rm_command), 1000, kRun);
   CLI::App* tags = runs->add_subcommand("tags", "every tag that runs record, as docs/metrics.md");
   tags->callback([&run] { run = [] { runs_tags_command(); }; });
+}
+
+void add_mon(CLI::App& app, MonArguments& arguments, std::function<void()>& run) {
+  CLI::App* mon = app.add_subcommand("mon", "watch a run in the terminal");
+  mon->add_option("run", arguments.run, "a run's id, its beginning, or a name (default: the newest that is running)")
+      ->type_name("RUN");
+  mon->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
+  mon->add_flag("-C,--no-color", arguments.no_colour, "without colours; so with NO_COLOR in the environment");
+  mon->callback([&arguments, &run] { run = [&arguments] { mon_command(arguments); }; });
+}
+
+}  // namespace
+
+void add_run_commands(CLI::App& app, RunsArguments& runs, MonArguments& mon, std::function<void()>& run) {
+  add_runs(app, runs, run);
+  add_mon(app, mon, run);
 }
 
 }  // namespace nmoe::cli
