@@ -96,7 +96,7 @@ class CommandLine::Commands {
 
     add_config(app);
 
-    add_run_commands(app, runs_, mon_, run_);
+    add_run_commands(app, runs_, mon_, viz_, run_);
   }
 
   void add_config(CLI::App& app) {
@@ -617,6 +617,7 @@ class CommandLine::Commands {
   std::string shell_;
   RunsArguments runs_;
   MonArguments mon_;
+  VizArguments viz_;
   std::string chat_template_ = "chatml";
   PrepOptions prep_;
   SynthesizeOptions synthesize_;

@@ -207,6 +207,16 @@ struct MonArguments {
 };
 void mon_command(const MonArguments& arguments);
 
+struct VizArguments {
+  std::string dir = "runs";
+  std::string host = "127.0.0.1";
+  int port = 8010;
+  std::vector<std::string> allowed_hosts;
+  std::string memory = "2GiB";
+};
+// Serves a page that shows runs, until SIGINT or SIGTERM (docs/viz.md).
+void viz_command(const VizArguments& arguments);
+
 struct BenchTrainArguments {
   ConfigArguments config;
   int64_t steps = 10;

@@ -65,11 +65,25 @@ void add_mon(CLI::App& app, MonArguments& arguments, std::function<void()>& run)
   mon->callback([&arguments, &run] { run = [&arguments] { mon_command(arguments); }; });
 }
 
+void add_viz(CLI::App& app, VizArguments& arguments, std::function<void()>& run) {
+  CLI::App* viz = app.add_subcommand("viz", "show runs in a browser, also while they go on");
+  viz->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
+  viz->add_option("--host", arguments.host, "address to listen on")->capture_default_str();
+  viz->add_option("--port", arguments.port, "0: any that is free")->check(number(0, 65535))->capture_default_str();
+  viz->add_option("--allow-host", arguments.allowed_hosts,
+                  "a name that requests may have in Host, beside this machine's")
+      ->type_name("NAME");
+  viz->add_option("--memory", arguments.memory, "for metrics that have been looked at")->capture_default_str();
+  viz->callback([&arguments, &run] { run = [&arguments] { viz_command(arguments); }; });
+}
+
 }  // namespace
 
-void add_run_commands(CLI::App& app, RunsArguments& runs, MonArguments& mon, std::function<void()>& run) {
+void add_run_commands(CLI::App& app, RunsArguments& runs, MonArguments& mon, VizArguments& viz,
+                      std::function<void()>& run) {
   add_runs(app, runs, run);
   add_mon(app, mon, run);
+  add_viz(app, viz, run);
 }
 
 }  // namespace nmoe::cli

@@ -1,4 +1,4 @@
-// The commands about runs that were recorded: n runs and what belongs to it, n mon.
+// The commands about runs that were recorded: n runs and what belongs to it, n mon, n viz.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,6 +9,7 @@
 namespace nmoe::cli {
 
 // Parsing fills the arguments, which stay with the caller, and sets `run` to what is to be done.
-void add_run_commands(CLI::App& app, RunsArguments& runs, MonArguments& mon, std::function<void()>& run);
+void add_run_commands(CLI::App& app, RunsArguments& runs, MonArguments& mon, VizArguments& viz,
+                      std::function<void()>& run);
 
 }  // namespace nmoe::cli

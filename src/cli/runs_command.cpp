@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
 #include "track/run_compare.h"
+#include "track/run_json.h"
 #include "track/run_query.h"
 #include "track/runs.h"
 
@@ -23,27 +23,6 @@ namespace nmoe::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The names of fields in the order in which they are printed.
-constexpr const char* kFields[] = {"id",      "name",    "experiment", "status",     "reason", "host",
-                                   "started", "updated", "ended",      "step",       "tokens", "loss",
-                                   "valid",   "bpb",     "rate",       "checkpoint", "note"};
-
-Json json_of(const RunRow& run) {
-  Json json;
-  for (const char* name : kFields) {
-    const RunField field = run_field(run, name);
-    if (const auto* number = std::get_if<double>(&field)) {
-      json[name] = std::floor(*number) == *number && std::abs(*number) < 1e15 ? Json(static_cast<int64_t>(*number))
-                                                                              : Json(*number);
-    } else if (const auto* text = std::get_if<std::string>(&field)) {
-      json[name] = *text;
-    } else {
-      json[name] = nullptr;
-    }
-  }
-  return json;
-}
 
 std::string printed(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
@@ -94,7 +73,7 @@ void runs_command(const RunsArguments& arguments) {
   if (arguments.limit > 0 && std::ssize(runs) > arguments.limit) runs.resize(static_cast<size_t>(arguments.limit));
   if (arguments.json) {
     Json list = Json::array();
-    for (const RunRow& run : runs) list.push_back(json_of(run));
+    for (const RunRow& run : runs) list.push_back(run_json(run));
     fmt::print("{}\n", printed(list));
     return;
   }
@@ -119,7 +98,7 @@ void runs_show_command(const RunsArguments& arguments) {
   std::vector<MetricsView::Last> last;
   if (fs::exists(metrics) || fs::exists(fs::path(metrics).replace_extension("live")))
     last = MetricsReader(metrics).tags();
-  Json json = json_of(run);
+  Json json = run_json(run);
   json["checkpoint_dir"] = run.checkpoint_dir;
   if (arguments.json) {
     json["config"] = try_parse_json<Json>(store.config(run.id));
