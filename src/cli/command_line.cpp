@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/help.h"
+#include "cli/run_options.h"
 #include "config/templates.h"
 #include "ops/factory.h"
 
@@ -95,10 +96,7 @@ class CommandLine::Commands {
 
     add_config(app);
 
-    CLI::App* runs = app.add_subcommand("runs", "list runs: status, steps, loss, throughput");
-    runs->add_option("--dir", runs_.dir, "the runs' folder (run.dir)")->capture_default_str();
-    runs->add_option("-n,--limit", runs_.limit, "how many, newest first")->check(number(0))->capture_default_str();
-    runs->callback([this] { run_ = [this] { runs_command(runs_); }; });
+    add_run_commands(app, runs_, mon_, viz_, run_);
   }
 
   void add_config(CLI::App& app) {
@@ -618,6 +616,8 @@ class CommandLine::Commands {
   bool manual_ = false;
   std::string shell_;
   RunsArguments runs_;
+  MonArguments mon_;
+  VizArguments viz_;
   std::string chat_template_ = "chatml";
   PrepOptions prep_;
   SynthesizeOptions synthesize_;

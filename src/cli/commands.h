@@ -177,9 +177,45 @@ void eval_compare_command(const EvalCompareArguments& arguments);
 
 struct RunsArguments {
   std::string dir = "runs";
+  // Of the list.
   int64_t limit = 20;
+  std::vector<std::string> filters;
+  std::string sort;
+  bool grouped = false;
+  bool json = false;
+  // Of what is done with runs.
+  std::vector<std::string> runs;
+  std::string by = "step";
+  std::string tag = "train/loss";
+  std::string format = "csv";
+  std::string out;
+  std::string note;
 };
 void runs_command(const RunsArguments& arguments);
+void runs_show_command(const RunsArguments& arguments);
+void runs_compare_command(const RunsArguments& arguments);
+void runs_plot_command(const RunsArguments& arguments);
+void runs_export_command(const RunsArguments& arguments);
+void runs_note_command(const RunsArguments& arguments);
+void runs_rm_command(const RunsArguments& arguments);
+void runs_tags_command();
+
+struct MonArguments {
+  std::string dir = "runs";
+  std::string run;  // "": the newest
+  bool no_colour = false;
+};
+void mon_command(const MonArguments& arguments);
+
+struct VizArguments {
+  std::string dir = "runs";
+  std::string host = "127.0.0.1";
+  int port = 8010;
+  std::vector<std::string> allowed_hosts;
+  std::string memory = "2GiB";
+};
+// Serves a page that shows runs, until SIGINT or SIGTERM (docs/viz.md).
+void viz_command(const VizArguments& arguments);
 
 struct BenchTrainArguments {
   ConfigArguments config;

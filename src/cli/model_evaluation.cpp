@@ -17,6 +17,7 @@
 #include "eval/packed_scorer.h"
 #include "hf/import.h"
 #include "track/metrics.h"
+#include "track/metrics_file.h"
 
 namespace nmoe::cli {
 
@@ -146,10 +147,8 @@ void record(const fs::path& checkpoint, const CheckpointInfo& info, const EvalRe
   const fs::path runs = fs::weakly_canonical(checkpoint).parent_path().parent_path().parent_path();
   const fs::path metrics = runs / "metrics" / info.run_id;
   if (info.run_id.empty() || !fs::exists(metrics)) return;
-  MetricsWriter writer(metrics / "rank_0.duckdb");
-  for (const auto& [tag, value] : report_metrics(report)) writer.add(info.step, tag, value);
   try {
-    writer.flush();
+    add_metrics(metrics / "rank_0.duckdb", {.step = info.step, .ts_ms = now_ms(), .scalars = report_metrics(report)});
   } catch (const Error& error) {
     say("warning: the run's metrics have nothing of this evaluation: {}\n", error.what());
   }

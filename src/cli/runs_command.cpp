@@ -1,29 +1,208 @@
+// n runs, show, compare, note, rm, tags.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/runs_store.h"
+#include "track/catalogue.h"
+#include "track/metrics_reader.h"
+#include "track/run_compare.h"
+#include "track/run_json.h"
+#include "track/run_query.h"
 #include "track/runs.h"
 
 namespace nmoe::cli {
+namespace {
 
-void runs_command(const RunsArguments& arguments) {
+using Json = nlohmann::ordered_json;
+
+std::string printed(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
+std::string decimal(const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; }
+
+// Names and reasons may come from anywhere: nothing in them steers a terminal.
+void print_table(std::span<const RunRow> runs) {
+  std::string text = fmt::format("{:<26}{:<20}{:<17}{:>9}{:>10}{:>10}{:>9}{:>12}  {:<21}{}\n", "run", "name", "status",
+                                 "step", "loss", "valid", "saved", "tokens/s", "started", "reason");
+  for (const RunRow& run : runs) {
+    const std::string rate = run.tokens_per_s ? human_count(*run.tokens_per_s) : "-";
+    const std::string saved = run.checkpoint ? std::to_string(*run.checkpoint) : "-";
+    const std::string remark =
+        run.reason.empty() || run.note.empty() ? run.reason + run.note : fmt::format("{}; {}", run.reason, run.note);
+    fmt::format_to(std::back_inserter(text), "{:<26}{:<20}{:<17}{:>9}{:>10}{:>10}{:>9}{:>12}  {:<21}{}\n", run.id,
+                   run.name, run_status_name(run.status), run.step, decimal(run.last_loss), decimal(run.valid_loss),
+                   saved, rate, run.started_at, remark);
+  }
+  fmt::print("{}", terminal_safe(text));
+}
+
+}  // namespace
+
+RunStore open_runs(const RunsArguments& arguments, RunStore::Access access) {
   const fs::path database = fs::path(arguments.dir) / "experiments.db";
   if (!fs::exists(database)) {
     throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
                       "train something first, or name the runs' folder with --dir");
   }
-  RunStore store(database, RunStore::Access::kRead);
-  fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", "run", "name", "status", "step", "loss", "tokens/s",
-             "started", "reason");
-  for (const RunRow& run : store.list(arguments.limit)) {
-    const std::string loss = run.last_loss ? fmt::format("{:.4f}", *run.last_loss) : "-";
-    const std::string rate = run.tokens_per_s ? human_count(*run.tokens_per_s) : "-";
-    fmt::print("{:<26}{:<20}{:<17}{:>9}{:>10}{:>12}  {:<21}{}\n", run.id, run.name, run_status_name(run.status),
-               run.step, loss, rate, run.started_at, run.reason);
+  return RunStore(database, access);
+}
+
+std::vector<RunRow> named_runs(RunStore& store, const RunsArguments& arguments) {
+  const std::vector<RunRow> all = store.list();
+  std::vector<RunRow> named;
+  for (const std::string& word : arguments.runs) named.push_back(find_run(all, word));
+  return named;
+}
+
+void runs_command(const RunsArguments& arguments) {
+  std::vector<RunFilter> filters(arguments.filters.begin(), arguments.filters.end());
+  RunStore store = open_runs(arguments, RunStore::Access::kRead);
+  std::vector<RunRow> runs = store.list();
+  std::erase_if(runs, [&](const RunRow& run) {
+    return !std::ranges::all_of(filters, [&](const RunFilter& filter) { return filter.matches(run); });
+  });
+  if (!arguments.sort.empty()) sort_runs(runs, arguments.sort);
+  if (arguments.limit > 0 && std::ssize(runs) > arguments.limit) runs.resize(static_cast<size_t>(arguments.limit));
+  if (arguments.json) {
+    Json list = Json::array();
+    for (const RunRow& run : runs) list.push_back(run_json(run));
+    fmt::print("{}\n", printed(list));
+    return;
+  }
+  if (!arguments.grouped) return print_table(runs);
+  // Experiments in the order of their first run; runs in theirs.
+  std::vector<std::pair<std::string, std::vector<RunRow>>> groups;
+  for (RunRow& run : runs) {
+    auto group = std::ranges::find(groups, run.experiment, &decltype(groups)::value_type::first);
+    if (group == groups.end()) group = groups.insert(groups.end(), {run.experiment, {}});
+    group->second.push_back(std::move(run));
+  }
+  for (const auto& [experiment, members] : groups) {
+    fmt::print("{}experiment {}\n", &experiment == &groups.front().first ? "" : "\n", terminal_safe(experiment));
+    print_table(members);
   }
 }
+
+void runs_show_command(const RunsArguments& arguments) {
+  RunStore store = open_runs(arguments, RunStore::Access::kRead);
+  const RunRow run = named_runs(store, arguments).front();
+  const fs::path metrics = metrics_path(arguments.dir, run.id);
+  std::vector<MetricsView::Last> last;
+  if (fs::exists(metrics) || fs::exists(fs::path(metrics).replace_extension("live")))
+    last = MetricsReader(metrics).tags();
+  Json json = run_json(run);
+  json["checkpoint_dir"] = run.checkpoint_dir;
+  if (arguments.json) {
+    json["config"] = try_parse_json<Json>(store.config(run.id));
+    for (const MetricsView::Last& value : last) {
+      if (!value.is_array) json["last"][value.tag] = {{"step", value.step}, {"value", value.value}};
+    }
+    fmt::print("{}\n", printed(json));
+    return;
+  }
+  std::string text;
+  for (const auto& [name, value] : json.items()) {
+    if (!value.is_null())
+      text += fmt::format("{:<16}{}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  text += fmt::format("\n{:<44}{:>14}  {:<12}{}\n", "last value of", "", "unit", "step");
+  for (const MetricsView::Last& value : last) {
+    if (value.is_array) continue;
+    const TagInfo* info = find_tag(value.tag);
+    text += fmt::format("{:<44}{:>14.6g}  {:<12}{}\n", value.tag, value.value, info == nullptr ? "" : info->unit,
+                        value.step);
+  }
+  fmt::print("{}", terminal_safe(text));
+}
+
+void runs_compare_command(const RunsArguments& arguments) {
+  RunStore store = open_runs(arguments, RunStore::Access::kRead);
+  const std::vector<RunRow> runs = named_runs(store, arguments);
+  std::vector<std::string> ids;
+  for (const RunRow& run : runs) ids.push_back(run.id);
+  const Progression progression = arguments.by == "tokens"  ? Progression::kTokens
+                                  : arguments.by == "flops" ? Progression::kFlops
+                                                            : Progression::kSteps;
+  const RunComparison comparison = compare_runs(store, arguments.dir, ids, progression);
+  const auto number = [](const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); };
+  if (arguments.json) {
+    Json json = {{"by", arguments.by}, {"at", comparison.at}, {"runs", Json::array()}, {"config", Json::object()}};
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const RunLosses& losses = comparison.losses[i];
+      const auto loss = [&](const RunLosses::Loss& of) {
+        return Json{{"at", number(of.at)}, {"last", number(of.last)}, {"best", number(of.best)}};
+      };
+      json["runs"].push_back({{"id", runs[i].id},
+                              {"name", runs[i].name},
+                              {"reached", losses.reached},
+                              {"at_step", losses.at_step},
+                              {"train", loss(losses.train)},
+                              {"valid", loss(losses.valid)}});
+    }
+    for (const ConfigDifference& difference : comparison.differences) {
+      for (const std::string& value : difference.values) {
+        json["config"][difference.key].push_back(value.empty() ? Json(nullptr) : try_parse_json<Json>(value));
+      }
+    }
+    json["seeds"] = Json::array();
+    for (const RunComparison::Seeds& seeds : comparison.seeds) {
+      Json group = {{"train", {{"mean", seeds.train_mean}, {"deviation", seeds.train_deviation}}},
+                    {"valid", {{"mean", number(seeds.valid_mean)}, {"deviation", number(seeds.valid_deviation)}}}};
+      for (const size_t run : seeds.runs) group["runs"].push_back(runs[run].id);
+      json["seeds"].push_back(group);
+    }
+    fmt::print("{}\n", printed(json));
+    return;
+  }
+  std::string text = fmt::format("at {} {}\n{:<26}{:<20}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}\n", arguments.by,
+                                 human_count(comparison.at), "run", "name", "reached", "loss", "last", "best", "valid",
+                                 "last", "best");
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto& [train, valid, at_step, reached] = comparison.losses[i];
+    text += fmt::format("{:<26}{:<20}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}\n", runs[i].id, runs[i].name,
+                        human_count(reached), decimal(train.at), decimal(train.last), decimal(train.best),
+                        decimal(valid.at), decimal(valid.last), decimal(valid.best));
+  }
+  for (const RunComparison::Seeds& seeds : comparison.seeds) {
+    text += fmt::format("\n{} seeds of {}: loss {:.4f} +- {:.4f}", seeds.runs.size(), runs[seeds.runs.front()].name,
+                        seeds.train_mean, seeds.train_deviation);
+    if (seeds.valid_mean) text += fmt::format(", valid {:.4f} +- {:.4f}", *seeds.valid_mean, *seeds.valid_deviation);
+    text += '\n';
+  }
+  text += comparison.differences.empty() ? "\none configuration\n" : "\nconfigurations differ in\n";
+  for (const ConfigDifference& difference : comparison.differences) {
+    text += fmt::format("  {:<30}", difference.key);
+    for (const std::string& value : difference.values) text += fmt::format(" {:<14}", value.empty() ? "-" : value);
+    text += '\n';
+  }
+  fmt::print("{}", terminal_safe(text));
+}
+
+void runs_note_command(const RunsArguments& arguments) {
+  RunStore store = open_runs(arguments, RunStore::Access::kWrite);
+  store.set_note(named_runs(store, arguments).front().id, arguments.note);
+}
+
+void runs_rm_command(const RunsArguments& arguments) {
+  RunStore store = open_runs(arguments, RunStore::Access::kWrite);
+  for (const RunRow& run : named_runs(store, arguments)) {
+    store.remove(run.id);
+    remove_tree(metrics_path(arguments.dir, run.id).parent_path());
+    fmt::print("removed {}{}\n", run.id,
+               fs::exists(run.checkpoint_dir)
+                   ? terminal_safe(fmt::format("; its checkpoints stay in {}", run.checkpoint_dir))
+                   : "");
+  }
+}
+
+void runs_tags_command() { fmt::print("{}", tag_reference()); }
 
 }  // namespace nmoe::cli

@@ -89,6 +89,20 @@ int64_t HttpRequest::count(std::string_view name) const {
   });
 }
 
+std::vector<std::string> HttpRequest::parameters(std::string_view name) const {
+  std::vector<std::string> values;
+  for (std::string_view rest = query; !rest.empty();) {
+    const std::string_view pair = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(pair.size() + 1, rest.size()));
+    const size_t equals = std::min(pair.find('='), pair.size());
+    if (decode_percent(pair.substr(0, equals)) != name) continue;
+    std::string value(pair.substr(std::min(equals + 1, pair.size())));
+    std::ranges::replace(value, '+', ' ');
+    values.push_back(decode_percent(value));
+  }
+  return values;
+}
+
 struct HttpServer::State {
   State(HttpHandler& the_handler, const HttpLimits& the_limits) : handler(the_handler), limits(the_limits) {}
 
@@ -254,7 +268,9 @@ class HttpServer::Connection final : public HttpAnswer, public std::enable_share
     keep_alive_ = parser_->keep_alive();
     chunked_ = head.version() >= 11;
     const std::string_view target = view(head.target());
-    request_.path = decode_percent(target.substr(0, target.find('?')));
+    const size_t mark = std::min(target.find('?'), target.size());
+    request_.path = decode_percent(target.substr(0, mark));
+    request_.query = target.substr(std::min(mark + 1, target.size()));
     request_.method = view(head.method_string());
     is_head_ = request_.method == "HEAD";
     if (is_head_) request_.method = "GET";

@@ -28,12 +28,15 @@ struct HttpRequest {
   std::string remote;  // address of the client
   std::string method;  // HEAD is GET here
   std::string path;    // without query, %xx decoded
+  std::string query;   // what came behind '?'
   std::vector<std::pair<std::string, std::string>> headers;
   std::string body;
 
   // The first of that name (lower or upper case), or "".
   std::string_view header(std::string_view name) const;
   int64_t count(std::string_view name) const;
+  // Of a query such as "a=1&b=x%20y" all values of that name, decoded, in their order.
+  std::vector<std::string> parameters(std::string_view name) const;
 };
 
 struct HttpReply {

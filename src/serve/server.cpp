@@ -1,11 +1,8 @@
 #include "serve/server.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -13,10 +10,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/authentication.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "chat/prompt.h"
 #include "serve/api_reply.h"
+#include "serve/page.h"
 
 namespace nmoe {
 namespace {
@@ -31,8 +30,17 @@ constexpr const char* kJson = "application/json";
 
 constexpr std::string_view kOtherRoute = "other";
 
+// The file that a path of the chat page stands for; "" of another path.
+std::string_view page_file_of(std::string_view path) {
+  if (path == "/") return "chat.html";
+  constexpr std::string_view kFiles[] = {"/chat.js", "/dom.js", "/theme.js", "/style.css"};
+  const auto* const found = std::ranges::find(kFiles, path);
+  return found == std::end(kFiles) ? "" : found->substr(1);
+}
+
 // The name of a path that is served, and kOtherRoute for others.
 std::string_view route_of(std::string_view path) {
+  if (!page_file_of(path).empty()) return "/";
   if (path.starts_with("/v1/models/")) return "/v1/models";
   constexpr std::string_view kRoutes[] = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health",
                                           "/metrics"};
@@ -61,15 +69,6 @@ std::string printable(std::string_view whole) {
   return text;
 }
 
-// Takes as long whether it is right or not.
-bool same_secret(const std::string& a, const std::string& b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b.empty() ? '\0' : b[i % b.size()]);
-  }
-  return difference == 0;
-}
-
 // What `action` returns, or the error it throws as the API answers it.
 template <class Action>
 std::optional<HttpReply> reply_of(Action&& action) {
@@ -81,29 +80,6 @@ std::optional<HttpReply> reply_of(Action&& action) {
     const bool bad_request = error.kind() == ErrorKind::kUsage;
     return error_reply(ApiError(bad_request ? 400 : 500, fmt::format("{} ({})", error.what(), error.remedy())));
   }
-}
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char c) { return std::tolower(c); });
-  return result;
-}
-
-// The name in a Host header: without port, an IPv6 address without brackets.
-std::string host_name(std::string_view header) {
-  if (header.starts_with("[")) return lower(header.substr(1, header.find(']') - 1));
-  return lower(header.substr(0, header.find(':')));
-}
-
-// A number stands for one machine, whoever answers for names.
-bool is_address(const std::string& host) {
-  in6_addr address{};
-  return inet_pton(AF_INET, host.c_str(), &address) == 1 || inet_pton(AF_INET6, host.c_str(), &address) == 1;
-}
-
-std::string machine_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? lower(name) : "";
 }
 
 // A connection needs a worker only while its answer is made: one for each generation there is room for, and some for
@@ -137,14 +113,12 @@ ApiServer::ApiServer(InferenceEngine& engine, const CheckpointSettings& settings
       no_chat_(std::move(no_chat)),
       end_of_turn_(chat == nullptr ? std::nullopt : chat->end_of_turn(engine.tokenizer())),
       options_(std::move(options)),
+      hosts_(options_.host, options_.allowed_hosts),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()),
       queue_(engine, options_.max_queue, metrics_),
       seeds_(std::random_device()()),
-      http_(*this, options_.host, options_.port, options_.limits, num_workers(queue_.capacity())) {
-  for (std::string& name : options_.allowed_hosts) name = lower(name);
-  options_.allowed_hosts.insert(options_.allowed_hosts.end(), {"localhost", lower(options_.host), machine_name()});
-}
+      http_(*this, options_.host, options_.port, options_.limits, num_workers(queue_.capacity())) {}
 
 ApiServer::~ApiServer() = default;
 
@@ -160,6 +134,7 @@ std::optional<HttpReply> ApiServer::on_head(const HttpRequest& request) {
     if (request.method != method) {
       throw ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
     }
+    if (route == "/") return page_file(page_file_of(request.path));  // it asks for the key itself
     if (route != "/health") check_key(request);
     if (method == "GET") return get(request);
     // A page in a browser can send other types to this machine without asking.
@@ -175,20 +150,14 @@ std::optional<HttpReply> ApiServer::on_head(const HttpRequest& request) {
 }
 
 void ApiServer::check_host(const HttpRequest& request) const {
-  const std::string name = host_name(request.header("Host"));
-  if (request.count("Host") > 1) throw ApiError(400, "the header Host is there more than once");
-  if (name.empty() || is_address(name) ||
-      std::ranges::find(options_.allowed_hosts, name) != options_.allowed_hosts.end()) {
-    return;
+  if (const auto refusal = hosts_.refusal(request)) {
+    throw ApiError(refusal->status, refusal->message, "", refusal->status == 403 ? "host_not_allowed" : "");
   }
-  throw ApiError(403,
-                 fmt::format("this server does not answer for the host '{}': start it with --allow-host NAME", name),
-                 "", "host_not_allowed");
 }
 
 void ApiServer::check_key(const HttpRequest& request) const {
   if (options_.api_key.empty()) return;
-  if (!same_secret(std::string(request.header("Authorization")), "Bearer " + options_.api_key)) {
+  if (!same_bytes(request.header("Authorization"), "Bearer " + options_.api_key)) {
     throw ApiError(401, "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'", "",
                    "invalid_api_key");
   }

@@ -16,6 +16,7 @@
 #include "serve/api_error.h"
 #include "serve/api_request.h"
 #include "serve/generation_queue.h"
+#include "serve/host_names.h"
 #include "serve/http_server.h"
 #include "serve/metrics.h"
 
@@ -27,8 +28,7 @@ struct ServerOptions {
   int64_t max_queue = 64;  // generations that wait for a slot; more are refused
   std::string api_key;     // "": none is asked for
   std::string model_name;
-  // Names that a request's Host may have beside `host`, localhost, this machine's name and addresses. A page that a
-  // browser loaded from elsewhere cannot take one of those (DNS rebinding).
+  // Names that a request's Host may have beside those that HostNames knows.
   std::vector<std::string> allowed_hosts;
   HttpLimits limits;
 };
@@ -72,6 +72,7 @@ class ApiServer : private HttpHandler {
   std::string no_chat_;
   std::optional<int32_t> end_of_turn_;
   ServerOptions options_;
+  HostNames hosts_;
   int64_t created_;  // seconds since 1970
   std::shared_ptr<ServerMetrics> metrics_ = std::make_shared<ServerMetrics>();
   GenerationQueue queue_;

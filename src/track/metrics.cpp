@@ -2,8 +2,7 @@
 
 #include <fmt/core.h>
 
-#include <cstdio>
-#include <vector>
+#include <utility>
 
 #include "base/error.h"
 #include "base/say.h"
@@ -13,17 +12,22 @@ namespace nmoe {
 namespace {
 
 constexpr auto kLockRetry = std::chrono::milliseconds(50);
+constexpr size_t kBatchBytes = size_t{1} << 20;  // of records that go to the database at once
+
+fs::path live_path(const fs::path& database) { return fs::path(database).replace_extension("live"); }
+
+}  // namespace
 
 int64_t now_ms() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-}  // namespace
-
-MetricsWriter::MetricsWriter(fs::path path, double flush_interval_s, double lock_patience_s)
-    : path_(std::move(path)), flush_interval_(flush_interval_s), lock_patience_(lock_patience_s) {
-  flush();  // an unusable file is found out now, and viewers find a table
+MetricsWriter::MetricsWriter(fs::path path, double fold_interval_s, double lock_patience_s)
+    : path_(std::move(path)), fold_interval_(fold_interval_s), lock_patience_(lock_patience_s) {
+  if (path_.has_parent_path()) make_directories(path_.parent_path());
+  live_.emplace(live_path(path_));
+  fold();  // an unusable file is found out now, and viewers find tables
   thread_ = start_thread("for metrics", [this] { run(); });
 }
 
@@ -35,16 +39,34 @@ MetricsWriter::~MetricsWriter() {
   wake_.notify_all();
   thread_.join();
   try {
-    write();
+    move_all();
+    live_->remove();
   } catch (const std::exception& error) {
-    if (!told_) say("error: the last {} metrics were not written: {}\n", queue_.size(), error.what());
+    if (!told_) {
+      say("warning: the last metrics stay in '{}' until the run goes on: {}\n", live_path(path_).string(),
+          error.what());
+    }
   }
 }
 
-void MetricsWriter::add(int64_t step, const std::string& tag, double value) {
+void MetricsWriter::append(const MetricRecord& record) {
   const std::lock_guard lock(mutex_);
-  queue_[{step, tag}] = {value, now_ms()};
-  while (queue_.size() > kMaxQueued) queue_.erase(queue_.begin());
+  try {
+    std::string frame = encode_record(record);
+    waiting_bytes_ += frame.size();
+    waiting_.push_back(std::move(frame));
+    write_waiting();
+  } catch (const std::exception& error) {
+    failure_ = error.what();
+    for (; waiting_bytes_ > kMaxWaitingBytes; waiting_.pop_front()) waiting_bytes_ -= waiting_.front().size();
+  }
+}
+
+void MetricsWriter::write_waiting() {
+  for (; !waiting_.empty(); waiting_.pop_front()) {
+    live_->append(waiting_.front());
+    waiting_bytes_ -= waiting_.front().size();
+  }
 }
 
 std::string MetricsWriter::take_failure() {
@@ -54,54 +76,19 @@ std::string MetricsWriter::take_failure() {
 
 void MetricsWriter::flush() {
   try {
-    write();
+    move_all();
   } catch (...) {
     lock_patience_ = {};
     told_ = true;
     throw;
   }
   const std::lock_guard lock(mutex_);
-  failure_.clear();  // made good: what it left in the queue is now written
+  failure_.clear();  // made good
 }
 
-void MetricsWriter::rewind(int64_t step) {
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(queue_, [step](const auto& item) { return item.first.first > step; });
-  }
-  write(step);
-}
-
-std::optional<std::string> MetricsWriter::try_write(std::optional<int64_t> rewind_to) {
-  const std::lock_guard file_lock(file_mutex_);
-  if (path_.has_parent_path()) make_directories(path_.parent_path());  // somebody may have removed it
-  std::map<Key, Value> batch;
-  {
-    const std::lock_guard lock(mutex_);
-    batch.swap(queue_);
-  }
-  std::vector<MetricRow> rows;
-  rows.reserve(batch.size());
-  for (const auto& [key, value] : batch) {
-    rows.push_back({key.first, key.second, value.value, value.ts_ms});
-  }
-  const auto requeue = [&] {
-    const std::lock_guard lock(mutex_);
-    queue_.merge(batch);  // what was added meanwhile is newer and stays
-  };
-  try {
-    std::optional<std::string> holder = try_write_metrics(path_, rows, rewind_to);
-    if (holder) requeue();
-    return holder;
-  } catch (...) {
-    requeue();
-    throw;
-  }
-}
-
-void MetricsWriter::write(std::optional<int64_t> rewind_to) {
+void MetricsWriter::move_all() {
   const auto deadline = std::chrono::steady_clock::now() + lock_patience_;
-  while (const std::optional<std::string> holder = try_write(rewind_to)) {
+  while (const std::optional<std::string> holder = fold()) {
     if (std::chrono::steady_clock::now() >= deadline) {
       throw runtime_error(fmt::format("metrics '{}': {}", path_.string(), *holder),
                           "close the file in the program that reads it");
@@ -110,21 +97,67 @@ void MetricsWriter::write(std::optional<int64_t> rewind_to) {
   }
 }
 
+std::optional<MetricsBatch> MetricsWriter::next_batch(uint64_t position) {
+  std::string bytes;
+  uint64_t end = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    end = live_->end();
+    if (position < end) bytes = live_->read(position, kBatchBytes);
+  }
+  if (position >= end) return std::nullopt;
+  MetricsBatch batch;
+  const auto decode = [&] {
+    return decode_records(bytes, [&](MetricRecord record, size_t) { batch.records.push_back(std::move(record)); });
+  };
+  size_t whole = decode();
+  if (whole == 0) {  // a record larger than that
+    const std::lock_guard lock(mutex_);
+    bytes = live_->read(position, kMaxRecordBytes + kBatchBytes);
+    whole = decode();
+  }
+  if (whole == 0) {
+    throw runtime_error(fmt::format("metrics '{}' are damaged at {}", live_path(path_).string(), position),
+                        "the disk returns other bytes than were written: move the file away");
+  }
+  batch.end = position + whole;
+  return batch;
+}
+
+std::optional<std::string> MetricsWriter::fold() {
+  const std::lock_guard fold_lock(fold_mutex_);
+  if (path_.has_parent_path()) make_directories(path_.parent_path());  // somebody may have removed it
+  uint64_t id = 0, base = 0, moved = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    write_waiting();
+    id = live_->id();
+    base = live_->base();
+  }
+  std::optional<std::string> holder = fold_metrics(path_, id, base, [&](uint64_t position) {
+    moved = position;
+    return next_batch(position);
+  });
+  const std::lock_guard lock(mutex_);
+  if (!holder && moved != live_->base()) live_->drop_before(moved);
+  return holder;
+}
+
 void MetricsWriter::run() {
   std::unique_lock lock(mutex_);
-  std::chrono::duration<double> pause = flush_interval_;
+  std::chrono::duration<double> pause = fold_interval_;
   while (!wake_.wait_for(lock, pause, [this] { return stop_; })) {
-    pause = flush_interval_;
-    if (queue_.empty()) continue;
     lock.unlock();
+    pause = fold_interval_;
     std::string failure;
     try {
-      if (try_write()) pause = kLockRetry;
+      // A reader that goes on and on is asked again now and then.
+      if (fold()) pause = std::min<std::chrono::duration<double>>(fold_interval_, std::chrono::seconds(1));
     } catch (const std::exception& error) {
       failure = error.what();
     }
     lock.lock();
-    failure_ = failure;
+    if (!failure.empty()) failure_ = failure;
   }
 }
 

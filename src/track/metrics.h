@@ -1,72 +1,76 @@
-// Writes a rank's metrics while training goes on.
+// Writes a rank's metrics while training goes on: each record to rank_<r>.live at once (live_file.h), from there to
+// rank_<r>.duckdb every minute and at the end (metrics_file.h), on a thread of its own. What a killed process left in
+// the live file is moved by the next that goes on with the run.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <map>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 
+#include "track/live_file.h"
 #include "track/metrics_file.h"
+#include "track/record.h"
 
 namespace nmoe {
 
-// Queues values in memory; a thread of its own writes them every `flush_interval_s` in one short
-// opening of the file, so that viewers can read it in between. While a viewer has it open, or it cannot be written, the
-// values wait; of more than `kMaxQueued` the oldest are lost. Thread-safe.
+int64_t now_ms();  // since 1970 UTC
+
+// Readers never hold it up: while one has the database open, or that cannot be written, the values stay in the live
+// file. While that cannot be written, records wait in memory; of more than `kMaxWaitingBytes` the oldest are lost.
+// Thread-safe.
 class MetricsWriter {
  public:
-  static constexpr size_t kMaxQueued = 500'000;
+  static constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
 
-  // Creates the file and the folder it is in. flush(), rewind() and the destructor wait at most
-  // `lock_patience_s` for other processes to close the file.
-  explicit MetricsWriter(fs::path path, double flush_interval_s = 1.5, double lock_patience_s = 30.0);
-  // Writes what is queued, in one attempt where flush() has failed; else what could not be written is reported on
-  // stderr.
+  // `path` is that of the database; the live file stands beside it. Creates both and the folder they are in, and moves
+  // what is left in the live file, unless a reader has the database open. flush() waits at most `lock_patience_s` for
+  // readers. Error (runtime) where either file is something else or cannot be written.
+  explicit MetricsWriter(fs::path path, double fold_interval_s = 60.0, double lock_patience_s = 2.0);
+  // Moves everything to the database and removes the live file, in one attempt where flush() has failed; what could not
+  // be moved stays there and is reported on standard error.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // Queues a value, in place of an earlier one of the same step and tag.
-  void add(int64_t step, const std::string& tag, double value);
+  // One write to the live file. A value takes the place of an earlier one of its step and tag. Does not throw: see
+  // take_failure().
+  void append(const MetricRecord& record);
 
-  // Why the last write by the background thread failed, once; "" when it did not. Its values are still queued.
+  // Voids what was recorded for steps beyond `step`: a resumed run is about to redo them.
+  void rewind(int64_t step) { append({.step = step, .ts_ms = now_ms(), .rewind = true}); }
+
+  // Why records could not be written to the live file or moved to the database the last time it was tried, once; ""
+  // when all went well. They are kept and tried again.
   std::string take_failure();
 
-  // Returns when everything queued is in the file. Error (runtime) if it cannot be; it stays
-  // queued.
+  // Returns when everything is in the database. Error (runtime) if it cannot be.
   void flush();
 
-  // Deletes what was recorded for steps beyond `step`, queued or written: a resumed run is about to
-  // redo them.
-  void rewind(int64_t step);
-
  private:
-  using Key = std::pair<int64_t, std::string>;  // step, tag
-  struct Value {
-    double value;
-    int64_t ts_ms;
-  };
-
-  // One attempt to write the queue; who holds the file when it cannot be opened.
-  std::optional<std::string> try_write(std::optional<int64_t> rewind_to = std::nullopt);
-  void write(std::optional<int64_t> rewind_to = std::nullopt);  // attempts until the patience ends
+  void write_waiting();
+  void move_all();  // attempts until the patience ends
+  // One attempt; who holds the database when it cannot be opened.
+  std::optional<std::string> fold();
+  std::optional<MetricsBatch> next_batch(uint64_t position);
   void run();
 
   const fs::path path_;
-  const std::chrono::duration<double> flush_interval_;
+  const std::chrono::duration<double> fold_interval_;
   std::chrono::duration<double> lock_patience_;
   bool told_ = false;  // flush() has failed
 
-  std::mutex file_mutex_;  // held while writing; taken before mutex_
+  std::mutex fold_mutex_;  // held while the database is written; taken before mutex_
   std::mutex mutex_;       // guards what follows
   std::condition_variable wake_;
-  std::map<Key, Value> queue_;
-  std::string failure_;  // of the background thread
+  std::optional<LiveFile> live_;
+  std::deque<std::string> waiting_;  // frames that are not in the live file
+  size_t waiting_bytes_ = 0;
+  std::string failure_;
   bool stop_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

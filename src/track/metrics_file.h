@@ -1,19 +1,24 @@
-// One DuckDB file of metrics: metrics/<run>/rank_<r>.duckdb with one table,
+// One DuckDB file of metrics: metrics/<run>/rank_<r>.duckdb with the tables
 //
 //   metrics(step BIGINT, tag VARCHAR, value DOUBLE, ts_ms BIGINT)      key (step, tag)
+//   arrays(step BIGINT, tag VARCHAR, value FLOAT[], ts_ms BIGINT)      key (step, tag)
+//   live_position(id BIGINT, position BIGINT)                          of the live file, up to which all is here
 //
-// DuckDB lets one process write a file or several read it, never both. Each call here therefore
-// opens the file, does one thing and closes it. Within the process calls take turns (DuckDB's file
-// locks do not tell threads apart).
+// Files of earlier versions have the first alone. DuckDB lets one process write a file or several read it, never both:
+// whoever opens one does so briefly. Within the process they take turns (DuckDB's file locks do not tell threads
+// apart).
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "base/files.h"
+#include "track/record.h"
 
 namespace nmoe {
 
@@ -24,15 +29,62 @@ struct MetricRow {
   int64_t ts_ms = 0;  // when it was measured, milliseconds since 1970 UTC
 };
 
-// In one transaction, in a file created when missing: deletes the rows of steps beyond `rewind_to`,
-// if given, then adds `rows`, whose keys differ, in place of rows of the same keys. When another
-// process has the file open, does nothing and returns DuckDB's word for who. Error (runtime) when
-// the file cannot be written or is something else.
-[[nodiscard]] std::optional<std::string> try_write_metrics(const fs::path& path, std::span<const MetricRow> rows,
-                                                           std::optional<int64_t> rewind_to = std::nullopt);
+// Records from `begin` to `end` of a live file, in order.
+struct MetricsBatch {
+  std::vector<MetricRecord> records;
+  uint64_t end = 0;
+};
 
-// All rows of one tag, by step. The readers wait for a writer, which is soon done; Error (runtime)
-// when it is not, or when there is no such file of metrics.
+// Moves records of the live file `id` here: calls `next` with the position up to which its records are here, or `base`
+// if none is, and puts what it returns into the file, created when missing, in one transaction; so until that is
+// nothing. A value takes the place of an earlier one of its key. When another process has the file open, does nothing
+// and returns DuckDB's word for who. Error (runtime) when the file cannot be written or is something else.
+[[nodiscard]] std::optional<std::string> fold_metrics(
+    const fs::path& path, uint64_t id, uint64_t base,
+    const std::function<std::optional<MetricsBatch>(uint64_t position)>& next);
+
+// Puts a record that no live file has into the file, beside a writer that may be at work. Waits as MetricsView does;
+// Error (runtime) like fold_metrics(), or when another program keeps the file open.
+void add_metrics(const fs::path& path, const MetricRecord& record);
+
+// The file, open for reading for as long as this lives: no writer gets in meanwhile, nor another of this process. The
+// constructor waits for whoever is in, which is soon done; Error (runtime) when it is not, or when there is no such
+// file of metrics.
+class MetricsView {
+ public:
+  static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+  explicit MetricsView(const fs::path& path);
+  ~MetricsView();
+
+  struct Position {
+    uint64_t id = 0;
+    uint64_t end = 0;
+  };
+  std::optional<Position> position();
+
+  struct Last {
+    std::string tag;
+    bool is_array = false;
+    int64_t step = 0;
+    double value = 0.0;  // of an array: how many values it has
+    int64_t ts_ms = 0;
+  };
+  // Of every tag the last value of those up to `max_step`, by tag.
+  std::vector<Last> last(int64_t max_step = kNoLimit);
+
+  // All of one tag up to `max_step`, of arrays from `first_step` on, in no order.
+  using TakeValue = std::function<void(int64_t step, double value, int64_t ts_ms)>;
+  void series(const std::string& tag, int64_t max_step, const TakeValue& take);
+  using TakeArray = std::function<void(int64_t step, std::vector<float> values, int64_t ts_ms)>;
+  void arrays(const std::string& tag, int64_t max_step, const TakeArray& take, int64_t first_step = 0);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// All rows of one tag, by step.
 std::vector<MetricRow> read_series(const fs::path& path, const std::string& tag);
 
 // The row of the last step of every tag, by tag.

@@ -40,6 +40,21 @@ constexpr const char* kSchema = R"(
     results_json TEXT CHECK(results_json IS NULL OR json_valid(results_json)));
 )";
 
+constexpr auto kLaterColumns = std::to_array<std::pair<std::string_view, std::string_view>>({
+    {"tokens", "INTEGER"},
+    {"valid_loss", "REAL"},
+    {"valid_bpb", "REAL"},
+    {"checkpoint_step", "INTEGER"},
+    {"note", "TEXT NOT NULL DEFAULT ''"},
+});
+
+// Whatever list() reads, newest last: the rows themselves hold configurations, over which it would have to step.
+constexpr const char* kListed = R"(
+  CREATE INDEX IF NOT EXISTS runs_listed ON runs(
+    started_at, id, experiment_id, name, pid, process_start, host, checkpoint_dir, updated_at, ended_at, status,
+    reason, step, last_loss, tokens_per_s, tokens, valid_loss, valid_bpb, checkpoint_step, note);
+)";
+
 constexpr std::array<std::pair<RunStatus, std::string_view>, 7> kStatusNames = {{
     {RunStatus::kRunning, "running"},
     {RunStatus::kCompleted, "completed"},
@@ -116,6 +131,10 @@ class RunStore::Statement {
     return code == SQLITE_ROW;
   }
   int64_t integer(int column) { return sqlite3_column_int64(statement_, column); }
+  std::optional<int64_t> integer_or_null(int column) {
+    if (sqlite3_column_type(statement_, column) == SQLITE_NULL) return std::nullopt;
+    return integer(column);
+  }
   std::string text(int column) {  // NULL is empty
     const auto* bytes = reinterpret_cast<const char*>(sqlite3_column_text(statement_, column));
     return bytes == nullptr ? "" : bytes;
@@ -188,11 +207,27 @@ void RunStore::open() {
 
   Transaction transaction(*this);
   const int64_t version = query_integer("PRAGMA user_version");
-  if (version == kSchemaVersion) return;
+  if (version == kSchemaVersion) {
+    complete_schema();
+    transaction.commit();
+    return;
+  }
   if (version != 0 || query_integer("SELECT count(*) FROM sqlite_master") != 0) require_own_kind(version);
   execute(kSchema);
+  complete_schema();
   execute(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
   transaction.commit();
+}
+
+void RunStore::complete_schema() {
+  for (const auto& [name, type] : kLaterColumns) {
+    if (!has_column(name)) execute(fmt::format("ALTER TABLE runs ADD COLUMN {} {}", name, type));
+  }
+  execute(kListed);
+}
+
+bool RunStore::has_column(std::string_view name) const {
+  return Statement(*this, "SELECT 1 FROM pragma_table_info('runs') WHERE name = ?", name).step();
 }
 
 // A database with a write-ahead log is read with the help of a file beside it. Where none can be made, it is read as
@@ -211,6 +246,7 @@ void RunStore::open_for_reading() {
     check(sqlite3_open_v2((uri + "?immutable=1").c_str(), &database_, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, nullptr));
   }
   require_own_kind(query_integer("PRAGMA user_version"));
+  has_all_columns_ = std::ranges::all_of(kLaterColumns, [&](const auto& column) { return has_column(column.first); });
 }
 
 void RunStore::require_own_kind(int64_t version) const {
@@ -313,11 +349,45 @@ void RunStore::resume(const std::string& id, const RunInfo& info) {
   transaction.commit();
 }
 
-void RunStore::progress(const std::string& id, int64_t step, double loss, double tokens_per_s) {
-  Statement(*this, "UPDATE runs SET step = ?, last_loss = ?, tokens_per_s = ?, updated_at = ? WHERE id = ?", step, loss,
-            tokens_per_s, utc_now(), id)
+void RunStore::progress(const std::string& id, int64_t step, int64_t tokens, double loss, double tokens_per_s) {
+  Statement(*this, "UPDATE runs SET step = ?, tokens = ?, last_loss = ?, tokens_per_s = ?, updated_at = ? WHERE id = ?",
+            step, tokens, loss, tokens_per_s, utc_now(), id)
       .step();
   require_changed(id);
+}
+
+void RunStore::validated(const std::string& id, double loss, double bits_per_byte) {
+  Statement(*this, "UPDATE runs SET valid_loss = ?, valid_bpb = ? WHERE id = ?", loss, bits_per_byte, id).step();
+  require_changed(id);
+}
+
+void RunStore::saved(const std::string& id, int64_t step) {
+  Statement(*this, "UPDATE runs SET checkpoint_step = ? WHERE id = ?", step, id).step();
+  require_changed(id);
+}
+
+void RunStore::set_note(const std::string& id, const std::string& note) {
+  Statement(*this, "UPDATE runs SET note = ? WHERE id = ?", note, id).step();
+  require_changed(id);
+}
+
+void RunStore::remove(const std::string& id) {
+  Transaction transaction(*this);
+  Statement run(*this, "SELECT status, host, pid, process_start FROM runs WHERE id = ?", id);
+  if (!run.step()) throw usage_error(fmt::format("'{}' has no run '{}'", path_.string(), id), "n runs lists them");
+  // One of another host may be alive.
+  if (run.text(0) == "running" && (run.text(1) != host_name() || process_start(run.integer(2)) == run.integer(3))) {
+    throw usage_error(fmt::format("run '{}' is running as process {} of {}", id, run.integer(2), run.text(1)),
+                      "stop it first");
+  }
+  Statement(*this, "DELETE FROM runs WHERE id = ?", id).step();
+  transaction.commit();
+}
+
+std::string RunStore::config(const std::string& id) {
+  Statement run(*this, "SELECT config_json FROM runs WHERE id = ?", id);
+  if (!run.step()) throw usage_error(fmt::format("'{}' has no run '{}'", path_.string(), id), "n runs lists them");
+  return run.text(0);
 }
 
 void RunStore::require_changed(const std::string& id) const {
@@ -339,12 +409,27 @@ void RunStore::finish(const std::string& id, RunStatus status, const std::string
 }
 
 std::vector<RunRow> RunStore::list(int64_t limit) {
-  Statement run(*this,
-                "SELECT runs.id, runs.name, experiments.name, status, reason, host, pid, "
-                "process_start, started_at, updated_at, ended_at, step, last_loss, tokens_per_s, "
-                "checkpoint_dir FROM runs JOIN experiments ON experiments.id = experiment_id "
-                "ORDER BY started_at DESC, runs.rowid DESC LIMIT ?",
-                limit);
+  Statement run(*this, row_query("ORDER BY started_at DESC, runs.rowid DESC LIMIT ?"), limit);
+  return read_rows(run);
+}
+
+std::optional<RunRow> RunStore::find(const std::string& id) {
+  Statement run(*this, row_query("WHERE runs.id = ?"), id);
+  std::vector<RunRow> rows = read_rows(run);
+  return rows.empty() ? std::nullopt : std::optional(std::move(rows.front()));
+}
+
+std::string RunStore::row_query(std::string_view clauses) const {
+  return fmt::format(
+      "SELECT runs.id, runs.name, experiments.name, status, reason, host, pid, "
+      "process_start, started_at, updated_at, ended_at, step, last_loss, tokens_per_s, "
+      "checkpoint_dir, {} FROM runs JOIN experiments ON experiments.id = experiment_id {}",
+      has_all_columns_ ? "tokens, valid_loss, valid_bpb, checkpoint_step, note" : "NULL, NULL, NULL, NULL, ''",
+      clauses);
+}
+
+std::vector<RunRow> RunStore::read_rows(Statement& run) {
+  const std::string here = host_name();
   std::vector<RunRow> rows;
   while (run.step()) {
     RunRow row = {.id = run.text(0),
@@ -360,8 +445,13 @@ std::vector<RunRow> RunStore::list(int64_t limit) {
                   .step = run.integer(11),
                   .last_loss = run.real(12),
                   .tokens_per_s = run.real(13),
-                  .checkpoint_dir = run.text(14)};
-    if (row.status == RunStatus::kRunning && row.host == host_name() && process_start(row.pid) != run.integer(7)) {
+                  .checkpoint_dir = run.text(14),
+                  .tokens = run.integer_or_null(15),
+                  .valid_loss = run.real(16),
+                  .valid_bpb = run.real(17),
+                  .checkpoint = run.integer_or_null(18),
+                  .note = run.text(19)};
+    if (row.status == RunStatus::kRunning && row.host == here && process_start(row.pid) != run.integer(7)) {
       row.status = RunStatus::kDead;
       row.reason = fmt::format("process {} is gone without a word: killed, or the machine went down", row.pid);
     }

@@ -3,13 +3,16 @@
 //   experiments(id, name, project, description, created_at)
 //   runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, host,
 //        checkpoint_dir, started_at, updated_at, ended_at, status, reason, step, last_loss,
-//        tokens_per_s, results_json)
+//        tokens_per_s, results_json, tokens, valid_loss, valid_bpb, checkpoint_step, note)
 //
+// The columns behind results_json, and an index of what list() reads, are added to databases of earlier versions, which
+// can go on using them.
 // `project` is empty. results_json is an object made at a run's end: "final_loss", null without a finite one, and
 // "steps_completed". Times are UTC in ISO 8601. process_start tells a run's process from a later one of its number.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,6 +61,11 @@ struct RunRow {
   std::optional<double> last_loss;  // nothing before the first progress, or when it was a NaN
   std::optional<double> tokens_per_s;
   std::string checkpoint_dir;
+  std::optional<int64_t> tokens;      // trained on
+  std::optional<double> valid_loss;   // of the last validation of all sources
+  std::optional<double> valid_bpb;    // same
+  std::optional<int64_t> checkpoint;  // step of the last that is whole
+  std::string note;                   // a person's
 };
 
 // Used from one thread at a time. Every call is one transaction, waits up to 5 s for other
@@ -66,7 +74,7 @@ class RunStore {
  public:
   enum class Access {
     kWrite,  // creating the file and its folder when missing
-    kRead,   // list() alone, also in a folder that nobody may write to; the file must be there
+    kRead,   // list(), find() and config() alone, also in a folder that nobody may write to; the file must be there
   };
   explicit RunStore(const fs::path& path, Access access = Access::kWrite);
   ~RunStore();
@@ -82,20 +90,32 @@ class RunStore {
   void resume(const std::string& id, const RunInfo& info);
 
   // Error (runtime) where another program has removed the run; so finish().
-  void progress(const std::string& id, int64_t step, double loss, double tokens_per_s);
+  void progress(const std::string& id, int64_t step, int64_t tokens, double loss, double tokens_per_s);
+  void validated(const std::string& id, double loss, double bits_per_byte);
+  void saved(const std::string& id, int64_t step);
+
+  void set_note(const std::string& id, const std::string& note);
+  // Forgets the run; its files are the caller's affair. Error (usage) while it is running.
+  void remove(const std::string& id);
 
   // Ends a run. `status` is neither kRunning nor kDead.
   void finish(const std::string& id, RunStatus status, const std::string& reason);
 
   // The newest `limit` runs, newest first.
-  std::vector<RunRow> list(int64_t limit);
+  std::vector<RunRow> list(int64_t limit = std::numeric_limits<int64_t>::max());
+  std::optional<RunRow> find(const std::string& id);
+  std::string config(const std::string& id);  // JSON
 
  private:
   class Statement;
   class Transaction;
 
   void open();
+  void complete_schema();  // of databases of earlier versions
+  bool has_column(std::string_view name) const;
   void open_for_reading();
+  std::string row_query(std::string_view clauses) const;
+  static std::vector<RunRow> read_rows(Statement& run);
   void require_own_kind(int64_t version) const;  // of the tables
   void check(int code) const;                    // throws what a SQLite result code other than SQLITE_OK means
   void execute(const std::string& sql) const;
@@ -108,6 +128,7 @@ class RunStore {
 
   const fs::path path_;
   sqlite3* database_ = nullptr;
+  bool has_all_columns_ = true;  // false of a file of an earlier version that is only read
 };
 
 }  // namespace nmoe

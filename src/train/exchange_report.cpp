@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
+#include <utility>
 
 namespace nmoe {
 
@@ -41,19 +43,20 @@ double hidden_share(const RankTraffic& rank) {
   return share(lasted - sum_of(rank.exposed_ms), lasted);
 }
 
-void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, const MetricSink& sink) {
+void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record) {
   if (layers.empty()) return;
+  const auto put_tag = [&](std::string tag, double value) { record.scalars.emplace_back(std::move(tag), value); };
   const size_t num_ranks = layers[0].ranks.size();
   double worst_load = 0.0, bytes = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
   std::vector<double> waited_ms(num_ranks);
   for (const LayerTraffic& layer : layers) {
     const double load = rank_load_max_over_mean(layer);
     worst_load = std::max(worst_load, load);
-    sink(fmt::format("exchange/layer_{:02}/rank_load_max_over_mean", layer.layer), load);
+    put_tag(fmt::format("exchange/layer_{:02}/rank_load_max_over_mean", layer.layer), load);
     for (size_t i = 0; i < num_ranks; ++i) {
       const RankTraffic& rank = layer.ranks[i];
       const auto put = [&](std::string_view name, double value) {
-        sink(fmt::format("exchange/layer_{:02}/rank_{:02}/{}", layer.layer, i, name), value);
+        put_tag(fmt::format("exchange/layer_{:02}/rank_{:02}/{}", layer.layer, i, name), value);
       };
       const double sent = sent_bytes(rank, cost);
       bytes += sent;
@@ -70,12 +73,12 @@ void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& c
     }
   }
   const double count = static_cast<double>(num_ranks);
-  sink("exchange_agg/rank_load_max_over_mean", worst_load);
-  sink("exchange_agg/sent_bytes", bytes / count);
-  sink("exchange_agg/wait_ms", std::accumulate(waited_ms.begin(), waited_ms.end(), 0.0) / count);
-  sink("exchange_agg/wait_max_ms", std::ranges::max(waited_ms));
-  sink("exchange_agg/transfer_ms", lasted_ms / count);
-  sink("exchange_agg/hidden_share", share(lasted_ms - exposed_ms, lasted_ms));
+  put_tag("exchange_agg/rank_load_max_over_mean", worst_load);
+  put_tag("exchange_agg/sent_bytes", bytes / count);
+  put_tag("exchange_agg/wait_ms", std::accumulate(waited_ms.begin(), waited_ms.end(), 0.0) / count);
+  put_tag("exchange_agg/wait_max_ms", std::ranges::max(waited_ms));
+  put_tag("exchange_agg/transfer_ms", lasted_ms / count);
+  put_tag("exchange_agg/hidden_share", share(lasted_ms - exposed_ms, lasted_ms));
 }
 
 }  // namespace nmoe

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "model/exchange_cost.h"
-#include "train/router_report.h"
+#include "track/record.h"
 #include "train/step_exchange.h"
 
 namespace nmoe {
@@ -17,11 +17,8 @@ double sent_bytes(const RankTraffic& rank, const ExchangeCost& cost);
 // The share of its transfers' time that other work hid on a rank; 0 without transfers.
 double hidden_share(const RankTraffic& rank);
 
-// exchange/layer_LL/rank_load_max_over_mean, of each rank RR exchange/layer_LL/rank_RR/{sent_bytes, wait_dispatch_ms,
-// wait_combine_ms, wait_combine_backward_ms, wait_dispatch_backward_ms, transfer_ms, hidden_share}, and
-// exchange_agg/{rank_load_max_over_mean, sent_bytes, wait_ms, wait_max_ms, transfer_ms, hidden_share}: of the worst
-// layer; then sums over layers, of the mean rank, and of the one that waited longest. LL is the model's layer. All of
-// one step.
-void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, const MetricSink& sink);
+// Adds exchange/layer_LL/... and exchange_agg/... to `record` (track/catalogue.h has their meanings); LL is the model's
+// layer. All of one step.
+void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record);
 
 }  // namespace nmoe

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "config/load.h"
 #include "optim/optimizer.h"
+#include "track/metrics_reader.h"
 #include "train/batch_shape.h"
 #include "train/exchange_report.h"
 #include "train/router_report.h"
@@ -18,6 +19,11 @@ namespace {
 constexpr auto kRetryAfter = std::chrono::seconds(60);
 
 }  // namespace
+
+void report_rank(const StepReport& report, MetricRecord& record) {
+  const double ms = 1e3 * report.loader_wait_s / static_cast<double>(report.steps);
+  record.scalars.emplace_back("throughput/loader_wait_ms", ms);
+}
 
 Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
                    const std::string& commit)
@@ -41,8 +47,16 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
     run_id_ = run_id;
   }
   try {
-    metrics_.emplace(fs::path(config.run.dir) / "metrics" / run_id_ / fmt::format("rank_{}.duckdb", rank.index()));
-    metrics_->rewind(step);
+    const fs::path path = metrics_path(config.run.dir, run_id_);
+    metrics_.emplace(path);
+    if (!run_id.empty()) {
+      metrics_->rewind(step);
+      // Those of ranks that the run had before and has no more.
+      for (int64_t other = rank.count(); fs::exists(metrics_path(config.run.dir, run_id_, other)); ++other) {
+        MetricsWriter(metrics_path(config.run.dir, run_id_, other)).rewind(step);
+      }
+    }
+    log_.emplace(path.parent_path() / "train.log");
   } catch (const std::exception& error) {
     keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, error.what()); });
     throw;
@@ -72,82 +86,114 @@ double Recorder::tokens_per_s(const StepReport& report) const {
   return static_cast<double>(report.steps * step_tokens(config_)) / report.seconds;
 }
 
+double Recorder::rate(const Progress& progress, WeightGroup group) const {
+  return scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, progress);
+}
+
+void Recorder::message(std::string_view text) {
+  line_.message(text);
+  if (log_) log_->line(text);
+}
+
 void Recorder::show(const StepReport& report, bool milestone) {
-  last_ = {.step = report.progress.steps, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
-  line_.update(report.progress.steps,
-               fmt::format("loss {:.4f}  {:.3f} bits/byte  {}tokens/s", report.result.loss, report.bits_per_byte,
-                           human_count(tokens_per_s(report))),
-               milestone);
+  const int64_t step = report.progress.steps;
+  last_ = {
+      .step = step, .tokens = report.progress.tokens, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
+  const std::string detail =
+      fmt::format("loss {:.4f}  {:.3f} bits/byte  lr {:.2e}  norm {:.3g}  {}  {}tokens/s  MFU {:.1f} %",
+                  report.result.loss, report.bits_per_byte, rate(report.progress, WeightGroup::kMatrices),
+                  report.result.grad_norm, human_seconds(report.seconds / static_cast<double>(report.steps)),
+                  human_count(last_->tokens_per_s), 100.0 * report.flops / report.seconds / peak_flops_);
+  line_.update(step, detail, milestone);
+  if (milestone) log_->line(line_.text(step, detail));
 }
 
 void Recorder::record(const StepReport& report) {
   const std::span<const RouterHealth> routers = report.result.routers;
-  const int64_t step = report.progress.steps;
-  const auto put = [&](std::string_view tag, double value) { metrics_->add(step, std::string(tag), value); };
+  MetricRecord record{.step = report.progress.steps, .ts_ms = now_ms()};
+  const auto put = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
   put("train/loss", report.result.loss);
   put("train/bpb", report.bits_per_byte);
   put("train/grad_norm", report.result.grad_norm);
   put("train/tokens_seen", static_cast<double>(report.progress.tokens));
   put("train/flops", report.total_flops);
-
-  const auto put_rate = [&](std::string_view tag, WeightGroup group) {
-    put(tag, scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, report.progress));
-  };
-  put_rate("optimizer/lr", WeightGroup::kMatrices);
-  put_rate("optimizer/lr_rest", WeightGroup::kRest);
+  put("optimizer/lr", rate(report.progress, WeightGroup::kMatrices));
+  put("optimizer/lr_rest", rate(report.progress, WeightGroup::kRest));
   if (!routers.empty()) {
-    put_rate("optimizer/lr_expert", WeightGroup::kExperts);
-    put_rate("optimizer/lr_router", WeightGroup::kRouter);
+    put("optimizer/lr_expert", rate(report.progress, WeightGroup::kExperts));
+    put("optimizer/lr_router", rate(report.progress, WeightGroup::kRouter));
   }
-
-  const double rate = last_->tokens_per_s;
-  put("throughput/tokens_per_s", rate);
+  put("throughput/tokens_per_s", last_->tokens_per_s);
   put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
   put("efficiency/tflops", report.flops / report.seconds / 1e12);
   put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
   put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
-  report_routers(routers, put);
-  report_exchange(report.result.traffic, exchange_cost_, put);
+  report_rank(report, record);
+  report_routers(routers, record);
+  report_exchange(report.result.traffic, exchange_cost_, record);
+  metrics_->append(record);
   record_progress();
   const std::string failure = metrics_->take_failure();
   if (failure.empty() || Clock::now() < metrics_warning_) return;
   metrics_warning_ = Clock::now() + kRetryAfter;
-  message(fmt::format("warning: metrics wait in memory to be written: {}", failure));
+  message(fmt::format("warning: metrics wait to be written: {}", failure));
 }
 
 void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
-  metrics_->add(step, "parallel/expert_moves", static_cast<double>(done.moves()));
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  record.scalars.emplace_back("parallel/expert_moves", static_cast<double>(done.moves()));
   for (const Rebalancing::Layer& layer : done.layers) {
-    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_before_moves", layer.layer), layer.load_before);
-    metrics_->add(step, fmt::format("parallel/layer_{:02}/load_after_moves", layer.layer), layer.load_after);
+    const std::string prefix = fmt::format("parallel/layer_{:02}/", layer.layer);
+    record.scalars.emplace_back(prefix + "load_before_moves", layer.load_before);
+    record.scalars.emplace_back(prefix + "load_after_moves", layer.load_after);
   }
+  metrics_->append(record);
 }
 
 void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,
                                  double seconds) {
+  const std::string place = source.empty() ? fmt::format("step {}", step) : fmt::format("step {}: {}", step, source);
+  if (result.tokens == 0) return message(fmt::format("{}: validation has no token with a loss", place));
+  const std::string answers =
+      result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
+  message(fmt::format("{}: validation loss {:.4f} nats, {:.4f} bits per byte{}", place, result.loss(),
+                      result.bits_per_byte(), answers));
   const std::string prefix = source.empty() ? "valid/" : fmt::format("valid/{}/", source);
-  metrics_->add(step, prefix + "loss", result.loss());
-  metrics_->add(step, prefix + "bpb", result.bits_per_byte());
-  metrics_->add(step, prefix + "tokens", static_cast<double>(result.tokens));
-  metrics_->add(step, prefix + "bytes", static_cast<double>(result.bytes));
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  const auto put = [&](std::string_view name, double value) {
+    record.scalars.emplace_back(fmt::format("{}{}", prefix, name), value);
+  };
+  put("loss", result.loss());
+  put("bpb", result.bits_per_byte());
+  put("tokens", static_cast<double>(result.tokens));
+  put("bytes", static_cast<double>(result.bytes));
   if (result.answers > 0) {
-    metrics_->add(step, prefix + "answers", static_cast<double>(result.answers));
-    metrics_->add(step, prefix + "answers_correct_share", result.answers_correct_share());
+    put("answers", static_cast<double>(result.answers));
+    put("answers_correct_share", result.answers_correct_share());
   }
-  metrics_->add(step, prefix + "seconds", seconds);
+  put("seconds", seconds);
+  metrics_->append(record);
+  if (!source.empty() || Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->validated(run_id_, result.loss(), result.bits_per_byte()); });
+}
+
+void Recorder::record_checkpoint(int64_t step) {
+  if (Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->saved(run_id_, step); });
 }
 
 void Recorder::record_evaluation(int64_t step, const EvalReport& report) {
-  for (const auto& [tag, value] : report_metrics(report)) metrics_->add(step, tag, value);
+  MetricRecord record{.step = step, .ts_ms = now_ms(), .scalars = report_metrics(report)};
   double seconds = 0.0;
   for (const TaskReport& task : report.tasks) seconds += task.seconds;
-  metrics_->add(step, "eval/seconds", seconds);
+  record.scalars.emplace_back("eval/seconds", seconds);
+  metrics_->append(record);
   message(fmt::format("step {}: {} ({})", step, short_report(report), human_seconds(seconds)));
 }
 
 void Recorder::record_progress() {
   if (!last_ || Clock::now() < row_retry_) return;
-  keep_row([&] { runs_->progress(run_id_, last_->step, last_->loss, last_->tokens_per_s); });
+  keep_row([&] { runs_->progress(run_id_, last_->step, last_->tokens, last_->loss, last_->tokens_per_s); });
 }
 
 void Recorder::finish(RunStatus status, const std::string& reason) {

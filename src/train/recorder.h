@@ -1,4 +1,4 @@
-// What a run reports about itself: metrics for viewers, the run's row in experiments.db, the progress line.
+// What a run reports about itself: metrics for viewers, the run's row in experiments.db, the progress line, train.log.
 //
 // Threads: that of rank 0, which owns it.
 #pragma once
@@ -16,6 +16,7 @@
 #include "eval/evaluate.h"
 #include "model/exchange_cost.h"
 #include "track/metrics.h"
+#include "track/run_log.h"
 #include "track/runs.h"
 #include "train/engine.h"
 #include "train/validation.h"
@@ -44,11 +45,15 @@ struct StepReport {
   Progress progress;
   StepResult result;
   double bits_per_byte = 0.0;
-  double seconds = 0.0;      // of the steps since the last report
-  int64_t steps = 0;         // how many those are
-  double flops = 0.0;        // what they took (model/cost.h), of all ranks
-  double total_flops = 0.0;  // of the whole run so far
+  double seconds = 0.0;        // of the steps since the last report
+  int64_t steps = 0;           // how many those are
+  double flops = 0.0;          // what they took (model/cost.h), of all ranks
+  double total_flops = 0.0;    // of the whole run so far
+  double loader_wait_s = 0.0;  // of the rank, since its last record
 };
+
+// What a logged step's record has on every rank.
+void report_rank(const StepReport& report, MetricRecord& record);
 
 class Recorder {
  public:
@@ -58,6 +63,7 @@ class Recorder {
   Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit);
 
   const std::string& run_id() const { return run_id_; }
+  MetricsWriter& metrics() { return *metrics_; }
 
   // The progress line; of every step, in order.
   void show(const StepReport& report, bool milestone);
@@ -68,7 +74,9 @@ class Recorder {
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
   void record_evaluation(int64_t step, const EvalReport& report);
-  void message(std::string_view text) { line_.message(text); }
+  // The checkpoint of that step is whole.
+  void record_checkpoint(int64_t step);
+  void message(std::string_view text);
   // Ends the run's row, with step and loss of the last step shown, then writes the last metrics. Without it the run is
   // listed as dead when the process is gone.
   void finish(RunStatus status, const std::string& reason);
@@ -77,10 +85,12 @@ class Recorder {
   using Clock = std::chrono::steady_clock;
   struct Last {
     int64_t step;
+    int64_t tokens;
     double loss;
     double tokens_per_s;
   };
   double tokens_per_s(const StepReport& report) const;
+  double rate(const Progress& progress, WeightGroup group) const;
   void record_progress();
   void keep_row(const std::function<void()>& action);
 
@@ -94,6 +104,7 @@ class Recorder {
   Clock::time_point row_retry_{};        // when it is tried again
   Clock::time_point metrics_warning_{};  // when the next is due
   std::optional<MetricsWriter> metrics_;
+  std::optional<RunLog> log_;
   std::optional<Last> last_;  // nothing before the first step
   ProgressLine line_;
 };

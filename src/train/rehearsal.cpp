@@ -38,9 +38,12 @@ class Tracking {
     run_ = runs_.start({.name = "rehearsal", .experiment = "rehearsal"});
   }
   void write(int64_t step) {
-    for (int i = 0; i < 100; ++i) metrics_.add(step, fmt::format("rehearsal/{}", i), 0.0);
+    MetricRecord record{.step = step, .ts_ms = now_ms()};
+    for (int i = 0; i < 100; ++i) record.scalars.emplace_back(fmt::format("rehearsal/{}", i), 0.0);
+    record.arrays.emplace_back("rehearsal/array", std::vector<float>(100));
+    metrics_.append(record);
     metrics_.flush();
-    runs_.progress(run_, step, 0.0, 0.0);
+    runs_.progress(run_, step, 0, 0.0, 0.0);
   }
   void finish() { runs_.finish(run_, RunStatus::kCompleted, ""); }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string_view>
 
 namespace nmoe {
 namespace {
@@ -34,23 +35,24 @@ Load measure(const RouterHealth& layer) {
 
 }  // namespace
 
-void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink) {
+void report_routers(std::span<const RouterHealth> layers, MetricRecord& record) {
   if (layers.empty()) return;
   double sum_cv = 0, sum_cv_squared = 0, sum_entropy = 0, min_entropy = layers[0].entropy, dead = 0, active = 0;
   for (const RouterHealth& layer : layers) {
     const Load load = measure(layer);
     const double num_experts = static_cast<double>(layer.counts.size());
-    const auto put = [&](std::string_view name, double value) {
-      sink(fmt::format("router/layer_{:02}/{}", layer.layer, name), value);
-    };
+    const auto tag = [&](std::string_view name) { return fmt::format("router/layer_{:02}/{}", layer.layer, name); };
+    const auto put = [&](std::string_view name, double value) { record.scalars.emplace_back(tag(name), value); };
     put("load_max_over_mean", load.over_mean());
     put("max_load", load.mean > 0 ? 100.0 * load.max / (load.mean * num_experts) : 0.0);
     put("cv", load.cv_percent);
     put("entropy", layer.entropy);
     put("experts_active", static_cast<double>(load.active));
-    put("bias_range", layer.bias_range);
+    put("bias_range", layer.bias_range());
     put("balance_loss", layer.balance_loss);
     put("z_loss", layer.z_loss);
+    record.arrays.emplace_back(tag("load"), std::vector<float>(layer.counts.begin(), layer.counts.end()));
+    record.arrays.emplace_back(tag("bias"), layer.bias);
     sum_cv += load.cv_percent;
     sum_cv_squared += load.cv_percent * load.cv_percent;
     sum_entropy += layer.entropy;
@@ -60,12 +62,13 @@ void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink
   }
   const double count = static_cast<double>(layers.size());
   const double mean_cv = sum_cv / count;
-  sink("router_agg/mean_cv", mean_cv);
-  sink("router_agg/std_cv", std::sqrt(std::max(0.0, sum_cv_squared / count - mean_cv * mean_cv)));
-  sink("router_agg/mean_entropy", sum_entropy / count);
-  sink("router_agg/min_entropy", min_entropy);
-  sink("router_agg/dead_experts_count", dead);
-  sink("router_agg/experts_active_mean", active / count);
+  const auto put_all = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
+  put_all("router_agg/mean_cv", mean_cv);
+  put_all("router_agg/std_cv", std::sqrt(std::max(0.0, sum_cv_squared / count - mean_cv * mean_cv)));
+  put_all("router_agg/mean_entropy", sum_entropy / count);
+  put_all("router_agg/min_entropy", min_entropy);
+  put_all("router_agg/dead_experts_count", dead);
+  put_all("router_agg/experts_active_mean", active / count);
 }
 
 FullestExpert fullest_expert(std::span<const RouterHealth> layers) {

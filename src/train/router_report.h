@@ -1,23 +1,18 @@
 // Router health as numbers to log, and the rules that call a router collapsed or far from balance.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "config/config.h"
+#include "track/record.h"
 #include "train/engine.h"
 
 namespace nmoe {
 
-using MetricSink = std::function<void(std::string_view tag, double value)>;
-
-// router/layer_LL/{max_load, load_max_over_mean, cv, entropy, experts_active, bias_range, balance_loss, z_loss}, LL
-// being the model's layer (layer_01 is that of the weights layers.1), and router_agg/{mean_cv, std_cv, mean_entropy,
-// min_entropy, dead_experts_count, experts_active_mean}. cv (standard deviation over mean of the experts' rows) and
-// max_load (the busiest expert's share of all rows) are percentages.
-void report_routers(std::span<const RouterHealth> layers, const MetricSink& sink);
+// Adds router/layer_LL/... and router_agg/... to `record` (track/catalogue.h has their meanings), LL being the model's
+// layer (layer_01 is that of the weights layers.1).
+void report_routers(std::span<const RouterHealth> layers, MetricRecord& record);
 
 struct FullestExpert {
   int64_t layer = 0;       // of the model

@@ -71,6 +71,11 @@ void fill_positions(const Batch& batch, const PutIds& put) {
   put(batch.positions, positions);
 }
 
+double RouterHealth::bias_range() const {
+  const auto [low, high] = std::ranges::minmax(bias);
+  return static_cast<double>(high) - static_cast<double>(low);
+}
+
 StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
                    Arena& arena, bool with_expert_rows)
     : device_(rank.device),
@@ -153,14 +158,13 @@ StepResult StepSlot::wait() const {
   for (size_t i = 0; has_routers_ && i < routers_.size(); ++i) {
     const auto& [layer, stats, bias] = routers_[i];
     const std::span<const int32_t> counts = stats.counts.span<int32_t>();
-    const auto [low, high] = std::ranges::minmax(bias.span<float>());
     RouterHealth& health = result.routers.emplace_back();
     health.layer = layer;
     health.counts.assign(counts.begin(), counts.end());
     health.balance_loss = stats.aux_loss.data<double>()[0];
     health.z_loss = stats.aux_loss.data<double>()[1];
     health.entropy = stats.entropy.data<double>()[0] / num_tokens_;
-    health.bias_range = static_cast<double>(high) - static_cast<double>(low);
+    health.bias.assign(bias.span<float>().begin(), bias.span<float>().end());
     if (exchanges_.traffic.defined()) result.traffic.push_back(traffic_of(static_cast<int64_t>(i)));
   }
   return result;

@@ -56,7 +56,9 @@ struct RouterHealth {
   double balance_loss = 0.0;
   double z_loss = 0.0;
   double entropy = 0.0;     // mean over tokens, nats
-  double bias_range = 0.0;  // largest minus smallest selection bias
+  std::vector<float> bias;  // [E] added to scores where experts are selected
+
+  double bias_range() const;  // largest minus smallest
 };
 
 // What one rank did in the exchanges of one layer over one step.

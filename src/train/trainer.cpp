@@ -20,6 +20,7 @@
 #include "train/in_loop_evaluation.h"
 #include "train/memory_plan.h"
 #include "train/pace.h"
+#include "train/rank_recorder.h"
 #include "train/recorder.h"
 #include "train/resume.h"
 #include "train/router_report.h"
@@ -39,10 +40,6 @@ class RunFailure : public Error {
  private:
   RunStatus status_;
 };
-
-std::string answers_text(const ValidationResult& result) {
-  return result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
-}
 
 // All ranks have saved and ended, and this one, whose data could not be read, says why.
 class DataFailure : public std::exception {};
@@ -193,11 +190,10 @@ class Trainer {
   void report(const Enqueued& step, StepResult result);
   void fail_non_finite(const StepResult& result);
   void run_validation();
-  void report_validation(std::string_view source, const ValidationResult& result, double seconds);
   void run_evaluation();
   void save();
   void save_at_end();
-  void warn_of_lost(const std::optional<Error>& error);
+  void note_saved(const std::optional<Error>& error);
   void save_after_failure();
   void complete();
   const TrainingRun& run_;
@@ -226,6 +222,7 @@ class Trainer {
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
   double reported_flops_ = 0.0;
+  double loader_wait_s_ = 0.0;  // since the last report
   TrainSummary summary_;
 
   std::optional<StopSignal> stop_;  // of the first rank of a process, on its main thread
@@ -234,6 +231,7 @@ class Trainer {
   std::unique_ptr<Recorder> recorder_;
   std::vector<CarriedFile> carried_;  // of the imported model that training began with
 
+  std::optional<RankRecorder> own_recorder_;
   CheckpointSaver saver_;  // last: while it writes, it uses the engine
 };
 
@@ -271,11 +269,14 @@ void Trainer::start() {
   reported_steps_ = progress_.steps;
   reported_flops_ = flops_;
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
-  if (!rank_.is_first()) return;
-  carried_ = start.carried();
-  recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit);
-  place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
-  if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
+  if (rank_.is_first()) {
+    carried_ = start.carried();
+    recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit);
+    place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
+    if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
+  }
+  const std::string run_id = rank_.communicator.all_gather(recorder_ ? recorder_->run_id() : "")[0];
+  own_recorder_.emplace(config_, rank_, run_id, progress_.steps, recorder_.get());
 }
 
 // Of what the ranks have to say, the first that is not "".
@@ -305,12 +306,14 @@ bool Trainer::save_is_due() const {
 
 // False, and nothing enqueued, when a rank was asked to stop or cannot read its data.
 bool Trainer::enqueue_step() {
+  const auto begin = std::chrono::steady_clock::now();
   try {
     const Pace::Pause pause(pace_);
     batches_.next();
   } catch (const std::exception&) {
     data_failure_ = std::current_exception();
   }
+  loader_wait_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   struct Share {
     int64_t targets = 0;
     int64_t bytes = 0;
@@ -338,7 +341,7 @@ bool Trainer::enqueue_step() {
   }
   if (all.written == rank_.count()) {
     const Pace::Pause pause(pace_);  // rank 0 may have a large folder to remove
-    warn_of_lost(saver_.publish());
+    note_saved(saver_.publish());
   }
   if (all.stops > 0) return false;
 
@@ -421,7 +424,8 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .seconds = clock_.seconds() - reported_seconds_,
       .steps = step.progress.steps - reported_steps_,
       .flops = step.flops - reported_flops_,
-      .total_flops = step.flops};
+      .total_flops = step.flops,
+      .loader_wait_s = loader_wait_s_};
   std::optional<Pace::Pause> pause;
   if (recorder_) {
     pause.emplace(pace_);
@@ -433,26 +437,14 @@ void Trainer::report(const Enqueued& step, StepResult result) {
     const std::string imbalance = balance_.observe(step.progress.steps, report.result.routers);
     if (!imbalance.empty()) recorder_->message(imbalance);
   }
+  own_recorder_->record(report);
+  loader_wait_s_ = 0.0;
   reported_seconds_ = clock_.seconds();
   reported_steps_ = step.progress.steps;
   reported_flops_ = step.flops;
   if (!collapse_.empty() || !config_.train.stop_on_collapse) return;
   collapse_ = find_collapse(report.result.routers, config_.model.moe);
   if (!collapse_.empty()) collapse_ = fmt::format("step {}: {}", step.progress.steps, collapse_);
-}
-
-// `source` empty: all sources together.
-void Trainer::report_validation(std::string_view source, const ValidationResult& result, double seconds) {
-  if (!recorder_) return;
-  const std::string prefix =
-      source.empty() ? fmt::format("step {}", progress_.steps) : fmt::format("step {}: {}", progress_.steps, source);
-  if (result.tokens == 0) {
-    recorder_->message(fmt::format("{}: validation has no token with a loss", prefix));
-    return;
-  }
-  recorder_->record_validation(progress_.steps, source, result, seconds);
-  recorder_->message(fmt::format("{}: validation loss {:.4f} nats, {:.4f} bits per byte{}", prefix, result.loss(),
-                                 result.bits_per_byte(), answers_text(result)));
 }
 
 void Trainer::run_validation() {
@@ -465,11 +457,13 @@ void Trainer::run_validation() {
     const ValidationResult result =
         validate(engine_, split, run_.token_bytes, config_.train.valid_seqs, config_.train.microbatch_seqs);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (run_.valid_splits.size() > 1) report_validation(source, result, seconds);
+    if (recorder_ && run_.valid_splits.size() > 1) {
+      recorder_->record_validation(progress_.steps, source, result, seconds);
+    }
     all += result;
     all_seconds += seconds;
   }
-  report_validation("", all, all_seconds);
+  if (recorder_) recorder_->record_validation(progress_.steps, "", all, all_seconds);
   if (all.tokens == 0) return;
   summary_.valid = all;
   summary_.target_reached = all.loss() <= config_.train.target_loss;
@@ -483,7 +477,7 @@ void Trainer::run_evaluation() {
 
 void Trainer::save() {
   if (saved_step_ == progress_.steps) return;
-  warn_of_lost(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
+  note_saved(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
   CheckpointHead head;
   head.info.step = progress_.steps;
   head.info.tokens = progress_.tokens;
@@ -508,9 +502,13 @@ void Trainer::save() {
   save_time_ = std::chrono::steady_clock::now();
 }
 
-// A checkpoint that could not be written. Training goes on: the disk may have room by the next one.
-void Trainer::warn_of_lost(const std::optional<Error>& error) {
-  if (!error) return;
+// The end of a checkpoint's writing. Where it could not be written training goes on: the disk may have room by the next
+// one.
+void Trainer::note_saved(const std::optional<Error>& error) {
+  if (!error) {
+    if (recorder_ && saved_step_ > 0) recorder_->record_checkpoint(saved_step_);
+    return;
+  }
   if (recorder_) {
     recorder_->message(fmt::format("warning: the checkpoint of step {} is not written: {}\n  {}", saved_step_,
                                    error->what(), error->remedy()));
@@ -523,11 +521,11 @@ void Trainer::save_at_end() {
   save();
   std::optional<Error> error = saver_.finish();
   if (error) {
-    warn_of_lost(error);
+    note_saved(error);
     save();
     error = saver_.finish();
   }
-  if (!error) return;
+  if (!error) return note_saved(error);
   can_save_ = false;
   const auto last = latest_checkpoint(checkpoint_dir(config_));
   throw runtime_error(

@@ -2,7 +2,8 @@
 //
 // Everything a run writes lies under run.dir:
 //   experiments.db                              which runs exist and how they ended
-//   metrics/<run id>/rank_0.duckdb              what was measured, by rank 0 for all
+//   metrics/<run id>/rank_<r>.duckdb, .live     what was measured (track/metrics.h): by rank 0 what is of all ranks
+//   metrics/<run id>/train.log                  what was said on the way
 //   checkpoints/<run.name>/step_00000100/       where it can go on from
 //
 // Threads: train() runs on the calling thread, and on others that it starts and ends; one run at a time in a process.

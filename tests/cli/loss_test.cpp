@@ -1,10 +1,13 @@
 // What goes wrong around a run takes none of its weights.
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include "cli/cli_test.h"
+#include "track/metrics_reader.h"
 
 namespace nmoe {
 namespace {
@@ -93,6 +96,34 @@ TEST_F(LossTest, ADatabaseThatIsLockedIsWarnedOf) {
   const Outcome outcome = program->wait();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   expect_saved();
+}
+
+// What was measured before a kill is there after it, and steps that are done again count once.
+TEST_F(LossTest, AKilledRunHasEachValueOnce) {
+  const std::vector<std::string> settings = {"checkpoint.every=2"};
+  std::optional<MetricsReader> reader;  // of the first run's folder, to the end
+  const std::vector<std::string> tags = {"train/loss", "router/layer_01/load"};
+  for (int kill = 0; kill < 3; ++kill) {
+    std::vector<std::string> command = kill == 0 ? train(settings) : resume(settings);
+    command.insert(command.begin(), NMOE_PROGRAM);
+    command.insert(command.end(), {"--set", "train.steps=1000000"});
+    test::Program program(dir_, command);
+    EXPECT_TRUE(program.wait_for(kill == 0 ? "train step 9/" : "train step ")) << program.errors();
+    program.send(SIGKILL);
+    program.wait();
+    if (reader) reader->poll();
+    for (const auto& folder : fs::directory_iterator(dir_ / "runs/metrics")) {
+      if (!reader) reader.emplace(folder.path() / "rank_0.duckdb");
+    }
+    reader->load(tags);
+    const auto steps = reader->series(tags[0]).steps();
+    ASSERT_GE(steps.size(), kill == 0 ? 8u : 1u) << "a step is printed, then recorded; a resume begins at a checkpoint";
+    MetricsReader again(*fs::directory_iterator(dir_ / "runs/metrics") / fs::path("rank_0.duckdb"));
+    again.load(tags);
+    EXPECT_TRUE(std::ranges::equal(again.series(tags[0]).steps(), steps)) << "as one that did not follow sees it";
+    for (size_t i = 0; i < steps.size(); ++i) ASSERT_EQ(steps[i], int64_t(i + 1));
+    EXPECT_TRUE(std::ranges::equal(reader->arrays(tags[1]).steps(), steps));
+  }
 }
 
 TEST_F(LossTest, MetricsThatAreLostAreWarnedOf) {

@@ -226,7 +226,9 @@ void http(std::string_view bytes) {
    public:
     std::optional<HttpReply> on_head(const HttpRequest& request) override {
       if (request.method != "GET" || !request.header("answer").empty()) return std::nullopt;
-      return text(200, request.path);
+      std::string body = request.path;
+      for (const std::string& value : request.parameters("a")) body += value;
+      return text(200, body);
     }
     void on_request(const HttpRequest& request, HttpAnswer& answer) override {
       if (request.count("stream") == 0) return answer.send(text(200, request.body));

@@ -103,6 +103,17 @@ TEST_F(HttpServerTest, Answers) {
   EXPECT_FALSE(contains(cut, "\r\n0\r\n"));
 }
 
+TEST(HttpRequestTest, Parameters) {
+  using Values = std::vector<std::string>;
+  HttpRequest request;
+  EXPECT_EQ(request.parameters("a"), Values{});
+  request.query = "a=1&b=x%20y&%61=+%2B&=&c&a==&&a";
+  EXPECT_EQ(request.parameters("a"), (Values{"1", " +", "=", ""}));
+  EXPECT_EQ(request.parameters("b"), Values{"x y"});
+  EXPECT_EQ(request.parameters("c"), Values{""});
+  EXPECT_EQ(request.parameters("d"), Values{});
+}
+
 TEST_F(HttpServerTest, ContinuesWhenAsked) {
   start();
   const RawClient raw = client();

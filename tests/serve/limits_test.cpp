@@ -29,7 +29,7 @@ TEST(ServeLimitsTest, Paths) {
   EXPECT_EQ(ordered_json::parse(client.Get("/v1/models/tiny")->body)["id"], "tiny");
   EXPECT_EQ(ordered_json::parse(client.Get("/health")->body)["status"], "ok");
   ServedModel::expect_error(client.Get("/v1/models/other"), 404, "model", "'other' does not exist");
-  ServedModel::expect_error(client.Get("/"), 404, "", "Invalid URL (GET /)");
+  ServedModel::expect_error(client.Get("/viz.html"), 404, "", "Invalid URL (GET /viz.html)");
   ServedModel::expect_error(client.Get("/v1/completions/x"), 404, "", "Invalid URL (GET /v1/completions/x)");
   ServedModel::expect_error(client.Options("/v1"), 404, "", "Invalid URL (OPTIONS /v1)");
   const httplib::Result unknown = client.Post("/v1/embeddings", "{}", "application/json");
@@ -112,6 +112,11 @@ TEST(ServeLimitsTest, AnApiKey) {
   ServedModel::expect_error(server.post(kPath, "{}", {{"Authorization", "Bearer secre"}}), 401, "", "API key");
   EXPECT_EQ(server.post(kPath, "{}", {{"Authorization", "Bearer secret"}})->status, 200);
   EXPECT_EQ(server.client().Get("/health")->status, 200);
+  // The page to talk with it asks for the key itself; it has no secret, and may load nothing from elsewhere.
+  const httplib::Result page = server.client().Get("/");
+  EXPECT_TRUE(contains(page->body, "<title>nmoe chat</title>"));
+  EXPECT_TRUE(contains(page->get_header_value("Content-Security-Policy"), "default-src 'none'"));
+  EXPECT_EQ(server.client().Get("/chat.js")->status, 200);
 }
 
 TEST(ServeLimitsTest, AKeyThatIsNone) {

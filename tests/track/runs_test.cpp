@@ -88,11 +88,24 @@ TEST_F(RunsTest, ARunFromStartToEnd) {
   EXPECT_EQ(row.checkpoint_dir, "runs/checkpoints/quickstart");
   EXPECT_TRUE(std::regex_match(row.started_at, std::regex(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")));
 
-  store.progress(id, 20, 3.25, 51234.5);
+  store.progress(id, 20, 81920, 3.25, 51234.5);
   row = store.list(10).at(0);
   EXPECT_EQ(row.step, 20);
   EXPECT_EQ(row.last_loss, 3.25);
   EXPECT_EQ(row.tokens_per_s, 51234.5);
+  EXPECT_EQ(row.tokens, 81920);
+  EXPECT_EQ(row.valid_loss, std::nullopt);
+  EXPECT_EQ(row.checkpoint, std::nullopt);
+  store.validated(id, 3.5, 1.25);
+  store.saved(id, 10);
+  store.set_note(id, "a first try");
+  row = store.list().at(0);
+  EXPECT_EQ(row.valid_loss, 3.5);
+  EXPECT_EQ(row.valid_bpb, 1.25);
+  EXPECT_EQ(row.checkpoint, 10);
+  EXPECT_EQ(row.note, "a first try");
+  EXPECT_EQ(store.config(id), kInfo.config_json);
+  expect_error(2, "has no run 'other'", [&] { store.config("other"); });
 
   store.finish(id, RunStatus::kFailedNan, "loss is nan at step 21");
   row = store.list(10).at(0);
@@ -104,7 +117,7 @@ TEST_F(RunsTest, ARunFromStartToEnd) {
 TEST_F(RunsTest, OtherProgramsFindTheDescribedTables) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.progress(id, 30, 2.5, 1000.0);
+  store.progress(id, 30, 300, 2.5, 1000.0);
   store.finish(id, RunStatus::kCompleted, "");
   EXPECT_EQ(ask("SELECT name || '|' || project || '|' || description FROM experiments"),
             std::vector<std::string>{"austen||"});
@@ -153,7 +166,7 @@ TEST_F(RunsTest, TheEnvironmentNamesARun) {
 TEST_F(RunsTest, ALossThatIsNoNumberIsNone) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.progress(id, 1, std::nan(""), 10.0);
+  store.progress(id, 1, 10, std::nan(""), 10.0);
   EXPECT_EQ(store.list(1).at(0).last_loss, std::nullopt);
   EXPECT_EQ(store.list(1).at(0).step, 1);
 }
@@ -161,7 +174,7 @@ TEST_F(RunsTest, ALossThatIsNoNumberIsNone) {
 TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.progress(id, 20, 3.0, 100.0);
+  store.progress(id, 20, 200, 3.0, 100.0);
   store.finish(id, RunStatus::kInterrupted, "SIGTERM");
   RunInfo info = kInfo;
   info.git_hash = "def456";
@@ -180,7 +193,7 @@ TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
 TEST_F(RunsTest, ResumeMakesALostRunAgain) {
   RunStore store(path_);
   store.resume("run_1_2", kInfo);
-  store.progress("run_1_2", 20, 3.0, 100.0);
+  store.progress("run_1_2", 20, 200, 3.0, 100.0);
   const RunRow row = store.list(10).at(0);
   EXPECT_EQ(row.id, "run_1_2");
   EXPECT_EQ(row.status, RunStatus::kRunning);
@@ -231,6 +244,57 @@ TEST_F(RunsTest, ARunInALivingProcessIsNotResumed) {
   ::close(ready[1]);
 }
 
+// With configurations as large as they are. How long it takes is in docs/log.md.
+TEST_F(RunsTest, TenThousandAreListed) {
+  RunInfo info = kInfo;
+  info.config_json = fmt::format(R"({{"text": "{}"}})", std::string(4000, 'x'));
+  { RunStore(path_).start(info); }
+  ask("INSERT INTO runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, host, "
+      "checkpoint_dir, started_at, updated_at, status) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n "
+      "WHERE i < 9999) SELECT id || i, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, "
+      "host, "
+      "checkpoint_dir, started_at, updated_at, 'completed' FROM n, runs");
+  RunStore store(path_, RunStore::Access::kRead);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(store.list().size(), 10'000u);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  RecordProperty("milliseconds", static_cast<int>(took.count()));
+  EXPECT_FALSE(store.find("none"));
+  EXPECT_EQ(store.find(store.list(1)[0].id).value().name, kInfo.name);
+}
+
+// A database as nmoe made it before runs had notes: read as it is, and gone on with.
+TEST_F(RunsTest, DatabasesOfEarlierVersions) {
+  std::string id;
+  {
+    RunStore store(path_);
+    id = store.start(kInfo);
+    store.progress(id, 20, 200, 3.0, 100.0);
+  }
+  ask("DROP INDEX runs_listed");
+  for (const char* column : {"tokens", "valid_loss", "valid_bpb", "checkpoint_step", "note"}) {
+    ask(std::string("ALTER TABLE runs DROP COLUMN ") + column);
+  }
+  const RunRow row = RunStore(path_, RunStore::Access::kRead).list().at(0);
+  EXPECT_EQ(row.step, 20);
+  EXPECT_EQ(row.tokens, std::nullopt);
+  EXPECT_EQ(row.note, "");
+  RunStore store(path_);
+  store.set_note(id, "kept");
+  EXPECT_EQ(store.list().at(0).note, "kept");
+  EXPECT_EQ(store.list().at(0).step, 20);
+}
+
+TEST_F(RunsTest, RemovesWhatIsNotRunning) {
+  RunStore store(path_);
+  const std::string id = store.start(kInfo);
+  expect_error(2, "is running as process", [&] { store.remove(id); });
+  store.finish(id, RunStatus::kCompleted, "");
+  store.remove(id);
+  EXPECT_TRUE(store.list().empty());
+  expect_error(2, "has no run", [&] { store.remove(id); });
+}
+
 TEST_F(RunsTest, SeveralWritersAtOnce) {
   std::vector<std::thread> writers;
   writers.reserve(4);
@@ -238,7 +302,7 @@ TEST_F(RunsTest, SeveralWritersAtOnce) {
     writers.emplace_back([this] {
       RunStore store(path_);
       const std::string id = store.start(kInfo);
-      for (int64_t step = 1; step <= 50; ++step) store.progress(id, step, 1.0, 1.0);
+      for (int64_t step = 1; step <= 50; ++step) store.progress(id, step, step, 1.0, 1.0);
       store.finish(id, RunStatus::kCompleted, "");
     });
   }
@@ -302,7 +366,7 @@ TEST_F(RunsTest, FilesThatAreNotOurs) {
 TEST_F(RunsTest, UsesThatAreBugs) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  expect_error(1, "has no run 'other'", [&] { store.progress("other", 1, 1.0, 1.0); });
+  expect_error(1, "has no run 'other'", [&] { store.progress("other", 1, 1, 1.0, 1.0); });
   expect_error(1, "has no run 'other'", [&] { store.finish("other", RunStatus::kFailed, ""); });
   EXPECT_THROW(store.finish(id, RunStatus::kRunning, ""), CheckFailure);
 }

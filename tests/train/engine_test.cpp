@@ -304,7 +304,7 @@ TEST(EngineTest, RouterHealthCountsEveryTokensChoices) {
   // Scores are nearly equal at the start: their entropy is nearly that of six equal ones.
   EXPECT_LE(std::abs(health.entropy - std::log(6.0)), 1e-3);
   // The first update moves each bias by the rate at most, up or down.
-  EXPECT_LE(std::abs(health.bias_range - 2 * config.model.moe.bias_rate), 1e-6);
+  EXPECT_LE(std::abs(health.bias_range() - 2 * config.model.moe.bias_rate), 1e-6);
 }
 
 TEST(EngineTest, EvaluatesAnyNumberOfSequencesAndSkipsWhatHasNoTarget) {

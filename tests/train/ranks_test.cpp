@@ -82,7 +82,7 @@ TEST(RankEngines, AddUpToTheBatch) {
       expect_same_gradients(ready.engine, one.engine);
       const RouterHealth health = ready.engine.router_health().at(0);
       EXPECT_EQ(health.counts, expected_health.counts);
-      EXPECT_EQ(health.bias_range, expected_health.bias_range);
+      EXPECT_EQ(health.bias, expected_health.bias);
       EXPECT_NEAR(health.entropy, expected_health.entropy, 1e-6);
       EXPECT_NEAR(health.balance_loss, expected_health.balance_loss, 1e-9);
     });

@@ -16,18 +16,24 @@ using Report = std::map<std::string, double, std::less<>>;
 
 Report report_of(const std::vector<RouterHealth>& layers) {
   Report report;
-  report_routers(layers, [&](std::string_view tag, double value) {
+  MetricRecord record;
+  report_routers(layers, record);
+  for (const auto& [tag, value] : record.scalars) {
     EXPECT_TRUE(report.emplace(tag, value).second) << tag << " is reported twice";
-  });
+  }
   return report;
 }
 
 // Of the model, layer 1: loads 6, 2, 0, 0 have mean 2 and variance (16 + 0 + 4 + 4) / 4 = 6.
 // Layer 5: loads 2, 2, 2, 2.
 std::vector<RouterHealth> two_layers() {
-  return {
-      {.layer = 1, .counts = {6, 2, 0, 0}, .balance_loss = 0.25, .z_loss = 0.5, .entropy = 0.75, .bias_range = 0.125},
-      {.layer = 5, .counts = {2, 2, 2, 2}, .entropy = 1.25, .bias_range = 0.5}};
+  return {{.layer = 1,
+           .counts = {6, 2, 0, 0},
+           .balance_loss = 0.25,
+           .z_loss = 0.5,
+           .entropy = 0.75,
+           .bias = {0.5, 0.375, 0.5, 0.4375}},
+          {.layer = 5, .counts = {2, 2, 2, 2}, .entropy = 1.25, .bias = {0, 0.5, 0, 0}}};
 }
 
 TEST(RouterReportTest, NumbersByHand) {
@@ -69,7 +75,8 @@ TEST(RouterReportTest, ADenseModelReportsNothing) {
   EXPECT_EQ(find_collapse({}, {.num_experts = 0}), "");
 }
 
-// Two ranks, rows of 4 values and 2 experts a token. 10 tokens go from rank 0 to 1, with 15 copies; 6 the other way, 8.
+// Two ranks, rows of 4 values and 2 experts a token. 10 tokens go from rank 0 to 1, with 15 copies; 6 the other
+// way, 8.
 TEST(ExchangeReportTest, NumbersByHand) {
   Config config;
   config.model.dim = 4;
@@ -94,9 +101,11 @@ TEST(ExchangeReportTest, NumbersByHand) {
                                                         .lasted_ms = {1, 1, 1, 5},
                                                         .exposed_ms = {1, 1, 1, 5}}}}};
   Report report;
-  report_exchange(layers, cost, [&](std::string_view tag, double value) {
+  MetricRecord record;
+  report_exchange(layers, cost, record);
+  for (const auto& [tag, value] : record.scalars) {
     EXPECT_TRUE(report.emplace(tag, value).second) << tag << " is reported twice";
-  });
+  }
   const double row = 8, choices = 2 * (4 + 4), weights = 2 * 4;
   const double first = 10 * (2 * row + choices) + 6 * (2 * row + weights),
                second = 6 * (2 * row + choices) + 10 * (2 * row + weights);

@@ -57,7 +57,7 @@ TEST(RunAhead, StepsAreThoseOfALoopThatWaits) {
       const RouterHealth &actual = results[i].routers[0], &wanted = expected[i].routers[0];
       EXPECT_EQ(actual.counts, wanted.counts);
       EXPECT_EQ(actual.entropy, wanted.entropy);
-      EXPECT_EQ(actual.bias_range, wanted.bias_range);
+      EXPECT_EQ(actual.bias, wanted.bias);
     }
     EXPECT_NE(results[0].loss, results[1].loss);
     EXPECT_EQ(differences(snapshot(ahead.engine), snapshot(waiting.engine)), std::vector<std::string>{});

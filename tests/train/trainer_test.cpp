@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <set>
+
 #include "data/synthetic/write.h"
 #include "model/cost.h"
+#include "track/catalogue.h"
+#include "track/metrics_reader.h"
 #include "train/trainer_fixture.h"
 #include "train/training_data.h"
 
@@ -83,6 +88,49 @@ TEST_F(TrainerTest, EveryRateHasOneName) {
     EXPECT_TRUE(is_new) << metric.tag << " and " << same->second;
   }
   EXPECT_EQ(rates.size(), 4u);
+}
+
+// Of two ranks that exchange tokens and move experts: everything has an entry in the catalogue, of its kind; rank 0's
+// file says what is of all, the other's what is its own.
+TEST_F(TrainerTest, EveryTagIsInTheCatalogue) {
+  run("tags", {"train.steps=4", "train.valid_every=2", "parallel.ranks=2", "parallel.rebalance_every=2"});
+  const fs::path folder = dir_ / "runs/metrics" / row("tags").id;
+  std::set<std::string_view> patterns;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".duckdb") {
+      EXPECT_EQ(entry.path().filename(), "train.log");
+      continue;
+    }
+    for (const MetricsView::Last& last : MetricsView(entry.path()).last()) {
+      const TagInfo* info = find_tag(last.tag);
+      ASSERT_NE(info, nullptr) << last.tag;
+      EXPECT_EQ(info->is_array, last.is_array) << last.tag;
+      patterns.insert(info->pattern);
+    }
+  }
+  // All but what needs GPUs, several sources, tasks, or masks.
+  for (const TagInfo& tag : tag_catalogue()) {
+    const std::string pattern(tag.pattern);
+    const bool elsewhere = pattern.starts_with("gpu/") || pattern.starts_with("eval/") || contains(pattern, "SOURCE") ||
+                           contains(pattern, "answers");
+    EXPECT_EQ(patterns.contains(tag.pattern), !elsewhere) << tag.pattern;
+  }
+  EXPECT_EQ(last_values(folder / "rank_1.duckdb").size(), 1u);
+
+  MetricsReader reader(folder / "rank_0.duckdb");
+  reader.load(std::vector<std::string>{"router/layer_01/load", "router/layer_01/bias", "router/layer_01/bias_range"});
+  const ArraySeries &loads = reader.arrays("router/layer_01/load"), &biases = reader.arrays("router/layer_01/bias");
+  ASSERT_EQ(loads.size(), 4u);
+  ASSERT_EQ(biases.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(std::accumulate(loads.rows()[i].begin(), loads.rows()[i].end(), 0.0f), 8 * 16 * 2.0f)
+        << "tokens times top_k";
+    const auto [low, high] = std::ranges::minmax(biases.rows()[i]);
+    EXPECT_EQ(reader.series("router/layer_01/bias_range").values()[i], double(high) - double(low));
+  }
+  const std::string log = read_file(folder / "train.log");
+  EXPECT_TRUE(contains(log, "Z  train step 4/4  loss ")) << log;
+  EXPECT_TRUE(contains(log, "  step 2: validation loss ")) << log;
 }
 
 TEST_F(TrainerTest, CadencesAndThreadsDoNotChangeTheWeights) {

@@ -1,0 +1,89 @@
+#include "cli/run_options.h"
+
+#include "cli/command_options.h"
+
+namespace nmoe::cli {
+namespace {
+
+void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& run) {
+  CLI::App* runs = app.add_subcommand("runs", "list runs and what became of them; show, compare, export");
+  runs->require_subcommand(0, 1);
+  runs->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
+  runs->add_option("-n,--limit", arguments.limit, "how many at most; 0: all")->check(number(0))->capture_default_str();
+  runs->add_option("--filter", arguments.filters,
+                   "only runs of which this is true, such as 'loss<2.5', 'status=completed', 'name~quick'; more of "
+                   "these: only those of which all are")
+      ->allow_extra_args(false);
+  runs->add_option("--sort", arguments.sort,
+                   "by id, name, experiment, status, started, step, tokens, loss, valid, bpb, rate or checkpoint; with "
+                   "a - in front the greatest first (default: the newest first)");
+  runs->add_flag("--group", arguments.grouped, "experiment by experiment");
+  runs->add_flag("--json", arguments.json, "as JSON, also of show and compare");
+  runs->callback([&arguments, &run, runs] {
+    if (runs->get_subcommands().empty()) run = [&arguments] { runs_command(arguments); };
+  });
+  const auto add = [&arguments, &run, runs](const char* name, const char* what, void (*command)(const RunsArguments&)) {
+    CLI::App* sub = runs->add_subcommand(name, what)->fallthrough();
+    sub->callback([&arguments, &run, command] { run = [&arguments, command] { command(arguments); }; });
+    return sub;
+  };
+  const auto take_runs = [&arguments](CLI::App* sub, int most, const char* what) {
+    CLI::Option* option = sub->add_option("run", arguments.runs, what);
+    option->required()->expected(1, most)->type_name("RUN")->allow_extra_args(most > 1);
+  };
+  constexpr const char* kRun = "a run's id, its beginning, or the name of the newest so called";
+  take_runs(add("show", "one run: its row, and the last value of everything it recorded", runs_show_command), 1, kRun);
+  CLI::App* compare =
+      add("compare", "configurations key by key, losses at equal amounts of training", runs_compare_command);
+  take_runs(compare, 1000, kRun);
+  compare->add_option("--by", arguments.by, "step, tokens or flops: what is to be equal")
+      ->check(CLI::IsMember({"step", "tokens", "flops"}))
+      ->capture_default_str();
+  CLI::App* plot = add("plot", "a curve in the terminal", runs_plot_command);
+  take_runs(plot, 1000, kRun);
+  plot->add_option("--tag", arguments.tag, "what is drawn (n runs tags)")->capture_default_str();
+  CLI::App* to = add("export", "what a run has recorded, as files", runs_export_command);
+  take_runs(to, 1000, kRun);
+  to->add_option("--format", arguments.format, "csv or json (scalars and arrays), tensorboard (scalars)")
+      ->check(CLI::IsMember({"csv", "json", "tensorboard"}))
+      ->capture_default_str();
+  to->add_option("-o,--out", arguments.out, "folder to make a folder for each run in")->required();
+  CLI::App* note = add("note", "write a note to a run's row", runs_note_command);
+  take_runs(note, 1, kRun);
+  note->add_option("text", arguments.note, "the note; \"\" removes it")->required();
+  take_runs(add("rm", "forget runs and their metrics; checkpoints stay", runs_rm_command), 1000, kRun);
+  CLI::App* tags = runs->add_subcommand("tags", "every tag that runs record, as docs/metrics.md");
+  tags->callback([&run] { run = [] { runs_tags_command(); }; });
+}
+
+void add_mon(CLI::App& app, MonArguments& arguments, std::function<void()>& run) {
+  CLI::App* mon = app.add_subcommand("mon", "watch a run in the terminal");
+  mon->add_option("run", arguments.run, "a run's id, its beginning, or a name (default: the newest that is running)")
+      ->type_name("RUN");
+  mon->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
+  mon->add_flag("-C,--no-color", arguments.no_colour, "without colours; so with NO_COLOR in the environment");
+  mon->callback([&arguments, &run] { run = [&arguments] { mon_command(arguments); }; });
+}
+
+void add_viz(CLI::App& app, VizArguments& arguments, std::function<void()>& run) {
+  CLI::App* viz = app.add_subcommand("viz", "show runs in a browser, also while they go on");
+  viz->add_option("--dir", arguments.dir, "the runs' folder (run.dir)")->capture_default_str();
+  viz->add_option("--host", arguments.host, "address to listen on")->capture_default_str();
+  viz->add_option("--port", arguments.port, "0: any that is free")->check(number(0, 65535))->capture_default_str();
+  viz->add_option("--allow-host", arguments.allowed_hosts,
+                  "a name that requests may have in Host, beside this machine's")
+      ->type_name("NAME");
+  viz->add_option("--memory", arguments.memory, "for metrics that have been looked at")->capture_default_str();
+  viz->callback([&arguments, &run] { run = [&arguments] { viz_command(arguments); }; });
+}
+
+}  // namespace
+
+void add_run_commands(CLI::App& app, RunsArguments& runs, MonArguments& mon, VizArguments& viz,
+                      std::function<void()>& run) {
+  add_runs(app, runs, run);
+  add_mon(app, mon, run);
+  add_viz(app, viz, run);
+}
+
+}  // namespace nmoe::cli

@@ -1,0 +1,249 @@
+#include "mon/run_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace nmoe::mon {
+namespace {
+
+constexpr uintmax_t kLogBytes = 64 << 10;  // of train.log, from its end
+constexpr const char* kValidation = "valid/loss";
+
+// The number behind `prefix` in a tag such as "router/layer_03/load", which is cut off in front; nothing where the tag
+// begins otherwise.
+std::optional<int64_t> take_number(std::string_view& tag, std::string_view prefix) {
+  if (!tag.starts_with(prefix)) return std::nullopt;
+  int64_t number = 0;
+  const char* begin = tag.data() + prefix.size();
+  const auto [end, error] = std::from_chars(begin, tag.data() + tag.size(), number);
+  if (error != std::errc() || end == begin) return std::nullopt;
+  tag.remove_prefix(static_cast<size_t>(end - tag.data()));
+  return number;
+}
+
+}  // namespace
+
+double RunData::RouterLayer::mean() const {
+  return std::accumulate(load.begin(), load.end(), 0.0) / static_cast<double>(std::max<size_t>(1, load.size()));
+}
+double RunData::RouterLayer::max() const { return load.empty() ? 0.0 : std::ranges::max(load); }
+int64_t RunData::RouterLayer::dead() const { return std::ranges::count(load, 0.0f); }
+double RunData::RouterLayer::cv() const {
+  const double middle = mean();
+  double squares = 0.0;
+  for (const float rows : load) squares += (rows - middle) * (rows - middle);
+  return middle > 0.0 ? 100.0 * std::sqrt(squares / static_cast<double>(load.size())) / middle : 0.0;
+}
+
+std::optional<double> RunData::Gpu::value(const std::string& name) const {
+  const auto found = values.find(name);
+  return found == values.end() ? std::nullopt : std::optional(found->second);
+}
+
+RunData::RunData(fs::path run_dir, RunRow run, const std::string& config_json)
+    : run_dir_(std::move(run_dir)), run_(std::move(run)) {
+  const auto config = try_parse_json<nlohmann::json>(config_json);
+  if (config.is_object() && config.contains("train.steps") && config["train.steps"].is_number_integer()) {
+    total_steps_ = config["train.steps"].get<int64_t>();
+  }
+  read_log();
+}
+
+bool RunData::load_next() {
+  try {
+    problem_.clear();
+    return load_piece();
+  } catch (const std::exception& error) {
+    problem_ = error.what();
+    return false;
+  }
+}
+
+bool RunData::load_piece() {
+  const auto is_there = [](const fs::path& database) {
+    return fs::exists(database) || fs::exists(fs::path(database).replace_extension("live"));
+  };
+  if (readers_.empty()) {
+    if (!is_there(metrics(0))) return false;
+    readers_.push_back(std::make_unique<MetricsReader>(metrics(0)));
+    read_values();
+    return true;
+  }
+  if (!shown_is_loaded_) {
+    readers_[0]->load(std::vector<std::string>{shown_, kValidation});
+    shown_is_loaded_ = true;
+    return true;
+  }
+  if (!routers_are_loaded_) {
+    std::vector<std::string> tags;
+    for (const MetricsView::Last& last : values_) {
+      if (last.is_array && last.tag.starts_with("router/") && last.tag.ends_with("/load")) tags.push_back(last.tag);
+    }
+    readers_[0]->load_last(tags);
+    routers_are_loaded_ = true;
+    read_values();
+    return true;
+  }
+  const fs::path next = metrics(std::ssize(readers_));
+  if (!is_there(next)) return false;
+  readers_.push_back(std::make_unique<MetricsReader>(next));
+  read_values();
+  return true;
+}
+
+bool RunData::poll() {
+  bool changed = read_log();
+  try {
+    for (const auto& reader : readers_) {
+      const MetricsReader::Change change = reader->poll();
+      changed = changed || change.values;
+      if (change.reloaded) routers_are_loaded_ = false;  // the last rows are to be read again
+    }
+    if (changed && !readers_.empty()) read_values();
+    // Tags that were recorded for the first time.
+    for (const char* tag : {shown_.c_str(), kValidation}) {
+      if (!readers_.empty() && readers_[0]->has(tag) && readers_[0]->series(tag).empty()) shown_is_loaded_ = false;
+    }
+  } catch (const std::exception& error) {
+    problem_ = error.what();
+  }
+  return changed;
+}
+
+void RunData::show(const std::string& tag) {
+  shown_ = tag;
+  shown_is_loaded_ = false;
+}
+
+const Series& RunData::series() const {
+  static const Series kNone;
+  return readers_.empty() ? kNone : readers_[0]->series(shown_);
+}
+
+const Series& RunData::validation() const {
+  static const Series kNone;
+  return readers_.empty() || shown_ != "train/loss" ? kNone : readers_[0]->series(kValidation);
+}
+
+std::vector<std::string> RunData::scalar_tags() const {
+  std::vector<std::string> tags;
+  for (const MetricsView::Last& last : values_) {
+    if (!last.is_array) tags.push_back(last.tag);
+  }
+  return tags;
+}
+
+std::optional<double> RunData::value(const std::string& tag) const {
+  const auto found = std::ranges::lower_bound(values_, tag, {}, &MetricsView::Last::tag);
+  if (found == values_.end() || found->tag != tag) return std::nullopt;
+  return found->value;
+}
+
+void RunData::read_values() {
+  values_ = readers_[0]->tags();
+  read_routers();
+  for (size_t rank = 0; rank < readers_.size(); ++rank) {
+    read_gpus(static_cast<int64_t>(rank), rank == 0 ? values_ : readers_[rank]->tags());
+  }
+  read_ranks();
+}
+
+void RunData::read_routers() {
+  routers_.clear();
+  for (const MetricsView::Last& last : values_) {
+    std::string_view rest = last.tag;
+    const auto layer = take_number(rest, "router/layer_");
+    if (!layer || rest != "/load") continue;
+    const std::vector<float>& row = readers_[0]->last_row(last.tag);
+    if (!row.empty()) routers_.push_back({*layer, row});
+  }
+  std::ranges::sort(routers_, {}, &RouterLayer::layer);
+}
+
+void RunData::read_gpus(int64_t rank, const std::vector<MetricsView::Last>& tags) {
+  for (const MetricsView::Last& last : tags) {
+    std::string_view rest = last.tag;
+    if (!take_number(rest, "gpu/") || !rest.starts_with('/')) continue;
+    const std::string number = last.tag.substr(4, last.tag.size() - 4 - rest.size());
+    const std::string name(rest.substr(1));
+    auto gpu = std::ranges::find_if(gpus_, [&](const Gpu& g) { return g.rank == rank && g.number == number; });
+    if (gpu == gpus_.end()) gpu = gpus_.insert(gpus_.end(), {.rank = rank, .number = number});
+    const auto before = gpu->values.find(name);
+    // Counters become rates over the time between two samples.
+    const double seconds = 1e-3 * static_cast<double>(last.ts_ms - gpu->last_ms);
+    if (before != gpu->values.end() && seconds > 0.0 && last.value >= before->second) {
+      const double rate = (last.value - before->second) / seconds;
+      if (name == "nvlink_sent_gib") gpu->sent_gib_per_s = rate;
+      if (name == "nvlink_received_gib") gpu->received_gib_per_s = rate;
+    }
+    gpu->values[name] = last.value;
+  }
+  for (Gpu& gpu : gpus_) {
+    if (gpu.rank != rank) continue;
+    const std::string tag = fmt::format("gpu/{}/{}", gpu.number, gpu.values.begin()->first);
+    const auto found = std::ranges::lower_bound(tags, tag, {}, &MetricsView::Last::tag);
+    if (found != tags.end() && found->tag == tag) gpu.last_ms = found->ts_ms;
+  }
+}
+
+void RunData::read_ranks() {
+  ranks_.clear();
+  for (size_t rank = 0; rank < readers_.size(); ++rank) {
+    Rank& row = ranks_.emplace_back(Rank{.rank = static_cast<int64_t>(rank)});
+    for (const MetricsView::Last& last : rank == 0 ? values_ : readers_[rank]->tags()) {
+      if (!last.tag.starts_with("gpu/")) row.step = std::max(row.step, last.step);
+      row.last_ms = std::max(row.last_ms, last.ts_ms);
+      if (last.tag == "throughput/loader_wait_ms") row.loader_wait_ms = last.value;
+    }
+  }
+  last_ms_ = ranks_.front().last_ms;
+  // What rank 0 says of all.
+  for (const MetricsView::Last& last : values_) {
+    std::string_view rest = last.tag;
+    if (!take_number(rest, "exchange/layer_")) continue;
+    const auto rank = take_number(rest, "/rank_");
+    if (!rank || *rank >= std::ssize(ranks_)) continue;
+    Rank& row = ranks_[static_cast<size_t>(*rank)];
+    const auto add = [&](std::optional<double>& sum) { sum = sum.value_or(0.0) + last.value; };
+    if (rest == "/sent_bytes") add(row.sent_bytes);
+    if (rest == "/transfer_ms") add(row.transfer_ms);
+    if (rest.starts_with("/wait_")) add(row.wait_ms);
+  }
+}
+
+// Whether there is more than before.
+bool RunData::read_log() {
+  const fs::path path = metrics(0).parent_path() / "train.log";
+  std::error_code missing;
+  const uintmax_t bytes = fs::file_size(path, missing);
+  if (missing || bytes == log_bytes_) return false;
+  std::ifstream file(path, std::ios::binary);
+  const uintmax_t begin = bytes > kLogBytes ? bytes - kLogBytes : 0;
+  file.seekg(static_cast<std::streamoff>(begin));
+  std::string text(static_cast<size_t>(bytes - begin), '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  log_bytes_ = bytes;
+  messages_.clear();
+  // A line that was cut off in front is left out, as is one that is still being written.
+  for (size_t at = begin > 0 ? text.find('\n') + 1 : 0; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    if (end == std::string::npos) break;
+    messages_.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return true;
+}
+
+}  // namespace nmoe::mon

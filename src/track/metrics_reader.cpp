@@ -1,0 +1,238 @@
+#include "track/metrics_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+fs::path live_path(const fs::path& database) { return fs::path(database).replace_extension("live"); }
+
+// Up to where the database has the live file.
+MetricsView::Position position_of(std::optional<MetricsView>& view) {
+  return view ? view->position().value_or(MetricsView::Position{}) : MetricsView::Position{};
+}
+
+}  // namespace
+
+fs::path metrics_path(const fs::path& run_dir, const std::string& run_id, int64_t rank) {
+  return run_dir / "metrics" / run_id / fmt::format("rank_{}.duckdb", rank);
+}
+
+MetricsReader::MetricsReader(fs::path database) : path_(std::move(database)), tail_(live_path(path_)) { attach(); }
+
+// False when nothing is left.
+bool MetricsReader::Entry::rewind(int64_t step) {
+  series.rewind(step);
+  arrays.rewind(step);
+  last_row.clear();
+  if (!series.empty()) {
+    last.step = series.steps().back();
+    last.value = series.values().back();
+    last.ts_ms = series.times_ms().back();
+  } else if (arrays.size() > 0) {
+    last.step = arrays.steps().back();
+    last.value = static_cast<double>(arrays.rows().back().size());
+    last.ts_ms = arrays.times_ms().back();
+    last_row = arrays.rows().back();
+  }
+  return !series.empty() || arrays.size() > 0;
+}
+
+// While the database is open nothing moves there from the live file: both are read as of one moment.
+void MetricsReader::attach() {
+  std::set<std::string> loaded;
+  for (const auto& [tag, entry] : entries_) {
+    if (entry.loaded) loaded.insert(tag);
+  }
+  entries_.clear();
+  std::optional<MetricsView> view;
+  if (fs::exists(path_) || !fs::exists(live_path(path_))) view.emplace(path_);
+  const MetricsView::Position folded = position_of(view);
+  int64_t kept = MetricsView::kNoLimit;  // steps of the database that the live file does not take back
+  if (tail_.open(folded.id, folded.end)) {
+    tail_.poll([&](MetricRecord record, uint64_t) {
+      if (record.rewind) kept = std::min(kept, record.step);
+      take(std::move(record), /*keep_all=*/true);
+    });
+  }
+  if (view) {
+    for (MetricsView::Last& last : view->last(kept)) {
+      const auto [at, is_new] = entries_.try_emplace(last.tag);
+      if (is_new || at->second.last.step < last.step) at->second.last = std::move(last);
+    }
+  }
+  for (auto& [tag, entry] : entries_) {
+    entry.loaded = loaded.contains(tag);
+    if (!entry.loaded) {
+      entry.series = {};
+      entry.arrays = {};
+    } else if (view) {
+      load_from(*view, kept, tag, entry);
+    }
+  }
+}
+
+// `keep_all`: what has come of tags that are not loaded, too.
+void MetricsReader::take(MetricRecord record, bool keep_all) {
+  if (record.rewind) {
+    for (auto at = entries_.begin(); at != entries_.end();) {
+      at = at->second.rewind(record.step) || at->second.loaded ? std::next(at) : entries_.erase(at);
+    }
+  }
+  const auto note = [&](const std::string& tag, bool is_array, double value) -> Entry& {
+    Entry& entry = entries_[tag];
+    if (entry.last.tag.empty() || entry.last.step <= record.step) {
+      entry.last = {.tag = tag, .is_array = is_array, .step = record.step, .value = value, .ts_ms = record.ts_ms};
+    }
+    return entry;
+  };
+  for (const auto& [tag, value] : record.scalars) {
+    Entry& entry = note(tag, /*is_array=*/false, value);
+    if (entry.loaded || keep_all) entry.series.put(record.step, value, record.ts_ms);
+  }
+  for (auto& [tag, row] : record.arrays) {
+    Entry& entry = note(tag, /*is_array=*/true, static_cast<double>(row.size()));
+    if (entry.last.step == record.step) entry.last_row = row;
+    if (entry.loaded || keep_all) entry.arrays.put(record.step, std::move(row), record.ts_ms);
+  }
+}
+
+// Whether the last live file was read to its end.
+bool MetricsReader::has_all(MetricsView view) const {
+  const auto folded = view.position();
+  return folded && folded->id == tail_.id() && folded->end == tail_.position();
+}
+
+MetricsReader::Change MetricsReader::poll() {
+  Change change;
+  bool rewound = false;
+  const bool followed = tail_.is_open();
+  const LiveTail::State state = followed || fs::exists(live_path(path_))
+                                    ? tail_.poll([&](MetricRecord record, uint64_t) {
+                                        change.values = true;
+                                        rewound = rewound || record.rewind;
+                                        take(std::move(record), /*keep_all=*/false);
+                                      })
+                                    : LiveTail::State::kEnded;
+  if (rewound || state == LiveTail::State::kLost ||
+      (followed && state == LiveTail::State::kEnded && !has_all(MetricsView(path_)))) {
+    attach();
+    change = {.values = true, .reloaded = true};
+  }
+  return change;
+}
+
+std::vector<MetricsView::Last> MetricsReader::tags() const {
+  std::vector<MetricsView::Last> all;
+  all.reserve(entries_.size());
+  for (const auto& [tag, entry] : entries_) all.push_back(entry.last);
+  return all;
+}
+
+void MetricsReader::load(std::span<const std::string> tags) {
+  std::map<std::string_view, Entry*> wanted;
+  for (const std::string& tag : tags) {
+    const auto found = entries_.find(tag);
+    if (found != entries_.end() && !found->second.loaded) wanted.emplace(found->first, &found->second);
+  }
+  if (wanted.empty()) return;
+  std::optional<MetricsView> view;
+  if (fs::exists(path_)) view.emplace(path_);
+  // What the database has not yet is read once more, and perhaps more than was passed on so far: then it comes again.
+  const MetricsView::Position folded = position_of(view);
+  int64_t kept = MetricsView::kNoLimit;
+  LiveTail tail(live_path(path_));
+  if (tail.open(folded.id, folded.end)) {
+    tail.poll([&](const MetricRecord& record, uint64_t) {
+      if (record.rewind) {
+        kept = std::min(kept, record.step);
+        for (const auto& [tag, entry] : wanted) entry->rewind(record.step);
+      }
+      for (const auto& [tag, value] : record.scalars) {
+        const auto found = wanted.find(tag);
+        if (found != wanted.end()) found->second->series.put(record.step, value, record.ts_ms);
+      }
+      for (const auto& [tag, row] : record.arrays) {
+        const auto found = wanted.find(tag);
+        if (found != wanted.end()) found->second->arrays.put(record.step, row, record.ts_ms);
+      }
+    });
+  }
+  for (const auto& [tag, entry] : wanted) {
+    entry->loaded = true;
+    if (view) load_from(*view, kept, std::string(tag), *entry);
+  }
+}
+
+// What came through the live file takes the place of what the database has of the same step.
+void MetricsReader::load_from(MetricsView& view, int64_t max_step, const std::string& tag, Entry& entry) {
+  std::vector<int64_t> steps, times;
+  const auto add = [&](int64_t step, int64_t ts_ms) {
+    steps.push_back(step);
+    times.push_back(ts_ms);
+  };
+  if (entry.last.is_array) {
+    std::vector<std::vector<float>> rows;
+    view.arrays(tag, max_step, [&](int64_t step, std::vector<float> row, int64_t ts_ms) {
+      add(step, ts_ms);
+      rows.push_back(std::move(row));
+    });
+    for (size_t i = 0; i < entry.arrays.size(); ++i) {
+      add(entry.arrays.steps()[i], entry.arrays.times_ms()[i]);
+      rows.push_back(entry.arrays.rows()[i]);
+    }
+    entry.arrays.assign(std::move(steps), std::move(rows), std::move(times));
+  } else {
+    std::vector<double> values;
+    view.series(tag, max_step, [&](int64_t step, double value, int64_t ts_ms) {
+      add(step, ts_ms);
+      values.push_back(value);
+    });
+    for (size_t i = 0; i < entry.series.size(); ++i) {
+      add(entry.series.steps()[i], entry.series.times_ms()[i]);
+      values.push_back(entry.series.values()[i]);
+    }
+    entry.series.assign(std::move(steps), std::move(values), std::move(times));
+  }
+}
+
+void MetricsReader::load_last(std::span<const std::string> tags) {
+  std::optional<MetricsView> view;
+  for (const std::string& tag : tags) {
+    const auto found = entries_.find(tag);
+    if (found == entries_.end() || !found->second.last.is_array || !found->second.last_row.empty()) continue;
+    if (!view && !fs::exists(path_)) return;
+    if (!view) view.emplace(path_);
+    const int64_t step = found->second.last.step;
+    view->arrays(
+        tag, step, [&](int64_t, std::vector<float> row, int64_t) { found->second.last_row = std::move(row); }, step);
+  }
+}
+
+const std::vector<float>& MetricsReader::last_row(const std::string& tag) const {
+  static const std::vector<float> kNone;
+  const auto found = entries_.find(tag);
+  return found != entries_.end() ? found->second.last_row : kNone;
+}
+
+const Series& MetricsReader::series(const std::string& tag) const {
+  static const Series kNone;
+  const auto found = entries_.find(tag);
+  return found != entries_.end() && found->second.loaded ? found->second.series : kNone;
+}
+
+const ArraySeries& MetricsReader::arrays(const std::string& tag) const {
+  static const ArraySeries kNone;
+  const auto found = entries_.find(tag);
+  return found != entries_.end() && found->second.loaded ? found->second.arrays : kNone;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,162 @@
+#include "track/run_compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "track/metrics_reader.h"
+
+namespace nmoe {
+namespace {
+
+// Where a run is and what it is called, not what it is.
+constexpr std::array<std::string_view, 3> kPlaces = {"run.name", "run.dir", "run.experiment"};
+constexpr const char* kSeed = "run.seed";
+
+void flatten(const nlohmann::json& value, const std::string& key, std::map<std::string, std::string>& flat) {
+  if (!value.is_object()) {
+    flat[key] = value.dump();
+    return;
+  }
+  for (const auto& [name, member] : value.items()) flatten(member, key.empty() ? name : key + "." + name, flat);
+}
+
+std::map<std::string, std::string> keys_of(const std::string& config) {
+  std::map<std::string, std::string> flat;
+  flatten(parse_json<nlohmann::json>(config), "", flat);
+  for (const std::string_view key : kPlaces) flat.erase(std::string(key));
+  return flat;
+}
+
+// The index of the last value of `amounts` at or below `limit`; nothing when there is none.
+std::optional<size_t> last_within(std::span<const double> amounts, double limit) {
+  const auto behind = std::ranges::upper_bound(amounts, limit);
+  if (behind == amounts.begin()) return std::nullopt;
+  return static_cast<size_t>(behind - amounts.begin()) - 1;
+}
+
+// How much had been trained at each step of a series; a run logs tokens and FLOPs with its loss.
+std::vector<double> amounts_at(const Series& series, const Series& trained, Progression progression) {
+  std::vector<double> amounts;
+  for (const int64_t step : series.steps()) {
+    if (progression == Progression::kSteps) {
+      amounts.push_back(static_cast<double>(step));
+    } else {
+      const size_t behind = trained.lower_bound(step + 1);
+      amounts.push_back(behind == 0 ? 0.0 : trained.values()[behind - 1]);
+    }
+  }
+  return amounts;
+}
+
+RunLosses::Loss loss_of(const Series& series, std::span<const double> amounts, double limit) {
+  RunLosses::Loss loss;
+  if (series.empty()) return loss;
+  loss.last = series.values().back();
+  for (const double value : series.values()) {
+    if (std::isfinite(value)) loss.best = std::min(loss.best.value_or(value), value);
+  }
+  if (const auto index = last_within(amounts, limit)) loss.at = series.values()[*index];
+  return loss;
+}
+
+std::pair<double, double> mean_and_deviation(std::span<const double> values) {
+  const auto count = static_cast<double>(values.size());
+  double mean = 0, squares = 0;
+  for (const double value : values) mean += value / count;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return {mean, std::sqrt(squares / (count - 1.0))};
+}
+
+std::vector<RunComparison::Seeds> seeds_of(std::span<const std::string> configs, std::span<const RunLosses> losses) {
+  std::map<std::string, std::vector<size_t>> alike;  // by all but the seed
+  for (size_t i = 0; i < configs.size(); ++i) {
+    std::string text;
+    for (const auto& [key, value] : keys_of(configs[i]))
+      if (key != kSeed) text += fmt::format("{}={}\n", key, value);
+    alike[text].push_back(i);
+  }
+  std::vector<RunComparison::Seeds> all;
+  for (auto& [text, runs] : alike) {
+    if (runs.size() < 2) continue;
+    std::vector<double> train, valid;
+    for (const size_t run : runs) {
+      if (losses[run].train.at) train.push_back(*losses[run].train.at);
+      if (losses[run].valid.at) valid.push_back(*losses[run].valid.at);
+    }
+    RunComparison::Seeds seeds;
+    if (train.size() < runs.size()) continue;
+    std::tie(seeds.train_mean, seeds.train_deviation) = mean_and_deviation(train);
+    if (valid.size() == runs.size()) std::tie(seeds.valid_mean, seeds.valid_deviation) = mean_and_deviation(valid);
+    seeds.runs = std::move(runs);
+    all.push_back(std::move(seeds));
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<ConfigDifference> config_differences(std::span<const std::string> configs) {
+  std::map<std::string, std::vector<std::string>> by_key;
+  for (size_t i = 0; i < configs.size(); ++i) {
+    for (const auto& [key, value] : keys_of(configs[i])) {
+      auto& values = by_key[key];
+      values.resize(configs.size());
+      values[i] = value;
+    }
+  }
+  std::vector<ConfigDifference> differences;
+  for (auto& [key, values] : by_key) {
+    if (std::ranges::adjacent_find(values, std::not_equal_to<>()) == values.end()) continue;
+    differences.push_back({key, std::move(values)});
+  }
+  return differences;
+}
+
+RunComparison compare_runs(RunStore& store, const fs::path& run_dir, std::span<const std::string> ids,
+                           Progression progression) {
+  const std::vector<std::string> tags = {"train/loss", "valid/loss", "train/tokens_seen", "train/flops"};
+  std::vector<std::string> configs;
+  std::deque<MetricsReader> readers;  // they do not move
+  struct Amounts {
+    std::vector<double> train, valid;
+  };
+  std::vector<Amounts> amounts;
+  RunComparison comparison{.at = std::numeric_limits<double>::infinity()};
+  for (const std::string& id : ids) {
+    configs.push_back(store.config(id));
+    MetricsReader& reader = readers.emplace_back(metrics_path(run_dir, id));
+    reader.load(tags);
+    const Series& trained = reader.series(progression == Progression::kFlops ? tags[3] : tags[2]);
+    amounts.push_back({amounts_at(reader.series(tags[0]), trained, progression),
+                       amounts_at(reader.series(tags[1]), trained, progression)});
+    if (amounts.back().train.empty()) {
+      throw usage_error(fmt::format("run '{}' has recorded no loss", id), "leave it out");
+    }
+    comparison.at = std::min(comparison.at, amounts.back().train.back());
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Series& train = readers[i].series(tags[0]);
+    RunLosses losses{.train = loss_of(train, amounts[i].train, comparison.at),
+                     .valid = loss_of(readers[i].series(tags[1]), amounts[i].valid, comparison.at),
+                     .reached = amounts[i].train.back()};
+    if (const auto index = last_within(amounts[i].train, comparison.at)) losses.at_step = train.steps()[*index];
+    comparison.losses.push_back(losses);
+  }
+  comparison.differences = config_differences(configs);
+  comparison.seeds = seeds_of(configs, comparison.losses);
+  return comparison;
+}
+
+}  // namespace nmoe

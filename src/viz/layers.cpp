@@ -1,0 +1,63 @@
+#include "viz/layers.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "viz/little_endian.h"
+
+namespace nmoe {
+namespace {
+
+constexpr std::string_view kPrefix = "router/layer_";
+
+uint32_t layer_of(const std::string& tag) {
+  return static_cast<uint32_t>(std::strtoul(tag.c_str() + kPrefix.size(), nullptr, 10));
+}
+
+}  // namespace
+
+std::vector<std::string> layer_tags(const MetricsReader& metrics, const std::string& of) {
+  std::vector<std::string> tags;
+  for (const MetricsView::Last& last : metrics.tags()) {
+    if (!last.is_array || !last.tag.starts_with(kPrefix)) continue;
+    const size_t digits_end = last.tag.find_first_not_of("0123456789", kPrefix.size());
+    if (digits_end != std::string::npos && last.tag.substr(digits_end) == "/" + of) tags.push_back(last.tag);
+  }
+  std::ranges::stable_sort(tags, {}, layer_of);
+  return tags;
+}
+
+std::string encode_layers(const MetricsReader& metrics, const std::vector<std::string>& tags, int64_t at) {
+  size_t columns = 0;
+  const ArraySeries* longest = nullptr;
+  for (const std::string& tag : tags) {
+    const ArraySeries& rows = metrics.arrays(tag);
+    if (rows.size() == 0) continue;
+    columns = std::max(columns, rows.rows().back().size());
+    if (longest == nullptr || rows.size() > longest->size()) longest = &rows;
+  }
+  std::string bytes;
+  const size_t steps = longest == nullptr ? 0 : longest->size();
+  const size_t index = std::min(static_cast<size_t>(std::max<int64_t>(at, 0)), std::max<size_t>(steps, 1) - 1);
+  const int64_t step = steps == 0 ? 0 : longest->steps()[index];
+  append_number(bytes, uint32_t{1});
+  append_number(bytes, static_cast<uint32_t>(tags.size()));
+  append_number(bytes, static_cast<uint32_t>(columns));
+  append_number(bytes, static_cast<uint32_t>(steps));
+  append_number(bytes, step);
+  for (const std::string& tag : tags) append_number(bytes, layer_of(tag));
+  for (const std::string& tag : tags) {
+    const ArraySeries& rows = metrics.arrays(tag);
+    const bool here = std::ranges::binary_search(rows.steps(), step);
+    const std::vector<float>* row = here ? rows.at(step) : nullptr;
+    for (size_t column = 0; column < columns; ++column) {
+      const bool known = row != nullptr && column < row->size();
+      append_number(bytes, known ? (*row)[column] : std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace nmoe

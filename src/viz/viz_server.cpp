@@ -1,0 +1,394 @@
+#include "viz/viz_server.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/authentication.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/signals.h"
+#include "base/start_thread.h"
+#include "serve/page.h"
+#include "track/catalogue.h"
+#include "track/metrics.h"
+#include "track/run_compare.h"
+#include "track/run_json.h"
+#include "track/run_query.h"
+#include "viz/layers.h"
+#include "viz/window.h"
+
+namespace nmoe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using std::chrono::milliseconds;
+
+constexpr int kMaxStreams = 16;            // each has a worker of its own
+constexpr int kWorkers = 6;                // for all else
+constexpr auto kLook = milliseconds(150);  // how often runs are looked after
+constexpr int64_t kLookAtListMs = 1000;
+constexpr int64_t kLookForDeadMs = 5000;  // a process that is gone changes no file
+constexpr auto kSignOfLife = std::chrono::seconds(15);
+constexpr size_t kLogBytes = size_t{64} << 10;
+constexpr int64_t kMostRuns = 1000;  // in a reply
+
+HttpReply reply_of(int status, std::string type, std::string body) {
+  return {.status = status,
+          .type = std::move(type),
+          .body = std::move(body),
+          .headers = {{"Cache-Control", "no-store"},
+                      {"X-Content-Type-Options", "nosniff"},
+                      {"Cross-Origin-Resource-Policy", "same-origin"}},
+          .note = {}};
+}
+
+// What runs are called and say may be no UTF-8.
+HttpReply json_reply(const Json& json, int status = 200) {
+  return reply_of(status, "application/json", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+HttpReply error_reply(int status, const std::string& message) { return json_reply({{"error", message}}, status); }
+
+std::string parameter(const HttpRequest& request, std::string_view name) {
+  std::vector<std::string> values = request.parameters(name);
+  return values.empty() ? "" : std::move(values.front());
+}
+
+template <class Number>
+std::optional<Number> number_of(const HttpRequest& request, std::string_view name) {
+  const std::string text = parameter(request, name);
+  if (text.empty()) return std::nullopt;
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (whole && std::isfinite(number)) return number;
+  } else if (whole) {
+    return number;
+  }
+  throw usage_error(fmt::format("{} is no number", name), "leave it out, or give one");
+}
+
+bool contains_ignoring_case(const std::string& text, const std::string& lower_word) {
+  return lower(text).find(lower_word) != std::string::npos;
+}
+
+int64_t started_ms(const RunRow& run) {
+  std::tm time{};
+  if (strptime(run.started_at.c_str(), "%Y-%m-%dT%H:%M:%S", &time) == nullptr) return 0;
+  return static_cast<int64_t>(timegm(&time)) * 1000;
+}
+
+std::vector<int64_t> ranks_in(const fs::path& folder) {
+  std::vector<int64_t> ranks;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    constexpr std::string_view kPrefix = "rank_";
+    int64_t rank = 0;
+    if (!name.starts_with(kPrefix)) continue;
+    const char* const end = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, rank);
+    const std::string_view extension(rest, static_cast<size_t>(end - rest));
+    if (error == std::errc() && (extension == ".duckdb" || extension == ".live")) ranks.push_back(rank);
+  }
+  std::ranges::sort(ranks);
+  const auto again = std::ranges::unique(ranks);
+  ranks.erase(again.begin(), again.end());
+  return ranks;
+}
+
+// Whole lines, the last of the file.
+std::string end_of(const fs::path& path, size_t most) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return "";
+  const auto size = static_cast<size_t>(file.tellg());
+  const size_t count = std::min(size, most);
+  std::string text(count, '\0');
+  file.seekg(static_cast<std::streamoff>(size - count));
+  file.read(text.data(), static_cast<std::streamsize>(count));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (count < size) text.erase(0, text.find('\n') + 1);
+  return text;
+}
+
+// Changes whenever somebody writes to the database.
+std::string state_of(const fs::path& database) {
+  std::string state;
+  for (const char* extension : {"", "-wal", "-journal"}) {
+    struct stat status {};
+    if (::stat((database.string() + extension).c_str(), &status) != 0) continue;
+    state += fmt::format("{} {}.{} {};", status.st_ino, status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_size);
+  }
+  return state;
+}
+
+fs::path database_of(const fs::path& run_dir) {
+  fs::path database = run_dir / "experiments.db";
+  if (!fs::exists(database)) {
+    throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
+                      "train something first, or name the runs' folder with --dir");
+  }
+  return database;
+}
+
+}  // namespace
+
+VizServer::VizServer(VizOptions options)
+    : options_(std::move(options)),
+      hosts_(options_.host, options_.allowed_hosts),
+      cache_(options_.run_dir, options_.cache_bytes),
+      store_(database_of(options_.run_dir), RunStore::Access::kRead),
+      http_(*this, options_.host, options_.port, {.max_body = 1024, .max_connections = 256}, kMaxStreams + kWorkers) {
+  NMOE_CHECK(!options_.token.empty(), "a server without a token");
+  list_changed();
+}
+
+VizServer::~VizServer() {
+  stopping_ = true;
+  changes_.stop();
+  http_.stop();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void VizServer::start() {
+  watcher_ = start_thread("to follow runs", [this] { watch(); });
+  http_.start();
+}
+
+std::optional<HttpReply> VizServer::on_head(const HttpRequest& request) {
+  if (const auto refused = hosts_.refusal(request)) return error_reply(refused->status, refused->message);
+  if (request.method != "GET") return error_reply(405, "this server takes GET alone");
+  if (!request.path.starts_with("/api/")) {
+    std::optional<HttpReply> file =
+        page_file(request.path == "/" ? "viz.html" : std::string_view(request.path).substr(1));
+    return file ? std::move(file) : error_reply(404, "there is no such page");
+  }
+  if (!same_bytes(request.header("Authorization"), "Bearer " + options_.token)) {
+    return error_reply(401, "the token is missing or wrong: open the link that n viz has printed");
+  }
+  return std::nullopt;
+}
+
+void VizServer::on_request(const HttpRequest& request, HttpAnswer& answer) {
+  using Method = HttpReply (VizServer::*)(const HttpRequest&);
+  constexpr std::pair<std::string_view, Method> kRoutes[] = {
+      {"/api/runs", &VizServer::runs},   {"/api/run", &VizServer::run},       {"/api/compare", &VizServer::compare},
+      {"/api/log", &VizServer::run_log}, {"/api/series", &VizServer::series}, {"/api/layers", &VizServer::layers},
+  };
+  if (request.path == "/api/events") return events(answer);
+  const auto* const route = std::ranges::find(kRoutes, request.path, &std::pair<std::string_view, Method>::first);
+  if (route == std::end(kRoutes)) return answer.send(error_reply(404, "there is nothing of this name"));
+  try {
+    answer.send((this->*route->second)(request));
+  } catch (const Error& error) {
+    const int status = error.kind() == ErrorKind::kUsage ? 400 : 500;
+    answer.send(error_reply(status, fmt::format("{} ({})", error.what(), error.remedy())));
+  }
+}
+
+HttpReply VizServer::refusal(int status, const std::string& message) { return error_reply(status, message); }
+
+// A page says what is wrong itself.
+void VizServer::log(const HttpLogEntry&) {}
+
+std::shared_ptr<const VizServer::Runs> VizServer::list() {
+  const std::lock_guard lock(list_mutex_);
+  return list_;
+}
+
+std::string VizServer::config(const std::string& run) {
+  const std::lock_guard lock(store_mutex_);
+  return store_.config(run);
+}
+
+// Only what is in the list of runs becomes a part of a path.
+RunRow VizServer::asked_run(const HttpRequest& request) {
+  const std::string id = parameter(request, "run");
+  const std::shared_ptr<const Runs> all = list();
+  const auto found = std::ranges::find(*all, id, &RunRow::id);
+  if (found == all->end() || !is_name_below(id) || id.find('/') != std::string::npos) {
+    throw usage_error(fmt::format("there is no run '{}'", id), "it may have been removed");
+  }
+  return *found;
+}
+
+HttpReply VizServer::runs(const HttpRequest& request) {
+  const std::vector<std::string> texts = request.parameters("filter");
+  const std::vector<RunFilter> filters(texts.begin(), texts.end());
+  const std::string words = lower(parameter(request, "q"));
+  const std::shared_ptr<const Runs> all = list();
+  Runs chosen;
+  for (const RunRow& run : *all) {
+    const bool has_words =
+        words.empty() ||
+        std::ranges::any_of(std::initializer_list<const std::string*>{&run.id, &run.name, &run.experiment, &run.note},
+                            [&](const std::string* text) { return contains_ignoring_case(*text, words); });
+    if (has_words && std::ranges::all_of(filters, [&](const RunFilter& filter) { return filter.matches(run); })) {
+      chosen.push_back(run);
+    }
+  }
+  if (const std::string by = parameter(request, "sort"); !by.empty()) sort_runs(chosen, by);
+  const auto size = static_cast<int64_t>(chosen.size());
+  const int64_t offset = std::clamp<int64_t>(number_of<int64_t>(request, "offset").value_or(0), 0, size);
+  const int64_t limit = std::clamp<int64_t>(number_of<int64_t>(request, "limit").value_or(200), 0, kMostRuns);
+  Json rows = Json::array();
+  for (int64_t i = offset; i < std::min(size, offset + limit); ++i) {
+    rows.push_back(run_json(chosen[static_cast<size_t>(i)]));
+  }
+  return json_reply({{"all", all->size()}, {"total", size}, {"runs", std::move(rows)}});
+}
+
+HttpReply VizServer::run(const HttpRequest& request) {
+  const RunRow run = asked_run(request);
+  const std::vector<int64_t> ranks = ranks_in(metrics_path(options_.run_dir, run.id).parent_path());
+  const int64_t rank = number_of<int64_t>(request, "rank").value_or(0);
+  Json json = {{"run", run_json(run)},
+               {"config", try_parse_json<Json>(config(run.id))},
+               {"ranks", ranks},
+               {"tags", Json::array()}};
+  if (json["config"].is_discarded()) json["config"] = nullptr;
+  if (!std::ranges::binary_search(ranks, rank)) return json_reply(json);  // it has recorded nothing
+  cache_.look(run.id, rank, {}, [&](const MetricsReader& metrics) {
+    for (const MetricsView::Last& last : metrics.tags()) {
+      const TagInfo* info = find_tag(last.tag);
+      json["tags"].push_back({{"tag", last.tag},
+                              {"array", last.is_array},
+                              {"step", last.step},
+                              {"value", last.value},
+                              {"unit", info == nullptr ? "" : info->unit},
+                              {"meaning", info == nullptr ? "" : info->meaning}});
+    }
+  });
+  return json_reply(json);
+}
+
+HttpReply VizServer::compare(const HttpRequest& request) {
+  const std::vector<std::string> ids = request.parameters("run");
+  std::vector<std::string> configs;
+  for (const std::string& id : ids) configs.push_back(config(id));
+  Json json = {{"runs", ids}, {"differences", Json::array()}};
+  for (const ConfigDifference& difference : config_differences(configs)) {
+    json["differences"].push_back({{"key", difference.key}, {"values", difference.values}});
+  }
+  return json_reply(json);
+}
+
+HttpReply VizServer::run_log(const HttpRequest& request) {
+  const fs::path folder = metrics_path(options_.run_dir, asked_run(request).id).parent_path();
+  return reply_of(200, "text/plain; charset=utf-8", end_of(folder / "train.log", kLogBytes));
+}
+
+HttpReply VizServer::series(const HttpRequest& request) {
+  const RunRow run = asked_run(request);
+  const std::string tag = parameter(request, "tag"), x = parameter(request, "x");
+  std::vector<std::string> tags = {tag};
+  Axis axis = Axis::kStep;
+  if (x == "time") axis = Axis::kTime;
+  if (x == "tokens" || x == "flops") {
+    axis = Axis::kProgress;
+    tags.emplace_back(x == "tokens" ? "train/tokens_seen" : "train/flops");
+  }
+  if (axis == Axis::kStep && !x.empty() && x != "step") {
+    throw usage_error(fmt::format("there is no axis '{}'", x), "step, tokens, flops and time are there");
+  }
+  const WindowRequest wanted = {.from = number_of<double>(request, "from"),
+                                .to = number_of<double>(request, "to"),
+                                .width = number_of<int64_t>(request, "width").value_or(800),
+                                .log_x = parameter(request, "log") == "1"};
+  const int64_t rank = number_of<int64_t>(request, "rank").value_or(0);
+  std::string bytes;
+  cache_.look(run.id, rank, tags, [&](const MetricsReader& metrics) {
+    const Series& values = metrics.series(tag);
+    bytes =
+        encode_window(cut_window(values, AxisOf(values, axis, metrics.series(tags.back()), started_ms(run)), wanted));
+  });
+  return reply_of(200, "application/octet-stream", std::move(bytes));
+}
+
+HttpReply VizServer::layers(const HttpRequest& request) {
+  const RunRow run = asked_run(request);
+  const std::string of = parameter(request, "of");
+  const int64_t at = number_of<int64_t>(request, "at").value_or(std::numeric_limits<int64_t>::max());
+  std::vector<std::string> tags;
+  cache_.look(run.id, 0, {}, [&](const MetricsReader& metrics) { tags = layer_tags(metrics, of); });
+  std::string bytes;
+  cache_.look(run.id, 0, tags, [&](const MetricsReader& metrics) { bytes = encode_layers(metrics, tags, at); });
+  return reply_of(200, "application/octet-stream", std::move(bytes));
+}
+
+void VizServer::events(HttpAnswer& answer) {
+  const struct Stream {
+    explicit Stream(std::atomic<int>& the_count) : count(the_count), number(++count) {}
+    ~Stream() { --count; }
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+    std::atomic<int>& count;
+    int number;
+  } stream(num_streams_);
+  if (stream.number > kMaxStreams) return answer.send(error_reply(503, "too many browsers are open"));
+  uint64_t seen = changes_.now();
+  bool there = answer.begin(reply_of(200, "text/event-stream", "")) && answer.write(": here\n\n");
+  auto said = std::chrono::steady_clock::now();
+  while (there && !answer.client_left()) {
+    const Changes::Seen news = changes_.wait(seen, milliseconds(1000));
+    if (news.stopped) return answer.end();
+    seen = news.until;
+    const auto now = std::chrono::steady_clock::now();
+    if (news.list || !news.runs.empty()) {
+      const Json json = {{"list", news.list}, {"runs", news.runs}};
+      there = answer.write("data: " + json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n\n");
+      said = now;
+    } else if (now - said > kSignOfLife) {
+      there = answer.write(":\n\n");
+      said = now;
+    }
+  }
+}
+
+bool VizServer::list_changed() {
+  const int64_t now = now_ms();
+  const std::string state = state_of(options_.run_dir / "experiments.db");
+  if (state == list_state_ && now - list_made_ms_ < kLookForDeadMs) return false;
+  std::shared_ptr<const Runs> made;
+  {
+    const std::lock_guard lock(store_mutex_);
+    made = std::make_shared<Runs>(store_.list());
+  }
+  const std::lock_guard lock(list_mutex_);
+  const bool changed = list_ == nullptr || state != list_state_ ||
+                       !std::ranges::equal(*list_, *made, {}, &RunRow::status, &RunRow::status);
+  list_ = std::move(made);
+  list_state_ = state;
+  list_made_ms_ = now;
+  return changed;
+}
+
+void VizServer::watch() {
+  block_stop_signals();
+  int64_t list_looked_ms = now_ms();
+  while (!stopping_) {
+    std::this_thread::sleep_for(kLook);
+    const std::vector<RunCache::Key> changed = cache_.poll();
+    bool list = false;
+    if (now_ms() - list_looked_ms >= kLookAtListMs) {
+      list_looked_ms = now_ms();
+      try {
+        list = list_changed();
+      } catch (const Error&) {  // a program has the database for long: as of now the list is what it was
+      }
+    }
+    changes_.add(list, changed);
+  }
+}
+
+}  // namespace nmoe

@@ -1,0 +1,92 @@
+// n runs and what belongs to it, over two runs that were trained and databases that were made.
+#include <nlohmann/json.hpp>
+
+#include "cli/cli_test.h"
+#include "track/metrics_reader.h"
+
+namespace nmoe {
+namespace {
+
+using nlohmann::json;
+
+class RunsCommandTest : public CliTest {
+ protected:
+  json ask(std::vector<std::string> arguments) const {
+    arguments.emplace_back("--json");
+    return json::parse(output(std::move(arguments)), nullptr, false);
+  }
+};
+
+TEST_F(RunsCommandTest, OfTwoSeeds) {
+  prepare();
+  output(train({"train.steps=4", "run.name=one", "train.valid_every=2", "checkpoint.every=2"}));
+  output(train({"train.steps=3", "run.name=two", "run.seed=2"}));
+
+  // The list.
+  json runs = ask({"runs"});
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_EQ(runs[0]["name"], "two") << "the newest first";
+  EXPECT_EQ(runs[1]["step"], 4);
+  EXPECT_EQ(runs[1]["checkpoint"], 4);
+  EXPECT_EQ(runs[1]["tokens"], 4 * 8 * 16);
+  EXPECT_EQ(ask({"runs", "--filter", "step>3"}).size(), 1u);
+  EXPECT_EQ(ask({"runs", "--sort", "name"})[0]["name"], "one");
+  EXPECT_EQ(ask({"runs", "--sort", "-step"})[0]["name"], "one");
+  EXPECT_EQ(ask({"runs", "-n", "1"}).size(), 1u);
+  EXPECT_TRUE(contains(output({"runs", "--group"}), "experiment "));
+  expect_error(n({"runs", "--filter", "los<3"}), 2, "runs have no 'los'", "did you mean 'loss'?");
+
+  // One run: what it says is what its last validation measured.
+  const std::string id = runs[1]["id"];
+  MetricsReader reader(metrics_path(dir_ / "runs", id));
+  reader.load(std::vector<std::string>{"train/loss", "valid/loss"});
+  const auto train = reader.series("train/loss").values(), valid = reader.series("valid/loss").values();
+  ASSERT_EQ(train.size(), 4u);
+  EXPECT_EQ(runs[1]["valid"], valid.back());
+  const json shown = ask({"runs", "show", "one"});
+  EXPECT_EQ(shown["last"]["train/loss"]["value"], train[3]);
+  EXPECT_EQ(shown["config"]["train.steps"], 4);
+  EXPECT_TRUE(contains(output({"runs", "show", id}), "router/layer_01/cv"));
+  expect_error(n({"runs", "show", "three"}), 2, "there is no run 'three'", "n runs lists them");
+
+  // Both, at the third step.
+  const json compared = ask({"runs", "compare", "one", "two"});
+  EXPECT_EQ(compared["at"], 3.0);
+  EXPECT_EQ(compared["runs"][0]["train"]["at"], train[2]);
+  EXPECT_EQ(compared["runs"][0]["train"]["last"], train[3]);
+  EXPECT_EQ(compared["runs"][0]["valid"]["at"], valid[0]);
+  EXPECT_EQ(compared["config"]["run.seed"], json::parse("[1, 2]"));
+  EXPECT_EQ(compared["config"]["train.steps"], json::parse("[4, 3]"));
+  EXPECT_TRUE(contains(output({"runs", "compare", "one", "two", "--by", "flops"}), "run.seed"));
+  EXPECT_TRUE(contains(output({"runs", "plot", "one"}), "train/loss"));
+  expect_error(n({"runs", "plot", "one", "--tag", "train/los"}), 2,
+               fmt::format("run '{}' has recorded no 'train/los'", id), "did you mean 'train/loss'?");
+
+  // Files.
+  output({"runs", "export", "one", "-o", "out"});
+  const std::string csv = read_file(dir_ / "out" / id / "scalars.csv");
+  EXPECT_TRUE(contains(csv, "tag,step,ts_ms,value\r\n"));
+  EXPECT_TRUE(contains(csv, fmt::format(",{}\r\n", train[1])));
+  EXPECT_TRUE(contains(read_file(dir_ / "out" / id / "arrays.csv"), "router/layer_01/load,4,"));
+  output({"runs", "export", "one", "-o", "out", "--format", "json"});
+  const json exported = json::parse(read_file(dir_ / "out" / id / "metrics.json"), nullptr, false);
+  EXPECT_EQ(exported["tags"]["train/loss"]["value"], json(std::vector<double>(train.begin(), train.end())));
+  output({"runs", "export", "one", "-o", "out", "--format", "tensorboard"});
+  int num_events = 0;
+  for (const auto& entry : fs::directory_iterator(dir_ / "out" / id)) {
+    num_events += contains(entry.path().filename().string(), "events.out.tfevents.") ? 1 : 0;
+  }
+  EXPECT_EQ(num_events, 1);
+
+  // Notes, and the end.
+  output({"runs", "note", "one", "kept \x1b[31m for later"});
+  EXPECT_EQ(ask({"runs"})[1]["note"], "kept \x1b[31m for later");
+  EXPECT_TRUE(contains(output({"runs"}), "kept \\x1b[31m for later")) << "nothing steers a terminal";
+  EXPECT_TRUE(contains(output({"runs", "rm", "one"}), "its checkpoints stay in "));
+  EXPECT_EQ(ask({"runs"}).size(), 1u);
+  EXPECT_FALSE(fs::exists(dir_ / "runs/metrics" / id));
+  EXPECT_TRUE(fs::exists(dir_ / "runs/checkpoints/one/step_00000004"));
+}
+
+}  // namespace
+}  // namespace nmoe

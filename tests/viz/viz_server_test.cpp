@@ -1,0 +1,331 @@
+// The server of n viz, as a browser and as others ask it.
+#include "viz/viz_server.h"
+
+#include <gtest/gtest.h>
+#include <httplib.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "serve/raw_client.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+#include "viz/recorded_runs.h"
+
+namespace nmoe {
+namespace {
+
+using nlohmann::json;
+using test::contains;
+
+constexpr const char* kToken = "0123456789abcdef";
+
+// Two runs, recorded once for all tests.
+struct Recorded {
+  Recorded() {
+    one = test::record_run(dir.path(), "one", 2.0, R"({"run":{"seed":1},"optim":{"lr":0.001}})",
+                           "step 1\nwarning: slow\n");
+    two = test::record_run(dir.path(), "<img src=x onerror=alert(1)>", 2.5,
+                           R"({"run":{"seed":1},"optim":{"lr":0.002}})", "");
+  }
+  const test::TempDir dir;
+  std::string one, two;
+};
+const Recorded& recorded() {
+  static const Recorded runs;
+  return runs;
+}
+
+class VizServerTest : public testing::Test {
+ protected:
+  VizServerTest() { serve(run_dir_); }
+  void serve(const fs::path& run_dir) {
+    server_.emplace(VizOptions{.run_dir = run_dir, .token = kToken});
+    server_->start();
+  }
+
+  httplib::Client client() const { return httplib::Client("127.0.0.1", server_->port()); }
+  static httplib::Headers with(const std::string& token) { return {{"Authorization", "Bearer " + token}}; }
+  std::string get(const std::string& path, int status = 200) const {
+    const httplib::Result result = client().Get(path.c_str(), with(kToken));
+    if (!result) {
+      ADD_FAILURE() << httplib::to_string(result.error());
+      return "";
+    }
+    EXPECT_EQ(result->status, status) << path << ": " << result->body;
+    return result->body;
+  }
+  json ask(const std::string& path) const { return json::parse(get(path), nullptr, false); }
+  int status_of(const std::string& path, const httplib::Headers& headers) const {
+    const httplib::Result result = client().Get(path.c_str(), headers);
+    return result ? result->status : -1;
+  }
+
+  // A reply of api/series.
+  struct Curve {
+    uint32_t count = 0;
+    double first = 0, last = 0;
+    int64_t size = 0;
+    std::vector<double> x, min, max, value;
+    std::vector<uint32_t> values, bad;
+  };
+  Curve curve(const std::string& query) const {
+    const std::string bytes = get("/api/series?" + query);
+    Curve curve;
+    if (bytes.size() < 32) {
+      ADD_FAILURE() << bytes;
+      return curve;
+    }
+    EXPECT_LE(bytes.size(), size_t{64} << 10);
+    std::memcpy(&curve.count, bytes.data() + 4, 4);
+    std::memcpy(&curve.first, bytes.data() + 8, 8);
+    std::memcpy(&curve.last, bytes.data() + 16, 8);
+    std::memcpy(&curve.size, bytes.data() + 24, 8);
+    size_t at = 32;
+    const auto take = [&](auto& column) {
+      column.resize(curve.count);
+      const size_t size = curve.count * sizeof(column[0]);
+      ASSERT_LE(at + size, bytes.size());
+      std::memcpy(column.data(), bytes.data() + at, size);
+      at += size;
+    };
+    take(curve.x), take(curve.min), take(curve.max), take(curve.value), take(curve.values), take(curve.bad);
+    return curve;
+  }
+
+  const fs::path run_dir_ = recorded().dir.path();
+  const std::string one_ = recorded().one, two_ = recorded().two;
+  std::optional<VizServer> server_;
+};
+
+TEST_F(VizServerTest, WhoMayAsk) {
+  for (const char* path : {"/api/runs", "/api/run?run=x", "/api/series", "/api/events", "/api/nothing"}) {
+    EXPECT_EQ(status_of(path, {}), 401) << path;
+    EXPECT_EQ(status_of(path, with("0123456789abcdee")), 401) << path;
+    EXPECT_EQ(status_of(path, with("")), 401) << path;
+    EXPECT_EQ(status_of(path, {{"Cookie", std::string("token=") + kToken}}), 401) << path;
+  }
+  EXPECT_EQ(status_of("/api/runs", with(kToken)), 200);
+  // A name that somebody has made to point here.
+  const auto named = [&](const std::string& host) {
+    const RawClient raw(server_->port());
+    raw.send("GET /api/runs HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nAuthorization: Bearer " + kToken +
+             "\r\n\r\n");
+    return raw.read().substr(9, 3);
+  };
+  EXPECT_EQ(named("evil.example"), "403");
+  EXPECT_EQ(named("evil.example:8010"), "403");
+  EXPECT_EQ(named("127.0.0.1.evil.example"), "403");
+  EXPECT_EQ(named("LOCALHOST:1"), "200");
+  EXPECT_EQ(named("127.0.0.1:1"), "200");
+  EXPECT_EQ(named("localhost\r\nHost: evil.example"), "400");
+  // It reads, and that is all.
+  EXPECT_EQ(client().Post("/api/runs", with(kToken), "", "text/plain")->status, 405);
+  EXPECT_EQ(client().Delete("/api/run?run=x", with(kToken))->status, 405);
+}
+
+TEST_F(VizServerTest, Page) {
+  const httplib::Result page = client().Get("/");
+  ASSERT_TRUE(page);
+  EXPECT_EQ(page->status, 200);
+  EXPECT_TRUE(contains(page->body, "<!doctype html>"));
+  EXPECT_EQ(page->get_header_value("Content-Type"), "text/html; charset=utf-8");
+  const std::string policy = page->get_header_value("Content-Security-Policy");
+  EXPECT_TRUE(contains(policy, "default-src 'none'"));
+  EXPECT_TRUE(contains(policy, "script-src 'self'"));
+  EXPECT_FALSE(contains(policy, "unsafe"));
+  EXPECT_EQ(page->get_header_value("X-Content-Type-Options"), "nosniff");
+  // Whatever the page and its modules name is here, and nothing of it is elsewhere.
+  std::vector<std::string> left = {"/"};
+  std::set<std::string> seen;
+  while (!left.empty()) {
+    const std::string path = left.back();
+    left.pop_back();
+    if (!seen.insert(path).second) continue;
+    const httplib::Result file = client().Get(path.c_str());
+    ASSERT_TRUE(file);
+    EXPECT_EQ(file->status, 200) << path;
+    if (path == "/uplot.js" || path == "/uplot_license.txt") continue;
+    EXPECT_FALSE(contains(file->body, "http://")) << path;
+    EXPECT_FALSE(contains(file->body, "https://")) << path;
+    EXPECT_FALSE(contains(file->body, "innerHTML")) << path;
+    for (const char* before : {"src=\"", "href=\"", "from './", "SharedWorker('"}) {
+      for (size_t at = 0; (at = file->body.find(before, at)) != std::string::npos;) {
+        at += std::strlen(before);
+        const std::string name = file->body.substr(at, file->body.find_first_of("\"'", at) - at);
+        if (!name.starts_with("#") && !name.starts_with("data:")) left.push_back("/" + name);
+      }
+    }
+  }
+  EXPECT_GE(seen.size(), 15u);
+}
+
+TEST_F(VizServerTest, PathsThatLeadElsewhere) {
+  for (const char* path : {"/../secret", "/%2e%2e/secret", "/..%2fsecret", "//etc/passwd", "/style.css/../../secret",
+                           "/viz.html%00", "/page/viz.html", "/api/../viz.html"}) {
+    const RawClient raw(server_->port());
+    raw.send(fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\r\n",
+                         path, kToken));
+    EXPECT_EQ(raw.read().substr(9, 3), "404") << path;
+  }
+  for (const std::string& run :
+       std::vector<std::string>{"..", "../metrics/" + one_, "..%2f..", one_ + "/..", "%00", "", "*"}) {
+    for (const char* route : {"run", "log", "series", "layers"}) {
+      get(fmt::format("/api/{}?run={}", route, run), 400);
+    }
+  }
+  get("/api/series?run=" + one_ + "&tag=train/loss&rank=-1", 500);
+  get("/api/series?run=" + one_ + "&tag=train/loss&rank=../0", 400);
+  get("/api/series?run=" + one_ + "&tag=train/loss&from=nan", 400);
+  get("/api/series?run=" + one_ + "&tag=train/loss&x=day", 400);
+  EXPECT_EQ(curve("run=" + one_ + "&tag=../../secret").count, 0u);
+}
+
+TEST_F(VizServerTest, Runs) {
+  json list = ask("/api/runs");
+  ASSERT_EQ(list["runs"].size(), 2u);
+  EXPECT_EQ(list["runs"][0]["name"], "<img src=x onerror=alert(1)>") << "as it is: the page makes text of it";
+  EXPECT_EQ(list["runs"][1]["id"], one_);
+  EXPECT_EQ(list["runs"][1]["step"], test::kRecordedSteps);
+  EXPECT_EQ(ask("/api/runs?filter=loss%3C2.3")["runs"][0]["id"], one_);
+  EXPECT_EQ(ask("/api/runs?filter=loss%3C2.3&filter=step%3E1k")["total"], 0);
+  EXPECT_EQ(ask("/api/runs?sort=loss")["runs"][0]["id"], one_);
+  EXPECT_EQ(ask("/api/runs?q=ONE")["total"], 2) << "both have it: the other in 'onerror'";
+  EXPECT_EQ(ask("/api/runs?q=onerror%3Dalert")["total"], 1);
+  list = ask("/api/runs?limit=1&offset=1");
+  EXPECT_EQ(list["total"], 2);
+  ASSERT_EQ(list["runs"].size(), 1u);
+  EXPECT_EQ(list["runs"][0]["id"], one_);
+  EXPECT_TRUE(contains(get("/api/runs?filter=los%3C2", 400), "did you mean 'loss'?"));
+}
+
+TEST_F(VizServerTest, OneRun) {
+  const json run = ask("/api/run?run=" + one_);
+  EXPECT_EQ(run["config"]["optim"]["lr"], 0.001);
+  EXPECT_EQ(run["ranks"], json::parse("[0]"));
+  const auto found = std::ranges::find_if(run["tags"], [](const json& tag) { return tag["tag"] == "train/loss"; });
+  ASSERT_NE(found, run["tags"].end());
+  EXPECT_EQ((*found)["unit"], "nats");
+  EXPECT_EQ((*found)["step"], test::kRecordedSteps);
+  EXPECT_EQ(get("/api/log?run=" + one_), "step 1\nwarning: slow\n");
+  const json compared = ask("/api/compare?run=" + one_ + "&run=" + two_);
+  EXPECT_EQ(compared["differences"], json::parse(R"([{"key":"optim.lr","values":["0.001","0.002"]}])"));
+}
+
+TEST_F(VizServerTest, Curves) {
+  // Every value, as there are fewer than pixels.
+  const Curve all = curve("run=" + one_ + "&tag=train/loss&width=1600");
+  EXPECT_EQ(all.size, test::kRecordedSteps);
+  ASSERT_EQ(all.count, uint32_t{test::kRecordedSteps});
+  for (size_t i = 0; i < all.count; ++i) {
+    const auto step = static_cast<int64_t>(i) + 1;
+    EXPECT_EQ(all.x[i], static_cast<double>(step));
+    if (step == test::kNanStep) {
+      EXPECT_EQ(all.bad[i], 1u);
+      EXPECT_TRUE(std::isnan(all.value[i]) && std::isnan(all.min[i]));
+    } else {
+      EXPECT_EQ(all.value[i], test::recorded_loss(step, 2.0));
+    }
+  }
+  const Curve few = curve("run=" + one_ + "&tag=train/loss&width=10&x=tokens");
+  EXPECT_LE(few.count, 11u);
+  EXPECT_EQ(few.first, 4096.0);
+  EXPECT_EQ(few.last, 4096.0 * test::kRecordedSteps);
+  EXPECT_EQ(*std::ranges::max_element(few.max), 9.5) << "the spike";
+  const Curve zoomed = curve("run=" + one_ + "&tag=train/loss&from=100&to=110&x=step");
+  EXPECT_EQ(zoomed.count, 11u + 2u);
+  EXPECT_EQ(curve("run=" + one_ + "&tag=nothing").count, 0u);
+}
+
+TEST_F(VizServerTest, Layers) {
+  const std::string bytes = get("/api/layers?run=" + one_ + "&of=load&at=20");
+  ASSERT_EQ(bytes.size(), 24u + 4 * test::kRecordedLayers + 4 * test::kRecordedLayers * test::kRecordedExperts);
+  uint32_t head[4];
+  int64_t step = 0;
+  std::memcpy(head, bytes.data(), sizeof(head));
+  std::memcpy(&step, bytes.data() + 16, 8);
+  EXPECT_EQ(head[1], uint32_t{test::kRecordedLayers});
+  EXPECT_EQ(head[2], uint32_t{test::kRecordedExperts});
+  EXPECT_EQ(head[3], uint32_t{test::kRecordedSteps / 10});
+  EXPECT_EQ(step, 210);
+  const MetricRecord record = test::recorded_step(step, 2.0);
+  for (size_t layer = 0; layer < test::kRecordedLayers; ++layer) {
+    const std::vector<float>& load = record.arrays[2 * layer].second;
+    EXPECT_EQ(std::memcmp(bytes.data() + 24 + 4 * test::kRecordedLayers + layer * load.size() * 4, load.data(),
+                          load.size() * 4),
+              0)
+        << layer;
+  }
+  EXPECT_EQ(get("/api/layers?run=" + one_ + "&of=nothing").size(), 24u);
+}
+
+// What is recorded while somebody looks, is told; so is a run that begins again from an earlier step.
+TEST_F(VizServerTest, FollowsARun) {
+  const test::TempDir dir;
+  RunStore store(dir.path() / "experiments.db");
+  store.start({.name = "first"});
+  serve(dir.path());
+  std::mutex mutex;
+  std::string told;
+  std::thread stream([&] {
+    httplib::Client events = client();
+    events.Get("/api/events", with(kToken), [&](const char* data, size_t size) {
+      const std::lock_guard lock(mutex);
+      told.append(data, size);
+      return !contains(told, "stop it");
+    });
+  });
+  const auto waits_for = [&](const std::string& text) {
+    for (int i = 0; i < 500; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      const std::lock_guard lock(mutex);
+      const size_t at = told.find(text);
+      if (at == std::string::npos) continue;
+      told.erase(0, at + text.size());
+      return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(waits_for(": here"));
+  const std::string id = store.start({.name = "live"});
+  MetricsWriter writer(metrics_path(dir.path(), id));
+  for (int64_t step = 1; step <= 5; ++step) writer.append(test::recorded_step(step, 2.0));
+  EXPECT_TRUE(waits_for("\"list\":true")) << "a new run";
+  EXPECT_EQ(curve("run=" + id + "&tag=train/loss").size, 5);
+  const std::string event = "[\"" + id + "\",0]";
+  writer.append(test::recorded_step(6, 2.0));
+  EXPECT_TRUE(waits_for(event));
+  EXPECT_EQ(curve("run=" + id + "&tag=train/loss").size, 6);
+  writer.rewind(3);
+  EXPECT_TRUE(waits_for(event));
+  EXPECT_EQ(curve("run=" + id + "&tag=train/loss").size, 3);
+  EXPECT_EQ(curve("run=" + id + "&tag=train/loss").value.back(), test::recorded_loss(3, 2.0));
+  server_.reset();  // ends the stream, and waits for nobody
+  stream.join();
+}
+
+TEST_F(VizServerTest, ForgetsWhatIsTooMuch) {
+  RunCache cache(run_dir_, /*max_bytes=*/test::kRecordedSteps * 24 * 3 / 2);  // of one, not of two
+  const std::vector<std::string> tags = {"train/loss"};
+  size_t size = 0;
+  for (const std::string& run : {one_, two_, one_, two_}) {
+    cache.look(run, 0, tags, [&](const MetricsReader& metrics) { size = metrics.series("train/loss").size(); });
+    EXPECT_EQ(size, static_cast<size_t>(test::kRecordedSteps)) << "read again where it was forgotten";
+  }
+  EXPECT_EQ(test::error_of([&] { cache.look(one_, 7, tags, [](const MetricsReader&) {}); }).kind(),
+            ErrorKind::kRuntime);
+}
+
+TEST(VizServer, WithoutRuns) {
+  const test::TempDir dir;
+  const Error error = test::error_of([&] { VizServer server({.run_dir = dir.path(), .token = kToken}); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "experiments.db does not exist"));
+}
+
+}  // namespace
+}  // namespace nmoe
