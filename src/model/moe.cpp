@@ -79,8 +79,8 @@ RouterLoss Moe::loss(const Pass& pass) const {
 
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
-void Moe::compute_hidden(const Pass& pass) {
-  for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
+void Moe::compute_hidden(const Pass& pass, const ExpertPass& of) {
+  for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, of);
 }
 
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
@@ -90,7 +90,8 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
                                             .offsets = part.offsets,
                                             .row_weight = part.of(of.row_weight),
                                             .pre = part.of(of.pre),
-                                            .h = part.of(of.hidden)});
+                                            .h = part.of(of.hidden),
+                                            .h_codes = part.of(of.hidden_codes)});
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
@@ -98,6 +99,8 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   Ops& ops = pass.ops;
   const OperandRows dy = part.of(gradients.dy);
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
+  const ArenaScope scope(pass.activations);
+  const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, dpre.dim(0), dpre.dim(1));
   experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
   experts_out_.backward_activation(ops, {.kind = config_.activation,
                                          .dy = dy,
@@ -106,8 +109,9 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                          .pre = part.of(of.pre),
                                          .row_weight = part.of(of.row_weight),
                                          .dpre = dpre,
-                                         .drow_weight = part.of(gradients.drow_weight)});
-  experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows));
+                                         .drow_weight = part.of(gradients.drow_weight),
+                                         .dpre_codes = dpre_codes});
+  experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
@@ -198,15 +202,17 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   saved_.pre = pass.push({R, W});
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
-  compute_hidden(pass);
-  for (const RaggedRows& part : saved_.routed.parts) {
-    pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
-  }
   {
     const ArenaScope scope(pass.activations);
+    ExpertPass rows = saved_rows();
+    rows.hidden_codes = experts_out_.push_codes(pass.activations, R, F);
+    compute_hidden(pass, rows);
+    for (const RaggedRows& part : saved_.routed.parts) {
+      pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
+    }
     const Tensor rows_out = pass.push({R, D});
     for (const RaggedRows& part : saved_.routed.parts) {
-      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out));
+      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(rows.hidden_codes));
     }
     exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
   }
@@ -227,7 +233,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
-    compute_hidden(pass);
+    compute_hidden(pass, saved_rows());
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     for (const RaggedRows& part : saved_.routed.parts) {
