@@ -51,8 +51,7 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
       router_(weights, prefix_of(layer) + "router"),
       router_bias_(weights.at(prefix_of(layer) + "router_bias")),
       experts_in_(weights, prefix_of(layer) + "experts_in"),
-      experts_out_(weights, prefix_of(layer) + "experts_out"),
-      exchange_(make_local_exchange(config_.moe.num_experts, /*in_place=*/expert_dim_ <= kInPlaceHidden)) {
+      experts_out_(weights, prefix_of(layer) + "experts_out") {
   const int64_t shared = config_.moe.num_shared_experts;
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
@@ -60,6 +59,10 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
 void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
   exchange_ = make_remote_exchange(window, layer_, places, stats);
 }
+
+// Products of FP8 operands take codes in order, which are made of rows wherever those lie: copies would be for
+// gradients of weights alone.
+bool Moe::reads_in_place() const { return expert_dim_ <= kInPlaceHidden || experts_in_.weight().codes.defined(); }
 
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;
@@ -175,6 +178,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
             .rows = {},
             .pre = {},
             .hidden = {}};
+  if (!exchange_) exchange_ = make_local_exchange(E, reads_in_place());
   router_.forward(ops, x, saved_.logits);
   pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
   ops.router_forward({.rule = rule(),

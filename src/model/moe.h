@@ -53,6 +53,8 @@ class Moe final : public FeedForward {
     Tensor pre;         // [R, W]
     Tensor hidden;      // [R, F], times row_weight
   };
+  // Whether experts on one rank read tokens where they are.
+  bool reads_in_place() const;
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
   // Rows on their way through the experts, N of them.
@@ -87,12 +89,12 @@ class Moe final : public FeedForward {
 
   const ModelConfig& config_;
   int64_t layer_;
-  int64_t expert_dim_;         // F
-  Linear router_;              // [E, D]
-  Weight& router_bias_;        // [E], selection only
-  GroupedLinear experts_in_;   // [E, W, D]
-  GroupedLinear experts_out_;  // [E, D, F]
-  std::unique_ptr<TokenExchange> exchange_;
+  int64_t expert_dim_;                       // F
+  Linear router_;                            // [E, D]
+  Weight& router_bias_;                      // [E], selection only
+  GroupedLinear experts_in_;                 // [E, W, D]
+  GroupedLinear experts_out_;                // [E, D, F]
+  std::unique_ptr<TokenExchange> exchange_;  // exchange_through()'s, else made by the first pass
   std::optional<Mlp> shared_;
   RouterStats stats_;
   Saved saved_;
