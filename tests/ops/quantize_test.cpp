@@ -110,6 +110,36 @@ TEST_F(QuantizeTest, TransposedTilesHaveTheSameCodes) {
   EXPECT_EQ(bytes_of(scales), bytes_of(args.transposed_scales));
 }
 
+// Of the rows that are there, as the quantiser makes them of what was written.
+TEST_F(QuantizeTest, ActivationsLeaveTheirCodes) {
+  const int64_t N = 5, F = 150, W = 2 * F, rows = 3;
+  const Tensor pre = pool_.normal({N, W}), dh = pool_.normal({N, F}), h = pool_.zeros({N, F}),
+               dpre = pool_.zeros({N, W}), num_rows = pool_.ints({1}, {rows});
+  const auto room = [&](int64_t width) -> RowCodes {
+    return {.values = pool_.zeros(DType::kU8, {N, width}), .scales = pool_.zeros(DType::kU8, {N, (width + 127) / 128})};
+  };
+  const auto expect_codes = [&](const RowCodes& codes, const Tensor& x) {
+    const RowCodes expected = room(x.dim(1));
+    ops_->quantize({.x = x.reshape({1, N, x.dim(1)}),
+                    .num_rows = num_rows,
+                    .values = expected.values.reshape({1, N, x.dim(1)}),
+                    .scales = expected.scales.reshape({1, N, expected.scales.dim(1)})});
+    EXPECT_EQ(bytes_of(codes.values), bytes_of(expected.values));
+    EXPECT_EQ(bytes_of(codes.scales), bytes_of(expected.scales));
+  };
+  const RowCodes h_codes = room(F), dpre_codes = room(W);
+  ops_->activation_forward({.pre = pre, .row_weight = {}, .h = h, .num_rows = num_rows, .h_codes = h_codes});
+  expect_codes(h_codes, h);
+  ops_->activation_backward({.pre = pre,
+                             .row_weight = {},
+                             .dh = dh,
+                             .dpre = dpre,
+                             .drow_weight = {},
+                             .num_rows = num_rows,
+                             .dpre_codes = dpre_codes});
+  expect_codes(dpre_codes, dpre);
+}
+
 TEST_F(QuantizeTest, WhatAFormatHasNotIsRefused) {
   const Tensor x = pool_.zeros({1, 32, 32}), values = pool_.zeros(DType::kU8, {1, 32, 32});
   EXPECT_THROW(ops_->quantize({.format = OperandFormat::kMxFp8,
