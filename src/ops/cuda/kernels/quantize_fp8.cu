@@ -21,8 +21,23 @@ constexpr int kBlocksOfRows = kThreads / kBlockLanes;  // that a thread block ha
 constexpr int kTileVectors = kBlock / 8;               // across a tile, of 8 values
 constexpr int kTileRowsAtOnce = kThreads / kTileVectors;
 constexpr int kTileSteps = kBlock / kTileRowsAtOnce;
-constexpr int kSharedRowBytes = kBlock + 16;
-static_assert(kThreads == 2 * kBlock, "two threads write a transposed row");
+constexpr int kTileWords = kBlock / 4;  // of a row of codes
+constexpr int kSegments = kBlock / 16;  // of a column
+static_assert(kThreads == kTileWords * kSegments, "a thread transposes a word of 16 rows");
+
+// The word of shared memory where a row's word is: columns of words from all segments are in different banks, and two
+// neighbours stay neighbours.
+__device__ int swizzled(int row, int word) { return word ^ (row / 16 * 4 % kTileWords); }
+
+// The bytes of four words as columns: columns[i] has byte i of each.
+__device__ void transpose_bytes(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
+  const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140), high01 = __byte_perm(rows[0], rows[1], 0x7362),
+                 low23 = __byte_perm(rows[2], rows[3], 0x5140), high23 = __byte_perm(rows[2], rows[3], 0x7362);
+  columns[0] = __byte_perm(low01, low23, 0x5410);
+  columns[1] = __byte_perm(low01, low23, 0x7632);
+  columns[2] = __byte_perm(high01, high23, 0x5410);
+  columns[3] = __byte_perm(high01, high23, 0x7632);
+}
 
 struct Rows {
   const __nv_bfloat16* x;
@@ -71,7 +86,7 @@ struct Tiles {
 // Grid (tiles down of all matrices, tiles across).
 __global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
   __shared__ unsigned largest;
-  __shared__ alignas(16) uint8_t tile[kBlock][kSharedRowBytes];
+  __shared__ alignas(16) uint32_t tile[kBlock][kTileWords];
   if (threadIdx.x == 0) largest = 0;
   __syncthreads();
   const int64_t down = ceil_div(p.rows, int64_t{kBlock}), across = gridDim.y;
@@ -109,26 +124,30 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
     if (at >= rows || own_col >= cols) continue;
     const uint2 codes = e4m3_eight(vectors[i], factor);
     *reinterpret_cast<uint2*>(p.values + origin + at * p.cols + own_col) = codes;
-    *reinterpret_cast<uint2*>(&tile[at][own_col]) = codes;
+    *reinterpret_cast<uint2*>(&tile[at][swizzled(at, own_col / 4)]) = codes;
   }
   if (!transposes) return;
   __syncthreads();
-  const int column = thread % kBlock, half = thread / kBlock * (kBlock / 2);
-  if (column >= cols) return;
-  uint8_t* const target = p.transposed_values + (matrix * p.cols + col + column) * p.rows + row;
+  const int segment = thread % kSegments, word = thread / kSegments;
+  if (word * 4 >= cols || segment * 16 >= rows) return;
+  uint32_t columns[4][4];  // of the word's four columns, a word for each four rows
 #pragma unroll
-  for (int first = half; first < half + kBlock / 2; first += 16) {
-    if (first >= rows) break;
-    uint32_t words[4];
+  for (int i = 0; i < 4; ++i) {
+    uint32_t four_rows[4], four_columns[4];
 #pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      words[word] = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        words[word] |= static_cast<uint32_t>(tile[first + 4 * word + i][column]) << (8 * i);
-      }
+    for (int j = 0; j < 4; ++j) {
+      const int at = segment * 16 + 4 * i + j;
+      four_rows[j] = tile[at][swizzled(at, word)];
     }
-    *reinterpret_cast<uint4*>(target + first) = make_uint4(words[0], words[1], words[2], words[3]);
+    transpose_bytes(four_rows, four_columns);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) columns[j][i] = four_columns[j];
+  }
+  uint8_t* const target = p.transposed_values + (matrix * p.cols + col + word * 4) * p.rows + row + segment * 16;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    *reinterpret_cast<uint4*>(target + j * p.rows) =
+        make_uint4(columns[j][0], columns[j][1], columns[j][2], columns[j][3]);
   }
 }
 
