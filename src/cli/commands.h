@@ -30,6 +30,18 @@ struct TrainArguments {
 };
 void train_command(const TrainArguments& arguments);
 
+struct SpeedrunArguments {
+  ConfigArguments config;
+  std::vector<std::string> tasks = {"core"};
+  std::string data = "data/eval";
+  std::string leaderboard = "LEADERBOARD.json";
+  int64_t batch = 16;  // as EvalArguments
+  bool list = false;   // only print the leaderboard
+};
+// Trains to train.target_loss, evaluates, and adds an entry to the leaderboard (docs/speedrun.md). Error (runtime)
+// where the run ends before its target: then there is no entry.
+void speedrun_command(const SpeedrunArguments& arguments);
+
 struct PlanArguments {
   ConfigArguments config;
   std::string device_memory;  // a part's name or a size, to plan for instead of a device that is here; "": not
@@ -148,7 +160,7 @@ struct EvalArguments {
   std::string out;      // "": nothing is kept
   int64_t limit = 0;    // items of a task; 0: all
   int64_t context = 0;  // tokens of a text; 0: the model's
-  int64_t batch = 16;   // items, or on cuda sequences, at a time
+  int64_t batch = 16;   // items, answers that are written, or on cuda sequences, at a time
   std::string device = "cpu";
   bool fp32 = false;  // on cuda, instead of bf16
   int threads = 0;
