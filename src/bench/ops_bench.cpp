@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "model/moe.h"
+#include "model/operand_formats.h"
 #include "train/engine.h"
 
 namespace nmoe {
@@ -20,7 +21,9 @@ namespace {
 // What one call of an operation is made with: tensors with random contents in an arena.
 class Workbench {
  public:
-  explicit Workbench(Storage& storage) : ops_(storage.device().ops()), arena_(storage[ArenaKind::kActivations]) {}
+  // format: what layers' products round their operands to, but for gradients of weights.
+  Workbench(Storage& storage, OperandFormat format)
+      : ops_(storage.device().ops()), arena_(storage[ArenaKind::kActivations]), format_(format) {}
 
   Ops& ops() { return ops_; }
   Arena& arena() { return arena_; }
@@ -47,6 +50,16 @@ class Workbench {
     ops_.device().upload(x, values.data());
     return x;
   }
+  OperandFormat format() const { return format_; }
+  std::shared_ptr<Weight> weight_of(Tensor w, OperandFormat format) {
+    const auto weight = std::make_shared<Weight>(WeightSpec{.name = "bench", .shape = w.shape()}, w.shape());
+    weight->value = w;
+    weight->format = format;
+    allocate_weight_codes(*weight, ops_, arena_);
+    return weight;
+  }
+  // Of a product with the weight w, whose codes are made before the call where the device wants some.
+  OperandRounding rounding(Tensor w) { return weight_of(w, format_)->rounding(ops_); }
   // 0 ... limit - 1, in no order.
   Tensor random_ids(int64_t count, int64_t limit) {
     const Philox random(1, ++num_streams_);
@@ -65,6 +78,7 @@ class Workbench {
  private:
   Ops& ops_;
   Arena& arena_;
+  OperandFormat format_;
   uint64_t num_streams_ = 0;
 };
 
@@ -99,14 +113,14 @@ struct Sizes {
   std::vector<Head> heads;
 };
 
-// Of `super` and `moonlet`.
+// Of `super` and `moonlet`, and a slice of DeepSeek-V3's experts.
 Sizes full_sizes() {
   return {.copy_elements = int64_t{1} << 29,
           .gemm = 8192,
           .weights = int64_t{1} << 28,
           .linears = {{32768, 2048, 2048}, {65536, 768, 768}, {65536, 768, 2304}},
           .attentions = {{32, 2048, 12, 64, 64}, {8, 4096, 16, 128, 128}, {8, 4096, 16, 192, 128}},
-          .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}},
+          .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
           .heads = {{16384, 2048, 163840}, {65536, 768, 50304}}};
 }
 
@@ -126,7 +140,8 @@ class Cases {
       : sizes_(std::move(sizes)),
         act_(static_cast<double>(dtype_bytes(ops.compute_dtype()))),
         stat_(static_cast<double>(dtype_bytes(ops.stat_dtype()))),
-        has_masters_(ops.compute_dtype() != ops.stat_dtype()) {}
+        has_masters_(ops.compute_dtype() != ops.stat_dtype()),
+        has_codes_(ops.weight_rounding(OperandFormat::kFp8) == WeightRounding::kCodes) {}
 
   Case copy() const {
     const int64_t n = sizes_.copy_elements;
@@ -135,7 +150,8 @@ class Cases {
               return [&w, x, y] { w.ops().copy({x, y}); };
             }};
   }
-  Case gemm() const { return linear_forward({sizes_.gemm, sizes_.gemm, sizes_.gemm}); }
+  // In the device's own precision: what products are held against.
+  Case gemm() const { return linear_forward({sizes_.gemm, sizes_.gemm, sizes_.gemm}, /*rounds=*/false); }
 
   std::vector<Case> all() const {
     std::vector<Case> cases = {copy()};
@@ -146,6 +162,7 @@ class Cases {
       add_layer(cases, size);
       add_grouped(cases, size);
       add_rows(cases, size);
+      if (has_codes_) add_codes(cases, size.T * size.K, size);
     }
     for (const auto& size : sizes_.heads) add_head(cases, size);
     add_weights(cases);
@@ -158,12 +175,13 @@ class Cases {
     return (1.0 * ... * static_cast<double>(factors));
   }
 
-  Case linear_forward(const Sizes::Linear& size) const {
+  Case linear_forward(const Sizes::Linear& size, bool rounds = true) const {
     const int64_t T = size.T, in = size.in, out = size.out;
     return {"linear, forward", shape_of(size), 2 * count(T, in, out),
             act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
               const Tensor x = w.act({T, in}), weight = w.act({out, in}, 0.02), y = w.empty({T, out});
-              return [&w, x, weight, y] { w.ops().linear_forward({x, weight, y}); };
+              const OperandRounding rounding = rounds ? w.rounding(weight) : OperandRounding{};
+              return [&w, x, weight, y, rounding] { w.ops().linear_forward({x, weight, y, Tensor(), rounding}); };
             }};
   }
   static std::string shape_of(const Sizes::Linear& size) {
@@ -176,12 +194,35 @@ class Cases {
     cases.push_back({"linear, input gradient", shape_of(size), 2 * count(T, in, out),
                      act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
                        const Tensor dy = w.act({T, out}), weight = w.act({out, in}, 0.02), dx = w.empty({T, in});
-                       return [&w, dy, weight, dx] { w.ops().linear_backward_input({dy, weight, dx}); };
+                       const OperandRounding rounding = w.rounding(weight);
+                       return [&w, dy, weight, dx, rounding] {
+                         w.ops().linear_backward_input({dy, weight, dx, /*accumulate=*/false, rounding});
+                       };
                      }});
     cases.push_back({"linear, weight gradient", shape_of(size), 2 * count(T, in, out),
                      act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
                        return [&w, x, dy, dw] { w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true}); };
+                     }});
+  }
+
+  // What products of FP8 operands have in them beside the product.
+  void add_codes(std::vector<Case>& cases, int64_t rows, const Sizes::Layer& size) const {
+    const int64_t D = size.D, F = size.F, E = size.E, W = 2 * F;
+    cases.push_back({"FP8 codes of rows", fmt::format("{} x {}", rows, D), 0.0, (act_ + 1) * count(rows, D),
+                     [=](Workbench& w) -> Work {
+                       const Tensor x = w.act({1, rows, D}), values = w.arena().allocate(DType::kU8, {1, rows, D});
+                       const Tensor scales = w.arena().allocate(DType::kU8, {1, rows, (D + 127) / 128});
+                       return
+                           [&w, x, values, scales] { w.ops().quantize({.x = x, .values = values, .scales = scales}); };
+                     }});
+    cases.push_back({"FP8 codes of weights", fmt::format("{} x {} x {}", E, W, D), 0.0, (act_ + 2) * count(E, W, D),
+                     [=](Workbench& w) -> Work {
+                       const auto weight = w.weight_of(w.act({E, W, D}), OperandFormat::kFp8);
+                       return [&w, weight] {
+                         weight->restart_rounding();
+                         weight->rounding(w.ops());
+                       };
                      }});
   }
 
@@ -272,6 +313,10 @@ class Cases {
           pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);
+      for (Weight* weight : moe.expert_weights()) {
+        weight->format = w.format();
+        allocate_weight_codes(*weight, w.ops(), w.arena());
+      }
       moe.keep_stats({.counts = w.arena().allocate(DType::kI32, {size.E}),
                       .aux_loss = w.arena().allocate(DType::kF64, {2}),
                       .entropy = w.arena().allocate(DType::kF64, {1})});
@@ -312,6 +357,7 @@ class Cases {
       const auto layer = std::make_shared<MoeLayer>(w, size);
       return [&w, layer] {
         const ArenaScope scope(w.arena());
+        layer->weights.begin_step();  // codes of weights are made, gradients written, as in a step of one microbatch
         layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
       };
     };
@@ -324,8 +370,8 @@ class Cases {
                        const auto layer = std::make_shared<MoeLayer>(w, size);
                        return [&w, layer] {
                          const ArenaScope scope(w.arena());
+                         layer->weights.begin_step();
                          layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
-                         layer->weights.begin_step();  // gradients are written, as in a step of one microbatch
                          layer->moe.backward(layer->pass, layer->y, layer->dx);
                        };
                      },
@@ -369,15 +415,19 @@ class Cases {
              const Tensor x = w.act({R, in}), weight = w.act({E, out, in}, 0.02);
              const Tensor y = w.empty({R, out});
              const MoePlan plan = make_plan(w, size);
-             return [&w, x, weight, y, plan] { w.ops().grouped_linear_forward({x, weight, plan.offsets, y}); };
+             const OperandRounding rounding = w.rounding(weight);
+             return [&w, x, weight, y, plan, rounding] {
+               w.ops().grouped_linear_forward({x, weight, plan.offsets, y, rounding});
+             };
            }});
       cases.push_back({"grouped linear, input gradient", shape, flops, row_bytes + act_ * count(E, in, out),
                        [=](Workbench& w) -> Work {
                          const Tensor dy = w.act({R, out}), weight = w.act({E, out, in}, 0.02);
                          const Tensor dx = w.empty({R, in});
                          const MoePlan plan = make_plan(w, size);
-                         return [&w, dy, weight, dx, plan] {
-                           w.ops().grouped_linear_backward_input({dy, weight, plan.offsets, dx});
+                         const OperandRounding rounding = w.rounding(weight);
+                         return [&w, dy, weight, dx, plan, rounding] {
+                           w.ops().grouped_linear_backward_input({dy, weight, plan.offsets, dx, rounding});
                          };
                        }});
       cases.push_back({"grouped linear, weight gradient", shape, flops, row_bytes + 2 * stat_ * count(E, in, out),
@@ -445,26 +495,28 @@ class Cases {
         const Tensor rows = w.act({picked ? T : R, D});
         return {rows, picked ? plan.token_of : Tensor()};
       };
-      cases.push_back(
-          {"SwiGLU, forward, with product" + rows_name, shape, 2 * count(R, D, pre),
-           token_bytes + act_ * (count(R, 3, F) + count(E, D, pre)), [=](Workbench& w) -> Work {
-             const MoePlan plan = make_plan(w, size);
-             const OperandRows x = tokens(w, plan);
-             const Tensor weight = w.act({E, pre, D}, 0.02), row_weight = w.stat({R});
-             const Tensor y = w.empty({R, pre}), h = w.empty({R, F});
-             return [&w, x, weight, row_weight, y, h, plan] {
-               w.ops().grouped_activation_forward({Activation::kSwiGlu, x, weight, plan.offsets, row_weight, y, h});
-             };
-           }});
+      cases.push_back({"SwiGLU, forward, with product" + rows_name, shape, 2 * count(R, D, pre),
+                       token_bytes + act_ * (count(R, 3, F) + count(E, D, pre)), [=](Workbench& w) -> Work {
+                         const MoePlan plan = make_plan(w, size);
+                         const OperandRows x = tokens(w, plan);
+                         const Tensor weight = w.act({E, pre, D}, 0.02), row_weight = w.stat({R});
+                         const Tensor y = w.empty({R, pre}), h = w.empty({R, F});
+                         const OperandRounding rounding = w.rounding(weight);
+                         return [&w, x, weight, row_weight, y, h, plan, rounding] {
+                           w.ops().grouped_activation_forward(
+                               {Activation::kSwiGlu, x, weight, plan.offsets, row_weight, y, h, rounding});
+                         };
+                       }});
       cases.push_back({"SwiGLU, backward, with input gradient" + rows_name, shape, 2 * count(R, D, F),
                        token_bytes + act_ * (count(R, 2, pre) + count(E, D, F)), [=](Workbench& w) -> Work {
                          const MoePlan plan = make_plan(w, size);
                          const OperandRows dy = tokens(w, plan);
                          const Tensor weight = w.act({E, D, F}, 0.02), x = w.act({R, pre});
                          const Tensor row_weight = w.stat({R}), dx = w.empty({R, pre}), dweight = w.empty_stat({R});
-                         return [&w, dy, weight, x, row_weight, dx, dweight, plan] {
+                         const OperandRounding rounding = w.rounding(weight);
+                         return [&w, dy, weight, x, row_weight, dx, dweight, plan, rounding] {
                            w.ops().grouped_activation_backward(
-                               {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight});
+                               {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight, rounding});
                          };
                        }});
     }
@@ -531,8 +583,12 @@ class Cases {
 
   Sizes sizes_;
   double act_, stat_;  // bytes of an element
-  bool has_masters_;
+  bool has_masters_, has_codes_;
 };
+
+OperandFormat format_of(const RunConfig& run) {
+  return run.precision == Precision::kFp8 ? OperandFormat::kFp8 : OperandFormat::kAct;
+}
 
 class Timer {
  public:
@@ -541,7 +597,7 @@ class Timer {
       : device_(make_device(device_options(run))),
         storage_(*device_, plan_storage(device_options(run),
                                         [&](Storage& storage) {
-                                          Workbench counting(storage);
+                                          Workbench counting(storage, format_of(run));
                                           for (const Case& one : cases) {
                                             for (const auto& prepare : {one.prepare, one.prepare_excluded}) {
                                               const ArenaScope scope(counting.arena());
@@ -549,7 +605,7 @@ class Timer {
                                             }
                                           }
                                         })),
-        bench_(storage_),
+        bench_(storage_, format_of(run)),
         done_(device_->make_event(Lane::kCompute)) {}
 
   const Device& device() const { return *device_; }

@@ -543,6 +543,9 @@ class CommandLine::Commands {
         ->capture_default_str();
     ops->add_flag_callback(
         "--fp32", [this] { bench_ops_.run.precision = Precision::kFp32; }, "on cuda: fp32 instead of bf16");
+    ops->add_flag_callback(
+        "--fp8", [this] { bench_ops_.run.precision = Precision::kFp8; },
+        "layers' products with operands in fp8, rows rounded in the call");
     ops->add_option("--threads", bench_ops_.run.threads, "0: one per available CPU")
         ->check(number(0))
         ->capture_default_str();

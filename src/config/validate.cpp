@@ -135,8 +135,6 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
 void check_run(Rules& rules, const RunConfig& run) {
   rules.require(run.device != "cpu" || run.precision != Precision::kBf16, {"run.precision", "run.device"},
                 "the CPU computes in fp32", "remove run.precision, or set run.device = \"cuda\"");
-  rules.require(run.device != "cuda" || !is_low(run.precision), {"run.precision", "run.device"},
-                "CUDA computes in bf16 and fp32", "remove run.precision, or set run.device = \"cpu\", which is slow");
 }
 
 void check_precision(Rules& rules, const Config& config, size_t num_layers) {
@@ -151,6 +149,13 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
   };
   const bool any_nvfp4 = has_nvfp4(precision.mixer) || has_nvfp4(precision.dense) || has_nvfp4(precision.shared) ||
                          has_nvfp4(precision.experts);
+  const bool on_cuda = config.run.device == "cuda";
+  rules.require(!any_nvfp4 || !on_cuda, {"run.device", "run.precision"}, "CUDA has no products in nvfp4",
+                "leave nvfp4 for fp8 or mxfp8 in run.precision and [precision], or set run.device = \"cpu\", which is "
+                "slow");
+  rules.require(!precision.fp8_weight_gradients || !on_cuda, {"precision.fp8_weight_gradients", "run.device"},
+                "CUDA computes gradients of weights in bf16 there",
+                "remove it, or set run.device = \"cpu\", which is slow");
   rules.require(!any_nvfp4 || config.parallel.ranks == 1, {"parallel.ranks", "run.precision"},
                 "a tensor in nvfp4 has one scale, which ranks do not share",
                 "set parallel.ranks = 1, or leave nvfp4 for mxfp8 in run.precision and [precision]");

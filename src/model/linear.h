@@ -24,17 +24,17 @@ class Linear {
   Linear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
   explicit Linear(Weight& weight) : weight_(weight) {}
 
-  // y =, with the addend (of y's shape, may be y) added where there is one
-  void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}) const {
-    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = {.format = weight_.format}});
+  // y =, with the addend (of y's shape, may be y) added where there is one. codes: of x, where there are any.
+  void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}, const RowCodes& codes = {}) const {
+    OperandRounding rounding = weight_.rounding(ops);
+    rounding.rows = codes;
+    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
-  // dx =, or += with accumulate
-  void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false) const {
-    ops.linear_backward_input({.dy = dy,
-                               .w = weight_.value,
-                               .dx = dx,
-                               .accumulate = accumulate,
-                               .rounding = weight_.gradient_rounding(weight_.format)});
+  // dx =, or += with accumulate. codes: of dy, where there are any.
+  void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& codes = {}) const {
+    OperandRounding rounding = weight_.input_gradient_rounding(ops);
+    rounding.rows = codes;
+    ops.linear_backward_input({.dy = dy, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
   // The weight's gradient, as model/weight.h says.
   void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
@@ -42,12 +42,17 @@ class Linear {
                                 .dy = dy,
                                 .dw = weight_.grad,
                                 .accumulate = weight_.accumulate_grad(),
-                                .rounding = weight_.gradient_rounding(weight_.grad_format)});
+                                .rounding = weight_.weight_gradient_rounding()});
   }
   // Both. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx, bool accumulate = false) const {
     backward_weight(ops, x, dy);
     backward_input(ops, dy, dx, accumulate);
+  }
+  // Where what makes rows [N, width], which are x or dy of a product with this weight, leaves their codes too;
+  // undefined where that product wants none.
+  RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
+    return weight_.push_codes(activations, num_rows, width);
   }
 
   Weight& weight() const { return weight_; }
@@ -69,7 +74,7 @@ class JoinedLinear {
   // y =
   void forward(Ops& ops, Tensor x, Tensor y) const {
     ops.linear_forward(
-        {.x = x, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = {.format = parts_.front()->format}});
+        {.x = x, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = parts_.front()->rounding(ops)});
   }
   // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
@@ -82,9 +87,9 @@ class JoinedLinear {
                                 .dy = dy,
                                 .dw = joined(&Weight::grad),
                                 .accumulate = accumulate,
-                                .rounding = first.gradient_rounding(first.grad_format)});
+                                .rounding = first.weight_gradient_rounding()});
     ops.linear_backward_input(
-        {.dy = dy, .w = joined(&Weight::value), .dx = dx, .rounding = first.gradient_rounding(first.format)});
+        {.dy = dy, .w = joined(&Weight::value), .dx = dx, .rounding = first.input_gradient_rounding(ops)});
   }
 
  private:
@@ -112,30 +117,30 @@ class GroupedLinear {
   // The weight [E, out, in] of that name.
   GroupedLinear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
-  // y = [N, out]
-  void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y) const {
-    ops.grouped_linear_forward(
-        {.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = {.format = weight_.format}});
+  // y = [N, out]. codes: of x, where there are any.
+  void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y, const RowCodes& codes = {}) const {
+    OperandRounding rounding = weight_.rounding(ops);
+    rounding.rows = codes;
+    ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
   }
   // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight and rounding, which
   // are this one's.
   void forward_activation(Ops& ops, GroupedActivationForward args) const {
     args.w = weight_.value;
-    args.rounding = {.format = weight_.format};
+    args.rounding = weight_.rounding(ops);
     ops.grouped_activation_forward(args);
   }
-  // dx = [N, in]
-  void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx) const {
-    ops.grouped_linear_backward_input({.dy = dy,
-                                       .w = weight_.value,
-                                       .offsets = offsets,
-                                       .dx = dx,
-                                       .rounding = weight_.gradient_rounding(weight_.format)});
+  // dx = [N, in]. codes: of dy, where there are any.
+  void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx, const RowCodes& codes = {}) const {
+    OperandRounding rounding = weight_.input_gradient_rounding(ops);
+    rounding.rows = codes;
+    ops.grouped_linear_backward_input(
+        {.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx, .rounding = rounding});
   }
   // The same through the activation in front of this layer. `args` is without the weight and rounding.
   void backward_activation(Ops& ops, GroupedActivationBackward args) const {
     args.w = weight_.value;
-    args.rounding = weight_.gradient_rounding(weight_.format);
+    args.rounding = weight_.input_gradient_rounding(ops);
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/weight.h says.
@@ -145,7 +150,11 @@ class GroupedLinear {
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = weight_.accumulate_grad(),
-                                        .rounding = weight_.gradient_rounding(weight_.grad_format)});
+                                        .rounding = weight_.weight_gradient_rounding()});
+  }
+  // As Linear's.
+  RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
+    return weight_.push_codes(activations, num_rows, width);
   }
 
   Weight& weight() const { return weight_; }

@@ -24,9 +24,13 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({T, hidden_});
   in_.forward(pass.ops, x, saved_.pre);
-  pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
-  pass.capture(hidden_as_, layer_, saved_.hidden);
-  out_.forward(pass.ops, saved_.hidden, y, residual);
+  {
+    const ArenaScope scope(pass.activations);
+    const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
+    pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden, .h_codes = codes});
+    pass.capture(hidden_as_, layer_, saved_.hidden);
+    out_.forward(pass.ops, saved_.hidden, y, residual, codes);
+  }
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? without_pre : without_hidden);
   }
@@ -46,8 +50,11 @@ void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const Tensor dhidden = pass.push({T, hidden_});
   out_.backward(pass.ops, saved_.hidden, dy, dhidden);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
-  pass.ops.activation_backward({.kind = activation_, .pre = saved_.pre, .dh = dhidden, .dpre = dpre});
-  in_.backward(pass.ops, saved_.x, dpre, dx);
+  const RowCodes codes = in_.push_codes(pass.activations, T, dpre.dim(1));
+  pass.ops.activation_backward(
+      {.kind = activation_, .pre = saved_.pre, .dh = dhidden, .dpre = dpre, .dpre_codes = codes});
+  in_.backward_weight(pass.ops, saved_.x, dpre);
+  in_.backward_input(pass.ops, dpre, dx, /*accumulate=*/false, codes);
 }
 
 }  // namespace nmoe

@@ -164,6 +164,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
 }
 
 Tensor Model::hidden_states(const Pass& pass) {
+  weights_.restart_rounding();
   const Shape stream({pass.batch.num_tokens(), config_.dim});
   const Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = pass.batch.tokens, .table = embedding_.value, .y = x});

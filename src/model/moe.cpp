@@ -51,8 +51,7 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
       router_(weights, prefix_of(layer) + "router"),
       router_bias_(weights.at(prefix_of(layer) + "router_bias")),
       experts_in_(weights, prefix_of(layer) + "experts_in"),
-      experts_out_(weights, prefix_of(layer) + "experts_out"),
-      exchange_(make_local_exchange(config_.moe.num_experts, /*in_place=*/expert_dim_ <= kInPlaceHidden)) {
+      experts_out_(weights, prefix_of(layer) + "experts_out") {
   const int64_t shared = config_.moe.num_shared_experts;
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
@@ -60,6 +59,10 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
 void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
   exchange_ = make_remote_exchange(window, layer_, places, stats);
 }
+
+// Products of FP8 operands take codes in order, which are made of rows wherever those lie: copies would be for
+// gradients of weights alone.
+bool Moe::reads_in_place() const { return expert_dim_ <= kInPlaceHidden || experts_in_.weight().codes.defined(); }
 
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;
@@ -79,8 +82,8 @@ RouterLoss Moe::loss(const Pass& pass) const {
 
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
-void Moe::compute_hidden(const Pass& pass) {
-  for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
+void Moe::compute_hidden(const Pass& pass, const ExpertPass& of) {
+  for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, of);
 }
 
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
@@ -90,7 +93,8 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
                                             .offsets = part.offsets,
                                             .row_weight = part.of(of.row_weight),
                                             .pre = part.of(of.pre),
-                                            .h = part.of(of.hidden)});
+                                            .h = part.of(of.hidden),
+                                            .h_codes = part.of(of.hidden_codes)});
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
@@ -98,6 +102,8 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   Ops& ops = pass.ops;
   const OperandRows dy = part.of(gradients.dy);
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
+  const ArenaScope scope(pass.activations);
+  const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, dpre.dim(0), dpre.dim(1));
   experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
   experts_out_.backward_activation(ops, {.kind = config_.activation,
                                          .dy = dy,
@@ -106,8 +112,9 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                          .pre = part.of(of.pre),
                                          .row_weight = part.of(of.row_weight),
                                          .dpre = dpre,
-                                         .drow_weight = part.of(gradients.drow_weight)});
-  experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows));
+                                         .drow_weight = part.of(gradients.drow_weight),
+                                         .dpre_codes = dpre_codes});
+  experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
@@ -171,6 +178,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
             .rows = {},
             .pre = {},
             .hidden = {}};
+  if (!exchange_) exchange_ = make_local_exchange(E, reads_in_place());
   router_.forward(ops, x, saved_.logits);
   pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
   ops.router_forward({.rule = rule(),
@@ -198,15 +206,17 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   saved_.pre = pass.push({R, W});
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
-  compute_hidden(pass);
-  for (const RaggedRows& part : saved_.routed.parts) {
-    pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
-  }
   {
     const ArenaScope scope(pass.activations);
+    ExpertPass rows = saved_rows();
+    rows.hidden_codes = experts_out_.push_codes(pass.activations, R, F);
+    compute_hidden(pass, rows);
+    for (const RaggedRows& part : saved_.routed.parts) {
+      pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
+    }
     const Tensor rows_out = pass.push({R, D});
     for (const RaggedRows& part : saved_.routed.parts) {
-      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out));
+      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(rows.hidden_codes));
     }
     exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
   }
@@ -227,7 +237,7 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
-    compute_hidden(pass);
+    compute_hidden(pass, saved_rows());
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     for (const RaggedRows& part : saved_.routed.parts) {

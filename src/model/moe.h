@@ -53,16 +53,17 @@ class Moe final : public FeedForward {
     Tensor pre;         // [R, W]
     Tensor hidden;      // [R, F], times row_weight
   };
+  // Whether experts on one rank read tokens where they are.
+  bool reads_in_place() const;
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
-  // saved_.pre and .hidden = of the saved rows and weights.
-  void compute_hidden(const Pass& pass);
   // Rows on their way through the experts, N of them.
   struct ExpertPass {
-    OperandRows rows;   // [N, D]
-    Tensor row_weight;  // [N]
-    Tensor pre;         // [N, W]
-    Tensor hidden;      // [N, F]
+    OperandRows rows;            // [N, D]
+    Tensor row_weight;           // [N]
+    Tensor pre;                  // [N, W]
+    Tensor hidden;               // [N, F]
+    RowCodes hidden_codes = {};  // [N, F], where the second layer wants them
   };
   struct ExpertGradients {
     OperandRows dy;      // [N, D] of what the experts made of the rows; may lie in drows
@@ -70,7 +71,9 @@ class Moe final : public FeedForward {
     Tensor drow_weight;  // [N]
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
-  // pre and hidden = of a part's rows.
+  // pre and hidden = of all saved rows.
+  void compute_hidden(const Pass& pass, const ExpertPass& of);
+  // The same of a part's rows.
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
   // From the gradients of what the experts made of a part's rows: those of the rows, all but that of the first weight.
   // pre becomes its own gradient.
@@ -86,12 +89,12 @@ class Moe final : public FeedForward {
 
   const ModelConfig& config_;
   int64_t layer_;
-  int64_t expert_dim_;         // F
-  Linear router_;              // [E, D]
-  Weight& router_bias_;        // [E], selection only
-  GroupedLinear experts_in_;   // [E, W, D]
-  GroupedLinear experts_out_;  // [E, D, F]
-  std::unique_ptr<TokenExchange> exchange_;
+  int64_t expert_dim_;                       // F
+  Linear router_;                            // [E, D]
+  Weight& router_bias_;                      // [E], selection only
+  GroupedLinear experts_in_;                 // [E, W, D]
+  GroupedLinear experts_out_;                // [E, D, F]
+  std::unique_ptr<TokenExchange> exchange_;  // exchange_through()'s, else made by the first pass
   std::optional<Mlp> shared_;
   RouterStats stats_;
   Saved saved_;

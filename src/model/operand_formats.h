@@ -15,5 +15,10 @@ namespace nmoe {
 
 // Sets the formats of all weights, before the first pass. rounding_key: [1] i64, another number in every step.
 void set_operand_formats(WeightSet& weights, const Config& config, Tensor rounding_key);
+// Behind it, the room for codes of weights where the device's products want those. Error (usage) where the device does
+// not have these products, or not of these sizes.
+void allocate_weight_codes(WeightSet& weights, Ops& ops, Arena& codes);
+// Of one weight, none joining it.
+void allocate_weight_codes(Weight& weight, Ops& ops, Arena& codes);
 
 }  // namespace nmoe

@@ -26,6 +26,10 @@ struct RaggedRows {
   OperandRows of(const OperandRows& rows) const {
     return rows.index.defined() ? OperandRows(rows.source, of(rows.index)) : of(rows.source);
   }
+  RowCodes of(const RowCodes& codes) const {
+    if (!codes.defined()) return {};
+    return {.values = of(codes.values), .scales = of(codes.scales)};
+  }
   // [1] i32: how many rows there are.
   Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 };

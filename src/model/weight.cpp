@@ -16,6 +16,41 @@ OperandRounding Weight::gradient_rounding(OperandFormat of) {
   return {.format = of, .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + num_rounded_++}};
 }
 
+const WeightCodes& Weight::codes_now(Ops& ops) {
+  if (codes.defined() && !std::exchange(codes_are_current_, true)) {
+    ops.quantize({.format = OperandFormat::kFp8,
+                  .blocks = BlockShape::kTiles,
+                  .x = coded,
+                  .values = codes.values,
+                  .scales = codes.scales,
+                  .transposed_values = codes.transposed_values,
+                  .transposed_scales = codes.transposed_scales});
+  }
+  return codes;
+}
+
+OperandRounding Weight::rounding(Ops& ops) { return {.format = format, .weight = codes_now(ops)}; }
+
+OperandRounding Weight::input_gradient_rounding(Ops& ops) {
+  OperandRounding rounding = gradient_rounding(format);
+  rounding.weight = codes_now(ops);
+  return rounding;
+}
+
+RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
+  if (!codes.defined()) return {};
+  constexpr int64_t n = block_size(OperandFormat::kFp8);
+  RowCodes rows;
+  rows.values = activations.allocate(DType::kU8, {num_rows, width});
+  rows.scales = activations.allocate(DType::kU8, {num_rows, (width + n - 1) / n});
+  return rows;
+}
+
+void Weight::restart_rounding() {
+  num_rounded_ = 0;
+  codes_are_current_ = false;
+}
+
 Tensor Weight::updated_of(const Tensor& x) const {
   if (updated.extent == shape.num_elements()) return x;
   return x.reshape({shape.num_elements()}).rows(updated.offset, updated.end());
@@ -161,10 +196,12 @@ void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {
 }
 
 void WeightSet::begin_step() {
-  for (Weight& weight : weights_) {
-    weight.begin_step();
-    weight.restart_rounding();
-  }
+  for (Weight& weight : weights_) weight.begin_step();
+  restart_rounding();
+}
+
+void WeightSet::restart_rounding() {
+  for (Weight& weight : weights_) weight.restart_rounding();
 }
 
 void WeightSet::begin_microbatch() {

@@ -48,6 +48,8 @@ class Weight {
   OperandFormat format = OperandFormat::kAct;       // of its products but those of its gradient ...
   OperandFormat grad_format = OperandFormat::kAct;  // ... and of those: model/operand_formats.h
   Tensor rounding_key;                              // [1] i64 (RandomRounding); undefined: gradients too to nearest
+  WeightCodes codes;  // where products want those (WeightRounding::kCodes), of the first of those that are joined
+  Tensor coded;       // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)
 
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
@@ -68,9 +70,16 @@ class Weight {
   // Whether the gradient is of this step.
   bool has_grad() const { return has_grad_; }
 
-  // Of a product that rounds a gradient of outputs to `format`. Each of a step's has another stream: ask once for each.
-  OperandRounding gradient_rounding(OperandFormat format);
-  void restart_rounding() { num_rounded_ = 0; }
+  // Of a forward product. The first since restart_rounding() makes the codes, if there are any.
+  OperandRounding rounding(Ops& ops);
+  // Of a product with a gradient of outputs, for that of inputs, and for that of the weight. Each of a step's has
+  // another stream of random bits: ask once for each.
+  OperandRounding input_gradient_rounding(Ops& ops);
+  OperandRounding weight_gradient_rounding() { return gradient_rounding(grad_format); }
+  // Room for codes of rows [N, width] that go into a product with this weight; undefined where it has no codes itself.
+  RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
+  // Before the first product of a step, or of a pass by itself: values may be others than before.
+  void restart_rounding();
 
   // The values that this rank updates, or their master's, from and to stat numbers in host memory. Gradients are
   // overwritten: where there is a master, it passes through them. `host` is free, or has the values, when the device's
@@ -82,9 +91,13 @@ class Weight {
   void initialise(Ops& ops, uint64_t seed, double truncation);
 
  private:
+  OperandRounding gradient_rounding(OperandFormat format);
+  const WeightCodes& codes_now(Ops& ops);
+
   std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
   bool has_grad_ = false;
   uint64_t num_rounded_ = 0;  // gradients in this step
+  bool codes_are_current_ = false;
 };
 
 // What a rank has of a model, in a domain whose ranks share the stacked experts and the update of all else equally.
@@ -128,6 +141,8 @@ class WeightSet {
   void initialise(Ops& ops, uint64_t seed, double truncation);
   void begin_step();
   void begin_microbatch();
+  // Before a pass that is no step's.
+  void restart_rounding();
   // That every trained weight has a gradient of this step: one without would keep the last step's.
   void check_grads() const;
 

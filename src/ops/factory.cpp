@@ -40,6 +40,7 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
 std::string compiled_devices() {
   std::string text = "cpu: x86-64-v3, fp32";
   if (!kCudaArch.empty()) text += fmt::format("\ncuda: sm_{}, bf16 and fp32", kCudaArch);
+  if (kCudaArch == "90a") text += ", operands in fp8 and mxfp8";
   return text;
 }
 

@@ -121,6 +121,8 @@ class Ops {
   Device& device() const { return device_; }
   Lane lane() const { return lane_; }
   virtual DType compute_dtype() const = 0;  // what `act` means
+  // What products make of weights that are to be rounded to `format`, which is not kAct.
+  virtual WeightRounding weight_rounding(OperandFormat format) const = 0;
   DType stat_dtype() const { return compute_dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
   Arena& scratch() const { return device_.scratch(lane_); }
   bool counting() const { return device_.counting(); }

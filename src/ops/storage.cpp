@@ -7,6 +7,8 @@ namespace {
 
 constexpr ArenaDescription kTable[] = {
     {ArenaKind::kParameters, "parameters", "weights and router biases", Placement::kDevice},
+    {ArenaKind::kWeightCodes, "weight codes", "weights rounded for their products, as they are and transposed",
+     Placement::kDevice},
     {ArenaKind::kGradients, "gradients", "one a weight", Placement::kDevice},
     {ArenaKind::kOptimizer, "optimizer", "moments of AdamW and Muon", Placement::kDevice},
     {ArenaKind::kActivations, "activations", "of one microbatch, train.microbatch_seqs x data.seq_len tokens",

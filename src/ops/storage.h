@@ -21,6 +21,7 @@ namespace nmoe {
 
 enum class ArenaKind {
   kParameters,
+  kWeightCodes,
   kGradients,
   kOptimizer,
   kActivations,
@@ -33,7 +34,7 @@ enum class ArenaKind {
   kExchange,
   kCheckpointStaging,
 };
-inline constexpr size_t kNumArenas = 12;
+inline constexpr size_t kNumArenas = 13;
 
 enum class Placement { kDevice, kHost };  // kHost: host memory that the device copies to and from
 

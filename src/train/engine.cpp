@@ -84,6 +84,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   }
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
+  allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);

@@ -171,9 +171,21 @@ TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
   Config config = low_precision_config();
   EXPECT_EQ(what_is_wrong(config), "");
   config.run.device = "cuda";
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.precision.fp8_weight_gradients = true;
   EXPECT_EQ(what_is_wrong(config),
-            "run.precision = \"fp8\" with run.device = \"cuda\": CUDA computes in bf16 and fp32");
-  EXPECT_EQ(find_issues(config)[0].remedy, "remove run.precision, or set run.device = \"cpu\", which is slow");
+            "precision.fp8_weight_gradients = true with run.device = \"cuda\": CUDA computes gradients of weights in "
+            "bf16 there");
+  config.precision.fp8_weight_gradients = false;
+  config.run.precision = Precision::kMxFp8;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.precision.experts = PartPrecision::kNvFp4;
+  EXPECT_EQ(what_is_wrong(config),
+            "run.device = \"cuda\" with run.precision = \"mxfp8\": CUDA has no products in nvfp4");
+  config.precision.experts = PartPrecision::kRun;
+  config.run.precision = Precision::kNvFp4;
+  EXPECT_EQ(what_is_wrong(config),
+            "run.device = \"cuda\" with run.precision = \"nvfp4\": CUDA has no products in nvfp4");
 }
 
 TEST(Validate, FindsTensorsInNvFp4ThatRanksWouldCut) {

@@ -79,6 +79,67 @@ TEST_F(QuantizeTest, MatricesOfAStackAreApart) {
   }
 }
 
+TEST_F(QuantizeTest, TransposedTilesHaveTheSameCodes) {
+  const int64_t G = 2, N = 150, C = 270;
+  const Tensor x = pool_.normal({G, N, C});
+  for (int64_t i = 0; i < N * C; ++i) set(x, i, 100 * get(x, i));
+  const Quantize args{.format = OperandFormat::kFp8,
+                      .blocks = BlockShape::kTiles,
+                      .x = x,
+                      .values = pool_.zeros(DType::kU8, {G, N, C}),
+                      .scales = pool_.zeros(DType::kU8, {G, 2, 3}),
+                      .transposed_values = pool_.zeros(DType::kU8, {G, C, N}),
+                      .transposed_scales = pool_.zeros(DType::kU8, {G, 3, 2})};
+  ops_->quantize(args);
+  const auto expect_transposed = [&](const Tensor& from, const Tensor& to) {
+    const int64_t rows = from.dim(1), cols = from.dim(2);
+    for (int64_t i = 0; i < from.num_elements(); ++i) {
+      const int64_t g = i / (rows * cols), row = i / cols % rows, col = i % cols;
+      ASSERT_EQ(to.data<uint8_t>()[(g * cols + col) * rows + row], from.data<uint8_t>()[i]) << g << row << col;
+    }
+  };
+  expect_transposed(args.values, args.transposed_values);
+  expect_transposed(args.scales, args.transposed_scales);
+  // What a quantiser makes of the transposed matrix.
+  const Tensor turned = pool_.zeros({G, C, N}), values = pool_.zeros(DType::kU8, {G, C, N}),
+               scales = pool_.zeros(DType::kU8, {G, 3, 2});
+  for (int64_t i = 0; i < x.num_elements(); ++i) set(turned, i / (N * C) * N * C + i % C * N + i / C % N, get(x, i));
+  ops_->quantize(
+      {.format = OperandFormat::kFp8, .blocks = BlockShape::kTiles, .x = turned, .values = values, .scales = scales});
+  EXPECT_EQ(bytes_of(values), bytes_of(args.transposed_values));
+  EXPECT_EQ(bytes_of(scales), bytes_of(args.transposed_scales));
+}
+
+// Of the rows that are there, as the quantiser makes them of what was written.
+TEST_F(QuantizeTest, ActivationsLeaveTheirCodes) {
+  const int64_t N = 5, F = 150, W = 2 * F, rows = 3;
+  const Tensor pre = pool_.normal({N, W}), dh = pool_.normal({N, F}), h = pool_.zeros({N, F}),
+               dpre = pool_.zeros({N, W}), num_rows = pool_.ints({1}, {rows});
+  const auto room = [&](int64_t width) -> RowCodes {
+    return {.values = pool_.zeros(DType::kU8, {N, width}), .scales = pool_.zeros(DType::kU8, {N, (width + 127) / 128})};
+  };
+  const auto expect_codes = [&](const RowCodes& codes, const Tensor& x) {
+    const RowCodes expected = room(x.dim(1));
+    ops_->quantize({.x = x.reshape({1, N, x.dim(1)}),
+                    .num_rows = num_rows,
+                    .values = expected.values.reshape({1, N, x.dim(1)}),
+                    .scales = expected.scales.reshape({1, N, expected.scales.dim(1)})});
+    EXPECT_EQ(bytes_of(codes.values), bytes_of(expected.values));
+    EXPECT_EQ(bytes_of(codes.scales), bytes_of(expected.scales));
+  };
+  const RowCodes h_codes = room(F), dpre_codes = room(W);
+  ops_->activation_forward({.pre = pre, .row_weight = {}, .h = h, .num_rows = num_rows, .h_codes = h_codes});
+  expect_codes(h_codes, h);
+  ops_->activation_backward({.pre = pre,
+                             .row_weight = {},
+                             .dh = dh,
+                             .dpre = dpre,
+                             .drow_weight = {},
+                             .num_rows = num_rows,
+                             .dpre_codes = dpre_codes});
+  expect_codes(dpre_codes, dpre);
+}
+
 TEST_F(QuantizeTest, WhatAFormatHasNotIsRefused) {
   const Tensor x = pool_.zeros({1, 32, 32}), values = pool_.zeros(DType::kU8, {1, 32, 32});
   EXPECT_THROW(ops_->quantize({.format = OperandFormat::kMxFp8,

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "ops/signal_to_noise.h"
 #include "support/tensors.h"
 #include "tensor/low_precision.h"
 
@@ -156,17 +157,6 @@ TEST_F(RoundedProducts, ExpertsAreApart) {
   }
 }
 
-// Ratio of signal to noise of a product, in dB, against the same without rounding.
-double ratio(Tensor actual, Tensor exact) {
-  double signal = 0, noise = 0;
-  for (int64_t i = 0; i < exact.num_elements(); ++i) {
-    const double value = get(exact, i), error = get(actual, i) - value;
-    signal += value * value;
-    noise += error * error;
-  }
-  return 10 * std::log10(signal / noise);
-}
-
 // What is known of these formats on normal values, less the error of two operands: 3 dB. Gradients of weights of ragged
 // experts are here too, with the transform.
 TEST_F(RoundedProducts, HaveTheFormatsNoise) {
@@ -183,10 +173,10 @@ TEST_F(RoundedProducts, HaveTheFormatsNoise) {
   const std::vector<Tensor> exact = all({}, {});
   const auto check = [&](OperandFormat format, Tensor random_key, double y, double dx, double dw) {
     const std::vector<Tensor> low = all({.format = format}, {.format = format, .random = {.key = random_key}});
-    EXPECT_GT(ratio(low[0], exact[0]), y);
-    EXPECT_GT(ratio(low[1], exact[1]), dx);
-    EXPECT_GT(ratio(low[2], exact[2]), dw);
-    for (size_t i = 0; i < 3; ++i) EXPECT_LT(ratio(low[i], exact[i]), 32);
+    EXPECT_GT(signal_to_noise(low[0], exact[0]), y);
+    EXPECT_GT(signal_to_noise(low[1], exact[1]), dx);
+    EXPECT_GT(signal_to_noise(low[2], exact[2]), dw);
+    for (size_t i = 0; i < 3; ++i) EXPECT_LT(signal_to_noise(low[i], exact[i]), 32);
   };
   check(OperandFormat::kFp8, {}, 28, 28, 28);
   check(OperandFormat::kMxFp8, {}, 28, 28, 28);
@@ -223,7 +213,7 @@ TEST_F(RoundedProducts, RandomRoundingRepeatsAndIsRightInTheMean) {
     const Tensor one = gradients(draw, 7).first;
     for (int64_t i = 0; i < one.num_elements(); ++i) set(mean, i, get(mean, i) + get(one, i) / kDraws);
   }
-  EXPECT_GT(ratio(mean, exact), ratio(dx, exact) + 18);  // 23 dB but for what 8 bits leave out
+  EXPECT_GT(signal_to_noise(mean, exact), signal_to_noise(dx, exact) + 18);  // 23 dB but for what 8 bits leave out
 }
 
 // What is not finite is not rounded away.

@@ -108,6 +108,36 @@ TEST(OperandFormats, FollowPartsAndLayers) {
   EXPECT_EQ(formats["layers.2.moe.experts_in"], (std::pair{kFp8, kFp8}));
 }
 
+// Planned for a part that is not here.
+StoragePlan plan_on(const std::string& part, std::vector<std::string> overrides) {
+  overrides.insert(overrides.end(), {"run.device=cuda", "run.precision=fp8"});
+  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", overrides);
+  config.model.vocab_size = 512;
+  return plan_engine_storage(config, 0, cuda::parse_part(part, "part"));
+}
+
+// A byte a value and a byte a tile of those weights that are rounded, twice.
+TEST(OperandFormats, ThePlanHasTheCodesOfWeights) {
+  const StoragePlan plan = plan_on("h200-141g", {"precision.mixer=device", "precision.keep_first=1"});
+  const int64_t experts = int64_t{17} * (192 * 128 + 128 * 96), tiles = int64_t{17} * (2 + 1);  // 3 layers, 1 shared
+  const int64_t room = plan[ArenaKind::kWeightCodes], codes = int64_t{3} * 2 * (experts + tiles);
+  EXPECT_GE(room, codes);
+  EXPECT_LE(room, codes + int64_t{3} * 16 * Arena::kAlignment);
+  EXPECT_EQ(plan_on("h200-141g", {"precision.keep_first=3", "precision.keep_last=0", "precision.mixer=device",
+                                  "precision.shared=device", "precision.experts=device"})[ArenaKind::kWeightCodes],
+            0);
+}
+
+TEST(OperandFormats, WhatADeviceDoesNotMultiplyIsRefused) {
+  const Error blackwell = error_of([] { plan_on("b200-192g", {}); });
+  EXPECT_EQ(blackwell.exit_code(), 2);
+  EXPECT_TRUE(contains(blackwell.what(), "run.precision: b200-192g, planned has no products in the format of layers.0"))
+      << blackwell.what();
+  const Error narrow = error_of([] { plan_on("h200-141g", {"model.moe.expert_dim=100"}); });
+  EXPECT_EQ(narrow.exit_code(), 2);
+  EXPECT_TRUE(contains(narrow.what(), "layers.1.moe.experts_in has 200 outputs of 128 inputs")) << narrow.what();
+}
+
 // Random bits do not depend on what is kept for backward, nor on threads.
 TEST(OperandFormats, RandomRoundingRepeatsWithoutWhatWasKept) {
   Config config = config_of(

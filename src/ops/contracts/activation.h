@@ -6,24 +6,27 @@
 #pragma once
 
 #include "base/kinds.h"
+#include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
 
 struct ActivationForward {
   Activation kind = Activation::kSwiGlu;
-  Tensor pre;         // [N, 2F] or [N, F]
-  Tensor row_weight;  // [N] stat; undefined: 1
-  Tensor h;           // = [N, F]
-  Tensor num_rows;    // [1] i32; undefined: N
+  Tensor pre;             // [N, 2F] or [N, F]
+  Tensor row_weight;      // [N] stat; undefined: 1
+  Tensor h;               // = [N, F]
+  Tensor num_rows;        // [1] i32; undefined: N
+  RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
 };
 struct ActivationBackward {
   Activation kind = Activation::kSwiGlu;
-  Tensor pre, row_weight;  // as in forward
-  Tensor dh;               // [N, F]
-  Tensor dpre;             // = like pre; may be the storage of pre
-  Tensor drow_weight;      // = [N] stat; undefined when row_weight is
-  Tensor num_rows;         // as in forward
+  Tensor pre, row_weight;    // as in forward
+  Tensor dh;                 // [N, F]
+  Tensor dpre;               // = like pre; may be the storage of pre
+  Tensor drow_weight;        // = [N] stat; undefined when row_weight is
+  Tensor num_rows;           // as in forward
+  RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
 };
 
 }  // namespace nmoe

@@ -14,10 +14,24 @@ namespace nmoe {
 // 16 tokens each first, and rounded to BF16 (random_hadamard, tensor/low_precision.h), with zeros for tokens that are
 // not there. dy alone is rounded at random, where there is a key.
 //
-// The CPU in F32 takes all formats, and counts as the oracle of other devices; CUDA takes kAct.
+// Which formats a device takes, and how, Ops::weight_rounding() says. The CPU in F32 takes all, and counts as the
+// oracle of other devices. CUDA on Hopper takes kFp8 in BF16, but for gradients of weights: products of codes, whose
+// sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there. It
+// emulates kMxFp8 in BF16: products of operands that were rounded and widened again.
+//
+// Where an operand was rounded before, its codes may come along: to the same as the product would round it to.
 struct OperandRounding {
   OperandFormat format = OperandFormat::kAct;
   RandomRounding random = {};
+  WeightCodes weight = {};  // of w
+  RowCodes rows = {};       // of x or dy, in the order in which the product takes the rows
+};
+
+// How a device's products take weights that are to be rounded.
+enum class WeightRounding {
+  kNone,    // not at all
+  kInside,  // the product rounds them
+  kCodes,   // as codes that were made before (OperandRounding::weight)
 };
 
 // y = x w^T, or addend + x w^T
@@ -77,6 +91,7 @@ struct GroupedActivationForward {
   Tensor pre;         // = [R, W]
   Tensor h;           // = [R, F]
   OperandRounding rounding = {};
+  RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
 };
 struct GroupedLinearBackwardInput {
   Tensor dy;       // [R, out]
@@ -96,6 +111,7 @@ struct GroupedActivationBackward {
   Tensor dpre;             // = like pre; may be the storage of pre
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
+  RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
 };
 // At most one of x and dy is picked.
 struct GroupedLinearBackwardWeight {

@@ -47,6 +47,24 @@ struct AbsMax {
   Tensor amax;           // = [G] stat
 };
 
+// What the rows of a matrix [N, C] were rounded to, FP8: values and scales as Quantize leaves them.
+struct RowCodes {
+  Tensor values;  // [N, C] u8
+  Tensor scales;  // [N, ceil(C / 128)] u8
+
+  bool defined() const { return values.defined(); }
+};
+// The same of weights [E, out, in], in tiles; and transposed, for products that sum over `out`: tensor cores take 8-bit
+// operands with what is summed over along their rows alone. A tile's scale is that of the transposed tile.
+struct WeightCodes {
+  Tensor values;             // [E, out, in] u8
+  Tensor scales;             // [E, ceil(out / 128), ceil(in / 128)] u8
+  Tensor transposed_values;  // [E, in, out] u8
+  Tensor transposed_scales;  // [E, ceil(in / 128), ceil(out / 128)] u8
+
+  bool defined() const { return values.defined(); }
+};
+
 // Rounds G matrices, each for itself. Rows that are not there are neither read nor written, nor are scales of theirs.
 struct Quantize {
   OperandFormat format = OperandFormat::kFp8;
@@ -55,8 +73,10 @@ struct Quantize {
   Tensor num_rows = {};  // as in AbsMax; kRows
   Tensor amax = {};      // [G] stat, of x; NVFP4
   RandomRounding random = {};
-  Tensor values;  // = [G, N, C] u8; NVFP4: [G, N, ceil(C / 2)], the last half byte of an odd row is 0
-  Tensor scales;  // = [G, N, ceil(C / n)] u8; tiles: [G, ceil(N / n), ceil(C / n)]
+  Tensor values;                  // = [G, N, C] u8; NVFP4: [G, N, ceil(C / 2)], the last half byte of an odd row is 0
+  Tensor scales;                  // = [G, N, ceil(C / n)] u8; tiles: [G, ceil(N / n), ceil(C / n)]
+  Tensor transposed_values = {};  // = [G, C, N] u8, FP8's tiles as WeightCodes has them; undefined: not wanted
+  Tensor transposed_scales = {};  // = [G, ceil(C / n), ceil(N / n)] u8, with those
 };
 
 // What every device checks.
@@ -79,6 +99,11 @@ inline void check_quantize(const Quantize& args) {
   NMOE_CHECK(args.values.shape() == Shape({G, N, is_nvfp4 ? (C + 1) / 2 : C}) &&
                  args.scales.shape() == Shape({G, tiles ? (N + n - 1) / n : N, across}),
              "values {} and scales {} of {}", args.values.shape(), args.scales.shape(), args.x.shape());
+  if (!args.transposed_values.defined()) return;
+  NMOE_CHECK(args.format == OperandFormat::kFp8 && tiles && args.transposed_values.shape() == Shape({G, C, N}) &&
+                 args.transposed_scales.shape() == Shape({G, across, (N + n - 1) / n}),
+             "transposed values {} and scales {} of {}", args.transposed_values.shape(), args.transposed_scales.shape(),
+             args.x.shape());
 }
 
 }  // namespace nmoe

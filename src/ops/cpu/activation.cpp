@@ -70,6 +70,18 @@ int64_t count_rows(Tensor num_rows, int64_t capacity) {
   return count;
 }
 
+// What the rows of x that are there are in FP8, where that is wanted.
+template <class Real>
+void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes) {
+  if (!codes.defined()) return;
+  const auto stacked = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
+  quantize<Real>(ctx, {.format = OperandFormat::kFp8,
+                       .x = stacked(x),
+                       .num_rows = num_rows,
+                       .values = stacked(codes.values),
+                       .scales = stacked(codes.scales)});
+}
+
 }  // namespace
 
 template <class Real>
@@ -88,6 +100,7 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
       forward_row(kind, inputs + row * pre_width, weight, outputs + row * width, width);
     }
   });
+  write_codes<Real>(ctx, h, args.num_rows, args.h_codes);
 }
 
 template <class Real>
@@ -113,6 +126,7 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
       if (dweights != nullptr) dweights[row] = dweight;
     }
   });
+  write_codes<Real>(ctx, dpre, args.num_rows, args.dpre_codes);
 }
 
 NMOE_CPU_INSTANTIATE(activation_forward, ActivationForward)

@@ -16,6 +16,9 @@ class CpuOps final : public Ops {
       : Ops(device, lane), context_(context), compute_dtype_(compute_dtype) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
+  WeightRounding weight_rounding(OperandFormat) const override {
+    return compute_dtype_ == DType::kF32 ? WeightRounding::kInside : WeightRounding::kNone;
+  }
 
 #define NMOE_DECLARE_OVERRIDE(name, Arguments) void name(const Arguments& args) override;
   NMOE_OPERATIONS(NMOE_DECLARE_OVERRIDE)

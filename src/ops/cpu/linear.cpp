@@ -280,7 +280,8 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                                  .pre = args.pre,
                                  .row_weight = args.row_weight,
                                  .h = args.h,
-                                 .num_rows = num_rows_of(args.offsets)});
+                                 .num_rows = num_rows_of(args.offsets),
+                                 .h_codes = args.h_codes});
 }
 
 template <class Real>
@@ -299,7 +300,8 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                                   .dh = dh,
                                   .dpre = args.dpre,
                                   .drow_weight = args.drow_weight,
-                                  .num_rows = num_rows_of(args.offsets)});
+                                  .num_rows = num_rows_of(args.offsets),
+                                  .dpre_codes = args.dpre_codes});
 }
 
 template <class Real>

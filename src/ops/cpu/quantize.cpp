@@ -62,6 +62,21 @@ uint8_t quantize_e2m1(const Block& block, float tensor_factor, const random::Wor
   return scale;
 }
 
+// Codes and scales of tiles, transposed.
+void transpose_tiles(Context& ctx, const Quantize& args) {
+  const auto transpose = [&ctx](const Tensor& from, const Tensor& to) {
+    const int64_t rows = from.dim(1), cols = from.dim(2);
+    parallel_blocks(ctx, from.dim(0) * cols, task_rows(rows), [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const uint8_t* const column = from.data<uint8_t>() + i / cols * rows * cols + i % cols;
+        for (int64_t row = 0; row < rows; ++row) to.data<uint8_t>()[i * rows + row] = column[row * cols];
+      }
+    });
+  };
+  transpose(args.values, args.transposed_values);
+  transpose(args.scales, args.transposed_scales);
+}
+
 }  // namespace
 
 template <class Real>
@@ -103,6 +118,7 @@ void quantize(Context& ctx, const Quantize& args) {
       }
     }
   });
+  if (args.transposed_values.defined()) transpose_tiles(ctx, args);
 }
 
 NMOE_CPU_INSTANTIATE(abs_max, AbsMax)

@@ -36,6 +36,62 @@ inline Tensor claim_product_workspace(ArenaScope& scope) {
   return scope.allocate(DType::kU8, {kProductWorkspaceBytes});
 }
 
+// --- products whose operands are rounded.
+constexpr WeightRounding weight_rounding(const KernelSet& kernels, DType compute, OperandFormat format) {
+  if (!kernels.has_sm90() || compute != DType::kBF16) return WeightRounding::kNone;
+  if (format == OperandFormat::kFp8) return WeightRounding::kCodes;
+  return format == OperandFormat::kMxFp8 ? WeightRounding::kInside : WeightRounding::kNone;
+}
+
+// Where it is emulated: the same product, with room for operands as they are after rounding (kernels/mxfp8.h).
+inline bool is_emulated(const OperandRounding& rounding) { return rounding.format == OperandFormat::kMxFp8; }
+inline Tensor claim_like(ArenaScope& scope, const Tensor& x) { return scope.allocate(x.dtype(), x.shape()); }
+inline OperandRows claim_like(ArenaScope& scope, const OperandRows& x) {
+  return {claim_like(scope, x.source), x.index};
+}
+inline OperandRows claim_in_order(ArenaScope& scope, const OperandRows& x) {
+  return scope.allocate(x.source.dtype(), {x.num_rows(), x.width()});
+}
+template <class Arguments>
+Arguments claim_widened(ArenaScope& scope, Arguments args) {
+  constexpr bool is_grouped = requires { args.offsets; };
+  if constexpr (!requires { args.dw; }) {
+    if constexpr (requires { args.x; }) {
+      args.x = claim_like(scope, args.x);
+    } else {
+      args.dy = claim_like(scope, args.dy);
+    }
+    args.w = claim_like(scope, args.w);
+  } else if constexpr (is_grouped) {
+    args.x = claim_in_order(scope, args.x);
+    args.dy = claim_in_order(scope, args.dy);
+  } else {
+    args.x = claim_like(scope, args.x);
+    args.dy = claim_like(scope, args.dy);
+  }
+  args.rounding = {};
+  return args;
+}
+
+// Of FP8 operands: codes of the rows that came without.
+inline RowCodes claim_row_codes(ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows) {
+  if (rounding.format == OperandFormat::kAct || rounding.rows.defined()) return {};
+  RowCodes codes;
+  codes.values = scope.allocate(DType::kU8, {rows.num_rows(), rows.width()});
+  codes.scales =
+      scope.allocate(DType::kU8, {rows.num_rows(), blocks_for(rows.width(), block_size(OperandFormat::kFp8))});
+  return codes;
+}
+// Of a dense product.
+struct LinearScratch {
+  Tensor workspace;  // of cuBLASLt, or undefined
+  RowCodes codes;
+};
+inline LinearScratch claim_linear(ArenaScope& scope, const OperandRounding& rounding, const Tensor& rows) {
+  if (rounding.format != OperandFormat::kAct) return {.workspace = {}, .codes = claim_row_codes(scope, rounding, rows)};
+  return {.workspace = claim_product_workspace(scope), .codes = {}};
+}
+
 // --- head. Rows whose logits exist at one time: a part of all rows, so that they take kBytes at most; for the gradient
 // of the weight, [V, D] in F32, is read and written once a part.
 inline int64_t head_chunk_rows(int64_t num_tokens, int64_t row_bytes) {
@@ -141,11 +197,18 @@ inline Tensor claim_ordered(ArenaScope& scope, const OperandRows& rows) {
 }
 // Whether the kernels are Hopper's; what else they need is that addresses are multiples of 16.
 inline bool fuses_activation(const KernelSet& kernels, const GroupedActivationForward& args) {
-  return kernels.has_sm90() && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
-         sm90_shapes(args.x.source, args.pre) && args.h.dim(1) % 8 == 0;
+  return kernels.has_sm90() && args.rounding.format == OperandFormat::kAct && args.kind == Activation::kSwiGlu &&
+         args.row_weight.defined() && sm90_shapes(args.x.source, args.pre) && args.h.dim(1) % 8 == 0;
 }
-inline Tensor claim(ArenaScope& scope, const GroupedActivationForward& args, bool fused) {
-  return fused ? Tensor() : claim_ordered(scope, args.x);
+struct GroupedActivationForwardScratch {
+  Tensor x;        // [R, in] act: rows that were picked, or undefined
+  RowCodes codes;  // [R, in], or undefined
+};
+inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedActivationForward& args, bool fused) {
+  GroupedActivationForwardScratch scratch;
+  scratch.codes = claim_row_codes(scope, args.rounding, args.x);
+  if (!fused && args.rounding.format == OperandFormat::kAct) scratch.x = claim_ordered(scope, args.x);
+  return scratch;
 }
 
 // --- gradients of experts' weights: on Hopper the order in which experts are taken.
@@ -174,10 +237,16 @@ inline GroupedWeightScratch claim(ArenaScope& scope, const GroupedLinearBackward
 constexpr int64_t kActivationTileCols = 256;
 // Whether the kernel is Hopper's; what else it needs is that addresses are multiples of 16.
 inline bool fuses_activation_backward(const KernelSet& kernels, const GroupedActivationBackward& args) {
-  return kernels.has_sm90() && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
-         sm90_shapes(args.dy.source, args.pre) && args.w.dim(2) % 8 == 0;
+  return kernels.has_sm90() && args.rounding.format == OperandFormat::kAct && args.kind == Activation::kSwiGlu &&
+         args.row_weight.defined() && sm90_shapes(args.dy.source, args.pre) && args.w.dim(2) % 8 == 0;
+}
+// The same of FP8 operands, where a block of gates' gradients is in one tile. Its tiles are as wide as a block.
+inline bool fuses_fp8_activation_backward(const GroupedActivationBackward& args) {
+  return args.rounding.format == OperandFormat::kFp8 && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
+         args.w.dim(2) % block_size(OperandFormat::kFp8) == 0;
 }
 struct GroupedActivationBackwardScratch {
+  RowCodes codes;   // [R, out], or undefined
   Tensor dy;        // [R, out] act: rows that were picked, or undefined
   Tensor dh;        // [R, F] act, or undefined
   Tensor row_sums;  // [tiles of F, R] F32: parts of drow_weight, or undefined
@@ -185,10 +254,13 @@ struct GroupedActivationBackwardScratch {
 inline GroupedActivationBackwardScratch claim(ArenaScope& scope, const GroupedActivationBackward& args, bool fused) {
   const int64_t rows = args.dy.num_rows(), width = args.w.dim(2);
   GroupedActivationBackwardScratch scratch;
+  scratch.codes = claim_row_codes(scope, args.rounding, args.dy);
   if (fused) {
     scratch.row_sums = scope.allocate(DType::kF32, {blocks_for(width, kActivationTileCols), rows});
+  } else if (fuses_fp8_activation_backward(args)) {
+    scratch.row_sums = scope.allocate(DType::kF32, {blocks_for(width, block_size(OperandFormat::kFp8)), rows});
   } else {
-    scratch.dy = claim_ordered(scope, args.dy);
+    if (args.rounding.format == OperandFormat::kAct) scratch.dy = claim_ordered(scope, args.dy);
     scratch.dh = scope.allocate(args.dy.source.dtype(), {rows, width});
   }
   return scratch;

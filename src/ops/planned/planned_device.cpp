@@ -28,8 +28,6 @@ NMOE_NO_SCRATCH(ClipScale)
 NMOE_NO_SCRATCH(AbsMax)
 NMOE_NO_SCRATCH(Quantize)
 NMOE_NO_SCRATCH(EmbeddingForward)
-NMOE_NO_SCRATCH(GroupedLinearForward)
-NMOE_NO_SCRATCH(GroupedLinearBackwardInput)
 NMOE_NO_SCRATCH(RmsNormForward)
 NMOE_NO_SCRATCH(ActivationForward)
 NMOE_NO_SCRATCH(ActivationBackward)
@@ -87,8 +85,14 @@ void claim_product(const Claims& claims) {
   ArenaScope scope(claims.scratch);
   cuda::claim_product_workspace(scope);
 }
-void claim_scratch(const Claims& claims, const LinearForward&) { claim_product(claims); }
-void claim_scratch(const Claims& claims, const LinearBackwardInput&) { claim_product(claims); }
+void claim_scratch(const Claims& claims, const LinearForward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_linear(scope, args.rounding, args.x);
+}
+void claim_scratch(const Claims& claims, const LinearBackwardInput& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_linear(scope, args.rounding, args.dy);
+}
 void claim_scratch(const Claims& claims, const LinearBackwardWeight&) { claim_product(claims); }
 
 void claim_scratch(const Claims& claims, const HeadLoss& args) {
@@ -103,6 +107,14 @@ void claim_scratch(const Claims& claims, const EmbeddingBackward& args) {
   cuda::claim(scope, args);
 }
 
+void claim_scratch(const Claims& claims, const GroupedLinearForward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_row_codes(scope, args.rounding, args.x);
+}
+void claim_scratch(const Claims& claims, const GroupedLinearBackwardInput& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_row_codes(scope, args.rounding, args.dy);
+}
 void claim_scratch(const Claims& claims, const GroupedActivationForward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim(scope, args, cuda::fuses_activation(claims.kernels, args));
@@ -151,6 +163,18 @@ void claim_scratch(const Claims& claims, const AttentionBackward& args) {
   }
 }
 
+// Of a whole operation.
+template <class Arguments>
+void claim_operation(const Claims& claims, const Arguments& args) {
+  if constexpr (requires { args.rounding; }) {
+    if (cuda::is_emulated(args.rounding)) {
+      ArenaScope scope(claims.scratch);
+      return claim_scratch(claims, cuda::claim_widened(scope, args));
+    }
+  }
+  claim_scratch(claims, args);
+}
+
 class NoEvent final : public Event {
  public:
   void record() override {}
@@ -167,7 +191,7 @@ class NoPrefetch final : public Prefetch {
 }  // namespace
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
-  void PlannedOps::name(const Arguments& args) { claim_scratch({scratch(), kernels_}, args); }
+  void PlannedOps::name(const Arguments& args) { claim_operation({scratch(), kernels_}, args); }
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
 

@@ -15,6 +15,9 @@ class PlannedOps final : public Ops {
       : Ops(device, lane), compute_dtype_(compute_dtype), kernels_(kernels) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
+  WeightRounding weight_rounding(OperandFormat format) const override {
+    return cuda::weight_rounding(kernels_, compute_dtype_, format);
+  }
 #define NMOE_DECLARE_OVERRIDE(name, Arguments) void name(const Arguments& args) override;
   NMOE_OPERATIONS(NMOE_DECLARE_OVERRIDE)
 #undef NMOE_DECLARE_OVERRIDE

@@ -1,4 +1,5 @@
 // Products of FP8 operands on Hopper against the bit model of its tensor cores.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -6,6 +7,7 @@
 #include "ops/cuda/fp8_wgmma.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
+#include "ops/signal_to_noise.h"
 #include "ops/tensor_core_model.h"
 
 namespace nmoe::test {
@@ -87,9 +89,13 @@ TEST_F(CudaFp8, GroupedProductIsTheBitModel) {
     const Tensor x_scales = scales({R, k_blocks}, 117), w_scales = scales({E, col_blocks, k_blocks}, 113);
     const Tensor y = tensors_.allocate(DType::kBF16, {R, N});
     gpu().fill({.x = y, .value = 7.0});
-    cuda::sm90::grouped_fp8(
-        static_cast<cuda::CudaOps&>(gpu()).context(),
-        {.x = up(x), .x_scales = up(x_scales), .w = up(w), .w_scales = up(w_scales), .offsets = up(offsets), .y = y});
+    cuda::sm90::grouped_fp8(static_cast<cuda::CudaOps&>(gpu()).context(),
+                            {.x = {.values = up(x), .scales = up(x_scales)},
+                             .w = up(w),
+                             .w_scales = up(w_scales),
+                             .offsets = up(offsets),
+                             .y = y,
+                             .addend = {}});
     const Tensor actual = down(y);
     for (int64_t e = 0; e < E; ++e) {
       const int32_t begin = offsets.data<int32_t>()[e], end = offsets.data<int32_t>()[e + 1];
@@ -114,61 +120,213 @@ TEST_F(CudaFp8, GroupedProductIsTheBitModel) {
   }
 }
 
-// Ratio of signal to noise, in dB.
-double ratio(Tensor actual, Tensor exact) {
-  double signal = 0, noise = 0;
-  for (int64_t i = 0; i < exact.num_elements(); ++i) {
-    const double value = get(exact, i), error = get(actual, i) - value;
-    signal += value * value;
-    noise += error * error;
+constexpr auto kFp8 = OperandFormat::kFp8;
+
+class CudaFp8Operations : public CudaTest {
+ protected:
+  static int64_t blocks(int64_t size) { return (size + 127) / 128; }
+  // Codes of weights that are on the device.
+  WeightCodes codes_of_weight(Tensor w) {
+    const Tensor x = w.shape().rank() == 3 ? w : w.reshape({1, w.dim(0), w.dim(1)});
+    const int64_t E = x.dim(0), N = x.dim(1), K = x.dim(2);
+    const WeightCodes codes{.values = tensors_.allocate(DType::kU8, {E, N, K}),
+                            .scales = tensors_.allocate(DType::kU8, {E, blocks(N), blocks(K)}),
+                            .transposed_values = tensors_.allocate(DType::kU8, {E, K, N}),
+                            .transposed_scales = tensors_.allocate(DType::kU8, {E, blocks(K), blocks(N)})};
+    gpu().quantize({.format = kFp8,
+                    .blocks = BlockShape::kTiles,
+                    .x = x,
+                    .values = codes.values,
+                    .scales = codes.scales,
+                    .transposed_values = codes.transposed_values,
+                    .transposed_scales = codes.transposed_scales});
+    return codes;
   }
-  return 10 * std::log10(signal / noise);
+  OperandRounding rounding(Tensor w) { return {.format = kFp8, .weight = codes_of_weight(w)}; }
+  Tensor poisoned(Shape shape) { return up(pool_.full(shape, 7.0), DType::kBF16); }
+  RowCodes room_for_codes(int64_t rows, int64_t width) {
+    const auto filled = [&](Shape shape) {
+      const Tensor x = pool_.zeros(DType::kU8, shape);
+      std::ranges::fill(x.span<uint8_t>(), uint8_t{0x55});
+      return up(x);
+    };
+    return {.values = filled({rows, width}), .scales = filled({rows, blocks(width)})};
+  }
+  // That the codes are those of the first `rows` of x, with nothing behind them.
+  void expect_codes(const RowCodes& codes, Tensor x, int64_t rows) {
+    const int64_t R = x.dim(0), C = x.dim(1);
+    const RowCodes expected = room_for_codes(R, C);
+    gpu().quantize({.format = kFp8,
+                    .x = x.reshape({1, R, C}),
+                    .num_rows = up(pool_.ints({1}, {static_cast<double>(rows)})),
+                    .values = expected.values.reshape({1, R, C}),
+                    .scales = expected.scales.reshape({1, R, blocks(C)})});
+    EXPECT_TRUE(same_bits(down(codes.values), down(expected.values)));
+    EXPECT_TRUE(same_bits(down(codes.scales), down(expected.scales)));
+  }
+};
+
+// BF16's rounding alone leaves 53 dB; sums that keep 13 bits some 60.
+constexpr double kLeastRatio = 50;
+
+// What the CPU makes of the same operands, but for the 14 bits that tensor cores keep of a sum. Rows are in several
+// groups of tiles, and what is added may be the result's own storage.
+TEST_F(CudaFp8Operations, DenseProductsAreThoseOfTheCpu) {
+  const int64_t T = 4500, K = 208, N = 400;
+  const Tensor x = normal({T, K}, DType::kBF16), w = normal({N, K}, DType::kBF16, 0.05),
+               addend = normal({T, N}, DType::kBF16), y = pool_.zeros({T, N});
+  const Tensor device_w = up(w, DType::kBF16), device_x = up(x, DType::kBF16);
+  const OperandRounding fp8 = rounding(device_w);
+  for (const bool adds : {false, true}) {
+    const Tensor actual = adds ? up(addend, DType::kBF16) : poisoned({T, N});
+    run([&](Ops& ops) {
+      ops.linear_forward(
+          {.x = device_x, .w = device_w, .y = actual, .addend = adds ? actual : Tensor(), .rounding = fp8});
+    });
+    cpu().linear_forward({.x = x, .w = w, .y = y, .addend = adds ? addend : Tensor(), .rounding = {.format = kFp8}});
+    EXPECT_GT(signal_to_noise(down(actual), y), kLeastRatio);
+  }
+  const Tensor dy = normal({T, N}, DType::kBF16, 1e-3), dx = normal({T, K}, DType::kBF16, 1e-3),
+               device_dx = up(dx, DType::kBF16), device_dy = up(dy, DType::kBF16);
+  run([&](Ops& ops) {
+    ops.linear_backward_input({.dy = device_dy, .w = device_w, .dx = device_dx, .accumulate = true, .rounding = fp8});
+  });
+  cpu().linear_backward_input({.dy = dy, .w = w, .dx = dx, .accumulate = true, .rounding = {.format = kFp8}});
+  EXPECT_GT(signal_to_noise(down(device_dx), dx), kLeastRatio);
 }
 
-// From BF16 to BF16 with this device's quantisers, forward and, with transposed weights, the gradient of inputs: what
-// the CPU makes of the same, but for the 14 bits that tensor cores keep of a sum.
-TEST_F(CudaFp8, QuantisedProductsAreThoseOfTheCpu) {
-  const int64_t E = 3, R = 700, K = 512, N = 384;
-  const Tensor x = normal({R, K}, DType::kBF16), w = normal({E, N, K}, DType::kBF16, 0.05),
-               offsets = pool_.ints({E + 1}, {0, 500, 517, 690});
-  const Tensor num_rows = pool_.ints({1}, {690}), w_t = pool_.zeros({E, K, N});
-  for (int64_t i = 0; i < w.num_elements(); ++i) set(w_t, i / (N * K) * N * K + i % K * N + i / K % N, get(w, i));
-  const Tensor y = pool_.zeros({R, N});
-  cpu().grouped_linear_forward(
-      {.x = x, .w = w, .offsets = offsets, .y = y, .rounding = {.format = OperandFormat::kFp8}});
-  const auto quantised = [&](Tensor matrices, BlockShape blocks) {
-    const int64_t rows = matrices.dim(1), cols = matrices.dim(2);
-    const Quantize args{.format = OperandFormat::kFp8,
-                        .blocks = blocks,
-                        .x = up(matrices, DType::kBF16),
-                        .num_rows = blocks == BlockShape::kRows ? up(num_rows) : Tensor(),
-                        .values = tensors_.allocate(DType::kU8, matrices.shape()),
-                        .scales = tensors_.allocate(
-                            DType::kU8, {matrices.dim(0), blocks == BlockShape::kRows ? rows : (rows + 127) / 128,
-                                         (cols + 127) / 128})};
-    gpu().quantize(args);
-    return std::pair{args.values, args.scales};
+// By threads of half a warp, a warp and a block a row, and where a block of codes is not whole in one of them.
+TEST_F(CudaFp8Operations, ActivationsLeaveTheirCodes) {
+  const int64_t N = 70, rows = 61;
+  for (const int64_t F : {128, 384, 256, 2176, 112}) {
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+      const int64_t W = kind == Activation::kSwiGlu ? 2 * F : F;
+      const Tensor pre = up(normal({N, W}, DType::kBF16), DType::kBF16), num_rows = up(pool_.ints({1}, {rows})),
+                   dh = up(normal({N, F}, DType::kBF16, 1e-4), DType::kBF16), h = poisoned({N, F}),
+                   dpre = poisoned({N, W});
+      const RowCodes h_codes = room_for_codes(N, F), dpre_codes = room_for_codes(N, W);
+      gpu().activation_forward(
+          {.kind = kind, .pre = pre, .row_weight = {}, .h = h, .num_rows = num_rows, .h_codes = h_codes});
+      expect_codes(h_codes, h, rows);
+      gpu().activation_backward({.kind = kind,
+                                 .pre = pre,
+                                 .row_weight = {},
+                                 .dh = dh,
+                                 .dpre = dpre,
+                                 .drow_weight = {},
+                                 .num_rows = num_rows,
+                                 .dpre_codes = dpre_codes});
+      expect_codes(dpre_codes, dpre, rows);
+    }
+    tensors_.rewind(0);
+  }
+}
+
+// Experts, forward and backward, with hidden widths that the product's epilogue takes and others.
+TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
+  const int64_t E = 4, R = 1000, T = 300, D = 272, rows = 990;
+  const Tensor offsets = pool_.ints({E + 1}, {0, 500, 500, 517, static_cast<double>(rows)});
+  const Tensor tokens = normal({T, D}, DType::kBF16), dtokens = normal({T, D}, DType::kBF16, 1e-3);
+  std::vector<double> picks;
+  for (int64_t i = 0; i < R; ++i) picks.push_back(static_cast<double>(i * 7 % T));
+  const Tensor index = pool_.ints({R}, picks);
+  const auto picked = [&](const Tensor& from) {
+    const Tensor to = pool_.zeros({R, D});
+    for (int64_t i = 0; i < R * D; ++i) {
+      set(to, i, get(from, static_cast<int64_t>(picks[static_cast<size_t>(i / D)]) * D + i % D));
+    }
+    return to;
   };
-  const auto product = [&](Tensor rows, Tensor weights) {
-    const auto [codes_x, scales_x] = quantised(rows.reshape({1, R, rows.dim(1)}), BlockShape::kRows);
-    const auto [codes_w, scales_w] = quantised(weights, BlockShape::kTiles);
-    const Tensor result = tensors_.allocate(DType::kBF16, {R, weights.dim(1)});
-    gpu().fill({.x = result, .value = 0.0});
-    cuda::sm90::grouped_fp8(static_cast<cuda::CudaOps&>(gpu()).context(),
-                            {.x = codes_x.reshape({R, rows.dim(1)}),
-                             .x_scales = scales_x.reshape({R, scales_x.dim(2)}),
-                             .w = codes_w,
-                             .w_scales = scales_w,
-                             .offsets = up(offsets),
-                             .y = result});
-    return down(result);
-  };
-  // BF16's rounding alone leaves 53 dB; sums that keep 13 bits some 60.
-  EXPECT_GT(ratio(product(x, w).rows(0, 690), y.rows(0, 690)), 50);
-  const Tensor dy = normal({R, N}, DType::kBF16, 1e-3), dx = pool_.zeros({R, K});
-  cpu().grouped_linear_backward_input(
-      {.dy = dy, .w = w, .offsets = offsets, .dx = dx, .rounding = {.format = OperandFormat::kFp8}});
-  EXPECT_GT(ratio(product(dy, w_t).rows(0, 690), dx.rows(0, 690)), 50);
+  const Tensor x = picked(tokens), dy = picked(dtokens), row_weight = pool_.normal({R});
+  for (const int64_t F : {128, 384, 112}) {
+    const int64_t W = 2 * F;
+    const Tensor device_offsets = up(offsets);
+    const Tensor w_in = normal({E, W, D}, DType::kBF16, 0.05), w_out = normal({E, D, F}, DType::kBF16, 0.05);
+    const Tensor device_in = up(w_in, DType::kBF16), device_out = up(w_out, DType::kBF16);
+    const OperandRounding in = rounding(device_in), out = rounding(device_out);
+    const OperandRows device_tokens(up(tokens, DType::kBF16), up(index));
+    const Tensor device_x = up(x, DType::kBF16), weight = up(row_weight);
+
+    const Tensor pre = poisoned({R, W}), h = poisoned({R, F});
+    const RowCodes h_codes = room_for_codes(R, F);
+    run([&](Ops& ops) {
+      ops.grouped_activation_forward({.x = device_tokens,
+                                      .w = device_in,
+                                      .offsets = device_offsets,
+                                      .row_weight = weight,
+                                      .pre = pre,
+                                      .h = h,
+                                      .rounding = in,
+                                      .h_codes = h_codes});
+    });
+    const Tensor plain_pre = poisoned({R, W}), plain_h = poisoned({R, F});
+    run([&](Ops& ops) {
+      ops.grouped_linear_forward(
+          {.x = device_x, .w = device_in, .offsets = device_offsets, .y = plain_pre, .rounding = in});
+    });
+    gpu().activation_forward({.kind = Activation::kSwiGlu,
+                              .pre = plain_pre,
+                              .row_weight = weight,
+                              .h = plain_h,
+                              .num_rows = device_offsets.rows(E, E + 1)});
+    EXPECT_TRUE(same_bits(down(pre), down(plain_pre))) << F;
+    EXPECT_TRUE(same_bits(down(h), down(plain_h))) << F;
+    expect_codes(h_codes, h, rows);
+    const Tensor expected_pre = pool_.zeros({R, W}), expected_h = pool_.zeros({R, F});
+    cpu().grouped_activation_forward({.x = x,
+                                      .w = w_in,
+                                      .offsets = offsets,
+                                      .row_weight = row_weight,
+                                      .pre = expected_pre,
+                                      .h = expected_h,
+                                      .rounding = {.format = kFp8}});
+    EXPECT_GT(signal_to_noise(down(pre).rows(0, rows), expected_pre.rows(0, rows)), kLeastRatio) << F;
+
+    // Codes that come along are as good as those that the product makes.
+    const Tensor y = poisoned({R, D}), y_from_codes = poisoned({R, D});
+    OperandRounding with_codes = out;
+    with_codes.rows = h_codes;
+    run([&](Ops& ops) {
+      ops.grouped_linear_forward({.x = h, .w = device_out, .offsets = device_offsets, .y = y, .rounding = out});
+      ops.grouped_linear_forward(
+          {.x = h, .w = device_out, .offsets = device_offsets, .y = y_from_codes, .rounding = with_codes});
+    });
+    EXPECT_TRUE(same_bits(down(y), down(y_from_codes))) << F;
+
+    const Tensor dpre = poisoned({R, W}), dweight = up(pool_.full({R}, 7.0)), dh = poisoned({R, F}),
+                 plain_dpre = poisoned({R, W}), plain_dweight = up(pool_.full({R}, 7.0));
+    const RowCodes dpre_codes = room_for_codes(R, W);
+    const OperandRows device_dy(up(dtokens, DType::kBF16), up(index));
+    const Tensor dy_in_order = up(dy, DType::kBF16);
+    run([&](Ops& ops) {
+      ops.grouped_activation_backward({.dy = device_dy,
+                                       .w = device_out,
+                                       .offsets = device_offsets,
+                                       .pre = pre,
+                                       .row_weight = weight,
+                                       .dpre = dpre,
+                                       .drow_weight = dweight,
+                                       .rounding = out,
+                                       .dpre_codes = dpre_codes});
+      ops.grouped_linear_backward_input(
+          {.dy = dy_in_order, .w = device_out, .offsets = device_offsets, .dx = dh, .rounding = out});
+    });
+    gpu().activation_backward({.kind = Activation::kSwiGlu,
+                               .pre = pre,
+                               .row_weight = weight,
+                               .dh = dh,
+                               .dpre = plain_dpre,
+                               .drow_weight = plain_dweight,
+                               .num_rows = device_offsets.rows(E, E + 1)});
+    EXPECT_TRUE(same_bits(down(dpre), down(plain_dpre))) << F;
+    EXPECT_TRUE(near(down(dweight).rows(0, rows), down(plain_dweight).rows(0, rows), 1e-4)) << F;
+    expect_codes(dpre_codes, dpre, rows);
+    const Tensor expected_dh = pool_.zeros({R, F});
+    cpu().grouped_linear_backward_input(
+        {.dy = dy, .w = w_out, .offsets = offsets, .dx = expected_dh, .rounding = {.format = kFp8}});
+    EXPECT_GT(signal_to_noise(down(dh).rows(0, rows), expected_dh.rows(0, rows)), kLeastRatio) << F;
+    tensors_.rewind(0);
+  }
 }
 
 }  // namespace

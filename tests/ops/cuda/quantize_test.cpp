@@ -80,8 +80,60 @@ TEST_F(CudaQuantize, IsTheCpu) {
   }
 }
 
+// Every number of BF16, by size and in no order: with NaN, infinities, subnormals, zeros of both signs and ties.
+TEST_F(CudaQuantize, AllOfBf16IsTheCpu) {
+  for (const uint32_t stride : {1U, 40503U}) {
+    const Tensor x = pool_.zeros({1, 128, 512});
+    for (uint32_t i = 0; i < 65536; ++i) x.data<float>()[i] = bf16_to_float(static_cast<uint16_t>(i * stride));
+    const Tensor device_x = up(x, DType::kBF16);
+    for (const BlockShape blocks : {BlockShape::kRows, BlockShape::kTiles}) {
+      const Shape scales = blocks == BlockShape::kRows ? Shape({1, 128, 4}) : Shape({1, 1, 4});
+      const Quantize host{.format = OperandFormat::kFp8,
+                          .blocks = blocks,
+                          .x = x,
+                          .values = pool_.zeros(DType::kU8, {1, 128, 512}),
+                          .scales = pool_.zeros(DType::kU8, scales)};
+      cpu().quantize(host);
+      Quantize device = host;
+      device.x = device_x;
+      device.values = tensors_.allocate(DType::kU8, host.values.shape());
+      device.scales = tensors_.allocate(DType::kU8, scales);
+      gpu().quantize(device);
+      EXPECT_EQ(bytes_of(down(device.values)), bytes_of(host.values)) << stride;
+      EXPECT_EQ(bytes_of(down(device.scales)), bytes_of(host.scales)) << stride;
+    }
+  }
+}
+
+TEST_F(CudaQuantize, TransposedTilesAreThoseOfTheCpu) {
+  for (const Shape& shape : {Shape({3, 144, 208}), Shape({1, 256, 128}), Shape({2, 16, 400})}) {
+    const int64_t G = shape[0], N = shape[1], C = shape[2], down_tiles = (N + 127) / 128, across = (C + 127) / 128;
+    const Quantize host{.format = OperandFormat::kFp8,
+                        .blocks = BlockShape::kTiles,
+                        .x = normal(shape, DType::kBF16, 0.1),
+                        .values = pool_.zeros(DType::kU8, shape),
+                        .scales = pool_.zeros(DType::kU8, {G, down_tiles, across}),
+                        .transposed_values = pool_.zeros(DType::kU8, {G, C, N}),
+                        .transposed_scales = pool_.zeros(DType::kU8, {G, across, down_tiles})};
+    cpu().quantize(host);
+    const Quantize device{.format = host.format,
+                          .blocks = host.blocks,
+                          .x = up(host.x, DType::kBF16),
+                          .values = up(pool_.zeros(DType::kU8, shape)),
+                          .scales = up(pool_.zeros(DType::kU8, host.scales.shape())),
+                          .transposed_values = up(pool_.zeros(DType::kU8, {G, C, N})),
+                          .transposed_scales = up(pool_.zeros(DType::kU8, host.transposed_scales.shape()))};
+    gpu().quantize(device);
+    EXPECT_EQ(bytes_of(down(device.values)), bytes_of(host.values)) << shape.to_string();
+    EXPECT_EQ(bytes_of(down(device.scales)), bytes_of(host.scales)) << shape.to_string();
+    EXPECT_EQ(bytes_of(down(device.transposed_values)), bytes_of(host.transposed_values)) << shape.to_string();
+    EXPECT_EQ(bytes_of(down(device.transposed_scales)), bytes_of(host.transposed_scales)) << shape.to_string();
+  }
+}
+
 // What cannot be done yet is refused, not done otherwise.
-TEST_F(CudaQuantize, ProductsRefuseFormats) {
+TEST_F(CudaQuantize, ProductsRefuseWhatTheyDoNotRound) {
+  EXPECT_EQ(gpu().weight_rounding(OperandFormat::kNvFp4), WeightRounding::kNone);
   const Tensor x = up(normal({8, 32})), w = up(normal({16, 32})), y = tensors_.allocate(DType::kF32, {8, 16});
   EXPECT_THROW(gpu().linear_forward({.x = x, .w = w, .y = y, .rounding = {.format = OperandFormat::kFp8}}),
                CheckFailure);

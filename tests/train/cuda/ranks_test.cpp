@@ -176,6 +176,31 @@ TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
   expect_same_state(checkpoints("turns"), checkpoints("one"));
 }
 
+// What is rounded does not depend on where it is.
+TEST_F(CudaRanks, LearnInFp8) {
+  const auto fp8 = [](int64_t ranks, std::vector<std::string> more) {
+    more.insert(more.end(), {"run.precision=fp8", "model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128",
+                             "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
+                             "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16"});
+    return on(ranks, more);
+  };
+  run("one", fp8(1, {"train.steps=12"}));
+  run("two", fp8(2, {"train.steps=12"}));
+  run("again", fp8(2, {"train.steps=12", "train.valid_every=1"}));
+  expect_near("two", "one");
+  EXPECT_EQ(weights_of(checkpoints("two")), weights_of(checkpoints("again")));
+  run("turns",
+      fp8(2, {"train.steps=4", "parallel.capacity_factor=1", "model.moe.num_groups=2", "model.moe.top_groups=1"}));
+  run("room",
+      fp8(2, {"train.steps=4", "parallel.capacity_factor=2", "model.moe.num_groups=2", "model.moe.top_groups=1"}));
+  expect_near("turns", "room");
+  for (const int64_t ranks : {1, 2}) {
+    run(fmt::format("shards{}", ranks),
+        fp8(ranks, {"train.steps=8", "parallel.logical_shards=8", "train.batch_seqs=16", "optim.router.lr=1e-4"}));
+  }
+  expect_same_state(checkpoints("shards2"), checkpoints("shards1"));
+}
+
 // Twenty steps more are twenty launches more of each rank, and nothing that allocates or holds up a device.
 TEST_F(CudaRanks, MoreStepsAreMoreLaunchesOnly) {
   ApiCalls calls;

@@ -1,11 +1,14 @@
 // SwiGLU and squared ReLU, memory-bound: every element is read and written once. Rows of width F; SwiGLU's
 // pre-activations are 2F wide, gate then up. The grid is for the capacity of rows; those beyond the number that is
-// there end at once.
+// there end at once. Codes in FP8 are made of what is written, before it leaves: sixteen threads have a block.
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
+#include "tensor/low_precision.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -15,10 +18,41 @@ __device__ int64_t num_rows_of(const int32_t* count, int64_t capacity) {
   return count == nullptr ? capacity : min(static_cast<int64_t>(*count), capacity);
 }
 
+// FP8 of rows that a kernel writes, whose width is a multiple of a block's. Null: not wanted.
+struct CodeRows {
+  static constexpr int kBlock = static_cast<int>(block_size(OperandFormat::kFp8));
+  uint8_t* values;
+  uint8_t* scales;
+  int64_t width;
+
+  // Of the row's values [i, i + 8), rounded as they are stored. i is a multiple of 8; the sixteen threads of a block,
+  // half a warp, come together.
+  template <class T>
+  __device__ void store8(int64_t row, int64_t i, const float (&v)[8]) const {
+    const unsigned lane = threadIdx.x % kWarp, half = 0xFFFFU << (lane & 16U);
+    float stored[8];
+    unsigned largest = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      stored[j] = to_float(from_float<T>(v[j]));
+      largest = max(largest, magnitude_bits(stored[j]));
+    }
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) largest = max(largest, __shfl_xor_sync(half, largest, offset));
+    const uint8_t scale = e8m0_scale(amax_of_bits(largest));
+    const float factor = e8m0_to_inverse(scale);
+#pragma unroll
+    for (float& value : stored) value *= factor;
+    *reinterpret_cast<uint2*>(values + row * width + i) = make_uint2(
+        e4m3_four(stored[0], stored[1], stored[2], stored[3]), e4m3_four(stored[4], stored[5], stored[6], stored[7]));
+    if (i % kBlock == 0) scales[row * (width / kBlock) + i / kBlock] = scale;
+  }
+};
+
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
-                   bool vector) {
+                   bool vector, CodeRows codes) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
@@ -37,6 +71,7 @@ __global__ void __launch_bounds__(kRowThreads)
       for (int j = 0; j < 8; ++j) h[j] = relu(gate[j]) * relu(gate[j]) * weight;
     }
     store8(hs + row * width, i, width, vector, h);
+    if (codes.values != nullptr) codes.store8<T>(row, i, h);
   }
 }
 
@@ -44,7 +79,7 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
     backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, const int32_t* count,
-                    int64_t capacity, int64_t width, bool vector) {
+                    int64_t capacity, int64_t width, bool vector, CodeRows codes) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
@@ -67,6 +102,7 @@ __global__ void __launch_bounds__(kRowThreads)
         dup[j] = d.up;
       }
       store8(dpre + width, i, width, vector, dup);
+      if (codes.values != nullptr) codes.store8<T>(row, width + i, dup);
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -76,6 +112,7 @@ __global__ void __launch_bounds__(kRowThreads)
       }
     }
     store8(dpre, i, width, vector, dgate);
+    if (codes.values != nullptr) codes.store8<T>(row, i, dgate);
   }
   if (dweights == nullptr) return;  // for all threads alike
   dweight = Group::sum(dweight);
@@ -106,6 +143,17 @@ void dispatch(Activation kind, Tensor h, const Fn& fn) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// Whether the kernels make x's codes, whose blocks do not leave one of its `parts`.
+bool makes_codes(Tensor x, int64_t parts, const RowCodes& codes) {
+  return codes.defined() && x.dtype() == DType::kBF16 && x.dim(1) / parts % CodeRows::kBlock == 0;
+}
+CodeRows code_rows(Tensor x, const RowCodes& codes) {
+  NMOE_CHECK(
+      codes.values.shape() == x.shape() && codes.scales.shape() == Shape({x.dim(0), x.dim(1) / CodeRows::kBlock}),
+      "codes {} and scales {} of {}", codes.values.shape(), codes.scales.shape(), x.shape());
+  return {.values = codes.values.data<uint8_t>(), .scales = codes.scales.data<uint8_t>(), .width = x.dim(1)};
+}
+
 template <class T>
 T* data_or_null(Tensor x) {
   return x.defined() ? x.data<T>() : nullptr;
@@ -118,12 +166,15 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (ctx.counting() || h.num_elements() == 0) return;
   const int64_t width = h.dim(1);
+  const bool with_codes = makes_codes(h, 1, args.h_codes);
+  const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
   dispatch(args.kind, h, [&](auto element, auto group, auto kind, unsigned grid) {
     using T = decltype(element);
     forward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
         pre.data<T>(), data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows),
-        h.dim(0), width, can_vectorise(width, pre, h));
+        h.dim(0), width, can_vectorise(width, pre, h), codes);
   });
+  if (args.h_codes.defined() && !with_codes) quantize_fp8_rows(ctx, h, args.num_rows, args.h_codes);
 }
 
 void activation_backward(Context& ctx, const ActivationBackward& args) {
@@ -134,13 +185,16 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
              args.row_weight.shape(), args.drow_weight.shape());
   if (ctx.counting() || dh.dim(0) == 0) return;
   const int64_t width = dh.dim(1);
+  const bool with_codes = makes_codes(dpre, dpre.dim(1) / width, args.dpre_codes);
+  const CodeRows codes = with_codes ? code_rows(dpre, args.dpre_codes) : CodeRows{};
   dispatch(args.kind, dh, [&](auto element, auto group, auto kind, unsigned grid) {
     using T = decltype(element);
     backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
         pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
         data_or_null<float>(args.drow_weight), data_or_null<int32_t>(args.num_rows), dh.dim(0), width,
-        can_vectorise(width, pre, dh, dpre));
+        can_vectorise(width, pre, dh, dpre), codes);
   });
+  if (args.dpre_codes.defined() && !with_codes) quantize_fp8_rows(ctx, dpre, args.num_rows, args.dpre_codes);
 }
 
 }  // namespace nmoe::cuda

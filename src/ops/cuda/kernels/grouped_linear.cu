@@ -1,13 +1,14 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// BF16 rows of whole 16 bytes go to the kernels of sm90::grouped_linear.h, where the program has them. Elsewhere rows
-// that are picked are put in order first, and each product is a set of tiles of gemm_tile.cuh. The two whose rows are
-// ragged run on a grid that fills the device: a block takes every gridDim.x-th tile and finds its expert by walking the
-// offsets, 32 experts at a time. In the third, C has the shape of a weight and the rows are what is summed over: one
-// block a tile of every expert.
+// BF16 rows of whole 16 bytes go to the kernels of sm90/grouped_linear.h, where the program has them; what is rounded
+// to FP8 goes to those of sm90/grouped_fp8.h, rows as codes in order. Elsewhere rows that are picked are put in order
+// first, and each product is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills
+// the device: a block takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time.
+// In the third, C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
@@ -15,6 +16,7 @@
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/sm90/grouped_linear.h"
 
 namespace nmoe::cuda {
@@ -193,11 +195,38 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// The number of rows, as a tensor.
+Tensor num_rows_of(Tensor offsets) { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
+
+// y = the product of x with the experts' weights in codes.
+void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRows& x, const RowCodes& room, Tensor w,
+                 Tensor w_scales, Tensor offsets, Tensor y) {
+  if (ctx.counting() || y.num_elements() == 0) return;
+  if constexpr (kHasSm90) {
+    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, num_rows_of(offsets), room),
+                            .w = w,
+                            .w_scales = w_scales,
+                            .offsets = offsets,
+                            .y = y,
+                            .addend = {}});
+  }
+}
+
+// Codes of what an operation made, where they are wanted.
+void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
+  if (codes.defined()) quantize_fp8_rows(ctx, x, num_rows_of(offsets), codes);
+}
+
 }  // namespace
 
 void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
   const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
   check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
+  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
+    ArenaScope scratch(ctx.scratch);
+    const RowCodes room = claim_row_codes(scratch, args.rounding, x);
+    return fp8_product(ctx, args.rounding, x, room, codes.values, codes.scales, offsets, y);
+  }
   if (ctx.counting() || y.num_elements() == 0) return;
   if constexpr (kHasSm90) {
     if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, args);
@@ -214,7 +243,7 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
   const bool fused = fuses_activation(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(w.raw()) &&
                      aligned16(pre.raw()) && aligned16(h.raw());
   ArenaScope scratch(ctx.scratch);
-  const Tensor ordered = claim(scratch, args, fused);
+  const auto [ordered, room] = claim(scratch, args, fused);
   if constexpr (kHasSm90) {
     if (fused) {
       check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
@@ -223,21 +252,46 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                  "grouped activation of {} into {} {}, weights {} {} and of rows {}", pre.shape(),
                  dtype_name(h.dtype()), h.shape(), dtype_name(w.dtype()), w.shape(), row_weight.shape());
       if (ctx.counting() || h.num_elements() == 0) return;
-      return sm90::grouped_swiglu(ctx, args);
+      sm90::grouped_swiglu(ctx, args);
+      return write_codes(ctx, h, offsets, args.h_codes);
     }
   }
-  grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered), .w = w, .offsets = offsets, .y = pre});
-  const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
+  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
+    check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
+    if constexpr (kHasSm90) {
+      if (args.kind == Activation::kSwiGlu && row_weight.defined() && h.dim(1) % sm90::kFp8SwiGluCols == 0) {
+        if (ctx.counting() || h.num_elements() == 0) return;
+        return sm90::grouped_fp8_swiglu(ctx,
+                                        {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(offsets), room),
+                                         .w = codes.values,
+                                         .w_scales = codes.scales,
+                                         .offsets = offsets,
+                                         .row_weight = row_weight,
+                                         .pre = pre,
+                                         .h = h,
+                                         .h_codes = args.h_codes});
+      }
+    }
+    fp8_product(ctx, args.rounding, args.x, room, codes.values, codes.scales, offsets, pre);
+  } else {
+    grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered), .w = w, .offsets = offsets, .y = pre});
+  }
   activation_forward(ctx, {.kind = args.kind,
                            .pre = pre,
                            .row_weight = row_weight,
                            .h = h,
-                           .num_rows = offsets.rows(num_experts, num_experts + 1)});
+                           .num_rows = num_rows_of(offsets),
+                           .h_codes = args.h_codes});
 }
 
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
   const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
+  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
+    ArenaScope scratch(ctx.scratch);
+    const RowCodes room = claim_row_codes(scratch, args.rounding, dy);
+    return fp8_product(ctx, args.rounding, dy, room, codes.transposed_values, codes.transposed_scales, offsets, dx);
+  }
   if (ctx.counting() || dx.num_elements() == 0) return;
   if constexpr (kHasSm90) {
     if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, args);
@@ -254,7 +308,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
   const bool fused = fuses_activation_backward(kKernels, args) && aligned16(args.dy.source.raw()) &&
                      aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw());
   ArenaScope scratch(ctx.scratch);
-  const auto [ordered, dh, row_sums] = claim(scratch, args, fused);
+  const auto [room, ordered, dh, row_sums] = claim(scratch, args, fused);
   if constexpr (kHasSm90) {
     if (fused) {
       check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
@@ -263,19 +317,42 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                  "gradients {} {} of {}, weights {} {}, of rows {} and {}", dtype_name(dpre.dtype()), dpre.shape(),
                  pre.shape(), dtype_name(w.dtype()), w.shape(), args.row_weight.shape(), args.drow_weight.shape());
       if (ctx.counting() || pre.num_elements() == 0) return;
-      return sm90::grouped_swiglu_backward(ctx, args, row_sums);
+      sm90::grouped_swiglu_backward(ctx, args, row_sums);
+      return write_codes(ctx, dpre, offsets, args.dpre_codes);
     }
   }
-  const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
-  grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh});
-  const int64_t num_experts = w.dim(0);  // the last offset is the number of rows
+  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
+    if constexpr (kHasSm90) {
+      if (fuses_fp8_activation_backward(args)) {
+        check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
+        if (ctx.counting() || pre.num_elements() == 0) return;
+        return sm90::grouped_fp8_swiglu_backward(
+            ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
+                  .w = codes.transposed_values,
+                  .w_scales = codes.transposed_scales,
+                  .offsets = offsets,
+                  .pre = pre,
+                  .row_weight = args.row_weight,
+                  .dpre = dpre,
+                  .dpre_codes = args.dpre_codes,
+                  .row_sums = row_sums,
+                  .drow_weight = args.drow_weight});
+      }
+    }
+    check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
+    fp8_product(ctx, args.rounding, args.dy, room, codes.transposed_values, codes.transposed_scales, offsets, dh);
+  } else {
+    const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
+    grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh});
+  }
   activation_backward(ctx, {.kind = args.kind,
                             .pre = pre,
                             .row_weight = args.row_weight,
                             .dh = dh,
                             .dpre = dpre,
                             .drow_weight = args.drow_weight,
-                            .num_rows = offsets.rows(num_experts, num_experts + 1)});
+                            .num_rows = num_rows_of(offsets),
+                            .dpre_codes = args.dpre_codes});
 }
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {

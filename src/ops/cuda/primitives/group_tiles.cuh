@@ -6,14 +6,26 @@
 
 namespace nmoe::cuda {
 
+// Where the rows of each group begin: as offsets [groups + 1] say or, without, every rows_each of num_rows.
+struct GroupBounds {
+  const int32_t* offsets = nullptr;
+  int num_rows = 0, rows_each = 0;
+
+  __host__ __device__ GroupBounds(const int32_t* ragged) : offsets(ragged) {}
+  __host__ __device__ GroupBounds(int rows, int each) : num_rows(rows), rows_each(each) {}
+  __device__ int begin(int group) const {
+    return offsets != nullptr ? offsets[group] : min(group * rows_each, num_rows);
+  }
+};
+
 // The tiles of all experts, numbered by (expert, column tile, row tile): tiles that share a weight run together. A
 // warp's lanes call together and hold the same cursor, which only moves forward.
 template <int kTileRows>
 class GroupTileCursor {
  public:
-  // offsets [num_experts + 1]: expert e owns rows [offsets[e], offsets[e + 1]).
-  __device__ GroupTileCursor(const int32_t* offsets, int num_experts, int num_col_tiles)
-      : offsets_(offsets), num_experts_(num_experts), num_col_tiles_(num_col_tiles) {
+  // Expert e owns rows [bounds.begin(e), bounds.begin(e + 1)).
+  __device__ GroupTileCursor(const GroupBounds& bounds, int num_experts, int num_col_tiles)
+      : bounds_(bounds), num_experts_(num_experts), num_col_tiles_(num_col_tiles) {
     load_experts(0, 0);
   }
 
@@ -48,8 +60,8 @@ class GroupTileCursor {
   __device__ void load_experts(int first, int tiles_before) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, expert = first + lane;
     first_expert_ = first;
-    begin_ = expert < num_experts_ ? offsets_[expert] : 0;
-    rows_ = expert < num_experts_ ? offsets_[expert + 1] - begin_ : 0;
+    begin_ = expert < num_experts_ ? bounds_.begin(expert) : 0;
+    rows_ = expert < num_experts_ ? bounds_.begin(expert + 1) - begin_ : 0;
     end_ = ceil_div(rows_, kTileRows) * num_col_tiles_;
 #pragma unroll
     for (int offset = 1; offset < kWarp; offset *= 2) {
@@ -59,7 +71,7 @@ class GroupTileCursor {
     end_ += tiles_before;
   }
 
-  const int32_t* offsets_;
+  GroupBounds bounds_;
   int num_experts_;
   int num_col_tiles_;
   int first_expert_ = 0;  // lane 0's

@@ -1,33 +1,65 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 
 #include "ops/cuda/kernels/invariant_products.h"
+#include "ops/cuda/kernels/mxfp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/current_device.h"
+#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
 
-// Operands of products are not rounded here.
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+
+// Codes of weights are for products with weights.
 template <class Arguments>
-void check_rounding(const Arguments& args) {
+void check_rounding(DType compute, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
-    NMOE_CHECK(args.rounding.format == OperandFormat::kAct, "CUDA multiplies operands as they are");
+    const OperandRounding& rounding = args.rounding;
+    if (rounding.format == OperandFormat::kAct) return;
+    const WeightRounding rounds = weight_rounding(kKernels, compute, rounding.format);
+    const bool is_of_weight = requires { args.dw; };
+    NMOE_CHECK(rounds == WeightRounding::kInside ||
+                   (rounds == WeightRounding::kCodes && !is_of_weight && rounding.weight.defined()),
+               "CUDA does not round the operands of this product");
   }
+}
+
+// The operation, or its emulation with operands that hold what they are rounded to.
+template <class Arguments>
+void run(Context& ctx, const Arguments& args, void (*operation)(Context&, const Arguments&)) {
+  if constexpr (requires { args.rounding; }) {
+    if (is_emulated(args.rounding)) {
+      ArenaScope scope(ctx.scratch);
+      const Arguments widened = claim_widened(scope, args);
+      if (!ctx.counting()) widen(ctx, args, widened);
+      return operation(ctx, widened);
+    }
+  }
+  operation(ctx, args);
+}
+
+void check_unrounded(const OperandRounding& rounding) {
+  NMOE_CHECK(rounding.format == OperandFormat::kAct, "a batch invariant device does not round operands");
 }
 
 }  // namespace
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
   void CudaOps::name(const Arguments& args) { \
-    check_rounding(args);                     \
+    check_rounding(compute_dtype_, args);     \
     make_current(context_.device_index);      \
-    cuda::name(context_, args);               \
+    run(context_, args, &cuda::name);         \
   }
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
 
+WeightRounding CudaOps::weight_rounding(OperandFormat format) const {
+  return cuda::weight_rounding(kKernels, compute_dtype_, format);
+}
+
 void InvariantCudaOps::linear_forward(const LinearForward& args) {
-  check_rounding(args);
+  check_unrounded(args.rounding);
   const Tensor x = args.x, w = args.w, y = args.y, addend = args.addend;
   NMOE_CHECK(x.dim(1) == w.dim(1) && y.shape() == Shape({x.dim(0), w.dim(0)}) &&
                  (!addend.defined() || (addend.shape() == y.shape() && addend.dtype() == y.dtype())),
@@ -48,12 +80,12 @@ void InvariantCudaOps::grouped_product(const OperandRows& x, Tensor w, Tensor of
 }
 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
-  check_rounding(args);
+  check_unrounded(args.rounding);
   grouped_product(args.x, args.w, args.offsets, args.y);
 }
 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
-  check_rounding(args);
+  check_unrounded(args.rounding);
   grouped_product(args.x, args.w, args.offsets, args.pre);
   const int64_t num_experts = args.w.dim(0);  // the last offset is the number of rows
   activation_forward({.kind = args.kind,

@@ -13,6 +13,7 @@ class CudaOps : public Ops {
       : Ops(device, lane), compute_dtype_(compute_dtype), context_(context) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
+  WeightRounding weight_rounding(OperandFormat format) const override;
   // For what lies below the operations: benches and tests of single parts.
   Context& context() { return context_; }
 

@@ -1,20 +1,28 @@
 // Grouped products of FP8 operands on Hopper: y_e = x_e w_e^T, with scales of 1 x 128 and 128 x 128.
 //
-// A persistent, warp-specialised kernel as in grouped_linear.cu: one block a multiprocessor, tiles of 256 x 128 of C,
-// k in steps of 128 bytes, of which a stage has one. A consumer warpgroup has 128 rows, as two products of 64 x 128
-// that share one set of sums: it multiplies 64 rows, adds their sums times both scales to what it keeps in fp32, and
-// goes on with the other 64 while the other consumer has the tensor cores. Scales of rows are asked for a step ahead.
+// A persistent, warp-specialised kernel as in grouped_linear.cu: one block a multiprocessor, tiles of 32,768 values of
+// C, k in steps of 128 bytes, of which a stage has one. A consumer warpgroup multiplies 64 x 128 twice a step, with one
+// set of sums, and adds each product's sums times both scales to what it keeps in fp32. Consumers take turns at the
+// tensor cores: left alone they multiply together, and then both add while the tensor cores have nothing to do. A turn
+// is passed on before a product's last quarter is done. Scales of rows are asked for a step ahead.
+//
+//   rows    tiles of 256 x 128: a consumer has 128 rows, its two products are of 64 rows each
+//           backwards through SwiGLU, what a tile has becomes the gradients of pre-activations, as in grouped_linear.cu
+//   SwiGLU  tiles of 128 x (128 gates and the 128 that they gate): a consumer has 64 rows, its products are of both
 //
 // A sum has one order: tensor cores add a block of 128 (wgmma_fp8.cuh says how), blocks are added in the order of k.
 //
 // Bound by tensor cores: a step moves 48 KiB from L2 for 8.4 MFLOP.
 #include <algorithm>
 
+#include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_fp8.h"
+#include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
@@ -26,18 +34,19 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-constexpr int kTileRows = 256, kTileCols = 128, kBlockK = 128;
-constexpr int kConsumers = 2, kHalves = 2;  // consumers of a tile, and products of 64 rows of a consumer
+enum class Form { kRows, kSwiGlu, kSwiGluBackward };
+
+constexpr int kTileCols = 128, kBlockK = 128;
+constexpr int kConsumers = 2, kProducts = 2;  // consumers of a tile, and products of a consumer
 constexpr int kProductRows = 64;
-constexpr int kConsumerRows = kHalves * kProductRows;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
 constexpr int kBoxRows = 128;  // of a load
 constexpr int kBoxBytes = kBoxRows * kBlockK;
-constexpr int kBoxesA = kTileRows / kBoxRows;
+constexpr int kBoxes = 3;  // of a stage: those of x, then those of w
 constexpr int kProductBytes = kProductRows * kBlockK;
 using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
 constexpr int kThreads = Registers::kThreads;
-static_assert(kTileCols == kBoxRows && kTileRows == kConsumers * kConsumerRows);
+static_assert(kTileCols == kBoxRows && kFp8SwiGluCols == kTileCols);
 static_assert(kBlockK == 128, "a row of shared memory is 128 bytes, and a scale's block");
 
 struct alignas(16) Tile {
@@ -46,41 +55,69 @@ struct alignas(16) Tile {
   int group;               // negative: there are no more tiles
 };
 
-using Pipeline = TmaPipeline<4, (kBoxesA + 1) * kBoxBytes, Tile>;
 using Staged = StagedRows<kTileCols>;
-constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
-constexpr int kStagedBytes = kConsumerWarps * Staged::kWarpBytes;
-constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
-static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kStagedBytes) % alignof(Tile) == 0);
+constexpr int kStagedCodeBytes = kTileCols + 16;  // of a row: rows begin 16 bytes apart in banks
+static_assert(kWarpRows * kStagedCodeBytes <= Staged::kWarpBytes);
+
+template <Form kForm>
+struct Layout {
+  static constexpr bool kSwiGlu = kForm == Form::kSwiGlu, kSwiGluBackward = kForm == Form::kSwiGluBackward;
+  static constexpr int kConsumerRows = kSwiGlu ? kProductRows : kProducts * kProductRows;
+  static constexpr int kTileRows = kConsumers * kConsumerRows;
+  static constexpr int kBoxesX = kTileRows / kBoxRows, kBoxesW = kBoxes - kBoxesX;
+  static constexpr int kRowProducts = kConsumerRows / kProductRows;  // products with rows of their own
+  using Pipeline = TmaPipeline<kSwiGluBackward ? 3 : 4, kBoxes * kBoxBytes, Tile>;
+  static constexpr int kWarpStagedBytes = kSwiGluBackward ? SwiGluRows::kWarpBytes : Staged::kWarpBytes;
+  static constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
+  static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
+  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
+  static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kStagedBytes) % alignof(Tile) == 0);
+};
 
 struct Product {
   CUtensorMap x, w;
   const uint8_t* x_scales;
   const uint8_t* w_scales;
-  const int32_t* offsets;
+  GroupBounds bounds;
+  bool one_weight;  // which all groups share
   __nv_bfloat16* y;
-  int num_experts, width;
-  int k_blocks, col_blocks;  // of 128
+  const __nv_bfloat16* addend;  // or null
+  int num_groups, width;        // width: of y, or of h
+  int k_blocks, col_blocks;     // of 128; of one weight
+  // SwiGLU; y is pre, or its gradient.
+  const float* row_weight;
+  __nv_bfloat16* h;
+  const __nv_bfloat16* pre;
+  uint8_t* codes;  // of h or of the gradient; or null
+  uint8_t* scales;
+  float* row_sums;  // [tiles of columns, capacity]
+  int capacity;
 };
 
-__device__ void load_tiles(const Product& p, const Pipeline& pipeline) {
+template <class L>
+__device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline) {
   const bool elected = threadIdx.x == 0;
-  StaticTileScheduler<kTileRows, kTileCols> scheduler(p.offsets, p.num_experts, p.width);
-  Pipeline::Position at;
+  StaticTileScheduler<L::kTileRows, kTileCols> scheduler(p.bounds, p.num_groups, p.width);
+  typename L::Pipeline::Position at;
   GroupTile next;
   while (scheduler.next(next)) {
-    const Tile tile{next.group_rows - next.row, p.width - next.col, next.group_begin + next.row, next.col, next.group};
-    const int boxes = min(ceil_div(tile.num_rows, kBoxRows), kBoxesA);
+    const Tile tile{next.group_rows - next.row, p.width - next.col, next.group_begin + next.row, next.col,
+                    p.one_weight ? 0 : next.group};
+    const int boxes_x = min(ceil_div(tile.num_rows, kBoxRows), L::kBoxesX);
+    const int first_w = tile.group * L::kBoxesW * p.width + tile.col;  // the gates' rows are before the others
     for (int block = 0; block < p.k_blocks; ++block) {
       if (elected) {
         pipeline.acquire(at);
         if (block == 0) pipeline.header(at) = tile;
-        pipeline.expect(at, (boxes + 1) * kBoxBytes);
+        pipeline.expect(at, (boxes_x + L::kBoxesW) * kBoxBytes);
         std::byte* const stage = pipeline.stage(at);
-        for (int i = 0; i < boxes; ++i) {
+        for (int i = 0; i < boxes_x; ++i) {
           tma_load(p.x, block * kBlockK, tile.row + i * kBoxRows, stage + i * kBoxBytes, pipeline.full(at));
         }
-        tma_load(p.w, block * kBlockK, tile.group * p.width + tile.col, stage + kBoxesA * kBoxBytes, pipeline.full(at));
+        for (int i = 0; i < L::kBoxesW; ++i) {
+          tma_load(p.w, block * kBlockK, first_w + i * p.width, stage + (L::kBoxesX + i) * kBoxBytes,
+                   pipeline.full(at));
+        }
       }
       at.advance();
     }
@@ -92,92 +129,267 @@ __device__ void load_tiles(const Product& p, const Pipeline& pipeline) {
   }
 }
 
-// The scales of a thread's four rows at one block of k: of each product's upper and lower.
-struct RowScales {
-  uint8_t codes[kHalves][2];
+// A thread's first row of a product, of which it has another 8 below; and its first column of each 8.
+__device__ int product_row() {
+  return static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows + static_cast<int>(threadIdx.x) % kWarp / 4;
+}
+__device__ int product_col() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+
+// The scales of a thread's rows at one block of k: of each product's upper and lower, and of its columns.
+template <class L>
+struct Scales {
+  uint8_t rows[L::kRowProducts][2];
+  uint8_t cols[L::kBoxesW];
+
+  // num_rows: of the consumer that exist; x_scales begins with its first row's, w_scales with the tile's.
+  __device__ static Scales load(const Product& p, const uint8_t* x_scales, int num_rows, const uint8_t* w_scales,
+                                int block) {
+    Scales loaded;
+#pragma unroll
+    for (int product = 0; product < L::kRowProducts; ++product) {
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const int row = product * kProductRows + product_row() + 8 * lower;
+        loaded.rows[product][lower] = row < num_rows ? x_scales[static_cast<int64_t>(row) * p.k_blocks + block] : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < L::kBoxesW; ++i) {
+      loaded.cols[i] = w_scales[static_cast<int64_t>(i) * p.col_blocks / L::kBoxesW * p.k_blocks + block];
+    }
+    return loaded;
+  }
 };
 
-// rows: of the consumer that exist; `scales` begins with its first row's.
-__device__ RowScales load_scales(const uint8_t* scales, int rows, int k_blocks, int block) {
-  const int first =
-      static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows + static_cast<int>(threadIdx.x) % kWarp / 4;
-  RowScales loaded;
+// total = what is added to the rows of a product: `addend` begins with its first row at the tile's first column.
+__device__ void load_addend(float (&total)[kTileCols / 2], const __nv_bfloat16* addend, int num_rows, int num_cols,
+                            int64_t stride) {
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const int row = half * kProductRows + first + 8 * lower;
-      loaded.codes[half][lower] = row < rows ? scales[static_cast<int64_t>(row) * k_blocks + block] : 0;
-    }
+  for (int i = 0; i < kTileCols / 2; i += 2) {
+    const int row = product_row() + 8 * (i / 2 % 2), col = i / 4 * 8 + product_col();
+    if (row >= num_rows || col >= num_cols) continue;
+    const uint32_t pair = *reinterpret_cast<const uint32_t*>(addend + row * stride + col);
+    total[i] = low_bf16(pair);
+    total[i + 1] = high_bf16(pair);
   }
-  return loaded;
 }
 
-__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, std::byte* staging) {
+// FP8 of the warp's rows, of values that BF16 holds. `codes` and `scales`: of its first row at the tile's columns.
+__device__ void store_codes(const float (&h)[kTileCols / 2], int num_rows, uint8_t* codes, int64_t stride,
+                            uint8_t* scales, int64_t scale_stride, std::byte* staged) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  unsigned largest[2] = {};
+#pragma unroll
+  for (int i = 0; i < kTileCols / 2; ++i) largest[i / 2 % 2] = max(largest[i / 2 % 2], magnitude_bits(h[i]));
+  staging_free();
+#pragma unroll
+  for (int lower = 0; lower < 2; ++lower) {
+    largest[lower] = max(largest[lower], __shfl_xor_sync(kAllLanes, largest[lower], 1));
+    largest[lower] = max(largest[lower], __shfl_xor_sync(kAllLanes, largest[lower], 2));
+    const uint8_t code = e8m0_scale(amax_of_bits(largest[lower]));
+    const float factor = e8m0_to_inverse(code);
+    const int row = lane / 4 + 8 * lower;
+    std::byte* const staged_row = staged + row * kStagedCodeBytes + product_col();
+#pragma unroll
+    for (int j = 0; j < kTileCols / 8; ++j) {
+      const int at = 4 * j + 2 * lower;
+      *reinterpret_cast<uint16_t*>(staged_row + 8 * j) = e4m3_pair(h[at] * factor, h[at + 1] * factor);
+    }
+    if (lane % 4 == 0 && row < num_rows) scales[row * scale_stride] = code;
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane < min(num_rows, kWarpRows)) {
+    tma_store_bytes(codes + lane * stride, staged + lane * kStagedCodeBytes, kTileCols);
+  }
+  tma_commit_group();
+}
+
+// pre, h and h's codes of the warp's rows, the first of which is `row`.
+__device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], const float (&ups)[kTileCols / 2],
+                             const RowWeights& weights, int64_t row, int col, int num_rows, std::byte* staged) {
+  __nv_bfloat16* const pre = p.y + row * 2 * p.width + col;
+  store_rows<kTileCols>(gates, num_rows, kTileCols, pre, 2 * p.width, staged);
+  store_rows<kTileCols>(ups, num_rows, kTileCols, pre + p.width, 2 * p.width, staged);
+  const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
+#pragma unroll
+  for (int i = 0; i < kTileCols / 2; ++i) {
+    const float weight = i % 4 < 2 ? weights.upper : weights.lower;
+    gates[i] = rounded(swiglu<__nv_bfloat16>(rounded(gates[i]), rounded(ups[i])) * weight);
+  }
+  store_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
+  if (p.codes == nullptr) return;
+  const int64_t scale_stride = p.width / kTileCols;
+  store_codes(gates, num_rows, p.codes + row * p.width + col, p.width, p.scales + row * scale_stride + col / kTileCols,
+              scale_stride, staged);
+}
+
+// FP8 of the gradients that store_swiglu_gradients() leaves in a warp's staging, the first of whose rows is `row`: two
+// lanes have a row's gates, and then what those gate, 64 columns each.
+__device__ void store_gradient_codes(const Product& p, const SwiGluRows& rows, int64_t row, int col) {
+  constexpr int kVectors = SwiGluRows::kChunkCols / 8;
+  static_assert(2 * SwiGluRows::kChunkCols == kTileCols && SwiGluRows::kChunks == 2 && 2 * kWarpRows == kWarp);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, own_row = lane / 2, chunk = lane % 2;
+  const int64_t stride = 2 * static_cast<int64_t>(p.width), scale_stride = stride / kTileCols;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const std::byte* const staged =
+        (part == 0 ? rows.gates(chunk) : rows.ups(chunk)) + own_row * SwiGluRows::Staged::kRowBytes;
+    uint4 vectors[kVectors];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      vectors[i] = reinterpret_cast<const uint4*>(staged)[i];
+      largest = larger_magnitudes(largest, vectors[i]);
+    }
+    largest = __vmaxu2(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+    const uint8_t code = e8m0_scale(amax_of_bits(larger_magnitude(largest)));
+    const float factor = e8m0_to_inverse(code);
+    if (own_row >= rows.num_rows) continue;
+    const int64_t at = row + own_row, first = part * static_cast<int64_t>(p.width) + col;
+    auto* const target = reinterpret_cast<uint4*>(p.codes + at * stride + first + chunk * SwiGluRows::kChunkCols);
+#pragma unroll
+    for (int i = 0; i < kVectors; i += 2) {
+      const uint2 low = e4m3_eight(vectors[i], factor), high = e4m3_eight(vectors[i + 1], factor);
+      target[i / 2] = make_uint4(low.x, low.y, high.x, high.y);
+    }
+    if (chunk == 0) p.scales[at * scale_stride + first / kTileCols] = code;
+  }
+}
+
+// Whose turn it is to multiply: that of the consumer whose named barrier has the other's arrival. Consumer 1 passes the
+// first turn, consumer 0 takes the last.
+struct Turns {
+  static constexpr int kFirstBarrier = 1, kThreads = kConsumers * kWarpgroup;
+  int consumer;
+
+  __device__ void wait() const { named_barrier_sync(kFirstBarrier + consumer, kThreads); }
+  __device__ void pass() const { named_barrier_arrive(kFirstBarrier + 1 - consumer, kThreads); }
+};
+static_assert(kConsumers == 2);
+
+template <class L>
+__device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
-  std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * Staged::kWarpBytes;
+  std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * L::kWarpStagedBytes;
   const bool elected = threadIdx.x % kWarp == 0;
-  Pipeline::Position at;
+  const Turns turns{consumer};
+  if (consumer == 1) turns.pass();
+  typename L::Pipeline::Position at;
   for (;;) {
     pipeline.wait(at);
     const Tile tile = pipeline.header(at);
     __syncwarp();  // all lanes have read it before one releases the stage
     if (tile.group < 0) break;
-    const int num_rows = tile.num_rows - consumer * kConsumerRows;
-    const int64_t first_row = static_cast<int64_t>(tile.row) + consumer * kConsumerRows;
+    const int num_rows = tile.num_rows - consumer * L::kConsumerRows;
+    const int64_t first_row = static_cast<int64_t>(tile.row) + consumer * L::kConsumerRows;
     const uint8_t* const x_scales = p.x_scales + first_row * p.k_blocks;
     const uint8_t* const w_scales =
         p.w_scales + (static_cast<int64_t>(tile.group) * p.col_blocks + tile.col / kTileCols) * p.k_blocks;
-    float total[kHalves][kTileCols / 2] = {};
-    RowScales rows = load_scales(x_scales, num_rows, p.k_blocks, 0);
-    uint8_t w_code = w_scales[0];
+    float total[kProducts][kTileCols / 2] = {};
+    // SwiGLU's, of the rows of each product: asked for ahead of their use.
+    RowWeights weights[L::kRowProducts] = {};
+    const auto pre_rows = [&](int product) -> SwiGluRows {
+      const int row = product * kProductRows + warp * kWarpRows;
+      const int64_t offset = (first_row + row) * 2 * p.width + tile.col;
+      return {.pre = p.pre + offset,
+              .dpre = p.y + offset,
+              .hidden_width = p.width,
+              .num_rows = num_rows - row,
+              .num_cols = kTileCols,
+              .staged = staged};
+    };
+    if constexpr (L::kSwiGlu || L::kSwiGluBackward) {
+#pragma unroll
+      for (int product = 0; product < L::kRowProducts; ++product) {
+        const int row = product * kProductRows + product_row();
+        if (row < num_rows) weights[product].upper = p.row_weight[first_row + row];
+        if (row + 8 < num_rows) weights[product].lower = p.row_weight[first_row + row + 8];
+      }
+      if constexpr (L::kSwiGluBackward) {
+        pre_rows(0).fetch(0);
+        pre_rows(0).fetch(1);
+      }
+    } else if (p.addend != nullptr) {
+#pragma unroll
+      for (int product = 0; product < kProducts; ++product) {
+        load_addend(total[product], p.addend + (first_row + product * kProductRows) * p.width + tile.col,
+                    num_rows - product * kProductRows, tile.num_cols, p.width);
+      }
+    }
+    Scales<L> scales = Scales<L>::load(p, x_scales, num_rows, w_scales, 0);
     for (int block = 0; block < p.k_blocks; ++block) {
       pipeline.wait(at);
-      const RowScales rows_now = rows;
-      const float w_scale = e8m0_to_float(w_code);
-      if (block + 1 < p.k_blocks) {
-        rows = load_scales(x_scales, num_rows, p.k_blocks, block + 1);
-        w_code = w_scales[block + 1];
-      }
+      const Scales<L> now = scales;
+      if (block + 1 < p.k_blocks) scales = Scales<L>::load(p, x_scales, num_rows, w_scales, block + 1);
       const std::byte* const stage = pipeline.stage(at);
-      const uint64_t w = wgmma_descriptor(stage + kBoxesA * kBoxBytes);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        if (half * kProductRows >= num_rows) continue;  // the whole warpgroup
-        const uint64_t x = wgmma_descriptor(stage + (consumer * kHalves + half) * kProductBytes);
+      for (int product = 0; product < kProducts; ++product) {
+        const int rows = L::kSwiGlu ? 0 : product, cols = L::kSwiGlu ? product : 0;
+        turns.wait();
+        if (rows * kProductRows >= num_rows) {  // the whole warpgroup
+          turns.pass();
+          continue;
+        }
+        const uint64_t x = wgmma_descriptor(stage + (consumer * L::kRowProducts + rows) * kProductBytes);
+        const uint64_t w = wgmma_descriptor(stage + (L::kBoxesX + cols) * kBoxBytes);
         float sums[kTileCols / 2];
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kBlockK / kFp8Depth; ++k) {
           wgmma_fp8_n128(sums, x + k * kFp8DescriptorStep, w + k * kFp8DescriptorStep, k > 0);
+          if (k >= kBlockK / kFp8Depth - 2) wgmma_commit_group();  // the last one is a group by itself
         }
-        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        turns.pass();
         wgmma_wait_group<0>();
-        const float upper = e8m0_to_float(rows_now.codes[half][0]) * w_scale,
-                    lower = e8m0_to_float(rows_now.codes[half][1]) * w_scale;
+        const float w_scale = e8m0_to_float(now.cols[cols]), upper = e8m0_to_float(now.rows[rows][0]) * w_scale,
+                    lower = e8m0_to_float(now.rows[rows][1]) * w_scale;
 #pragma unroll
         for (int i = 0; i < kTileCols / 2; ++i) {
-          total[half][i] = fmaf(sums[i], i % 4 < 2 ? upper : lower, total[half][i]);
+          total[product][i] = fmaf(sums[i], i % 4 < 2 ? upper : lower, total[product][i]);
         }
       }
       if (elected) pipeline.release(at.stage);
       at.advance();
     }
+    const int warp_row = warp * kWarpRows;
+    if constexpr (L::kSwiGlu) {
+      store_swiglu(p, total[0], total[1], weights[0], first_row + warp_row, tile.col, num_rows - warp_row, staged);
+    } else if constexpr (L::kSwiGluBackward) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int warp_row = half * kProductRows + warp * kWarpRows;
-      store_rows<kTileCols>(total[half], num_rows - warp_row, tile.num_cols,
-                            p.y + (first_row + warp_row) * p.width + tile.col, p.width, staged);
+      for (int product = 0; product < kProducts; ++product) {
+        const SwiGluRows rows = pre_rows(product);
+        if (product > 0) {
+          __syncwarp();  // the staging of the one before is free
+          rows.fetch(0);
+          rows.fetch(1);
+        }
+        const int64_t row = first_row + product * kProductRows + warp_row;
+        store_swiglu_gradients<kTileCols>(total[product], weights[product], rows,
+                                          p.row_sums + static_cast<int64_t>(tile.col / kTileCols) * p.capacity + row);
+        if (p.codes != nullptr) store_gradient_codes(p, rows, row, tile.col);
+      }
+      __syncwarp();
+    } else {
+#pragma unroll
+      for (int product = 0; product < kProducts; ++product) {
+        const int row = product * kProductRows + warp_row;
+        store_rows<kTileCols>(total[product], num_rows - row, tile.num_cols,
+                              p.y + (first_row + row) * p.width + tile.col, p.width, staged);
+      }
     }
   }
+  if (consumer == 0) turns.wait();
   tma_wait_group_read<0>();
 }
 
+template <class L>
 __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
-  std::byte* const staging = shared + kStageBytes;
-  const Pipeline pipeline(shared, staging + kStagedBytes);
+  std::byte* const staging = shared + L::kStageBytes;
+  const typename L::Pipeline pipeline(shared, staging + L::kStagedBytes);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.x);
     tma_prefetch_map(p.w);
@@ -186,42 +398,122 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_kernel(const __grid_c
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     setmaxnreg_dec<Registers::kProducer>();
-    if (threadIdx.x < kWarp) load_tiles(p, pipeline);
+    if (threadIdx.x < kWarp) load_tiles<L>(p, pipeline);
   } else {
     setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles(p, pipeline, staging);
+    multiply_tiles<L>(p, pipeline, staging);
   }
+}
+
+// Rows of one weight are taken in groups of this many, so that all columns of some rows are made before others are
+// read: together with the weight they stay in L2.
+constexpr int kGroupRows = 4096;
+
+Product product_of(const RowCodes& x, Tensor w, Tensor w_scales, Tensor offsets, int64_t width) {
+  const int64_t R = x.values.dim(0), K = x.values.dim(1), E = w.dim(0), N = w.dim(1);
+  const int64_t k_blocks = ceil_div<int64_t>(K, kBlockK), col_blocks = ceil_div<int64_t>(N, kTileCols);
+  NMOE_CHECK(R > 0 && N > 0 && K > 0 && K % 16 == 0 && N % 8 == 0 && w.dim(2) == K &&
+                 x.scales.shape() == Shape({R, k_blocks}) && w_scales.shape() == Shape({E, col_blocks, k_blocks}) &&
+                 (offsets.defined() ? offsets.shape() == Shape({E + 1}) : E == 1),
+             "FP8 rows {} with scales {}, weights {} with scales {}, offsets {}", x.values.shape(), x.scales.shape(),
+             w.shape(), w_scales.shape(), offsets.shape());
+  NMOE_CHECK(R <= INT32_MAX - kGroupRows && E * N <= INT32_MAX, "an FP8 product of {} rows and {} of weights", R,
+             E * N);
+  NMOE_CHECK(aligned16(x.values.raw()) && aligned16(w.raw()), "TMA wants 16 bytes");
+  const bool ragged = offsets.defined();
+  return {.x = byte_map(x.values.raw(), R, K, kBoxRows),
+          .w = byte_map(w.raw(), E * N, K, kBoxRows),
+          .x_scales = x.scales.data<uint8_t>(),
+          .w_scales = w_scales.data<uint8_t>(),
+          .bounds = ragged ? GroupBounds(offsets.data<int32_t>()) : GroupBounds(static_cast<int>(R), kGroupRows),
+          .one_weight = !ragged,
+          .y = nullptr,
+          .addend = nullptr,
+          .num_groups = static_cast<int>(ragged ? E : ceil_div<int64_t>(R, kGroupRows)),
+          .width = static_cast<int>(width),
+          .k_blocks = static_cast<int>(k_blocks),
+          .col_blocks = static_cast<int>(col_blocks),
+          .row_weight = nullptr,
+          .h = nullptr,
+          .pre = nullptr,
+          .codes = nullptr,
+          .scales = nullptr,
+          .row_sums = nullptr,
+          .capacity = static_cast<int>(R)};
+}
+
+template <Form kForm>
+void launch(Context& ctx, const Product& product) {
+  using L = Layout<kForm>;
+  const int64_t num_rows = product.capacity;
+  // Every group has at most one row tile that is not full.
+  const int64_t row_tiles = num_rows / L::kTileRows + std::min<int64_t>(product.num_groups, num_rows);
+  const int64_t tiles = row_tiles * ceil_div(product.width, kTileCols);
+  NMOE_CHECK(tiles <= INT32_MAX / 2, "a grouped product of {} tiles", tiles);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, ctx.num_sms));
+  allow_dynamic_shared(grouped_fp8_kernel<L>, L::kSharedBytes);
+  grouped_fp8_kernel<L><<<blocks, kThreads, L::kSharedBytes, ctx.stream>>>(product);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+// Where a SwiGLU's codes go; x: what they are of.
+void set_codes(Product& product, Tensor x, const RowCodes& codes) {
+  if (!codes.defined()) return;
+  NMOE_CHECK(codes.values.shape() == x.shape() && codes.scales.shape() == Shape({x.dim(0), x.dim(1) / kTileCols}) &&
+                 aligned16(codes.values.raw()),
+             "codes {} and scales {} of {}", codes.values.shape(), codes.scales.shape(), x.shape());
+  product.codes = codes.values.data<uint8_t>();
+  product.scales = codes.scales.data<uint8_t>();
 }
 
 }  // namespace
 
 void grouped_fp8(Context& ctx, const GroupedFp8& args) {
-  const int64_t R = args.x.dim(0), K = args.x.dim(1), E = args.w.dim(0), N = args.w.dim(1);
-  const int64_t k_blocks = ceil_div<int64_t>(K, kBlockK), col_blocks = ceil_div<int64_t>(N, kTileCols);
-  NMOE_CHECK(R > 0 && N > 0 && K > 0 && K % 16 == 0 && N % 8 == 0 && args.w.dim(2) == K &&
-                 args.y.shape() == Shape({R, N}) && args.x_scales.shape() == Shape({R, k_blocks}) &&
-                 args.w_scales.shape() == Shape({E, col_blocks, k_blocks}),
-             "FP8 rows {} with scales {}, weights {} with scales {}, results {}", args.x.shape(), args.x_scales.shape(),
-             args.w.shape(), args.w_scales.shape(), args.y.shape());
-  NMOE_CHECK(aligned16(args.x.raw()) && aligned16(args.w.raw()) && aligned16(args.y.raw()), "TMA wants 16 bytes");
+  const int64_t R = args.x.values.dim(0), N = args.w.dim(1);
+  NMOE_CHECK(args.y.shape() == Shape({R, N}) && aligned16(args.y.raw()) &&
+                 (!args.addend.defined() || args.addend.shape() == args.y.shape()),
+             "FP8 rows {} and weights {} into {}, {} added", args.x.values.shape(), args.w.shape(), args.y.shape(),
+             args.addend.shape());
   if (ctx.counting()) return;
-  const Product product{.x = byte_map(args.x.raw(), R, K, kBoxRows),
-                        .w = byte_map(args.w.raw(), E * N, K, kBoxRows),
-                        .x_scales = args.x_scales.data<uint8_t>(),
-                        .w_scales = args.w_scales.data<uint8_t>(),
-                        .offsets = args.offsets.data<int32_t>(),
-                        .y = args.y.data<__nv_bfloat16>(),
-                        .num_experts = static_cast<int>(E),
-                        .width = static_cast<int>(N),
-                        .k_blocks = static_cast<int>(k_blocks),
-                        .col_blocks = static_cast<int>(col_blocks)};
-  // Every expert has at most one row tile that is not full.
-  const int64_t tiles = (R / kTileRows + std::min(E, R)) * col_blocks;
-  NMOE_CHECK(tiles <= INT32_MAX / 2, "a grouped product of {} tiles", tiles);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, ctx.num_sms));
-  allow_dynamic_shared(grouped_fp8_kernel, kSharedBytes);
-  grouped_fp8_kernel<<<blocks, kThreads, kSharedBytes, ctx.stream>>>(product);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  Product product = product_of(args.x, args.w, args.w_scales, args.offsets, N);
+  product.y = args.y.data<__nv_bfloat16>();
+  if (args.addend.defined()) product.addend = args.addend.data<__nv_bfloat16>();
+  launch<Form::kRows>(ctx, product);
+}
+
+void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
+  const int64_t R = args.x.values.dim(0), F = args.h.dim(1);
+  NMOE_CHECK(F % kFp8SwiGluCols == 0 && args.h.shape() == Shape({R, F}) && args.pre.shape() == Shape({R, 2 * F}) &&
+                 args.w.dim(1) == 2 * F && args.row_weight.shape() == Shape({R}) && aligned16(args.h.raw()) &&
+                 aligned16(args.pre.raw()),
+             "FP8 rows {} and weights {} into {} and {}, weights of rows {}", args.x.values.shape(), args.w.shape(),
+             args.pre.shape(), args.h.shape(), args.row_weight.shape());
+  if (ctx.counting()) return;
+  Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
+  product.y = args.pre.data<__nv_bfloat16>();
+  product.row_weight = args.row_weight.data<float>();
+  product.h = args.h.data<__nv_bfloat16>();
+  set_codes(product, args.h, args.h_codes);
+  launch<Form::kSwiGlu>(ctx, product);
+}
+
+void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args) {
+  const int64_t R = args.x.values.dim(0), F = args.w.dim(1), num_tiles = F / kFp8SwiGluCols, E = args.w.dim(0);
+  NMOE_CHECK(F % kFp8SwiGluCols == 0 && args.pre.shape() == Shape({R, 2 * F}) &&
+                 args.dpre.shape() == args.pre.shape() && args.row_weight.shape() == Shape({R}) &&
+                 args.drow_weight.shape() == Shape({R}) && args.row_sums.shape() == Shape({num_tiles, R}) &&
+                 aligned16(args.pre.raw()) && aligned16(args.dpre.raw()),
+             "FP8 rows {} and weights {} into gradients {} of {}, of rows {} and {}", args.x.values.shape(),
+             args.w.shape(), args.dpre.shape(), args.pre.shape(), args.drow_weight.shape(), args.row_sums.shape());
+  if (ctx.counting()) return;
+  Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
+  product.y = args.dpre.data<__nv_bfloat16>();
+  product.row_weight = args.row_weight.data<float>();
+  product.pre = args.pre.data<__nv_bfloat16>();
+  product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
+  set_codes(product, args.dpre, args.dpre_codes);
+  launch<Form::kSwiGluBackward>(ctx, product);
+  if (num_tiles > 1) add_row_sums(ctx, args.row_sums, args.offsets.rows(E, E + 1), args.drow_weight);
 }
 
 }  // namespace nmoe::cuda::sm90

@@ -1,6 +1,8 @@
 // Grouped products of FP8 operands on Hopper by TMA and wgmma. Compiled for sm_90a only.
 #pragma once
 
+#include "base/kinds.h"
+#include "ops/contracts/quantize.h"
 #include "ops/cuda/runtime/context.h"
 #include "tensor/tensor.h"
 
@@ -10,16 +12,48 @@ namespace nmoe::cuda::sm90 {
 // gradient of inputs. Operands are E4M3 with E8M0 scales, as Quantize (contracts/quantize.h) makes them in FP8, k along
 // the rows of both.
 struct GroupedFp8 {
-  Tensor x;         // [R, K] u8
-  Tensor x_scales;  // [R, ceil(K / 128)] u8
+  RowCodes x;       // [R, K]
   Tensor w;         // [E, N, K] u8
   Tensor w_scales;  // [E, ceil(N / 128), ceil(K / 128)] u8
-  Tensor offsets;   // [E + 1] i32
+  Tensor offsets;   // [E + 1] i32; undefined: all rows go to the only expert
   Tensor y;         // = [R, N] BF16
+  Tensor addend;    // [R, N] BF16 that is added, may be y; undefined: none
 };
 
 // K is a multiple of 16, N of 8, and all begin at multiples of 16 bytes; R, N, K > 0. Rows from offsets[E] on are
-// neither read nor written. Each 128 of k is summed by tensor cores, scaled, and added in fp32, in the order of k.
+// neither read nor written. Each 128 of k is summed by tensor cores, scaled, and added in fp32, in the order of k, to
+// the addend if there is one.
 void grouped_fp8(Context& ctx, const GroupedFp8& args);
+
+// The same with w [E, 2F, K] of gates and of what they gate, and SwiGLU behind it (contracts/activation.h): h from pre
+// as it is stored, and h's own codes.
+struct GroupedFp8SwiGlu {
+  RowCodes x;         // [R, K]
+  Tensor w;           // [E, 2F, K] u8
+  Tensor w_scales;    // [E, 2F / 128, ceil(K / 128)] u8
+  Tensor offsets;     // [E + 1] i32
+  Tensor row_weight;  // [R] F32
+  Tensor pre;         // = [R, 2F] BF16
+  Tensor h;           // = [R, F] BF16
+  RowCodes h_codes;   // = [R, F]; undefined: not wanted
+};
+// F is a multiple of this: a row's gates in a tile share a scale, as do what they gate and what is made of both.
+constexpr int64_t kFp8SwiGluCols = block_size(OperandFormat::kFp8);
+void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args);
+
+// Backwards through SwiGLU: dh = x w^T, of which dpre is made, with its codes, and the gradients of rows' weights.
+struct GroupedFp8SwiGluBackward {
+  RowCodes x;           // [R, K]: dy
+  Tensor w;             // [E, F, K] u8, transposed weights
+  Tensor w_scales;      // [E, F / 128, ceil(K / 128)] u8
+  Tensor offsets;       // [E + 1] i32
+  Tensor pre;           // [R, 2F] BF16
+  Tensor row_weight;    // [R] F32
+  Tensor dpre;          // = [R, 2F] BF16, may be pre
+  RowCodes dpre_codes;  // = [R, 2F]; undefined: not wanted
+  Tensor row_sums;      // scratch [F / 128, R] F32
+  Tensor drow_weight;   // = [R] F32
+};
+void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args);
 
 }  // namespace nmoe::cuda::sm90

@@ -488,6 +488,13 @@ __global__ void __launch_bounds__(kSumThreads)
 
 }  // namespace
 
+void add_row_sums(Context& ctx, Tensor sums, Tensor num_rows, Tensor total) {
+  const int64_t num_tiles = sums.dim(0), R = sums.dim(1);
+  add_row_sums_kernel<<<grid_size(ceil_div<int64_t>(R, kSumThreads)), kSumThreads, 0, ctx.stream>>>(
+      sums.data<float>(), static_cast<int>(num_tiles), num_rows.data<int32_t>(), R, total.data<float>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
 bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
   return sm90_shapes(rows, other_rows) && aligned16(rows.raw()) && aligned16(other_rows.raw()) && aligned16(w.raw());
 }
@@ -509,7 +516,7 @@ void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args
 }
 
 void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
-  const int64_t num_tiles = row_sums.dim(0), R = row_sums.dim(1), num_experts = args.w.dim(0);
+  const int64_t num_tiles = row_sums.dim(0), num_experts = args.w.dim(0);
   float* const dweights = args.drow_weight.data<float>();
   rows_product<Form::kInputGradientSwiGlu, /*kGathers=*/true>(
       ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2),
@@ -517,10 +524,7 @@ void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args
        .hidden = nullptr,
        .pre = args.pre.data<__nv_bfloat16>(),
        .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
-  if (num_tiles == 1) return;
-  add_row_sums_kernel<<<grid_size(ceil_div<int64_t>(R, kSumThreads)), kSumThreads, 0, ctx.stream>>>(
-      row_sums.data<float>(), static_cast<int>(num_tiles), args.offsets.data<int32_t>() + num_experts, R, dweights);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  if (num_tiles > 1) add_row_sums(ctx, row_sums, args.offsets.rows(num_experts, num_experts + 1), args.drow_weight);
 }
 
 void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,

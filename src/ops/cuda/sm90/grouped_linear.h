@@ -22,4 +22,7 @@ void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args
 void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
                              const GroupedWeightScratch& scratch);
 
+// total [R] F32 = the sums of the columns of sums [tiles, R] F32, tile by tile, for the first *num_rows [1] i32.
+void add_row_sums(Context& ctx, Tensor sums, Tensor num_rows, Tensor total);
+
 }  // namespace nmoe::cuda::sm90

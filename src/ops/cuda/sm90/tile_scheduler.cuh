@@ -26,9 +26,9 @@ struct GroupTile {
 template <int kTileRows, int kTileCols>
 class StaticTileScheduler {
  public:
-  // offsets [num_groups + 1] i32; C is `width` wide.
-  __device__ StaticTileScheduler(const int32_t* offsets, int num_groups, int width)
-      : cursor_(offsets, num_groups, ceil_div(width, kTileCols)), next_(static_cast<int>(blockIdx.x)) {}
+  // C is `width` wide.
+  __device__ StaticTileScheduler(const GroupBounds& bounds, int num_groups, int width)
+      : cursor_(bounds, num_groups, ceil_div(width, kTileCols)), next_(static_cast<int>(blockIdx.x)) {}
 
   __device__ bool next(GroupTile& tile) {
     if (!cursor_.move_to(next_)) return false;

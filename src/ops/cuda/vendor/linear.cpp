@@ -1,14 +1,18 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h).
+// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h.
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
 namespace {
+
+constexpr bool kHasSm90 = NMOE_CUDA_MAJOR == 9;
 
 // d [rows, cols] = op(a) [rows, depth] op(b) [depth, cols] + c; all row-major and dense, op transposes or does not.
 struct Product {
@@ -68,14 +72,37 @@ void multiply(Context& ctx, const Product& p) {
                          ctx.stream);
 }
 
+// The product of FP8 operands: w [1, cols, depth] in codes.
+void multiply_fp8(Context& ctx, const OperandRounding& rounding, Tensor x, Tensor w, Tensor w_scales, Tensor addend,
+                  Tensor y) {
+  ArenaScope scope(ctx.scratch);
+  const RowCodes room = claim_linear(scope, rounding, x).codes;
+  if (ctx.counting() || y.num_elements() == 0) return;
+  NMOE_CHECK(y.dtype() == DType::kBF16, "a product of FP8 operands into {}", dtype_name(y.dtype()));
+  if constexpr (kHasSm90) {
+    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, /*num_rows=*/{}, room),
+                            .w = w,
+                            .w_scales = w_scales,
+                            .offsets = {},
+                            .y = y,
+                            .addend = addend});
+  }
+}
+
 }  // namespace
 
 void linear_forward(Context& ctx, const LinearForward& args) {
+  if (const WeightCodes& w = args.rounding.weight; w.defined()) {
+    return multiply_fp8(ctx, args.rounding, args.x, w.values, w.scales, args.addend, args.y);
+  }
   multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y});
 }
 
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor addend = args.accumulate ? args.dx : Tensor();
+  if (const WeightCodes& w = args.rounding.weight; w.defined()) {
+    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx);
+  }
   multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx});
 }
 

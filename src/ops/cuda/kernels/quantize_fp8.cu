@@ -1,0 +1,205 @@
+// Rounds BF16 to FP8: rows in blocks of 1 x 128, tiles of 128 x 128. Memory-bound: two bytes are read for each that is
+// written.
+//
+// Rows: eight lanes have a block, 16 values each. Tiles: a thread block has one in registers; what is written
+// transposed goes through shared memory.
+#include "ops/cuda/kernels/quantize_fp8.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/fp8.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+#include "tensor/low_precision.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlock = static_cast<int>(block_size(OperandFormat::kFp8));
+constexpr int kPerLane = 16, kBlockLanes = kBlock / kPerLane;
+constexpr int kBlocksOfRows = kThreads / kBlockLanes;  // that a thread block has
+constexpr int kTileVectors = kBlock / 8;               // across a tile, of 8 values
+constexpr int kTileRowsAtOnce = kThreads / kTileVectors;
+constexpr int kTileSteps = kBlock / kTileRowsAtOnce;
+constexpr int kTileWords = kBlock / 4;  // of a row of codes
+constexpr int kSegments = kBlock / 16;  // of a column
+static_assert(kThreads == kTileWords * kSegments, "a thread transposes a word of 16 rows");
+
+// The word of shared memory where a row's word is: columns of words from all segments are in different banks, and two
+// neighbours stay neighbours.
+__device__ int swizzled(int row, int word) { return word ^ (row / 16 * 4 % kTileWords); }
+
+// The bytes of four words as columns: columns[i] has byte i of each.
+__device__ void transpose_bytes(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
+  const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140), high01 = __byte_perm(rows[0], rows[1], 0x7362),
+                 low23 = __byte_perm(rows[2], rows[3], 0x5140), high23 = __byte_perm(rows[2], rows[3], 0x7362);
+  columns[0] = __byte_perm(low01, low23, 0x5410);
+  columns[1] = __byte_perm(low01, low23, 0x7632);
+  columns[2] = __byte_perm(high01, high23, 0x5410);
+  columns[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+struct Rows {
+  const __nv_bfloat16* x;
+  const int32_t* index;             // null: row r is x's
+  const int32_t* num_rows;          // null: capacity
+  unsigned capacity, cols, across;  // across: blocks of a row
+  uint8_t* values;
+  uint8_t* scales;
+};
+
+__global__ void __launch_bounds__(kThreads) rows_kernel(Rows p) {
+  const unsigned number = blockIdx.x * kBlocksOfRows + threadIdx.x / kBlockLanes;  // of the block
+  const unsigned row = number / p.across, lane = threadIdx.x % kBlockLanes;
+  const unsigned col = (number - row * p.across) * kBlock + lane * kPerLane;
+  const unsigned there = p.num_rows == nullptr ? p.capacity : min(static_cast<unsigned>(*p.num_rows), p.capacity);
+  const bool is_there = row < there && col < p.cols;
+  uint4 first{}, second{};
+  if (is_there) {
+    const int64_t source = p.index == nullptr ? row : p.index[row];
+    const auto* const vectors = reinterpret_cast<const uint4*>(p.x + source * p.cols + col);
+    first = vectors[0], second = vectors[1];
+  }
+  uint32_t largest = larger_magnitudes(larger_magnitudes(0, first), second);
+#pragma unroll
+  for (int offset = kBlockLanes / 2; offset > 0; offset /= 2) {
+    largest = __vmaxu2(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+  }
+  if (!is_there) return;
+  const uint8_t scale = e8m0_scale(amax_of_bits(larger_magnitude(largest)));
+  const float factor = e8m0_to_inverse(scale);
+  if (lane == 0) p.scales[number] = scale;
+  const uint2 low = e4m3_eight(first, factor), high = e4m3_eight(second, factor);
+  *reinterpret_cast<uint4*>(p.values + static_cast<int64_t>(row) * p.cols + col) =
+      make_uint4(low.x, low.y, high.x, high.y);
+}
+
+struct Tiles {
+  const __nv_bfloat16* x;
+  int64_t rows, cols;  // of a matrix
+  uint8_t* values;
+  uint8_t* scales;
+  uint8_t* transposed_values;  // null: not wanted
+  uint8_t* transposed_scales;
+};
+
+// Grid (tiles down of all matrices, tiles across).
+__global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
+  __shared__ unsigned largest;
+  __shared__ alignas(16) uint32_t tile[kBlock][kTileWords];
+  if (threadIdx.x == 0) largest = 0;
+  __syncthreads();
+  const int64_t down = ceil_div(p.rows, int64_t{kBlock}), across = gridDim.y;
+  const int64_t matrix = blockIdx.x / down, down_idx = blockIdx.x % down, across_idx = blockIdx.y;
+  const int64_t row = down_idx * kBlock, col = across_idx * kBlock;
+  const int rows = static_cast<int>(min(int64_t{kBlock}, p.rows - row)),
+            cols = static_cast<int>(min(int64_t{kBlock}, p.cols - col));
+  const int thread = static_cast<int>(threadIdx.x);
+  const int own_row = thread / kTileVectors, own_col = thread % kTileVectors * 8;
+  const int64_t origin = (matrix * p.rows + row) * p.cols + col;
+  uint4 vectors[kTileSteps];
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kTileSteps; ++i) {
+    const int at = own_row + i * kTileRowsAtOnce;
+    vectors[i] = make_uint4(0, 0, 0, 0);
+    if (at < rows && own_col < cols) {
+      vectors[i] = *reinterpret_cast<const uint4*>(p.x + origin + at * p.cols + own_col);
+    }
+    bits = larger_magnitudes(bits, vectors[i]);
+  }
+  const unsigned in_warp = __reduce_max_sync(kAllLanes, larger_magnitude(bits));
+  if (thread % kWarp == 0) atomicMax(&largest, in_warp);
+  __syncthreads();
+  const uint8_t scale = e8m0_scale(amax_of_bits(largest));
+  const float factor = e8m0_to_inverse(scale);
+  const bool transposes = p.transposed_values != nullptr;
+  if (thread == 0) {
+    p.scales[blockIdx.x * across + across_idx] = scale;
+    if (transposes) p.transposed_scales[(matrix * across + across_idx) * down + down_idx] = scale;
+  }
+#pragma unroll
+  for (int i = 0; i < kTileSteps; ++i) {
+    const int at = own_row + i * kTileRowsAtOnce;
+    if (at >= rows || own_col >= cols) continue;
+    const uint2 codes = e4m3_eight(vectors[i], factor);
+    *reinterpret_cast<uint2*>(p.values + origin + at * p.cols + own_col) = codes;
+    *reinterpret_cast<uint2*>(&tile[at][swizzled(at, own_col / 4)]) = codes;
+  }
+  if (!transposes) return;
+  __syncthreads();
+  const int segment = thread % kSegments, word = thread / kSegments;
+  if (word * 4 >= cols || segment * 16 >= rows) return;
+  uint32_t columns[4][4];  // of the word's four columns, a word for each four rows
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t four_rows[4], four_columns[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int at = segment * 16 + 4 * i + j;
+      four_rows[j] = tile[at][swizzled(at, word)];
+    }
+    transpose_bytes(four_rows, four_columns);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) columns[j][i] = four_columns[j];
+  }
+  uint8_t* const target = p.transposed_values + (matrix * p.cols + col + word * 4) * p.rows + row + segment * 16;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    *reinterpret_cast<uint4*>(target + j * p.rows) =
+        make_uint4(columns[j][0], columns[j][1], columns[j][2], columns[j][3]);
+  }
+}
+
+}  // namespace
+
+bool takes_fp8(Tensor x, Tensor values) {
+  return x.dtype() == DType::kBF16 && x.dim(-1) % kPerLane == 0 && aligned16(x.raw()) && aligned16(values.raw());
+}
+
+void quantize_fp8_rows(Context& ctx, const OperandRows& x, Tensor num_rows, const RowCodes& codes) {
+  const int64_t R = x.num_rows(), C = x.width(), across = ceil_div<int64_t>(C, kBlock);
+  NMOE_CHECK(takes_fp8(x.source, codes.values) && codes.values.shape() == Shape({R, C}) &&
+                 codes.scales.shape() == Shape({R, across}) && R * across <= INT32_MAX,
+             "FP8 codes {} and scales {} of {} rows of {} {}", codes.values.shape(), codes.scales.shape(), R,
+             dtype_name(x.source.dtype()), x.source.shape());
+  if (ctx.counting() || R * C == 0) return;
+  const Rows rows{.x = x.source.data<__nv_bfloat16>(),
+                  .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
+                  .num_rows = num_rows.defined() ? num_rows.data<int32_t>() : nullptr,
+                  .capacity = static_cast<unsigned>(R),
+                  .cols = static_cast<unsigned>(C),
+                  .across = static_cast<unsigned>(across),
+                  .values = codes.values.data<uint8_t>(),
+                  .scales = codes.scales.data<uint8_t>()};
+  rows_kernel<<<grid_size(ceil_div<int64_t>(R * across, kBlocksOfRows)), kThreads, 0, ctx.stream>>>(rows);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void quantize_fp8_tiles(Context& ctx, const Quantize& args) {
+  const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2);
+  const bool transposes = args.transposed_values.defined();
+  NMOE_CHECK(
+      takes_fp8(args.x, args.values) && (!transposes || (N % kPerLane == 0 && aligned16(args.transposed_values.raw()))),
+      "FP8 codes of {} {}", dtype_name(args.x.dtype()), args.x.shape());
+  if (ctx.counting() || G * N * C == 0) return;
+  const Tiles tiles{.x = args.x.data<__nv_bfloat16>(),
+                    .rows = N,
+                    .cols = C,
+                    .values = args.values.data<uint8_t>(),
+                    .scales = args.scales.data<uint8_t>(),
+                    .transposed_values = transposes ? args.transposed_values.data<uint8_t>() : nullptr,
+                    .transposed_scales = transposes ? args.transposed_scales.data<uint8_t>() : nullptr};
+  const dim3 grid(grid_size(G * ceil_div<int64_t>(N, kBlock)), short_grid_size(ceil_div<int64_t>(C, kBlock)));
+  tiles_kernel<<<grid, kThreads, 0, ctx.stream>>>(tiles);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+RowCodes product_codes(Context& ctx, const OperandRounding& rounding, const OperandRows& x, Tensor num_rows,
+                       const RowCodes& room) {
+  if (rounding.rows.defined()) return rounding.rows;
+  quantize_fp8_rows(ctx, x, num_rows, room);
+  return room;
+}
+
+}  // namespace nmoe::cuda
