@@ -508,7 +508,9 @@ class CommandLine::Commands {
   void add_evaluation(CLI::App& app) {
     CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, choices, bits per byte");
     CLI::Option* model =
-        eval->add_option("model", eval_.model, "a checkpoint, a folder of them: the latest, or a Hugging Face folder");
+        eval->add_option("model", eval_.model,
+                         "a checkpoint, a folder of them: the latest, or a Hugging Face folder; to see how long it "
+                         "takes a configuration (.toml): random weights");
     CLI::Option* tasks =
         eval->add_option("--tasks", eval_.tasks,
                          "core, mmlu, mmlu_pro or choices; a task, as core/piqa; or a file of tasks (.toml)")
@@ -522,6 +524,7 @@ class CommandLine::Commands {
     eval->add_option("--data", eval_.data, "folder of the tasks' data (scripts/eval_data.sh)")
         ->type_name("DIR")
         ->capture_default_str();
+    eval->add_option("--tokenizer", eval_.tokenizer, "of a configuration")->type_name("FILE");
     eval->add_option("--limit", eval_.limit, "items of a task, drawn at random; 0: all")
         ->check(number(0))
         ->capture_default_str();
@@ -532,13 +535,12 @@ class CommandLine::Commands {
         ->capture_default_str();
     add_device(eval, eval_.device);
     eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
-    eval->add_option("--batch", eval_.batch,
-                     "items at a time, on cuda sequences: each takes a context's room in memory")
-        ->check(number(1))
+    eval->add_option("--batch", eval_.batch, "items at a time, each with a context's room in memory; 0: 16, cuda 256")
+        ->check(number(0))
         ->capture_default_str();
     eval->add_flag_callback(
         "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
-        "compute every text from its first token on: the same results, later");
+        "compute every text from its first token on: the same results, later; on cuda --batch is of sequences (16)");
     eval->add_option("--threads", eval_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     eval->add_flag("--json", eval_.json, "print JSON");
 

@@ -16,6 +16,8 @@
 #include "eval/evaluate.h"
 #include "eval/packed_scorer.h"
 #include "hf/import.h"
+#include "train/run_config.h"
+#include "train/training_data.h"
 #include "track/metrics.h"
 
 namespace nmoe::cli {
@@ -47,31 +49,70 @@ class ModelFolder {
   std::optional<TemporaryFolder> imported_;
 };
 
-// What every text begins with, as generation does it (chat/prompt.h).
-std::vector<int32_t> begin_ids(const fs::path& checkpoint, const Config& config, const Tokenizer& tokenizer) {
-  const CheckpointSettings settings = read_checkpoint_settings(checkpoint, tokenizer);
-  if (settings.imported) return settings.bos_id ? std::vector{*settings.bos_id} : std::vector<int32_t>{};
-  if (config.data.mask_documents) return {};
-  return {tokenizer.eos_id()};
+// What is evaluated: a checkpoint, or random weights of a configuration.
+struct Subject {
+  std::optional<CheckpointReader> checkpoint;
+  Config config;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
+bool is_configuration(const std::string& model) { return model.ends_with(".toml") && !fs::is_directory(model); }
+
+Subject random_subject(const EvalArguments& arguments) {
+  if (arguments.tokenizer.empty()) throw usage_error("a configuration without a tokenizer", "add --tokenizer FILE");
+  if (!arguments.out.empty()) {
+    throw usage_error("--out with a configuration, whose weights are random", "leave it out, or give a checkpoint");
+  }
+  Subject subject{.checkpoint = {}, .config = load_run_config(arguments.model, {}), .tokenizer = {}};
+  subject.tokenizer = load_tokenizer(arguments.tokenizer);
+  subject.config = resolve_vocab_size(subject.config, *subject.tokenizer);
+  return subject;
 }
 
-std::unique_ptr<Scorer> make_scorer(const fs::path& checkpoint, const EvalArguments& arguments) {
-  if (arguments.device == "cpu") {
-    if (arguments.fp32) throw usage_error("--fp32 has no effect on the CPU", "leave it out: it computes in fp32");
-    return std::make_unique<CachedScorer>(checkpoint, CachedScorerOptions{.num_threads = arguments.threads,
-                                                                          .num_slots = arguments.batch,
-                                                                          .capacity = arguments.context,
-                                                                          .share_prefixes = arguments.share_prefixes});
+Subject stored_subject(const fs::path& path) {
+  Subject subject{.checkpoint = CheckpointReader::open(path), .config = {}, .tokenizer = {}};
+  const CheckpointReader& reader = *subject.checkpoint;
+  subject.config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  subject.tokenizer = reader.tokenizer();
+  return subject;
+}
+
+std::unique_ptr<Scorer> make_scorer(const Subject& subject, const EvalArguments& arguments) {
+  constexpr int64_t kSlots = 16, kManySlots = 256, kSequences = 16;
+  const bool on_cpu = arguments.device == "cpu";
+  const auto at_a_time = [&](int64_t unless_given) { return arguments.batch > 0 ? arguments.batch : unless_given; };
+  if (on_cpu && arguments.fp32) {
+    throw usage_error("--fp32 has no effect on the CPU", "leave it out: it computes in fp32");
   }
-  if (!arguments.share_prefixes) {
-    throw usage_error("--no-shared-prefixes has no effect on cuda", "leave it out: no prefixes are shared there");
-  }
-  return std::make_unique<PackedScorer>(
-      checkpoint, PackedScorerOptions{.device = arguments.device,
-                                      .compute_dtype = arguments.fp32 ? DType::kF32 : DType::kBF16,
+  if (on_cpu || arguments.share_prefixes) {
+    const CachedScorerOptions options{.device = arguments.device,
+                                      .fp32 = arguments.fp32,
                                       .num_threads = arguments.threads,
-                                      .num_seqs = arguments.batch,
-                                      .seq_len = arguments.context});
+                                      .num_slots = at_a_time(on_cpu ? kSlots : kManySlots),
+                                      .capacity = arguments.context,
+                                      .share_prefixes = arguments.share_prefixes};
+    if (subject.checkpoint) return std::make_unique<CachedScorer>(subject.checkpoint->path(), options);
+    return std::make_unique<CachedScorer>(
+        std::make_unique<CachedModel>(subject.config, subject.tokenizer, CachedScorer::model_options(options)),
+        options.share_prefixes);
+  }
+  const PackedScorerOptions options{.device = arguments.device,
+                                    .compute_dtype = arguments.fp32 ? DType::kF32 : DType::kBF16,
+                                    .num_threads = arguments.threads,
+                                    .num_seqs = at_a_time(kSequences),
+                                    .seq_len = arguments.context};
+  if (subject.checkpoint) return std::make_unique<PackedScorer>(subject.checkpoint->path(), options);
+  return std::make_unique<PackedScorer>(subject.config, options);
+}
+
+// What every text begins with, as generation does it (chat/prompt.h).
+std::vector<int32_t> begin_ids(const Subject& subject) {
+  if (subject.checkpoint) {
+    const CheckpointSettings settings = read_checkpoint_settings(subject.checkpoint->path(), *subject.tokenizer);
+    if (settings.imported) return settings.bos_id ? std::vector{*settings.bos_id} : std::vector<int32_t>{};
+  }
+  if (subject.config.data.mask_documents) return {};
+  return {subject.tokenizer->eos_id()};
 }
 
 std::vector<TaskSuite> suites_of(const EvalArguments& arguments) {
@@ -137,21 +178,21 @@ void record(const fs::path& checkpoint, const CheckpointInfo& info, const EvalRe
 
 void eval_command(const EvalArguments& arguments) {
   EvalOptions options{.suites = suites_of(arguments), .data_dir = arguments.data, .limit = arguments.limit};
-  const ModelFolder folder(arguments);
-  const CheckpointReader reader = CheckpointReader::open(folder.path());
-  const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  const auto tokenizer = reader.tokenizer();
-  const auto scorer = make_scorer(reader.path(), arguments);
-  const TokenRules rules{.tokenizer = tokenizer.get(),
-                         .begin_ids = begin_ids(reader.path(), config, *tokenizer),
+  std::optional<ModelFolder> folder;
+  if (!is_configuration(arguments.model)) folder.emplace(arguments);
+  const Subject subject = folder ? stored_subject(folder->path()) : random_subject(arguments);
+  const auto scorer = make_scorer(subject, arguments);
+  const TokenRules rules{.tokenizer = subject.tokenizer.get(),
+                         .begin_ids = begin_ids(subject),
                          .max_tokens = scorer->max_tokens()};
   std::optional<EvalJournal> journal;
   if (!arguments.out.empty()) {
     journal.emplace(
         arguments.out,
         fmt::format("weights {}, tokenizer {}, texts begin with [{}] and have up to {} tokens, {} in {}",
-                    combined_sha256(reader.model()), tokenizer->hash(), fmt::join(rules.begin_ids, ", "),
-                    rules.max_tokens, arguments.device, arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
+                    combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(), fmt::join(rules.begin_ids, ", "),
+                    rules.max_tokens, arguments.device == "cpu" || arguments.share_prefixes ? arguments.device : "cuda, packed",
+                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;
   std::string current;
@@ -170,7 +211,7 @@ void eval_command(const EvalArguments& arguments) {
     write_file_atomically(fs::path(arguments.out) / "items.jsonl", item_lines(report));
     write_file_atomically(fs::path(arguments.out) / "report.json", report_json(report));
   }
-  record(reader.path(), reader.info(), report);
+  if (subject.checkpoint) record(subject.checkpoint->path(), subject.checkpoint->info(), report);
   if (arguments.json) {
     fmt::print("{}", report_json(report));
   } else {

@@ -28,6 +28,11 @@ class Linear {
   void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}) const {
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = {.format = weight_.format}});
   }
+  // pre = [N, out], and its activation: h =
+  void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor pre, Tensor h) const {
+    ops.linear_activation_forward(
+        {.kind = kind, .x = x, .w = weight_.value, .pre = pre, .h = h, .rounding = {.format = weight_.format}});
+  }
   // dx =, or += with accumulate
   void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false) const {
     ops.linear_backward_input({.dy = dy,

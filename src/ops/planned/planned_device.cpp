@@ -37,8 +37,6 @@ NMOE_NO_SCRATCH(Rope)
 NMOE_NO_SCRATCH(MlaExpandForward)
 NMOE_NO_SCRATCH(MlaExpandBackward)
 NMOE_NO_SCRATCH(CacheWrite)
-NMOE_NO_SCRATCH(MlaAbsorbQuery)
-NMOE_NO_SCRATCH(MlaExpandOutput)
 NMOE_NO_SCRATCH(RouterBiasUpdate)
 NMOE_NO_SCRATCH(DivideMoeRows)
 NMOE_NO_SCRATCH(MoeDispatch)
@@ -68,6 +66,7 @@ NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
 NMOE_CLAIMED_SCRATCH(BuildMoePlan)
 NMOE_CLAIMED_SCRATCH(SumAcross)
 NMOE_CLAIMED_SCRATCH(CachedAttention)
+NMOE_CLAIMED_SCRATCH(MlaCachedAttention)
 #undef NMOE_CLAIMED_SCRATCH
 
 void claim_scratch(const Claims& claims, const Sum& args) {
@@ -88,6 +87,7 @@ void claim_product(const Claims& claims) {
   cuda::claim_product_workspace(scope);
 }
 void claim_scratch(const Claims& claims, const LinearForward&) { claim_product(claims); }
+void claim_scratch(const Claims& claims, const LinearActivationForward&) { claim_product(claims); }
 void claim_scratch(const Claims& claims, const LinearBackwardInput&) { claim_product(claims); }
 void claim_scratch(const Claims& claims, const LinearBackwardWeight&) { claim_product(claims); }
 
@@ -117,6 +117,10 @@ void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args
   cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));
 }
 
+void claim_scratch(const Claims& claims, const RouteTokens& args) {
+  claim_scratch(claims, args.router());
+  claim_scratch(claims, BuildMoePlan{.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
+}
 void claim_scratch(const Claims& claims, const RouterBackward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_sequence_loads(scope, args.loss, args.logits);

@@ -14,4 +14,7 @@ namespace nmoe::cuda {
 void invariant_product(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor y);
 void invariant_grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y);
 
+// pre and h of an experts' or, without offsets, an MLP's first layer, whose w is [W, in].
+void invariant_activation(Context& ctx, const GroupedActivationForward& args);
+
 }  // namespace nmoe::cuda

@@ -22,6 +22,7 @@ struct Context {
   int num_sms;  // multiprocessors of the device
   CublasLt& cublas_lt;
   CudnnAttention& cudnn_attention;
+  bool starts_early = false;  // kernels may start before those in front have ended (launch_early): steps of many short ones
 
   bool counting() const { return scratch.counting(); }
 };

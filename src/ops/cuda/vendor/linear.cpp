@@ -74,6 +74,11 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y});
 }
 
+void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
+  linear_forward(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}});
+  activation_forward(ctx, {.kind = args.kind, .pre = args.pre, .h = args.h});
+}
+
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor addend = args.accumulate ? args.dx : Tensor();
   multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx});
