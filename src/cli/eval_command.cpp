@@ -16,9 +16,9 @@
 #include "eval/evaluate.h"
 #include "eval/packed_scorer.h"
 #include "hf/import.h"
+#include "track/metrics.h"
 #include "train/run_config.h"
 #include "train/training_data.h"
-#include "track/metrics.h"
 
 namespace nmoe::cli {
 
@@ -182,16 +182,16 @@ void eval_command(const EvalArguments& arguments) {
   if (!is_configuration(arguments.model)) folder.emplace(arguments);
   const Subject subject = folder ? stored_subject(folder->path()) : random_subject(arguments);
   const auto scorer = make_scorer(subject, arguments);
-  const TokenRules rules{.tokenizer = subject.tokenizer.get(),
-                         .begin_ids = begin_ids(subject),
-                         .max_tokens = scorer->max_tokens()};
+  const TokenRules rules{
+      .tokenizer = subject.tokenizer.get(), .begin_ids = begin_ids(subject), .max_tokens = scorer->max_tokens()};
   std::optional<EvalJournal> journal;
   if (!arguments.out.empty()) {
     journal.emplace(
         arguments.out,
         fmt::format("weights {}, tokenizer {}, texts begin with [{}] and have up to {} tokens, {} in {}",
-                    combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(), fmt::join(rules.begin_ids, ", "),
-                    rules.max_tokens, arguments.device == "cpu" || arguments.share_prefixes ? arguments.device : "cuda, packed",
+                    combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
+                    fmt::join(rules.begin_ids, ", "), rules.max_tokens,
+                    arguments.device == "cpu" || arguments.share_prefixes ? arguments.device : "cuda, packed",
                     arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;

@@ -60,7 +60,7 @@ struct ScoredToken {
 
 class CachedModel {
  public:
-  static constexpr int64_t kMaxRows = 256;  // of one call; prompts are read beside as many writers as there are slots
+  static constexpr int64_t kMaxRows = 256;   // of one call; prompts are read beside as many writers as there are slots
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. All memory is taken
@@ -107,6 +107,7 @@ class CachedModel {
   void set_up(bool random_weights);
   void check_memory(const StoragePlan& plan) const;
   void load(const CheckpointReader& reader);
+  int64_t input_pitch() const { return std::max(max_rows(), max_logits()); }
   Tensor input(int64_t i, int64_t size) const;
   CachedRows input_rows(int64_t num_rows) const;
   void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
@@ -121,9 +122,10 @@ class CachedModel {
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
   KvCache cache_;
-  Tensor inputs_;      // [4, max_rows] i32: tokens, slots, positions, wanted
+  // i32, uploaded at once: tokens, slots, positions and wanted, input_pitch() of each, and the draws
+  Tensor inputs_;
   Tensor logits_;      // [max_logits, V]
-  Tensor draws_;       // [max_logits TokenDraws] u8; undefined where the host samples, with those below
+  Tensor draws_;       // [max_logits TokenDraws] u8, of inputs_; undefined where the host samples, with those below
   Tensor seen_;        // [N, 2] i32, of those that are penalised at once
   Tensor sampled_;     // [max_logits] i32
   ScoredRows scored_;  // of max_scores

@@ -67,7 +67,8 @@ Rope LatentAttention::rotation_of_shared_key(const Pass& pass, Tensor k_rope) co
 }
 
 Tensor LatentAttention::queries(const Pass& pass, const Projections& raw) {
-  const int64_t T = raw.all.dim(0), H = config_.num_heads, C = config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim;
+  const int64_t T = raw.all.dim(0), H = config_.num_heads,
+                C = config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim;
   if (!q_low_rank_) return raw.q.reshape({T, H, C});
   saved_.q_latent = pass.push({T, config_.mla.q_lora_rank});
   const Tensor q = pass.push({T, H, C});

@@ -222,7 +222,8 @@ void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) 
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F), R = T * K;
   const Tensor logits = pass.push_stat({T, E}), row_weight = pass.push_stat({R});
-  const MoePlan plan{.offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of = pass.push_i32({R})};
+  const MoePlan plan{
+      .offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of = pass.push_i32({R})};
   const bool in_place = F <= kInPlaceHidden || T <= kFewTokens;
   router_.forward(ops, x, logits);
   ops.route_tokens({.rule = rule(),

@@ -153,8 +153,8 @@ TEST(CacheWriteTest, PlacesOutsideTheCacheAreABug) {
   EXPECT_THROW(write(0, 0, 1), CheckFailure);
 }
 
-// By way of the latents, against keys and values expanded from them and a plain softmax. All rows come at once; those of
-// a slot see each other in the order of their positions.
+// By way of the latents, against keys and values expanded from them and a plain softmax. All rows come at once; those
+// of a slot see each other in the order of their positions.
 TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
   constexpr int64_t kTokens = 6, kHeads = 3, kNope = 7, kRope = 4, kValue = 10, kRank = 19, kCapacity = 5;
   const std::vector<double> slots = {0, 2, 0, 0, 2, 0}, positions = {0, 0, 1, 3, 1, 2};
@@ -196,7 +196,8 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
           double total = 0;
           for (size_t j = 0; j < kTokens; ++j) {
             const double distance = positions[t] - positions[j];
-            if (slots[j] != slots[t] || distance < 0 || (window > 0 && distance >= static_cast<double>(window))) continue;
+            if (slots[j] != slots[t] || distance < 0 || (window > 0 && distance >= static_cast<double>(window)))
+              continue;
             double score = 0;
             for (int64_t d = 0; d < kNope + kRope; ++d) {
               score += get(q[static_cast<int64_t>(t)][h], d) * get(k[static_cast<int64_t>(j)][h], d);

@@ -32,34 +32,20 @@ inline CachedAttentionScratch claim(ArenaScope& scope, const CachedAttention& ar
           .statistics = scope.allocate(DType::kF32, {T, H, chunks, 2})};
 }
 
-struct MlaCachedAttentionScratch {
-  Tensor latent_q;                // [T, H, Rkv + rope]
-  Tensor latents;                 // [T, H, Rkv]; without data where chunks has them in parts
-  CachedAttentionScratch chunks;  // of `attention`, where its heads are taken in groups
-  CachedAttention attention;      // of latent queries to latents
-};
-inline MlaCachedAttentionScratch claim(ArenaScope& scope, const MlaCachedAttention& args) {
+// Of MlaCachedAttention: its attention, of queries in latent space [T, H, Rkv + rope] to sums of latents [T, H, Rkv],
+// which claims scratch of its own.
+inline CachedAttention claim_latents(ArenaScope& scope, const MlaCachedAttention& args) {
   const MlaSizes sizes = mla_sizes(args);
-  const int64_t T = sizes.tokens, H = sizes.heads, rank = sizes.rank;
   const DType act = args.q.dtype();
-  MlaCachedAttentionScratch scratch;
-  scratch.latent_q = scope.allocate(act, {T, H, rank + sizes.rope});
-  scratch.latents = Tensor(nullptr, act, {T, H, rank});
-  scratch.attention = {.scale = args.scale,
-                       .window = args.window,
-                       .q = scratch.latent_q,
-                       .slots = args.slots,
-                       .positions = args.positions,
-                       .keys = args.cache,
-                       .values = {},
-                       .num_kv_heads = 1,
-                       .out = scratch.latents};
-  if (takes_head_groups(scratch.attention)) {
-    scratch.chunks = claim(scope, scratch.attention);
-  } else {
-    scratch.attention.out = scratch.latents = scope.allocate(act, {T, H, rank});
-  }
-  return scratch;
+  return {.scale = args.scale,
+          .window = args.window,
+          .q = scope.allocate(act, {sizes.tokens, sizes.heads, sizes.rank + sizes.rope}),
+          .slots = args.slots,
+          .positions = args.positions,
+          .keys = args.cache,
+          .values = {},
+          .num_kv_heads = 1,
+          .out = scope.allocate(act, {sizes.tokens, sizes.heads, sizes.rank})};
 }
 
 }  // namespace nmoe::cuda

@@ -66,7 +66,6 @@ NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
 NMOE_CLAIMED_SCRATCH(BuildMoePlan)
 NMOE_CLAIMED_SCRATCH(SumAcross)
 NMOE_CLAIMED_SCRATCH(CachedAttention)
-NMOE_CLAIMED_SCRATCH(MlaCachedAttention)
 #undef NMOE_CLAIMED_SCRATCH
 
 void claim_scratch(const Claims& claims, const Sum& args) {
@@ -117,6 +116,10 @@ void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args
   cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));
 }
 
+void claim_scratch(const Claims& claims, const MlaCachedAttention& args) {
+  ArenaScope scope(claims.scratch);
+  claim_scratch(claims, cuda::claim_latents(scope, args));
+}
 void claim_scratch(const Claims& claims, const RouteTokens& args) {
   claim_scratch(claims, args.router());
   claim_scratch(claims, BuildMoePlan{.top_idx = args.top_idx, .plan = args.plan, .counts = {}});

@@ -1,11 +1,10 @@
 // Texts scored on a GPU: against the CPU, and how far what is packed beside a text moves its score.
-#include "eval/packed_scorer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "eval/cached_scorer.h"
+#include "eval/packed_scorer.h"
 #include "eval/scored_groups.h"
 
 namespace nmoe {
@@ -74,8 +73,8 @@ TEST(PackedScorerOnCuda, RepeatsAndHardlyDependsOnWhatIsBesideAText) {
 std::vector<std::vector<TextScore>> cached_on_cuda(bool fp32, int64_t slots, bool share_prefixes,
                                                    const std::vector<Group>& groups) {
   const CachedScorerOptions options{.device = "cuda", .fp32 = fp32, .num_slots = slots, .capacity = 512};
-  CachedScorer scorer(
-      std::make_unique<CachedModel>(config(), byte_tokenizer(), CachedScorer::model_options(options)), share_prefixes);
+  CachedScorer scorer(std::make_unique<CachedModel>(config(), byte_tokenizer(), CachedScorer::model_options(options)),
+                      share_prefixes);
   return scores_of(scorer, groups);
 }
 

@@ -149,12 +149,9 @@ struct LatentCase {
   RopeLayout layout;
 };
 constexpr LatentCase kLatentCases[] = {
-    {0, 1, 8, 8, 8, 8, 0, RopeLayout::kInterleaved},
-    {1, 1, 1, 2, 1, 1, 0, RopeLayout::kInterleaved},
-    {11, 3, 7, 6, 5, 130, 0, RopeLayout::kHalfSplit},
-    {40, 16, 128, 64, 128, 512, 0, RopeLayout::kInterleaved},
-    {40, 16, 128, 64, 128, 512, 130, RopeLayout::kHalfSplit},
-    {21, 5, 24, 32, 40, 160, 0, RopeLayout::kInterleaved},
+    {0, 1, 8, 8, 8, 8, 0, RopeLayout::kInterleaved},          {1, 1, 1, 2, 1, 1, 0, RopeLayout::kInterleaved},
+    {11, 3, 7, 6, 5, 130, 0, RopeLayout::kHalfSplit},         {40, 16, 128, 64, 128, 512, 0, RopeLayout::kInterleaved},
+    {40, 16, 128, 64, 128, 512, 130, RopeLayout::kHalfSplit}, {21, 5, 24, 32, 40, 160, 0, RopeLayout::kInterleaved},
 };
 
 // What lies in the cache before is random, and rows attend to it: positions are those at the ends of tiles and chunks,
@@ -200,10 +197,10 @@ TEST_F(CudaCache, AttentionToLatentsIsThatOfTheCpu) {
   for (const DType dtype : kActDTypes) {
     for (const LatentCase& c : kLatentCases) {
       const double latent_scale = 1 / std::sqrt(static_cast<double>(c.rank));
-      const MlaCachedAttention args = latent_args(
-          pool_, c, normal({c.tokens, c.heads, c.nope + c.rope}, dtype), normal({c.tokens, c.rank}, dtype),
-          normal({c.tokens, c.rope}, dtype), normal({c.heads * (c.nope + c.value), c.rank}, dtype, latent_scale),
-          normal({3, 300, c.rank + c.rope}, dtype));
+      const MlaCachedAttention args = latent_args(pool_, c, normal({c.tokens, c.heads, c.nope + c.rope}, dtype),
+                                                  normal({c.tokens, c.rank}, dtype), normal({c.tokens, c.rope}, dtype),
+                                                  normal({c.heads * (c.nope + c.value), c.rank}, dtype, latent_scale),
+                                                  normal({3, 300, c.rank + c.rope}, dtype));
       MlaCachedAttention device = args;
       device.q = up(args.q, dtype);
       device.kv_latent = up(args.kv_latent, dtype);

@@ -93,7 +93,8 @@ TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
 TEST_F(CudaInvariant, ActivationsAreThoseOfTheProducts) {
   for (const DType act : kActDTypes) {
     for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
-      for (const auto& [rows, in, hidden] : {LinearCase{1, 136, 40}, {8, 2048, 64}, {30, 72, 100}, {40, 136, 24}, {520, 64, 72}}) {
+      for (const auto& [rows, in, hidden] :
+           {LinearCase{1, 136, 40}, {8, 2048, 64}, {30, 72, 100}, {40, 136, 24}, {520, 64, 72}}) {
         const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
         const Tensor x = up(normal({rows, in}, act), act), w = up(normal({2, width, in}, act, 0.2), act);
         const Tensor first = w.rows(0, 1).reshape({width, in}), weights = up(pool_.normal({rows}));

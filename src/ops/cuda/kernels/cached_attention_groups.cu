@@ -46,7 +46,7 @@ struct Groups {
   float2* statistics;  // [T, H, chunks]: highest score, sum of exp(score - highest)
   Bf16* out;           // [T, H, value]
   int num_heads, num_kv_heads, key, value, num_chunks;
-  int num_tokens, block_tokens;  // of all, of a block
+  int num_tokens, block_tokens;     // of all, of a block
   int64_t query_stride;             // from a token's queries to the next's
   int64_t value_width, value_step;  // of a position; from a key/value head to the next
   int64_t window;
@@ -111,8 +111,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
       row_begin[row] = own.begin, row_end[row] = own.end;
     }
     const Bf16* const slot_keys = p.keys + seen.slot * p.places.capacity * key_width + kv_head * p.key;
-    const Bf16* const slot_values =
-        p.values + seen.slot * p.places.capacity * p.value_width + kv_head * p.value_step;
+    const Bf16* const slot_values = p.values + seen.slot * p.places.capacity * p.value_width + kv_head * p.value_step;
     const auto query_of = [&](int row) {
       return p.q + (run + row / heads) * p.query_stride + (kv_head * heads + row % heads) * p.key;
     };
@@ -190,9 +189,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
       __syncthreads();  // the tile may be overwritten
     }
 
-    const auto sees_some = [&](int row) {
-      return max(row_begin[row], chunk_begin) < min(row_end[row], chunk_end);
-    };
+    const auto sees_some = [&](int row) { return max(row_begin[row], chunk_begin) < min(row_end[row], chunk_end); };
     const int chunk = static_cast<int>(blockIdx.z);
 #pragma unroll
     for (int i = 0; i < kValueTiles; ++i) {
@@ -286,25 +283,18 @@ Groups groups_of(const CachedAttention& args, const CachedAttentionScratch& sums
           .own_values = args.values.defined()};
 }
 
-void run_chunks(Context& ctx, const Groups& groups) {
-  const int bytes = shared_bytes_of(groups);
-  allow_dynamic_shared(chunk_kernel, bytes);
-  const dim3 grid(grid_size(ceil_div(groups.num_tokens, groups.block_tokens)), short_grid_size(groups.num_kv_heads), short_grid_size(groups.num_chunks));
-  launch_early(ctx, chunk_kernel, grid, kThreads, bytes, groups);
-}
-
 }  // namespace
-
-void cached_attention_chunks(Context& ctx, const CachedAttention& args, const CachedAttentionScratch& sums) {
-  run_chunks(ctx, groups_of(args, sums));
-}
 
 void cached_attention_by_groups(Context& ctx, const CachedAttention& args) {
   ArenaScope scope(ctx.scratch);
   const CachedAttentionScratch sums = claim(scope, args);
   if (ctx.counting() || args.out.num_elements() == 0) return;
   const Groups groups = groups_of(args, sums);
-  run_chunks(ctx, groups);
+  const int bytes = shared_bytes_of(groups);
+  allow_dynamic_shared(chunk_kernel, bytes);
+  const dim3 grid(grid_size(ceil_div(groups.num_tokens, groups.block_tokens)), short_grid_size(groups.num_kv_heads),
+                  short_grid_size(groups.num_chunks));
+  launch_early(ctx, chunk_kernel, grid, kThreads, bytes, groups);
   launch_early(ctx, combine_kernel, grid_size(args.q.dim(0) * args.q.dim(1)), kSumThreads, 0, groups);
 }
 

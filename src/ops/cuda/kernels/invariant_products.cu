@@ -42,21 +42,32 @@ enum class Epilogue { kStore, kSwiGlu, kReluSquared };
 
 template <class T, class Out>
 struct Product {
-  const T* x;               // [rows, depth]
+  const T* x;               // [rows, depth], x_stride apart
   const int32_t* index;     // [rows]: row r is x's row index[r]; null: row r
   const T* w;               // [width, depth], or one for each expert
   const Out* addend;        // [rows, width]; may be y, may be null
   const int32_t* offsets;   // [experts + 1]; null: one matrix for all rows
-  Out* y;                   // [rows, width]
+  Out* y;                   // [rows, width], y_stride apart
   const float* row_weight;  // [rows], of activations; null: 1
   Out* h;                   // [rows, hidden], of activations
-  int num_rows, width, depth, num_experts, hidden;
+  int64_t x_stride, y_stride;
+  int64_t x_step, w_step, y_step;  // from a batch, blockIdx.z, to the next
+  int num_rows, width, depth, num_experts, num_batches, hidden;
   bool vector;  // rows of x and w in whole 16 bytes
 };
 
 template <class T, class Out>
 __device__ const T* row_of_x(const Product<T, Out>& p, int row) {
-  return p.x + static_cast<int64_t>(p.index == nullptr ? row : p.index[row]) * p.depth;
+  return p.x + (p.index == nullptr ? row : p.index[row]) * p.x_stride;
+}
+
+// That of a block's batch.
+template <class T, class Out>
+__device__ Product<T, Out> own_batch(Product<T, Out> p) {
+  p.x += blockIdx.z * p.x_step;
+  p.w += blockIdx.z * p.w_step;
+  p.y += blockIdx.z * p.y_step;
+  return p;
 }
 
 // What a block works on. Of a plain product a tile of rows, and tiles of one slice of the weights are neighbours; of
@@ -99,7 +110,7 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
 
 template <class T, class Out>
 __device__ void store(const Product<T, Out>& p, int row, int column, float sum) {
-  const int64_t at = static_cast<int64_t>(row) * p.width + column;
+  const int64_t at = row * p.y_stride + column;
   if (p.addend != nullptr) sum += to_float(p.addend[at]);
   p.y[at] = from_float<Out>(sum);
 }
@@ -124,7 +135,7 @@ __device__ void store_pair(const Product<Bf16, Out>& p, int row, int tile, int r
     if (const int column = tile * 16 + r + 8; column < p.width) store(p, row, column, high);
   } else {
     const float weight = p.row_weight != nullptr ? p.row_weight[row] : 1.0F;
-    Out* const pre = p.y + static_cast<int64_t>(row) * p.width;
+    Out* const pre = p.y + row * p.y_stride;
     Out* const h = p.h + static_cast<int64_t>(row) * p.hidden;
     if constexpr (kEpilogue == Epilogue::kSwiGlu) {
       const int unit = tile * 8 + r;
@@ -160,7 +171,8 @@ __device__ void multiply_half(float (&sums)[4], uint4 low, uint4 high, uint4 tok
 // Tiles of 16 kColumnTiles rows of weights and 8 kRowTiles of x. kTurns: turns of a warp whose loads are under way at
 // once.
 template <int kColumnTiles, int kRowTiles, int kTurns, Epilogue kEpilogue, class Out>
-__global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out> p) {
+__global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out> all) {
+  const Product<Bf16, Out> p = own_batch(all);
   constexpr int kColumns = 16 * kColumnTiles, kRows = 8 * kRowTiles, kPitch = kColumns + 4;
   __shared__ float warp_sums[kWarps][kRows][kPitch];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -181,8 +193,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
 #pragma unroll
           for (int high = 0; high < 2; ++high) {
             const int row = weight_row<kEpilogue>(p, first_tile + i, high * 8 + g);
-            a[t][half][i][high] =
-                load16(w + static_cast<int64_t>(row) * p.depth, k, k < part_end && row < p.width);
+            a[t][half][i][high] = load16(w + static_cast<int64_t>(row) * p.depth, k, k < part_end && row < p.width);
           }
         }
       }
@@ -271,7 +282,8 @@ struct Tile {
 __device__ int staged(int row, int chunk) { return row * kTurn + (chunk ^ (row % 2 * 4)) * 8; }
 
 template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, Epilogue kEpilogue, class Out>
-__global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_kernel(Product<Bf16, Out> p) {
+__global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_kernel(Product<Bf16, Out> all) {
+  const Product<Bf16, Out> p = own_batch(all);
   using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles>;
   constexpr int kStages = Block::kStages, kChunks = kTurn / 8, kLoadRows = kThreads / kChunks;  // rows of one round
   static_assert(Block::kColumns % kLoadRows == 0 && Block::kRows % kLoadRows == 0);
@@ -376,7 +388,8 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
 }
 
 template <class T, class Out>
-__global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> p) {
+__global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> all) {
+  const Product<T, Out> p = own_batch(all);
   begin_behind_work_before();
   const Work<T> work = find_work(p, kTokens);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -410,7 +423,9 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> p) {
 template <class T, class Out>
 dim3 grid_of(const Product<T, Out>& p, int columns, int rows) {
   const int64_t slices = ceil_div<int64_t>(p.width, columns);
-  if (p.offsets == nullptr) return {grid_size(ceil_div(p.num_rows, rows)), short_grid_size(slices), 1};
+  if (p.offsets == nullptr) {
+    return {grid_size(ceil_div(p.num_rows, rows)), short_grid_size(slices), short_grid_size(p.num_batches)};
+  }
   return {grid_size(slices), short_grid_size(std::min(p.num_experts, p.num_rows)), 1};
 }
 
@@ -455,25 +470,33 @@ Product<T, Out> product_of(const OperandRows& x, Tensor w, Tensor addend, Tensor
           .y = y.data<Out>(),
           .row_weight = nullptr,
           .h = nullptr,
+          .x_stride = depth,
+          .y_stride = width,
+          .x_step = 0,
+          .w_step = 0,
+          .y_step = 0,
           .num_rows = static_cast<int>(num_rows),
           .width = static_cast<int>(width),
           .depth = static_cast<int>(depth),
           .num_experts = offsets.defined() ? static_cast<int>(w.dim(0)) : 1,
+          .num_batches = 1,
           .hidden = 0,
           .vector = can_vectorise(depth, x.source, w)};
+}
+
+template <class T, class Out>
+void run_product(Context& ctx, const Product<T, Out>& product) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (product.vector) return run_mma<Epilogue::kStore>(ctx, product);
+  }
+  launch_early(ctx, plain_kernel<T, Out>, grid_of(product, kWarps, kTokens), kThreads, 0, product);
 }
 
 void dispatch(Context& ctx, const OperandRows& x, Tensor w, Tensor addend, Tensor offsets, Tensor y) {
   NMOE_CHECK(w.dtype() == x.source.dtype() && (y.dtype() == w.dtype() || y.dtype() == DType::kF32),
              "product of {} and {} into {}", dtype_name(x.source.dtype()), dtype_name(w.dtype()),
              dtype_name(y.dtype()));
-  const auto run = [&]<class T, class Out>() {
-    const auto product = product_of<T, Out>(x, w, addend, offsets, y);
-    if constexpr (std::is_same_v<T, Bf16>) {
-      if (product.vector) return run_mma<Epilogue::kStore>(ctx, product);
-    }
-    launch_early(ctx, plain_kernel<T, Out>, grid_of(product, kWarps, kTokens), kThreads, 0, product);
-  };
+  const auto run = [&]<class T, class Out>() { run_product(ctx, product_of<T, Out>(x, w, addend, offsets, y)); };
   dispatch_act(w.dtype(), [&](auto element) {
     using T = decltype(element);
     if (y.dtype() == DType::kF32) {
@@ -492,6 +515,33 @@ void invariant_product(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor y
 
 void invariant_grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
   dispatch(ctx, x, w, {}, offsets, y);
+}
+
+void invariant_batched_product(Context& ctx, Tensor x, Tensor w, Tensor y) {
+  const int64_t rows = x.dim(0), batches = x.dim(1), depth = x.dim(2), width = y.dim(2);
+  dispatch_act(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    run_product(ctx, Product<T, T>{.x = x.data<T>(),
+                                   .index = nullptr,
+                                   .w = w.rows_data<T>(),
+                                   .addend = nullptr,
+                                   .offsets = nullptr,
+                                   .y = y.data<T>(),
+                                   .row_weight = nullptr,
+                                   .h = nullptr,
+                                   .x_stride = batches * depth,
+                                   .y_stride = batches * width,
+                                   .x_step = depth,
+                                   .w_step = w.stride(),
+                                   .y_step = width,
+                                   .num_rows = static_cast<int>(rows),
+                                   .width = static_cast<int>(width),
+                                   .depth = static_cast<int>(depth),
+                                   .num_experts = 1,
+                                   .num_batches = static_cast<int>(batches),
+                                   .hidden = 0,
+                                   .vector = can_vectorise(depth, x, w)});
+  });
 }
 
 void invariant_activation(Context& ctx, const GroupedActivationForward& args) {

@@ -1,14 +1,14 @@
-// MLA of single tokens over a cache of latents (ops/contracts/cache.h), in three kernels: what is to be cached and the
-// queries in latent space; attention, by chunks of positions (cached_attention_groups.h) or, where that does not take
-// it, as cached_attention; the chunks' sum and the heads' outputs.
+// MLA of single tokens over a cache of latents (ops/contracts/cache.h): what is to be cached and the queries in latent
+// space, by one kernel; attention as cached_attention; the heads' outputs as a product for each head.
 //
-// Both products are bound by reading kv_up, which is on its way to L2 while the work in front ends: blocks have a
-// head's part of it, and a few tokens that share what is read. All sums have an order that depends on sizes, position
-// and window alone.
+// Queries are bound by reading kv_up, which is on its way to L2 while the work in front ends: blocks have a head's part
+// of it, and a few tokens that share what is read. All sums have an order that depends on sizes, position and window
+// alone.
 #include <algorithm>
 
-#include "ops/cuda/kernels/cached_attention_groups.h"
+#include "ops/cuda/cached_attention_scratch.h"
 #include "ops/cuda/kernels/cached_places.cuh"
+#include "ops/cuda/kernels/invariant_products.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
@@ -20,7 +20,7 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int kColumns = 128;             // of latents, of a block that makes queries
+constexpr int kColumns = 128;  // of latents, of a block that makes queries
 constexpr int kColumnThreads = kColumns / 8;
 constexpr int kGroups = kThreads / kColumnThreads;  // that share what is summed over
 static_assert(kColumns == kThreads && kColumnThreads * 2 == kWarp);
@@ -37,14 +37,10 @@ struct Latents {
   const float* sin;
   const T* kv_up;  // [H, nope + value, rank]
   CachePlaces places;
-  T* cache;                  // [Z, C, rank + rope]
-  T* latent_q;               // [T, H, rank + rope]
-  const T* latents;          // [T, H, rank]; null: partials
-  const float* partials;     // [T, H, chunks, rank]
-  const float2* statistics;  // [T, H, chunks]
-  T* out;                    // [T, H, value]
-  int64_t q_stride, latent_stride, key_stride, num_positions, window;
-  int num_tokens, num_heads, nope, rope, rank, value, num_chunks;
+  T* cache;     // [Z, C, rank + rope]
+  T* latent_q;  // [T, H, rank + rope]
+  int64_t q_stride, latent_stride, key_stride, num_positions;
+  int num_tokens, num_heads, nope, rope, rank, value;
   float eps;
   bool interleaved;
   bool vector_weights, vector_latents;  // as can_vectorise says
@@ -57,7 +53,8 @@ struct Latents {
 // Writes pair `pair` of `rope` values, rotated to `position`.
 template <class T>
 __device__ void rotate_pair(const Latents<T>& p, const T* x, T* target, int64_t position, int pair) {
-  const int pairs = p.rope / 2, first = p.interleaved ? 2 * pair : pair, second = p.interleaved ? first + 1 : pair + pairs;
+  const int pairs = p.rope / 2, first = p.interleaved ? 2 * pair : pair,
+            second = p.interleaved ? first + 1 : pair + pairs;
   const bool known = position >= 0 && position < p.num_positions;
   const float c = known ? p.cos[position * pairs + pair] : nan_value();
   const float s = known ? p.sin[position * pairs + pair] : nan_value();
@@ -69,7 +66,7 @@ __device__ void rotate_pair(const Latents<T>& p, const T* x, T* target, int64_t 
 // What is cached of a token, by a warp.
 template <class T>
 __device__ void write_to_cache(const Latents<T>& p, int64_t token, int lane) {
-  const Seen seen = seen_by(p.places, token, p.window);
+  const Seen seen = seen_by(p.places, token, /*window=*/0);
   if (!seen.exists()) return;
   const T* x = p.kv_latent + token * p.latent_stride;
   T* const target = p.cache + (seen.slot * p.places.capacity + seen.position()) * (p.rank + p.rope);
@@ -97,7 +94,7 @@ __device__ void write_to_cache(const Latents<T>& p, int64_t token, int lane) {
 // Grid: tiles of kTokens tokens; heads, and one more for what is cached; tiles of columns of the latents.
 template <class T, int kTokens>
 __global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
-  extern __shared__ float queries[];  // [kTokens, nope]; 0 past the last token
+  extern __shared__ float queries[];  // [nope, kTokens]; 0 past the last token
   __shared__ float warp_sums[kWarps][kTokens][kColumns];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTokens;
@@ -116,12 +113,10 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
 
   const int size = p.nope + p.rope;
   const auto query = [&](int t) { return p.q + (begin + t) * p.q_stride + static_cast<int64_t>(head) * size; };
-  const auto latent_query = [&](int t) {
-    return p.latent_q + ((begin + t) * p.num_heads + head) * (p.rank + p.rope);
-  };
+  const auto latent_query = [&](int t) { return p.latent_q + ((begin + t) * p.num_heads + head) * (p.rank + p.rope); };
   for (int i = static_cast<int>(threadIdx.x); i < kTokens * p.nope; i += kThreads) {
     const int t = i / p.nope, n = i % p.nope;
-    queries[i] = t < tokens ? to_float(query(t)[n]) : 0.0F;
+    queries[n * kTokens + t] = t < tokens ? to_float(query(t)[n]) : 0.0F;
   }
   __syncthreads();
   if (blockIdx.z == 0) {
@@ -141,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[t][i] += queries[t * p.nope + n] * row[i];
+        for (int i = 0; i < 8; ++i) sums[t][i] += queries[n * kTokens + t] * row[i];
       }
     }
   }
@@ -166,140 +161,42 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
   }
 }
 
-// shared [kTokens, rank] = the latents that attention gives a head, 0 past the last token.
 template <class T, int kTokens>
-__device__ void sum_chunks(const Latents<T>& p, int64_t begin, int tokens, int head, float* shared) {
-  __shared__ float highest[kTokens], total[kTokens];
-  __shared__ int first[kTokens], last[kTokens];  // chunks; last < first: none
-  const int own = static_cast<int>(threadIdx.x);
-  if (own < tokens) {
-    const Seen seen = seen_by(p.places, begin + own, p.window);
-    first[own] = static_cast<int>(seen.begin / kChunkKeys);
-    last[own] = seen.exists() ? static_cast<int>(seen.position() / kChunkKeys) : -1;
-    const float2* const statistics = p.statistics + ((begin + own) * p.num_heads + head) * p.num_chunks;
-    float most = -INFINITY, sum = 0.0F;
-    for (int c = first[own]; c <= last[own]; ++c) most = fmaxf(most, statistics[c].x);
-    for (int c = first[own]; c <= last[own]; ++c) sum += statistics[c].y * expf(statistics[c].x - most);
-    highest[own] = most, total[own] = sum;
-  }
-  __syncthreads();
-  for (int i = own; i < kTokens * p.rank; i += kThreads) {
-    const int t = i / p.rank, r = i % p.rank;
-    float latent = 0.0F;
-    if (t < tokens) {
-      const int64_t row = ((begin + t) * p.num_heads + head) * p.num_chunks;
-      for (int c = first[t]; c <= last[t]; ++c) {
-        latent += p.partials[(row + c) * p.rank + r] * expf(p.statistics[row + c].x - highest[t]);
-      }
-      latent = last[t] < first[t] ? nan_value() : to_float(from_float<T>(latent / total[t]));
-    }
-    shared[i] = latent;
-  }
-}
-
-// out[t, h, v] = w_v[h, v] . latents[t, h]. Grid: tiles of kTokens tokens, heads, tiles of kValues v; a warp takes
-// every kWarps-th v.
-template <class T, int kTokens, int kValues>
-__global__ void __launch_bounds__(kThreads) outputs_kernel(Latents<T> p) {
-  extern __shared__ float latents[];  // [kTokens, rank]; 0 past the last token
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTokens;
-  const int tokens = static_cast<int>(min(int64_t{kTokens}, p.num_tokens - begin));
-  const int head = static_cast<int>(blockIdx.y), first_value = static_cast<int>(blockIdx.z) * kValues;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const weights = p.head_weights(head) + static_cast<int64_t>(p.nope + first_value) * p.rank;
-  let_next_start();
-  if (blockIdx.x == 0) prefetch_rows(weights, min(kValues, p.value - first_value), p.rank);
-  wait_for_work_before();
-  if (p.partials != nullptr) {
-    sum_chunks<T, kTokens>(p, begin, tokens, head, latents);
-  } else {
-    for (int i = static_cast<int>(threadIdx.x); i < kTokens * p.rank; i += kThreads) {
-      const int t = i / p.rank, r = i % p.rank;
-      latents[i] = t < tokens ? to_float(p.latents[((begin + t) * p.num_heads + head) * p.rank + r]) : 0.0F;
-    }
-  }
-  __syncthreads();
-#pragma unroll 4
-  for (int v = warp; v < kValues; v += kWarps) {
-    if (first_value + v >= p.value) continue;
-    float sums[kTokens] = {};
-    for (int r = lane * 8; r < p.rank; r += kWarp * 8) {
-      float row[8];
-      load8(weights + static_cast<int64_t>(v) * p.rank, r, p.rank, p.vector_weights, row);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (r + i >= p.rank) continue;
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) sums[t] += latents[t * p.rank + r + i] * row[i];
-      }
-    }
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const float sum = warp_sum(sums[t]);
-      if (lane == 0 && t < tokens) {
-        p.out[((begin + t) * p.num_heads + head) * p.value + first_value + v] = from_float<T>(sum);
-      }
-    }
-  }
-}
-
-template <class T>
-Latents<T> latents_of(const MlaCachedAttention& args, const MlaSizes& sizes, const MlaCachedAttentionScratch& scratch) {
-  const bool in_chunks = scratch.chunks.partials.defined();
-  return {.q = args.q.rows_data<T>(),
-          .kv_latent = args.kv_latent.rows_data<T>(),
-          .k_rope = args.k_rope.rows_data<T>(),
-          .gain = args.gain.data<float>(),
-          .cos = args.cos.data<float>(),
-          .sin = args.sin.data<float>(),
-          .kv_up = args.kv_up.data<T>(),
-          .places = {.slots = args.slots.data<int32_t>(),
-                     .positions = args.positions.data<int32_t>(),
-                     .num_slots = args.cache.dim(0),
-                     .capacity = args.cache.dim(1)},
-          .cache = args.cache.data<T>(),
-          .latent_q = scratch.latent_q.data<T>(),
-          .latents = in_chunks ? nullptr : scratch.latents.data<T>(),
-          .partials = in_chunks ? scratch.chunks.partials.data<float>() : nullptr,
-          .statistics = in_chunks ? static_cast<const float2*>(scratch.chunks.statistics.raw()) : nullptr,
-          .out = args.out.data<T>(),
-          .q_stride = args.q.stride(),
-          .latent_stride = args.kv_latent.stride(),
-          .key_stride = args.k_rope.stride(),
-          .num_positions = args.cos.dim(0),
-          .window = args.window,
-          .num_tokens = static_cast<int>(sizes.tokens),
-          .num_heads = static_cast<int>(sizes.heads),
-          .nope = static_cast<int>(sizes.nope),
-          .rope = static_cast<int>(sizes.rope),
-          .rank = static_cast<int>(sizes.rank),
-          .value = static_cast<int>(sizes.value),
-          .num_chunks = in_chunks ? static_cast<int>(scratch.chunks.partials.dim(2)) : 0,
-          .eps = static_cast<float>(args.eps),
-          .interleaved = args.layout == RopeLayout::kInterleaved,
-          .vector_weights = can_vectorise(sizes.rank, args.kv_up),
-          .vector_latents = can_vectorise(sizes.rank, args.kv_latent, args.gain, args.cache) && sizes.rope % 8 == 0};
-}
-
-template <class T, int kTokens, int kValues>
-void run(Context& ctx, const MlaSizes& sizes, const MlaCachedAttentionScratch& scratch, const Latents<T>& p) {
-  const auto shared_bytes = [](int64_t width) {
-    const int64_t bytes = kTokens * width * static_cast<int64_t>(sizeof(float));
-    constexpr int64_t kStatic = int64_t{kWarps} * kTokens * kColumns * static_cast<int64_t>(sizeof(float));
-    NMOE_CHECK(bytes + kStatic <= kDefaultSharedBytes, "a head too wide: {} bytes of shared memory", bytes);
-    return bytes;
-  };
-  const unsigned tokens = grid_size(ceil_div(p.num_tokens, kTokens));
-  const dim3 queries(tokens, short_grid_size(p.num_heads + 1),
-                     short_grid_size(std::max(1, ceil_div(p.rank, kColumns))));
-  launch_early(ctx, queries_kernel<T, kTokens>, queries, kThreads, shared_bytes(sizes.nope), p);
-  if (p.partials != nullptr) {
-    cached_attention_chunks(ctx, scratch.attention, scratch.chunks);
-  } else {
-    cached_attention(ctx, scratch.attention);
-  }
-  const dim3 outputs(tokens, short_grid_size(p.num_heads), short_grid_size(ceil_div(p.value, kValues)));
-  launch_early(ctx, outputs_kernel<T, kTokens, kValues>, outputs, kThreads, shared_bytes(sizes.rank), p);
+void run(Context& ctx, const MlaCachedAttention& args, const MlaSizes& sizes, Tensor latent_q) {
+  const Latents<T> p{
+      .q = args.q.rows_data<T>(),
+      .kv_latent = args.kv_latent.rows_data<T>(),
+      .k_rope = args.k_rope.rows_data<T>(),
+      .gain = args.gain.data<float>(),
+      .cos = args.cos.data<float>(),
+      .sin = args.sin.data<float>(),
+      .kv_up = args.kv_up.data<T>(),
+      .places = {.slots = args.slots.data<int32_t>(),
+                 .positions = args.positions.data<int32_t>(),
+                 .num_slots = args.cache.dim(0),
+                 .capacity = args.cache.dim(1)},
+      .cache = args.cache.data<T>(),
+      .latent_q = latent_q.data<T>(),
+      .q_stride = args.q.stride(),
+      .latent_stride = args.kv_latent.stride(),
+      .key_stride = args.k_rope.stride(),
+      .num_positions = args.cos.dim(0),
+      .num_tokens = static_cast<int>(sizes.tokens),
+      .num_heads = static_cast<int>(sizes.heads),
+      .nope = static_cast<int>(sizes.nope),
+      .rope = static_cast<int>(sizes.rope),
+      .rank = static_cast<int>(sizes.rank),
+      .value = static_cast<int>(sizes.value),
+      .eps = static_cast<float>(args.eps),
+      .interleaved = args.layout == RopeLayout::kInterleaved,
+      .vector_weights = can_vectorise(sizes.rank, args.kv_up),
+      .vector_latents = can_vectorise(sizes.rank, args.kv_latent, args.gain, args.cache) && sizes.rope % 8 == 0};
+  const int64_t bytes = kTokens * sizes.nope * static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kStatic = int64_t{kWarps} * kTokens * kColumns * static_cast<int64_t>(sizeof(float));
+  NMOE_CHECK(bytes + kStatic <= kDefaultSharedBytes, "a head too wide: {} bytes of shared memory", bytes);
+  const dim3 grid(grid_size(ceil_div(p.num_tokens, kTokens)), short_grid_size(p.num_heads + 1),
+                  short_grid_size(std::max(1, ceil_div(p.rank, kColumns))));
+  launch_early(ctx, queries_kernel<T, kTokens>, grid, kThreads, bytes, p);
 }
 
 }  // namespace
@@ -307,16 +204,20 @@ void run(Context& ctx, const MlaSizes& sizes, const MlaCachedAttentionScratch& s
 void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
   const MlaSizes sizes = mla_sizes(args);
   ArenaScope scope(ctx.scratch);
-  const MlaCachedAttentionScratch scratch = claim(scope, args);
-  if (ctx.counting() || args.out.num_elements() == 0) return;
+  const CachedAttention attention = claim_latents(scope, args);
+  if (ctx.counting()) return cached_attention(ctx, attention);
+  if (args.out.num_elements() == 0) return;
   NMOE_CHECK(sizes.tokens <= INT32_MAX && args.kv_up.dim(0) <= INT32_MAX, "{} tokens, {}", sizes.tokens,
              args.kv_up.shape());
   dispatch_act(args.q.dtype(), [&](auto element) {
     using T = decltype(element);
-    const Latents<T> p = latents_of<T>(args, sizes, scratch);
     constexpr int kFew = 4;  // a block each: few tokens do not fill the device otherwise
-    return sizes.tokens <= kFew ? run<T, 1, 16>(ctx, sizes, scratch, p) : run<T, 8, 64>(ctx, sizes, scratch, p);
+    return sizes.tokens <= kFew ? run<T, 1>(ctx, args, sizes, attention.q) : run<T, 8>(ctx, args, sizes, attention.q);
   });
+  cached_attention(ctx, attention);
+  // A head's w_v lies behind its w_k.
+  const Tensor heads = args.kv_up.reshape({sizes.heads, (sizes.nope + sizes.value) * sizes.rank});
+  invariant_batched_product(ctx, attention.out, heads.columns(sizes.nope * sizes.rank, heads.dim(1)), args.out);
 }
 
 }  // namespace nmoe::cuda

@@ -241,8 +241,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   begin_behind_work_before();
   const TokenWarp warp = token_warp(shared, 2 * num_experts + rule.num_groups);
   if (warp.token >= num_tokens) return;  // the whole warp
-  const Choice choice =
-      choose(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
+  const Choice choice = choose(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
   if (warp.lane < rule.top_k) {
     top_idx[warp.token * rule.top_k + warp.lane] = choice.expert;
     weights[warp.token * rule.top_k + warp.lane] = choice.weight;
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int floats = 2 * num_experts + rule.num_groups, copies = num_tokens * rule.top_k;
-  float* const copy_weights = shared + warps * floats;                         // [copies]
+  float* const copy_weights = shared + warps * floats;                           // [copies]
   auto* const copy_experts = reinterpret_cast<int32_t*>(copy_weights + copies);  // [copies]
   int32_t* const rows = copy_experts + copies;  // [E]: first how many an expert has, then where they begin
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += threads) rows[i] = 0;
@@ -535,7 +534,8 @@ void router_forward(Context& ctx, const RouterForward& args) {
 void route_tokens(Context& ctx, const RouteTokens& args) {
   const RouterForward router = args.router();
   check_router(args.rule, args.logits, args.top_idx, args.weights);
-  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1), copies = num_tokens * args.rule.top_k;
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
+                copies = num_tokens * args.rule.top_k;
   check_limits(num_experts, args.rule.top_k);
   const int64_t warp_bytes = floats_per_choice(args.rule, num_experts) * static_cast<int64_t>(sizeof(float));
   const int64_t plan_bytes = (2 * copies + num_experts) * static_cast<int64_t>(sizeof(float));

@@ -1,7 +1,8 @@
-// A row is a cluster's, of one block where there are many rows. With d = (largest logit) - logit, a token's weight is exp(-d / temperature), rounded to a multiple of
-// 2^-40. Every truncation keeps a prefix of the tokens by rising d (equals: by rising id), so that all a step leaves to
-// the next is the weight of its prefix; the token is where the prefix sums reach uniform times the last of these.
-// Without top_k and top_p the order is that of ids, as infer/sampler.cpp has it.
+// A row is a cluster's, of one block where there are many rows. With d = (largest logit) - logit, a token's weight is
+// exp(-d / temperature), rounded to a multiple of 2^-40. Every truncation keeps a prefix of the tokens by rising d
+// (equals: by rising id), so that all a step leaves to the next is the weight of its prefix; the token is where the
+// prefix sums reach uniform times the last of these. Without top_k and top_p the order is that of ids, as
+// infer/sampler.cpp has it.
 //
 // A place in the order is found by histograms of weights (or counts) over d: 4,096 linear bins first, which spread what
 // logits look like, then the bits of d within a bin, 12 at a time: three or four readings of the row. Blocks of a
@@ -290,7 +291,8 @@ template <class Blocks>
 __device__ int sample_row(const float* logits, int vocab, const TokenDraw& draw, const Blocks& blocks) {
   float highest = -INFINITY;
 #pragma unroll 8
-  for (int id = blocks.rank() * kThreads + static_cast<int>(threadIdx.x); id < vocab; id += Blocks::kBlocks * kThreads) {
+  for (int id = blocks.rank() * kThreads + static_cast<int>(threadIdx.x); id < vocab;
+       id += Blocks::kBlocks * kThreads) {
     highest = fmaxf(highest, logits[id]);
   }
   highest = row_max(highest, blocks);
@@ -377,8 +379,8 @@ void sample_tokens(Context& ctx, const SampleTokens& args) {
   const auto* draws = static_cast<const TokenDraw*>(args.draws.raw());
   const int vocab = static_cast<int>(args.vocab);
   const auto run = [&](auto kernel, int blocks) {
-    launch_clusters(ctx, kernel, grid_size(num_rows * blocks), kThreads, blocks, 0, args.logits.data<float>(),
-                    draws, args.tokens.data<int32_t>(), width, vocab);
+    launch_clusters(ctx, kernel, grid_size(num_rows * blocks), kThreads, blocks, 0, args.logits.data<float>(), draws,
+                    args.tokens.data<int32_t>(), width, vocab);
   };
   constexpr int64_t kFewRows = 32;  // that do not fill the device with a block each
   if (num_rows <= kFewRows) {

@@ -51,13 +51,8 @@ void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& 
              x.shape(), w.shape(), pre.shape());
   if (counting() || pre.num_elements() == 0) return;
   make_current(context().device_index);
-  invariant_activation(context(), {.kind = args.kind,
-                                   .x = x,
-                                   .w = w,
-                                   .offsets = {},
-                                   .row_weight = {},
-                                   .pre = pre,
-                                   .h = args.h});
+  invariant_activation(context(),
+                       {.kind = args.kind, .x = x, .w = w, .offsets = {}, .row_weight = {}, .pre = pre, .h = args.h});
 }
 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
