@@ -34,10 +34,10 @@ struct CachedAttention {
   Tensor out;                // = [T, H, Dv]
 };
 
-// MLA of single tokens, from what their input is projected to (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2 and 2.1.3):
-// normed latents and rotated keys are written to the cache, at the rows' places as CacheWrite does, and all heads attend
-// to what is there as CachedAttention does. Nothing cached is expanded: a head's key is k = w_k c for the latent c, so
-// q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents.
+// MLA of single tokens, from what their input is projected to (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2
+// and 2.1.3): normed latents and rotated keys are written to the cache, at the rows' places as CacheWrite does, and all
+// heads attend to what is there as CachedAttention does. Nothing cached is expanded: a head's key is k = w_k c for the
+// latent c, so q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents.
 struct MlaCachedAttention {
   double scale = 1.0;
   int64_t window = 0;

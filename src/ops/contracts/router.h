@@ -46,8 +46,8 @@ struct RouterForward {
   Tensor aux_loss;  // += [2] f64: balance, z; undefined: there are none
   Tensor entropy;   // += [1] f64: sum over tokens of the entropy (nats) of s / sum s; undefined: not computed
 };
-// Where a router sends tokens whose experts are all here, without losses: RouterForward, then BuildMoePlan of its choice
-// and MoeDispatchWeights of its weights.
+// Where a router sends tokens whose experts are all here, without losses: RouterForward, then BuildMoePlan of its
+// choice and MoeDispatchWeights of its weights.
 struct RouteTokens {
   RouterRule rule;
   Tensor logits;      // [T, E] stat

@@ -1,5 +1,6 @@
 // Kernels that start before what is enqueued in front of them has ended (runtime/launch.h, launch_early; CUDA's
-// programmatic dependent launch): the start of one, and what it reads that nobody writes, lie beside the end of another.
+// programmatic dependent launch): the start of one, and what it reads that nobody writes, lie beside the end of
+// another.
 //
 // Such a kernel calls both functions in every block. So that a kernel which has ended leaves nothing running that was
 // enqueued before it, no thread ends, or touches what others write, before wait_for_work_before().

@@ -22,7 +22,8 @@ struct Context {
   int num_sms;  // multiprocessors of the device
   CublasLt& cublas_lt;
   CudnnAttention& cudnn_attention;
-  bool starts_early = false;  // kernels may start before those in front have ended (launch_early): steps of many short ones
+  // Whether kernels may start before those in front have ended (launch_early): for steps of many short ones.
+  bool starts_early = false;
 
   bool counting() const { return scratch.counting(); }
 };

@@ -35,7 +35,6 @@ class InvariantCudaOps final : public CudaOps {
   void linear_activation_forward(const LinearActivationForward& args) override;
   void grouped_linear_forward(const GroupedLinearForward& args) override;
   void grouped_activation_forward(const GroupedActivationForward& args) override;
-
 };
 
 }  // namespace nmoe::cuda
