@@ -168,6 +168,16 @@ TEST_F(PrepCommandTest, BadRecordsAreToldAndCounted) {
   EXPECT_TRUE(contains(read_file(dir_ / "data/dropped.jsonl"), "\"record\":2,\"reason\":\"bad record\""));
 }
 
+// A page that makes DuckDB read beyond its memory, found by fuzzing. Whether it crashes depends on what lies there.
+TEST_F(PrepCommandTest, AParquetPageThatCrashesDuckDbIsToldAsAnError) {
+  fs::copy(fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/parquet/altered_page.parquet", dir_ / "a.parquet");
+  const Outcome outcome = n({"prep", "a.parquet", "--id-field", "id", "--out", "data"});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "'a.parquet'")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "\nremedy: ")) << outcome.err;
+  EXPECT_FALSE(fs::exists(dir_ / "data/train/manifest.json"));
+}
+
 TEST_F(PrepCommandTest, FilesThatAreNoTextAreRefused) {
   write("latin.txt", "caf\xE9\n");
   expect_error(n({"prep", "latin.txt", "--out", "data"}), 1, "'latin.txt': the text is no valid UTF-8: byte 4 (0xE9)",

@@ -213,8 +213,14 @@ void Output::checkpoint() {
   }
   state_.train = train_->checkpoint();
   if (valid_) state_.valid = valid_->checkpoint();
-  write_journal(folder_.journal(), settings_, state_);
-  journaled_ = true;
+  try {
+    write_journal(folder_.journal(), settings_, state_);
+    journaled_ = true;
+  } catch (const Error&) {
+    // It stands although writing it failed, where only its folder could not be synced.
+    journaled_ = fs::exists(folder_.journal());
+    throw;
+  }
 }
 
 std::string Output::report_text() const {

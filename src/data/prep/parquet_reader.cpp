@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/crash_note.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
@@ -75,7 +76,14 @@ std::string path_literal(const fs::path& path) {
 class ParquetReader final : public RecordReader {
  public:
   ParquetReader(const fs::path& path, const RecordOptions& options, int64_t skip)
-      : path_(path), options_(options), file_bytes_(static_cast<int64_t>(fs::file_size(path))), number_(skip) {
+      : path_(path),
+        options_(options),
+        file_bytes_(static_cast<int64_t>(fs::file_size(path))),
+        number_(skip),
+        crash_note_(
+            fmt::format("DuckDB crashed on '{}': the file is damaged, or was altered on purpose", path.string()),
+            fmt::format("{}; or leave it out. What is prepared is kept", kWholeFile)) {
+    const CrashNote::Scope scope(crash_note_);
     open_database();
     const std::string file = path_literal(path);
     describe(file);
@@ -98,6 +106,7 @@ class ParquetReader final : public RecordReader {
   }
 
   bool next(Record& record) override {
+    const CrashNote::Scope scope(crash_note_);
     while (row_ == chunk_rows_) {
       if (number_ >= num_rows_) {
         if (num_rows_ == 0 && !std::exchange(told_, true)) {
@@ -281,6 +290,7 @@ class ParquetReader final : public RecordReader {
   int64_t limit_ = 0;       // where the query being read ends
   int64_t bad_before_ = 0;  // beyond number_: one of the rows up to here cannot be read
   bool told_ = false;       // that there are no rows
+  CrashNote crash_note_;
   std::string select_;
   Owned<duckdb_database, duckdb_close> database_;
   Owned<duckdb_connection, duckdb_disconnect> connection_;
