@@ -89,23 +89,28 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
     const int begin = static_cast<int>(blockIdx.x) * tile_rows;
     return {tile, begin, min(begin + tile_rows, p.num_rows), p.w};
   }
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  int number = static_cast<int>(blockIdx.y);
-  for (int base = 0; base < p.num_experts; base += kWarp) {
-    const int expert = base + lane;
-    const int begin = expert < p.num_experts ? p.offsets[expert] : 0;
-    const int end = expert < p.num_experts ? p.offsets[expert + 1] : 0;
-    const unsigned busy = __ballot_sync(kAllLanes, end > begin);
-    const int count = __popc(busy);
-    if (number < count) {
-      const int source = static_cast<int>(__fns(busy, 0, number + 1));
-      const int64_t found = base + source;
-      return {tile, __shfl_sync(kAllLanes, begin, source), __shfl_sync(kAllLanes, end, source),
-              p.w + found * p.width * p.depth};
-    }
-    number -= count;
+  // Lanes have consecutive experts each, so that all loads are under way at once.
+  const int number = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int each = ceil_div(p.num_experts, kWarp), first = min(lane * each, p.num_experts);
+  const int last = min(first + each, p.num_experts);
+  int busy = 0;
+#pragma unroll 8
+  for (int expert = first; expert < last; ++expert) busy += p.offsets[expert + 1] > p.offsets[expert] ? 1 : 0;
+  int through = busy;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, through, offset);
+    if (lane >= offset) through += below;
   }
-  return {tile};
+  const unsigned reached = __ballot_sync(kAllLanes, through > number);
+  if (reached == 0) return {tile};
+  const int source = __ffs(static_cast<int>(reached)) - 1;
+  int found = first;
+  if (lane == source) {
+    for (int left = number - (through - busy); p.offsets[found + 1] == p.offsets[found] || left-- > 0;) ++found;
+  }
+  found = __shfl_sync(kAllLanes, found, source);
+  return {tile, p.offsets[found], p.offsets[found + 1], p.w + static_cast<int64_t>(found) * p.width * p.depth};
 }
 
 template <class T, class Out>
