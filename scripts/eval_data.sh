@@ -6,7 +6,7 @@
 #
 # Files are JSON lines, as they are or compressed (.zst, .gz). Data sets keep their authors' terms: use them to evaluate,
 # not to train, and do not pass them on in packages. GPQA is not among them: its authors ask that its examples never stand
-# in plain text online. Whoever has it writes rows of {"query", "choices", "gold"} and a file of tasks for them.
+# in plain text online. Whoever has their files makes rows of them with scripts/eval_gpqa.py.
 
 set -euo pipefail
 

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <limits>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -15,6 +12,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "chat/conversation_encoder.h"
+#include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/help.h"
@@ -24,63 +22,10 @@
 namespace nmoe::cli {
 namespace {
 
-// The file is returned, which some command may do without.
-CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
-  command->add_option("--set", arguments.overrides, "change one key of the configuration (repeatable)")
-      ->type_name("SECTION.KEY=VALUE")
-      ->take_all()
-      ->allow_extra_args(false);
-  return command->add_option("config", arguments.file, "configuration file (TOML)")->required()->type_name("FILE");
-}
-
-// Behind add_config_arguments: --set is read first.
-void add_ranks(CLI::App* command, ConfigArguments& arguments) {
-  command
-      ->add_option_function<int64_t>(
-          "--ranks",
-          [&arguments](int64_t ranks) { arguments.overrides.push_back(fmt::format("parallel.ranks={}", ranks)); },
-          "the same as --set parallel.ranks=N")
-      ->type_name("N");
-}
-
-// A number from `min` to `max`. CLI11's own validators let NaN pass and name their limits with all digits.
-CLI::Validator number(double min, double max = std::numeric_limits<double>::infinity()) {
-  const bool open = max == std::numeric_limits<double>::infinity();
-  const std::string range = open ? fmt::format("of at least {}", min) : fmt::format("from {} to {}", min, max);
-  const auto fault = [=](const std::string& text) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool good = error == std::errc() && end == text.data() + text.size() && value >= min && value <= max;
-    return good ? std::string() : fmt::format("{} is not a number {}", text, range);
-  };
-  return {fault, /*description=*/"", "number"};
-}
-
 constexpr const char* kTokenizerSource = "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
 
 constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl and .parquet below) or globs";
 constexpr const char* kSkipBad = "records that may be unusable before it is an error";
-
-// How tokens are chosen, in the order in which it is applied.
-void add_sampling(CLI::App* command, SamplingOptions& sampling) {
-  constexpr const char* kSampling = "Sampling (applied in this order)";
-  const auto add = [command](const char* name, auto& value, const char* what, const CLI::Validator& range) {
-    command->add_option(name, value, what)->check(range)->capture_default_str()->group(kSampling);
-  };
-  add("--repetition-penalty", sampling.repetition_penalty,
-      "divides the logits of tokens that are there already; 1: off", number(0));
-  add("--temperature", sampling.temperature, "0: always the likeliest token", number(0));
-  add("--top-k", sampling.top_k, "sample from this many of the likeliest tokens; 0: all", number(0));
-  add("--top-p", sampling.top_p, "sample from the likeliest tokens of this much probability", number(0, 1));
-  add("--min-p", sampling.min_p, "leave out tokens less probable than this share of the likeliest", number(0, 1));
-  command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
-}
-
-void add_device(CLI::App* command, std::string& device) {
-  command->add_option("--device", device, "cpu, or cuda: a GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-}
 
 }  // namespace
 
@@ -137,6 +82,8 @@ class CommandLine::Commands {
     add_ranks(train, train_.config);
     train->add_flag("--resume", train_.resume, "go on from the run's latest checkpoint, if it has one");
     train->callback([this] { run_ = [this] { train_command(train_); }; });
+
+    add_speedrun(app);
 
     CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
     add_config_arguments(plan, plan_.config);
@@ -505,15 +452,39 @@ class CommandLine::Commands {
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 
+  void add_speedrun(CLI::App& app) {
+    CLI::App* speedrun = app.add_subcommand("speedrun", "train to a loss, evaluate, and enter the leaderboard");
+    CLI::Option* file = add_config_arguments(speedrun, speedrun_.config)->required(false);
+    add_ranks(speedrun, speedrun_.config);
+    speedrun->add_option("--tasks", speedrun_.tasks, "as of n eval")
+        ->type_name("NAME,NAME...")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->capture_default_str();
+    speedrun->add_option("--data", speedrun_.data, "folder of the tasks' data (scripts/eval_data.sh)")
+        ->type_name("DIR")
+        ->capture_default_str();
+    speedrun->add_option("--batch", speedrun_.batch, "as of n eval")->check(number(0))->capture_default_str();
+    speedrun->add_option("--leaderboard", speedrun_.leaderboard)->type_name("FILE")->capture_default_str();
+    CLI::Option* list = speedrun->add_flag("--list", speedrun_.list, "print the leaderboard");
+    list->excludes(file);
+    speedrun->callback([this, file, list] {
+      if (file->empty() && list->empty()) throw CLI::RequiredError("a configuration file or --list");
+      run_ = [this] { speedrun_command(speedrun_); };
+    });
+  }
+
   void add_evaluation(CLI::App& app) {
-    CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, choices, bits per byte");
+    CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, GSM8K, HumanEval, bits per byte");
     CLI::Option* model =
         eval->add_option("model", eval_.model,
                          "a checkpoint, a folder of them: the latest, or a Hugging Face folder; to see how long it "
                          "takes a configuration (.toml): random weights");
     CLI::Option* tasks =
-        eval->add_option("--tasks", eval_.tasks,
-                         "core, mmlu, mmlu_pro or choices; a task, as core/piqa; or a file of tasks (.toml)")
+        eval->add_option(
+                "--tasks", eval_.tasks,
+                "core, mmlu, mmlu_pro, choices, gsm8k, humaneval, gpqa; a task, as core/piqa; or a file of tasks "
+                "(.toml)")
             ->type_name("NAME,NAME...")
             ->delimiter(',')
             ->allow_extra_args(false);
@@ -535,7 +506,8 @@ class CommandLine::Commands {
         ->capture_default_str();
     add_device(eval, eval_.device);
     eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
-    eval->add_option("--batch", eval_.batch, "items at a time, each with a context's room in memory; 0: 16, cuda 256")
+    eval->add_option("--batch", eval_.batch,
+                     "items or answers at a time, each with a context's room in memory; 0: 16, cuda 256")
         ->check(number(0))
         ->capture_default_str();
     eval->add_flag_callback(
@@ -668,6 +640,7 @@ class CommandLine::Commands {
   ParityArguments parity_;
   ChatArguments chat_;
   ServeArguments serve_;
+  SpeedrunArguments speedrun_;
   EvalArguments eval_;
   EvalCompareArguments eval_compare_;
   BenchTrainArguments bench_train_;

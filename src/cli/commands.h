@@ -30,6 +30,18 @@ struct TrainArguments {
 };
 void train_command(const TrainArguments& arguments);
 
+struct SpeedrunArguments {
+  ConfigArguments config;
+  std::vector<std::string> tasks = {"core"};
+  std::string data = "data/eval";
+  std::string leaderboard = "LEADERBOARD.json";
+  int64_t batch = 0;  // as EvalArguments
+  bool list = false;  // only print the leaderboard
+};
+// Trains to train.target_loss, evaluates, and adds an entry to the leaderboard (docs/speedrun.md). Error (runtime)
+// where the run ends before its target: then there is no entry.
+void speedrun_command(const SpeedrunArguments& arguments);
+
 struct PlanArguments {
   ConfigArguments config;
   std::string device_memory;  // a part's name or a size, to plan for instead of a device that is here; "": not
@@ -149,7 +161,7 @@ struct EvalArguments {
   std::string out;      // "": nothing is kept
   int64_t limit = 0;    // items of a task; 0: all
   int64_t context = 0;  // tokens of a text; 0: the model's
-  int64_t batch = 0;    // items at a time, on cuda without shared prefixes sequences; 0: what suits the device
+  int64_t batch = 0;    // items or answers at a time, of packed texts sequences; 0: what suits the device
   std::string device = "cpu";
   bool fp32 = false;  // on cuda, instead of bf16
   int threads = 0;

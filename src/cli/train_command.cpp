@@ -35,6 +35,8 @@ void train_command(const TrainArguments& arguments) {
                  summary.valid->answers);
     }
   }
+  if (summary.target_reached)
+    fmt::print("the target, {}, is reached at step {}\n", config.train.target_loss, summary.steps);
   if (summary.device_bytes_planned > 0) {
     fmt::print("device memory {} of {} planned\n", human_bytes(summary.device_bytes_used),
                human_bytes(summary.device_bytes_planned));

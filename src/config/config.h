@@ -199,6 +199,7 @@ struct TrainConfig {
   int64_t log_every = 10;        // steps
   int64_t valid_every = 0;       // steps between validations; 0: only at the end
   int64_t valid_seqs = 64;       // sequences of one validation; 0: the whole split
+  double target_loss = 0.0;      // nats per token of a validation, at which to stop; 0: go on
   bool stop_on_collapse = true;  // stop when a router has collapsed
 };
 

@@ -446,6 +446,9 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines").not_in_fingerprint();
   f.key("valid_every", train.valid_every, kSpan, "steps between validations; 0: only at the end").not_in_fingerprint();
   f.key("valid_seqs", train.valid_seqs, kSpan, "sequences of a validation; 0: the whole split").not_in_fingerprint();
+  f.key("target_loss", train.target_loss, kNonNegative, "nats per token of a validation, at which to stop; 0: go on")
+      .needs(train.valid_every > 0, "train.valid_every > 0")
+      .not_in_fingerprint();
   f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop when a router has collapsed")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .not_in_fingerprint();

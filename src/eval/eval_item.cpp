@@ -33,6 +33,25 @@ int64_t common_length(std::span<const ScoredText> texts, bool from_end) {
   return common;
 }
 
+EvalItem make_prompt(const TaskData& data, int64_t i, const TokenRules& rules) {
+  std::vector<int32_t> tokens = encode(data.texts_of(i).front(), rules);
+  const int64_t room = rules.max_tokens - data.task().generation.max_tokens;
+  if (tokens.empty() || room < 1) {
+    throw runtime_error(
+        fmt::format("task {}, item {}: a prompt of {} tokens and an answer of up to {} in {}", data.task().name, i,
+                    tokens.size(), data.task().generation.max_tokens, rules.max_tokens),
+        "allow longer texts (--context), lower the task's max_tokens, or mend the row");
+  }
+  EvalItem item;
+  if (std::ssize(tokens) > room) {
+    item.cropped = 1;
+    tokens.erase(tokens.begin(), tokens.end() - room);
+  }
+  const int64_t size = std::ssize(tokens);
+  item.texts.push_back({.tokens = std::move(tokens), .begin = size});
+  return item;
+}
+
 void set_spans(const TaskData& data, int64_t i, EvalItem& item, std::span<const int32_t> without) {
   switch (data.task().kind) {
     case TaskKind::kMultipleChoice: {
@@ -63,6 +82,7 @@ void set_spans(const TaskData& data, int64_t i, EvalItem& item, std::span<const 
 }  // namespace
 
 EvalItem make_item(const TaskData& data, int64_t i, const TokenRules& rules) {
+  if (data.task().is_generated()) return make_prompt(data, i, rules);
   std::vector<std::string> texts = data.texts_of(i);
   std::vector<int32_t> without;
   if (data.task().kind == TaskKind::kLanguageModeling) {

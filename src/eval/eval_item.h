@@ -20,7 +20,7 @@ struct TokenRules {
 };
 
 struct EvalItem {
-  std::vector<ScoredText> texts;  // one for each option; for language modelling and documents one
+  std::vector<ScoredText> texts;  // one for each option; for language modelling, documents and prompts one
   int64_t cropped = 0;            // of the texts, how many lost tokens at their beginning
   int64_t bytes = 0;              // that the scored tokens stand for
 };
@@ -30,6 +30,8 @@ struct EvalItem {
 // have in common, of language modelling those behind the text without its answer. At least a token of each. Texts that
 // are too long lose their beginning. Error (runtime) where that would be more than what comes before the scored tokens,
 // or where the ids of the text without its answer are not how those of the whole begin.
+//
+// Of answers that are written it is the prompt, none of whose tokens is scored, cropped to leave room for an answer.
 EvalItem make_item(const TaskData& data, int64_t i, const TokenRules& rules);
 
 // Documents in windows of at most max_tokens, of which every token but those of begin_ids is scored once: a window

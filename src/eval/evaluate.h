@@ -35,16 +35,25 @@ struct EvalOptions {
   std::function<void(const std::string& task, int64_t done, int64_t total)> progress;
 };
 
-// Scores what is not in the journal, if there is one. Errors: TaskEvaluation's.
-EvalReport evaluate(Scorer& scorer, const TokenRules& rules, const EvalOptions& options, ThreadPool& pool,
+// What a task asks; each is called where items of it are to be done, and may end what the other gave.
+struct EvalModels {
+  std::function<Scorer&()> scorer;
+  std::function<InferenceEngine&()> engine{};  // where answers are written
+  std::vector<int32_t> stop_ids{};             // that end these beside the tokenizer's eos_id
+  const Sandbox* sandbox = nullptr;            // where they are programs
+};
+
+// Does what is not in the journal, if there is one. Errors: TaskEvaluation's.
+EvalReport evaluate(const EvalModels& models, const TokenRules& rules, const EvalOptions& options, ThreadPool& pool,
                     EvalJournal* journal);
 
 // As JSON, without the items.
 std::string report_json(const EvalReport& report);
 // One line for each item, in their order: {"task", "item", "row", "gold", "choice", "correct", "nats", "tokens",
-// "greedy", "bytes", "cropped"}.
+// "greedy", "bytes", "cropped"}; of written answers "expected", "answers", "right", "faults" instead of what is scored.
 std::string item_lines(const EvalReport& report);
-// Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2.
+// Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2;
+// of written answers also pass_at_10 and such, and flexible.
 std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report);
 
 // "CORE 0.1234, core/piqa 61.2 %": the means, or without any the tasks.

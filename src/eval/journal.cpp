@@ -15,6 +15,18 @@ fs::path made(const fs::path& dir) {
 }
 
 nlohmann::json to_json(const std::string& task, const ItemResult& result) {
+  if (!result.answers.empty()) {
+    nlohmann::json answers = nlohmann::json::array();
+    for (const WrittenAnswer& answer : result.answers) {
+      answers.push_back(
+          {{"text", answer.text}, {"tokens", answer.tokens}, {"cut", answer.cut}, {"fault", answer.fault}});
+    }
+    return {{"task", task},
+            {"item", result.item},
+            {"answers", std::move(answers)},
+            {"length", result.lengths},
+            {"cropped", result.cropped}};
+  }
   nlohmann::json nats = nlohmann::json::array(), tokens = nats, greedy = nats;
   for (const TextScore& score : result.scores) {
     nats.push_back(score.nats);
@@ -29,8 +41,17 @@ nlohmann::json to_json(const std::string& task, const ItemResult& result) {
 ItemResult from_json(const nlohmann::json& line) {
   ItemResult result{.item = line.at("item").get<int64_t>(),
                     .lengths = line.at("length").get<std::vector<int64_t>>(),
-                    .cropped = line.at("cropped").get<int64_t>(),
-                    .bytes = line.at("bytes").get<int64_t>()};
+                    .cropped = line.at("cropped").get<int64_t>()};
+  if (line.contains("answers")) {
+    for (const auto& answer : line.at("answers")) {
+      result.answers.push_back({.text = answer.at("text").get<std::string>(),
+                                .tokens = answer.at("tokens").get<int64_t>(),
+                                .cut = answer.at("cut").get<bool>(),
+                                .fault = answer.at("fault").get<std::string>()});
+    }
+    return result;
+  }
+  result.bytes = line.at("bytes").get<int64_t>();
   const auto& nats = line.at("nats");
   for (size_t i = 0; i < nats.size(); ++i) {
     result.scores.push_back({.nats = nats.at(i).get<double>(),

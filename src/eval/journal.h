@@ -3,6 +3,7 @@
 // A file of JSON lines. The first says what is evaluated how; {"task", "hash"} says what a task's items are; then
 //   {"task": "core/piqa", "item": 7, "nats": [31.2, 30.9], "tokens": [9, 8], "greedy": [false, false],
 //    "length": [80, 79], "cropped": 0, "bytes": 71}
+// or, of written answers, {"task", "item", "answers": [{"text", "tokens", "cut", "fault"}], "length", "cropped"}
 // for each item in the order in which they were done. Numbers read back as the same bits. What is behind the last whole
 // line was being written when the process ended, and goes.
 #pragma once
@@ -19,13 +20,23 @@
 
 namespace nmoe {
 
-// What is known of an item when its texts are scored.
+// An answer that the model wrote.
+struct WrittenAnswer {
+  std::string text;    // UTF-8
+  int64_t tokens = 0;  // without what ended it
+  bool cut = false;    // it has as many tokens as it may
+  std::string fault;   // of a program: why it has not passed, "" where it has
+  bool operator==(const WrittenAnswer&) const = default;
+};
+
+// What is known of an item when its texts are scored, or its answers written.
 struct ItemResult {
   int64_t item = 0;
   std::vector<TextScore> scores;  // of each text
   std::vector<int64_t> lengths;   // tokens of each text
   int64_t cropped = 0;            // of the texts, how many
   int64_t bytes = 0;              // that the scored tokens stand for
+  std::vector<WrittenAnswer> answers{};
   bool operator==(const ItemResult&) const = default;
 };
 using ItemResults = std::map<int64_t, ItemResult>;  // by item

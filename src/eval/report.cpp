@@ -8,6 +8,20 @@
 namespace nmoe {
 namespace {
 
+void add_generation(nlohmann::ordered_json& json, const TaskReport& report) {
+  const GenerationSpec& spec = report.task.generation;
+  json["metric"] = answer_metric_name(spec.metric);
+  if (spec.metric != AnswerMetric::kCode) {
+    for (const AnswerMetric metric : {AnswerMetric::kStrict, AnswerMetric::kFlexible}) {
+      json[fmt::format("accuracy_{}", answer_metric_name(metric))] = report.accuracy_by(metric);
+    }
+  }
+  json["samples"] = spec.samples;
+  for (const int64_t k : pass_counts(spec)) json["pass_at"][fmt::format("{}", k)] = report.pass_at(k);
+  json["answer_tokens"] = report.answer_tokens;
+  json["cut"] = report.cut;
+}
+
 nlohmann::ordered_json to_json(const TaskReport& report) {
   nlohmann::ordered_json json = {{"task", report.name()}, {"items", report.items}};
   if (report.has_accuracy()) {
@@ -28,6 +42,7 @@ nlohmann::ordered_json to_json(const TaskReport& report) {
       json[fmt::format("accuracy_{}", choice_score_name(score))] = report.accuracy_by(score);
     }
   }
+  if (report.task.is_generated()) add_generation(json, report);
   if (!report.groups.empty()) {
     json["macro_accuracy"] = report.macro_accuracy();
     for (const GroupReport& group : report.groups) {
@@ -36,13 +51,26 @@ nlohmann::ordered_json to_json(const TaskReport& report) {
   }
   json["texts"] = report.texts;
   json["tokens"] = report.tokens;
-  json["scored_tokens"] = report.scored_tokens;
-  json["scored_bytes"] = report.scored_bytes;
+  if (!report.task.is_generated()) {
+    json["scored_tokens"] = report.scored_tokens;
+    json["scored_bytes"] = report.scored_bytes;
+  }
   json["cropped"] = report.cropped;
   json["resumed"] = report.resumed;
   json["computed_tokens"] = report.computed_tokens;
   json["seconds"] = report.seconds;
   return json;
+}
+
+void add_answers(nlohmann::ordered_json& json, const ItemOutcome& outcome) {
+  if (!outcome.expected.empty()) json["expected"] = outcome.expected;
+  for (size_t i = 0; i < outcome.right.size(); ++i) {
+    const WrittenAnswer& answer = outcome.result.answers[i];
+    json["answers"].push_back(answer.text);
+    json["right"].push_back(static_cast<bool>(outcome.right[i]));
+    if (outcome.expected.empty()) json["faults"].push_back(answer.fault);
+  }
+  json["cropped"] = outcome.result.cropped;
 }
 
 }  // namespace
@@ -70,6 +98,11 @@ std::string item_lines(const EvalReport& report) {
         json["choice"] = outcome.choice;
       }
       if (task.has_accuracy()) json["correct"] = outcome.correct;
+      if (task.task.is_generated()) {
+        add_answers(json, outcome);
+        lines += json.dump() + "\n";
+        continue;
+      }
       for (const TextScore& score : outcome.result.scores) {
         json["nats"].push_back(score.nats);
         json["tokens"].push_back(score.tokens);
@@ -90,6 +123,14 @@ std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& rep
     if (task.has_accuracy()) {
       metrics.emplace_back(tag + "acc", task.accuracy());
       metrics.emplace_back(tag + "centered", task.centred());
+      if (task.task.is_generated()) {
+        for (const int64_t k : pass_counts(task.task.generation)) {
+          if (k > 1) metrics.emplace_back(fmt::format("{}pass_at_{}", tag, k), task.pass_at(k));
+        }
+        if (task.task.generation.metric != AnswerMetric::kCode) {
+          metrics.emplace_back(tag + "flexible", task.accuracy_by(AnswerMetric::kFlexible));
+        }
+      }
     } else {
       metrics.emplace_back(tag + "bpb", task.bits_per_byte());
     }

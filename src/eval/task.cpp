@@ -14,12 +14,15 @@
 #include "base/text.h"
 #include "config/entries.h"
 #include "eval/builtin_tasks.h"
+#include "sandbox/code_task.h"
 
 namespace nmoe {
 namespace {
 
 constexpr std::string_view kSection = "tasks.";
 constexpr int64_t kMostShots = 1000;
+constexpr int64_t kMostAnswerTokens = 1 << 20;
+constexpr int64_t kMostSamples = 1000;
 
 struct KindName {
   TaskKind kind;
@@ -28,7 +31,15 @@ struct KindName {
 constexpr KindName kKinds[] = {{TaskKind::kMultipleChoice, "multiple_choice"},
                                {TaskKind::kSchema, "schema"},
                                {TaskKind::kLanguageModeling, "language_modeling"},
-                               {TaskKind::kText, "text"}};
+                               {TaskKind::kText, "text"},
+                               {TaskKind::kGeneration, "generation"}};
+
+struct MetricName {
+  AnswerMetric metric;
+  std::string_view name;
+};
+constexpr MetricName kMetrics[] = {
+    {AnswerMetric::kStrict, "strict"}, {AnswerMetric::kFlexible, "flexible"}, {AnswerMetric::kCode, "code"}};
 
 class SuiteParser {
  public:
@@ -57,19 +68,27 @@ class SuiteParser {
     if (value == nullptr) throw bad_value(entry, "true or false");
     return *value;
   }
-  static double share(const Entry& entry) {
-    double value = -1.0;
+  static double number(const Entry& entry) {  // -1: none
     if (entry.value) {
-      if (const auto* whole = std::get_if<int64_t>(&*entry.value)) value = static_cast<double>(*whole);
-      if (const auto* real = std::get_if<double>(&*entry.value)) value = *real;
+      if (const auto* whole = std::get_if<int64_t>(&*entry.value)) return static_cast<double>(*whole);
+      if (const auto* real = std::get_if<double>(&*entry.value)) return *real;
     }
+    return -1.0;
+  }
+  static double number(const Entry& entry, double most) {
+    const double value = number(entry);
+    if (!(value >= 0.0 && value <= most)) throw bad_value(entry, fmt::format("a number from 0 to {}", most));
+    return value;
+  }
+  static double share(const Entry& entry) {
+    const double value = number(entry);
     if (!(value >= 0.0 && value < 100.0)) throw bad_value(entry, "a number from 0 to below 100, in per cent");
     return value / 100.0;
   }
-  static int64_t shots(const Entry& entry) {
+  static int64_t whole(const Entry& entry, int64_t least, int64_t most) {
     const auto* value = entry.value ? std::get_if<int64_t>(&*entry.value) : nullptr;
-    if (value == nullptr || *value < 0 || *value > kMostShots) {
-      throw bad_value(entry, fmt::format("a whole number from 0 to {}", kMostShots));
+    if (value == nullptr || *value < least || *value > most) {
+      throw bad_value(entry, fmt::format("a whole number from {} to {}", least, most));
     }
     return *value;
   }
@@ -120,13 +139,19 @@ class SuiteParser {
         {"letters", [&] { task.letters = flag(entry); }},
         {"gold", [&] { task.gold = text(entry); }},
         {"delimiter", [&] { task.delimiter = text(entry); }},
-        {"shots", [&] { task.shots = shots(entry); }},
+        {"shots", [&] { task.shots = whole(entry, 0, kMostShots); }},
         {"shots_file", [&] { task.shots_file = text(entry); }},
         {"group", [&] { task.group = text(entry); }},
         {"header", [&] { task.header = text(entry); }},
         {"score", [&] { task.score = one_of(entry, std::span<const ScoreName>(kScores)).score; }},
         {"baseline", [&] { task.baseline = share(entry); }},
-        {"baseline_v2", [&] { task.baseline_v2 = share(entry); }}};
+        {"baseline_v2", [&] { task.baseline_v2 = share(entry); }},
+        {"metric", [&] { task.generation.metric = one_of(entry, std::span<const MetricName>(kMetrics)).metric; }},
+        {"max_tokens", [&] { task.generation.max_tokens = whole(entry, 1, kMostAnswerTokens); }},
+        {"stop", [&] { task.generation.stop = text(entry); }},
+        {"samples", [&] { task.generation.samples = whole(entry, 1, kMostSamples); }},
+        {"temperature", [&] { task.generation.temperature = number(entry, /*most=*/100.0); }},
+        {"top_p", [&] { task.generation.top_p = number(entry, /*most=*/1.0); }}};
     const auto known = keys.find(key);
     if (known == keys.end()) {
       std::vector<std::string> names;
@@ -169,7 +194,18 @@ class SuiteParser {
         if (task.prompt.empty()) task.prompt = "{text}";
         unused = {"answer", "choices", "letters", "gold", "score", "delimiter", "shots", "header", "baseline"};
         break;
+      case TaskKind::kGeneration: {
+        const bool is_code = task.generation.metric == AnswerMetric::kCode;
+        if (task.prompt.empty()) task.prompt = is_code ? "{prompt}" : "{question}";
+        if (task.answer.empty()) task.answer = is_code ? "{canonical_solution}" : "{answer}";
+        unused = {"choices", "letters", "gold", "score"};
+        if (is_code) unused.insert("stop");
+        if (task.shots == 0 && is_code) unused.insert({"answer", "delimiter"});
+        if (task.generation.temperature == 0.0) unused.insert({"samples", "top_p"});
+        break;
+      }
     }
+    if (!task.is_generated()) unused.insert({"metric", "max_tokens", "stop", "samples", "temperature", "top_p"});
     if (task.kind == TaskKind::kText && (task.prompt.size() < 3 || task.prompt.find('{') != 0 ||
                                          task.prompt.find_first_of("{}:", 1) != task.prompt.size() - 1)) {
       fail("has a prompt that is not one field", "write prompt = \"{FIELD}\", the field of a document's text");
@@ -198,6 +234,21 @@ std::string_view choice_score_name(ChoiceScore score) {
       return "character";
   }
   NMOE_CHECK(false, "choice score {}", static_cast<int>(score));
+}
+
+std::string_view answer_metric_name(AnswerMetric metric) {
+  return std::ranges::find(kMetrics, metric, &MetricName::metric)->name;
+}
+
+std::vector<std::string> GenerationSpec::stops() const {
+  if (metric == AnswerMetric::kCode) return {kCodeStops.begin(), kCodeStops.end()};
+  return stop.empty() ? std::vector<std::string>{} : std::vector{stop};
+}
+
+std::vector<int64_t> pass_counts(const GenerationSpec& spec) {
+  std::vector<int64_t> counts = {1, 10, 100};
+  std::erase_if(counts, [&](int64_t k) { return k > spec.samples; });
+  return counts;
 }
 
 TaskSuite parse_task_suite(std::string_view toml, std::string_view file) { return SuiteParser(toml, file).take(); }

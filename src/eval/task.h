@@ -19,6 +19,16 @@
 //   baseline = 25                # accuracy of a guess, in per cent
 //   baseline_v2 = 25             # by DCLM's correction of 2025; the same unless given
 //
+// and of answers that the model writes (type = "generation"):
+//   metric = "strict"            # right is: "strict", the number behind the first "#### "; "flexible", the last number
+//                                # (eval/answer_number.h); "code", a function that passes the row's tests
+//                                # (sandbox/code_task.h, whose stop strings end it)
+//   max_tokens = 256             # of an answer
+//   stop = "Question:"           # ends an answer, and is no part of it
+//   samples = 1                  # answers to each item
+//   temperature = 0              # 0: the likeliest token, always
+//   top_p = 1
+//
 // In prompt, answer and header {field} is a field of the row; {field:spaces} has spaces for its underscores;
 // {field:lettered} is a list as lines "A. first", "B. second"; {{ and }} are braces.
 #pragma once
@@ -35,12 +45,30 @@ enum class TaskKind {
   kSchema,            // the prompt that makes one answer likeliest
   kLanguageModeling,  // an answer that greedy decoding gives exactly
   kText,              // bits per byte of documents
+  kGeneration,        // an answer that the model writes
 };
 
 // Of several answers the one with the least of this is chosen, the first of equals.
 enum class ChoiceScore { kToken, kSum, kCharacter };
 inline constexpr int kNumChoiceScores = 3;
 std::string_view choice_score_name(ChoiceScore score);  // "token", "sum", "character"
+
+// What makes a written answer right.
+enum class AnswerMetric { kStrict, kFlexible, kCode };
+std::string_view answer_metric_name(AnswerMetric metric);  // "strict", "flexible", "code"
+
+struct GenerationSpec {
+  AnswerMetric metric = AnswerMetric::kStrict;
+  int64_t max_tokens = 256;
+  std::string stop;  // "": none
+  int64_t samples = 1;
+  double temperature = 0.0;
+  double top_p = 1.0;
+
+  std::vector<std::string> stops() const;
+};
+// The k of pass@k that reports have: of 1, 10 and 100 those that there are samples for.
+std::vector<int64_t> pass_counts(const GenerationSpec& spec);
 
 struct Task {
   std::string name;
@@ -56,7 +84,9 @@ struct Task {
   ChoiceScore score = ChoiceScore::kToken;
   double baseline = 0.0;  // a share, as is
   double baseline_v2 = 0.0;
+  GenerationSpec generation;
 
+  bool is_generated() const { return kind == TaskKind::kGeneration; }
   bool chooses() const { return kind == TaskKind::kMultipleChoice || kind == TaskKind::kSchema; }
 };
 

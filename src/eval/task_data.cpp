@@ -13,6 +13,7 @@
 #include "base/sha256.h"
 #include "data/prep/records.h"
 #include "data/tokenizer/unicode.h"
+#include "eval/answer_number.h"
 #include "eval/python_random.h"
 
 namespace nmoe {
@@ -30,6 +31,7 @@ class Fields {
  public:
   Fields(const nlohmann::json& row, std::string place) : row_(row), place_(std::move(place)) {}
 
+  const std::string& place() const { return place_; }
   Error error(const std::string& what) const {
     std::vector<std::string> names;
     for (const auto& [name, value] : row_.items()) names.push_back(name);
@@ -108,7 +110,8 @@ std::string expand(const std::string& form, const Fields& fields) {
   return text;
 }
 
-TaskRow make_row(const Task& task, const Fields& fields) {
+// `record`: the row itself.
+TaskRow make_row(const Task& task, const Fields& fields, std::string_view record) {
   TaskRow row;
   switch (task.kind) {
     case TaskKind::kMultipleChoice:
@@ -126,6 +129,17 @@ TaskRow make_row(const Task& task, const Fields& fields) {
     case TaskKind::kLanguageModeling:
       row.prompts = {std::string(strip(expand(task.prompt, fields)))};
       row.answers = {expand(task.answer, fields)};
+      break;
+    case TaskKind::kGeneration:
+      row.prompts = {expand(task.prompt, fields)};
+      row.answers = {expand(task.answer, fields)};
+      if (task.generation.metric == AnswerMetric::kCode) {
+        row.code = parse_code_task(record, fields.place());
+      } else if (const auto number = expected_number(row.answer(0))) {
+        row.expected = *number;
+      } else {
+        throw fields.error(fmt::format("the answer \"{}\" has no number", row.answer(0)));
+      }
       break;
     case TaskKind::kText:
       NMOE_CHECK(false, "documents are no rows");
@@ -149,7 +163,7 @@ std::vector<TaskRow> read_rows(const Task& task, const fs::path& path, Sha256& h
     const std::string place = place_of(path, options, record.number);
     const auto json = try_parse_json<nlohmann::json>(record.text);
     if (!json.is_object()) throw runtime_error(fmt::format("{}: no JSON object", place), "mend the row");
-    rows.push_back(make_row(task, Fields(json, place)));
+    rows.push_back(make_row(task, Fields(json, place), record.text));
     hash.update(record.text);
     hash.update("\n");
   }
@@ -192,6 +206,11 @@ TaskData::TaskData(Task task, const fs::path& dir, int64_t limit) : task_(std::m
        {task_.prompt, task_.answer, task_.choices, task_.gold, task_.delimiter, task_.group, task_.header,
         fmt::format("{} {} {}", static_cast<int>(task_.kind), task_.letters, task_.shots)}) {
     hash.update(fmt::format("{} {}\n", part.size(), part));
+  }
+  if (task_.is_generated()) {
+    const GenerationSpec& spec = task_.generation;
+    hash.update(fmt::format("{} {} {} {} {} {}\n", answer_metric_name(spec.metric), spec.max_tokens, spec.samples,
+                            spec.temperature, spec.top_p, fmt::join(spec.stops(), "\n")));
   }
   const fs::path path = find_data_file(dir, task_.file);
   rows_ = read_rows(task_, path, hash);
@@ -245,6 +264,7 @@ std::vector<std::string> TaskData::texts_of(int64_t i) const {
       before += text_of(example, example.gold) + "\n\n";
     }
   }
+  if (task_.is_generated()) return {before + row.prompt(0)};
   if (task_.kind == TaskKind::kLanguageModeling) {
     const std::string without = before + row.prompt(0) + task_.delimiter;
     return {std::string(strip(without)), without + row.answer(0)};

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "eval/task.h"
+#include "sandbox/code_task.h"
 
 namespace nmoe {
 
@@ -22,6 +24,8 @@ struct TaskRow {
   int64_t gold = 0;
   std::string header;
   std::string group;
+  std::string expected;          // of a written answer that is a number
+  std::optional<CodeTask> code;  // of one that is a program
 
   int64_t num_options() const { return static_cast<int64_t>(std::max(prompts.size(), answers.size())); }
   const std::string& prompt(int64_t option) const { return prompts[prompts.size() == 1 ? 0 : size_t(option)]; }
@@ -52,7 +56,7 @@ class TaskData {
   // Indices of items, or of the rows of shots_file.
   std::vector<int64_t> shots_of(int64_t i) const;
   // What is scored of an item: one text for each option; for language modelling the text without its answer and the
-  // one with it.
+  // one with it; of answers that are written the prompt.
   std::vector<std::string> texts_of(int64_t i) const;
 
  private:

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "data/prep/records.h"
+#include "eval/answer_number.h"
 
 namespace nmoe {
 namespace {
@@ -22,14 +23,31 @@ int64_t num_characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
+int64_t num_right(const ItemOutcome& outcome) { return std::ranges::count(outcome.right, true); }
+
+double credit_of(const ItemOutcome& outcome) {
+  if (outcome.right.empty()) return outcome.correct ? 1.0 : 0.0;
+  return static_cast<double>(num_right(outcome)) / static_cast<double>(outcome.right.size());
+}
+
 void add_outcome(TaskReport& report, ItemOutcome outcome) {
   ++report.items;
   report.correct += outcome.correct ? 1 : 0;
+  const double credit = credit_of(outcome);
+  report.credit += credit;
+  report.credit_squares += credit * credit;
+  report.strict += outcome.strict;
+  report.flexible += outcome.flexible;
   for (size_t i = 0; i < report.correct_by.size(); ++i) report.correct_by[i] += outcome.correct_by[i] ? 1 : 0;
   for (const TextScore& score : outcome.result.scores) {
     report.nats += score.nats;
     report.scored_tokens += score.tokens;
     ++report.texts;
+  }
+  for (const WrittenAnswer& answer : outcome.result.answers) {
+    ++report.texts;
+    report.answer_tokens += answer.tokens;
+    report.cut += answer.cut ? 1 : 0;
   }
   for (const int64_t length : outcome.result.lengths) report.tokens += length;
   report.scored_bytes += outcome.result.bytes;
@@ -63,6 +81,9 @@ class TaskEvaluation::Items {
   // Items of one are scored one after the other, since they may begin alike.
   virtual std::string group(int64_t i) const = 0;
   virtual ItemOutcome judge(const ItemResult& result) const = 0;
+  // Of an item whose answers are written:
+  virtual int64_t row(int64_t) const { return 0; }
+  virtual const CodeTask* code(int64_t) const { return nullptr; }  // where they are programs
 };
 
 class TaskEvaluation::RowItems final : public Items {
@@ -74,14 +95,21 @@ class TaskEvaluation::RowItems final : public Items {
   const std::string& hash() const override { return data_.hash(); }
   EvalItem make(int64_t i) const override { return make_item(data_, i, rules_); }
   std::string group(int64_t i) const override { return data_.task().shots_file.empty() ? "" : data_.item(i).group; }
+  int64_t row(int64_t i) const override { return data_.order()[static_cast<size_t>(i)]; }
+  const CodeTask* code(int64_t i) const override { return data_.item(i).code ? &*data_.item(i).code : nullptr; }
 
   ItemOutcome judge(const ItemResult& result) const override {
     const TaskRow& row = data_.item(result.item);
     ItemOutcome outcome{.item = result.item,
-                        .row = data_.order()[static_cast<size_t>(result.item)],
+                        .row = this->row(result.item),
                         .gold = row.gold,
+                        .expected = row.expected,
                         .group = row.group,
                         .result = result};
+    if (data_.task().is_generated()) {
+      judge_answers(outcome);
+      return outcome;
+    }
     if (!data_.task().chooses()) {
       outcome.correct = result.scores.front().greedy;
       return outcome;
@@ -96,6 +124,22 @@ class TaskEvaluation::RowItems final : public Items {
   }
 
  private:
+  void judge_answers(ItemOutcome& outcome) const {
+    const AnswerMetric metric = data_.task().generation.metric;
+    for (const WrittenAnswer& answer : outcome.result.answers) {
+      if (metric == AnswerMetric::kCode) {
+        outcome.right.push_back(answer.fault.empty());
+        continue;
+      }
+      const bool strict = strict_number(answer.text) == outcome.expected;
+      const bool flexible = flexible_number(answer.text) == outcome.expected;
+      outcome.strict += strict ? 1 : 0;
+      outcome.flexible += flexible ? 1 : 0;
+      outcome.right.push_back(metric == AnswerMetric::kStrict ? strict : flexible);
+    }
+    outcome.correct = outcome.right.front();
+  }
+
   static int64_t choose(const TaskRow& row, const ItemResult& result, ChoiceScore score) {
     std::vector<double> values;
     for (size_t option = 0; option < result.scores.size(); ++option) {
@@ -227,6 +271,37 @@ void TaskEvaluation::score(Scorer& scorer, const std::function<void(ItemResult r
   });
 }
 
+void TaskEvaluation::generate(const Generation& generation,
+                              const std::function<void(ItemResult result)>& scored) const {
+  constexpr uint64_t kSeedsOfARow = 1 << 16;
+  std::vector<AnswerPrompt> prompts;
+  for (size_t i = 0; i < made_.size(); ++i) {
+    const auto row = static_cast<uint64_t>(items_->row(pending_[i]));
+    prompts.push_back({.tokens = &made_[i].texts.front().tokens, .seed = row * kSeedsOfARow});
+  }
+  generation.writer.write(prompts, task_.generation, [&](std::vector<AnswerWriter::Written> written) {
+    const int64_t samples = task_.generation.samples;
+    if (task_.generation.metric == AnswerMetric::kCode) {
+      NMOE_CHECK(generation.sandbox != nullptr, "task {} without a sandbox", name());
+      generation.pool.parallel_for(std::ssize(written) * samples, [&](int64_t i, int) {
+        AnswerWriter::Written& item = written[static_cast<size_t>(i / samples)];
+        WrittenAnswer& answer = item.answers[static_cast<size_t>(i % samples)];
+        const CodeVerdict verdict =
+            judge_completion(*generation.sandbox, *items_->code(pending_[item.prompt]), answer.text);
+        if (!verdict.passed) answer.fault = verdict.why.empty() ? "not passed" : as_utf8(verdict.why);
+      });
+    }
+    for (AnswerWriter::Written& item : written) {
+      const EvalItem& made = made_[item.prompt];
+      scored({.item = pending_[item.prompt],
+              .scores = {},
+              .lengths = {std::ssize(made.texts.front().tokens)},
+              .cropped = made.cropped,
+              .answers = std::move(item.answers)});
+    }
+  });
+}
+
 TaskReport TaskEvaluation::report(const ItemResults& results) const {
   TaskReport report{.suite = suite_, .task = task_};
   for (const auto& [item, result] : results) add_outcome(report, items_->judge(result));
@@ -234,15 +309,29 @@ TaskReport TaskEvaluation::report(const ItemResults& results) const {
   return report;
 }
 
-double TaskReport::accuracy() const { return static_cast<double>(correct) / static_cast<double>(items); }
+double TaskReport::accuracy() const { return credit / static_cast<double>(items); }
 
 double TaskReport::accuracy_by(ChoiceScore score) const {
   return static_cast<double>(correct_by[static_cast<size_t>(score)]) / static_cast<double>(items);
 }
 
+double TaskReport::accuracy_by(AnswerMetric metric) const {
+  const int64_t right = metric == AnswerMetric::kStrict ? strict : flexible;
+  return static_cast<double>(right) / static_cast<double>(items * task.generation.samples);
+}
+
+double TaskReport::pass_at(int64_t k) const {
+  double sum = 0.0;
+  for (const ItemOutcome& outcome : outcomes) {
+    sum += pass_at_k(std::ssize(outcome.right), num_right(outcome), k);
+  }
+  return sum / static_cast<double>(items);
+}
+
 double TaskReport::standard_error() const {
   if (items < 2) return 0.0;
-  return std::sqrt(accuracy() * (1.0 - accuracy()) / static_cast<double>(items - 1));
+  const double variance = credit_squares / static_cast<double>(items) - accuracy() * accuracy();
+  return std::sqrt(std::max(0.0, variance) / static_cast<double>(items - 1));
 }
 
 double TaskReport::centred() const { return centre(accuracy(), task.baseline); }

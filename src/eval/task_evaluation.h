@@ -9,21 +9,26 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "eval/answer_writer.h"
 #include "eval/eval_item.h"
 #include "eval/journal.h"
 #include "eval/scorer.h"
 #include "eval/task.h"
+#include "sandbox/sandbox.h"
 
 namespace nmoe {
 
 // An item's outcome.
 struct ItemOutcome {
   int64_t item = 0;
-  int64_t row = 0;     // of the task's file, from 0; of a document
-  int64_t gold = 0;    // of choices
-  int64_t choice = 0;  // by the task's own score
-  bool correct = false;
+  int64_t row = 0;                                  // of the task's file, from 0; of a document
+  int64_t gold = 0;                                 // of choices
+  int64_t choice = 0;                               // by the task's own score
+  bool correct = false;                             // of several answers, the first
   std::array<bool, kNumChoiceScores> correct_by{};  // by each score
+  std::vector<bool> right;                          // of each written answer, by the task's metric
+  int64_t strict = 0, flexible = 0;                 // of written numbers, how many are right by each metric
+  std::string expected;                             // number
   std::string group;
   ItemResult result;
 };
@@ -40,12 +45,17 @@ struct TaskReport {
   int64_t items = 0;
   int64_t correct = 0;
   std::array<int64_t, kNumChoiceScores> correct_by{};  // of choices, by each score
-  std::vector<GroupReport> groups;                     // sorted by name; empty without Task::group
-  double nats = 0.0;                                   // of all scored tokens of all texts
+  double credit = 0.0;               // the sum over items: 1 for a right one, or the share of its answers that are
+  double credit_squares = 0.0;       // same, of the squares
+  int64_t strict = 0, flexible = 0;  // written numbers that are right by each metric
+  std::vector<GroupReport> groups;   // sorted by name; empty without Task::group
+  double nats = 0.0;                 // of all scored tokens of all texts
   int64_t scored_tokens = 0;
   int64_t scored_bytes = 0;
-  int64_t texts = 0;
-  int64_t tokens = 0;                 // of all texts
+  int64_t texts = 0;                  // or answers
+  int64_t tokens = 0;                 // of all texts, or prompts
+  int64_t answer_tokens = 0;          // written
+  int64_t cut = 0;                    // answers that have as many tokens as they may
   int64_t cropped = 0;                // texts
   int64_t resumed = 0;                // items that were in the journal
   int64_t computed_tokens = 0;        // in this call
@@ -56,12 +66,23 @@ struct TaskReport {
   bool has_accuracy() const { return task.kind != TaskKind::kText; }
   double accuracy() const;
   double accuracy_by(ChoiceScore score) const;
-  // Of the accuracy: sqrt(p (1 - p) / (n - 1)); 0 for one item.
+  double accuracy_by(AnswerMetric metric) const;  // of written numbers: strict or flexible
+  // The unbiased estimate that one of k <= generation.samples answers to an item is right (sandbox/code_task.h).
+  double pass_at(int64_t k) const;
+  // Of the accuracy: the items' standard deviation / sqrt(n), which is sqrt(p (1 - p) / (n - 1)) where each is right or
+  // wrong; 0 for one item.
   double standard_error() const;
   double centred() const;  // (accuracy - baseline) / (1 - baseline)
   double centred_v2() const;
   double macro_accuracy() const;  // the mean of the groups'
   double bits_per_byte() const;   // nats / (ln 2 * bytes), of documents
+};
+
+// What answers are written by and judged in.
+struct Generation {
+  AnswerWriter& writer;
+  const Sandbox* sandbox = nullptr;  // where they are programs
+  ThreadPool& pool;                  // judges them
 };
 
 class TaskEvaluation {
@@ -78,9 +99,12 @@ class TaskEvaluation {
 
   // Tokenizes the items that are not in `done`. Errors: make_item's.
   void make_items(const ItemResults& done, ThreadPool& pool);
+  bool has_pending() const { return !pending_.empty(); }
   // Scores those, texts longest first and those of a group one after the other; may be called again. Error (runtime)
   // where a loss is not finite.
   void score(Scorer& scorer, const std::function<void(ItemResult result)>& scored) const;
+  // The same of a task whose answers are written. Errors: InferenceEngine's, Sandbox::run's.
+  void generate(const Generation& generation, const std::function<void(ItemResult result)>& scored) const;
   TaskReport report(const ItemResults& results) const;
 
  private:

@@ -125,6 +125,11 @@ InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const T
     Suite& suite = suites_.emplace_back(
         Suite{.description = find_task_suite(config.eval.tasks.substr(begin, end - begin)), .tasks = {}});
     for (const Task& task : suite.description.tasks) {
+      if (task.is_generated()) {
+        throw usage_error(fmt::format("eval.tasks: answers to {}/{} are written, which a run that trains does not do",
+                                      suite.description.name, task.name),
+                          "leave it out, and evaluate the run's checkpoints with n eval");
+      }
       suite.tasks.emplace_back(suite.description.name, task, config.eval.data_dir, config.eval.limit, rules_);
       suite.tasks.back().make_items({}, pool);
     }

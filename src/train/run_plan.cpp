@@ -101,6 +101,10 @@ std::string print_run_plan(const Config& config, double flops, double peak_flops
                           100.0 * kShare, human_count(peak));
     }
   }
+  if (config.train.target_loss > 0.0) {
+    text += fmt::format("  or until a validation, every {} steps, gives {} nats per token\n", config.train.valid_every,
+                        config.train.target_loss);
+  }
   return text + fmt::format("  {}\n  {}\n", describe_schedule(config), describe_checkpoints(config));
 }
 

@@ -110,6 +110,10 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }
+  if (config.train.target_loss > 0.0 && valid_splits.empty()) {
+    throw usage_error("train.target_loss is a validation's, and no source has text for validation",
+                      "prepare the data with --valid-fraction, or leave it out");
+  }
   if (launch.process == 0) folder = own_folder(config);
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
   check_schedule(config, start->progress(), start->resumes());
@@ -206,10 +210,11 @@ class Trainer {
   std::set<int64_t> seq_lens_;  // that steps have had
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;        // of steps whose results are known
-  StreamCursor cursor_;      // behind them
-  double flops_ = 0.0;       // same
-  int64_t saved_step_ = -1;  // of the last checkpoint that was begun and has not failed
+  Progress progress_;            // of steps whose results are known
+  StreamCursor cursor_;          // behind them
+  double flops_ = 0.0;           // same
+  int64_t validated_step_ = -1;  // last
+  int64_t saved_step_ = -1;      // of the last checkpoint that was begun and has not failed
   std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
   // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.
   bool handing_over_ = false;
@@ -451,7 +456,8 @@ void Trainer::report_validation(std::string_view source, const ValidationResult&
 }
 
 void Trainer::run_validation() {
-  if (run_.valid_splits.empty()) return;
+  if (run_.valid_splits.empty() || validated_step_ == progress_.steps) return;
+  validated_step_ = progress_.steps;
   ValidationResult all;
   double all_seconds = 0.0;
   for (const auto& [source, split] : run_.valid_splits) {
@@ -464,7 +470,9 @@ void Trainer::run_validation() {
     all_seconds += seconds;
   }
   report_validation("", all, all_seconds);
-  if (all.tokens > 0) summary_.valid = all;
+  if (all.tokens == 0) return;
+  summary_.valid = all;
+  summary_.target_reached = all.loss() <= config_.train.target_loss;
 }
 
 void Trainer::run_evaluation() {
@@ -531,12 +539,15 @@ void Trainer::save_at_end() {
 // Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
 // finished first.
 void Trainer::loop() {
+  const auto due = [&](int64_t every) {
+    return every > 0 && ahead().steps % every == 0 && ahead().steps < config_.train.steps;
+  };
+  // A run that had reached its target has nothing left to do.
+  if (config_.train.target_loss > 0.0 && progress_.steps > 0 && due(config_.train.valid_every)) run_validation();
   clock_.start();
-  while (ahead().steps < config_.train.steps && collapse_.empty()) {
+  while (ahead().steps < config_.train.steps && collapse_.empty() && !summary_.target_reached) {
     rebalance();
     if (!collapse_.empty() || !enqueue_step()) break;
-    const int64_t number = ahead().steps;
-    const auto due = [&](int64_t every) { return every > 0 && number % every == 0 && number < config_.train.steps; };
     const bool valid_due = due(config_.train.valid_every);
     const bool save_due = due(config_.checkpoint.every) || enqueued_.back().save;
     const bool eval_due = due(config_.eval.every);
@@ -549,6 +560,7 @@ void Trainer::loop() {
     clock_.stop();
     pace_.settle();
     if (valid_due) run_validation();
+    if (summary_.target_reached) continue;
     if (eval_due) run_evaluation();
     if (save_due) save();
     clock_.start();
@@ -627,6 +639,7 @@ TrainSummary Trainer::run() {
     summary_.device_bytes_planned = run_.memory.device_bytes;
     summary_.device_bytes_used = device->used_bytes;
   }
+  summary_.device = memory_->device->description();
   summary_.steps = progress_.steps;
   summary_.seconds = clock_.seconds();
   if (summary_.steps_now > 0) {

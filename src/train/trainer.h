@@ -39,6 +39,8 @@ struct TrainSummary {
   double tokens_per_s = 0.0;
   bool interrupted = false;               // by a signal; the checkpoint is where to go on
   std::optional<ValidationResult> valid;  // at the end
+  bool target_reached = false;            // by it: train.target_loss
+  std::string device;                     // Device::description
   // Of the device, where it has memory of its own; at the end, by everything on it.
   int64_t device_bytes_planned = 0;
   int64_t device_bytes_used = 0;
@@ -47,9 +49,10 @@ struct TrainSummary {
 
 std::filesystem::path checkpoint_dir(const Config& config);
 
-// Trains until train.steps, on parallel.ranks ranks that share every batch and end together; a signal to any process
-// stops all. Prints the plan first; progress goes to standard error, with a warning where routers stay far from balance
-// (router_report.h).
+// Trains until train.steps or a validation that reaches train.target_loss, on parallel.ranks ranks that share every
+// batch and end together; a signal to any process stops all. Prints the plan first; progress goes to standard error,
+// with a warning where routers stay far from balance (router_report.h).
+//
 // Errors: whatever makes the run impossible (usage), and at run time a loss that is not finite (naming the first
 // tensor that went bad) or a collapsed router. The state before the step that is not finite is saved first: steps that
 // were enqueued behind it change nothing. A collapse is seen in a logged step; the steps enqueued meanwhile are

@@ -1,4 +1,4 @@
-// n eval: evaluations that are killed, comparisons, what is refused.
+// n eval: a model that knows items by heart, evaluations that are killed, comparisons, what is refused.
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -10,27 +10,31 @@
 namespace nmoe {
 namespace {
 
+constexpr int kNumItems = 50;
+
 class EvalCommandTest : public CliTest {
  protected:
-  // Keys like "c5" with a value of two letters that nothing but the item tells.
+  // Keys like "c5" with a value of a number that nothing but the item tells.
   static std::string key(int i) {
     return fmt::format("{}{}", static_cast<char>('a' + i / 8 % 25), i % 8 + i / 200 * 10);
   }
   static std::string value(int i) {
     const uint64_t bits = Philox(5, "values").bits(static_cast<uint64_t>(i));
-    return {static_cast<char>('A' + bits % 20), static_cast<char>('A' + bits / 20 % 20)};
+    return fmt::format("#### {}", 10 + bits % 90);
   }
   void write_tasks(int num_items) const {
-    std::string greedy, choices;
+    std::string greedy, choices, written;
     for (int i = 0; i < num_items; ++i) {
-      const std::string right = value(i), wrong = value(i + 1) == right ? "zz" : value(i + 1);
+      const std::string right = value(i), wrong = value(i + 1) == right ? "#### 0" : value(i + 1);
       greedy += fmt::format("{{\"context\": \"{} is\", \"continuation\": \"{}\"}}\n", key(i), right);
       choices += fmt::format("{{\"query\": \"{} is\", \"choices\": [\"{}\", \"{}\"], \"gold\": {}}}\n", key(i),
                              i % 2 == 0 ? right : wrong, i % 2 == 0 ? wrong : right, i % 2);
+      written += fmt::format("{{\"question\": \"{} is\", \"answer\": \"{}\"}}\n", key(i), right);
     }
     make_directories(dir_ / "tasks");
     write("tasks/greedy.jsonl", greedy);
     write("tasks/choices.jsonl", choices);
+    write("tasks/written.jsonl", written);
     write("mine.toml", R"(mean = "MINE"
 [tasks.greedy]
 type = "language_modeling"
@@ -40,10 +44,16 @@ type = "multiple_choice"
 file = "choices.jsonl"
 baseline = 50
 )");
+    write("written.toml", R"([tasks.written]
+type = "generation"
+file = "written.jsonl"
+max_tokens = 9
+stop = "\n"
+)");
   }
   std::vector<std::string> eval(std::vector<std::string> more) const {
     std::vector<std::string> arguments = {
-        "eval", "runs/checkpoints/tiny", "--tasks", "mine.toml", "--data", "tasks", "--threads", "1"};
+        "eval", "runs/checkpoints/tiny", "--tasks", "mine.toml,written.toml", "--data", "tasks", "--threads", "1"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
@@ -73,13 +83,33 @@ baseline = 50
     EXPECT_GT(killed, kills / 2);
     output(eval({"--out", "parts"}));
     EXPECT_EQ(read_file(dir_ / "parts/items.jsonl"), read_file(dir_ / "whole/items.jsonl"));
-    EXPECT_EQ(std::ranges::count(read_file(dir_ / "parts/items.jsonl"), '\n'), 800);
+    EXPECT_EQ(std::ranges::count(read_file(dir_ / "parts/items.jsonl"), '\n'), 1200);
     // Finished: nothing is scored again.
     const auto report = parse_json<nlohmann::json>(output(eval({"--out", "parts", "--json"})));
     EXPECT_EQ(report.at("tasks").at(0).at("computed_tokens"), 0);
     EXPECT_EQ(report.at("tasks").at(0).at("resumed"), 400);
   }
 };
+
+TEST_F(EvalCommandTest, AModelThatKnowsItemsByHeart) {
+  std::string text;
+  for (int i = 0; i < kNumItems; ++i) text += fmt::format("{} is {}\n\n", key(i), value(i));
+  write("items.txt", text);
+  write_tasks(kNumItems);
+  output({"prep", "items.txt", "--split-on", "", "--out", "data", "--threads", "1"});
+  output(
+      train({"train.steps=350", "train.batch_seqs=16", "train.microbatch_seqs=16", "data.seq_len=32",
+             "data.mask_documents=true", "data.shuffle=documents", "model.dim=64", "model.dense_dim=256",
+             "train.log_every=250", "optim.schedule.warmup=10", "optim.schedule.hold=300", "optim.schedule.decay=40"}));
+  const auto report = parse_json<nlohmann::json>(output(eval({"--json"})));
+  ASSERT_EQ(report.at("tasks").size(), 3u);
+  for (const auto& task : report.at("tasks")) {
+    EXPECT_EQ(task.at("accuracy"), 1.0) << task.at("task");
+    EXPECT_EQ(task.at("items"), kNumItems);
+  }
+  EXPECT_EQ(report.at("tasks").at(2).at("accuracy_flexible"), 1.0);
+  EXPECT_EQ(report.at("means").at("MINE").at("value"), 1.0);
+}
 
 // NMOE_EVAL_KILLS: how often (CMakeLists.txt beside this file).
 TEST_F(EvalCommandTest, GoesOnWhereItWasKilled) {
@@ -99,6 +129,20 @@ TEST_F(EvalCommandTest, SameItemsForAnyBatchAndSharing) {
   EXPECT_TRUE(contains(table, "MINE"));
 }
 
+TEST_F(EvalCommandTest, AConfigurationHasRandomWeights) {
+  prepare();
+  write_tasks(10);
+  std::vector<std::string> command = {"eval",  "tiny.toml", "--tasks", "mine.toml", "--data",
+                                      "tasks", "--threads", "1",       "--json"};
+  expect_error(run(command), 2, "a configuration without a tokenizer", "add --tokenizer FILE");
+  command.insert(command.end(), {"--tokenizer", "data/tokenizer.json"});
+  const auto report = parse_json<nlohmann::json>(output(command));
+  ASSERT_EQ(report.at("tasks").size(), 2u);
+  EXPECT_EQ(report.at("tasks").at(0).at("items"), 10);
+  command.insert(command.end(), {"--out", "a"});
+  expect_error(run(command), 2, "weights are random", "give a checkpoint");
+}
+
 TEST_F(EvalCommandTest, AnExportedModelIsJudgedAlike) {
   output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "bpe.json"});
   output({"prep", "train.txt", "--tokenizer", "bpe.json", "--out", "data", "--threads", "1"});
@@ -106,7 +150,8 @@ TEST_F(EvalCommandTest, AnExportedModelIsJudgedAlike) {
   write_tasks(20);
   output({"export", "runs/checkpoints/tiny", "hf"});
   output(eval({"--out", "a"}));
-  output({"eval", "hf", "--tasks", "mine.toml", "--data", "tasks", "--threads", "1", "--out", "b", "--context", "16"});
+  output({"eval", "hf", "--tasks", "mine.toml,written.toml", "--data", "tasks", "--threads", "1", "--out", "b",
+          "--context", "16"});
   EXPECT_EQ(read_file(dir_ / "a/items.jsonl"), read_file(dir_ / "b/items.jsonl"));
 }
 
@@ -160,6 +205,24 @@ TEST_F(EvalCommandTest, WhileTraining) {
                "eval_data.sh");
 }
 
+TEST_F(EvalCommandTest, GpqaIsMadeOfItsFile) {
+  write("gpqa.csv",
+        "Record ID,Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
+        "r1,\"Which, of\n these?\",right ,a,b,\"c, d\"\nr2,And?,right,e,f,g\n");
+  const std::string script = std::string(NMOE_SOURCE_DIR) + "/scripts/eval_gpqa.py";
+  ASSERT_EQ(test::Program(dir_, {"python3", script, "gpqa.csv", "data/gpqa/gpqa_main.jsonl"}).wait().exit_code, 0);
+  const std::string lines = read_file(dir_ / "data/gpqa/gpqa_main.jsonl");
+  const auto first = parse_json<nlohmann::json>(lines.substr(0, lines.find('\n')));
+  EXPECT_EQ(first.at("query"), "Which, of\n these?");
+  EXPECT_EQ(first.at("choices"), nlohmann::json({"b", "a", "c, d", "right"}));  // as random.Random(42) shuffles
+  EXPECT_EQ(first.at("gold"), 3);
+  EXPECT_EQ(std::ranges::count(lines, '\n'), 2);
+  write("gpqa.csv", "Question\nWhy?\n");
+  const Outcome outcome = test::Program(dir_, {"python3", script, "gpqa.csv", "out.jsonl"}).wait();
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(contains(outcome.err, "no column 'Incorrect Answer 2'"));
+}
+
 TEST_F(EvalCommandTest, Refusals) {
   expect_error(n({"eval"}), 2, "n eval: a model is required", "n eval --help");
   expect_error(n({"eval", "x"}), 2, "--tasks or --text is required", "n eval --help");
@@ -168,6 +231,9 @@ TEST_F(EvalCommandTest, Refusals) {
   expect_error(n({"eval", "runs/checkpoints/tiny", "--tasks", "core"}), 2, "there is no 'core/hellaswag.jsonl'",
                "scripts/eval_data.sh");
   expect_error(n({"eval", "nowhere", "--tasks", "core"}), 1, "nowhere", "");
+  write_tasks(3);
+  expect_error(n(train({"run.name=new", "eval.every=2", "eval.tasks=written.toml", "eval.data_dir=tasks"})), 2,
+               "answers to written/written are written", "n eval");
   expect_error(n({"eval", "compare", "a", "b"}), 2, "'a' is no finished evaluation", "n eval --out");
 }
 

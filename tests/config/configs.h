@@ -37,6 +37,7 @@ inline Config mla_moe_config() {
     [train]
     microbatch_seqs = 8
     valid_every = 5
+    target_loss = 3.28
     [parallel]
     ranks = 2
     [eval]

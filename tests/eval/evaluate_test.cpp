@@ -58,7 +58,7 @@ class EvaluateTest : public test::TempDirTest {
     ThreadPool pool(2);
     const EvalOptions options{
         .suites = {parse_task_suite(tasks, "suite.toml")}, .data_dir = dir_, .limit = limit, .progress = {}};
-    return evaluate(scorer_, rules, options, pool, journal);
+    return evaluate({.scorer = [&]() -> Scorer& { return scorer_; }}, rules, options, pool, journal);
   }
 
   BigramScorer scorer_;

@@ -65,5 +65,19 @@ TEST(CoreSuite, IsTheSharedTable) {
   }
 }
 
+// Every row of both has what its task needs; examples stand before the question, with their answers.
+TEST(WrittenAnswers, HaveTheirData) {
+  if (!fs::exists(kData / "gsm8k")) GTEST_SKIP() << "no evaluation data beside the repository: " << kData;
+  const TaskData gsm8k(find_task_suite("gsm8k").tasks.front(), kData, /*limit=*/0);
+  EXPECT_EQ(gsm8k.size(), 1319);
+  const std::string prompt = gsm8k.texts_of(0).front();
+  EXPECT_TRUE(prompt.starts_with("Question: Natalia sold clips to 48 of her friends in April"));
+  EXPECT_NE(prompt.find("\n#### 72\n\nQuestion: Weng earns"), std::string::npos);
+  EXPECT_TRUE(prompt.ends_with("\nAnswer:"));
+  const TaskData humaneval(find_task_suite("humaneval").tasks.front(), kData, /*limit=*/0);
+  EXPECT_EQ(humaneval.size(), 164);
+  EXPECT_EQ(humaneval.texts_of(3).front(), humaneval.item(3).code->prompt);
+}
+
 }  // namespace
 }  // namespace nmoe

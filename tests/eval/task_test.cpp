@@ -40,6 +40,26 @@ TEST(TaskSuite, EveryBuiltinOneReads) {
   EXPECT_EQ(one.mean, "");
 }
 
+TEST(TaskSuite, AnswersAreWritten) {
+  const std::string task = "[tasks.t]\ntype = \"generation\"\nfile = \"t.jsonl\"\n";
+  const Task numbers = parse_task_suite(task + "stop = \"Q\"\n", "t.toml").tasks[0];
+  EXPECT_EQ(numbers.prompt, "{question}");
+  EXPECT_EQ(numbers.generation.stops(), std::vector<std::string>{"Q"});
+  EXPECT_EQ(pass_counts(numbers.generation), std::vector<int64_t>{1});
+  const Task code = find_task_suite("humaneval_sampled").tasks[0];
+  EXPECT_EQ(code.prompt, "{prompt}");
+  EXPECT_EQ(code.generation.stops().size(), 5u);
+  EXPECT_EQ(pass_counts(code.generation), (std::vector<int64_t>{1, 10, 100}));
+  for (const auto& [more, what] : {std::pair{"samples = 2", "samples"},
+                                   {"metric = \"code\"\nstop = \"x\"", "stop"},
+                                   {"score = \"sum\"", "score"}}) {
+    const Error error = error_of([&, keys = task + more] { parse_task_suite(keys, "t.toml"); });
+    EXPECT_TRUE(contains(error.what(), fmt::format("has {}, which has no effect", what)));
+  }
+  EXPECT_TRUE(contains(error_of([&] { parse_task_suite(task + "metric = \"exact\"", "t.toml"); }).what(),
+                       "\"strict\", \"flexible\" or \"code\""));
+}
+
 TEST(TaskSuite, RefusesWhatItDoesNotKnow) {
   struct Case {
     std::string more, what, remedy;
@@ -51,6 +71,7 @@ TEST(TaskSuite, RefusesWhatItDoesNotKnow) {
         Case{"score = \"bits\"", "\"token\", \"sum\" or \"character\"", "correct"},
         Case{"answer = \"{x}\"", "has answer, which has no effect in it", "leave it out"},
         Case{"baseline_v2 = 3", "has baseline_v2, which has no effect", "leave it out"},
+        Case{"max_tokens = 3", "has max_tokens, which has no effect", "leave it out"},
         Case{"shots_file = \"a\"", "has shots_file, which has no effect", "leave it out"}}) {
     const Error error = error_of([&] { parse_task_suite(std::string(kTask) + c.more, "mine.toml"); });
     EXPECT_TRUE(contains(error.what(), c.what));

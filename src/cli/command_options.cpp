@@ -1,0 +1,59 @@
+#include "cli/command_options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <system_error>
+
+namespace nmoe::cli {
+
+CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
+  command->add_option("--set", arguments.overrides, "change one key of the configuration (repeatable)")
+      ->type_name("SECTION.KEY=VALUE")
+      ->take_all()
+      ->allow_extra_args(false);
+  return command->add_option("config", arguments.file, "configuration file (TOML)")->required()->type_name("FILE");
+}
+
+void add_ranks(CLI::App* command, ConfigArguments& arguments) {
+  command
+      ->add_option_function<int64_t>(
+          "--ranks",
+          [&arguments](int64_t ranks) { arguments.overrides.push_back(fmt::format("parallel.ranks={}", ranks)); },
+          "the same as --set parallel.ranks=N")
+      ->type_name("N");
+}
+
+CLI::Validator number(double min, double max) {
+  const bool open = max == std::numeric_limits<double>::infinity();
+  const std::string range = open ? fmt::format("of at least {}", min) : fmt::format("from {} to {}", min, max);
+  const auto fault = [=](const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool good = error == std::errc() && end == text.data() + text.size() && value >= min && value <= max;
+    return good ? std::string() : fmt::format("{} is not a number {}", text, range);
+  };
+  return {fault, /*description=*/"", "number"};
+}
+
+void add_sampling(CLI::App* command, SamplingOptions& sampling) {
+  constexpr const char* kSampling = "Sampling (applied in this order)";
+  const auto add = [command](const char* name, auto& value, const char* what, const CLI::Validator& range) {
+    command->add_option(name, value, what)->check(range)->capture_default_str()->group(kSampling);
+  };
+  add("--repetition-penalty", sampling.repetition_penalty,
+      "divides the logits of tokens that are there already; 1: off", number(0));
+  add("--temperature", sampling.temperature, "0: always the likeliest token", number(0));
+  add("--top-k", sampling.top_k, "sample from this many of the likeliest tokens; 0: all", number(0));
+  add("--top-p", sampling.top_p, "sample from the likeliest tokens of this much probability", number(0, 1));
+  add("--min-p", sampling.min_p, "leave out tokens less probable than this share of the likeliest", number(0, 1));
+  command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
+}
+
+void add_device(CLI::App* command, std::string& device) {
+  command->add_option("--device", device, "cpu, or cuda: a GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+}
+
+}  // namespace nmoe::cli
