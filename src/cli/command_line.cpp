@@ -510,9 +510,13 @@ class CommandLine::Commands {
                      "items or answers at a time, each with a context's room in memory; 0: 16, cuda 256")
         ->check(number(0))
         ->capture_default_str();
+    CLI::Option* shared = eval->add_flag_callback(
+        "--shared-prefixes", [this] { eval_.share_prefixes = true; },
+        "compute once what texts begin with: what happens on the CPU, slower on cuda");
     eval->add_flag_callback(
-        "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
-        "compute every text from its first token on: the same results, later; on cuda --batch is of sequences (16)");
+            "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
+            "compute every text from its first token on; on cuda they are packed, --batch sequences (16) at a time")
+        ->excludes(shared);
     eval->add_option("--threads", eval_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     eval->add_flag("--json", eval_.json, "print JSON");
 

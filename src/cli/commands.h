@@ -165,7 +165,7 @@ struct EvalArguments {
   std::string device = "cpu";
   bool fp32 = false;  // on cuda, instead of bf16
   int threads = 0;
-  bool share_prefixes = true;
+  std::optional<bool> share_prefixes;  // unless given: on the CPU
   bool json = false;
 };
 void eval_command(const EvalArguments& arguments);

@@ -74,6 +74,11 @@ Subject stored_subject(const fs::path& path) {
   return subject;
 }
 
+// On a GPU whole texts are scored sooner, packed (docs/log.md).
+bool shares_prefixes(const EvalArguments& arguments) {
+  return arguments.share_prefixes.value_or(arguments.device == "cpu");
+}
+
 // What every text begins with, as generation does it (chat/prompt.h).
 std::vector<int32_t> begin_ids(const Subject& subject) {
   const CheckpointSettings& settings = subject.settings;
@@ -112,13 +117,13 @@ class EvaluatedModel {
   int64_t items_at_a_time() const { return arguments_.batch > 0 ? arguments_.batch : on_cpu() ? 16 : 256; }
 
   std::unique_ptr<Scorer> make_scorer() const {
-    if (on_cpu() || arguments_.share_prefixes) {
+    if (on_cpu() || shares_prefixes(arguments_)) {
       const CachedScorerOptions options{.device = arguments_.device,
                                         .fp32 = arguments_.fp32,
                                         .num_threads = arguments_.threads,
                                         .num_slots = items_at_a_time(),
                                         .capacity = context_,
-                                        .share_prefixes = arguments_.share_prefixes};
+                                        .share_prefixes = shares_prefixes(arguments_)};
       if (subject_.checkpoint) return std::make_unique<CachedScorer>(subject_.checkpoint->path(), options);
       return std::make_unique<CachedScorer>(
           std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, CachedScorer::model_options(options)),
@@ -241,7 +246,7 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
         fmt::format("weights {}, tokenizer {}, texts begin with [{}] and have up to {} tokens, {} in {}",
                     combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
                     fmt::join(rules.begin_ids, ", "), rules.max_tokens,
-                    arguments.device == "cpu" || arguments.share_prefixes ? arguments.device : "cuda, packed",
+                    arguments.device == "cpu" || !shares_prefixes(arguments) ? arguments.device : "cuda, shared",
                     arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;
