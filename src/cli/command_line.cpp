@@ -462,7 +462,7 @@ class CommandLine::Commands {
     speedrun->add_option("--data", speedrun_.data, "folder of the tasks' data (scripts/eval_data.sh)")
         ->type_name("DIR")
         ->capture_default_str();
-    speedrun->add_option("--batch", speedrun_.batch, "as of n eval")->check(number(1))->capture_default_str();
+    speedrun->add_option("--batch", speedrun_.batch, "as of n eval")->check(number(0))->capture_default_str();
     speedrun->add_option("--leaderboard", speedrun_.leaderboard)->type_name("FILE")->capture_default_str();
     CLI::Option* list = speedrun->add_flag("--list", speedrun_.list, "print the leaderboard");
     list->excludes(file);
@@ -475,7 +475,9 @@ class CommandLine::Commands {
   void add_evaluation(CLI::App& app) {
     CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, GSM8K, HumanEval, bits per byte");
     CLI::Option* model =
-        eval->add_option("model", eval_.model, "a checkpoint, a folder of them: the latest, or a Hugging Face folder");
+        eval->add_option("model", eval_.model,
+                         "a checkpoint, a folder of them: the latest, or a Hugging Face folder; to see how long it "
+                         "takes a configuration (.toml): random weights");
     CLI::Option* tasks =
         eval->add_option(
                 "--tasks", eval_.tasks,
@@ -491,6 +493,7 @@ class CommandLine::Commands {
     eval->add_option("--data", eval_.data, "folder of the tasks' data (scripts/eval_data.sh)")
         ->type_name("DIR")
         ->capture_default_str();
+    eval->add_option("--tokenizer", eval_.tokenizer, "of a configuration")->type_name("FILE");
     eval->add_option("--limit", eval_.limit, "items of a task, drawn at random; 0: all")
         ->check(number(0))
         ->capture_default_str();
@@ -502,12 +505,16 @@ class CommandLine::Commands {
     add_device(eval, eval_.device);
     eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
     eval->add_option("--batch", eval_.batch,
-                     "items, answers, or on cuda sequences at a time: each takes a context's room in memory")
-        ->check(number(1))
+                     "items or answers at a time, each with a context's room in memory; 0: 16, cuda 256")
+        ->check(number(0))
         ->capture_default_str();
+    CLI::Option* shared = eval->add_flag_callback(
+        "--shared-prefixes", [this] { eval_.share_prefixes = true; },
+        "compute once what texts begin with: what happens on the CPU, slower on cuda");
     eval->add_flag_callback(
-        "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
-        "compute every text from its first token on: the same results, later");
+            "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
+            "compute every text from its first token on; on cuda they are packed, --batch sequences (16) at a time")
+        ->excludes(shared);
     eval->add_option("--threads", eval_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     eval->add_flag("--json", eval_.json, "print JSON");
 

@@ -35,8 +35,8 @@ struct SpeedrunArguments {
   std::vector<std::string> tasks = {"core"};
   std::string data = "data/eval";
   std::string leaderboard = "LEADERBOARD.json";
-  int64_t batch = 16;  // as EvalArguments
-  bool list = false;   // only print the leaderboard
+  int64_t batch = 0;  // as EvalArguments
+  bool list = false;  // only print the leaderboard
 };
 // Trains to train.target_loss, evaluates, and adds an entry to the leaderboard (docs/speedrun.md). Error (runtime)
 // where the run ends before its target: then there is no entry.
@@ -153,18 +153,19 @@ struct ServeArguments {
 void serve_command(const ServeArguments& arguments);
 
 struct EvalArguments {
-  std::string model;               // a checkpoint, a folder of them, or a Hugging Face model's
+  std::string model;               // a checkpoint, a folder of them, a Hugging Face model's, or a configuration
+  std::string tokenizer;           // of a configuration, whose weights are random
   std::vector<std::string> tasks;  // suites, tasks of them, files of tasks
   std::vector<std::string> texts;  // files of documents, whose bits per byte are told
   std::string data = "data/eval";
   std::string out;      // "": nothing is kept
   int64_t limit = 0;    // items of a task; 0: all
   int64_t context = 0;  // tokens of a text; 0: the model's
-  int64_t batch = 16;   // items, answers that are written, or on cuda sequences, at a time
+  int64_t batch = 0;    // items or answers at a time, of packed texts sequences; 0: what suits the device
   std::string device = "cpu";
   bool fp32 = false;  // on cuda, instead of bf16
   int threads = 0;
-  bool share_prefixes = true;
+  std::optional<bool> share_prefixes;  // unless given: on the CPU
   bool json = false;
 };
 void eval_command(const EvalArguments& arguments);

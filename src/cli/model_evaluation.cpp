@@ -18,6 +18,8 @@
 #include "hf/import.h"
 #include "track/metrics.h"
 #include "track/metrics_file.h"
+#include "train/run_config.h"
+#include "train/training_data.h"
 
 namespace nmoe::cli {
 
@@ -48,54 +50,96 @@ class ModelFolder {
   std::optional<TemporaryFolder> imported_;
 };
 
+// What is evaluated: a checkpoint, or random weights of a configuration.
+struct Subject {
+  std::optional<CheckpointReader> checkpoint;
+  CheckpointSettings settings;
+  Config config;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
+bool is_configuration(const std::string& model) { return model.ends_with(".toml") && !fs::is_directory(model); }
+
+Subject random_subject(const EvalArguments& arguments) {
+  Subject subject{.config = load_run_config(arguments.model), .tokenizer = load_tokenizer(arguments.tokenizer)};
+  subject.config = resolve_vocab_size(subject.config, *subject.tokenizer);
+  return subject;
+}
+
+Subject stored_subject(const fs::path& path) {
+  Subject subject{.checkpoint = CheckpointReader::open(path)};
+  const CheckpointReader& reader = *subject.checkpoint;
+  subject.config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  subject.tokenizer = reader.tokenizer();
+  subject.settings = read_checkpoint_settings(reader.path(), *subject.tokenizer);
+  return subject;
+}
+
+// On a GPU whole texts are scored sooner, packed (docs/log.md).
+bool shares_prefixes(const EvalArguments& arguments) {
+  return arguments.share_prefixes.value_or(arguments.device == "cpu");
+}
+
 // What every text begins with, as generation does it (chat/prompt.h).
-std::vector<int32_t> begin_ids(const CheckpointSettings& settings, const Config& config, const Tokenizer& tokenizer) {
+std::vector<int32_t> begin_ids(const Subject& subject) {
+  const CheckpointSettings& settings = subject.settings;
   if (settings.imported) return settings.bos_id ? std::vector{*settings.bos_id} : std::vector<int32_t>{};
-  if (config.data.mask_documents) return {};
-  return {tokenizer.eos_id()};
+  if (subject.config.data.mask_documents) return {};
+  return {subject.tokenizer->eos_id()};
 }
 
 // A model is in memory once: to score texts or to write answers.
 class EvaluatedModel {
  public:
   // Texts have up to `context` tokens.
-  EvaluatedModel(const fs::path& checkpoint, const EvalArguments& arguments, int64_t context)
-      : checkpoint_(checkpoint), arguments_(arguments), context_(context) {}
+  EvaluatedModel(const Subject& subject, const EvalArguments& arguments, int64_t context)
+      : subject_(subject), arguments_(arguments), context_(context) {}
 
   Scorer& scorer() {
     engine_.reset();
     if (scorer_ == nullptr) scorer_ = make_scorer();
     return *scorer_;
   }
+  // Of a checkpoint.
   InferenceEngine& engine() {
     scorer_.reset();
     if (engine_ == nullptr) {
-      engine_ = std::make_unique<InferenceEngine>(checkpoint_, InferenceOptions{.device = arguments_.device,
-                                                                                .num_threads = arguments_.threads,
-                                                                                .max_sequences = arguments_.batch,
-                                                                                .max_context = context_});
+      engine_ = std::make_unique<InferenceEngine>(subject_.checkpoint->path(),
+                                                  InferenceOptions{.device = arguments_.device,
+                                                                   .num_threads = arguments_.threads,
+                                                                   .max_sequences = items_at_a_time(),
+                                                                   .max_context = context_});
     }
     return *engine_;
   }
 
  private:
+  bool on_cpu() const { return arguments_.device == "cpu"; }
+  int64_t items_at_a_time() const { return arguments_.batch > 0 ? arguments_.batch : on_cpu() ? 16 : 256; }
+
   std::unique_ptr<Scorer> make_scorer() const {
-    if (arguments_.device == "cpu") {
-      return std::make_unique<CachedScorer>(checkpoint_,
-                                            CachedScorerOptions{.num_threads = arguments_.threads,
-                                                                .num_slots = arguments_.batch,
-                                                                .capacity = context_,
-                                                                .share_prefixes = arguments_.share_prefixes});
+    if (on_cpu() || shares_prefixes(arguments_)) {
+      const CachedScorerOptions options{.device = arguments_.device,
+                                        .fp32 = arguments_.fp32,
+                                        .num_threads = arguments_.threads,
+                                        .num_slots = items_at_a_time(),
+                                        .capacity = context_,
+                                        .share_prefixes = shares_prefixes(arguments_)};
+      if (subject_.checkpoint) return std::make_unique<CachedScorer>(subject_.checkpoint->path(), options);
+      return std::make_unique<CachedScorer>(
+          std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, CachedScorer::model_options(options)),
+          options.share_prefixes);
     }
-    return std::make_unique<PackedScorer>(
-        checkpoint_, PackedScorerOptions{.device = arguments_.device,
-                                         .compute_dtype = arguments_.fp32 ? DType::kF32 : DType::kBF16,
-                                         .num_threads = arguments_.threads,
-                                         .num_seqs = arguments_.batch,
-                                         .seq_len = context_});
+    const PackedScorerOptions options{.device = arguments_.device,
+                                      .compute_dtype = arguments_.fp32 ? DType::kF32 : DType::kBF16,
+                                      .num_threads = arguments_.threads,
+                                      .num_seqs = arguments_.batch > 0 ? arguments_.batch : 16,
+                                      .seq_len = context_};
+    if (subject_.checkpoint) return std::make_unique<PackedScorer>(subject_.checkpoint->path(), options);
+    return std::make_unique<PackedScorer>(subject_.config, options);
   }
 
-  fs::path checkpoint_;
+  const Subject& subject_;
   const EvalArguments& arguments_;
   int64_t context_;
   std::unique_ptr<Scorer> scorer_;
@@ -126,8 +170,14 @@ void check_options(const EvalArguments& arguments, const std::vector<TaskSuite>&
   if (arguments.device == "cpu" && arguments.fp32) {
     throw usage_error("--fp32 has no effect on the CPU", "leave it out: it computes in fp32");
   }
-  if (arguments.device != "cpu" && !arguments.share_prefixes) {
-    throw usage_error("--no-shared-prefixes has no effect on cuda", "leave it out: no prefixes are shared there");
+  if (is_configuration(arguments.model)) {
+    if (arguments.tokenizer.empty()) throw usage_error("a configuration without a tokenizer", "add --tokenizer FILE");
+    if (!arguments.out.empty() || any_task(suites, &Task::is_generated)) {
+      throw usage_error("--out, or answers that are written, with a configuration, whose weights are random",
+                        "leave them out, or give a checkpoint");
+    }
+  } else if (!arguments.tokenizer.empty()) {
+    throw usage_error("--tokenizer with a model, which has its own", "leave it out, or give a configuration (.toml)");
   }
   if (arguments.fp32 && any_task(suites, &Task::is_generated)) {
     throw usage_error("--fp32 has no effect on answers that are written",
@@ -175,27 +225,28 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
   EvalOptions options{.suites = suites_of(arguments), .data_dir = arguments.data, .limit = arguments.limit};
   check_options(arguments, options.suites);
   const std::unique_ptr<const Sandbox> sandbox = make_sandbox(options.suites);
-  const ModelFolder folder(arguments);
-  const CheckpointReader reader = CheckpointReader::open(folder.path());
-  const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  const auto tokenizer = reader.tokenizer();
-  const CheckpointSettings settings = read_checkpoint_settings(reader.path(), *tokenizer);
+  std::optional<ModelFolder> folder;
+  if (!is_configuration(arguments.model)) folder.emplace(arguments);
+  const Subject subject = folder ? stored_subject(folder->path()) : random_subject(arguments);
+  const Config& config = subject.config;
   const int64_t of_model = config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
-  const TokenRules rules{.tokenizer = tokenizer.get(),
-                         .begin_ids = begin_ids(settings, config, *tokenizer),
+  const TokenRules rules{.tokenizer = subject.tokenizer.get(),
+                         .begin_ids = begin_ids(subject),
                          .max_tokens = arguments.context > 0 ? arguments.context : of_model};
-  EvaluatedModel model(reader.path(), arguments, rules.max_tokens);
+  EvaluatedModel model(subject, arguments, rules.max_tokens);
   const EvalModels models{.scorer = [&]() -> Scorer& { return model.scorer(); },
                           .engine = [&]() -> InferenceEngine& { return model.engine(); },
-                          .stop_ids = settings.stop_ids,
+                          .stop_ids = subject.settings.stop_ids,
                           .sandbox = sandbox.get()};
   std::optional<EvalJournal> journal;
   if (!arguments.out.empty()) {
     journal.emplace(
         arguments.out,
         fmt::format("weights {}, tokenizer {}, texts begin with [{}] and have up to {} tokens, {} in {}",
-                    combined_sha256(reader.model()), tokenizer->hash(), fmt::join(rules.begin_ids, ", "),
-                    rules.max_tokens, arguments.device, arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
+                    combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
+                    fmt::join(rules.begin_ids, ", "), rules.max_tokens,
+                    arguments.device == "cpu" || !shares_prefixes(arguments) ? arguments.device : "cuda, shared",
+                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;
   std::string current;
@@ -214,7 +265,7 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
     write_file_atomically(fs::path(arguments.out) / "items.jsonl", item_lines(report));
     write_file_atomically(fs::path(arguments.out) / "report.json", report_json(report));
   }
-  record(reader.path(), reader.info(), report);
+  if (subject.checkpoint) record(subject.checkpoint->path(), subject.checkpoint->info(), report);
   return report;
 }
 

@@ -50,12 +50,21 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
 CachedScorer::CachedScorer(std::unique_ptr<CachedModel> model, bool share_prefixes)
     : model_(std::move(model)), share_prefixes_(share_prefixes), slots_(static_cast<size_t>(model_->num_slots())) {}
 
+CachedModelOptions CachedScorer::model_options(const CachedScorerOptions& options) {
+  constexpr int64_t kManyRows = 8192;  // of a call on a GPU, a quarter of which may be scored
+  const bool on_cpu = options.device == "cpu";
+  return {.device = options.device,
+          .num_threads = options.num_threads,
+          .num_slots = options.num_slots,
+          .capacity = options.capacity,
+          .max_rows = on_cpu ? 0 : kManyRows,
+          .max_scores = on_cpu ? kMaxScores : kManyRows / 4,
+          .fp32 = options.fp32,
+          .for_many_rows = !on_cpu};
+}
+
 CachedScorer::CachedScorer(const std::filesystem::path& checkpoint, const CachedScorerOptions& options)
-    : CachedScorer(std::make_unique<CachedModel>(checkpoint, CachedModelOptions{.num_threads = options.num_threads,
-                                                                                .num_slots = options.num_slots,
-                                                                                .capacity = options.capacity,
-                                                                                .max_scores = kMaxScores}),
-                   options.share_prefixes) {}
+    : CachedScorer(std::make_unique<CachedModel>(checkpoint, model_options(options)), options.share_prefixes) {}
 
 CachedScorer::~CachedScorer() = default;
 
@@ -90,7 +99,7 @@ void CachedScorer::add_rows(Slot& slot, int32_t slot_index) {
   const int64_t end = std::min(slot.end(), slot.position + model_->max_rows() - std::ssize(rows_));
   slot.tokens.resize(static_cast<size_t>(slot.position));
   for (; slot.position < end; ++slot.position) {
-    if (scored_.size() + end_text - first_text > static_cast<size_t>(kMaxScores)) return;
+    if (scored_.size() + end_text - first_text > static_cast<size_t>(model_->max_scores())) return;
     const auto row = static_cast<int32_t>(rows_.size());
     for (size_t text = first_text; text < end_text; ++text) {
       if (slot.position + 1 < group[text].begin) continue;

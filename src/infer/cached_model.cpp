@@ -1,6 +1,7 @@
 #include "infer/cached_model.h"
 
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -13,12 +14,20 @@ namespace nmoe {
 namespace {
 
 constexpr int64_t kMaxSeen = 1 << 14;  // ids that are penalised at once
+constexpr int64_t kDrawInputs = sizeof(TokenDraw) / sizeof(int32_t);
+static_assert(sizeof(TokenDraw) % sizeof(int32_t) == 0 && alignof(TokenDraw) <= 4 * sizeof(int32_t));
 
 // The numbers of rows that are recorded: few, so that there are few recordings.
 int64_t recorded_rows(int64_t num_rows) {
   constexpr int64_t kStep = 16;
   if (num_rows > kStep / 2) return (num_rows + kStep - 1) / kStep * kStep;
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_rows)));
+}
+
+// How many scores a call for many rows works on, of up to max_scores: a few numbers.
+int64_t padded_scores(int64_t num_scores, int64_t max_scores) {
+  const int64_t step = (max_scores + 3) / 4;
+  return std::min(max_scores, (num_scores + step - 1) / step * step);
 }
 
 // The upper half of a master weight, as ops/ops.h has it.
@@ -96,11 +105,11 @@ void CachedModel::set_up(bool random_weights) {
   if (options_.capacity == 0) {
     options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
   }
-  const bool is_fp32 = options_.device == "cpu" || config_.run.precision == Precision::kFp32;
+  const bool is_fp32 = options_.device == "cpu" || options_.fp32 || config_.run.precision == Precision::kFp32;
   const DeviceOptions where{.kind = options_.device,
                             .num_threads = options_.num_threads,
                             .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16,
-                            .batch_invariant = true};
+                            .batch_invariant = !options_.for_many_rows};
   StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
   // None are made; but where weights have a master, random ones are drawn there.
   if (is_fp32 || !random_weights) plan.leave_out(ArenaKind::kGradients);
@@ -120,10 +129,12 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
   auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
   model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
   cache_ = model->make_cache(storage[ArenaKind::kCache], options_.num_slots, options_.capacity);
-  inputs_ = state.allocate(DType::kI32, {4, std::max(max_rows(), max_logits())});
+  const bool has_sampler = has_token_sampler(storage.device());
+  inputs_ = state.allocate(DType::kI32, {4 * input_pitch() + (has_sampler ? kDrawInputs * max_logits() : 0)});
   logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
-  if (has_token_sampler(storage.device())) {
-    draws_ = state.allocate(DType::kU8, {max_logits() * static_cast<int64_t>(sizeof(TokenDraw))});
+  if (has_sampler) {
+    const Tensor draws = inputs_.rows(4 * input_pitch(), inputs_.dim(0));
+    draws_ = Tensor(draws.raw(), DType::kU8, {draws.num_bytes()});
     seen_ = state.allocate(DType::kI32, {kMaxSeen, 2});
     sampled_ = state.allocate(DType::kI32, {max_logits()});
   }
@@ -141,7 +152,7 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
 }
 
 Tensor CachedModel::input(int64_t i, int64_t size) const {
-  return inputs_.rows(i, i + 1).reshape({inputs_.dim(1)}).rows(0, size);
+  return inputs_.rows(i * input_pitch(), i * input_pitch() + size);
 }
 
 CachedRows CachedModel::input_rows(int64_t num_rows) const {
@@ -150,7 +161,7 @@ CachedRows CachedModel::input_rows(int64_t num_rows) const {
 
 // Rows on the host; those behind them, up to num_rows, belong to no sequence.
 void CachedModel::fill_inputs(std::span<const CacheRow> rows, int64_t num_rows) {
-  const auto pitch = static_cast<size_t>(inputs_.dim(1));
+  const auto pitch = static_cast<size_t>(input_pitch());
   for (size_t i = 0; i < static_cast<size_t>(num_rows); ++i) {
     const CacheRow row = i < rows.size() ? rows[i] : CacheRow{.token = 0, .slot = -1, .position = 0};
     host_inputs_[i] = row.token, host_inputs_[pitch + i] = row.slot, host_inputs_[2 * pitch + i] = row.position;
@@ -168,7 +179,7 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
   const int64_t run_logits = recorded ? run_rows : num_logits;
   fill_inputs(rows, run_rows);
   for (int64_t i = 0; i < run_logits; ++i) {
-    host_inputs_[static_cast<size_t>(3 * inputs_.dim(1) + i)] =
+    host_inputs_[static_cast<size_t>(3 * input_pitch() + i)] =
         i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
   }
   device_->upload(inputs_, host_inputs_.data());
@@ -206,7 +217,7 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   NMOE_CHECK(samples() && draws.size() == wanted.size(), "{} draws for {} rows", draws.size(), num_logits);
   const Tensor device_draws = draws_.rows(0, num_logits * static_cast<int64_t>(sizeof(TokenDraw)));
   const Tensor logits = logits_.rows(0, num_logits), tokens = sampled_.rows(0, num_logits);
-  device_->upload(device_draws, draws.data());
+  std::memcpy(host_inputs_.data() + 4 * input_pitch(), draws.data(), draws.size_bytes());
   enqueue(rows, wanted);
   Samples samples;
   if (with_logits) samples.logits = download_logits(num_logits);
@@ -226,22 +237,26 @@ std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, s
   const auto num_rows = static_cast<int64_t>(rows.size()), num_scores = static_cast<int64_t>(scored.size());
   NMOE_CHECK(num_rows <= max_rows() && num_scores <= options_.max_scores, "{} rows, {} scores; room for {} and {}",
              num_rows, num_scores, max_rows(), options_.max_scores);
-  fill_inputs(rows, num_rows);
+  const int64_t run_rows = options_.for_many_rows ? max_rows() : num_rows;
+  const int64_t run_scores = options_.for_many_rows ? padded_scores(num_scores, max_scores()) : num_scores;
+  fill_inputs(rows, run_rows);
   device_->upload(inputs_, host_inputs_.data());
-  const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
-                             .targets = scored_.targets.rows(0, num_scores),
-                             .losses = scored_.losses.rows(0, num_scores),
-                             .predictions = scored_.predictions.rows(0, num_scores)};
+  const ScoredRows wanted = {.rows = scored_.rows.rows(0, run_scores),
+                             .targets = scored_.targets.rows(0, run_scores),
+                             .losses = scored_.losses.rows(0, run_scores),
+                             .predictions = scored_.predictions.rows(0, run_scores)};
+  std::ranges::fill(host_ids_, 0);
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].row;
   device_->upload(wanted.rows, host_ids_.data());
+  std::ranges::fill(host_ids_, -1);
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].token;
   device_->upload(wanted.targets, host_ids_.data());
-  model_->cached_scores(input_rows(num_rows), cache_, (*storage_)[ArenaKind::kActivations], wanted);
+  model_->cached_scores(input_rows(run_rows), cache_, (*storage_)[ArenaKind::kActivations], wanted);
   host_scores_.resize(scored.size());
   if (scored.empty()) return {};
   host_losses_.resize(scored.size());
-  device_->download(host_losses_.data(), wanted.losses);
-  device_->download(host_ids_.data(), wanted.predictions);
+  device_->download(host_losses_.data(), wanted.losses.rows(0, num_scores));
+  device_->download(host_ids_.data(), wanted.predictions.rows(0, num_scores));
   for (size_t i = 0; i < scored.size(); ++i) host_scores_[i] = {host_losses_[i], host_ids_[i]};
   return host_scores_;
 }

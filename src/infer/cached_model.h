@@ -39,7 +39,12 @@ struct CachedModelOptions {
   int num_threads = 0;         // 0: one per available CPU
   int64_t num_slots = 8;
   int64_t capacity = 0;    // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t max_rows = 0;    // of one call; 0: CachedModel::kMaxRows, or twice the number of slots
   int64_t max_scores = 0;  // of one call of score()
+  bool fp32 = false;       // on cuda, whatever run.precision says
+  // On cuda, for score() alone: products as training has them, which are faster for many rows. All calls then work on
+  // max_rows rows, some of which belong to no sequence, so that nothing is chosen by how many there are.
+  bool for_many_rows = false;
 };
 
 // How likely a token was.
@@ -55,8 +60,7 @@ struct ScoredToken {
 
 class CachedModel {
  public:
-  static constexpr int64_t kMaxRows =
-      256;  // of one call, or twice the number of slots: prompts are read beside writers
+  static constexpr int64_t kMaxRows = 256;   // of one call; prompts are read beside as many writers as there are slots
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. All memory is taken
@@ -92,7 +96,10 @@ class CachedModel {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   int64_t num_slots() const { return options_.num_slots; }
   int64_t capacity() const { return options_.capacity; }
-  int64_t max_rows() const { return std::max(kMaxRows, 2 * options_.num_slots); }
+  int64_t max_rows() const {
+    return options_.max_rows > 0 ? options_.max_rows : std::max(kMaxRows, 2 * options_.num_slots);
+  }
+  int64_t max_scores() const { return options_.max_scores; }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
   const Device& device() const { return *device_; }
 
@@ -100,6 +107,7 @@ class CachedModel {
   void set_up(bool random_weights);
   void check_memory(const StoragePlan& plan) const;
   void load(const CheckpointReader& reader);
+  int64_t input_pitch() const { return std::max(max_rows(), max_logits()); }
   Tensor input(int64_t i, int64_t size) const;
   CachedRows input_rows(int64_t num_rows) const;
   void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
@@ -114,9 +122,10 @@ class CachedModel {
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
   KvCache cache_;
-  Tensor inputs_;      // [4, max_rows] i32: tokens, slots, positions, wanted
+  // i32, uploaded at once: tokens, slots, positions and wanted, input_pitch() of each, and the draws
+  Tensor inputs_;
   Tensor logits_;      // [max_logits, V]
-  Tensor draws_;       // [max_logits TokenDraws] u8; undefined where the host samples, with those below
+  Tensor draws_;       // [max_logits TokenDraws] u8, of inputs_; undefined where the host samples, with those below
   Tensor seen_;        // [N, 2] i32, of those that are penalised at once
   Tensor sampled_;     // [max_logits] i32
   ScoredRows scored_;  // of max_scores

@@ -43,9 +43,12 @@ Tensor Block::forward(const Pass& pass, Tensor x) {
   return out;
 }
 
-Tensor Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) {
+void Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) {
+  const ArenaScope scope(pass.activations);
   const auto mix = [&](Tensor normed, Tensor mixed) { mixer_->cached_forward(pass, normed, cache, slots, x, mixed); };
-  return run_feed_forward(pass, run_mixer(pass, x, mix));
+  const Tensor mixed = run_mixer(pass, x, mix), normed = pass.push(x.shape());
+  feed_forward_norm_.forward(pass, mixed, normed);
+  feed_forward_->cached_forward(pass, normed, mixed, x);
 }
 
 void Block::backward(const Pass& pass, Tensor dx) {

@@ -18,8 +18,8 @@ class Block {
   // x [T, D] stays alive for backward (see pass.recompute for what else does). Returns the block's output, [T, D] on
   // the activation stack.
   Tensor forward(const Pass& pass, Tensor x);
-  // The same with what is cached of earlier tokens (model/mixer.h).
-  Tensor cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
+  // The same with what is cached of earlier tokens (model/mixer.h); x becomes the output.
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
   // dx [T, D]: on entry the gradient of the output, on return that of the input.
   void backward(const Pass& pass, Tensor dx);
 

@@ -17,6 +17,8 @@ class FeedForward {
   virtual ~FeedForward() = default;
   // x [T, D] (normed), y [T, D] = residual [T, D], which may be y, and what x becomes
   virtual void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) = 0;
+  // The same for generation: no backward can follow.
+  virtual void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) { forward(pass, x, residual, y); }
   // dy [T, D] is left alone, dx [T, D] =
   virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
 };

@@ -30,6 +30,16 @@ class Linear {
     rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
+  // pre = [N, out], and its activation: h =, with its codes where there is room for any
+  void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor pre, Tensor h, const RowCodes& h_codes) const {
+    ops.linear_activation_forward({.kind = kind,
+                                   .x = x,
+                                   .w = weight_.value,
+                                   .pre = pre,
+                                   .h = h,
+                                   .h_codes = h_codes,
+                                   .rounding = weight_.rounding(ops)});
+  }
   // dx =, or += with accumulate. codes: of dy, where there are any.
   void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& codes = {}) const {
     OperandRounding rounding = weight_.input_gradient_rounding(ops);

@@ -66,21 +66,27 @@ Rope LatentAttention::rotation_of_shared_key(const Pass& pass, Tensor k_rope) co
   return pass.rotation(k_rope.reshape({k_rope.dim(0), 1, P}), P, config_.rope.layout);
 }
 
+Tensor LatentAttention::queries(const Pass& pass, const Projections& raw) {
+  const int64_t T = raw.all.dim(0), H = config_.num_heads,
+                C = config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim;
+  if (!q_low_rank_) return raw.q.reshape({T, H, C});
+  saved_.q_latent = pass.push({T, config_.mla.q_lora_rank});
+  const Tensor q = pass.push({T, H, C});
+  q_low_rank_->norm.forward(pass, raw.q, saved_.q_latent);
+  q_low_rank_->up.forward(pass.ops, saved_.q_latent, q.reshape({T, H * C}));
+  return q;
+}
+
 Tensor LatentAttention::project(const Pass& pass, Tensor x) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
+  const int64_t T = x.dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
   saved_.x = x;
-  saved_.q_latent = q_low_rank_ ? pass.push({T, mla.q_lora_rank}) : Tensor();
   saved_.kv_latent = pass.push({T, mla.kv_lora_rank});
   const Projections raw = push_projections(pass, T);
   projections_.forward(ops, x, raw.all);
 
-  saved_.q = q_low_rank_ ? pass.push({T, H, N + P}) : raw.q.reshape({T, H, N + P});
-  if (q_low_rank_) {
-    q_low_rank_->norm.forward(pass, raw.q, saved_.q_latent);
-    q_low_rank_->up.forward(ops, saved_.q_latent, saved_.q.reshape({T, H * (N + P)}));
-  }
+  saved_.q = queries(pass, raw);
   ops.rope_forward(pass.rotation(saved_.q, P, config_.rope.layout, N));
   kv_norm_.forward(pass, raw.kv_latent, saved_.kv_latent);
   ops.rope_forward(rotation_of_shared_key(pass, raw.k_rope));
@@ -119,29 +125,27 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor residual, Tenso
 
 void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
                                      Tensor y) {
-  Ops& ops = pass.ops;
-  const MlaConfig& mla = config_.mla;
-  const int64_t T = x.dim(0), H = config_.num_heads, R = mla.kv_lora_rank, P = mla.qk_rope_head_dim, U = mla.v_head_dim;
-  const Tensor positions = pass.batch.positions, keys = cache.tensors[0];
-  const Tensor k_rope = project(pass, x);
-  ops.cache_write({.rows = saved_.kv_latent, .slots = slots, .positions = positions, .cache = keys});
-  ops.cache_write({.rows = k_rope, .slots = slots, .positions = positions, .cache = keys, .offset = R});
-
-  const Tensor latent_q = pass.push({T, H, R + P});
-  const Tensor latents = pass.push({T, H, R});
+  const int64_t T = x.dim(0), H = config_.num_heads, U = config_.mla.v_head_dim;
+  const RopeTable& rope = pass.rope.of(config_.mla.qk_rope_head_dim);
+  const Projections raw = push_projections(pass, T);
+  projections_.forward(pass.ops, x, raw.all);
   const Tensor out = pass.push({T, H, U});
-  ops.mla_absorb_query({.q = saved_.q, .kv_up = kv_up_.weight().value, .latent_q = latent_q});
-  ops.cached_attention({.scale = softmax_scale(),
-                        .window = window_,
-                        .q = latent_q,
-                        .slots = slots,
-                        .positions = positions,
-                        .keys = keys,
-                        .values = {},
-                        .num_kv_heads = 1,
-                        .out = latents});
-  ops.mla_expand_output({.latents = latents, .kv_up = kv_up_.weight().value, .out = out});
-  out_.forward(ops, out.reshape({T, H * U}), y, residual);
+  pass.ops.mla_cached_attention({.scale = softmax_scale(),
+                                 .window = window_,
+                                 .q = queries(pass, raw),
+                                 .kv_latent = raw.kv_latent,
+                                 .k_rope = raw.k_rope,
+                                 .gain = kv_norm_.gain().value,
+                                 .eps = kv_norm_.eps(),
+                                 .cos = rope.cos,
+                                 .sin = rope.sin,
+                                 .layout = config_.rope.layout,
+                                 .slots = slots,
+                                 .positions = pass.batch.positions,
+                                 .kv_up = kv_up_.weight().value,
+                                 .cache = cache.tensors[0],
+                                 .out = out});
+  out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
 }
 
 void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {

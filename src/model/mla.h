@@ -4,7 +4,7 @@
 // T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size,
 // Rq and Rkv latent widths. What is made of a block's input is columns of one product, of which those of queries, Q,
 // are all heads' or their latent's. The cache holds, for all heads together, a token's normed latent and behind it the
-// rotated key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/ops.h, mla_absorb_query).
+// rotated key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/ops.h, mla_cached_attention).
 #pragma once
 
 #include <optional>
@@ -50,6 +50,8 @@ class LatentAttention final : public Mixer {
   };
   double softmax_scale() const;
   Projections push_projections(const Pass& pass, int64_t num_tokens) const;
+  // [T, H, N + P], before their rotation; fills saved_.q_latent.
+  Tensor queries(const Pass& pass, const Projections& raw);
   // Fills saved_.q_latent, .q and .kv_latent. Returns the rotated key part that heads share, [T, P].
   Tensor project(const Pass& pass, Tensor x);
   // k_rope [T, P] as a head, to be rotated.

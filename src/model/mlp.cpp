@@ -23,11 +23,10 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   saved_ = {.x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({T, hidden_});
-  in_.forward(pass.ops, x, saved_.pre);
   {
     const ArenaScope scope(pass.activations);
     const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
-    pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden, .h_codes = codes});
+    in_.forward_activation(pass.ops, activation_, x, saved_.pre, saved_.hidden, codes);
     pass.capture(hidden_as_, layer_, saved_.hidden);
     out_.forward(pass.ops, saved_.hidden, y, residual, codes);
   }

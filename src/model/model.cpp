@@ -243,8 +243,7 @@ Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, con
   const Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    const ArenaScope layer_scope(pass.activations);
-    ops_.copy({.source = blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots), .destination = x});
+    blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots);
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);

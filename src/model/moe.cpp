@@ -15,6 +15,7 @@ constexpr const char* kSharedPrefix = "moe.shared.";
 // Products that gather tokens on a GPU are a tenth slower than those of rows in order. Experts that are narrow have
 // little to multiply for each row, and save more by having no copies.
 constexpr int64_t kInPlaceHidden = 512;
+constexpr int64_t kFewTokens = 1024;  // of generation, for which an operation less is worth more
 
 std::string prefix_of(const Layer& layer) { return layer.name + "moe."; }
 
@@ -223,6 +224,42 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
   }
+}
+
+// A few tokens are routed at once, and read where they lie: steps of generation are many short operations.
+void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
+  Ops& ops = pass.ops;
+  const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
+                W = pre_activation_width(config_.activation, F), R = T * K;
+  const Tensor logits = pass.push_stat({T, E}), row_weight = pass.push_stat({R});
+  const MoePlan plan{
+      .offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of = pass.push_i32({R})};
+  const bool in_place = F <= kInPlaceHidden || T <= kFewTokens;
+  router_.forward(ops, x, logits);
+  ops.route_tokens({.rule = rule(),
+                    .logits = logits,
+                    .bias = router_bias_.value,
+                    .scores = pass.push_stat({T, E}),
+                    .top_idx = pass.push_i32({T, K}),
+                    .weights = pass.push_stat({T, K}),
+                    .plan = plan,
+                    .row_weight = row_weight});
+  if (shared_) {
+    shared_->forward(pass, x, residual, y);
+  } else if (residual.raw() != y.raw()) {
+    ops.copy({.source = residual, .destination = y});
+  }
+  const Tensor hidden = pass.push({R, F}), rows_out = pass.push({R, D});
+  if (!in_place) ops.moe_dispatch({.x = x, .plan = plan, .rows = rows_out});
+  experts_in_.forward_activation(ops, {.kind = config_.activation,
+                                       .x = in_place ? OperandRows(x, plan.token_of) : OperandRows(rows_out),
+                                       .w = {},
+                                       .offsets = plan.offsets,
+                                       .row_weight = row_weight,
+                                       .pre = pass.push({R, W}),
+                                       .h = hidden});
+  experts_out_.forward(ops, hidden, plan.offsets, rows_out);
+  ops.moe_combine({.rows = rows_out, .plan = plan, .y = y, .accumulate = true});
 }
 
 void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {

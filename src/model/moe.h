@@ -28,6 +28,8 @@ class Moe final : public FeedForward {
   Moe(const Layer& layer, WeightSet& weights);
 
   void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
+  // All experts are here.
+  void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, Tensor dy, Tensor dx) override;
 
   // Where its router's statistics are kept. Before the first pass.

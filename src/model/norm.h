@@ -25,6 +25,9 @@ class Norm {
   // y = once more, to the same bits.
   void forward_again(const Pass& pass, Tensor y) { normalise(pass, y); }
 
+  const Weight& gain() const { return gain_; }
+  double eps() const { return eps_; }
+
   // dx = or, with accumulate, +=. dx may be the storage of dy.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false) {
     pass.ops.rms_norm_backward({.x = saved_.x,

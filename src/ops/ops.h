@@ -65,6 +65,7 @@
   X(embedding_forward, EmbeddingForward)                         \
   X(embedding_backward, EmbeddingBackward)                       \
   X(linear_forward, LinearForward)                               \
+  X(linear_activation_forward, LinearActivationForward)          \
   X(linear_backward_input, LinearBackwardInput)                  \
   X(linear_backward_weight, LinearBackwardWeight)                \
   X(grouped_linear_forward, GroupedLinearForward)                \
@@ -84,10 +85,10 @@
   X(mla_expand_backward, MlaExpandBackward)                      \
   X(cache_write, CacheWrite)                                     \
   X(cached_attention, CachedAttention)                           \
-  X(mla_absorb_query, MlaAbsorbQuery)                            \
-  X(mla_expand_output, MlaExpandOutput)                          \
+  X(mla_cached_attention, MlaCachedAttention)                    \
   X(router_forward, RouterForward)                               \
   X(router_backward, RouterBackward)                             \
+  X(route_tokens, RouteTokens)                                   \
   X(router_bias_update, RouterBiasUpdate)                        \
   X(build_moe_plan, BuildMoePlan)                                \
   X(divide_moe_rows, DivideMoeRows)                              \

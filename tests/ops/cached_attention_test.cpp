@@ -1,4 +1,4 @@
-// Attention to a cache against a plain softmax over what each row sees, and MLA's absorbed products against expanded
+// Attention to a cache against a plain softmax over what each row sees, and MLA by way of latents against expanded
 // keys and values.
 #include <gtest/gtest.h>
 
@@ -153,44 +153,72 @@ TEST(CacheWriteTest, PlacesOutsideTheCacheAreABug) {
   EXPECT_THROW(write(0, 0, 1), CheckFailure);
 }
 
-// q.k and the sum of values by way of the latents, against keys and values expanded from them.
-TEST(MlaAbsorbTest, EqualsExpandedKeysAndValues) {
+// By way of the latents, against keys and values expanded from them and a plain softmax. All rows come at once; those
+// of a slot see each other in the order of their positions.
+TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
+  constexpr int64_t kTokens = 6, kHeads = 3, kNope = 7, kRope = 4, kValue = 10, kRank = 19, kCapacity = 5;
+  const std::vector<double> slots = {0, 2, 0, 0, 2, 0}, positions = {0, 0, 1, 3, 1, 2};
   for (const auto& [real, tolerance] : {std::pair(DType::kF64, 1e-10), std::pair(DType::kF32, 2e-3)}) {
-    constexpr int64_t kTokens = 5, kHeads = 3, kNope = 7, kRope = 4, kValue = 10, kRank = 19;
-    TensorPool pool(real);
-    const auto ops = cpu_device(real);
-    const Tensor q = pool.normal({kTokens, kHeads, kNope + kRope});
-    const Tensor latents = pool.normal({kTokens, kRank}), rotated = pool.normal({kTokens, kRope});
-    const Tensor kv_up = pool.normal({kHeads * (kNope + kValue), kRank});
-    const Tensor kv = pool.zeros({kTokens, kHeads, kNope + kValue});
-    const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
-    ops->linear_forward({latents, kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)})});
-    ops->mla_expand_forward({kv, rotated, k, v});
-
-    const Tensor latent_q = pool.full({kTokens, kHeads, kRank + kRope}, NAN);
-    ops->mla_absorb_query({q, kv_up, latent_q});
-    std::vector<double> absorbed, expanded;
-    for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t h = 0; h < kHeads; ++h) {
-        for (int64_t j = 0; j < kTokens; ++j) {
-          double by_latent = 0, by_key = 0;
-          for (int64_t r = 0; r < kRank; ++r) by_latent += get(latent_q[t][h], r) * get(latents[j], r);
-          for (int64_t r = 0; r < kRope; ++r) by_latent += get(latent_q[t][h], kRank + r) * get(rotated[j], r);
-          for (int64_t d = 0; d < kNope + kRope; ++d) by_key += get(q[t][h], d) * get(k[j][h], d);
-          absorbed.push_back(by_latent);
-          expanded.push_back(by_key);
+    for (const auto& [layout, window] : {std::pair<RopeLayout, int64_t>(RopeLayout::kInterleaved, 0),
+                                         std::pair<RopeLayout, int64_t>(RopeLayout::kHalfSplit, 2)}) {
+      TensorPool pool(real);
+      const auto ops = cpu_device(real);
+      const MlaCachedAttention args{.scale = 0.3,
+                                    .window = window,
+                                    .q = pool.normal({kTokens, kHeads, kNope + kRope}),
+                                    .kv_latent = pool.normal({kTokens, kRank}),
+                                    .k_rope = pool.normal({kTokens, kRope}),
+                                    .gain = pool.normal({kRank}),
+                                    .eps = 1e-3,
+                                    .cos = pool.normal({kCapacity, kRope / 2}),
+                                    .sin = pool.normal({kCapacity, kRope / 2}),
+                                    .layout = layout,
+                                    .slots = pool.ints({kTokens}, slots),
+                                    .positions = pool.ints({kTokens}, positions),
+                                    .kv_up = pool.normal({kHeads * (kNope + kValue), kRank}),
+                                    .cache = pool.full({3, kCapacity, kRank + kRope}, NAN),
+                                    .out = pool.full({kTokens, kHeads, kValue}, NAN)};
+      // Norm and rotation by the operations that training has.
+      const Tensor q = pool.zeros(args.q.shape()), rotated = pool.zeros({kTokens, 1, kRope});
+      const Tensor latents = pool.zeros({kTokens, kRank}), kv = pool.zeros({kTokens, kHeads, kNope + kValue});
+      const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
+      ops->copy({args.q, q});
+      ops->copy({args.k_rope, rotated.reshape({kTokens, kRope})});
+      ops->rms_norm_forward({args.kv_latent, args.gain, args.eps, latents, pool.zeros({kTokens})});
+      ops->rope_forward({q, args.positions, args.cos, args.sin, kNope, layout});
+      ops->rope_forward({rotated, args.positions, args.cos, args.sin, 0, layout});
+      ops->linear_forward({latents, args.kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)}), {}});
+      ops->mla_expand_forward({kv, rotated.reshape({kTokens, kRope}), k, v});
+      std::vector<double> expected;
+      for (size_t t = 0; t < kTokens; ++t) {
+        for (int64_t h = 0; h < kHeads; ++h) {
+          std::vector<double> sums(kValue);
+          double total = 0;
+          for (size_t j = 0; j < kTokens; ++j) {
+            const double distance = positions[t] - positions[j];
+            if (slots[j] != slots[t] || distance < 0 || (window > 0 && distance >= static_cast<double>(window)))
+              continue;
+            double score = 0;
+            for (int64_t d = 0; d < kNope + kRope; ++d) {
+              score += get(q[static_cast<int64_t>(t)][h], d) * get(k[static_cast<int64_t>(j)][h], d);
+            }
+            const double weight = std::exp(args.scale * score);
+            total += weight;
+            for (int64_t d = 0; d < kValue; ++d) {
+              sums[static_cast<size_t>(d)] += weight * get(v[static_cast<int64_t>(j)][h], d);
+            }
+          }
+          for (const double sum : sums) expected.push_back(sum / total);
         }
       }
+      ops->mla_cached_attention(args);
+      EXPECT_TRUE(near(args.out, expected, tolerance)) << "window " << window;
+      for (size_t t = 0; t < kTokens; ++t) {  // what was cached
+        const Tensor place = args.cache[static_cast<int64_t>(slots[t])][static_cast<int64_t>(positions[t])];
+        EXPECT_TRUE(near(place.rows(0, kRank), values(latents[static_cast<int64_t>(t)]), tolerance));
+        EXPECT_TRUE(near(place.rows(kRank, kRank + kRope), values(rotated[static_cast<int64_t>(t)]), tolerance));
+      }
     }
-    EXPECT_TRUE(near(absorbed, expanded, tolerance));
-
-    // Every head with the latent of its own token: the values of that token.
-    const Tensor per_head = pool.zeros({kTokens, kHeads, kRank}), out = pool.full({kTokens, kHeads, kValue}, NAN);
-    for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t h = 0; h < kHeads; ++h) ops->copy({latents[t], per_head[t][h]});
-    }
-    ops->mla_expand_output({per_head, kv_up, out});
-    EXPECT_TRUE(near(out, v, tolerance));
   }
 }
 

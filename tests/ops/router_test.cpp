@@ -304,6 +304,28 @@ TEST(Router, CountingRunClaimsTheScratchOfARealOne) {
   EXPECT_EQ(counting->scratch(Lane::kCompute).high_water(), run.ops->scratch().high_water());
 }
 
+// Three tokens of scores that are easily told apart, two experts each.
+TEST(RouteTokensTest, SortsCopiesByExpert) {
+  TensorPool pool(DType::kF64);
+  const RouteTokens args{.rule = {.top_k = 2, .normalise = false},
+                         .logits = pool.of({3, 4}, {0, 3, 1, -1, 2, -1, 0, 5, 4, 1, -2, 0}),
+                         .bias = pool.of({4}, {0, 0, 0, 0}),
+                         .scores = pool.zeros({3, 4}),
+                         .top_idx = pool.zeros(DType::kI32, {3, 2}),
+                         .weights = pool.zeros({3, 2}),
+                         .plan = {.offsets = pool.zeros(DType::kI32, {5}),
+                                  .row_of = pool.zeros(DType::kI32, {3, 2}),
+                                  .token_of = pool.zeros(DType::kI32, {6})},
+                         .row_weight = pool.zeros({6})};
+  cpu_device(DType::kF64)->route_tokens(args);
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  EXPECT_EQ(values(args.top_idx), (std::vector<double>{1, 2, 3, 0, 0, 1}));
+  EXPECT_EQ(values(args.plan.offsets), (std::vector<double>{0, 2, 4, 5, 6}));
+  EXPECT_EQ(values(args.plan.row_of), (std::vector<double>{2, 4, 5, 0, 1, 3}));
+  EXPECT_EQ(values(args.plan.token_of), (std::vector<double>{1, 2, 0, 2, 0, 1}));
+  EXPECT_TRUE(near(args.row_weight, {sigmoid(2), sigmoid(4), sigmoid(3), sigmoid(1), sigmoid(1), sigmoid(5)}, 1e-12));
+}
+
 TEST(RouterBias, MovesAgainstTheLoadError) {
   const auto ops = cpu_device();
   TensorPool pool;

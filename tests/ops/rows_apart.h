@@ -132,10 +132,25 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
                        {&A::slots, &A::positions}});
   }
   {
-    using A = MlaAbsorbQuery;
-    const A args{
-        .q = pool.normal({11, 3, 24}), .kv_up = pool.normal({3 * 24, 32}), .latent_q = pool.zeros({11, 3, 40})};
-    visit(ApartCase<A>{"absorbed query", &Ops::mla_absorb_query, args, {&A::q}, {&A::kv_up, &A::latent_q}, {}});
+    using A = MlaCachedAttention;
+    const A args{.scale = 0.2,
+                 .q = pool.normal({11, 3, 24}),
+                 .kv_latent = pool.normal({11, 32}),
+                 .k_rope = pool.normal({11, 8}),
+                 .gain = pool.normal({32}),
+                 .cos = pool.normal({20, 4}),
+                 .sin = pool.normal({20, 4}),
+                 .slots = pool.ints({11}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}),
+                 .positions = pool.ints({11}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}),
+                 .kv_up = pool.normal({3 * 24, 32}),
+                 .cache = pool.zeros({1, 12, 40}),
+                 .out = pool.zeros({11, 3, 8})};
+    visit(ApartCase<A>{"cached latent attention",
+                       &Ops::mla_cached_attention,
+                       args,
+                       {&A::q, &A::kv_latent, &A::k_rope},
+                       {&A::kv_up, &A::cache, &A::out},
+                       {&A::gain, &A::cos, &A::sin, &A::slots, &A::positions}});
   }
   {
     using A = CountNonFinite;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "base/kinds.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -33,30 +34,46 @@ struct CachedAttention {
   Tensor out;                // = [T, H, Dv]
 };
 
-// MLA without expanding what is cached (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): a head's key is k = w_k c for
-// the latent c, so q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents. `kv_up` holds a head's
-// w_k [nope, Rkv], then its w_v [Dv, Rkv].
-struct MlaAbsorbQuery {
-  Tensor q;         // [T, H, nope + rope], apart
-  Tensor kv_up;     // [H * (nope + Dv), Rkv]
-  Tensor latent_q;  // = [T, H, Rkv + rope]: w_k^T q, then the rotated part as it is
+// MLA of single tokens, from what their input is projected to (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2
+// and 2.1.3): normed latents and rotated keys are written to the cache, at the rows' places as CacheWrite does, and all
+// heads attend to what is there as CachedAttention does. Nothing cached is expanded: a head's key is k = w_k c for the
+// latent c, so q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents.
+struct MlaCachedAttention {
+  double scale = 1.0;
+  int64_t window = 0;
+  // What is rotated may be left in either state.
+  Tensor q;          // [T, H, nope + rope], apart; the last `rope` values of a head are to be rotated
+  Tensor kv_latent;  // [T, Rkv], apart; to be normed (contracts/norm.h)
+  Tensor k_rope;     // [T, rope], apart; to be rotated
+  Tensor gain;       // [Rkv] stat
+  double eps = 1e-6;
+  Tensor cos, sin;  // [positions, rope / 2] stat, as in Rope
+  RopeLayout layout = RopeLayout::kInterleaved;
+  Tensor slots;      // [T] i32
+  Tensor positions;  // [T] i32
+  Tensor kv_up;      // [H * (nope + Dv), Rkv]: a head's w_k [nope, Rkv], then its w_v [Dv, Rkv]
+  Tensor cache;      // = [Z, C, Rkv + rope], at the rows' places
+  Tensor out;        // = [T, H, Dv]
 };
-inline void check_mla_absorb_query(const MlaAbsorbQuery& args) {
-  const Tensor q = args.q, kv_up = args.kv_up, latent_q = args.latent_q;
-  const int64_t T = q.dim(0), H = q.dim(1), rope = latent_q.dim(2) - kv_up.dim(1), nope = q.dim(2) - rope;
-  NMOE_CHECK(rope >= 0 && nope >= 0 && nope <= kv_up.dim(0) / H && latent_q.dim(0) == T && latent_q.dim(1) == H,
-             "absorbing {} into {} to {}", kv_up.shape(), q.shape(), latent_q.shape());
-}
-struct MlaExpandOutput {
-  Tensor latents;  // [T, H, Rkv]
-  Tensor kv_up;    // [H * (nope + Dv), Rkv]
-  Tensor out;      // = [T, H, Dv]: w_v times the latent
+// The sizes that its tensors agree on.
+struct MlaSizes {
+  int64_t tokens, heads, nope, rope, rank, value;
 };
-inline void check_mla_expand_output(const MlaExpandOutput& args) {
-  const Tensor latents = args.latents, kv_up = args.kv_up, out = args.out;
-  const int64_t T = latents.dim(0), H = latents.dim(1), rank = latents.dim(2);
-  NMOE_CHECK(kv_up.dim(1) == rank && out.dim(2) <= kv_up.dim(0) / H && out.dim(0) == T && out.dim(1) == H,
-             "expanding {} by {} to {}", latents.shape(), kv_up.shape(), out.shape());
+inline MlaSizes mla_sizes(const MlaCachedAttention& args) {
+  const MlaSizes sizes{.tokens = args.q.dim(0),
+                       .heads = args.q.dim(1),
+                       .nope = args.q.dim(2) - args.k_rope.dim(1),
+                       .rope = args.k_rope.dim(1),
+                       .rank = args.kv_latent.dim(1),
+                       .value = args.out.dim(2)};
+  const auto& [T, H, nope, rope, rank, value] = sizes;
+  NMOE_CHECK(nope >= 0 && args.kv_latent.dim(0) == T && args.k_rope.dim(0) == T && args.gain.dim(0) == rank &&
+                 args.cos.dim(1) * 2 == rope && args.sin.shape() == args.cos.shape() && args.slots.dim(0) == T &&
+                 args.positions.dim(0) == T && args.kv_up.shape() == Shape({H * (nope + value), rank}) &&
+                 args.cache.dim(2) == rank + rope && args.out.dim(0) == T && args.out.dim(1) == H,
+             "MLA of q {}, latents {}, keys {} with {} over a cache {} to {}", args.q.shape(), args.kv_latent.shape(),
+             args.k_rope.shape(), args.kv_up.shape(), args.cache.shape(), args.out.shape());
+  return sizes;
 }
 
 }  // namespace nmoe

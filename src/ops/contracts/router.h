@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/kinds.h"
+#include "ops/contracts/moe.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -42,8 +43,32 @@ struct RouterForward {
   Tensor scores;    // = [T, E] stat
   Tensor top_idx;   // = [T, K] i32, by falling s + bias
   Tensor weights;   // = [T, K] stat
-  Tensor aux_loss;  // += [2] f64: balance, z
+  Tensor aux_loss;  // += [2] f64: balance, z; undefined: there are none
   Tensor entropy;   // += [1] f64: sum over tokens of the entropy (nats) of s / sum s; undefined: not computed
+};
+// Where a router sends tokens whose experts are all here, without losses: RouterForward, then BuildMoePlan of its
+// choice and MoeDispatchWeights of its weights.
+struct RouteTokens {
+  RouterRule rule;
+  Tensor logits;      // [T, E] stat
+  Tensor bias;        // [E] stat
+  Tensor scores;      // = [T, E] stat
+  Tensor top_idx;     // = [T, K] i32
+  Tensor weights;     // = [T, K] stat
+  MoePlan plan;       // =
+  Tensor row_weight;  // = [T * K] stat
+
+  RouterForward router() const {
+    return {.rule = rule,
+            .loss = {},
+            .logits = logits,
+            .bias = bias,
+            .scores = scores,
+            .top_idx = top_idx,
+            .weights = weights,
+            .aux_loss = {},
+            .entropy = {}};
+  }
 };
 struct RouterBackward {
   RouterRule rule;

@@ -104,6 +104,12 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
 }
 
 template <class Real>
+void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
+  linear_forward<Real>(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding});
+  activation_forward<Real>(ctx, {.kind = args.kind, .pre = args.pre, .h = args.h, .h_codes = args.h_codes});
+}
+
+template <class Real>
 void activation_backward(Context& ctx, const ActivationBackward& args) {
   const Activation kind = args.kind;
   const Tensor pre = args.pre, row_weight = args.row_weight, dh = args.dh, dpre = args.dpre,
@@ -130,6 +136,7 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
 }
 
 NMOE_CPU_INSTANTIATE(activation_forward, ActivationForward)
+NMOE_CPU_INSTANTIATE(linear_activation_forward, LinearActivationForward)
 NMOE_CPU_INSTANTIATE(activation_backward, ActivationBackward)
 
 }  // namespace nmoe::cpu

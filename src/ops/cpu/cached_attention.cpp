@@ -105,38 +105,72 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   });
 }
 
+namespace {
+
+// latent_q [T, H, Rkv + rope] = w_k^T q, then the rotated part as it is.
 template <class Real>
-void mla_absorb_query(Context& ctx, const MlaAbsorbQuery& args) {
-  check_mla_absorb_query(args);
-  const Tensor q = args.q, kv_up = args.kv_up, latent_q = args.latent_q;
-  const int64_t T = q.dim(0), H = q.dim(1), rank = kv_up.dim(1), rope = latent_q.dim(2) - rank, nope = q.dim(2) - rope;
-  const int64_t head_rows = kv_up.dim(0) / H;  // nope + Dv
-  if (ctx.counting()) return;
+void absorb_query(Context& ctx, const MlaSizes& sizes, Tensor q, Tensor kv_up, Tensor latent_q) {
+  const auto& [T, H, nope, rope, rank, value] = sizes;
   for_each_head(ctx, T, H, nope * rank, [&](int64_t t, int64_t head, int) {
     const Real* query = q.rows_data<Real>() + t * q.stride() + head * (nope + rope);
     Real* out = latent_q.data<Real>() + (t * H + head) * (rank + rope);
-    combine_rows<Real>(1, rank, nope, {query, nope}, {kv_up.data<Real>() + head * head_rows * rank, rank}, {out, rank});
+    combine_rows<Real>(1, rank, nope, {query, nope}, {kv_up.data<Real>() + head * (nope + value) * rank, rank},
+                       {out, rank});
     std::copy_n(query + nope, rope, out + rank);
   });
 }
 
+// out = w_v times the latents [T, H, Rkv].
 template <class Real>
-void mla_expand_output(Context& ctx, const MlaExpandOutput& args) {
-  check_mla_expand_output(args);
-  const Tensor latents = args.latents, kv_up = args.kv_up, out = args.out;
-  const int64_t T = latents.dim(0), H = latents.dim(1), rank = latents.dim(2), value = out.dim(2);
-  const int64_t head_rows = kv_up.dim(0) / H;
-  if (ctx.counting()) return;
+void expand_output(Context& ctx, const MlaSizes& sizes, Tensor latents, Tensor kv_up, Tensor out) {
+  const auto& [T, H, nope, rope, rank, value] = sizes;
   for_each_head(ctx, T, H, value * rank, [&](int64_t t, int64_t head, int) {
-    const Real* weights = kv_up.data<Real>() + (head + 1) * head_rows * rank - value * rank;
+    const Real* weights = kv_up.data<Real>() + (head * (nope + value) + nope) * rank;
     dot_rows<Real>(1, value, rank, 1, {latents.data<Real>() + (t * H + head) * rank, rank}, {weights, rank},
                    {out.data<Real>() + (t * H + head) * value, value}, /*accumulate=*/false);
   });
 }
 
+}  // namespace
+
+template <class Real>
+void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
+  const MlaSizes sizes = mla_sizes(args);
+  const int64_t T = sizes.tokens, H = sizes.heads, rank = sizes.rank, rope = sizes.rope;
+  ArenaScope scope(ctx.scratch);
+  constexpr DType kReal = DTypeOf<Real>::value;
+  const Tensor latent = scope.allocate(kReal, {T, rank}), rstd = scope.allocate(kReal, {T});
+  const Tensor latent_q = scope.allocate(kReal, {T, H, rank + rope}), latents = scope.allocate(kReal, {T, H, rank});
+  const auto rotate = [&](Tensor x, int64_t offset) {
+    rope_forward<Real>(ctx, {.x = x,
+                             .positions = args.positions,
+                             .cos = args.cos,
+                             .sin = args.sin,
+                             .rope_offset = offset,
+                             .layout = args.layout});
+  };
+  rms_norm_forward<Real>(ctx, {.x = args.kv_latent, .gain = args.gain, .eps = args.eps, .y = latent, .rstd = rstd});
+  rotate(args.k_rope.reshape({T, 1, rope}), 0);
+  rotate(args.q, sizes.nope);
+  cache_write<Real>(ctx, {.rows = latent, .slots = args.slots, .positions = args.positions, .cache = args.cache});
+  cache_write<Real>(
+      ctx,
+      {.rows = args.k_rope, .slots = args.slots, .positions = args.positions, .cache = args.cache, .offset = rank});
+  if (!ctx.counting()) absorb_query<Real>(ctx, sizes, args.q, args.kv_up, latent_q);
+  cached_attention<Real>(ctx, {.scale = args.scale,
+                               .window = args.window,
+                               .q = latent_q,
+                               .slots = args.slots,
+                               .positions = args.positions,
+                               .keys = args.cache,
+                               .values = {},
+                               .num_kv_heads = 1,
+                               .out = latents});
+  if (!ctx.counting()) expand_output<Real>(ctx, sizes, latents, args.kv_up, args.out);
+}
+
 NMOE_CPU_INSTANTIATE(cache_write, CacheWrite)
 NMOE_CPU_INSTANTIATE(cached_attention, CachedAttention)
-NMOE_CPU_INSTANTIATE(mla_absorb_query, MlaAbsorbQuery)
-NMOE_CPU_INSTANTIATE(mla_expand_output, MlaExpandOutput)
+NMOE_CPU_INSTANTIATE(mla_cached_attention, MlaCachedAttention)
 
 }  // namespace nmoe::cpu

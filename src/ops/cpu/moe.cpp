@@ -201,11 +201,19 @@ void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {
   });
 }
 
+template <class Real>
+void route_tokens(Context& ctx, const RouteTokens& args) {
+  router_forward<Real>(ctx, args.router());
+  build_moe_plan<Real>(ctx, {.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
+  moe_dispatch_weights<Real>(ctx, {.weights = args.weights, .plan = args.plan, .row_weight = args.row_weight});
+}
+
 NMOE_CPU_INSTANTIATE(build_moe_plan, BuildMoePlan)
 NMOE_CPU_INSTANTIATE(divide_moe_rows, DivideMoeRows)
 NMOE_CPU_INSTANTIATE(moe_dispatch, MoeDispatch)
 NMOE_CPU_INSTANTIATE(moe_combine, MoeCombine)
 NMOE_CPU_INSTANTIATE(moe_dispatch_weights, MoeDispatchWeights)
 NMOE_CPU_INSTANTIATE(moe_combine_weights, MoeCombineWeights)
+NMOE_CPU_INSTANTIATE(route_tokens, RouteTokens)
 
 }  // namespace nmoe::cpu

@@ -250,8 +250,10 @@ void router_forward(Context& ctx, const RouterForward& args) {
     z_total += sums[2 * task];
     entropy_total += sums[2 * task + 1];
   }
-  args.aux_loss.data<double>()[0] += args.loss.balance * balance_total;
-  args.aux_loss.data<double>()[1] += args.loss.z * z_total;
+  if (args.aux_loss.defined()) {
+    args.aux_loss.data<double>()[0] += args.loss.balance * balance_total;
+    args.aux_loss.data<double>()[1] += args.loss.z * z_total;
+  }
   if (entropy) *args.entropy.data<double>() += entropy_total;
 }
 

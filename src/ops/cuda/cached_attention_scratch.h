@@ -11,7 +11,7 @@ namespace nmoe::cuda {
 
 constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: rows of an instruction
 constexpr int kMaxGroupKey = 576, kMaxGroupValue = 512;
-constexpr int kChunkKeys = 256;  // positions of a block
+constexpr int kChunkKeys = 128;  // positions of a block
 
 // Whether its heads are taken in groups (kernels/cached_attention_groups.h): by dtypes and sizes alone.
 inline bool takes_head_groups(const CachedAttention& args) {
@@ -30,6 +30,22 @@ inline CachedAttentionScratch claim(ArenaScope& scope, const CachedAttention& ar
   const int64_t chunks = std::max<int64_t>(1, (args.keys.dim(1) + kChunkKeys - 1) / kChunkKeys);
   return {.partials = scope.allocate(DType::kF32, {T, H, chunks, args.out.dim(2)}),
           .statistics = scope.allocate(DType::kF32, {T, H, chunks, 2})};
+}
+
+// Of MlaCachedAttention: its attention, of queries in latent space [T, H, Rkv + rope] to sums of latents [T, H, Rkv],
+// which claims scratch of its own.
+inline CachedAttention claim_latents(ArenaScope& scope, const MlaCachedAttention& args) {
+  const MlaSizes sizes = mla_sizes(args);
+  const DType act = args.q.dtype();
+  return {.scale = args.scale,
+          .window = args.window,
+          .q = scope.allocate(act, {sizes.tokens, sizes.heads, sizes.rank + sizes.rope}),
+          .slots = args.slots,
+          .positions = args.positions,
+          .keys = args.cache,
+          .values = {},
+          .num_kv_heads = 1,
+          .out = scope.allocate(act, {sizes.tokens, sizes.heads, sizes.rank})};
 }
 
 }  // namespace nmoe::cuda

@@ -35,8 +35,6 @@ NMOE_NO_SCRATCH(Rope)
 NMOE_NO_SCRATCH(MlaExpandForward)
 NMOE_NO_SCRATCH(MlaExpandBackward)
 NMOE_NO_SCRATCH(CacheWrite)
-NMOE_NO_SCRATCH(MlaAbsorbQuery)
-NMOE_NO_SCRATCH(MlaExpandOutput)
 NMOE_NO_SCRATCH(RouterBiasUpdate)
 NMOE_NO_SCRATCH(DivideMoeRows)
 NMOE_NO_SCRATCH(MoeDispatch)
@@ -89,6 +87,10 @@ void claim_scratch(const Claims& claims, const LinearForward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_linear(scope, args.rounding, args.x);
 }
+void claim_scratch(const Claims& claims, const LinearActivationForward& args) {
+  ArenaScope scope(claims.scratch);
+  cuda::claim_linear(scope, args.rounding, args.x);
+}
 void claim_scratch(const Claims& claims, const LinearBackwardInput& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_linear(scope, args.rounding, args.dy);
@@ -129,6 +131,14 @@ void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args
   cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));
 }
 
+void claim_scratch(const Claims& claims, const MlaCachedAttention& args) {
+  ArenaScope scope(claims.scratch);
+  claim_scratch(claims, cuda::claim_latents(scope, args));
+}
+void claim_scratch(const Claims& claims, const RouteTokens& args) {
+  claim_scratch(claims, args.router());
+  claim_scratch(claims, BuildMoePlan{.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
+}
 void claim_scratch(const Claims& claims, const RouterBackward& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_sequence_loads(scope, args.loss, args.logits);

@@ -148,6 +148,27 @@ TEST_F(CudaSampling, PenaltiesCountOnce) {
   }
 }
 
+// Few rows have several blocks each, many one.
+TEST_F(CudaSampling, ManyRowsAreSampledAsFewAre) {
+  const int64_t vocab = 9000;
+  const auto few = static_cast<int64_t>(kOptions.size());
+  std::vector<float> logits, many_logits;
+  for (int64_t row = 0; row < few; ++row) {
+    const std::vector<float> more = normal_logits(vocab, 2, static_cast<uint64_t>(row) + 90);
+    logits.insert(logits.end(), more.begin(), more.end());
+  }
+  std::vector<SamplingOptions> many_options;
+  for (int copy = 0; copy < 5; ++copy) {
+    many_logits.insert(many_logits.end(), logits.begin(), logits.end());
+    many_options.insert(many_options.end(), kOptions.begin(), kOptions.end());
+  }
+  for (int64_t position = 0; position < 20; ++position) {
+    const std::vector<int32_t> tokens = sample(logits, vocab, vocab, kOptions, position);
+    const std::vector<int32_t> many = sample(many_logits, vocab, vocab, many_options, position);
+    for (size_t row = 0; row < many.size(); ++row) EXPECT_EQ(many[row], tokens[row % tokens.size()]) << row;
+  }
+}
+
 TEST_F(CudaSampling, WhatIsNotFinite) {
   const float infinity = std::numeric_limits<float>::infinity();
   const SamplingOptions greedy{.temperature = 0}, warm{.temperature = 1};

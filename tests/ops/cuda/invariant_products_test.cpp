@@ -41,6 +41,7 @@ TEST_F(CudaInvariant, ProductsAreThoseOfTheCpu) {
                                           {33, 136, 200},
                                           {64, 64, 576},
                                           {200, 264, 48},
+                                          {515, 520, 136},
                                           {5, 33, 7},
                                           {70, 1001, 9}}) {
         LinearForward args{
@@ -64,16 +65,16 @@ TEST_F(CudaInvariant, ProductsAreThoseOfTheCpu) {
   }
 }
 
-// Row 5 of 256, alone and among the first so many: every tile's size.
+// Row 5 of 600, alone and among the first so many: every tile's size.
 TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
   for (const DType act : kActDTypes) {
     for (const int64_t in : {64, 1032, 2048, 4099}) {
-      const Tensor x = up(normal({256, in}, act), act), w = up(normal({96, in}, act), act);
-      const Tensor all = up(pool_.zeros({256, 96}));
+      const Tensor x = up(normal({600, in}, act), act), w = up(normal({96, in}, act), act);
+      const Tensor all = up(pool_.zeros({600, 96}));
       ops().linear_forward({.x = x, .w = w, .y = all, .addend = {}});
       finish();
       const Tensor expected = down(all).rows(5, 6);
-      for (const int64_t rows : {6, 8, 9, 30, 33, 64, 65, 255}) {
+      for (const int64_t rows : {6, 8, 9, 30, 33, 64, 65, 255, 513}) {
         const Tensor some = up(pool_.zeros({rows, 96}));
         ops().linear_forward({.x = x.rows(0, rows), .w = w, .y = some, .addend = {}});
         finish();
@@ -83,6 +84,49 @@ TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
       ops().linear_forward({.x = x.rows(5, 6), .w = w, .y = alone, .addend = {}});
       finish();
       EXPECT_TRUE(same_bits(down(alone), expected)) << "alone, of " << in;
+    }
+  }
+}
+
+// An MLP's first layer and experts', whose activation is applied where the sums are: as a product and an activation
+// behind it, to the bit, for every kernel.
+TEST_F(CudaInvariant, ActivationsAreThoseOfTheProducts) {
+  for (const DType act : kActDTypes) {
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+      for (const auto& [rows, in, hidden] :
+           {LinearCase{1, 136, 40}, {8, 2048, 64}, {30, 72, 100}, {40, 136, 24}, {520, 64, 72}}) {
+        const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
+        const Tensor x = up(normal({rows, in}, act), act), w = up(normal({2, width, in}, act, 0.2), act);
+        const Tensor first = w.rows(0, 1).reshape({width, in}), weights = up(pool_.normal({rows}));
+        const Tensor pre = up(pool_.zeros({rows, width}), act), h = up(pool_.zeros({rows, hidden}), act);
+        const Tensor fused_pre = up(pool_.zeros({rows, width}), act), fused = up(pool_.zeros({rows, hidden}), act);
+        ops().linear_forward({.x = x, .w = first, .y = pre, .addend = {}});
+        ops().activation_forward({.kind = kind, .pre = pre, .h = h});
+        ops().linear_activation_forward({.kind = kind, .x = x, .w = first, .pre = fused_pre, .h = fused});
+        finish();
+        EXPECT_TRUE(same_bits(down(fused_pre), down(pre))) << rows << " rows";
+        EXPECT_TRUE(same_bits(down(fused), down(h))) << rows << " rows";
+
+        // The rows in another order, all of the first of two experts, weighted.
+        std::vector<double> order;
+        for (int64_t row = 0; row < rows; ++row) order.push_back(static_cast<double>(rows - 1 - row));
+        const Tensor index = up(pool_.ints({rows}, order));
+        const Tensor offsets = up(pool_.ints({3}, {0, static_cast<double>(rows), static_cast<double>(rows)}));
+        const Tensor turned = up(pool_.zeros({rows, in}), act);
+        ops().embedding_forward({.ids = index, .table = x, .y = turned});
+        ops().linear_forward({.x = turned, .w = first, .y = pre, .addend = {}});
+        ops().activation_forward({.kind = kind, .pre = pre, .row_weight = weights, .h = h});
+        ops().grouped_activation_forward({.kind = kind,
+                                          .x = {x, index},
+                                          .w = w,
+                                          .offsets = offsets,
+                                          .row_weight = weights,
+                                          .pre = fused_pre,
+                                          .h = fused});
+        finish();
+        EXPECT_TRUE(same_bits(down(fused_pre), down(pre))) << rows << " rows of experts";
+        EXPECT_TRUE(same_bits(down(fused), down(h))) << rows << " rows of experts";
+      }
     }
   }
 }

@@ -176,6 +176,39 @@ TEST_P(CudaRouter, ForwardMatchesTheCpuAndTheDefinition) {
   EXPECT_TRUE(near(down(device_.entropy), {2 * r.entropy}, 1e-5));
 }
 
+// Few tokens have a kernel of their own, which sorts their copies by counting.
+TEST_P(CudaRouter, RoutesAsThreeOperationsDo) {
+  const int64_t T = case_.num_tokens, E = case_.num_experts, K = case_.rule.top_k;
+  const auto plan = [&] {
+    return MoePlan{.offsets = up(pool_.zeros(DType::kI32, {E + 1})),
+                   .row_of = up(pool_.zeros(DType::kI32, {T, K})),
+                   .token_of = up(pool_.zeros(DType::kI32, {T * K}))};
+  };
+  RouteTokens routed{.rule = case_.rule,
+                     .logits = device_.logits,
+                     .bias = device_.bias,
+                     .scores = up(pool_.zeros({T, E})),
+                     .top_idx = up(pool_.zeros(DType::kI32, {T, K})),
+                     .weights = up(pool_.zeros({T, K})),
+                     .plan = plan(),
+                     .row_weight = up(pool_.zeros({T * K}))};
+  run([&](Ops& ops) { ops.route_tokens(routed); });
+  device_.loss = {};
+  device_.entropy = {};
+  forward();
+  const MoePlan expected = plan();
+  const Tensor row_weight = up(pool_.zeros({T * K}));
+  gpu().build_moe_plan({.top_idx = device_.top_idx, .plan = expected, .counts = {}});
+  gpu().moe_dispatch_weights({.weights = device_.weights, .plan = expected, .row_weight = row_weight});
+  EXPECT_TRUE(same_bits(down(routed.scores), down(device_.scores)));
+  EXPECT_TRUE(same_bits(down(routed.top_idx), down(device_.top_idx)));
+  EXPECT_TRUE(same_bits(down(routed.weights), down(device_.weights)));
+  EXPECT_TRUE(same_bits(down(routed.plan.offsets), down(expected.offsets)));
+  EXPECT_TRUE(same_bits(down(routed.plan.row_of), down(expected.row_of)));
+  EXPECT_TRUE(same_bits(down(routed.plan.token_of), down(expected.token_of)));
+  EXPECT_TRUE(same_bits(down(routed.row_weight), down(row_weight)));
+}
+
 TEST_P(CudaRouter, BackwardMatchesTheCpu) {
   forward();
   const Tensor scores = down(device_.scores), top_idx = down(device_.top_idx), weights = down(device_.weights);

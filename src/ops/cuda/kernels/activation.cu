@@ -4,6 +4,7 @@
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
                    bool vector, CodeRows codes) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
+  begin_behind_work_before();
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
   const T* pre = pres + row * kParts * width;
@@ -170,9 +172,9 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
   dispatch(args.kind, h, [&](auto element, auto group, auto kind, unsigned grid) {
     using T = decltype(element);
-    forward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
-        pre.data<T>(), data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows),
-        h.dim(0), width, can_vectorise(width, pre, h), codes);
+    launch_early(ctx, forward_kernel<decltype(group), decltype(kind)::value, T>, grid, kRowThreads, 0, pre.data<T>(),
+                 data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows), h.dim(0),
+                 width, can_vectorise(width, pre, h), codes);
   });
   if (args.h_codes.defined() && !with_codes) quantize_fp8_rows(ctx, h, args.num_rows, args.h_codes);
 }

@@ -1,16 +1,21 @@
-// A block has a row, the query heads of one of its key/value heads (at most 16, as the rows of mma.m16n8k16; places
-// beyond are zeros) and a chunk of 256 positions, in tiles of 64 keys: scores by eight warps, eight keys each, an
-// online softmax (Milakov and Gimelshein, arXiv 1805.02867), a warp two heads, and values, a warp every eighth tile of
-// eight columns. MLA's sixteen heads read the same latent keys, which are the values too: they are read once. A second
-// kernel adds up the chunks in their order (Flash-Decoding's split; Dao et al., 2023).
+// A block has up to 16 rows of mma.m16n8k16: the query heads of a key/value head, of one token or of as many tokens as
+// there is room for (places beyond are zeros), and a chunk of positions, in tiles of 64 keys that begin at multiples of
+// 64: scores by eight warps, eight keys each, an online softmax (Milakov and Gimelshein, arXiv 1805.02867), a warp two
+// rows, and values, a warp every eighth tile of eight columns. MLA's sixteen heads read the same latent keys, which are
+// the values too: they are read once. A second kernel adds up the chunks in their order (Flash-Decoding's split; Dao et
+// al., 2023).
 //
-// What a row's sums depend on are sizes, its position and the window: chunks are of absolute positions.
+// Of many tokens, neighbours are most often of one slot: they share what is read of it. Keys that one of them does not
+// see weigh nothing there, to the bit, since tiles and chunks are of absolute positions: what a row's sums depend on
+// are sizes, its position and the window. Single tokens have blocks of their own.
 //
 // Bound by reading the cache when there are rows enough to fill the device; a single one has a block for each chunk.
 #include <algorithm>
 
 #include "ops/cuda/cached_attention_scratch.h"
 #include "ops/cuda/kernels/cached_attention_groups.h"
+#include "ops/cuda/kernels/cached_places.cuh"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
@@ -30,21 +35,21 @@ constexpr int kPad = 8;  // of rows in shared memory: the eight that ldmatrix re
 constexpr int kWeightPitch = kKeys + kPad, kScorePitch = kKeys + 4;
 constexpr int kValueTiles = kMaxGroupValue / (8 * kWarps);  // of a warp
 constexpr int kSumThreads = 128;
-static_assert(kKeys == 8 * kWarps && kKeys == 2 * kWarp && kHeads == 2 * kWarps);
+static_assert(kChunkKeys % kKeys == 0 && kKeys == 8 * kWarps && kKeys == 2 * kWarp && kHeads == 2 * kWarps);
 
 struct Groups {
   const Bf16* q;  // [T, H, key], apart
-  const int32_t* slots;
-  const int32_t* positions;
+  CachePlaces places;
   const Bf16* keys;    // [Z, C, kv_heads * key]
   const Bf16* values;  // [Z, C, value_width]
   float* partials;     // [T, H, chunks, value]: sums of values by exp(score - highest)
   float2* statistics;  // [T, H, chunks]: highest score, sum of exp(score - highest)
   Bf16* out;           // [T, H, value]
   int num_heads, num_kv_heads, key, value, num_chunks;
+  int num_tokens, block_tokens;     // of all, of a block
   int64_t query_stride;             // from a token's queries to the next's
   int64_t value_width, value_step;  // of a position; from a key/value head to the next
-  int64_t num_slots, capacity, window;
+  int64_t window;
   float scale;
   bool own_values;
 
@@ -52,23 +57,14 @@ struct Groups {
   __host__ __device__ int value_pitch() const { return own_values ? value + kPad : key_pitch(); }
 };
 
-struct Seen {
-  int64_t slot, begin, end;  // positions [begin, end); none where the row has no place in the cache
-};
-__device__ Seen seen_by(const Groups& p, int64_t token) {
-  const int64_t slot = p.slots[token], position = p.positions[token];
-  if (slot < 0 || slot >= p.num_slots || position < 0 || position >= p.capacity) return {0, 0, 0};
-  return {slot, p.window == 0 ? 0 : max(int64_t{0}, position - p.window + 1), position + 1};
-}
-
-// Rows of `width` values, those from num_rows on zeros.
-__device__ void load_rows(Bf16* target, int pitch, int rows, const Bf16* source, int64_t stride, int width,
-                          int num_rows) {
+// Rows of `width` values, row r from source(r) on; those from num_rows on zeros.
+template <class Source>
+__device__ void load_rows(Bf16* target, int pitch, int rows, const Source& source, int width, int num_rows) {
   const int pieces = width / 8;
   for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kThreads) {
     const int row = i / pieces, column = i % pieces * 8;
     const bool exists = row < num_rows;
-    copy_async16(target + row * pitch + column, exists ? source + row * stride + column : source, exists);
+    copy_async16(target + row * pitch + column, source(exists ? row : 0) + (exists ? column : 0), exists);
   }
 }
 
@@ -81,115 +77,149 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   auto* scores = reinterpret_cast<float*>(weights + kHeads * kWeightPitch);  // [kHeads, kScorePitch]
   float* const fades = scores + kHeads * kScorePitch;                        // [kHeads]
 
-  const int64_t token = blockIdx.x;
-  const int kv_head = static_cast<int>(blockIdx.y), chunk = static_cast<int>(blockIdx.z);
-  const Seen seen = seen_by(p, token);
-  const int64_t begin = max(seen.begin, static_cast<int64_t>(chunk) * kChunkKeys);
-  const int64_t end = min(seen.end, static_cast<int64_t>(chunk + 1) * kChunkKeys);
-  if (begin >= end) return;
-  const int heads = p.num_heads / p.num_kv_heads;
+  begin_behind_work_before();
+  __shared__ int64_t row_begin[kHeads], row_end[kHeads];  // positions that a row sees
+  const int kv_head = static_cast<int>(blockIdx.y), heads = p.num_heads / p.num_kv_heads;
+  const int64_t chunk_begin = static_cast<int64_t>(blockIdx.z) * kChunkKeys, chunk_end = chunk_begin + kChunkKeys;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, q = lane % 4;               // of results: rows g and g + 8, columns 2 q and 2 q + 1
   const int in_matrix = lane % 8, matrix = lane / 8;  // as ldmatrix takes addresses
-  const int64_t first_head = token * p.num_heads + kv_head * heads;
   const int64_t key_width = static_cast<int64_t>(p.num_kv_heads) * p.key;
-  const Bf16* const slot_keys = p.keys + seen.slot * p.capacity * key_width + kv_head * p.key;
-  const Bf16* const slot_values = p.values + seen.slot * p.capacity * p.value_width + kv_head * p.value_step;
+  const int first_token = static_cast<int>(blockIdx.x) * p.block_tokens;
+  const int end_token = min(first_token + p.block_tokens, p.num_tokens);
 
-  load_rows(queries, p.key_pitch(), kHeads, p.q + token * p.query_stride + kv_head * heads * p.key, p.key, p.key,
-            heads);
-  float sums[kValueTiles][4] = {};
-  float highest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of heads 2 warp and 2 warp + 1
-  for (int64_t tile = begin; tile < end; tile += kKeys) {
-    const int num_keys = static_cast<int>(min(int64_t{kKeys}, end - tile));
-    load_rows(keys, p.key_pitch(), kKeys, slot_keys + tile * key_width, key_width, p.key, num_keys);
-    if (p.own_values) {
-      load_rows(values, p.value_pitch(), kKeys, slot_values + tile * p.value_width, p.value_width, p.value, num_keys);
+  int next_run = first_token;
+  while (next_run < end_token) {
+    // Tokens of one slot, and what they see together.
+    const int run = next_run++;
+    Seen seen = seen_by(p.places, run, p.window);
+    for (; next_run < end_token; ++next_run) {
+      const Seen other = seen_by(p.places, next_run, p.window);
+      if (other.slot != seen.slot || !other.exists() || !seen.exists()) break;
+      seen.begin = min(seen.begin, other.begin), seen.end = max(seen.end, other.end);
     }
-    commit_copies();
-    wait_copies<0>();
-    __syncthreads();
+    const int64_t begin = max(seen.begin / kKeys * kKeys, chunk_begin), end = min(seen.end, chunk_end);
+    if (begin >= end) continue;
+    const int num_rows = (next_run - run) * heads;
+    const auto head_of = [&](int row) {  // among all tokens' heads
+      return static_cast<int64_t>(run + row / heads) * p.num_heads + kv_head * heads + row % heads;
+    };
+    __syncthreads();  // what was there has been read
+    if (threadIdx.x < kHeads) {
+      const int row = static_cast<int>(threadIdx.x);
+      const Seen own = row < num_rows ? seen_by(p.places, run + row / heads, p.window) : Seen{0, 0, 0};
+      row_begin[row] = own.begin, row_end[row] = own.end;
+    }
+    const Bf16* const slot_keys = p.keys + seen.slot * p.places.capacity * key_width + kv_head * p.key;
+    const Bf16* const slot_values = p.values + seen.slot * p.places.capacity * p.value_width + kv_head * p.value_step;
+    const auto query_of = [&](int row) {
+      return p.q + (run + row / heads) * p.query_stride + (kv_head * heads + row % heads) * p.key;
+    };
+    load_rows(queries, p.key_pitch(), kHeads, query_of, p.key, num_rows);
+    float sums[kValueTiles][4] = {};
+    float highest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of rows 2 warp and 2 warp + 1
+    for (int64_t tile = begin; tile < end; tile += kKeys) {
+      const int num_keys = static_cast<int>(min(int64_t{kKeys}, end - tile));
+      load_rows(
+          keys, p.key_pitch(), kKeys, [&](int row) { return slot_keys + (tile + row) * key_width; }, p.key, num_keys);
+      if (p.own_values) {
+        load_rows(
+            values, p.value_pitch(), kKeys, [&](int row) { return slot_values + (tile + row) * p.value_width; },
+            p.value, num_keys);
+      }
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();
 
-    float score[4] = {};
-    const Bf16* const query_row = queries + (matrix % 2 * 8 + in_matrix) * p.key_pitch() + matrix / 2 * 8;
-    const Bf16* const key_row = keys + (warp * 8 + in_matrix) * p.key_pitch() + matrix * 8;
+      float score[4] = {};
+      const Bf16* const query_row = queries + (matrix % 2 * 8 + in_matrix) * p.key_pitch() + matrix / 2 * 8;
+      const Bf16* const key_row = keys + (warp * 8 + in_matrix) * p.key_pitch() + matrix * 8;
 #pragma unroll 4
-    for (int k = 0; k < p.key; k += 32) {
-      unsigned first[4], second[4], b[4];
-      load_matrices<false>(query_row + k, first);
-      load_matrices<false>(query_row + k + 16, second);
-      load_matrices<false>(key_row + k, b);
-      gemm::multiply_add(score, first, b[0], b[1]);
-      gemm::multiply_add(score, second, b[2], b[3]);
-    }
+      for (int k = 0; k < p.key; k += 32) {
+        unsigned first[4], second[4], b[4];
+        load_matrices<false>(query_row + k, first);
+        load_matrices<false>(query_row + k + 16, second);
+        load_matrices<false>(key_row + k, b);
+        gemm::multiply_add(score, first, b[0], b[1]);
+        gemm::multiply_add(score, second, b[2], b[3]);
+      }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) scores[(g + c / 2 * 8) * kScorePitch + warp * 8 + q * 2 + c % 2] = score[c] * p.scale;
-    __syncthreads();
+      for (int c = 0; c < 4; ++c) scores[(g + c / 2 * 8) * kScorePitch + warp * 8 + q * 2 + c % 2] = score[c] * p.scale;
+      __syncthreads();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int head = 2 * warp + h;
-      const float score_a = lane < num_keys ? scores[head * kScorePitch + lane] : -INFINITY;
-      const float score_b = lane + kWarp < num_keys ? scores[head * kScorePitch + lane + kWarp] : -INFINITY;
-      const float new_highest = fmaxf(highest[h], warp_max(fmaxf(score_a, score_b)));
-      const float weight_a = expf(score_a - new_highest), weight_b = expf(score_b - new_highest);
-      const float fade = expf(highest[h] - new_highest);
-      total[h] = total[h] * fade + warp_sum(weight_a + weight_b);
-      highest[h] = new_highest;
-      weights[head * kWeightPitch + lane] = from_float<Bf16>(weight_a);
-      weights[head * kWeightPitch + lane + kWarp] = from_float<Bf16>(weight_b);
-      if (lane == 0) fades[head] = fade;
-    }
-    __syncthreads();
+      for (int h = 0; h < 2; ++h) {
+        const int row = 2 * warp + h;
+        const auto score_of = [&](int key) {
+          const bool sees = tile + key >= row_begin[row] && tile + key < row_end[row];
+          return sees ? scores[row * kScorePitch + key] : -INFINITY;
+        };
+        const float score_a = score_of(lane), score_b = score_of(lane + kWarp);
+        const float new_highest = fmaxf(highest[h], warp_max(fmaxf(score_a, score_b)));
+        const bool none = new_highest == -INFINITY;  // nothing seen yet
+        const float weight_a = none ? 0.0F : expf(score_a - new_highest);
+        const float weight_b = none ? 0.0F : expf(score_b - new_highest);
+        const float fade = none ? 1.0F : expf(highest[h] - new_highest);
+        total[h] = total[h] * fade + warp_sum(weight_a + weight_b);
+        highest[h] = new_highest;
+        weights[row * kWeightPitch + lane] = from_float<Bf16>(weight_a);
+        weights[row * kWeightPitch + lane + kWarp] = from_float<Bf16>(weight_b);
+        if (lane == 0) fades[row] = fade;
+      }
+      __syncthreads();
 
-    const float fade_low = fades[g], fade_high = fades[g + 8];
-    unsigned a[kKeys / 16][4];
+      const float fade_low = fades[g], fade_high = fades[g + 8];
+      unsigned a[kKeys / 16][4];
 #pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      load_matrices<false>(weights + (matrix % 2 * 8 + in_matrix) * kWeightPitch + k * 16 + matrix / 2 * 8, a[k]);
+      for (int k = 0; k < kKeys / 16; ++k) {
+        load_matrices<false>(weights + (matrix % 2 * 8 + in_matrix) * kWeightPitch + k * 16 + matrix / 2 * 8, a[k]);
+      }
+#pragma unroll
+      for (int i = 0; i < kValueTiles; ++i) {
+        const int column = (i * kWarps + warp) * 8;
+        if (column >= p.value) continue;  // the whole warp
+        sums[i][0] *= fade_low, sums[i][1] *= fade_low, sums[i][2] *= fade_high, sums[i][3] *= fade_high;
+#pragma unroll
+        for (int k = 0; k < kKeys; k += 32) {
+          unsigned b[4];
+          load_matrices<true>(values + (k + lane) * p.value_pitch() + column, b);
+          gemm::multiply_add(sums[i], a[k / 16], b[0], b[1]);
+          gemm::multiply_add(sums[i], a[k / 16 + 1], b[2], b[3]);
+        }
+      }
+      __syncthreads();  // the tile may be overwritten
     }
+
+    const auto sees_some = [&](int row) { return max(row_begin[row], chunk_begin) < min(row_end[row], chunk_end); };
+    const int chunk = static_cast<int>(blockIdx.z);
 #pragma unroll
     for (int i = 0; i < kValueTiles; ++i) {
-      const int column = (i * kWarps + warp) * 8;
-      if (column >= p.value) continue;  // the whole warp
-      sums[i][0] *= fade_low, sums[i][1] *= fade_low, sums[i][2] *= fade_high, sums[i][3] *= fade_high;
+      const int column = (i * kWarps + warp) * 8 + q * 2;
+      if ((i * kWarps + warp) * 8 >= p.value) continue;
 #pragma unroll
-      for (int k = 0; k < kKeys; k += 32) {
-        unsigned b[4];
-        load_matrices<true>(values + (k + lane) * p.value_pitch() + column, b);
-        gemm::multiply_add(sums[i], a[k / 16], b[0], b[1]);
-        gemm::multiply_add(sums[i], a[k / 16 + 1], b[2], b[3]);
+      for (int half = 0; half < 2; ++half) {
+        const int row = g + half * 8;
+        if (!sees_some(row)) continue;
+        float* const target = p.partials + (head_of(row) * p.num_chunks + chunk) * p.value + column;
+        *reinterpret_cast<float2*>(target) = make_float2(sums[i][2 * half], sums[i][2 * half + 1]);
       }
     }
-    __syncthreads();  // the tile may be overwritten
-  }
-
 #pragma unroll
-  for (int i = 0; i < kValueTiles; ++i) {
-    const int column = (i * kWarps + warp) * 8 + q * 2;
-    if ((i * kWarps + warp) * 8 >= p.value) continue;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int head = g + half * 8;
-      if (head >= heads) continue;
-      float* const target = p.partials + ((first_head + head) * p.num_chunks + chunk) * p.value + column;
-      *reinterpret_cast<float2*>(target) = make_float2(sums[i][2 * half], sums[i][2 * half + 1]);
-    }
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int head = 2 * warp + h;
-    if (lane == 0 && head < heads) {
-      p.statistics[(first_head + head) * p.num_chunks + chunk] = make_float2(highest[h], total[h]);
+    for (int h = 0; h < 2; ++h) {
+      const int row = 2 * warp + h;
+      if (lane == 0 && sees_some(row)) {
+        p.statistics[head_of(row) * p.num_chunks + chunk] = make_float2(highest[h], total[h]);
+      }
     }
   }
 }
 
 // A block a row and head.
 __global__ void __launch_bounds__(kSumThreads) combine_kernel(Groups p) {
+  begin_behind_work_before();
   const int64_t head = blockIdx.x;
-  const Seen seen = seen_by(p, head / p.num_heads);
+  const Seen seen = seen_by(p.places, head / p.num_heads, p.window);
   Bf16* const out = p.out + head * p.value;
-  if (seen.end == 0) {
+  if (!seen.exists()) {
     for (int d = static_cast<int>(threadIdx.x); d < p.value; d += kSumThreads) {
       out[d] = from_float<Bf16>(__int_as_float(0x7FC00000));
     }
@@ -215,45 +245,57 @@ int shared_bytes_of(const Groups& p) {
   return elements * static_cast<int>(sizeof(Bf16)) + kHeads * (kScorePitch + 1) * static_cast<int>(sizeof(float));
 }
 
-}  // namespace
+// Where tokens are many, they are long pieces of few slots.
+int block_tokens(const CachedAttention& args) {
+  constexpr int64_t kManyTokens = 257;
+  const int64_t heads = args.q.dim(1) / args.num_kv_heads;
+  return args.q.dim(0) < kManyTokens ? 1 : static_cast<int>(kHeads / heads);
+}
 
-void cached_attention_by_groups(Context& ctx, const CachedAttention& args) {
-  const int64_t T = args.q.dim(0), H = args.q.dim(1), value = args.out.dim(2), capacity = args.keys.dim(1);
-  ArenaScope scope(ctx.scratch);
-  const auto [partials, statistics] = claim(scope, args);
-  if (ctx.counting() || args.out.num_elements() == 0) return;
+Groups groups_of(const CachedAttention& args, const CachedAttentionScratch& sums) {
+  const int64_t value = args.out.dim(2);
   const Tensor values = args.values.defined() ? args.values : args.keys;
   NMOE_CHECK(
       aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(args.keys.raw()) && aligned16(values.raw()),
       "unaligned tensors");
-  const Groups groups{.q = args.q.rows_data<Bf16>(),
-                      .slots = args.slots.data<int32_t>(),
-                      .positions = args.positions.data<int32_t>(),
-                      .keys = args.keys.data<Bf16>(),
-                      .values = values.data<Bf16>(),
-                      .partials = partials.data<float>(),
-                      .statistics = static_cast<float2*>(statistics.raw()),
-                      .out = args.out.data<Bf16>(),
-                      .num_heads = static_cast<int>(H),
-                      .num_kv_heads = static_cast<int>(args.num_kv_heads),
-                      .key = static_cast<int>(args.q.dim(2)),
-                      .value = static_cast<int>(value),
-                      .num_chunks = static_cast<int>(partials.dim(2)),
-                      .query_stride = args.q.stride(),
-                      .value_width = values.dim(2),
-                      .value_step = args.values.defined() ? value : 0,
-                      .num_slots = args.keys.dim(0),
-                      .capacity = capacity,
-                      .window = args.window,
-                      .scale = static_cast<float>(args.scale),
-                      .own_values = args.values.defined()};
+  return {.q = args.q.rows_data<Bf16>(),
+          .places = {.slots = args.slots.data<int32_t>(),
+                     .positions = args.positions.data<int32_t>(),
+                     .num_slots = args.keys.dim(0),
+                     .capacity = args.keys.dim(1)},
+          .keys = args.keys.data<Bf16>(),
+          .values = values.data<Bf16>(),
+          .partials = sums.partials.data<float>(),
+          .statistics = static_cast<float2*>(sums.statistics.raw()),
+          .out = args.out.data<Bf16>(),
+          .num_heads = static_cast<int>(args.q.dim(1)),
+          .num_kv_heads = static_cast<int>(args.num_kv_heads),
+          .key = static_cast<int>(args.q.dim(2)),
+          .value = static_cast<int>(value),
+          .num_chunks = static_cast<int>(sums.partials.dim(2)),
+          .num_tokens = static_cast<int>(args.q.dim(0)),
+          .block_tokens = block_tokens(args),
+          .query_stride = args.q.stride(),
+          .value_width = values.dim(2),
+          .value_step = args.values.defined() ? value : 0,
+          .window = args.window,
+          .scale = static_cast<float>(args.scale),
+          .own_values = args.values.defined()};
+}
+
+}  // namespace
+
+void cached_attention_by_groups(Context& ctx, const CachedAttention& args) {
+  ArenaScope scope(ctx.scratch);
+  const CachedAttentionScratch sums = claim(scope, args);
+  if (ctx.counting() || args.out.num_elements() == 0) return;
+  const Groups groups = groups_of(args, sums);
   const int bytes = shared_bytes_of(groups);
   allow_dynamic_shared(chunk_kernel, bytes);
-  const dim3 grid(grid_size(T), short_grid_size(args.num_kv_heads), short_grid_size(partials.dim(2)));
-  chunk_kernel<<<grid, kThreads, static_cast<size_t>(bytes), ctx.stream>>>(groups);
-  NMOE_CUDA_CHECK(cudaGetLastError());
-  combine_kernel<<<grid_size(T * H), kSumThreads, 0, ctx.stream>>>(groups);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  const dim3 grid(grid_size(ceil_div(groups.num_tokens, groups.block_tokens)), short_grid_size(groups.num_kv_heads),
+                  short_grid_size(groups.num_chunks));
+  launch_early(ctx, chunk_kernel, grid, kThreads, bytes, groups);
+  launch_early(ctx, combine_kernel, grid_size(args.q.dim(0) * args.q.dim(1)), kSumThreads, 0, groups);
 }
 
 }  // namespace nmoe::cuda

@@ -8,6 +8,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -24,6 +25,7 @@ template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const int32_t* ids, const T* table, T* y, int64_t num_tokens, int64_t vocab_size, int64_t width,
                    bool vector) {
+  begin_behind_work_before();
   const int64_t token = Group::row();
   if (token >= num_tokens) return;
   const int64_t id = ids[token];
@@ -161,12 +163,10 @@ void embedding_forward(Context& ctx, const EmbeddingForward& args) {
   dispatch_act(y.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_rows(num_tokens, width, [&](auto group, unsigned grid) {
-      forward_kernel<decltype(group), T><<<grid, kRowThreads, 0, ctx.stream>>>(ids.data<int32_t>(), table.data<T>(),
-                                                                               y.data<T>(), num_tokens, table.dim(0),
-                                                                               width, can_vectorise(width, table, y));
+      launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, ids.data<int32_t>(), table.data<T>(),
+                   y.data<T>(), num_tokens, table.dim(0), width, can_vectorise(width, table, y));
     });
   });
-  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 void embedding_backward(Context& ctx, const EmbeddingBackward& args) {

@@ -14,4 +14,10 @@ namespace nmoe::cuda {
 void invariant_product(Context& ctx, Tensor x, Tensor w, Tensor addend, Tensor y);
 void invariant_grouped_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor y);
 
+// A product for each of G groups: row t of y [T, G, out] is x [T, G, in] times the group's w, of w [G, out * in] apart.
+// All act; y has elements.
+void invariant_batched_product(Context& ctx, Tensor x, Tensor w, Tensor y);
+// pre and h of an experts' or, without offsets, an MLP's first layer, whose w is [W, in].
+void invariant_activation(Context& ctx, const GroupedActivationForward& args);
+
 }  // namespace nmoe::cuda

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_part.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -45,6 +46,7 @@ struct Parts {
 __global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* experts, Parts parts, int32_t* counts,
                                                          int64_t num_copies, int64_t chunk_copies, int num_experts) {
   extern __shared__ int32_t chunk_counts[];
+  begin_behind_work_before();
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) chunk_counts[i] = 0;
   __syncthreads();
   const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
@@ -88,6 +90,7 @@ __global__ void __launch_bounds__(kMaxPlaceWarps* kWarp)
     place_kernel(const int32_t* experts, Parts parts, const int32_t* counts, int32_t* offsets, int32_t* loads,
                  int32_t* row_of, int32_t* token_of, int64_t num_copies, int64_t chunk_copies, int64_t num_chunks,
                  int num_experts) {
+  begin_behind_work_before();
   extern __shared__ int32_t next_rows[];  // [warps][E]: first how many copies a segment has, then where they go on
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -175,16 +178,20 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// One block a token. kVectors: eight values at a time.
+// Blocks (token, part of its values). kVectors: eight values at a time.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowThreads)
     combine_kernel(const T* rows, const int32_t* row_of, T* y, int64_t width, int top_k, bool accumulate) {
+  begin_behind_work_before();
   const int64_t token = blockIdx.x;
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kRowThreads + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kRowThreads;
   T* target = y + token * width;
   if constexpr (kVectors) {
-    for (int64_t i = 8 * static_cast<int64_t>(threadIdx.x); i < width; i += 8 * kRowThreads) {
+    for (int64_t i = 8 * first; i < width; i += 8 * step) {
       float sums[8] = {};
       if (accumulate) load8(target + i, sums);
+#pragma unroll 4
       for (int k = 0; k < top_k; ++k) {
         float values[8];
         load8(rows + row_of[token * top_k + k] * width + i, values);
@@ -194,7 +201,7 @@ __global__ void __launch_bounds__(kRowThreads)
       store8(target + i, sums);
     }
   } else {
-    for (int64_t i = threadIdx.x; i < width; i += kRowThreads) {
+    for (int64_t i = first; i < width; i += step) {
       float sum = accumulate ? to_float(target[i]) : 0.0F;
       for (int k = 0; k < top_k; ++k) sum += to_float(rows[row_of[token * top_k + k] * width + i]);
       target[i] = from_float<T>(sum);
@@ -204,6 +211,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 __global__ void __launch_bounds__(kThreads)
     dispatch_weights_kernel(const float* weights, RowPart part, float* row_weight, int64_t num_copies) {
+  begin_behind_work_before();
   const int64_t copy = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (copy >= num_copies || part.is_empty()) return;
   const int64_t row = part.place(copy);
@@ -272,19 +280,16 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   const auto expert_bytes = num_experts * static_cast<int64_t>(sizeof(int32_t));
 
   if (num_chunks > 0) {
-    count_kernel<<<grid_size(num_chunks), kThreads, static_cast<size_t>(expert_bytes), ctx.stream>>>(
-        experts, parts, chunk_counts.data<int32_t>(), num_copies, chunk_copies, static_cast<int>(num_experts));
-    NMOE_CUDA_CHECK(cudaGetLastError());
+    launch_early(ctx, count_kernel, grid_size(num_chunks), kThreads, expert_bytes, experts, parts,
+                 chunk_counts.data<int32_t>(), num_copies, chunk_copies, static_cast<int>(num_experts));
   }
   const int64_t warps = std::min<int64_t>(kPlaceSharedBytes / expert_bytes, kMaxPlaceWarps);
-  const dim3 threads(static_cast<unsigned>(warps * kWarp));
   // Without copies there are offsets all the same.
-  place_kernel<<<grid_size(std::max<int64_t>(num_chunks, 1)), threads, static_cast<size_t>(warps * expert_bytes),
-                 ctx.stream>>>(experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
-                               counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
-                               plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr, num_copies,
-                               chunk_copies, num_chunks, static_cast<int>(num_experts));
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  launch_early(ctx, place_kernel, grid_size(std::max<int64_t>(num_chunks, 1)), static_cast<int>(warps) * kWarp,
+               warps * expert_bytes, experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
+               counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
+               plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr, num_copies, chunk_copies, num_chunks,
+               static_cast<int>(num_experts));
 }
 
 void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {
@@ -329,10 +334,10 @@ void moe_combine(Context& ctx, const MoeCombine& args) {
   const bool vectors = width % 8 == 0 && aligned16(rows.raw()) && aligned16(y.raw());
   const auto run = [&]<class T>(T* target) {
     const auto kernel = vectors ? combine_kernel<T, true> : combine_kernel<T, false>;
-    kernel<<<static_cast<unsigned>(y.dim(0)), kRowThreads, 0, ctx.stream>>>(
-        rows.data<T>(), plan.row_of.data<int32_t>(), target, width, static_cast<int>(plan.row_of.dim(1)),
-        args.accumulate);
-    NMOE_CUDA_CHECK(cudaGetLastError());
+    // Few tokens do not fill the device, and are over sooner in parts.
+    const int64_t parts = ctx.starts_early ? ceil_div<int64_t>(width, (vectors ? 8 : 1) * kRowThreads) : 1;
+    launch_early(ctx, kernel, dim3(grid_size(y.dim(0)), short_grid_size(parts)), kRowThreads, 0, rows.data<T>(),
+                 plan.row_of.data<int32_t>(), target, width, static_cast<int>(plan.row_of.dim(1)), args.accumulate);
   };
   if (y.dtype() == DType::kBF16) {
     run(y.data<__nv_bfloat16>());
@@ -347,9 +352,8 @@ void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
 
   check_weights(weights, plan, row_weight);
   if (ctx.counting() || weights.num_elements() == 0) return;
-  dispatch_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(
-      weights.data<float>(), row_part(plan, row_weight), row_weight.data<float>(), weights.num_elements());
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  launch_early(ctx, dispatch_weights_kernel, weight_blocks(weights), kThreads, 0, weights.data<float>(),
+               row_part(plan, row_weight), row_weight.data<float>(), weights.num_elements());
 }
 
 void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {

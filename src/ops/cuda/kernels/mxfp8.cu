@@ -133,6 +133,10 @@ void widen(Context& ctx, const LinearForward& args, const LinearForward& widened
   widen_rows(ctx, args.x, widened.x);
   widen_rows(ctx, args.w, widened.w);
 }
+void widen(Context& ctx, const LinearActivationForward& args, const LinearActivationForward& widened) {
+  widen_rows(ctx, args.x, widened.x);
+  widen_rows(ctx, args.w, widened.w);
+}
 void widen(Context& ctx, const LinearBackwardInput& args, const LinearBackwardInput& widened) {
   widen_rows(ctx, args.dy, widened.dy);
   widen_outputs(ctx, args.w, widened.w);

@@ -11,6 +11,7 @@
 namespace nmoe::cuda {
 
 void widen(Context& ctx, const LinearForward& args, const LinearForward& widened);
+void widen(Context& ctx, const LinearActivationForward& args, const LinearActivationForward& widened);
 void widen(Context& ctx, const LinearBackwardInput& args, const LinearBackwardInput& widened);
 void widen(Context& ctx, const LinearBackwardWeight& args, const LinearBackwardWeight& widened);
 void widen(Context& ctx, const GroupedLinearForward& args, const GroupedLinearForward& widened);

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -44,6 +45,7 @@ template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(Vectors<T> inputs, const float* gain, float eps, Vectors<T> outputs, float* rstds, int64_t num_rows,
                    int64_t width, bool vector) {
+  begin_behind_work_before();
   const int64_t row = Group::row();
   if (row >= num_rows) return;
   const T* x = inputs[row];
@@ -186,12 +188,15 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   const bool vector = can_vectorise(width, x, gain, y);
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
-    dispatch_rows(num_rows, width, [&](auto group, unsigned grid) {
-      forward_kernel<decltype(group), T><<<grid, kRowThreads, 0, ctx.stream>>>(
-          vectors_of<T>(x), gain.data<float>(), eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector);
-    });
+    const auto launch = [&](auto group, unsigned grid) {
+      launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, vectors_of<T>(x), gain.data<float>(),
+                   eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector);
+    };
+    // Where there are few rows, the sooner one is done the better.
+    constexpr int64_t kBlockWidth = 512;
+    if (ctx.starts_early && width >= kBlockWidth) return launch(RowGroup<kRowThreads>{}, grid_size(num_rows));
+    dispatch_rows(num_rows, width, launch);
   });
-  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {

@@ -4,6 +4,7 @@
 //
 // A thread takes 8 pairs of a head.
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* x, const int32_t* positions, const float* cos_table, const float* sin_table, float direction,
                 unsigned num_heads, unsigned chunks, unsigned num_tasks, int64_t stride, int64_t head_size,
                 int64_t rope_offset, int64_t num_pairs, int64_t num_positions, RopeLayout layout, bool vector) {
+  begin_behind_work_before();
   const unsigned task = blockIdx.x * kThreads + threadIdx.x;
   if (task >= num_tasks) return;
   const unsigned token = task / chunks / num_heads, head = task / chunks % num_heads;
@@ -82,12 +84,11 @@ void rotate(Context& ctx, const Rope& args, float direction) {
       can_vectorise(head_size, args.x) && args.rope_offset % 8 == 0 && can_vectorise(num_pairs, args.cos, args.sin);
   dispatch_act(args.x.dtype(), [&](auto element) {
     using T = decltype(element);
-    rope_kernel<T><<<grid_size(ceil_div(num_tasks, kThreads)), kThreads, 0, ctx.stream>>>(
-        args.x.rows_data<T>(), args.positions.data<int32_t>(), args.cos.data<float>(), args.sin.data<float>(),
-        direction, static_cast<unsigned>(num_heads), static_cast<unsigned>(chunks), static_cast<unsigned>(num_tasks),
-        args.x.stride(), head_size, args.rope_offset, num_pairs, num_positions, args.layout, vector);
+    launch_early(ctx, rope_kernel<T>, grid_size(ceil_div(num_tasks, kThreads)), kThreads, 0, args.x.rows_data<T>(),
+                 args.positions.data<int32_t>(), args.cos.data<float>(), args.sin.data<float>(), direction,
+                 static_cast<unsigned>(num_heads), static_cast<unsigned>(chunks), static_cast<unsigned>(num_tasks),
+                 args.x.stride(), head_size, args.rope_offset, num_pairs, num_positions, args.layout, vector);
   });
-  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -27,6 +28,8 @@ namespace {
 constexpr double kTinySum = 1e-20;
 
 constexpr int kMaxWarps = 4;           // of a block
+constexpr int kRouteWarps = 16;        // of the one that routes few tokens
+constexpr int64_t kRouteCopies = 256;  // choices that it takes
 constexpr int kLoadThreads = 256;      // of the blocks that count choices
 constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
 constexpr int kReduceThreads = 512;
@@ -177,14 +180,16 @@ __device__ float entropy_of(const float* scores, int num_experts, int lane) {
   return warp_sum(entropy);
 }
 
-__global__ void __launch_bounds__(kMaxWarps* kWarp)
-    forward_kernel(const float* all_logits, const float* bias, float* all_scores, int32_t* top_idx, float* weights,
-                   Rule rule, TokenTerms terms, int64_t num_tokens, int num_experts) {
-  extern __shared__ float shared[];
-  const TokenWarp warp = token_warp(shared, 2 * num_experts + rule.num_groups);
-  if (warp.token >= num_tokens) return;  // the whole warp
+// What a lane below top_k has chosen.
+struct Choice {
+  int expert;
+  float weight;
+};
+
+// A token's scores = and the choices, by its warp. `shared`: floats_per_choice().
+__device__ Choice choose(const float* logits, const float* bias, float* all_scores, const Rule& rule,
+                         const TokenTerms& terms, const TokenWarp& warp, int num_experts) {
   const int lane = warp.lane;
-  const float* logits = all_logits + warp.token * num_experts;
   float* const scores = warp.shared;
   float* const ranks = scores + num_experts;
 
@@ -215,20 +220,93 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 
   if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);
   Selection experts(ranks, num_experts, lane);
-  float chosen_sum = static_cast<float>(kTinySum), my_score = 0.0F;
-  int my_expert = 0;
+  float chosen_sum = static_cast<float>(kTinySum);
+  Choice choice{0, 0.0F};
   for (int k = 0; k < rule.top_k; ++k) {
     const int expert = experts.take();
     const float score = scores[expert];
     chosen_sum += score;
-    if (lane == k) {
-      my_expert = expert;
-      my_score = score;
-    }
+    if (lane == k) choice = {expert, score};
   }
-  if (lane < rule.top_k) {
-    top_idx[warp.token * rule.top_k + lane] = my_expert;
-    weights[warp.token * rule.top_k + lane] = my_score * (rule.normalise ? rule.scale / chosen_sum : rule.scale);
+  choice.weight *= rule.normalise ? rule.scale / chosen_sum : rule.scale;
+  return choice;
+}
+
+int64_t floats_per_choice(const RouterRule& rule, int64_t num_experts) { return 2 * num_experts + rule.num_groups; }
+
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
+    forward_kernel(const float* logits, const float* bias, float* scores, int32_t* top_idx, float* weights, Rule rule,
+                   TokenTerms terms, int64_t num_tokens, int num_experts) {
+  extern __shared__ float shared[];
+  begin_behind_work_before();
+  const TokenWarp warp = token_warp(shared, 2 * num_experts + rule.num_groups);
+  if (warp.token >= num_tokens) return;  // the whole warp
+  const Choice choice = choose(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
+  if (warp.lane < rule.top_k) {
+    top_idx[warp.token * rule.top_k + warp.lane] = choice.expert;
+    weights[warp.token * rule.top_k + warp.lane] = choice.weight;
+  }
+}
+
+// Results of RouteTokens beside scores; token_of may be null.
+struct Routed {
+  int32_t* top_idx;
+  float* weights;
+  int32_t* offsets;
+  int32_t* row_of;
+  int32_t* token_of;
+  float* row_weight;
+};
+
+// Choices of few tokens and the plan of their rows, by one block: rows are sorted by counting.
+__global__ void __launch_bounds__(kRouteWarps* kWarp)
+    route_kernel(const float* logits, const float* bias, float* scores, Rule rule, Routed out, int num_tokens,
+                 int num_experts) {
+  extern __shared__ float shared[];
+  begin_behind_work_before();
+  const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int floats = 2 * num_experts + rule.num_groups, copies = num_tokens * rule.top_k;
+  float* const copy_weights = shared + warps * floats;                           // [copies]
+  auto* const copy_experts = reinterpret_cast<int32_t*>(copy_weights + copies);  // [copies]
+  int32_t* const rows = copy_experts + copies;  // [E]: first how many an expert has, then where they begin
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += threads) rows[i] = 0;
+  __syncthreads();
+  for (int token = warp; token < num_tokens; token += warps) {
+    const TokenWarp own{.token = token, .lane = lane, .shared = shared + warp * floats};
+    const Choice choice =
+        choose(logits + static_cast<int64_t>(token) * num_experts, bias, scores, rule, {}, own, num_experts);
+    __syncwarp();  // what is shared has been read
+    if (lane >= rule.top_k) continue;
+    const int copy = token * rule.top_k + lane;
+    out.top_idx[copy] = copy_experts[copy] = choice.expert;
+    out.weights[copy] = copy_weights[copy] = choice.weight;
+    atomicAdd(&rows[choice.expert], 1);
+  }
+  __syncthreads();
+  if (warp == 0) {
+    int base = 0;
+    for (int first = 0; first < num_experts; first += kWarp) {
+      const int expert = first + lane, count = expert < num_experts ? rows[expert] : 0;
+      int through = count;
+#pragma unroll
+      for (int offset = 1; offset < kWarp; offset *= 2) {
+        const int below = __shfl_up_sync(kAllLanes, through, offset);
+        if (lane >= offset) through += below;
+      }
+      if (expert < num_experts) out.offsets[expert] = rows[expert] = base + through - count;
+      base += __shfl_sync(kAllLanes, through, kWarp - 1);
+    }
+    if (lane == 0) out.offsets[num_experts] = base;
+  }
+  __syncthreads();
+  for (int copy = static_cast<int>(threadIdx.x); copy < copies; copy += threads) {
+    const int expert = copy_experts[copy];
+    int row = rows[expert];
+    for (int i = 0; i < copy; ++i) row += copy_experts[i] == expert ? 1 : 0;
+    out.row_of[copy] = row;
+    out.row_weight[row] = copy_weights[copy];
+    if (out.token_of != nullptr) out.token_of[row] = copy / rule.top_k;
   }
 }
 
@@ -431,11 +509,11 @@ void router_forward(Context& ctx, const RouterForward& args) {
   const float* logits = args.logits.data<float>();
   float* scores = args.scores.data<float>();
 
-  const TokenLaunch launch = token_launch(num_tokens, 2 * num_experts + args.rule.num_groups);
-  forward_kernel<<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
-      logits, args.bias.data<float>(), scores, args.top_idx.data<int32_t>(), args.weights.data<float>(),
-      Rule(args.rule), terms, num_tokens, static_cast<int>(num_experts));
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  const TokenLaunch launch = token_launch(num_tokens, floats_per_choice(args.rule, num_experts));
+  launch_early(ctx, forward_kernel, launch.blocks, static_cast<int>(launch.threads),
+               static_cast<int64_t>(launch.shared_bytes), logits, args.bias.data<float>(), scores,
+               args.top_idx.data<int32_t>(), args.weights.data<float>(), Rule(args.rule), terms, num_tokens,
+               static_cast<int>(num_experts));
   if (balance) {
     count_sequence_loads(ctx, args.top_idx, args.loss, loads);
     const TokenLaunch tokens = token_launch(num_tokens, 0);
@@ -451,6 +529,32 @@ void router_forward(Context& ctx, const RouterForward& args) {
                                                           args.aux_loss.data<double>(),
                                                           entropy ? args.entropy.data<double>() : nullptr);
   NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void route_tokens(Context& ctx, const RouteTokens& args) {
+  const RouterForward router = args.router();
+  check_router(args.rule, args.logits, args.top_idx, args.weights);
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
+                copies = num_tokens * args.rule.top_k;
+  check_limits(num_experts, args.rule.top_k);
+  const int64_t warp_bytes = floats_per_choice(args.rule, num_experts) * static_cast<int64_t>(sizeof(float));
+  const int64_t plan_bytes = (2 * copies + num_experts) * static_cast<int64_t>(sizeof(float));
+  const int64_t warps = std::min({num_tokens, int64_t{kRouteWarps}, (kDefaultSharedBytes - plan_bytes) / warp_bytes});
+  if (ctx.counting() || copies > kRouteCopies || warps < 1) {
+    router_forward(ctx, router);
+    build_moe_plan(ctx, {.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
+    return moe_dispatch_weights(ctx, {.weights = args.weights, .plan = args.plan, .row_weight = args.row_weight});
+  }
+  const MoePlan& plan = args.plan;
+  const Routed routed{.top_idx = args.top_idx.data<int32_t>(),
+                      .weights = args.weights.data<float>(),
+                      .offsets = plan.offsets.data<int32_t>(),
+                      .row_of = plan.row_of.data<int32_t>(),
+                      .token_of = plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr,
+                      .row_weight = args.row_weight.data<float>()};
+  launch_early(ctx, route_kernel, 1U, static_cast<int>(warps) * kWarp, warps * warp_bytes + plan_bytes,
+               args.logits.data<float>(), args.bias.data<float>(), args.scores.data<float>(), Rule(args.rule), routed,
+               static_cast<int>(num_tokens), static_cast<int>(num_experts));
 }
 
 void router_backward(Context& ctx, const RouterBackward& args) {

@@ -22,6 +22,8 @@ struct Context {
   int num_sms;  // multiprocessors of the device
   CublasLt& cublas_lt;
   CudnnAttention& cudnn_attention;
+  // Whether kernels may start before those in front have ended (launch_early): for steps of many short ones.
+  bool starts_early = false;
 
   bool counting() const { return scratch.counting(); }
 };

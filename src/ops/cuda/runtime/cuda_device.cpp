@@ -75,7 +75,8 @@ CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scra
                                  .device_index = device.index_,
                                  .num_sms = device.num_sms_,
                                  .cublas_lt = device.libraries_.cublas_lt,
-                                 .cudnn_attention = device.libraries_.cudnn_attention})) {}
+                                 .cudnn_attention = device.libraries_.cudnn_attention,
+                                 .starts_early = device.batch_invariant_})) {}
 
 std::unique_ptr<CudaOps> CudaDevice::make_ops(Lane lane, const Context& context) {
   if (batch_invariant_) return std::make_unique<InvariantCudaOps>(*this, lane, compute_dtype_, context);

@@ -43,6 +43,13 @@ void check_unrounded(const OperandRounding& rounding) {
   NMOE_CHECK(rounding.format == OperandFormat::kAct, "a batch invariant device does not round operands");
 }
 
+void check_groups(const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
+  NMOE_CHECK(x.width() == w.dim(2) && y.shape() == Shape({x.num_rows(), w.dim(1)}) && offsets.dim(0) == w.dim(0) + 1 &&
+                 w.dim(0) <= 65535,
+             "grouped product of {} and {} into {}, offsets {}", x.source.shape(), w.shape(), y.shape(),
+             offsets.shape());
+}
+
 }  // namespace
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
@@ -69,30 +76,31 @@ void InvariantCudaOps::linear_forward(const LinearForward& args) {
   invariant_product(context(), x, w, addend, y);
 }
 
-void InvariantCudaOps::grouped_product(const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
-  NMOE_CHECK(x.width() == w.dim(2) && y.shape() == Shape({x.num_rows(), w.dim(1)}) && offsets.dim(0) == w.dim(0) + 1 &&
-                 w.dim(0) <= 65535,
-             "grouped product of {} and {} into {}, offsets {}", x.source.shape(), w.shape(), y.shape(),
-             offsets.shape());
-  if (counting() || y.num_elements() == 0) return;
+void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& args) {
+  check_unrounded(args.rounding);
+  const Tensor x = args.x, w = args.w, pre = args.pre;
+  NMOE_CHECK(x.dim(1) == w.dim(1) && pre.shape() == Shape({x.dim(0), w.dim(0)}), "product of {} and {} into {}",
+             x.shape(), w.shape(), pre.shape());
+  if (counting() || pre.num_elements() == 0) return;
   make_current(context().device_index);
-  invariant_grouped_product(context(), x, w, offsets, y);
+  invariant_activation(context(),
+                       {.kind = args.kind, .x = x, .w = w, .offsets = {}, .row_weight = {}, .pre = pre, .h = args.h});
 }
 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
   check_unrounded(args.rounding);
-  grouped_product(args.x, args.w, args.offsets, args.y);
+  check_groups(args.x, args.w, args.offsets, args.y);
+  if (counting() || args.y.num_elements() == 0) return;
+  make_current(context().device_index);
+  invariant_grouped_product(context(), args.x, args.w, args.offsets, args.y);
 }
 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
   check_unrounded(args.rounding);
-  grouped_product(args.x, args.w, args.offsets, args.pre);
-  const int64_t num_experts = args.w.dim(0);  // the last offset is the number of rows
-  activation_forward({.kind = args.kind,
-                      .pre = args.pre,
-                      .row_weight = args.row_weight,
-                      .h = args.h,
-                      .num_rows = args.offsets.rows(num_experts, num_experts + 1)});
+  check_groups(args.x, args.w, args.offsets, args.pre);
+  if (counting() || args.pre.num_elements() == 0) return;
+  make_current(context().device_index);
+  invariant_activation(context(), args);
 }
 
 }  // namespace nmoe::cuda

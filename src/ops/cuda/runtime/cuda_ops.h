@@ -33,11 +33,9 @@ class InvariantCudaOps final : public CudaOps {
   using CudaOps::CudaOps;
 
   void linear_forward(const LinearForward& args) override;
+  void linear_activation_forward(const LinearActivationForward& args) override;
   void grouped_linear_forward(const GroupedLinearForward& args) override;
   void grouped_activation_forward(const GroupedActivationForward& args) override;
-
- private:
-  void grouped_product(const OperandRows& x, Tensor w, Tensor offsets, Tensor y);
 };
 
 }  // namespace nmoe::cuda

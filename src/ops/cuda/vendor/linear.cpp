@@ -98,6 +98,11 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y});
 }
 
+void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
+  linear_forward(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding});
+  activation_forward(ctx, {.kind = args.kind, .pre = args.pre, .h = args.h, .h_codes = args.h_codes});
+}
+
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor addend = args.accumulate ? args.dx : Tensor();
   if (const WeightCodes& w = args.rounding.weight; w.defined()) {

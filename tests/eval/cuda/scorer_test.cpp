@@ -1,11 +1,10 @@
 // Texts scored on a GPU: against the CPU, and how far what is packed beside a text moves its score.
-#include "eval/packed_scorer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "eval/cached_scorer.h"
+#include "eval/packed_scorer.h"
 #include "eval/scored_groups.h"
 
 namespace nmoe {
@@ -68,6 +67,43 @@ TEST(PackedScorerOnCuda, RepeatsAndHardlyDependsOnWhatIsBesideAText) {
     expect_near(backwards, "in another order");
     expect_near(on_cuda(dtype, 1, groups), "one sequence at a time");
     expect_near(on_cuda(dtype, 7, groups), "seven sequences at a time");
+  }
+}
+
+std::vector<std::vector<TextScore>> cached_on_cuda(bool fp32, int64_t slots, bool share_prefixes,
+                                                   const std::vector<Group>& groups) {
+  const CachedScorerOptions options{.device = "cuda", .fp32 = fp32, .num_slots = slots, .capacity = 512};
+  CachedScorer scorer(std::make_unique<CachedModel>(config(), byte_tokenizer(), CachedScorer::model_options(options)),
+                      share_prefixes);
+  return scores_of(scorer, groups);
+}
+
+TEST(CachedScorerOnCuda, GivesWhatPackedTextsDo) {
+  const std::vector<Group> groups = mixed_groups();
+  for (const bool fp32 : {true, false}) {
+    const auto expected = on_cuda(fp32 ? DType::kF32 : DType::kBF16, 4, groups);
+    const auto cached = cached_on_cuda(fp32, 4, /*share_prefixes=*/true, groups);
+    for (size_t group = 0; group < groups.size(); ++group) {
+      for (size_t i = 0; i < expected[group].size(); ++i) {
+        const double nats = expected[group][i].nats;
+        EXPECT_NEAR(cached[group][i].nats, nats, (fp32 ? 1e-4 : 2e-2) * nats) << "group " << group << ", text " << i;
+      }
+    }
+  }
+}
+
+// Every call has as many rows, so that libraries choose alike.
+TEST(CachedScorerOnCuda, HasTheSameBitsWhateverIsBesideAText) {
+  const std::vector<Group> groups = mixed_groups();
+  for (const bool fp32 : {true, false}) {
+    const auto expected = cached_on_cuda(fp32, 4, /*share_prefixes=*/true, groups);
+    EXPECT_EQ(cached_on_cuda(fp32, 1, /*share_prefixes=*/true, groups), expected) << "one at a time";
+    EXPECT_EQ(cached_on_cuda(fp32, 7, /*share_prefixes=*/false, groups), expected) << "from their beginnings";
+    auto reversed = groups;
+    std::ranges::reverse(reversed);
+    auto backwards = cached_on_cuda(fp32, 4, /*share_prefixes=*/true, reversed);
+    std::ranges::reverse(backwards);
+    EXPECT_EQ(backwards, expected) << "in another order";
   }
 }
 
