@@ -2,9 +2,8 @@
 //
 // A persistent, warp-specialised kernel as in grouped_linear.cu: one block a multiprocessor, tiles of 32,768 values of
 // C, k in steps of 128 bytes, of which a stage has one. A consumer warpgroup multiplies 64 x 128 twice a step, with one
-// set of sums, and adds each product's sums times both scales to what it keeps in fp32. Consumers take turns at the
-// tensor cores: left alone they multiply together, and then both add while the tensor cores have nothing to do. A turn
-// is passed on before a product's last quarter is done. Scales of rows are asked for a step ahead.
+// set of sums: it adds the first product's sums times both scales to what it keeps in fp32, and goes on with the other
+// while the other consumer has the tensor cores. Scales of rows are asked for a step ahead.
 //
 //   rows    tiles of 256 x 128: a consumer has 128 rows, its two products are of 64 rows each
 //           backwards through SwiGLU, what a tile has becomes the gradients of pre-activations, as in grouped_linear.cu
@@ -257,25 +256,12 @@ __device__ void store_gradient_codes(const Product& p, const SwiGluRows& rows, i
   }
 }
 
-// Whose turn it is to multiply: that of the consumer whose named barrier has the other's arrival. Consumer 1 passes the
-// first turn, consumer 0 takes the last.
-struct Turns {
-  static constexpr int kFirstBarrier = 1, kThreads = kConsumers * kWarpgroup;
-  int consumer;
-
-  __device__ void wait() const { named_barrier_sync(kFirstBarrier + consumer, kThreads); }
-  __device__ void pass() const { named_barrier_arrive(kFirstBarrier + 1 - consumer, kThreads); }
-};
-static_assert(kConsumers == 2);
-
 template <class L>
 __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * L::kWarpStagedBytes;
   const bool elected = threadIdx.x % kWarp == 0;
-  const Turns turns{consumer};
-  if (consumer == 1) turns.pass();
   typename L::Pipeline::Position at;
   for (;;) {
     pipeline.wait(at);
@@ -327,11 +313,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
         const int rows = L::kSwiGlu ? 0 : product, cols = L::kSwiGlu ? product : 0;
-        turns.wait();
-        if (rows * kProductRows >= num_rows) {  // the whole warpgroup
-          turns.pass();
-          continue;
-        }
+        if (rows * kProductRows >= num_rows) continue;  // the whole warpgroup
         const uint64_t x = wgmma_descriptor(stage + (consumer * L::kRowProducts + rows) * kProductBytes);
         const uint64_t w = wgmma_descriptor(stage + (L::kBoxesX + cols) * kBoxBytes);
         float sums[kTileCols / 2];
@@ -339,10 +321,8 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
 #pragma unroll
         for (int k = 0; k < kBlockK / kFp8Depth; ++k) {
           wgmma_fp8_n128(sums, x + k * kFp8DescriptorStep, w + k * kFp8DescriptorStep, k > 0);
-          if (k >= kBlockK / kFp8Depth - 2) wgmma_commit_group();  // the last one is a group by itself
         }
-        wgmma_wait_group<1>();
-        turns.pass();
+        wgmma_commit_group();
         wgmma_wait_group<0>();
         const float w_scale = e8m0_to_float(now.cols[cols]), upper = e8m0_to_float(now.rows[rows][0]) * w_scale,
                     lower = e8m0_to_float(now.rows[rows][1]) * w_scale;
@@ -381,7 +361,6 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       }
     }
   }
-  if (consumer == 0) turns.wait();
   tma_wait_group_read<0>();
 }
 

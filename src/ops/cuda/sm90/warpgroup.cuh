@@ -10,9 +10,6 @@ namespace nmoe::cuda::sm90 {
 constexpr int kWarpgroup = 128;  // threads
 
 // A barrier of `threads` of the block's threads, by its number from 0 to 15; 0 is that of __syncthreads().
-__device__ inline void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
