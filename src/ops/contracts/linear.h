@@ -45,10 +45,10 @@ struct LinearForward {
 // An MLP's first layer: pre = x w^T, h = activation(pre) (contracts/activation.h).
 struct LinearActivationForward {
   Activation kind = Activation::kSwiGlu;
-  Tensor x;    // [T, in]
-  Tensor w;    // [W, in], W = 2F for SwiGLU (gate | up), else F
-  Tensor pre;  // = [T, W]
-  Tensor h;    // = [T, F]
+  Tensor x;               // [T, in]
+  Tensor w;               // [W, in], W = 2F for SwiGLU (gate | up), else F
+  Tensor pre;             // = [T, W]
+  Tensor h;               // = [T, F]
   RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
   OperandRounding rounding = {};
 };
