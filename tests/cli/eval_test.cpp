@@ -134,13 +134,13 @@ TEST_F(EvalCommandTest, AConfigurationHasRandomWeights) {
   write_tasks(10);
   std::vector<std::string> command = {"eval",  "tiny.toml", "--tasks", "mine.toml", "--data",
                                       "tasks", "--threads", "1",       "--json"};
-  expect_error(run(command), 2, "a configuration without a tokenizer", "add --tokenizer FILE");
+  expect_error(n(command), 2, "a configuration without a tokenizer", "add --tokenizer FILE");
   command.insert(command.end(), {"--tokenizer", "data/tokenizer.json"});
   const auto report = parse_json<nlohmann::json>(output(command));
   ASSERT_EQ(report.at("tasks").size(), 2u);
   EXPECT_EQ(report.at("tasks").at(0).at("items"), 10);
   command.insert(command.end(), {"--out", "a"});
-  expect_error(run(command), 2, "weights are random", "give a checkpoint");
+  expect_error(n(command), 2, "weights are random", "give a checkpoint");
 }
 
 TEST_F(EvalCommandTest, AnExportedModelIsJudgedAlike) {
