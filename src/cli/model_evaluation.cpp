@@ -242,9 +242,9 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
   if (!arguments.out.empty()) {
     journal.emplace(
         arguments.out,
-        fmt::format("weights {}, tokenizer {}, texts begin with [{}] and have up to {} tokens, {} in {}",
+        fmt::format("weights {}, tokenizer {}, texts begin with [{}], answers end at [{}], up to {} tokens, {} in {}",
                     combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
-                    fmt::join(rules.begin_ids, ", "), rules.max_tokens,
+                    fmt::join(rules.begin_ids, ", "), fmt::join(subject.settings.stop_ids, ", "), rules.max_tokens,
                     arguments.device == "cpu" || !shares_prefixes(arguments) ? arguments.device : "cuda, shared",
                     arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }

@@ -194,8 +194,9 @@ void runs_note_command(const RunsArguments& arguments) {
 void runs_rm_command(const RunsArguments& arguments) {
   RunStore store = open_runs(arguments, RunStore::Access::kWrite);
   for (const RunRow& run : named_runs(store, arguments)) {
+    const fs::path metrics = metrics_path(arguments.dir, run.id).parent_path();
     store.remove(run.id);
-    remove_tree(metrics_path(arguments.dir, run.id).parent_path());
+    remove_tree(metrics);
     fmt::print("removed {}{}\n", run.id,
                fs::exists(run.checkpoint_dir)
                    ? terminal_safe(fmt::format("; its checkpoints stay in {}", run.checkpoint_dir))

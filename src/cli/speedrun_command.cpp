@@ -111,6 +111,16 @@ std::optional<LeaderboardEntry> train_to_target(const Config& config) {
                           .scores = {}};
 }
 
+// What is evaluated must be what was timed.
+void check_is_trained(const LeaderboardEntry& entry, const fs::path& checkpoints) {
+  const CheckpointReader reader = CheckpointReader::open(checkpoints);
+  const CheckpointInfo& info = reader.info();
+  if (info.run_id == entry.run_id && info.step == entry.steps) return;
+  throw usage_error(fmt::format("{} is of step {} of {}, the speedrun ended at step {} of {}", reader.path().string(),
+                                info.step, info.run_id, entry.steps, entry.run_id),
+                    kBeginAnew);
+}
+
 // A suite's mean, or without one each of its tasks.
 std::vector<LeaderboardScore> scores_of(const EvalReport& report) {
   std::vector<LeaderboardScore> scores;
@@ -156,6 +166,7 @@ void speedrun_command(const SpeedrunArguments& arguments) {
     if (entry) folder.keep(*entry);
   }
   if (!entry || read_launch().process > 0) return;  // of several processes, the first evaluates
+  check_is_trained(*entry, checkpoint_dir(config));
   entry->scores = scores_of(evaluate_model(evaluation));
   add_to_leaderboard(arguments.leaderboard, *entry);
   fmt::print("{}", leaderboard_table({*entry}));

@@ -164,7 +164,8 @@ std::string tag_reference() {
       "data, TASK and SUITE for what is evaluated. What a run has not (experts, exchanges, GPUs) is left out. A rank\n"
       "records what concerns it alone in its own file, rank 0 also what is of all ranks, the first rank of a process "
       "also\n"
-      "its host's GPUs, once a second. Where the values are and how to read them: [runs.md](runs.md).\n";
+      "its host's GPUs, the last measurement of each logged step. Where the values are and how to read them: "
+      "[runs.md](runs.md).\n";
   std::string_view group;
   for (const TagInfo& tag : kTags) {
     if (const std::string_view of = tag.pattern.substr(0, tag.pattern.find('/')); of != group) {

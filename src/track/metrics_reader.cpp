@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/files.h"
 
 namespace nmoe {
 namespace {
@@ -23,6 +24,11 @@ MetricsView::Position position_of(std::optional<MetricsView>& view) {
 }  // namespace
 
 fs::path metrics_path(const fs::path& run_dir, const std::string& run_id, int64_t rank) {
+  if (!is_name_below(run_id) || run_id.find('/') != std::string::npos) {
+    throw runtime_error(fmt::format("a run of {} has the id '{}', which is no name of a folder",
+                                    (run_dir / "experiments.db").string(), run_id),
+                        "the database was damaged or altered: restore it");
+  }
   return run_dir / "metrics" / run_id / fmt::format("rank_{}.duckdb", rank);
 }
 

@@ -94,7 +94,10 @@ std::vector<RunCache::Key> RunCache::poll() {
   for (const auto& [key, entry] : all) {
     const std::lock_guard lock(entry->mutex);
     try {
-      if (!entry->metrics.poll().values) continue;
+      const MetricsReader::Change change = entry->metrics.poll();
+      if (!change.values) continue;
+      // A tag that was recorded behind the step gone on from only is not there, until it is recorded again.
+      if (change.reloaded) std::erase_if(entry->loaded, [&](const auto& tag) { return !entry->metrics.has(tag); });
       set_bytes(key, entry->bytes());
     } catch (const std::exception&) {
       // Its files have been removed, say, or a program keeps them. Who asks for it next is told.

@@ -40,7 +40,9 @@ class FirstHourTest : public CliTest {
   void write_novels() const {
     std::string text;
     for (const char* folder : {"docs", "src/model", "src/train", "src/config"}) {
-      for (const auto& entry : fs::directory_iterator(fs::path(NMOE_SOURCE_DIR) / folder)) text += read_file(entry);
+      for (const auto& entry : fs::directory_iterator(fs::path(NMOE_SOURCE_DIR) / folder)) {
+        if (entry.path().extension() != ".png") text += read_file(entry);
+      }
     }
     constexpr size_t kChapter = 4000;
     for (size_t begin = 0; begin < text.size(); begin = std::min(text.size(), text.find('\n', begin + kChapter))) {

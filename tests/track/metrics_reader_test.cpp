@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "support/temp_dir.h"
 #include "track/metrics.h"
 
@@ -151,6 +152,14 @@ TEST_F(MetricsReaderTest, WithoutADatabaseOrALiveFile) {
   MetricsReader reader(path_);
   reader.load(tags_);
   EXPECT_EQ(values(reader), (Values{1}));
+}
+
+// A database that others made must not name folders beyond the run's own: n runs rm removes what this is in.
+TEST(MetricsPath, IsBelowTheFolderOfRuns) {
+  EXPECT_EQ(metrics_path("runs", "a", 1), fs::path("runs/metrics/a/rank_1.duckdb"));
+  for (const char* id : {"", ".", "..", "/home/u", "a/b", "../a"}) {
+    EXPECT_EQ(test::error_of([&] { metrics_path("runs", id); }).kind(), ErrorKind::kRuntime) << id;
+  }
 }
 
 }  // namespace

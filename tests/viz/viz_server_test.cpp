@@ -304,6 +304,11 @@ TEST_F(VizServerTest, FollowsARun) {
   EXPECT_TRUE(waits_for(event));
   EXPECT_EQ(curve("run=" + id + "&tag=train/loss").size, 3);
   EXPECT_EQ(curve("run=" + id + "&tag=train/loss").value.back(), test::recorded_loss(3, 2.0));
+  writer.rewind(0);
+  EXPECT_TRUE(waits_for(event));
+  writer.append(test::recorded_step(1, 2.0));
+  EXPECT_TRUE(waits_for(event));
+  EXPECT_EQ(curve("run=" + id + "&tag=train/loss").size, 1) << "of a tag that was gone for a while";
   server_.reset();  // ends the stream, and waits for nobody
   stream.join();
 }
