@@ -2,9 +2,11 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "cli/cli_test.h"
 #include "track/metrics_reader.h"
@@ -29,8 +31,21 @@ class LossTest : public CliTest {
     command.insert(command.begin(), NMOE_PROGRAM);
     auto program = std::make_unique<test::Program>(dir_, command);
     EXPECT_TRUE(program->wait_for("train step 2/")) << program->errors();
-    program->send(SIGSTOP);
+    // Not while it writes its row, whose lock it would keep.
+    do {
+      program->send(SIGCONT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      program->send(SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } while (!can_write_runs());
     return program;
+  }
+  bool can_write_runs() const {
+    sqlite3* database = nullptr;
+    EXPECT_EQ(sqlite3_open((dir_ / "runs/experiments.db").c_str(), &database), SQLITE_OK);
+    const bool can = sqlite3_exec(database, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr) == SQLITE_OK;
+    sqlite3_close(database);
+    return can;
   }
   Outcome shell(const std::string& command) const { return test::Program(dir_, {"bash", "-c", command}).wait(); }
   std::string train_line(const std::string& settings = "") const {
