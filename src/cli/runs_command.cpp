@@ -47,12 +47,7 @@ void print_table(std::span<const RunRow> runs) {
 }  // namespace
 
 RunStore open_runs(const RunsArguments& arguments, RunStore::Access access) {
-  const fs::path database = fs::path(arguments.dir) / "experiments.db";
-  if (!fs::exists(database)) {
-    throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
-                      "train something first, or name the runs' folder with --dir");
-  }
-  return RunStore(database, access);
+  return RunStore(runs_database(arguments.dir), access);
 }
 
 std::vector<RunRow> named_runs(RunStore& store, const RunsArguments& arguments) {
@@ -96,8 +91,7 @@ void runs_show_command(const RunsArguments& arguments) {
   const RunRow run = named_runs(store, arguments).front();
   const fs::path metrics = metrics_path(arguments.dir, run.id);
   std::vector<MetricsView::Last> last;
-  if (fs::exists(metrics) || fs::exists(fs::path(metrics).replace_extension("live")))
-    last = MetricsReader(metrics).tags();
+  if (has_metrics(metrics)) last = MetricsReader(metrics).tags();
   Json json = run_json(run);
   json["checkpoint_dir"] = run.checkpoint_dir;
   if (arguments.json) {

@@ -21,15 +21,6 @@ constexpr std::array<std::string_view, 5> kPages = {"1 Overview", "2 Router", "3
 constexpr std::string_view kRunColumns =
     "run                       name                status            step      loss     valid  started";
 
-fs::path database_of(const fs::path& run_dir) {
-  const fs::path database = run_dir / "experiments.db";
-  if (!fs::exists(database)) {
-    throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
-                      "train something first, or name the runs' folder with --dir");
-  }
-  return database;
-}
-
 Style style_of(RunStatus status) {
   switch (status) {
     case RunStatus::kRunning:
@@ -49,7 +40,7 @@ std::string decimal(const std::optional<double>& value) { return value ? fmt::fo
 
 Monitor::Monitor(fs::path run_dir, const std::string& run)
     : run_dir_(std::move(run_dir)),
-      store_(database_of(run_dir_), RunStore::Access::kRead),
+      store_(runs_database(run_dir_), RunStore::Access::kRead),
       runs_("runs: Enter opens, / filters", std::string(kRunColumns)),
       tags_("curves: Enter draws, / filters", "tag") {
   const std::vector<RunRow> all = store_.list();

@@ -6,18 +6,17 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "track/log_tail.h"
 
 namespace nmoe::mon {
 namespace {
 
-constexpr uintmax_t kLogBytes = 64 << 10;  // of train.log, from its end
 constexpr const char* kValidation = "valid/loss";
 
 // The number behind `prefix` in a tag such as "router/layer_03/load", which is cut off in front; nothing where the tag
@@ -71,11 +70,8 @@ bool RunData::load_next() {
 }
 
 bool RunData::load_piece() {
-  const auto is_there = [](const fs::path& database) {
-    return fs::exists(database) || fs::exists(fs::path(database).replace_extension("live"));
-  };
   if (readers_.empty()) {
-    if (!is_there(metrics(0))) return false;
+    if (!has_metrics(metrics(0))) return false;
     readers_.push_back(std::make_unique<MetricsReader>(metrics(0)));
     read_values();
     return true;
@@ -96,7 +92,7 @@ bool RunData::load_piece() {
     return true;
   }
   const fs::path next = metrics(std::ssize(readers_));
-  if (!is_there(next)) return false;
+  if (!has_metrics(next)) return false;
   readers_.push_back(std::make_unique<MetricsReader>(next));
   read_values();
   return true;
@@ -228,16 +224,10 @@ bool RunData::read_log() {
   std::error_code missing;
   const uintmax_t bytes = fs::file_size(path, missing);
   if (missing || bytes == log_bytes_) return false;
-  std::ifstream file(path, std::ios::binary);
-  const uintmax_t begin = bytes > kLogBytes ? bytes - kLogBytes : 0;
-  file.seekg(static_cast<std::streamoff>(begin));
-  std::string text(static_cast<size_t>(bytes - begin), '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  const std::string text = log_tail(path);
   log_bytes_ = bytes;
   messages_.clear();
-  // A line that was cut off in front is left out, as is one that is still being written.
-  for (size_t at = begin > 0 ? text.find('\n') + 1 : 0; at < text.size();) {
+  for (size_t at = 0; at < text.size();) {  // all but a line that is still being written
     const size_t end = text.find('\n', at);
     if (end == std::string::npos) break;
     messages_.push_back(text.substr(at, end - at));

@@ -227,4 +227,6 @@ LiveTail::State LiveTail::poll(const TakeRecord& take) {
   return fs::exists(path_) ? State::kLost : State::kEnded;
 }
 
+fs::path live_path(const fs::path& database) { return fs::path(database).replace_extension("live"); }
+
 }  // namespace nmoe

@@ -87,4 +87,7 @@ class LiveTail {
   uint64_t position_ = 0;
 };
 
+// rank_<r>.live, which goes with a rank's database.
+fs::path live_path(const fs::path& database);
+
 }  // namespace nmoe

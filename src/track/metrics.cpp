@@ -14,8 +14,6 @@ namespace {
 constexpr auto kLockRetry = std::chrono::milliseconds(50);
 constexpr size_t kBatchBytes = size_t{1} << 20;  // of records that go to the database at once
 
-fs::path live_path(const fs::path& database) { return fs::path(database).replace_extension("live"); }
-
 }  // namespace
 
 int64_t now_ms() {

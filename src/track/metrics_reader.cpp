@@ -14,14 +14,14 @@
 namespace nmoe {
 namespace {
 
-fs::path live_path(const fs::path& database) { return fs::path(database).replace_extension("live"); }
-
 // Up to where the database has the live file.
 MetricsView::Position position_of(std::optional<MetricsView>& view) {
   return view ? view->position().value_or(MetricsView::Position{}) : MetricsView::Position{};
 }
 
 }  // namespace
+
+bool has_metrics(const fs::path& database) { return fs::exists(database) || fs::exists(live_path(database)); }
 
 fs::path metrics_path(const fs::path& run_dir, const std::string& run_id, int64_t rank) {
   if (!is_name_below(run_id) || run_id.find('/') != std::string::npos) {

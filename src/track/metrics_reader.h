@@ -72,6 +72,9 @@ class MetricsReader {
   std::map<std::string, Entry, std::less<>> entries_;
 };
 
+// Whether a rank has recorded anything yet.
+bool has_metrics(const fs::path& database);
+
 // <run.dir>/metrics/<run id>/rank_<rank>.duckdb
 // Error (runtime) where the id could name anything but a folder of that run alone: databases may be of others.
 fs::path metrics_path(const fs::path& run_dir, const std::string& run_id, int64_t rank = 0);

@@ -460,4 +460,13 @@ std::vector<RunRow> RunStore::read_rows(Statement& run) {
   return rows;
 }
 
+fs::path runs_database(const fs::path& run_dir) {
+  fs::path database = run_dir / "experiments.db";
+  if (!fs::exists(database)) {
+    throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
+                      "train something first, or name the runs' folder with --dir");
+  }
+  return database;
+}
+
 }  // namespace nmoe

@@ -131,4 +131,7 @@ class RunStore {
   bool has_all_columns_ = true;  // false of a file of an earlier version that is only read
 };
 
+// <run_dir>/experiments.db. Error (usage) where there is none.
+fs::path runs_database(const fs::path& run_dir);
+
 }  // namespace nmoe

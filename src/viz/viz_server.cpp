@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "base/start_thread.h"
 #include "serve/page.h"
 #include "track/catalogue.h"
+#include "track/log_tail.h"
 #include "track/metrics.h"
 #include "track/run_compare.h"
 #include "track/run_json.h"
@@ -38,7 +38,6 @@ constexpr auto kLook = milliseconds(150);  // how often runs are looked after
 constexpr int64_t kLookAtListMs = 1000;
 constexpr int64_t kLookForDeadMs = 5000;  // a process that is gone changes no file
 constexpr auto kSignOfLife = std::chrono::seconds(15);
-constexpr size_t kLogBytes = size_t{64} << 10;
 constexpr int64_t kMostRuns = 1000;  // in a reply
 
 HttpReply reply_of(int status, std::string type, std::string body) {
@@ -107,20 +106,6 @@ std::vector<int64_t> ranks_in(const fs::path& folder) {
   return ranks;
 }
 
-// Whole lines, the last of the file.
-std::string end_of(const fs::path& path, size_t most) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return "";
-  const auto size = static_cast<size_t>(file.tellg());
-  const size_t count = std::min(size, most);
-  std::string text(count, '\0');
-  file.seekg(static_cast<std::streamoff>(size - count));
-  file.read(text.data(), static_cast<std::streamsize>(count));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (count < size) text.erase(0, text.find('\n') + 1);
-  return text;
-}
-
 // Changes whenever somebody writes to the database.
 std::string state_of(const fs::path& database) {
   std::string state;
@@ -132,22 +117,13 @@ std::string state_of(const fs::path& database) {
   return state;
 }
 
-fs::path database_of(const fs::path& run_dir) {
-  fs::path database = run_dir / "experiments.db";
-  if (!fs::exists(database)) {
-    throw usage_error(fmt::format("no runs: {} does not exist", database.string()),
-                      "train something first, or name the runs' folder with --dir");
-  }
-  return database;
-}
-
 }  // namespace
 
 VizServer::VizServer(VizOptions options)
     : options_(std::move(options)),
       hosts_(options_.host, options_.allowed_hosts),
       cache_(options_.run_dir, options_.cache_bytes),
-      store_(database_of(options_.run_dir), RunStore::Access::kRead),
+      store_(runs_database(options_.run_dir), RunStore::Access::kRead),
       http_(*this, options_.host, options_.port, {.max_body = 1024, .max_connections = 256}, kMaxStreams + kWorkers) {
   NMOE_CHECK(!options_.token.empty(), "a server without a token");
   list_changed();
@@ -285,7 +261,7 @@ HttpReply VizServer::compare(const HttpRequest& request) {
 
 HttpReply VizServer::run_log(const HttpRequest& request) {
   const fs::path folder = metrics_path(options_.run_dir, asked_run(request).id).parent_path();
-  return reply_of(200, "text/plain; charset=utf-8", end_of(folder / "train.log", kLogBytes));
+  return reply_of(200, "text/plain; charset=utf-8", log_tail(folder / "train.log"));
 }
 
 HttpReply VizServer::series(const HttpRequest& request) {
