@@ -25,7 +25,8 @@ scripts/setup.sh --quickstart
 
 step 'Build'
 cmake --preset cpu -DNMOE_BUILD_TESTS=OFF > /dev/null
-cmake --build --preset cpu --target n
+# Nothing is cached yet: ccache need not preprocess each file to look for it.
+CCACHE_DEPEND=1 cmake --build --preset cpu --target n
 "$n" --version
 
 step 'Corpus'
