@@ -268,7 +268,7 @@ TEST_F(RunAlertsTest, ARankThatHangs) {
   std::chrono::steady_clock::time_point begin;
   error_of([&] {
     train_with("hangs",
-               {"train.microbatch_seqs=2", "model.moe.num_experts=8", "parallel.ranks=2", "parallel.stall_s=6",
+               {"train.microbatch_seqs=2", "model.moe.num_experts=8", "parallel.ranks=2", "parallel.stall_s=5",
                 "train.log_every=1", "train.steps=40"},
                [&](Engine& engine, int64_t step) {
                  if (step != 20 || engine.rank().index() != 1) return;
