@@ -92,7 +92,9 @@ std::vector<RunCache::Key> RunCache::poll() {
   }
   std::vector<Key> changed;
   for (const auto& [key, entry] : all) {
-    const std::lock_guard lock(entry->mutex);
+    // One that is being read for somebody is looked after next time: no run waits for another.
+    const std::unique_lock lock(entry->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
     try {
       const MetricsReader::Change change = entry->metrics.poll();
       if (!change.values) continue;

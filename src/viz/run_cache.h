@@ -31,7 +31,7 @@ class RunCache {
             const std::function<void(const MetricsReader& metrics)>& look);
 
   using Key = std::pair<std::string, int64_t>;  // run, rank
-  // Takes what has come since; of whom there is something new.
+  // Takes what has come since, waiting for nobody; of whom there is something new.
   std::vector<Key> poll();
 
  private:

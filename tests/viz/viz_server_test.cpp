@@ -6,7 +6,7 @@
 
 #include <chrono>
 #include <cstring>
-#include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -14,6 +14,7 @@
 #include "serve/raw_client.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
+#include "track/holding_process.h"
 #include "viz/recorded_runs.h"
 
 namespace nmoe {
@@ -323,6 +324,45 @@ TEST_F(VizServerTest, ForgetsWhatIsTooMuch) {
   }
   EXPECT_EQ(test::error_of([&] { cache.look(one_, 7, tags, [](const MetricsReader&) {}); }).kind(),
             ErrorKind::kRuntime);
+}
+
+// A run whose database another program has, or that is being read for somebody, keeps nobody from the others.
+TEST(RunCache, NoRunWaitsForAnother) {
+  const test::TempDir dir;
+  const auto path_of = [&](const std::string& run) { return metrics_path(dir.path(), run); };
+  MetricsWriter held(path_of("held"), 3600.0), live(path_of("live"), 3600.0);
+  RunCache cache(dir.path(), 1 << 20);
+  for (const char* run : {"held", "live"}) {
+    (run == std::string("held") ? held : live).append(test::recorded_step(1, 2.0));
+    cache.look(run, 0, {}, [](const MetricsReader&) {});
+  }
+  for (int64_t step = 2; step <= 3; ++step) {  // what moves there twice is to be read from the database
+    held.append(test::recorded_step(step, 2.0));
+    held.flush();
+  }
+  const auto polled = [&](int64_t step) {
+    live.append(test::recorded_step(step, 2.0));
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<RunCache::Key> changed = cache.poll();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+    return std::ranges::count(changed, RunCache::Key("live", 0));
+  };
+  {
+    const HoldingProcess holder(path_of("held"), HoldingProcess::For::kWriting);
+    EXPECT_EQ(polled(2), 1);
+  }
+  std::promise<void> looking, looked;
+  std::thread reader([&] {
+    cache.look("held", 0, {}, [&](const MetricsReader&) {
+      looking.set_value();
+      looked.get_future().wait();
+    });
+  });
+  looking.get_future().wait();
+  EXPECT_EQ(polled(3), 1);
+  looked.set_value();
+  reader.join();
+  EXPECT_EQ(std::ranges::count(cache.poll(), RunCache::Key("held", 0)), 1) << "what it has missed comes now";
 }
 
 TEST(VizServer, WithoutRuns) {
