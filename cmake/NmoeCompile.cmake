@@ -56,16 +56,18 @@ function(nmoe_precompile name)
     <optional> <span> <string> <string_view> <thread> <utility> <vector>)
 endfunction()
 
-# nmoe_library(NAME SOURCES... [DEPENDS libs...] [HOT] [OWN_FLAGS]): one folder of src/ as a static library. HOT: its loops
-# take time. Other folders are optimised a little only, which is a third less to compile; in sanitizer builds, most of
-# whose time is compiling, HOT is a little and the others are not optimised.
+# nmoe_library(NAME SOURCES... [DEPENDS libs...] [HOT | SMALL] [OWN_FLAGS]): one folder of src/ as a static library. HOT:
+# its loops take time. Other folders are optimised a little only, which is a third less to compile, SMALL ones (much
+# code, most of it of templates, that runs now and then) for size, a third less code; in sanitizer builds, most of whose
+# time is compiling, HOT is a little and the others are not optimised.
 # OWN_FLAGS: compiled as no other code is, so that it cannot share a precompiled header.
 function(nmoe_library name)
-  cmake_parse_arguments(ARG "HOT;OWN_FLAGS" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "HOT;SMALL;OWN_FLAGS" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nmoe_compile ${ARG_DEPENDS} PRIVATE nmoe_isa ${ARG_PRIVATE_DEPENDS})
   if(NOT NMOE_SANITIZE AND NOT ARG_HOT)
-    target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+    target_compile_options(${name} PRIVATE
+      $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:$<IF:$<BOOL:${ARG_SMALL}>,-Os,-O1>>)
   endif()
   if(NMOE_SANITIZE)
     if(ARG_HOT)
