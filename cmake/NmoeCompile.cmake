@@ -43,8 +43,25 @@ if(NMOE_SANITIZE)
   endif()
 endif()
 
-# Sanitizer builds read what most of src/ includes and others wrote from a precompiled header: a fifth of their time. One
-# for each kind of code. Other builds share compiled files through ccache instead, which these headers would keep apart.
+# Folders whose loops take time (HOT) are optimised, others a little only, which is a third less to compile, or for size
+# (SMALL), which is a third less code in the same time. In sanitizer builds, most of whose time is compiling, HOT is a
+# little and the others are not optimised.
+if(NMOE_SANITIZE)
+  set(NMOE_HOT_FLAGS -O1)
+  set(NMOE_OTHER_FLAGS)
+else()
+  set(NMOE_HOT_FLAGS)
+  set(NMOE_OTHER_FLAGS $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+  set(NMOE_SMALL_FLAGS $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Os>)
+endif()
+
+# What most of src/ includes and others wrote, read from a precompiled header: a fifth of the time of a build that nothing
+# was compiled for before. Builds without it share compiled files through ccache, which these headers would keep apart.
+if(NMOE_SANITIZE)
+  set(NMOE_PRECOMPILE ON)
+else()
+  option(NMOE_PRECOMPILE "Read common headers from precompiled ones" OFF)
+endif()
 function(nmoe_precompile name)
   file(WRITE ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp "")
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp)
@@ -57,27 +74,23 @@ function(nmoe_precompile name)
 endfunction()
 
 # nmoe_library(NAME SOURCES... [DEPENDS libs...] [HOT | SMALL] [OWN_FLAGS]): one folder of src/ as a static library. HOT:
-# its loops take time. Other folders are optimised a little only, which is a third less to compile, SMALL ones (much
-# code, most of it of templates, that runs now and then) for size, a third less code; in sanitizer builds, most of whose
-# time is compiling, HOT is a little and the others are not optimised.
-# OWN_FLAGS: compiled as no other code is, so that it cannot share a precompiled header.
+# its loops take time. SMALL: much code that runs now and then. OWN_FLAGS: compiled as no other code is, so that it cannot
+# share a precompiled header.
 function(nmoe_library name)
   cmake_parse_arguments(ARG "HOT;SMALL;OWN_FLAGS" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nmoe_compile ${ARG_DEPENDS} PRIVATE nmoe_isa ${ARG_PRIVATE_DEPENDS})
-  if(NOT NMOE_SANITIZE AND NOT ARG_HOT)
-    target_compile_options(${name} PRIVATE
-      $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:$<IF:$<BOOL:${ARG_SMALL}>,-Os,-O1>>)
+  if(ARG_HOT)
+    target_compile_options(${name} PRIVATE ${NMOE_HOT_FLAGS})
+    set(precompiled nmoe_precompiled_hot)
+  elseif(ARG_SMALL AND NOT NMOE_SANITIZE)
+    target_compile_options(${name} PRIVATE ${NMOE_SMALL_FLAGS})
+    set(precompiled nmoe_precompiled_small)
+  else()
+    target_compile_options(${name} PRIVATE ${NMOE_OTHER_FLAGS})
+    set(precompiled nmoe_precompiled)
   endif()
-  if(NMOE_SANITIZE)
-    if(ARG_HOT)
-      target_compile_options(${name} PRIVATE -O1)
-      set(precompiled nmoe_precompiled_hot)
-    else()
-      set(precompiled nmoe_precompiled)
-    endif()
-    if(NOT ARG_OWN_FLAGS)
-      target_precompile_headers(${name} REUSE_FROM ${precompiled})
-    endif()
+  if(NMOE_PRECOMPILE AND NOT ARG_OWN_FLAGS)
+    target_precompile_headers(${name} REUSE_FROM ${precompiled})
   endif()
 endfunction()
