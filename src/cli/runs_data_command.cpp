@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/runs_store.h"
 #include "track/braille_plot.h"
+#include "track/csv.h"
 #include "track/metrics_reader.h"
 #include "track/tensorboard.h"
 
@@ -57,14 +58,6 @@ class Recorded {
   MetricsReader reader_;
   std::vector<MetricsView::Last> tags_;
 };
-
-// RFC 4180.
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
-  return quoted + '"';
-}
 
 void export_csv(const Recorded& recorded, const fs::path& folder) {
   std::string scalars = "tag,step,ts_ms,value\r\n", arrays = "tag,step,ts_ms,index,value\r\n";

@@ -10,9 +10,15 @@
 namespace nmoe {
 namespace {
 
-// The name in a Host header: without port, an IPv6 address without brackets.
+// The name in a Host header: without port, an IPv6 address without brackets. What has something else behind the
+// brackets is no name of anything.
 std::string host_name(std::string_view header) {
-  if (header.starts_with("[")) return lower(header.substr(1, header.find(']') - 1));
+  if (header.starts_with("[")) {
+    const size_t end = std::min(header.find(']'), header.size() - 1);
+    const std::string_view behind = header.substr(end + 1);
+    const bool is_address = header[end] == ']' && (behind.empty() || behind.front() == ':');
+    return is_address ? lower(header.substr(1, end - 1)) : std::string(header);
+  }
   return lower(header.substr(0, header.find(':')));
 }
 
@@ -42,8 +48,9 @@ HostNames::HostNames(const std::string& host, const std::vector<std::string>& ot
 
 std::optional<HostNames::Refusal> HostNames::refusal(const HttpRequest& request) const {
   if (request.count("Host") > 1) return Refusal{400, "the header Host is there more than once"};
+  if (request.count("Host") == 0) return std::nullopt;  // no browser
   const std::string name = host_name(request.header("Host"));
-  if (name.empty() || is_address(name) || std::ranges::find(names_, name) != names_.end()) return std::nullopt;
+  if (is_address(name) || std::ranges::find(names_, name) != names_.end()) return std::nullopt;
   return Refusal{403,
                  fmt::format("this server does not answer for the host '{}': start it with --allow-host NAME", name)};
 }

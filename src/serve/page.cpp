@@ -18,6 +18,8 @@
   X("runs.js", javascript, runs_js)                \
   X("chart.js", javascript, chart_js)              \
   X("charts.js", javascript, charts_js)            \
+  X("marks.js", javascript, marks_js)              \
+  X("checkpoints.js", javascript, checkpoints_js)  \
   X("compare.js", javascript, compare_js)          \
   X("router.js", javascript, router_js)            \
   X("messages.js", javascript, messages_js)        \

@@ -65,11 +65,18 @@ Config make_config(Access access) {
 
 class Database {
  public:
-  // Throws Locked when another process stands in the way, Error for anything else.
+  // Throws Locked when somebody stands in the way, Error for anything else.
   struct Locked {
     std::string message;
   };
-  Database(const fs::path& path, Access access) : path_(path), turn_(database_mutex()) {
+  enum class Turn { kWait, kNow };  // for others of this process
+  Database(const fs::path& path, Access access, Turn turn = Turn::kWait)
+      : path_(path), turn_(database_mutex(), std::defer_lock) {
+    if (turn == Turn::kWait) {
+      turn_.lock();
+    } else if (!turn_.try_lock()) {
+      throw Locked{"in use by this process"};
+    }
     const Config config = make_config(access);
     char* message = nullptr;
     if (duckdb_open_ext(path.c_str(), &database_, config.get(), &message) != DuckDBSuccess) {
@@ -108,7 +115,7 @@ class Database {
 
  private:
   const fs::path& path_;
-  std::lock_guard<std::mutex> turn_;
+  std::unique_lock<std::mutex> turn_;
   duckdb_database database_ = nullptr;
   duckdb_connection connection_ = nullptr;
 };
@@ -330,21 +337,36 @@ void add_metrics(const fs::path& path, const MetricRecord& record) {
 
 class MetricsView::Impl {
  public:
-  explicit Impl(const fs::path& path) : path_(path), database_(open_patiently(path_, Access::kRead)) {
-    database_->select("SELECT table_name FROM duckdb_tables()", nullptr,
-                      [&](idx_t at, Database::Vectors columns) { tables_.insert(text_cell(columns[0], at)); });
+  explicit Impl(const fs::path& path) : path_(path), database_(open_patiently(path_, Access::kRead)) { read_tables(); }
+  Impl(const fs::path& path, Database::Turn turn)
+      : path_(path), database_(std::make_unique<Database>(path_, Access::kRead, turn)) {
+    read_tables();
   }
   Database& operator*() { return *database_; }
   bool has_table(const char* name) const { return tables_.contains(name); }
 
  private:
+  void read_tables() {
+    database_->select("SELECT table_name FROM duckdb_tables()", nullptr,
+                      [&](idx_t at, Database::Vectors columns) { tables_.insert(text_cell(columns[0], at)); });
+  }
+
   fs::path path_;
   std::unique_ptr<Database> database_;
   std::set<std::string> tables_;
 };
 
 MetricsView::MetricsView(const fs::path& path) : impl_(std::make_unique<Impl>(path)) {}
+MetricsView::MetricsView(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MetricsView::~MetricsView() = default;
+
+std::unique_ptr<MetricsView> MetricsView::open_now(const fs::path& path) {
+  try {
+    return std::unique_ptr<MetricsView>(new MetricsView(std::make_unique<Impl>(path, Database::Turn::kNow)));
+  } catch (const Database::Locked&) {
+    return nullptr;
+  }
+}
 
 std::optional<MetricsView::Position> MetricsView::position() {
   std::optional<Position> found;

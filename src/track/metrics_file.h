@@ -55,6 +55,8 @@ class MetricsView {
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
   explicit MetricsView(const fs::path& path);
+  // The same without waiting: null while somebody is in.
+  static std::unique_ptr<MetricsView> open_now(const fs::path& path);
   ~MetricsView();
 
   struct Position {
@@ -81,6 +83,7 @@ class MetricsView {
 
  private:
   class Impl;
+  explicit MetricsView(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

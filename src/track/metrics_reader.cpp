@@ -15,8 +15,8 @@ namespace nmoe {
 namespace {
 
 // Up to where the database has the live file.
-MetricsView::Position position_of(std::optional<MetricsView>& view) {
-  return view ? view->position().value_or(MetricsView::Position{}) : MetricsView::Position{};
+MetricsView::Position position_of(MetricsView* view) {
+  return view != nullptr ? view->position().value_or(MetricsView::Position{}) : MetricsView::Position{};
 }
 
 }  // namespace
@@ -32,7 +32,12 @@ fs::path metrics_path(const fs::path& run_dir, const std::string& run_id, int64_
   return run_dir / "metrics" / run_id / fmt::format("rank_{}.duckdb", rank);
 }
 
-MetricsReader::MetricsReader(fs::path database) : path_(std::move(database)), tail_(live_path(path_)) { attach(); }
+MetricsReader::MetricsReader(fs::path database) : path_(std::move(database)), tail_(live_path(path_)) {
+  attach(has_database() ? std::make_unique<MetricsView>(path_).get() : nullptr);
+}
+
+// A run's first minute has none.
+bool MetricsReader::has_database() const { return fs::exists(path_) || !fs::exists(live_path(path_)); }
 
 // False when nothing is left.
 bool MetricsReader::Entry::rewind(int64_t step) {
@@ -53,14 +58,12 @@ bool MetricsReader::Entry::rewind(int64_t step) {
 }
 
 // While the database is open nothing moves there from the live file: both are read as of one moment.
-void MetricsReader::attach() {
+void MetricsReader::attach(MetricsView* view) {
   std::set<std::string> loaded;
   for (const auto& [tag, entry] : entries_) {
     if (entry.loaded) loaded.insert(tag);
   }
   entries_.clear();
-  std::optional<MetricsView> view;
-  if (fs::exists(path_) || !fs::exists(live_path(path_))) view.emplace(path_);
   const MetricsView::Position folded = position_of(view);
   int64_t kept = MetricsView::kNoLimit;  // steps of the database that the live file does not take back
   if (tail_.open(folded.id, folded.end)) {
@@ -69,7 +72,7 @@ void MetricsReader::attach() {
       take(std::move(record), /*keep_all=*/true);
     });
   }
-  if (view) {
+  if (view != nullptr) {
     for (MetricsView::Last& last : view->last(kept)) {
       const auto [at, is_new] = entries_.try_emplace(last.tag);
       if (is_new || at->second.last.step < last.step) at->second.last = std::move(last);
@@ -80,7 +83,7 @@ void MetricsReader::attach() {
     if (!entry.loaded) {
       entry.series = {};
       entry.arrays = {};
-    } else if (view) {
+    } else if (view != nullptr) {
       load_from(*view, kept, tag, entry);
     }
   }
@@ -112,27 +115,34 @@ void MetricsReader::take(MetricRecord record, bool keep_all) {
 }
 
 // Whether the last live file was read to its end.
-bool MetricsReader::has_all(MetricsView view) const {
+bool MetricsReader::has_all(MetricsView& view) const {
   const auto folded = view.position();
   return folded && folded->id == tail_.id() && folded->end == tail_.position();
 }
 
 MetricsReader::Change MetricsReader::poll() {
   Change change;
-  bool rewound = false;
   const bool followed = tail_.is_open();
   const LiveTail::State state = followed || fs::exists(live_path(path_))
                                     ? tail_.poll([&](MetricRecord record, uint64_t) {
                                         change.values = true;
-                                        rewound = rewound || record.rewind;
+                                        change.reloaded = change.reloaded || record.rewind;
                                         take(std::move(record), /*keep_all=*/false);
                                       })
                                     : LiveTail::State::kEnded;
-  if (rewound || state == LiveTail::State::kLost ||
-      (followed && state == LiveTail::State::kEnded && !has_all(MetricsView(path_)))) {
-    attach();
+  outdated_ = outdated_ || change.reloaded || state == LiveTail::State::kLost;
+  ended_ = ended_ || (followed && state == LiveTail::State::kEnded);
+  if (!outdated_ && !ended_) return change;
+  std::unique_ptr<MetricsView> view;
+  if (has_database()) {
+    view = MetricsView::open_now(path_);
+    if (view == nullptr) return change;
+  }
+  if (outdated_ || view == nullptr || !has_all(*view)) {
+    attach(view.get());
     change = {.values = true, .reloaded = true};
   }
+  outdated_ = ended_ = false;
   return change;
 }
 
@@ -153,7 +163,7 @@ void MetricsReader::load(std::span<const std::string> tags) {
   std::optional<MetricsView> view;
   if (fs::exists(path_)) view.emplace(path_);
   // What the database has not yet is read once more, and perhaps more than was passed on so far: then it comes again.
-  const MetricsView::Position folded = position_of(view);
+  const MetricsView::Position folded = position_of(view ? &*view : nullptr);
   int64_t kept = MetricsView::kNoLimit;
   LiveTail tail(live_path(path_));
   if (tail.open(folded.id, folded.end)) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,7 +35,8 @@ class MetricsReader {
     bool reloaded = false;  // what was there has changed: the run was resumed from an earlier step, say. Of loaded tags
                             // all is as it is now; indices and buckets that were taken before are void.
   };
-  // Takes what has come since the last call.
+  // Takes what has come since the last call, and waits for nobody: what has to be read from a database that another
+  // program has, comes with a later call.
   Change poll();
 
   // The last value of every tag, by tag; those of tags that are not loaded, too.
@@ -62,13 +64,16 @@ class MetricsReader {
 
     bool rewind(int64_t step);
   };
-  void attach();
+  bool has_database() const;
+  void attach(MetricsView* view);
   void take(MetricRecord record, bool keep_all);
   static void load_from(MetricsView& view, int64_t max_step, const std::string& tag, Entry& entry);
-  bool has_all(MetricsView view) const;
+  bool has_all(MetricsView& view) const;
 
   fs::path path_;
   LiveTail tail_;
+  bool outdated_ = false;  // all is to be read again
+  bool ended_ = false;     // the live file went; whether it was read to its end is not known yet
   std::map<std::string, Entry, std::less<>> entries_;
 };
 

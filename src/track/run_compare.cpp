@@ -32,9 +32,8 @@ void flatten(const nlohmann::json& value, const std::string& key, std::map<std::
   for (const auto& [name, member] : value.items()) flatten(member, key.empty() ? name : key + "." + name, flat);
 }
 
-std::map<std::string, std::string> keys_of(const std::string& config) {
-  std::map<std::string, std::string> flat;
-  flatten(parse_json<nlohmann::json>(config), "", flat);
+std::map<std::string, std::string> compared_keys(const std::string& config) {
+  std::map<std::string, std::string> flat = config_keys(config);
   for (const std::string_view key : kPlaces) flat.erase(std::string(key));
   return flat;
 }
@@ -83,7 +82,7 @@ std::vector<RunComparison::Seeds> seeds_of(std::span<const std::string> configs,
   std::map<std::string, std::vector<size_t>> alike;  // by all but the seed
   for (size_t i = 0; i < configs.size(); ++i) {
     std::string text;
-    for (const auto& [key, value] : keys_of(configs[i]))
+    for (const auto& [key, value] : compared_keys(configs[i]))
       if (key != kSeed) text += fmt::format("{}={}\n", key, value);
     alike[text].push_back(i);
   }
@@ -107,10 +106,16 @@ std::vector<RunComparison::Seeds> seeds_of(std::span<const std::string> configs,
 
 }  // namespace
 
+std::map<std::string, std::string> config_keys(const std::string& config) {
+  std::map<std::string, std::string> flat;
+  flatten(parse_json<nlohmann::json>(config), "", flat);
+  return flat;
+}
+
 std::vector<ConfigDifference> config_differences(std::span<const std::string> configs) {
   std::map<std::string, std::vector<std::string>> by_key;
   for (size_t i = 0; i < configs.size(); ++i) {
-    for (const auto& [key, value] : keys_of(configs[i])) {
+    for (const auto& [key, value] : compared_keys(configs[i])) {
       auto& values = by_key[key];
       values.resize(configs.size());
       values[i] = value;

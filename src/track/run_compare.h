@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +17,9 @@ struct ConfigDifference {
   std::string key;                  // "optim.matrices.lr"
   std::vector<std::string> values;  // of each run, JSON; "" of one that has no such key
 };
+// Every key of a configuration (JSON) with its value: "optim.matrices.lr", "0.02". JsonError where it is none.
+std::map<std::string, std::string> config_keys(const std::string& config);
+
 // By key; run.name, run.dir and the like, which say where a run is and not what, are left out. `configs` are JSON.
 std::vector<ConfigDifference> config_differences(std::span<const std::string> configs);
 

@@ -9,7 +9,7 @@ namespace nmoe {
 
 // A value is a step, a time and itself; what is kept over them is small beside that.
 int64_t RunCache::Entry::bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = time.bytes();
   for (const std::string& tag : loaded) {
     bytes += static_cast<int64_t>(metrics.series(tag).size() * 3 * sizeof(int64_t));
     const ArraySeries& arrays = metrics.arrays(tag);
@@ -56,8 +56,7 @@ void RunCache::drop_oldest(const Key& kept) {
   }
 }
 
-void RunCache::look(const std::string& run, int64_t rank, std::span<const std::string> tags,
-                    const std::function<void(const MetricsReader& metrics)>& look) {
+void RunCache::look(const std::string& run, int64_t rank, std::span<const std::string> tags, const Look& look) {
   const Key key(run, rank);
   const std::shared_ptr<Entry> entry = entry_of(key);
   {
@@ -79,7 +78,7 @@ void RunCache::look(const std::string& run, int64_t rank, std::span<const std::s
       entry->loaded.merge(wanted);
       set_bytes(key, entry->bytes());
     }
-    look(entry->metrics);
+    look(entry->metrics, entry->time);
   }
   drop_oldest(key);
 }
@@ -92,10 +91,13 @@ std::vector<RunCache::Key> RunCache::poll() {
   }
   std::vector<Key> changed;
   for (const auto& [key, entry] : all) {
-    const std::lock_guard lock(entry->mutex);
+    // One that is being read for somebody is looked after next time: no run waits for another.
+    const std::unique_lock lock(entry->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
     try {
       const MetricsReader::Change change = entry->metrics.poll();
       if (!change.values) continue;
+      if (change.reloaded) entry->time.clear();
       // A tag that was recorded behind the step gone on from only is not there, until it is recorded again.
       if (change.reloaded) std::erase_if(entry->loaded, [&](const auto& tag) { return !entry->metrics.has(tag); });
       set_bytes(key, entry->bytes());

@@ -17,6 +17,7 @@
 
 #include "base/files.h"
 #include "track/metrics_reader.h"
+#include "viz/training_time.h"
 
 namespace nmoe {
 
@@ -25,13 +26,13 @@ class RunCache {
   RunCache(fs::path run_dir, int64_t max_bytes) : run_dir_(std::move(run_dir)), max_bytes_(max_bytes) {}
 
   // Calls `look` with the metrics of a run's rank, of which these tags are loaded; those that are not there are empty
-  // series. Error (runtime) where the rank has recorded nothing, or another program has its database for long.
-  // `run` is the id of a run that exists: it becomes a part of a path.
-  void look(const std::string& run, int64_t rank, std::span<const std::string> tags,
-            const std::function<void(const MetricsReader& metrics)>& look);
+  // series. `time` is kept with them. Error (runtime) where the rank has recorded nothing, or another program has its
+  // database for long. `run` is the id of a run that exists: it becomes a part of a path.
+  using Look = std::function<void(const MetricsReader& metrics, TrainingTime& time)>;
+  void look(const std::string& run, int64_t rank, std::span<const std::string> tags, const Look& look);
 
   using Key = std::pair<std::string, int64_t>;  // run, rank
-  // Takes what has come since; of whom there is something new.
+  // Takes what has come since, waiting for nobody; of whom there is something new.
   std::vector<Key> poll();
 
  private:
@@ -41,6 +42,7 @@ class RunCache {
     std::set<std::string> wanted;  // by all who are about to look: whoever comes first opens the database once for them
     std::mutex mutex;              // guards what follows
     MetricsReader metrics;
+    TrainingTime time;
     std::set<std::string> loaded;
 
     int64_t bytes() const;

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -18,11 +20,13 @@
 #include "base/start_thread.h"
 #include "serve/page.h"
 #include "track/catalogue.h"
+#include "track/csv.h"
 #include "track/log_tail.h"
 #include "track/metrics.h"
 #include "track/run_compare.h"
 #include "track/run_json.h"
 #include "track/run_query.h"
+#include "viz/checkpoints.h"
 #include "viz/layers.h"
 #include "viz/window.h"
 
@@ -39,6 +43,11 @@ constexpr int64_t kLookAtListMs = 1000;
 constexpr int64_t kLookForDeadMs = 5000;  // a process that is gone changes no file
 constexpr auto kSignOfLife = std::chrono::seconds(15);
 constexpr int64_t kMostRuns = 1000;  // in a reply
+constexpr size_t kCsvPiece = 256 << 10;
+
+// Axes by what a run records of its progress; training: in seconds, from the time of its steps.
+constexpr std::pair<std::string_view, const char*> kProgressions[] = {
+    {"tokens", "train/tokens_seen"}, {"flops", "train/flops"}, {"training", "throughput/ms_per_step"}};
 
 HttpReply reply_of(int status, std::string type, std::string body) {
   return {.status = status,
@@ -106,6 +115,19 @@ std::vector<int64_t> ranks_in(const fs::path& folder) {
   return ranks;
 }
 
+// Of these keys those that the configuration has; none of what is no configuration.
+Json config_values(const std::string& config, const std::vector<std::string>& keys) {
+  Json values = Json::object();
+  try {
+    const std::map<std::string, std::string> all = config_keys(config);
+    for (const std::string& key : keys) {
+      if (const auto found = all.find(key); found != all.end()) values[key] = found->second;
+    }
+  } catch (const JsonError&) {
+  }
+  return values;
+}
+
 // Changes whenever somebody writes to the database.
 std::string state_of(const fs::path& database) {
   std::string state;
@@ -145,8 +167,9 @@ std::optional<HttpReply> VizServer::on_head(const HttpRequest& request) {
   if (const auto refused = hosts_.refusal(request)) return error_reply(refused->status, refused->message);
   if (request.method != "GET") return error_reply(405, "this server takes GET alone");
   if (!request.path.starts_with("/api/")) {
-    std::optional<HttpReply> file =
-        page_file(request.path == "/" ? "viz.html" : std::string_view(request.path).substr(1));
+    std::string_view name = request.path;  // which is of a client, and may begin with anything
+    if (name.starts_with("/")) name.remove_prefix(1);
+    std::optional<HttpReply> file = page_file(name.empty() ? "viz.html" : name);
     return file ? std::move(file) : error_reply(404, "there is no such page");
   }
   if (!same_bytes(request.header("Authorization"), "Bearer " + options_.token)) {
@@ -158,14 +181,20 @@ std::optional<HttpReply> VizServer::on_head(const HttpRequest& request) {
 void VizServer::on_request(const HttpRequest& request, HttpAnswer& answer) {
   using Method = HttpReply (VizServer::*)(const HttpRequest&);
   constexpr std::pair<std::string_view, Method> kRoutes[] = {
-      {"/api/runs", &VizServer::runs},   {"/api/run", &VizServer::run},       {"/api/compare", &VizServer::compare},
-      {"/api/log", &VizServer::run_log}, {"/api/series", &VizServer::series}, {"/api/layers", &VizServer::layers},
+      {"/api/runs", &VizServer::runs},
+      {"/api/run", &VizServer::run},
+      {"/api/compare", &VizServer::compare},
+      {"/api/log", &VizServer::run_log},
+      {"/api/series", &VizServer::series},
+      {"/api/layers", &VizServer::layers},
+      {"/api/checkpoints", &VizServer::checkpoints},
   };
   if (request.path == "/api/events") return events(answer);
+  const bool is_csv = request.path == "/api/csv";
   const auto* const route = std::ranges::find(kRoutes, request.path, &std::pair<std::string_view, Method>::first);
-  if (route == std::end(kRoutes)) return answer.send(error_reply(404, "there is nothing of this name"));
+  if (!is_csv && route == std::end(kRoutes)) return answer.send(error_reply(404, "there is nothing of this name"));
   try {
-    answer.send((this->*route->second)(request));
+    is_csv ? csv(request, answer) : answer.send((this->*route->second)(request));
   } catch (const Error& error) {
     const int status = error.kind() == ErrorKind::kUsage ? 400 : 500;
     answer.send(error_reply(status, fmt::format("{} ({})", error.what(), error.remedy())));
@@ -188,8 +217,7 @@ std::string VizServer::config(const std::string& run) {
 }
 
 // Only what is in the list of runs becomes a part of a path.
-RunRow VizServer::asked_run(const HttpRequest& request) {
-  const std::string id = parameter(request, "run");
+RunRow VizServer::asked_run(const std::string& id) {
   const std::shared_ptr<const Runs> all = list();
   const auto found = std::ranges::find(*all, id, &RunRow::id);
   if (found == all->end()) {
@@ -217,15 +245,18 @@ HttpReply VizServer::runs(const HttpRequest& request) {
   const auto size = static_cast<int64_t>(chosen.size());
   const int64_t offset = std::clamp<int64_t>(number_of<int64_t>(request, "offset").value_or(0), 0, size);
   const int64_t limit = std::clamp<int64_t>(number_of<int64_t>(request, "limit").value_or(200), 0, kMostRuns);
+  const std::vector<std::string> keys = request.parameters("key");
   Json rows = Json::array();
   for (int64_t i = offset; i < std::min(size, offset + limit); ++i) {
-    rows.push_back(run_json(chosen[static_cast<size_t>(i)]));
+    const RunRow& run = chosen[static_cast<size_t>(i)];
+    rows.push_back(run_json(run));
+    if (!keys.empty()) rows.back()["config"] = config_values(config(run.id), keys);
   }
   return json_reply({{"all", all->size()}, {"total", size}, {"runs", std::move(rows)}});
 }
 
 HttpReply VizServer::run(const HttpRequest& request) {
-  const RunRow run = asked_run(request);
+  const RunRow run = asked_run(parameter(request, "run"));
   const std::vector<int64_t> ranks = ranks_in(metrics_path(options_.run_dir, run.id).parent_path());
   const int64_t rank = number_of<int64_t>(request, "rank").value_or(0);
   Json json = {{"run", run_json(run)},
@@ -234,7 +265,7 @@ HttpReply VizServer::run(const HttpRequest& request) {
                {"tags", Json::array()}};
   if (json["config"].is_discarded()) json["config"] = nullptr;
   if (!std::ranges::binary_search(ranks, rank)) return json_reply(json);  // it has recorded nothing
-  cache_.look(run.id, rank, {}, [&](const MetricsReader& metrics) {
+  cache_.look(run.id, rank, {}, [&](const MetricsReader& metrics, TrainingTime&) {
     for (const MetricsView::Last& last : metrics.tags()) {
       const TagInfo* info = find_tag(last.tag);
       json["tags"].push_back({{"tag", last.tag},
@@ -260,22 +291,67 @@ HttpReply VizServer::compare(const HttpRequest& request) {
 }
 
 HttpReply VizServer::run_log(const HttpRequest& request) {
-  const fs::path folder = metrics_path(options_.run_dir, asked_run(request).id).parent_path();
+  const fs::path folder = metrics_path(options_.run_dir, asked_run(parameter(request, "run")).id).parent_path();
   return reply_of(200, "text/plain; charset=utf-8", log_tail(folder / "train.log"));
 }
 
+HttpReply VizServer::checkpoints(const HttpRequest& request) {
+  Json json = {{"checkpoints", Json::array()}};
+  for (const CheckpointRow& row : checkpoints_of(options_.run_dir, asked_run(parameter(request, "run")))) {
+    json["checkpoints"].push_back({{"step", row.step},
+                                   {"fault", row.fault},
+                                   {"tokens", row.tokens},
+                                   {"bytes", row.bytes},
+                                   {"weights_sha256", row.weights_sha256},
+                                   {"created", row.created_at}});
+  }
+  return json_reply(json);
+}
+
+// Piece by piece: a long run's values are many.
+void VizServer::csv(const HttpRequest& request, HttpAnswer& answer) {
+  const std::vector<std::string> tags = request.parameters("tag");
+  const int64_t rank = number_of<int64_t>(request, "rank").value_or(0);
+  std::vector<std::string> ids;
+  for (const std::string& id : request.parameters("run")) ids.push_back(asked_run(id).id);
+  bool begun = false, there = true;
+  std::string piece = "run,tag,step,ts_ms,value\r\n";
+  const auto write = [&] {
+    if (!std::exchange(begun, true)) there = answer.begin(reply_of(200, "text/csv; charset=utf-8", ""));
+    there = there && answer.write(std::exchange(piece, ""));
+  };
+  const auto put = [&](const std::string& start, const Series& series) {
+    for (size_t i = 0; there && i < series.size(); ++i) {
+      fmt::format_to(std::back_inserter(piece), "{}{},{},{}\r\n", start, series.steps()[i], series.times_ms()[i],
+                     series.values()[i]);
+      if (piece.size() >= kCsvPiece) write();
+    }
+  };
+  for (const std::string& id : ids) {
+    if (!has_metrics(metrics_path(options_.run_dir, id, rank))) continue;
+    cache_.look(id, rank, tags, [&](const MetricsReader& metrics, TrainingTime&) {
+      for (const std::string& tag : tags) {
+        put(fmt::format("{},{},", csv_field(id), csv_field(tag)), metrics.series(tag));
+      }
+    });
+  }
+  write();
+  if (there) answer.end();
+}
+
 HttpReply VizServer::series(const HttpRequest& request) {
-  const RunRow run = asked_run(request);
+  const RunRow run = asked_run(parameter(request, "run"));
   const std::string tag = parameter(request, "tag"), x = parameter(request, "x");
   std::vector<std::string> tags = {tag};
   Axis axis = Axis::kStep;
   if (x == "time") axis = Axis::kTime;
-  if (x == "tokens" || x == "flops") {
+  if (const auto* const by = std::ranges::find(kProgressions, x, &std::pair<std::string_view, const char*>::first);
+      by != std::end(kProgressions)) {
     axis = Axis::kProgress;
-    tags.emplace_back(x == "tokens" ? "train/tokens_seen" : "train/flops");
+    tags.emplace_back(by->second);
   }
   if (axis == Axis::kStep && !x.empty() && x != "step") {
-    throw usage_error(fmt::format("there is no axis '{}'", x), "step, tokens, flops and time are there");
+    throw usage_error(fmt::format("there is no axis '{}'", x), "step, tokens, flops, time and training are there");
   }
   const WindowRequest wanted = {.from = number_of<double>(request, "from"),
                                 .to = number_of<double>(request, "to"),
@@ -283,22 +359,24 @@ HttpReply VizServer::series(const HttpRequest& request) {
                                 .log_x = parameter(request, "log") == "1"};
   const int64_t rank = number_of<int64_t>(request, "rank").value_or(0);
   std::string bytes;
-  cache_.look(run.id, rank, tags, [&](const MetricsReader& metrics) {
+  cache_.look(run.id, rank, tags, [&](const MetricsReader& metrics, TrainingTime& time) {
     const Series& values = metrics.series(tag);
-    bytes =
-        encode_window(cut_window(values, AxisOf(values, axis, metrics.series(tags.back()), started_ms(run)), wanted));
+    const Series& recorded = metrics.series(tags.back());
+    const Series& progress = x == "training" ? time.of(recorded) : recorded;
+    bytes = encode_window(cut_window(values, AxisOf(values, axis, progress, started_ms(run)), wanted));
   });
   return reply_of(200, "application/octet-stream", std::move(bytes));
 }
 
 HttpReply VizServer::layers(const HttpRequest& request) {
-  const RunRow run = asked_run(request);
+  const RunRow run = asked_run(parameter(request, "run"));
   const std::string of = parameter(request, "of");
   const int64_t at = number_of<int64_t>(request, "at").value_or(std::numeric_limits<int64_t>::max());
   std::vector<std::string> tags;
-  cache_.look(run.id, 0, {}, [&](const MetricsReader& metrics) { tags = layer_tags(metrics, of); });
+  cache_.look(run.id, 0, {}, [&](const MetricsReader& metrics, TrainingTime&) { tags = layer_tags(metrics, of); });
   std::string bytes;
-  cache_.look(run.id, 0, tags, [&](const MetricsReader& metrics) { bytes = encode_layers(metrics, tags, at); });
+  cache_.look(run.id, 0, tags,
+              [&](const MetricsReader& metrics, TrainingTime&) { bytes = encode_layers(metrics, tags, at); });
   return reply_of(200, "application/octet-stream", std::move(bytes));
 }
 

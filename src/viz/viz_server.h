@@ -2,11 +2,14 @@
 //
 //   GET /                  the page, and its parts: nothing secret
 //   GET /api/...           with "Authorization: Bearer TOKEN" only
-//       runs?q=&filter=&sort=&limit=&offset=    JSON: runs of which all filters (run_query.h) are true and that have q
+//       runs?q=&filter=&sort=&limit=&offset=&key=    JSON: runs of which all filters (run_query.h) are true and that
+//                                               have q, with what their configurations have under these keys
 //       run?run=&rank=                          JSON: a run's row, configuration, ranks, and the tags of one
 //       compare?run=A&run=B...                  JSON: in what configurations differ
 //       log?run=                                the end of train.log
 //       series?run=&rank=&tag=&x=&from=&to=&width=&log=    a curve's buckets (window.h)
+//       csv?run=A&run=B...&rank=&tag=A&tag=B... all values of curves, one row each
+//       checkpoints?run=                        JSON: what there is of them (checkpoints.h)
 //       layers?run=&of=&at=                     arrays of all layers of a step (layers.h)
 //       events                                  server-sent events: what has changed since
 #pragma once
@@ -63,9 +66,11 @@ class VizServer : private HttpHandler {
   HttpReply run_log(const HttpRequest& request);
   HttpReply series(const HttpRequest& request);
   HttpReply layers(const HttpRequest& request);
+  HttpReply checkpoints(const HttpRequest& request);
+  void csv(const HttpRequest& request, HttpAnswer& answer);
   void events(HttpAnswer& answer);
 
-  RunRow asked_run(const HttpRequest& request);
+  RunRow asked_run(const std::string& id);
   std::shared_ptr<const Runs> list();
   std::string config(const std::string& run);
   bool list_changed();

@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <optional>
 
 #include "base/error.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
+#include "track/holding_process.h"
 #include "track/metrics.h"
 
 namespace nmoe {
@@ -142,6 +144,42 @@ TEST_F(MetricsReaderTest, AReaderThatIsFarBehind) {
   }
   EXPECT_TRUE(reader.poll().values);
   EXPECT_EQ(values(reader), (Values{1, 2, 3, 4, 5}));
+}
+
+// Whoever follows many runs must not wait for the database of one.
+TEST_F(MetricsReaderTest, PollWaitsForNobody) {
+  std::optional<MetricsWriter> writer(std::in_place, path_, kNever);
+  add(*writer, 1, 1);
+  MetricsReader reader(path_);
+  reader.load(tags_);
+  for (int64_t step = 2; step <= 5; ++step) {
+    add(*writer, step, double(step));
+    writer->flush();
+  }
+  const auto polled_at_once = [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    const MetricsReader::Change change = reader.poll();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+    return change;
+  };
+  std::optional<HoldingProcess> holder(std::in_place, path_, HoldingProcess::For::kWriting);
+  EXPECT_FALSE(polled_at_once().reloaded);
+  EXPECT_FALSE(polled_at_once().values);
+  EXPECT_EQ(values(reader), (Values{1, 2})) << "what was in the live file that it had open";
+  holder.reset();
+  EXPECT_TRUE(polled_at_once().reloaded);
+  EXPECT_EQ(values(reader), (Values{1, 2, 3, 4, 5}));
+
+  // The run ends, and more came than the reader has seen.
+  add(*writer, 6, 6);
+  writer->flush();
+  add(*writer, 7, 7);
+  writer.reset();
+  holder.emplace(path_, HoldingProcess::For::kWriting);
+  polled_at_once();
+  holder.reset();
+  polled_at_once();
+  EXPECT_EQ(values(reader), (Values{1, 2, 3, 4, 5, 6, 7}));
 }
 
 TEST_F(MetricsReaderTest, WithoutADatabaseOrALiveFile) {

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "support/temp_dir.h"
+#include "track/holding_process.h"
 #include "track/metrics_reader.h"
 
 namespace nmoe {
@@ -42,41 +43,6 @@ class MetricsTest : public test::TempDirTest {
 };
 
 using Points = std::vector<std::pair<int64_t, double>>;
-
-// A process that holds the file open for reading, as DuckDB does it (a shared lock on the whole
-// file), until killed.
-class HoldingReader {
- public:
-  explicit HoldingReader(const fs::path& path) {
-    int ready[2];
-    if (::pipe(ready) != 0) std::abort();
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      const int fd = ::open(path.c_str(), O_RDONLY);
-      struct flock lock {};
-      lock.l_type = F_RDLCK;
-      lock.l_whence = SEEK_SET;
-      const bool held = fd >= 0 && ::fcntl(fd, F_SETLKW, &lock) == 0;
-      if (::write(ready[1], held ? "y" : "n", 1) != 1) ::_exit(1);
-      for (;;) ::pause();
-    }
-    char answer = 'n';
-    EXPECT_EQ(::read(ready[0], &answer, 1), 1);
-    EXPECT_EQ(answer, 'y');
-    ::close(ready[0]);
-    ::close(ready[1]);
-  }
-  ~HoldingReader() { close(); }
-  void close() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-};
 
 TEST_F(MetricsTest, AValueComesBackWithItsTime) {
   const auto now = [] {
@@ -197,7 +163,7 @@ TEST_F(MetricsTest, TheBackgroundThreadWritesUnasked) {
 
 TEST_F(MetricsTest, AReaderThatHoldsTheFileDelaysButLosesNothing) {
   { MetricsWriter creates_the_file(path_, kNever); }
-  HoldingReader reader(path_);
+  HoldingProcess reader(path_, HoldingProcess::For::kReading);
   MetricsWriter writer(path_, 0.01, 0.2);
   // For many intervals of the background thread no move gets through, and none is an error.
   for (int64_t step = 1; step <= 20; ++step) {
@@ -223,7 +189,7 @@ TEST_F(MetricsTest, AReaderThatHoldsTheFileDelaysButLosesNothing) {
 TEST_F(MetricsTest, AReaderThatHoldsTheFileToTheEndIsWaitedForOnce) {
   std::optional<MetricsWriter> writer(std::in_place, path_, kNever, /*lock_patience_s=*/0.5);
   {
-    const HoldingReader reader(path_);
+    const HoldingProcess reader(path_, HoldingProcess::For::kReading);
     add(*writer, 1, "a", 1.0);
     EXPECT_THROW(writer->flush(), Error);
     const auto begin = std::chrono::steady_clock::now();

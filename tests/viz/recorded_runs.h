@@ -1,6 +1,8 @@
 // Runs as trainers leave them, made up.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "track/live_file.h"
 #include "track/metrics.h"
 #include "track/metrics_reader.h"
 #include "track/runs.h"
@@ -32,6 +35,7 @@ inline MetricRecord recorded_step(int64_t step, double level) {
                     {"train/tokens_seen", at * 4096},
                     {"train/flops", at * 3e12},
                     {"optimizer/lr", 3e-3 * std::min(1.0, at / 40.0)},
+                    {"throughput/ms_per_step", 80.0},
                     {"throughput/tokens_per_s", 52000.0 + 900.0 * std::sin(at / 5.0)},
                     {"efficiency/mfu", 0.41},
                     {"gpu/00/power_w", 640.0 + 30.0 * std::sin(at)},
@@ -67,6 +71,27 @@ inline std::string record_run(const fs::path& run_dir, const std::string& name, 
   store.validated(id, recorded_loss(kRecordedSteps, level + 0.1), 1.0);
   if (ended) store.finish(id, RunStatus::kCompleted, "");
   write_file_atomically(metrics_path(run_dir, id).parent_path() / "train.log", log);
+  return id;
+}
+
+// A run whose routers have recorded so many steps of `layers` x `experts`, all of it still in its live file: a database
+// takes half a minute to write as much. Its id.
+inline std::string record_routers(const fs::path& run_dir, int64_t layers, int64_t experts, int64_t steps) {
+  const std::string id = RunStore(run_dir / "experiments.db").start({.name = "wide"});
+  const fs::path path = live_path(metrics_path(run_dir, id));
+  make_directories(path.parent_path());
+  LiveFile file(path);
+  for (int64_t step = 1; step <= steps; ++step) {
+    MetricRecord record{.step = step, .ts_ms = step};
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      std::vector<float> load(static_cast<size_t>(experts));
+      for (size_t expert = 0; expert < load.size(); ++expert) {
+        load[expert] = static_cast<float>((static_cast<size_t>(step * 31 + layer * 7) + expert * 13) % 997);
+      }
+      record.arrays.emplace_back(fmt::format("router/layer_{:02}/load", layer), std::move(load));
+    }
+    file.append(encode_record(record));
+  }
   return id;
 }
 

@@ -6,14 +6,17 @@
 
 #include <chrono>
 #include <cstring>
-#include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
+#include "checkpoint/manifest.h"
 #include "serve/raw_client.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
+#include "track/holding_process.h"
+#include "viz/checkpoints.h"
 #include "viz/recorded_runs.h"
 
 namespace nmoe {
@@ -174,7 +177,7 @@ TEST_F(VizServerTest, PathsThatLeadElsewhere) {
   }
   for (const std::string& run :
        std::vector<std::string>{"..", "../metrics/" + one_, "..%2f..", one_ + "/..", "%00", "", "*"}) {
-    for (const char* route : {"run", "log", "series", "layers"}) {
+    for (const char* route : {"run", "log", "series", "layers", "csv", "checkpoints"}) {
       get(fmt::format("/api/{}?run={}", route, run), 400);
     }
   }
@@ -239,6 +242,66 @@ TEST_F(VizServerTest, Curves) {
   const Curve zoomed = curve("run=" + one_ + "&tag=train/loss&from=100&to=110&x=step");
   EXPECT_EQ(zoomed.count, 11u + 2u);
   EXPECT_EQ(curve("run=" + one_ + "&tag=nothing").count, 0u);
+}
+
+TEST_F(VizServerTest, AgainstTrainingTime) {
+  const Curve curve_of = curve("run=" + one_ + "&tag=train/loss&x=training&width=1600");
+  ASSERT_EQ(curve_of.count, uint32_t{test::kRecordedSteps});
+  EXPECT_NEAR(curve_of.first, 0.08, 1e-9);
+  EXPECT_NEAR(curve_of.last, 0.08 * test::kRecordedSteps, 1e-9);
+}
+
+TEST_F(VizServerTest, KeysOfConfigurations) {
+  const json rows = ask("/api/runs?key=optim.lr&key=run.seed&key=nothing")["runs"];
+  EXPECT_EQ(rows[0]["config"], json::parse(R"({"optim.lr":"0.002","run.seed":"1"})"));
+  EXPECT_EQ(rows[1]["config"], json::parse(R"({"optim.lr":"0.001","run.seed":"1"})"));
+  EXPECT_FALSE(ask("/api/runs")["runs"][0].contains("config"));
+}
+
+TEST_F(VizServerTest, Csv) {
+  const std::string text = get("/api/csv?run=" + one_ + "&run=" + two_ + "&tag=train/loss&tag=nothing&tag=valid/loss");
+  EXPECT_TRUE(text.starts_with("run,tag,step,ts_ms,value\r\n" + one_ + ",train/loss,1,"));
+  EXPECT_EQ(std::ranges::count(text, '\n'), 1 + 2 * (test::kRecordedSteps + test::kRecordedSteps / 50));
+  // The value as it was recorded, to the bit.
+  const std::string row = "\r\n" + two_ + ",train/loss,17,";
+  const size_t at = text.find(row);
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_EQ(std::stod(text.substr(text.find(',', at + row.size()) + 1)), test::recorded_loss(17, 2.5));
+  EXPECT_TRUE(contains(text, fmt::format("{},train/loss,{},", one_, test::kNanStep)));
+  EXPECT_TRUE(contains(text, ",nan\r\n"));
+  EXPECT_EQ(get("/api/csv?rank=3&tag=train/loss&run=" + one_), "run,tag,step,ts_ms,value\r\n") << "no such rank";
+}
+
+TEST_F(VizServerTest, Checkpoints) {
+  const fs::path folder = run_dir_ / "checkpoints" / "one";
+  const auto write = [&](int64_t step, const std::string& run) {
+    const CheckpointManifest manifest = {
+        .info = {.step = step, .tokens = 100 * step, .run_id = run, .created_at = "2026-11-22T10:00:00Z"},
+        .weights_sha256 = std::string(64, 'a'),
+        .files = {{.name = "config.toml", .bytes = 1000, .sha256 = std::string(64, 'b')},
+                  {.name = "model.safetensors", .bytes = 500000}}};
+    const fs::path path = folder / fmt::format("step_{:08}", step);
+    make_directories(path);
+    write_file_atomically(path / "manifest.json", print_manifest(manifest));
+    return path / "manifest.json";
+  };
+  write(40, one_);
+  write(80, one_);
+  write(120, two_);
+  const fs::path altered = write(160, one_);
+  write_file_atomically(altered, read_file(altered).replace(read_file(altered).find("16000"), 5, "16001"));
+  const json list = ask("/api/checkpoints?run=" + one_)["checkpoints"];
+  ASSERT_EQ(list.size(), 3u) << "one is of another run";
+  EXPECT_EQ(list[1]["step"], 80);
+  EXPECT_EQ(list[1]["tokens"], 8000);
+  EXPECT_EQ(list[1]["bytes"], 501000);
+  EXPECT_EQ(list[1]["weights_sha256"], std::string(64, 'a'));
+  EXPECT_EQ(list[1]["fault"], "");
+  EXPECT_EQ(list[2]["step"], 160);
+  EXPECT_TRUE(contains(list[2]["fault"].get<std::string>(), "was altered"));
+  EXPECT_EQ(ask("/api/checkpoints?run=" + two_)["checkpoints"].size(), 0u);
+  EXPECT_TRUE(checkpoints_of(run_dir_ / "metrics", {.id = one_, .name = "../checkpoints/one"}).empty())
+      << "names lead nowhere else";
 }
 
 TEST_F(VizServerTest, Layers) {
@@ -318,11 +381,51 @@ TEST_F(VizServerTest, ForgetsWhatIsTooMuch) {
   const std::vector<std::string> tags = {"train/loss"};
   size_t size = 0;
   for (const std::string& run : {one_, two_, one_, two_}) {
-    cache.look(run, 0, tags, [&](const MetricsReader& metrics) { size = metrics.series("train/loss").size(); });
+    cache.look(run, 0, tags,
+               [&](const MetricsReader& metrics, TrainingTime&) { size = metrics.series("train/loss").size(); });
     EXPECT_EQ(size, static_cast<size_t>(test::kRecordedSteps)) << "read again where it was forgotten";
   }
-  EXPECT_EQ(test::error_of([&] { cache.look(one_, 7, tags, [](const MetricsReader&) {}); }).kind(),
+  EXPECT_EQ(test::error_of([&] { cache.look(one_, 7, tags, [](const MetricsReader&, TrainingTime&) {}); }).kind(),
             ErrorKind::kRuntime);
+}
+
+// A run whose database another program has, or that is being read for somebody, keeps nobody from the others.
+TEST(RunCache, NoRunWaitsForAnother) {
+  const test::TempDir dir;
+  const auto path_of = [&](const std::string& run) { return metrics_path(dir.path(), run); };
+  MetricsWriter held(path_of("held"), 3600.0), live(path_of("live"), 3600.0);
+  RunCache cache(dir.path(), 1 << 20);
+  for (const char* run : {"held", "live"}) {
+    (run == std::string("held") ? held : live).append(test::recorded_step(1, 2.0));
+    cache.look(run, 0, {}, [](const MetricsReader&, TrainingTime&) {});
+  }
+  for (int64_t step = 2; step <= 3; ++step) {  // what moves there twice is to be read from the database
+    held.append(test::recorded_step(step, 2.0));
+    held.flush();
+  }
+  const auto polled = [&](int64_t step) {
+    live.append(test::recorded_step(step, 2.0));
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<RunCache::Key> changed = cache.poll();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+    return std::ranges::count(changed, RunCache::Key("live", 0));
+  };
+  {
+    const HoldingProcess holder(path_of("held"), HoldingProcess::For::kWriting);
+    EXPECT_EQ(polled(2), 1);
+  }
+  std::promise<void> looking, looked;
+  std::thread reader([&] {
+    cache.look("held", 0, {}, [&](const MetricsReader&, TrainingTime&) {
+      looking.set_value();
+      looked.get_future().wait();
+    });
+  });
+  looking.get_future().wait();
+  EXPECT_EQ(polled(3), 1);
+  looked.set_value();
+  reader.join();
+  EXPECT_EQ(std::ranges::count(cache.poll(), RunCache::Key("held", 0)), 1) << "what it has missed comes now";
 }
 
 TEST(VizServer, WithoutRuns) {

@@ -19,6 +19,8 @@ async function ask(path, parameters, signal) {
 export const getJson = async (path, parameters = {}, signal) => (await ask(path, parameters, signal)).json();
 export const getText = async (path, parameters = {}, signal) => (await ask(path, parameters, signal)).text();
 
+export const getBlob = async (path, parameters = {}, signal) => (await ask(path, parameters, signal)).blob();
+
 // Buckets of a curve (window.h).
 export async function getSeries(parameters, signal) {
   const bytes = await (await ask('series', parameters, signal)).arrayBuffer();

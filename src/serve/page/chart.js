@@ -2,7 +2,7 @@
 import {duration, el, short} from './dom.js';
 
 const kHeight = 230;
-const kMostValues = 12;  // of runs beside the cursor
+const kMostValues = 12;  // of runs beside the cursor, and in an image
 
 // Exponential moving average of the buckets' last values, without the bias of its beginning.
 function smoothed(values, keep) {
@@ -40,8 +40,9 @@ export class Chart {
   constructor({title, unit, meaning, group, actions = []}) {
     this.group = group;
     this.title = title;
+    this.unit = unit;
     this.curves = [];
-    this.options = {smooth: 0, logX: false, logY: false, clip: false, time: false};
+    this.options = {smooth: 0, logX: false, logY: false, clip: false, time: false, axis: '', marks: []};
     this.window = null;
     this.cursorX = null;
     this.place = el('div', {class: 'plot', tabindex: '0', role: 'img', 'aria-label': title});
@@ -207,7 +208,28 @@ export class Chart {
       }
     }
     ctx.stroke();
+    this.drawMarks(ctx, bbox, px);
     ctx.restore();
+  }
+
+  drawMarks(ctx, bbox, px) {
+    const ratio = devicePixelRatio;
+    ctx.strokeStyle = style('--faint');
+    ctx.fillStyle = style('--text');
+    ctx.lineWidth = ratio;
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = 'top';
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    for (const {x, text} of this.options.marks) {
+      if (!this.hasX(x)) continue;
+      const at = px(x);
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.textAlign = at > bbox.left + bbox.width / 2 ? 'right' : 'left';
+      ctx.fillText(text, at + (ctx.textAlign === 'left' ? 4 : -4) * ratio, bbox.top + 2 * ratio);
+    }
   }
 
   hasX(x) { return !this.options.logX || x > 0; }
@@ -269,7 +291,9 @@ export class Chart {
     const format = this.options.time ? duration : short;
     if (this.cursorX !== null && rows.length > 0) rows.unshift(el('li', {class: 'hint', text: `at ${format(this.cursorX)}`}));
     this.list.replaceChildren(...rows);
-    this.place.setAttribute('aria-label', `${this.title}: ${rows.map((row) => row.textContent).join('; ')}`);
+    const said = [...rows.map((row) => row.textContent),
+                  ...this.options.marks.map(({x, text}) => `marked at ${format(x)}: ${text}`)];
+    this.place.setAttribute('aria-label', `${this.title}: ${said.join('; ')}`);
   }
 
   onKey(event) {
@@ -293,7 +317,35 @@ export class Chart {
     this.group.onCursor(this, x);
   }
 
-  image() { return this.plot?.ctx.canvas.toDataURL('image/png'); }
+  // The chart with its title and what the colors are: a PNG's address, nothing where there is nothing to see.
+  image() {
+    if (this.plot === null || this.place.hidden) return null;
+    const curves = this.plot.ctx.canvas;
+    const ratio = devicePixelRatio;
+    const [edge, line] = [12 * ratio, 18 * ratio];
+    const named = this.curves.slice(0, kMostValues);
+    const canvas = el('canvas', {width: curves.width + 2 * edge,
+                                 height: curves.height + (named.length + 1) * line + 3 * edge});
+    const ctx = canvas.getContext('2d');
+    ctx.fillStyle = style('--card');
+    ctx.fillRect(0, 0, canvas.width, canvas.height);
+    ctx.textBaseline = 'middle';
+    const write = (text, x, y, weight = '') => {
+      ctx.font = `${weight} ${13 * ratio}px system-ui, sans-serif`;
+      ctx.fillStyle = style('--text');
+      ctx.fillText(text, x, y, canvas.width - edge - x);
+    };
+    const unit = this.unit ? `, ${this.unit}` : '';
+    write(`${this.title}${unit}, against ${this.options.axis}`, edge, edge + line / 2, 'bold');
+    ctx.drawImage(curves, edge, 1.5 * edge + line);
+    named.forEach(({label, color, data}, i) => {
+      const y = 2 * edge + line + curves.height + (i + 0.5) * line;
+      ctx.fillStyle = color;
+      ctx.fillRect(edge, y - line / 4, line / 2, line / 2);
+      write(data.x.length > 0 ? `${label}: ${short(data.last.at(-1))}` : label, edge + line, y);
+    });
+    return canvas.toDataURL('image/png');
+  }
 
   destroy() { this.plot?.destroy(); }
 }

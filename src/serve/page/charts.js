@@ -1,10 +1,13 @@
 // Charts that share an axis, a window and a crosshair, each with curves of several runs.
-import {getSeries} from './api.js';
+import {getBlob, getSeries} from './api.js';
 import {Chart} from './chart.js';
-import {el} from './dom.js';
+import {el, save} from './dom.js';
+import {markMenu, marksOf} from './marks.js';
 import {change, state} from './state.js';
 
-const kPause = 120;  // ms in which changes of runs are put together
+const kPause = 200;  // ms between what is fetched for changes of runs
+const kAxes = {step: 'steps', tokens: 'tokens', flops: 'FLOPs', time: 'time since start', training: 'training time'};
+export const axisNames = () => Object.keys(kAxes);
 
 export class Charts {
   // `panels`: {key, title, unit, meaning, actions, curves: [{run, rank, tag, label, color}]} each.
@@ -17,7 +20,7 @@ export class Charts {
       for (const entry of entries) {
         const panel = this.panels.find((one) => one.chart.element === entry.target);
         panel.seen = entry.isIntersecting;
-        if (panel.seen && panel.stale) this.refresh(panel);
+        if (panel.seen && panel.stale && panel.asking === null) this.refresh(panel);
       }
     }, {rootMargin: '200px'});
     for (const panel of this.panels) this.watch.observe(panel.chart.element);
@@ -26,17 +29,31 @@ export class Charts {
     });
     this.resized.observe(this.element);
     this.waiting = 0;
+    this.fetched = 0;  // when changes were, last
+    this.cursorX = null;
     this.whole = null;  // [from, to] of all that was recorded
   }
 
   makePanel({title, unit, meaning, actions, curves}) {
-    const save = el('button', {type: 'button', title: `save ${title} as an image`, 'aria-label': `save ${title} as an image`,
-                               text: '\u21E9'});
-    const chart = new Chart({title, unit, meaning, group: this, actions: [...(actions ?? []), save]});
-    save.addEventListener('click', () => {
+    const button = (text, what, onclick) => el('button', {type: 'button', text, title: what, 'aria-label': what, onclick});
+    const saveImage = () => {
       const image = chart.image();
-      if (image) el('a', {href: image, download: `${title.replaceAll('/', '_')}.png`}).click();
-    });
+      if (image !== null) save(image, `${title}.png`);
+    };
+    const saveValues = async () => {
+      const all = (of) => [...new Set(curves.map(of))];
+      try {
+        const address = URL.createObjectURL(await getBlob('csv', {
+          run: all(({run}) => run), tag: all(({tag}) => tag), rank: curves[0]?.rank}));
+        save(address, `${title}.csv`);
+        setTimeout(() => URL.revokeObjectURL(address), 60000);
+      } catch (error) {
+        chart.say(error.message);
+      }
+    };
+    const chart = new Chart({title, unit, meaning, group: this, actions: [
+      button('CSV', `save all values of ${title} as CSV`, saveValues),
+      button('PNG', `save ${title} as an image`, saveImage), ...(actions ?? [])]});
     return {chart, curves, stale: true, seen: false, asking: null, data: null};
   }
 
@@ -46,27 +63,36 @@ export class Charts {
     for (const panel of this.panels) {
       if (panel.curves.some(({run}) => names.has(run))) panel.stale = true;
     }
-    clearTimeout(this.waiting);
-    this.waiting = setTimeout(() => this.refreshStale(), kPause);
+    if (this.waiting !== 0) return;
+    this.waiting = setTimeout(() => {
+      this.waiting = 0;
+      this.fetched = performance.now();
+      this.refreshStale();
+    }, Math.max(0, this.fetched + kPause - performance.now()));
   }
 
   refreshStale() {
     if (document.hidden) return;
     for (const panel of this.panels) {
-      if (panel.stale && panel.seen) this.refresh(panel);
+      if (panel.stale && panel.seen && panel.asking === null) this.refresh(panel);
     }
   }
 
+  // What is on its way is of another window.
   refreshAll() {
-    for (const panel of this.panels) panel.stale = true;
+    for (const panel of this.panels) {
+      panel.asking?.abort();
+      panel.asking = null;
+      panel.stale = true;
+    }
     this.refreshStale();
   }
 
   async refresh(panel) {
     panel.stale = false;
-    panel.asking?.abort();
-    panel.asking = new AbortController();
-    const {signal} = panel.asking;
+    const asking = new AbortController();
+    panel.asking = asking;
+    const {signal} = asking;
     const wanted = {x: state.x, from: state.from, to: state.to, log: state.logx, width: panel.chart.width()};
     try {
       const data = await Promise.all(panel.curves.map(
@@ -83,6 +109,9 @@ export class Charts {
     } catch (error) {
       if (error.name !== 'AbortError') panel.chart.say(error.message);
     }
+    if (panel.asking !== asking) return;
+    panel.asking = null;
+    if (panel.stale) this.refreshStale();  // what has come meanwhile
   }
 
   // All charts have one window, which may have grown by what `panel` has got.
@@ -110,7 +139,7 @@ export class Charts {
     if (!panel.shown) return;
     panel.chart.show(panel.shown, this.window() ?? [0, 1], {
       smooth: Number(state.smooth), logX: state.logx !== '', logY: state.logy !== '', clip: state.clip !== '',
-      time: state.x === 'time',
+      time: state.x === 'time' || state.x === 'training', axis: kAxes[state.x], marks: marksOf(state.x),
     });
   }
 
@@ -119,6 +148,7 @@ export class Charts {
   }
 
   onCursor(from, x) {
+    this.cursorX = x;
     for (const {chart} of this.panels) {
       if (chart !== from) chart.showCursor(x);
     }
@@ -142,8 +172,7 @@ export class Charts {
 // What is set for all charts.
 export function chartTools() {
   const axis = el('select', {id: 'axis', onchange: (event) => change({x: event.target.value, from: '', to: ''})},
-                  ...['step', 'tokens', 'flops', 'time'].map((name) => el('option', {value: name, text: {
-                    step: 'steps', tokens: 'tokens', flops: 'FLOPs', time: 'time since start'}[name]})));
+                  ...Object.entries(kAxes).map(([value, text]) => el('option', {value, text})));
   axis.value = state.x;
   const smooth = el('input', {id: 'smooth', type: 'range', min: '0', max: '0.98', step: '0.02', value: state.smooth,
                               oninput: (event) => change({smooth: event.target.value})});
@@ -152,5 +181,6 @@ export function chartTools() {
     onchange: (event) => change({[key]: event.target.checked ? '1' : ''})}), ` ${label}`);
   return el('div', {class: 'row tools'}, el('label', {}, 'against ', axis), el('label', {}, 'smooth ', smooth),
             flag('logy', 'log y'), flag('logx', 'log x'), flag('clip', 'without outliers'),
-            el('button', {type: 'button', id: 'reset', text: 'Whole range', onclick: () => change({from: '', to: ''})}));
+            el('button', {type: 'button', id: 'reset', text: 'Whole range', onclick: () => change({from: '', to: ''})}),
+            markMenu());
 }

@@ -43,6 +43,11 @@ export function duration(seconds) {
   return `${sign}${Math.floor(s / 86400)}d${String(Math.floor((s % 86400) / 3600)).padStart(2, '0')}h`;
 }
 
+// Has the browser save it under this name.
+export function save(address, name) {
+  el('a', {href: address, download: name.replaceAll('/', '_')}).click();
+}
+
 export function showError(place, error) {
   place.replaceChildren(el('p', {class: 'error', role: 'alert', text: error.message}));
 }

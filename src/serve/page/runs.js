@@ -10,6 +10,8 @@ const kColumns = {
   bpb: 'bits/byte', rate: 'tokens/s', checkpoint: 'saved', started: 'started', updated: 'updated', host: 'host',
   id: 'id', reason: 'reason', note: 'note',
 };
+const kGroups = ['experiment', 'status', 'host'];
+const kKey = 'config.';  // in front of a key of the configuration that is a column
 const kNumbers = new Set(['step', 'tokens', 'loss', 'valid', 'bpb', 'rate', 'checkpoint']);
 
 let rows = [];
@@ -21,6 +23,10 @@ const listeners = [];
 export const nameOf = (run) => known.get(run)?.name ?? run;
 export const rowOf = (run) => known.get(run);
 export function onRows(listener) { listeners.push(listener); }
+
+const keyColumns = () => state.column.filter((column) => column.startsWith(kKey)).map((column) => column.slice(kKey.length));
+const labelOf = (column) => kColumns[column] ?? column.slice(kKey.length);
+const valueOf = (row, column) => (column.startsWith(kKey) ? row.config?.[column.slice(kKey.length)] : row[column]) ?? '';
 
 // Words that are conditions, and others.
 function parse(query) {
@@ -34,7 +40,8 @@ export async function refreshRuns() {
   asking = new AbortController();
   const {signal} = asking;
   try {
-    const reply = await getJson('runs', {...parse(state.q), sort: state.sort, limit}, signal);
+    const key = keyColumns();
+    const reply = await getJson('runs', {...parse(state.q), sort: state.sort, limit, key}, signal);
     const before = JSON.stringify(rows);
     rows = reply.runs;
     for (const row of rows) known.set(row.id, row);
@@ -65,7 +72,7 @@ function cell(row, column) {
   }
   if (kNumbers.has(column)) return el('td', {class: 'number', text: value === null ? '' : short(Number(value.toPrecision(4)))});
   if (column === 'started' || column === 'updated') return el('td', {title: value, text: value ? age(value) : ''});
-  return el('td', {class: 'name', text: value ?? ''});
+  return el('td', {class: 'name', text: valueOf(row, column)});
 }
 
 function toggle(run, on) {
@@ -82,6 +89,7 @@ function tableRow(row) {
 }
 
 function sortButton(column, label) {
+  if (column.startsWith(kKey)) return el('th', {scope: 'col', text: label});
   const falling = state.sort === `-${column}`;
   const rising = state.sort === column;
   const next = falling ? column : rising ? '' : `-${column}`;
@@ -96,20 +104,20 @@ function draw() {
   const held = document.activeElement;
   const focus = table.contains(held) ? held.dataset : null;
   const head = el('thead', {}, el('tr', {}, sortButton('name', 'run'),
-                                  ...state.column.map((column) => sortButton(column, kColumns[column] ?? column))));
+                                  ...state.column.map((column) => sortButton(column, labelOf(column)))));
   const bodies = [];
   const groups = new Map();
   for (const row of rows) {
-    const key = state.grouped ? row.experiment : '';
+    const key = state.grouped ? valueOf(row, state.grouped) : '';
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(row);
   }
-  for (const [experiment, members] of groups) {
+  for (const [group, members] of groups) {
     const body = el('tbody');
     if (state.grouped) {
       body.append(el('tr', {class: 'group'},
                      el('th', {scope: 'rowgroup', colspan: state.column.length + 1,
-                               text: `${experiment || 'no experiment'} (${members.length})`})));
+                               text: `${group === '' ? `no ${labelOf(state.grouped)}` : group} (${members.length})`})));
     }
     body.append(...members.map(tableRow));
     bodies.push(body);
@@ -117,6 +125,39 @@ function draw() {
   table.replaceChildren(head, ...bodies);
   if (focus?.run) table.querySelector(`[data-run="${CSS.escape(focus.run)}"]`)?.focus();
   if (focus?.sort) table.querySelector(`[data-sort="${CSS.escape(focus.sort)}"]`)?.focus();
+}
+
+// What can be a column, and what runs can be grouped by.
+function fillColumns() {
+  const own = state.column.filter((column) => column.startsWith(kKey));
+  const order = [...Object.keys(kColumns), ...own];
+  byId('columns').replaceChildren(...order.map((column) => {
+    const box = el('input', {type: 'checkbox', checked: state.column.includes(column), onchange: () => {
+      const wanted = new Set(state.column);
+      box.checked ? wanted.add(column) : wanted.delete(column);
+      change({column: order.filter((name) => wanted.has(name))});
+    }});
+    return el('label', {}, box, ` ${labelOf(column)}`);
+  }));
+  const groups = [...kGroups, ...own];
+  if (!groups.includes(state.grouped)) state.grouped = '';
+  byId('grouped').replaceChildren(el('option', {value: '', text: 'none'}),
+                                  ...groups.map((value) => el('option', {value, text: labelOf(value)})));
+  byId('grouped').value = state.grouped;
+}
+
+// The keys that the first run's configuration has.
+async function offerKeys() {
+  if (rows.length === 0 || byId('column-keys').children.length > 0) return;
+  const keys = [];
+  const walk = (value, key) => {
+    if (value === null || typeof value !== 'object' || Array.isArray(value)) keys.push(key);
+    else for (const [name, member] of Object.entries(value)) walk(member, key === '' ? name : `${key}.${name}`);
+  };
+  try {
+    walk((await getJson('run', {run: rows[0].id})).config ?? {}, '');
+    byId('column-keys').replaceChildren(...keys.map((value) => el('option', {value})));
+  } catch { /* then they are typed */ }
 }
 
 export function startRuns() {
@@ -128,25 +169,24 @@ export function startRuns() {
     waiting = setTimeout(() => change({q: query.value}), 150);
   });
   byId('search').addEventListener('submit', (event) => event.preventDefault());
-  byId('grouped').checked = state.grouped !== '';
-  byId('grouped').addEventListener('change', (event) => change({grouped: event.target.checked ? '1' : ''}));
+  byId('grouped').addEventListener('change', (event) => change({grouped: event.target.value}));
   byId('none').addEventListener('click', () => change({run: []}));
   byId('more').addEventListener('click', () => {
     limit = kMost;
     refreshRuns();
   });
-  state.column = state.column.filter((column) => column in kColumns);
-  for (const [column, label] of Object.entries(kColumns)) {
-    const box = el('input', {type: 'checkbox', checked: state.column.includes(column), onchange: () => {
-      const order = Object.keys(kColumns);
-      const wanted = new Set(state.column);
-      box.checked ? wanted.add(column) : wanted.delete(column);
-      change({column: order.filter((name) => wanted.has(name))});
-    }});
-    byId('columns').append(el('label', {}, box, ` ${label}`));
-  }
+  state.column = state.column.filter((column) => column in kColumns || column.startsWith(kKey));
+  fillColumns();
+  byId('add-column').addEventListener('submit', (event) => {
+    event.preventDefault();
+    const column = kKey + byId('column-key').value.trim();
+    byId('column-key').value = '';
+    if (column !== kKey && !state.column.includes(column)) change({column: [...state.column, column]});
+  });
+  byId('column-key').addEventListener('focus', offerKeys);
   onChange((changed) => {
-    if (changed.has('q') || changed.has('sort')) refreshRuns();
+    if (changed.has('column')) fillColumns();
+    if (changed.has('q') || changed.has('sort') || (changed.has('column') && keyColumns().length > 0)) refreshRuns();
     else if (['run', 'column', 'grouped'].some((key) => changed.has(key))) draw();
   });
 }

@@ -1,11 +1,12 @@
 // What is shown. It is in the address behind '#', so that a link or a bookmark shows the same; the token is not.
 
-const kLists = ['run', 'tag', 'column'];
+const kLists = ['run', 'tag', 'column', 'mark'];
 const kDefaults = {
   view: 'charts',
   run: [],
   tag: ['train/loss', 'valid/loss', 'train/grad_norm', 'optimizer/lr', 'throughput/tokens_per_s', 'efficiency/mfu'],
   column: ['status', 'step', 'loss', 'valid'],
+  mark: [],
   q: '', sort: '', grouped: '',
   x: 'step', smooth: '0', logx: '', logy: '', clip: '', from: '', to: '',
   of: 'load', rank: '0',

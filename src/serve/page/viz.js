@@ -1,19 +1,23 @@
-// The page: the list of runs, and beside it what the chosen ones have recorded, in five views.
+// The page: the list of runs, and beside it what the chosen ones have recorded, in views.
 import {getJson} from './api.js';
-import {Charts, chartTools} from './charts.js';
+import {axisNames, Charts, chartTools} from './charts.js';
+import {showCheckpoints} from './checkpoints.js';
 import {showCompare} from './compare.js';
 import {byId, el, showError, swatch} from './dom.js';
 import {listen} from './events.js';
+import {beginMark, fillMarks} from './marks.js';
 import {showMessages} from './messages.js';
 import {Router} from './router.js';
 import {nameOf, onRows, refreshRuns, startRuns} from './runs.js';
 import {accessToken, change, colorOf, colorOfRun, onChange, state} from './state.js';
 import {startTheme} from './theme.js';
 
-const kViews = {charts: 'Curves', router: 'Router', gpus: 'GPUs', compare: 'Compare', messages: 'Messages'};
+const kViews = {charts: 'Curves', router: 'Router', gpus: 'GPUs', checkpoints: 'Checkpoints', compare: 'Compare',
+                messages: 'Messages'};
 const kKeys = {
-  '/': 'search runs', '1 to 5': 'curves, router, GPUs, compare, messages', 'l': 'logarithmic y axis',
+  '/': 'search runs', '1 to 6': 'curves, router, GPUs, checkpoints, compare, messages', 'l': 'logarithmic y axis',
   's': 'more smoothing, from the beginning again behind the most', 'x': 'next x axis', '0': 'whole range',
+  'm': 'mark what is at the crosshair',
   't': 'dark or light', '?': 'these keys',
   'on a chart': 'left and right move the crosshair (shift: faster), + and - zoom, Escape leaves it',
   'with the mouse': 'drag over a part of a chart to zoom, double click for the whole range',
@@ -101,6 +105,7 @@ async function showCurves(place, turn) {
   tools.append(rankChoice(infos), choice);
   const charts = new Charts(panels);
   place.replaceChildren(tools, charts.element);
+  fillMarks();
   current = {charts};
 }
 
@@ -131,6 +136,7 @@ async function showGpus(place, turn) {
   }
   const charts = new Charts([...metrics.values()]);
   place.append(charts.element);
+  fillMarks();
   current = {charts};
 }
 
@@ -156,6 +162,15 @@ async function showLog(place) {
   await showMessages(box, run);
 }
 
+async function showSaved(place) {
+  place.replaceChildren();
+  const run = oneRun(place);
+  const box = el('div');
+  place.append(box);
+  current = {run, saved: box};
+  await showCheckpoints(box, run);
+}
+
 async function showView() {
   const turn = ++drawn;
   current?.charts?.destroy();
@@ -171,6 +186,7 @@ async function showView() {
   try {
     if (state.view === 'router') showRouter(place);
     else if (state.view === 'gpus') await showGpus(place, turn);
+    else if (state.view === 'checkpoints') await showSaved(place);
     else if (state.view === 'compare') await showCompare(place);
     else if (state.view === 'messages') await showLog(place);
     else await showCurves(place, turn);
@@ -195,7 +211,10 @@ function onEvent(event) {
     }
     return;
   }
-  if (event.list) refreshRuns();
+  if (event.list) {
+    refreshRuns();
+    if (current?.saved && !document.hidden) showCheckpoints(current.saved, current.run);
+  }
   for (const [run] of event.runs) details.delete(run);
   current?.charts?.runsChanged(event.runs);
   if (document.hidden || !event.runs.some(([run]) => run === current?.run)) return;
@@ -227,7 +246,6 @@ function startKeys() {
     byId('help-keys').append(el('tr', {}, el('th', {scope: 'row'}, el('kbd', {text: key})), el('td', {class: 'name', text: what})));
   }
   byId('keys').addEventListener('click', () => byId('help').showModal());
-  const axes = ['step', 'tokens', 'flops', 'time'];
   const smoothing = ['0', '0.6', '0.9', '0.96'];
   const next = (list, value) => list[(list.indexOf(value) + 1) % list.length];
   document.addEventListener('keydown', (event) => {
@@ -238,8 +256,9 @@ function startKeys() {
     else if (event.key === '/') byId('query').focus();
     else if (event.key === 'l') change({logy: state.logy ? '' : '1'});
     else if (event.key === 's') change({smooth: next(smoothing, state.smooth)});
-    else if (event.key === 'x') change({x: next(axes, state.x), from: '', to: ''});
+    else if (event.key === 'x') change({x: next(axisNames(), state.x), from: '', to: ''});
     else if (event.key === '0') change({from: '', to: ''});
+    else if (event.key === 'm') beginMark(current?.charts?.cursorX ?? null);
     else if (event.key === 't') byId('theme').click();
     else if (event.key === '?') byId('help').showModal();
     else return;
@@ -260,7 +279,8 @@ onChange((changed) => {
   }
   for (const key of ['logx', 'logy', 'clip']) if (has(key) && byId(key)) byId(key).checked = state[key] !== '';
   if (has('x', 'from', 'to', 'logx')) current?.charts?.refreshAll();
-  if (has('smooth', 'logy', 'clip')) current?.charts?.redraw();
+  if (has('mark')) fillMarks();
+  if (has('smooth', 'logy', 'clip', 'mark')) current?.charts?.redraw();
 });
 
 startTheme(redraw);
