@@ -118,9 +118,8 @@ class EvaluatedModel {
                                        .num_slots = items_at_a_time(),
                                        .capacity = context_,
                                        .max_scores = CachedScorer::kMaxScores};
-      auto model = subject_.checkpoint
-                       ? std::make_unique<CachedModel>(subject_.checkpoint->path(), options)
-                       : std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, options);
+      auto model = subject_.checkpoint ? std::make_unique<CachedModel>(subject_.checkpoint->path(), options)
+                                       : std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, options);
       return std::make_unique<CachedScorer>(std::move(model), arguments_.share_prefixes);
     }
     const PackedScorerOptions options{.device = arguments_.device,
@@ -242,8 +241,7 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
         fmt::format("weights {}, tokenizer {}, texts begin with [{}], answers end at [{}], up to {} tokens, {} in {}",
                     combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
                     fmt::join(rules.begin_ids, ", "), fmt::join(subject.settings.stop_ids, ", "), rules.max_tokens,
-                    arguments.device,
-                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
+                    arguments.device, arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;
   std::string current;

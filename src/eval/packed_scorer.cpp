@@ -10,8 +10,8 @@
 namespace nmoe {
 namespace {
 
-constexpr int64_t kLeastShared = 16;   // tokens that are worth a piece of their own
-constexpr int32_t kEmptyPiece = 64;    // rows of pieces that no text has, which cost little
+constexpr int64_t kLeastShared = 16;  // tokens that are worth a piece of their own
+constexpr int32_t kEmptyPiece = 64;   // rows of pieces that no text has, which cost little
 constexpr int64_t kScored = Model::kScoredAtOnce;
 
 int64_t rounded_up(int64_t count) { return (count + kScored - 1) / kScored * kScored; }

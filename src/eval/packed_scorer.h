@@ -19,10 +19,10 @@ namespace nmoe {
 struct PackedScorerOptions {
   std::string device = "cpu";
   DType compute_dtype = DType::kF32;
-  int num_threads = 0;          // of the CPU; 0: one per available CPU
-  int64_t max_tokens = 0;       // of a text; 0: model.max_positions or, when that is 0, data.seq_len
-  int64_t num_rows = 32768;     // of a pass; at least max_tokens
-  bool share_prefixes = true;   // false: every text from its first token on
+  int num_threads = 0;         // of the CPU; 0: one per available CPU
+  int64_t max_tokens = 0;      // of a text; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t num_rows = 32768;    // of a pass; at least max_tokens
+  bool share_prefixes = true;  // false: every text from its first token on
 };
 
 class PackedScorer final : public Scorer {

@@ -83,9 +83,8 @@ TEST(PackedScorer, GivesWhatTheCachedOneDoes) {
   const std::vector<Group> groups = mixed_groups();
   const auto expected = scores_of(*make_scorer(4, true), groups);
   for (const auto& [num_rows, share_prefixes] : {std::pair(400, true), {1300, true}, {1300, false}}) {
-    PackedScorer packed(
-        random_config(),
-        {.num_threads = 2, .max_tokens = 400, .num_rows = num_rows, .share_prefixes = share_prefixes});
+    PackedScorer packed(random_config(),
+                        {.num_threads = 2, .max_tokens = 400, .num_rows = num_rows, .share_prefixes = share_prefixes});
     const auto scores = scores_of(packed, groups);
     for (size_t group = 0; group < groups.size(); ++group) {
       ASSERT_EQ(scores[group].size(), expected[group].size());
@@ -109,8 +108,7 @@ TEST(PackedScorer, ComputesBeginningsOnce) {
       {text_of(head + middle + "zzA", both)},
       {text_of("something else", 3)}};
   PackedScorer shared(random_config(), {.num_threads = 2, .max_tokens = 400, .num_rows = 1000});
-  PackedScorer whole(random_config(),
-                     {.num_threads = 2, .max_tokens = 400, .num_rows = 1000, .share_prefixes = false});
+  PackedScorer whole(random_config(), {.num_threads = 2, .max_tokens = 400, .num_rows = 1000, .share_prefixes = false});
   const auto scores = scores_of(shared, groups), expected = scores_of(whole, groups);
   for (size_t group = 0; group < groups.size(); ++group) {
     for (size_t i = 0; i < groups[group].size(); ++i) {

@@ -55,8 +55,8 @@ struct AttentionBackward {
 
 // Causal attention, forward only, to documents of which some begin alike and have that beginning once. Piece n is the
 // rows [bounds[n], bounds[n + 1]) of T; it goes on where its parent ends, an earlier piece with rows, or begins a
-// document where that is negative. A row sees its piece up to itself and, whole, those that lead to it: a document whose
-// positions count from 0, within a window as in AttentionShape.
+// document where that is negative. A row sees its piece up to itself and, whole, those that lead to it: a document
+// whose positions count from 0, within a window as in AttentionShape.
 //
 // What a row gets depends on its document up to itself alone, to the bit, and not on how it is cut into pieces or where
 // they lie. Work is that of all pairs that see each other.

@@ -18,7 +18,8 @@ struct Pieces {
   void rows_before(int64_t row, int64_t begin, int32_t* rows) const {
     int64_t position = positions[static_cast<size_t>(row)];
     for (int64_t piece = piece_of(row); position >= begin; piece = parents[static_cast<size_t>(piece)]) {
-      NMOE_CHECK(piece >= 0, "row {} is position {}, and nothing leads to it", row, positions[static_cast<size_t>(row)]);
+      NMOE_CHECK(piece >= 0, "row {} is position {}, and nothing leads to it", row,
+                 positions[static_cast<size_t>(row)]);
       const int64_t first_row = bounds[static_cast<size_t>(piece)];
       const int64_t first = positions[static_cast<size_t>(first_row)];
       for (; position >= std::max(begin, first); --position) {

@@ -29,7 +29,7 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 constexpr int kTile = 16 * kWarps;  // rows of a block, and keys at a time
-constexpr int kPad = 8;             // of rows in shared memory: the eight that ldmatrix reads then fall in different banks
+constexpr int kPad = 8;  // of rows in shared memory: the eight that ldmatrix reads then fall in different banks
 static_assert(kTile == 64);
 
 struct Pieces {
@@ -65,8 +65,8 @@ struct Pieces {
   }
 };
 
-// Keys at positions [key, key + kTile), less those from `end` on, of the documents through a piece: for rows [begin_row,
-// end_row).
+// Keys at positions [key, key + kTile), less those from `end` on, of the documents through a piece: for rows
+// [begin_row, end_row).
 struct Step {
   int piece, key, end;
   int first_row, first_position;  // of the piece
@@ -149,7 +149,8 @@ __device__ const T* head_row(const void* x, int64_t row, int64_t stride, int hea
   return static_cast<const T*>(x) + row * stride + head * size;
 }
 
-// kTile rows of kWidth values, of which the first `width` are there, row r from source(r) on where exists(r); else zeros.
+// kTile rows of kWidth values, of which the first `width` are there, row r from source(r) on where exists(r); else
+// zeros.
 template <int kWidth, class Source, class Exists>
 __device__ void load_tile(Bf16* target, int width, const Source& source, const Exists& exists) {
   constexpr int kPieces = kWidth / 8;
@@ -176,13 +177,15 @@ __device__ inline unsigned pack(float low, float high) {
 
 // kKey, kValue: sizes of heads, filled up with zeros.
 template <int kKey, int kValue>
-__global__ void __launch_bounds__(kThreads, kKey == 64 ? 4 : kKey <= 192 ? 2 : 1) tile_kernel(Heads p) {
+__global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
+                                            : kKey <= 192 ? 2
+                                                          : 1) tile_kernel(Heads p) {
   constexpr int kKeyPitch = kKey + kPad, kValuePitch = kValue + kPad;
   constexpr float kLog2E = 1.44269504F;
   extern __shared__ uint4 shared[];
-  auto* const queries = reinterpret_cast<Bf16*>(shared);   // [kTile, kKeyPitch]
-  Bf16* const keys = queries + kTile * kKeyPitch;          // [2, kTile, kKeyPitch]
-  Bf16* const values = keys + 2 * kTile * kKeyPitch;       // [2, kTile, kValuePitch]
+  auto* const queries = reinterpret_cast<Bf16*>(shared);  // [kTile, kKeyPitch]
+  Bf16* const keys = queries + kTile * kKeyPitch;         // [2, kTile, kKeyPitch]
+  Bf16* const values = keys + 2 * kTile * kKeyPitch;      // [2, kTile, kValuePitch]
 
   const int head = static_cast<int>(blockIdx.x), kv_head = head / (p.num_heads / p.num_kv_heads);
   const int tile_begin = static_cast<int>(blockIdx.y) * kTile, tile_end = min(tile_begin + kTile, p.pieces.num_rows);
@@ -381,8 +384,7 @@ void launch_tiles(Context& ctx, const Heads& heads) {
 
 template <class T>
 void launch_rows(Context& ctx, const Heads& heads) {
-  const int64_t bytes =
-      int64_t{kWarps} * (heads.key + heads.value + 2 * kWarp) * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = int64_t{kWarps} * (heads.key + heads.value + 2 * kWarp) * static_cast<int64_t>(sizeof(float));
   NMOE_CHECK(bytes <= kDefaultSharedBytes, "attention with heads of {} and {}", heads.key, heads.value);
   const int64_t blocks = ceil_div(static_cast<int64_t>(heads.pieces.num_rows) * heads.num_heads, int64_t{kWarps});
   row_kernel<T><<<grid_size(blocks), kThreads, static_cast<size_t>(bytes), ctx.stream>>>(heads);
