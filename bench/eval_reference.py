@@ -5,7 +5,8 @@
     bench/eval_reference.py --compare NMOE/items.jsonl reference.jsonl
 
 MODEL is a folder that `n export` wrote, DATA the folder of evaluation data. Prompts, order and examples are made here by Python's
-own `random`, from the definition in nanochat's core_eval.py, one text at a time without cache and in float32: nothing of nmoe is used.
+own `random`, from the definition in nanochat's core_eval.py, without cache and in float32: nothing of nmoe is used. An item's texts
+make a batch, the shorter ones filled up behind their ends, which nothing before sees.
 `--limit` means what it means for `n eval`: examples come from the items within it.
 
 The comparison fails where a loss differs by more than 1e-4 relative, where choices differ that these do not explain, or where greedy
@@ -85,7 +86,7 @@ def evaluate(args):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(args.model, torch_dtype=torch.float32).to(device).eval()
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
     tokenizer = Tokenizer.from_file(str(pathlib.Path(args.model) / "tokenizer.json"))
     bos = tokenizer.token_to_id(args.bos)
     assert bos is not None, f"the tokenizer has no {args.bos}: see --bos"
@@ -107,11 +108,17 @@ def evaluate(args):
                 row = rows[at]
                 ids = [[bos] + tokenizer.encode(t, add_special_tokens=False).ids for t in texts_of(task, row, shots)]
                 line = {"task": "core/" + name, "item": i, "row": at, "nats": [], "tokens": [], "greedy": [], "margin": []}
+                spans = []
                 for text, begin in spans_of(task, ids):
                     cut = max(0, len(text) - longest)
-                    text, begin = text[cut:], max(1, begin - cut)
+                    spans.append((text[cut:], max(1, begin - cut)))
+                size = max(len(text) for text, _ in spans)
+                batch = torch.tensor([text + [bos] * (size - len(text)) for text, _ in spans], device=device)
+                with torch.no_grad():
+                    hidden = model.base_model(batch, use_cache=False).last_hidden_state
+                for (text, begin), states in zip(spans, hidden):
                     with torch.no_grad():
-                        logits = model(torch.tensor([text], device=device), use_cache=False).logits[0, begin - 1 : -1].float()
+                        logits = model.lm_head(states[begin - 1 : len(text) - 1])
                     targets = torch.tensor(text[begin:], device=device)
                     losses = torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none")
                     best = logits.topk(2, dim=-1).values
@@ -139,7 +146,10 @@ def compare(ours_path, reference_path):
         assert mine["row"] == theirs["row"] and mine["tokens"] == theirs["tokens"], f"other texts: {mine} {theirs}"
         for a, b in zip(mine["nats"], theirs["nats"]):
             error = abs(a - b) / max(abs(b), 1e-3)
-            worst, texts, bad = max(worst, error), texts + 1, bad + (error > TOLERANCE)
+            worst, texts = max(worst, error), texts + 1
+            if error > TOLERANCE:
+                bad += 1
+                print(f"{theirs['task']} item {theirs['item']}: {a:.6f} nats, transformers {b:.6f}, {error:.1e} apart")
         count = right.setdefault(theirs["task"], [0, 0, 0])
         count[0] += 1
         count[1] += mine["correct"]

@@ -505,16 +505,12 @@ class CommandLine::Commands {
     add_device(eval, eval_.device);
     eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
     eval->add_option("--batch", eval_.batch,
-                     "items or answers at a time, each with a context's room in memory; 0: 16, cuda 256")
+                     "items, on cuda answers, at a time, each with a context's room in memory; 0: 16, cuda 256")
         ->check(number(0))
         ->capture_default_str();
-    CLI::Option* shared = eval->add_flag_callback(
-        "--shared-prefixes", [this] { eval_.share_prefixes = true; },
-        "compute once what texts begin with: what happens on the CPU, slower on cuda");
     eval->add_flag_callback(
-            "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
-            "compute every text from its first token on; on cuda they are packed, --batch sequences (16) at a time")
-        ->excludes(shared);
+        "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
+        "compute every text from its first token on: the same results, later");
     eval->add_option("--threads", eval_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
     eval->add_flag("--json", eval_.json, "print JSON");
 

@@ -161,11 +161,11 @@ struct EvalArguments {
   std::string out;      // "": nothing is kept
   int64_t limit = 0;    // items of a task; 0: all
   int64_t context = 0;  // tokens of a text; 0: the model's
-  int64_t batch = 0;    // items or answers at a time, of packed texts sequences; 0: what suits the device
+  int64_t batch = 0;    // items, on cuda answers, at a time; 0: what suits the device
   std::string device = "cpu";
   bool fp32 = false;  // on cuda, instead of bf16
   int threads = 0;
-  std::optional<bool> share_prefixes;  // unless given: on the CPU
+  bool share_prefixes = true;
   bool json = false;
 };
 void eval_command(const EvalArguments& arguments);

@@ -75,11 +75,6 @@ Subject stored_subject(const fs::path& path) {
   return subject;
 }
 
-// On a GPU whole texts are scored sooner, packed (docs/log.md).
-bool shares_prefixes(const EvalArguments& arguments) {
-  return arguments.share_prefixes.value_or(arguments.device == "cpu");
-}
-
 // What every text begins with, as generation does it (chat/prompt.h).
 std::vector<int32_t> begin_ids(const Subject& subject) {
   const CheckpointSettings& settings = subject.settings;
@@ -118,23 +113,20 @@ class EvaluatedModel {
   int64_t items_at_a_time() const { return arguments_.batch > 0 ? arguments_.batch : on_cpu() ? 16 : 256; }
 
   std::unique_ptr<Scorer> make_scorer() const {
-    if (on_cpu() || shares_prefixes(arguments_)) {
-      const CachedScorerOptions options{.device = arguments_.device,
-                                        .fp32 = arguments_.fp32,
-                                        .num_threads = arguments_.threads,
-                                        .num_slots = items_at_a_time(),
-                                        .capacity = context_,
-                                        .share_prefixes = shares_prefixes(arguments_)};
-      if (subject_.checkpoint) return std::make_unique<CachedScorer>(subject_.checkpoint->path(), options);
-      return std::make_unique<CachedScorer>(
-          std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, CachedScorer::model_options(options)),
-          options.share_prefixes);
+    if (on_cpu()) {
+      const CachedModelOptions options{.num_threads = arguments_.threads,
+                                       .num_slots = items_at_a_time(),
+                                       .capacity = context_,
+                                       .max_scores = CachedScorer::kMaxScores};
+      auto model = subject_.checkpoint ? std::make_unique<CachedModel>(subject_.checkpoint->path(), options)
+                                       : std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, options);
+      return std::make_unique<CachedScorer>(std::move(model), arguments_.share_prefixes);
     }
     const PackedScorerOptions options{.device = arguments_.device,
                                       .compute_dtype = arguments_.fp32 ? DType::kF32 : DType::kBF16,
                                       .num_threads = arguments_.threads,
-                                      .num_seqs = arguments_.batch > 0 ? arguments_.batch : 16,
-                                      .seq_len = context_};
+                                      .max_tokens = context_,
+                                      .share_prefixes = arguments_.share_prefixes};
     if (subject_.checkpoint) return std::make_unique<PackedScorer>(subject_.checkpoint->path(), options);
     return std::make_unique<PackedScorer>(subject_.config, options);
   }
@@ -178,6 +170,10 @@ void check_options(const EvalArguments& arguments, const std::vector<TaskSuite>&
     }
   } else if (!arguments.tokenizer.empty()) {
     throw usage_error("--tokenizer with a model, which has its own", "leave it out, or give a configuration (.toml)");
+  }
+  if (arguments.device != "cpu" && arguments.batch > 0 && !any_task(suites, &Task::is_generated)) {
+    throw usage_error("--batch has no effect on texts that are scored on a GPU",
+                      "leave it out: as many are worked on together as a pass of 32,768 tokens holds");
   }
   if (arguments.fp32 && any_task(suites, &Task::is_generated)) {
     throw usage_error("--fp32 has no effect on answers that are written",
@@ -245,8 +241,7 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
         fmt::format("weights {}, tokenizer {}, texts begin with [{}], answers end at [{}], up to {} tokens, {} in {}",
                     combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
                     fmt::join(rules.begin_ids, ", "), fmt::join(subject.settings.stop_ids, ", "), rules.max_tokens,
-                    arguments.device == "cpu" || !shares_prefixes(arguments) ? arguments.device : "cuda, shared",
-                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
+                    arguments.device, arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;
   std::string current;

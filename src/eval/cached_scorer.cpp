@@ -50,22 +50,6 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
 CachedScorer::CachedScorer(std::unique_ptr<CachedModel> model, bool share_prefixes)
     : model_(std::move(model)), share_prefixes_(share_prefixes), slots_(static_cast<size_t>(model_->num_slots())) {}
 
-CachedModelOptions CachedScorer::model_options(const CachedScorerOptions& options) {
-  constexpr int64_t kManyRows = 8192;  // of a call on a GPU, a quarter of which may be scored
-  const bool on_cpu = options.device == "cpu";
-  return {.device = options.device,
-          .num_threads = options.num_threads,
-          .num_slots = options.num_slots,
-          .capacity = options.capacity,
-          .max_rows = on_cpu ? 0 : kManyRows,
-          .max_scores = on_cpu ? kMaxScores : kManyRows / 4,
-          .fp32 = options.fp32,
-          .for_many_rows = !on_cpu};
-}
-
-CachedScorer::CachedScorer(const std::filesystem::path& checkpoint, const CachedScorerOptions& options)
-    : CachedScorer(std::make_unique<CachedModel>(checkpoint, model_options(options)), options.share_prefixes) {}
-
 CachedScorer::~CachedScorer() = default;
 
 void CachedScorer::begin_group(Slot& slot, size_t index, const std::vector<ScoredText>& group) const {

@@ -2,8 +2,7 @@
 //
 // Every slot of the cache has a group at a time, and one text of it at a time. The beginning that all its texts share
 // stays in the slot while their ends follow each other there; so does what the next group begins with. Calls have rows
-// of all slots. On a device whose rows do not depend on each other (infer/cached_model.h) neither slots nor sharing
-// change a bit; on a GPU, where calls have many rows, products are those of training.
+// of all slots. Rows do not depend on each other (infer/cached_model.h): neither slots nor sharing change a bit.
 #pragma once
 
 #include <memory>
@@ -13,27 +12,13 @@
 
 namespace nmoe {
 
-struct CachedScorerOptions {
-  std::string device = "cpu";
-  bool fp32 = false;           // on cuda, instead of run.precision
-  int num_threads = 0;         // 0: one per available CPU
-  int64_t num_slots = 16;      // groups at a time
-  int64_t capacity = 0;        // tokens of a text; 0: the model's (CachedModelOptions)
-  bool share_prefixes = true;  // false: every text from its first token on
-};
-
 class CachedScorer final : public Scorer {
  public:
   static constexpr int64_t kMaxScores = 2 * CachedModel::kMaxRows;
   static constexpr size_t kMaxTexts = 256;  // of a group
-  // `model` has room for kMaxScores or more.
+
+  // `model` has room for kMaxScores or more. share_prefixes = false: every text from its first token on.
   CachedScorer(std::unique_ptr<CachedModel> model, bool share_prefixes);
-  // Errors: CachedModel's.
-  CachedScorer(const std::filesystem::path& checkpoint, const CachedScorerOptions& options);
-
-  // Of a model that such a scorer asks.
-  static CachedModelOptions model_options(const CachedScorerOptions& options);
-
   ~CachedScorer() override;
 
   int64_t max_tokens() const override { return model_->capacity(); }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <future>
 
 namespace nmoe {
 namespace {
@@ -23,14 +24,18 @@ int64_t run_task(const TaskEvaluation& task, bool is_generated, const EvalModels
   return scorer.computed_tokens() - before;
 }
 
-TaskReport evaluate_task(TaskEvaluation& task, bool is_generated, const EvalModels& models, const EvalOptions& options,
+// A task whose items are made.
+struct ReadyTask {
+  TaskEvaluation task;
+  ItemResults results;  // that the journal had
+};
+
+TaskReport evaluate_task(ReadyTask ready, bool is_generated, const EvalModels& models, const EvalOptions& options,
                          ThreadPool& pool, EvalJournal* journal) {
-  const auto begin = Clock::now();
+  const TaskEvaluation& task = ready.task;
+  ItemResults& results = ready.results;
   const std::string name = task.name();
-  ItemResults results;
-  if (journal != nullptr) results = journal->begin_task(name, task.hash());
   const int64_t resumed = std::ssize(results);
-  task.make_items(results, pool);
   const int64_t computed = run_task(task, is_generated, models, pool, [&](ItemResult result) {
     if (journal != nullptr) journal->add(name, result);
     const int64_t item = result.item;
@@ -40,7 +45,6 @@ TaskReport evaluate_task(TaskEvaluation& task, bool is_generated, const EvalMode
   TaskReport report = task.report(results);
   report.resumed = resumed;
   report.computed_tokens = computed;
-  report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return report;
 }
 
@@ -63,14 +67,39 @@ SuiteMean mean_of(const TaskSuite& suite, std::span<const TaskReport> tasks) {
 
 EvalReport evaluate(const EvalModels& models, const TokenRules& rules, const EvalOptions& options, ThreadPool& pool,
                     EvalJournal* journal) {
-  EvalReport report;
+  struct Place {
+    const TaskSuite* suite;
+    const Task* task;
+  };
+  std::vector<Place> places;
   for (const TaskSuite& suite : options.suites) {
-    const size_t first = report.tasks.size();
-    for (const Task& task : suite.tasks) {
-      TaskEvaluation evaluation(suite.name, task, options.data_dir, options.limit, rules);
-      report.tasks.push_back(evaluate_task(evaluation, task.is_generated(), models, options, pool, journal));
-    }
-    if (!suite.mean.empty()) report.means.push_back(mean_of(suite, std::span(report.tasks).subspan(first)));
+    for (const Task& task : suite.tasks) places.push_back({&suite, &task});
+  }
+  // While a task is scored, which leaves most of the machine free, the next one's items are made; a task whose answers
+  // are written uses the pool itself.
+  const auto start = [&](size_t at, std::launch policy) {
+    return std::async(policy, [&, place = places[at]] {
+      ReadyTask ready{TaskEvaluation(place.suite->name, *place.task, options.data_dir, options.limit, rules), {}};
+      if (journal != nullptr) ready.results = journal->begin_task(ready.task.name(), ready.task.hash());
+      ready.task.make_items(ready.results, pool);
+      return ready;
+    });
+  };
+  EvalReport report;
+  std::future<ReadyTask> next;
+  if (!places.empty()) next = start(0, std::launch::deferred);
+  size_t first_of_suite = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto begin = Clock::now();
+    const auto& [suite, task] = places[i];
+    ReadyTask ready = next.get();
+    const bool pool_is_free = !task->is_generated();
+    if (i + 1 < places.size()) next = start(i + 1, pool_is_free ? std::launch::async : std::launch::deferred);
+    report.tasks.push_back(evaluate_task(std::move(ready), task->is_generated(), models, options, pool, journal));
+    report.tasks.back().seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (i + 1 < places.size() && places[i + 1].suite == suite) continue;
+    if (!suite->mean.empty()) report.means.push_back(mean_of(*suite, std::span(report.tasks).subspan(first_of_suite)));
+    first_of_suite = report.tasks.size();
   }
   return report;
 }

@@ -112,6 +112,7 @@ void EvalJournal::write_line(const std::string& line) {
 }
 
 const ItemResults& EvalJournal::begin_task(const std::string& task, const std::string& hash) {
+  const std::lock_guard lock(mutex_);
   TaskEntry& entry = tasks_[task];
   if (entry.hash.empty()) {
     entry.hash = hash;
@@ -125,6 +126,10 @@ const ItemResults& EvalJournal::begin_task(const std::string& task, const std::s
   return entry.results;
 }
 
-void EvalJournal::add(const std::string& task, const ItemResult& result) { write_line(to_json(task, result).dump()); }
+void EvalJournal::add(const std::string& task, const ItemResult& result) {
+  const std::string line = to_json(task, result).dump();
+  const std::lock_guard lock(mutex_);
+  write_line(line);
+}
 
 }  // namespace nmoe

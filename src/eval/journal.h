@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,13 +42,14 @@ struct ItemResult {
 };
 using ItemResults = std::map<int64_t, ItemResult>;  // by item
 
+// Threads: any.
 class EvalJournal {
  public:
   // In the folder `dir`, which is made. `identity` is all that decides what an item gets but the task itself. Errors:
   // (usage) where the journal there is of another identity; (runtime) where another process writes it.
   EvalJournal(const fs::path& dir, const std::string& identity);
 
-  // What is done of a task. Error (usage) where its items were others.
+  // What was done of a task before. Error (usage) where its items were others.
   const ItemResults& begin_task(const std::string& task, const std::string& hash);
   void add(const std::string& task, const ItemResult& result);
 
@@ -59,6 +61,7 @@ class EvalJournal {
   void read(const std::string& text, const std::string& identity);
   void write_line(const std::string& line);
 
+  std::mutex mutex_;
   fs::path path_;
   FileLock lock_;
   std::map<std::string, TaskEntry> tasks_;

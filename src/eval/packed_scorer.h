@@ -1,8 +1,9 @@
-// A Scorer that gives the model whole texts, packed one behind the other as documents of its sequences: what runs on
-// any device, where generation's cache (eval/cached_scorer.h) does not. Beginnings that texts share are computed again
-// in each.
+// A Scorer by forward passes over many texts at once, with the products of training: what a GPU is asked by.
 //
-// A pass always has B sequences of S positions, whatever is packed into them. Logits are made where tokens are scored.
+// A pass always has the same number of rows, so that products are chosen alike; attention is one of whose rows each
+// depends on its text alone (TreeAttention). What a text begins with as the text before it did is in a pass once. On a
+// GPU a text's bits depend neither on that nor on what else is in a pass. The next pass is put together while one
+// runs. Logits are made where tokens are scored.
 #pragma once
 
 #include <filesystem>
@@ -18,9 +19,10 @@ namespace nmoe {
 struct PackedScorerOptions {
   std::string device = "cpu";
   DType compute_dtype = DType::kF32;
-  int num_threads = 0;   // of the CPU; 0: one per available CPU
-  int64_t num_seqs = 8;  // B
-  int64_t seq_len = 0;   // S; 0: model.max_positions or, when that is 0, data.seq_len
+  int num_threads = 0;         // of the CPU; 0: one per available CPU
+  int64_t max_tokens = 0;      // of a text; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t num_rows = 32768;    // of a pass; at least max_tokens
+  bool share_prefixes = true;  // false: every text from its first token on
 };
 
 class PackedScorer final : public Scorer {
@@ -30,36 +32,51 @@ class PackedScorer final : public Scorer {
   // Random weights by config.run.seed. config.model.vocab_size is set.
   PackedScorer(const Config& config, const PackedScorerOptions& options);
 
-  int64_t max_tokens() const override { return options_.seq_len; }
+  int64_t max_tokens() const override { return options_.max_tokens; }
   void score(std::span<const std::vector<ScoredText>* const> groups,
              const std::function<void(size_t group, std::span<const TextScore> scores)>& done) override;
   int64_t computed_tokens() const override { return computed_tokens_; }
 
  private:
+  // Rows [begin, end) of a pass, which go on behind another piece's, or at position 0.
+  struct Piece {
+    int32_t begin, end;
+    int32_t parent;  // -1: none
+  };
+  // What a pass has.
+  struct Texts {
+    std::vector<int32_t> tokens, positions;  // of its rows
+    std::vector<Piece> pieces;
+    std::vector<int32_t> scored_rows, targets;
+    std::vector<TextScore*> owners;  // of each that is scored
+
+    void clear();
+  };
+
   void set_up();
   std::unique_ptr<Model> make(Storage& storage);
-  // Puts a text into the first sequence with room for it, false without any.
+  // Puts a text into the next pass, false without room.
   bool place(const ScoredText& text, TextScore& score);
-  void clear();
-  void run();
+  // Ends the path to the text placed last behind `position`, with a piece that ends there.
+  void cut_path(int64_t position);
+  void clear_next();
+  // Begins the next pass.
+  void launch();
+  // Ends the pass under way.
+  void collect();
 
   Config config_;
   PackedScorerOptions options_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Model> model_;
-  Batch batch_;        // cu_seqlens for as many documents as tokens
-  ScoredRows scored_;  // of a pass's tokens at most
+  Batch batch_;        // of as many pieces as rows
+  ScoredRows scored_;  // as many as rows, and more, to fill up what is computed at once
   int64_t computed_tokens_ = 0;
-
-  // What the next pass has.
-  struct Document {
-    const ScoredText* text;
-    TextScore* score;
-    int64_t first;  // its place in the pass
-  };
-  std::vector<int64_t> used_;  // positions of each sequence
-  std::vector<Document> documents_;
+  Texts next_, running_;
+  // The text placed last: itself, the row of each of its positions, and the pieces that these are in.
+  const ScoredText* last_ = nullptr;
+  std::vector<int32_t> last_rows_, path_;
 };
 
 }  // namespace nmoe

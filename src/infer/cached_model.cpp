@@ -24,12 +24,6 @@ int64_t recorded_rows(int64_t num_rows) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_rows)));
 }
 
-// How many scores a call for many rows works on, of up to max_scores: a few numbers.
-int64_t padded_scores(int64_t num_scores, int64_t max_scores) {
-  const int64_t step = (max_scores + 3) / 4;
-  return std::min(max_scores, (num_scores + step - 1) / step * step);
-}
-
 // The upper half of a master weight, as ops/ops.h has it.
 uint16_t upper_half(float master) {
   const auto bits = std::bit_cast<uint32_t>(master);
@@ -105,11 +99,11 @@ void CachedModel::set_up(bool random_weights) {
   if (options_.capacity == 0) {
     options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
   }
-  const bool is_fp32 = options_.device == "cpu" || options_.fp32 || config_.run.precision == Precision::kFp32;
+  const bool is_fp32 = options_.device == "cpu" || config_.run.precision == Precision::kFp32;
   const DeviceOptions where{.kind = options_.device,
                             .num_threads = options_.num_threads,
                             .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16,
-                            .batch_invariant = !options_.for_many_rows};
+                            .batch_invariant = true};
   StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
   // None are made; but where weights have a master, random ones are drawn there.
   if (is_fp32 || !random_weights) plan.leave_out(ArenaKind::kGradients);
@@ -237,26 +231,22 @@ std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, s
   const auto num_rows = static_cast<int64_t>(rows.size()), num_scores = static_cast<int64_t>(scored.size());
   NMOE_CHECK(num_rows <= max_rows() && num_scores <= options_.max_scores, "{} rows, {} scores; room for {} and {}",
              num_rows, num_scores, max_rows(), options_.max_scores);
-  const int64_t run_rows = options_.for_many_rows ? max_rows() : num_rows;
-  const int64_t run_scores = options_.for_many_rows ? padded_scores(num_scores, max_scores()) : num_scores;
-  fill_inputs(rows, run_rows);
+  fill_inputs(rows, num_rows);
   device_->upload(inputs_, host_inputs_.data());
-  const ScoredRows wanted = {.rows = scored_.rows.rows(0, run_scores),
-                             .targets = scored_.targets.rows(0, run_scores),
-                             .losses = scored_.losses.rows(0, run_scores),
-                             .predictions = scored_.predictions.rows(0, run_scores)};
-  std::ranges::fill(host_ids_, 0);
+  const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
+                             .targets = scored_.targets.rows(0, num_scores),
+                             .losses = scored_.losses.rows(0, num_scores),
+                             .predictions = scored_.predictions.rows(0, num_scores)};
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].row;
   device_->upload(wanted.rows, host_ids_.data());
-  std::ranges::fill(host_ids_, -1);
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].token;
   device_->upload(wanted.targets, host_ids_.data());
-  model_->cached_scores(input_rows(run_rows), cache_, (*storage_)[ArenaKind::kActivations], wanted);
+  model_->cached_scores(input_rows(num_rows), cache_, (*storage_)[ArenaKind::kActivations], wanted);
   host_scores_.resize(scored.size());
   if (scored.empty()) return {};
   host_losses_.resize(scored.size());
-  device_->download(host_losses_.data(), wanted.losses.rows(0, num_scores));
-  device_->download(host_ids_.data(), wanted.predictions.rows(0, num_scores));
+  device_->download(host_losses_.data(), wanted.losses);
+  device_->download(host_ids_.data(), wanted.predictions);
   for (size_t i = 0; i < scored.size(); ++i) host_scores_[i] = {host_losses_[i], host_ids_[i]};
   return host_scores_;
 }

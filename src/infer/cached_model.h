@@ -39,12 +39,7 @@ struct CachedModelOptions {
   int num_threads = 0;         // 0: one per available CPU
   int64_t num_slots = 8;
   int64_t capacity = 0;    // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
-  int64_t max_rows = 0;    // of one call; 0: CachedModel::kMaxRows, or twice the number of slots
   int64_t max_scores = 0;  // of one call of score()
-  bool fp32 = false;       // on cuda, whatever run.precision says
-  // On cuda, for score() alone: products as training has them, which are faster for many rows. All calls then work on
-  // max_rows rows, some of which belong to no sequence, so that nothing is chosen by how many there are.
-  bool for_many_rows = false;
 };
 
 // How likely a token was.
@@ -96,9 +91,7 @@ class CachedModel {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   int64_t num_slots() const { return options_.num_slots; }
   int64_t capacity() const { return options_.capacity; }
-  int64_t max_rows() const {
-    return options_.max_rows > 0 ? options_.max_rows : std::max(kMaxRows, 2 * options_.num_slots);
-  }
+  int64_t max_rows() const { return std::max(kMaxRows, 2 * options_.num_slots); }
   int64_t max_scores() const { return options_.max_scores; }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
   const Device& device() const { return *device_; }

@@ -72,12 +72,13 @@ void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor residual,
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
-                         .q = saved_.q,
-                         .k = saved_.k,
-                         .v = saved_.v,
-                         .out = saved_.out,
-                         .lse = saved_.lse});
+  attend(pass, {.scale = softmax_scale(),
+                .window = window_,
+                .q = saved_.q,
+                .k = saved_.k,
+                .v = saved_.v,
+                .out = saved_.out,
+                .lse = saved_.lse});
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * C}), y, residual);
 }

@@ -30,6 +30,15 @@ class Mixer {
                               Tensor y) = 0;
 };
 
+// Causal softmax attention in the batch. q, k, v and out as AttentionForward has them; lse [B, H, S] stat =, unless the
+// batch is in pieces.
+struct Attention {
+  double scale = 1.0;
+  int64_t window = 0;
+  Tensor q, k, v, out, lse;
+};
+void attend(const Pass& pass, const Attention& attention);
+
 // Adds the weights of a layer's mixer and says what else it is.
 MixerSpec describe_mixer(const Layer& layer, WeightList& weights);
 // The mixer over the weights so described. The layer's configuration must outlive it.

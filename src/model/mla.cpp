@@ -113,12 +113,13 @@ void LatentAttention::forward(const Pass& pass, Tensor x, Tensor residual, Tenso
   pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
   pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
 
-  ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
-                         .q = saved_.q,
-                         .k = saved_.k,
-                         .v = saved_.v,
-                         .out = saved_.out,
-                         .lse = saved_.lse});
+  attend(pass, {.scale = softmax_scale(),
+                .window = window_,
+                .q = saved_.q,
+                .k = saved_.k,
+                .v = saved_.v,
+                .out = saved_.out,
+                .lse = saved_.lse});
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * U}), y, residual);
 }

@@ -1,5 +1,7 @@
 #include "model/model.h"
 
+#include <algorithm>
+
 #include "model/rope_table.h"
 
 namespace nmoe {
@@ -223,7 +225,17 @@ void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& sco
   const ArenaScope scope(activations);
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
-  write_scores(pass, hidden_states(pass), scored);
+  const Tensor normed = hidden_states(pass);
+  const int64_t count = scored.rows.dim(0);
+  for (int64_t begin = 0; begin < count; begin += kScoredAtOnce) {
+    const ArenaScope of_part(activations);
+    const int64_t end = std::min(begin + kScoredAtOnce, count);
+    write_scores(pass, normed,
+                 {.rows = scored.rows.rows(begin, end),
+                  .targets = scored.targets.rows(begin, end),
+                  .losses = scored.losses.rows(begin, end),
+                  .predictions = scored.predictions.rows(begin, end)});
+  }
 }
 
 KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {

@@ -62,7 +62,9 @@ class Model {
   // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
   // stay as they are.
   void logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows = {});
-  // The same for losses.
+  // The same for losses, made for kScoredAtOnce rows at a time: where there is a multiple of those, products have one
+  // shape.
+  static constexpr int64_t kScoredAtOnce = 1024;
   void scores(const Batch& batch, Arena& activations, const ScoredRows& scored);
 
   // Storage for `num_slots` sequences of up to `capacity` positions, of which there may not be more than max_positions.

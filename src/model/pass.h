@@ -21,6 +21,9 @@ struct Batch {
   Tensor positions;  // [T] i32, in the sequence or, with cu_seqlens, in the document
   // [C] i32, ops/ops.h: a token sees its own document only. Undefined: every sequence is one document.
   Tensor cu_seqlens = {};
+  // [C] i32, where documents are pieces that go on behind others (TreeAttention), of which cu_seqlens are the bounds;
+  // such batches go forward only. Undefined: each begins at position 0.
+  Tensor parents = {};
 
   int64_t num_tokens() const { return num_seqs * seq_len; }
 };

@@ -81,6 +81,7 @@
   X(rope_backward, Rope)                                         \
   X(attention_forward, AttentionForward)                         \
   X(attention_backward, AttentionBackward)                       \
+  X(tree_attention, TreeAttention)                               \
   X(mla_expand_forward, MlaExpandForward)                        \
   X(mla_expand_backward, MlaExpandBackward)                      \
   X(cache_write, CacheWrite)                                     \

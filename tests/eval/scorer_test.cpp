@@ -82,8 +82,9 @@ TEST(CachedScorer, ComputesBeginningsOnce) {
 TEST(PackedScorer, GivesWhatTheCachedOneDoes) {
   const std::vector<Group> groups = mixed_groups();
   const auto expected = scores_of(*make_scorer(4, true), groups);
-  for (const int64_t num_seqs : {1, 3}) {
-    PackedScorer packed(random_config(), {.num_threads = 2, .num_seqs = num_seqs, .seq_len = 400});
+  for (const auto& [num_rows, share_prefixes] : {std::pair(400, true), {1300, true}, {1300, false}}) {
+    PackedScorer packed(random_config(),
+                        {.num_threads = 2, .max_tokens = 400, .num_rows = num_rows, .share_prefixes = share_prefixes});
     const auto scores = scores_of(packed, groups);
     for (size_t group = 0; group < groups.size(); ++group) {
       ASSERT_EQ(scores[group].size(), expected[group].size());
@@ -94,6 +95,32 @@ TEST(PackedScorer, GivesWhatTheCachedOneDoes) {
       }
     }
   }
+}
+
+// Ends behind the same place, ends that share more, and a text that ends within what others begin with.
+TEST(PackedScorer, ComputesBeginningsOnce) {
+  const std::string head = test::tiny_text(100, 5), middle = test::tiny_text(40, 6);
+  const auto size = static_cast<int64_t>(head.size()), both = static_cast<int64_t>(head.size() + middle.size());
+  const std::vector<Group> groups = {
+      {text_of(head + "A", size), text_of(head + "B", size), text_of(head + "QRSTU", size)},
+      {text_of(head + middle + "xA", both), text_of(head + middle + "yyB", both)},
+      {text_of(head.substr(0, 60) + "!", 60)},
+      {text_of(head + middle + "zzA", both)},
+      {text_of("something else", 3)}};
+  PackedScorer shared(random_config(), {.num_threads = 2, .max_tokens = 400, .num_rows = 1000});
+  PackedScorer whole(random_config(), {.num_threads = 2, .max_tokens = 400, .num_rows = 1000, .share_prefixes = false});
+  const auto scores = scores_of(shared, groups), expected = scores_of(whole, groups);
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (size_t i = 0; i < groups[group].size(); ++i) {
+      EXPECT_NEAR(scores[group][i].nats, expected[group][i].nats, 1e-5 * expected[group][i].nats);
+      EXPECT_EQ(scores[group][i].tokens, expected[group][i].tokens);
+      EXPECT_EQ(scores[group][i].greedy, expected[group][i].greedy);
+    }
+  }
+  EXPECT_EQ(whole.computed_tokens(), 3 * size + 4 + 3 * both + 1 + 2 + 2 + 60 + 13);
+  // The last of the first group leaves four rows behind `head`, the next group begins behind it, too; what comes behind
+  // the short text shares its 60 with it.
+  EXPECT_EQ(shared.computed_tokens(), size + 4 + (both - size) + 1 + 2 + (both - 60) + 2 + 13);
 }
 
 }  // namespace

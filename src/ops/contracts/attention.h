@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/error.h"
 #include "base/kinds.h"
 #include "tensor/tensor.h"
 
@@ -51,6 +52,32 @@ struct AttentionBackward {
   Tensor dk;                 // = [T, G, Dk], apart
   Tensor dv;                 // = [T, G, Dv], apart
 };
+
+// Causal attention, forward only, to documents of which some begin alike and have that beginning once. Piece n is the
+// rows [bounds[n], bounds[n + 1]) of T; it goes on where its parent ends, an earlier piece with rows, or begins a
+// document where that is negative. A row sees its piece up to itself and, whole, those that lead to it: a document
+// whose positions count from 0, within a window as in AttentionShape.
+//
+// What a row gets depends on its document up to itself alone, to the bit, and not on how it is cut into pieces or where
+// they lie. Work is that of all pairs that see each other.
+struct TreeAttention {
+  double scale = 1.0;   // factor of q.k before the softmax
+  int64_t window = 0;   // 0: all
+  Tensor q, k, v, out;  // as in AttentionForward
+  Tensor positions;     // [T] i32, of rows in their documents
+  Tensor bounds;        // [C] i32, as cu_seqlens, whatever the sequences
+  Tensor parents;       // [C] i32, the last of no piece
+};
+inline void check(const TreeAttention& args) {
+  const int64_t T = args.q.dim(0), H = args.q.dim(1), G = args.k.dim(1);
+  NMOE_CHECK(G > 0 && H % G == 0 && args.k.shape() == Shape({T, G, args.q.dim(2)}) &&
+                 args.v.shape() == Shape({T, G, args.v.dim(2)}) && args.out.shape() == Shape({T, H, args.v.dim(2)}) &&
+                 args.positions.shape() == Shape({T}) && args.bounds.dim(0) >= 2 &&
+                 args.parents.shape() == args.bounds.shape(),
+             "attention of q {} to k {} and v {}, out {}: positions {}, bounds {}, parents {}", args.q.shape(),
+             args.k.shape(), args.v.shape(), args.out.shape(), args.positions.shape(), args.bounds.shape(),
+             args.parents.shape());
+}
 
 // MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of each head out of the expanded latent and the
 // rotated key part that all heads share.
