@@ -123,9 +123,11 @@ NMOE_HOST_DEVICE inline uint8_t float_to_e2m1(float x, uint8_t random) {
 
 // --- E8M0
 
+// Without branches: main loops of products scale by it.
 NMOE_HOST_DEVICE inline float e8m0_to_float(uint8_t code) {
-  if (code == 255) return low_precision::float_of(0x7FC00000U);
-  return code == 0 ? 0x1p-127F : low_precision::float_of(static_cast<uint32_t>(code) << 23);
+  const uint32_t least = low_precision::bits_of(0x1p-127F), bits = static_cast<uint32_t>(code) << 23;
+  const uint32_t finite = bits > least ? bits : least;
+  return low_precision::float_of(code == 255 ? 0x7FC00000U : finite);
 }
 // 1 / e8m0_to_float(code), which is exact.
 NMOE_HOST_DEVICE inline float e8m0_to_inverse(uint8_t code) {

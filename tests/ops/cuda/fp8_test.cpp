@@ -3,8 +3,8 @@
 #include <bit>
 #include <cmath>
 
-#include "ops/cuda/cuda_test.h"
 #include "ops/cuda/fp8_wgmma.h"
+#include "ops/cuda/rounded_experts.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/signal_to_noise.h"
@@ -122,7 +122,7 @@ TEST_F(CudaFp8, GroupedProductIsTheBitModel) {
 
 constexpr auto kFp8 = OperandFormat::kFp8;
 
-class CudaFp8Operations : public CudaTest {
+class CudaFp8Operations : public CudaRoundedTest {
  protected:
   static int64_t blocks(int64_t size) { return (size + 127) / 128; }
   // Codes of weights that are on the device.
@@ -143,7 +143,6 @@ class CudaFp8Operations : public CudaTest {
     return codes;
   }
   OperandRounding rounding(Tensor w) { return {.format = kFp8, .weight = codes_of_weight(w)}; }
-  Tensor poisoned(Shape shape) { return up(pool_.full(shape, 7.0), DType::kBF16); }
   RowCodes room_for_codes(int64_t rows, int64_t width) {
     const auto filled = [&](Shape shape) {
       const Tensor x = pool_.zeros(DType::kU8, shape);
@@ -224,20 +223,19 @@ TEST_F(CudaFp8Operations, ActivationsLeaveTheirCodes) {
 
 // Experts, forward and backward, with hidden widths that the product's epilogue takes and others.
 TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
-  const int64_t E = 4, R = 1000, T = 300, D = 272, rows = 990;
-  const Tensor offsets = pool_.ints({E + 1}, {0, 500, 500, 517, static_cast<double>(rows)});
+  const int64_t E = 4, R = 1000, T = 300, D = 272;
+  const ExpertRows of = expert_rows(R, T);
+  const int64_t rows = of.count;
+  const Tensor offsets = of.offsets, index = of.index, row_weight = of.row_weight;
   const Tensor tokens = normal({T, D}, DType::kBF16), dtokens = normal({T, D}, DType::kBF16, 1e-3);
-  std::vector<double> picks;
-  for (int64_t i = 0; i < R; ++i) picks.push_back(static_cast<double>(i * 7 % T));
-  const Tensor index = pool_.ints({R}, picks);
   const auto picked = [&](const Tensor& from) {
     const Tensor to = pool_.zeros({R, D});
     for (int64_t i = 0; i < R * D; ++i) {
-      set(to, i, get(from, static_cast<int64_t>(picks[static_cast<size_t>(i / D)]) * D + i % D));
+      set(to, i, get(from, int64_t{index.data<int32_t>()[i / D]} * D + i % D));
     }
     return to;
   };
-  const Tensor x = picked(tokens), dy = picked(dtokens), row_weight = pool_.normal({R});
+  const Tensor x = picked(tokens), dy = picked(dtokens);
   for (const int64_t F : {128, 384, 112}) {
     const int64_t W = 2 * F;
     const Tensor device_offsets = up(offsets);

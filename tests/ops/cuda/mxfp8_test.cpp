@@ -1,7 +1,7 @@
 // Products in MXFP8 on Hopper, where they are emulated, against the CPU's.
 #include <cmath>
 
-#include "ops/cuda/cuda_test.h"
+#include "ops/cuda/rounded_experts.h"
 #include "ops/signal_to_noise.h"
 
 namespace nmoe::test {
@@ -9,14 +9,13 @@ namespace {
 
 constexpr OperandRounding kMxFp8 = {.format = OperandFormat::kMxFp8};
 
-class CudaMxFp8 : public CudaTest {
+class CudaMxFp8 : public CudaRoundedTest {
  protected:
   Tensor identity(int64_t size) {
     const Tensor x = pool_.zeros({size, size});
     for (int64_t i = 0; i < size; ++i) set(x, i * size + i, 1.0);
     return x;
   }
-  Tensor poisoned(Shape shape) { return up(pool_.full(shape, 7.0), DType::kBF16); }
 };
 
 // Times an identity, which every format holds, a product is what its other operand is rounded to: to the bit, along
@@ -56,13 +55,12 @@ TEST_F(CudaMxFp8, OperandsAreTheCpusToTheBit) {
 // Sums of the same products in fp32; BF16's rounding leaves 53 dB of activations.
 TEST_F(CudaMxFp8, ExpertsAreThoseOfTheCpu) {
   constexpr double kLeastRatio = 50, kLeastRatioOfWeights = 100;
-  const int64_t E = 4, R = 400, T = 150, D = 136, F = 72, W = 2 * F, rows = 390;
-  const Tensor offsets = pool_.ints({E + 1}, {0, 200, 200, 217, static_cast<double>(rows)});
+  const int64_t E = 4, R = 400, T = 150, D = 136, F = 72, W = 2 * F;
+  const ExpertRows of = expert_rows(R, T);
+  const int64_t rows = of.count;
+  const Tensor offsets = of.offsets, index = of.index, row_weight = of.row_weight;
   const Tensor tokens = normal({T, D}, DType::kBF16), w_in = normal({E, W, D}, DType::kBF16, 0.05),
-               w_out = normal({E, D, F}, DType::kBF16, 0.05), row_weight = pool_.normal({R});
-  std::vector<double> picks;
-  for (int64_t i = 0; i < R; ++i) picks.push_back(static_cast<double>(i * 7 % T));
-  const Tensor index = pool_.ints({R}, picks);
+               w_out = normal({E, D, F}, DType::kBF16, 0.05);
   const Tensor device_offsets = up(offsets), device_in = up(w_in, DType::kBF16), device_out = up(w_out, DType::kBF16),
                weight = up(row_weight), device_index = up(index), device_tokens = up(tokens, DType::kBF16);
   const OperandRows picked(tokens, index), device_picked(device_tokens, device_index);

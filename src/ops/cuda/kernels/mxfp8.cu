@@ -127,39 +127,43 @@ void widen_tokens(Context& ctx, const OperandRows& x, Tensor y, Tensor offsets) 
                 x.num_rows() / kBlock + std::min(groups, x.num_rows()));
 }
 
+Tensor source(const OperandRows& rows) { return rows.source; }
+
+template <class Forward>
+void widen_forward(Context& ctx, const Forward& args, const Forward& widened) {
+  widen_rows(ctx, source(args.x), source(widened.x));
+  widen_rows(ctx, args.w, widened.w);
+}
+template <class BackwardInput>
+void widen_backward_input(Context& ctx, const BackwardInput& args, const BackwardInput& widened) {
+  widen_rows(ctx, source(args.dy), source(widened.dy));
+  widen_outputs(ctx, args.w, widened.w);
+}
+
 }  // namespace
 
-void widen(Context& ctx, const LinearForward& args, const LinearForward& widened) {
-  widen_rows(ctx, args.x, widened.x);
-  widen_rows(ctx, args.w, widened.w);
-}
+void widen(Context& ctx, const LinearForward& args, const LinearForward& widened) { widen_forward(ctx, args, widened); }
 void widen(Context& ctx, const LinearActivationForward& args, const LinearActivationForward& widened) {
-  widen_rows(ctx, args.x, widened.x);
-  widen_rows(ctx, args.w, widened.w);
+  widen_forward(ctx, args, widened);
+}
+void widen(Context& ctx, const GroupedLinearForward& args, const GroupedLinearForward& widened) {
+  widen_forward(ctx, args, widened);
+}
+void widen(Context& ctx, const GroupedActivationForward& args, const GroupedActivationForward& widened) {
+  widen_forward(ctx, args, widened);
 }
 void widen(Context& ctx, const LinearBackwardInput& args, const LinearBackwardInput& widened) {
-  widen_rows(ctx, args.dy, widened.dy);
-  widen_outputs(ctx, args.w, widened.w);
+  widen_backward_input(ctx, args, widened);
+}
+void widen(Context& ctx, const GroupedLinearBackwardInput& args, const GroupedLinearBackwardInput& widened) {
+  widen_backward_input(ctx, args, widened);
+}
+void widen(Context& ctx, const GroupedActivationBackward& args, const GroupedActivationBackward& widened) {
+  widen_backward_input(ctx, args, widened);
 }
 void widen(Context& ctx, const LinearBackwardWeight& args, const LinearBackwardWeight& widened) {
   widen_tokens(ctx, args.x, widened.x);
   widen_tokens(ctx, args.dy, widened.dy);
-}
-void widen(Context& ctx, const GroupedLinearForward& args, const GroupedLinearForward& widened) {
-  widen_rows(ctx, args.x, widened.x);
-  widen_rows(ctx, args.w, widened.w);
-}
-void widen(Context& ctx, const GroupedActivationForward& args, const GroupedActivationForward& widened) {
-  widen_rows(ctx, args.x.source, widened.x.source);
-  widen_rows(ctx, args.w, widened.w);
-}
-void widen(Context& ctx, const GroupedLinearBackwardInput& args, const GroupedLinearBackwardInput& widened) {
-  widen_rows(ctx, args.dy, widened.dy);
-  widen_outputs(ctx, args.w, widened.w);
-}
-void widen(Context& ctx, const GroupedActivationBackward& args, const GroupedActivationBackward& widened) {
-  widen_rows(ctx, args.dy.source, widened.dy.source);
-  widen_outputs(ctx, args.w, widened.w);
 }
 void widen(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedLinearBackwardWeight& widened) {
   widen_tokens(ctx, args.x, widened.x.source, args.offsets);

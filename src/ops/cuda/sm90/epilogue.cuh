@@ -91,6 +91,33 @@ __device__ void store_rows(const float (&c)[kCols / 2], int num_rows, int num_co
   tma_commit_group();
 }
 
+// The same by the warp's lanes, 16 bytes each, neighbours of a row together: a copy by TMA costs its warp some 110
+// cycles, as its addresses have to be uniform. The staging is free at return.
+template <int kRowBytes>
+__device__ void write_staged(const std::byte* staged, int staged_row_bytes, int num_rows, int num_bytes, void* target,
+                             int64_t stride_bytes) {
+  constexpr int kRowVectors = kRowBytes / 16, kRowsAtOnce = kWarp / kRowVectors;
+  static_assert(kWarp % kRowVectors == 0);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, byte = lane % kRowVectors * 16;
+  __syncwarp();
+#pragma unroll
+  for (int first = 0; first < kWarpRows; first += kRowsAtOnce) {
+    const int row = first + lane / kRowVectors;
+    if (row < num_rows && byte < num_bytes) {
+      *reinterpret_cast<uint4*>(static_cast<std::byte*>(target) + row * stride_bytes + byte) =
+          *reinterpret_cast<const uint4*>(staged + row * staged_row_bytes + byte);
+    }
+  }
+  __syncwarp();
+}
+template <int kCols>
+__device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_cols, __nv_bfloat16* target,
+                           int64_t stride, std::byte* staged) {
+  num_cols = min(num_cols, kCols);
+  stage_columns<kCols, 0, kCols>(c, num_cols, staged);
+  write_staged<2 * kCols>(staged, StagedRows<kCols>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
+}
+
 // What SwiGLU multiplies the warp's rows by: those of lane / 4 and 8 below it.
 struct RowWeights {
   float upper, lower;
