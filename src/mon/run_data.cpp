@@ -63,7 +63,10 @@ RunData::RunData(fs::path run_dir, RunRow run, const std::string& config_json)
 bool RunData::load_next() {
   try {
     problem_.clear();
-    return load_piece();
+    const bool loaded = load_piece();
+    if (has_loaded_ && !loaded) forget_database_code();
+    has_loaded_ = loaded;
+    return loaded;
   } catch (const std::exception& error) {
     problem_ = error.what();
     return false;

@@ -95,6 +95,7 @@ class RunData {
   std::vector<std::unique_ptr<MetricsReader>> readers_;  // by rank; grows
   bool shown_is_loaded_ = false;
   bool routers_are_loaded_ = false;
+  bool has_loaded_ = false;                // in the last load_next()
   std::vector<MetricsView::Last> values_;  // of rank 0, by tag
   int64_t last_ms_ = 0;
   std::vector<RouterLayer> routers_;

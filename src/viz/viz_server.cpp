@@ -19,6 +19,7 @@
 #include "base/signals.h"
 #include "base/start_thread.h"
 #include "serve/page.h"
+#include "track/alerts.h"
 #include "track/catalogue.h"
 #include "track/csv.h"
 #include "track/log_tail.h"
@@ -188,6 +189,7 @@ void VizServer::on_request(const HttpRequest& request, HttpAnswer& answer) {
       {"/api/series", &VizServer::series},
       {"/api/layers", &VizServer::layers},
       {"/api/checkpoints", &VizServer::checkpoints},
+      {"/api/alerts", &VizServer::alerts},
   };
   if (request.path == "/api/events") return events(answer);
   const bool is_csv = request.path == "/api/csv";
@@ -304,6 +306,21 @@ HttpReply VizServer::checkpoints(const HttpRequest& request) {
                                    {"bytes", row.bytes},
                                    {"weights_sha256", row.weights_sha256},
                                    {"created", row.created_at}});
+  }
+  return json_reply(json);
+}
+
+HttpReply VizServer::alerts(const HttpRequest& request) {
+  Json json = {{"alerts", Json::array()}};
+  for (const std::string& id : request.parameters("run")) {
+    for (const Alert& alert : read_alerts(alerts_path(metrics_path(options_.run_dir, asked_run(id).id)))) {
+      json["alerts"].push_back({{"run", id},
+                                {"kind", alert_kind_name(alert.kind)},
+                                {"step", alert.step},
+                                {"ts_ms", alert.ts_ms},
+                                {"tag", alert.tag},
+                                {"text", alert.text}});
+    }
   }
   return json_reply(json);
 }

@@ -67,6 +67,12 @@ class TerminalTest : public test::TempDirTest {
     }
     return shown;
   }
+  int64_t resident_kib() const {
+    const std::string shell = tmux("display-message -p '#{pane_pid}'");
+    const std::string said = output_of(fmt::format(
+        "for p in $(cat /proc/{0}/task/{0}/children); do grep VmRSS /proc/$p/status; done", std::stoi(shell)));
+    return std::stoll(said.substr(said.find_first_of("0123456789")));
+  }
   // `n` is the shell's one child.
   void send(const std::string& signal) const {
     const std::string shell = tmux("display-message -p '#{pane_pid}'");
@@ -89,6 +95,13 @@ TEST_F(TerminalTest, ShowsTakesKeysAndGivesBack) {
   EXPECT_TRUE(contains(shown, "loss 4.5000")) << "in 80 x 24";
   EXPECT_TRUE(contains(shown, "F1Help"));
   EXPECT_TRUE(contains(shown, "\xe2\xa0")) << "a curve of braille characters";
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  int64_t kib = 0;
+  for (int i = 0; i < 100 && ((kib = resident_kib()) > 40 << 10); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_LE(kib, 40 << 10) << "memory, once all is read";
+#endif
   tmux("resize-window -x 120 -y 40");
   tmux("send-keys F1");
   EXPECT_TRUE(contains(wait_for("logarithmic axis"), "help"));

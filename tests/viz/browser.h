@@ -45,6 +45,11 @@ class Browser {
   Browser(const Browser&) = delete;
   Browser& operator=(const Browser&) = delete;
 
+  // In a tab of its own, which is then the one that all else is about.
+  void open_tab(const std::string& url) {
+    call("/window", {{"handle", call("/window/new", {{"type", "tab"}})["handle"]}});
+    open(url);
+  }
   void open(const std::string& url) { call("/url", {{"url", url}}); }
   // What a function with this body returns.
   json run(const std::string& script) { return call("/execute/sync", {{"script", script}, {"args", json::array()}}); }

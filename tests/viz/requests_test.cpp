@@ -60,6 +60,7 @@ TEST_F(RequestsTest, ManyThatAreNearlyGood) {
       "/api/series?" + run + "&rank=0&tag=train/loss&x=training&from=1&to=9e3&width=100&log=1",
       "/api/csv?" + run + "&rank=0&tag=train/loss",
       "/api/checkpoints?" + run,
+      "/api/alerts?" + run + "&" + run,
       "/api/layers?" + run + "&of=load&at=3",
   };
   const std::vector<std::string> pieces = {"..",

@@ -15,6 +15,7 @@
 #include "serve/raw_client.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
+#include "track/alerts.h"
 #include "track/holding_process.h"
 #include "viz/checkpoints.h"
 #include "viz/recorded_runs.h"
@@ -177,7 +178,7 @@ TEST_F(VizServerTest, PathsThatLeadElsewhere) {
   }
   for (const std::string& run :
        std::vector<std::string>{"..", "../metrics/" + one_, "..%2f..", one_ + "/..", "%00", "", "*"}) {
-    for (const char* route : {"run", "log", "series", "layers", "csv", "checkpoints"}) {
+    for (const char* route : {"run", "log", "series", "layers", "csv", "checkpoints", "alerts"}) {
       get(fmt::format("/api/{}?run={}", route, run), 400);
     }
   }
@@ -302,6 +303,19 @@ TEST_F(VizServerTest, Checkpoints) {
   EXPECT_EQ(ask("/api/checkpoints?run=" + two_)["checkpoints"].size(), 0u);
   EXPECT_TRUE(checkpoints_of(run_dir_ / "metrics", {.id = one_, .name = "../checkpoints/one"}).empty())
       << "names lead nowhere else";
+}
+
+TEST_F(VizServerTest, Alerts) {
+  EXPECT_EQ(ask("/api/alerts?run=" + one_)["alerts"], json::array());
+  append_alert(alerts_path(metrics_path(run_dir_, two_)),
+               {.kind = AlertKind::kSilent, .step = 7, .ts_ms = 1000, .value = 31.0, .text = "\x1b[2J nothing\xff"});
+  const json alerts = ask("/api/alerts?run=" + one_ + "&run=" + two_)["alerts"];
+  ASSERT_EQ(alerts.size(), 1u);
+  EXPECT_EQ(alerts[0]["run"], two_);
+  EXPECT_EQ(alerts[0]["kind"], "silent");
+  EXPECT_EQ(alerts[0]["step"], 7);
+  EXPECT_EQ(alerts[0]["ts_ms"], 1000);
+  get("/api/alerts?run=" + one_ + "&run=../" + two_, 400);
 }
 
 TEST_F(VizServerTest, Layers) {

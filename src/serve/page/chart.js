@@ -19,6 +19,18 @@ function smoothed(values, keep) {
   return result;
 }
 
+// Each curve on top of those before it, at the places that the first has: what is logged together.
+function stacked(curves) {
+  const sums = new Map();
+  return curves.map((curve) => {
+    const {x, last} = curve.data;
+    const base = Float64Array.from(x, (at) => sums.get(at) ?? 0);
+    const top = base.map((from, i) => from + (Number.isFinite(last[i]) ? Math.max(0, last[i]) : 0));
+    x.forEach((at, i) => sums.set(at, top[i]));
+    return {...curve, base, top};
+  });
+}
+
 // The index whose x is nearest.
 function nearest(xs, x) {
   let low = 0;
@@ -37,7 +49,8 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 export class Chart {
   // `group` is told of onCursor(chart, x or null), onZoom(from, to) and onReset(); `actions` are buttons beside the
   // title.
-  constructor({title, unit, meaning, group, actions = []}) {
+  constructor({title, unit, meaning, group, stack = false, actions = []}) {
+    this.stack = stack;
     this.group = group;
     this.title = title;
     this.unit = unit;
@@ -63,6 +76,7 @@ export class Chart {
   show(curves, window, options) {
     this.curves = curves.map((curve) => ({...curve, line: options.smooth > 0 ? smoothed(curve.data.last, options.smooth)
                                                                             : curve.data.last}));
+    if (this.stack) this.curves = stacked(this.curves);
     this.options = options;
     this.window = window;
     const empty = !curves.some((curve) => curve.data.x.length > 0);
@@ -134,6 +148,15 @@ export class Chart {
 
   // Of y, over what is in the window.
   range() {
+    if (this.stack) {
+      let most = 0;
+      for (const {data, top} of this.curves) {
+        top.forEach((value, i) => {
+          if (data.x[i] >= this.window[0] && data.x[i] <= this.window[1]) most = Math.max(most, value);
+        });
+      }
+      return this.options.logY ? [most / 1000 || 0.1, 1.1 * most || 1] : [0, 1.06 * most || 1];
+    }
     const lows = [];
     const highs = [];
     for (const {data} of this.curves) {
@@ -171,7 +194,8 @@ export class Chart {
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
     ctx.lineJoin = 'round';
-    for (const {color, data, line} of this.curves) {
+    if (this.stack) this.drawParts(ctx, px, py, floor);
+    for (const {color, data, line} of this.stack ? [] : this.curves) {
       ctx.strokeStyle = color;
       // All that was recorded: each bucket from its least to its greatest value.
       ctx.globalAlpha = 0.4;
@@ -210,6 +234,18 @@ export class Chart {
     ctx.stroke();
     this.drawMarks(ctx, bbox, px);
     ctx.restore();
+  }
+
+  drawParts(ctx, px, py, floor) {
+    for (const {color, data, base, top} of this.curves) {
+      const places = [...data.x.keys()].filter((i) => this.hasX(data.x[i]));
+      const at = (values, i) => py(this.options.logY ? Math.max(values[i], floor) : values[i]);
+      ctx.fillStyle = color;
+      ctx.beginPath();
+      for (const i of places) ctx.lineTo(px(data.x[i]), at(top, i));
+      for (const i of places.reverse()) ctx.lineTo(px(data.x[i]), at(base, i));
+      ctx.fill();
+    }
   }
 
   drawMarks(ctx, bbox, px) {

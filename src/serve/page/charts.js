@@ -10,7 +10,8 @@ const kAxes = {step: 'steps', tokens: 'tokens', flops: 'FLOPs', time: 'time sinc
 export const axisNames = () => Object.keys(kAxes);
 
 export class Charts {
-  // `panels`: {key, title, unit, meaning, actions, curves: [{run, rank, tag, label, color}]} each.
+  // `panels`: {title, unit, meaning, actions, stack, curves: [{run, rank, tag, label, color}]} each. `stack`: curves are
+  // parts of a whole and lie on one another.
   constructor(panels) {
     this.element = el('div', {class: 'grid'});
     this.panels = panels.map((panel) => this.makePanel(panel));
@@ -34,7 +35,7 @@ export class Charts {
     this.whole = null;  // [from, to] of all that was recorded
   }
 
-  makePanel({title, unit, meaning, actions, curves}) {
+  makePanel({title, unit, meaning, actions, curves, stack = false}) {
     const button = (text, what, onclick) => el('button', {type: 'button', text, title: what, 'aria-label': what, onclick});
     const saveImage = () => {
       const image = chart.image();
@@ -51,7 +52,7 @@ export class Charts {
         chart.say(error.message);
       }
     };
-    const chart = new Chart({title, unit, meaning, group: this, actions: [
+    const chart = new Chart({title, unit, meaning, stack, group: this, actions: [
       button('CSV', `save all values of ${title} as CSV`, saveValues),
       button('PNG', `save ${title} as an image`, saveImage), ...(actions ?? [])]});
     return {chart, curves, stale: true, seen: false, asking: null, data: null};

@@ -1,4 +1,5 @@
 // The page: the list of runs, and beside it what the chosen ones have recorded, in views.
+import {refreshAlerts, showAlerts} from './alerts.js';
 import {getJson} from './api.js';
 import {axisNames, Charts, chartTools} from './charts.js';
 import {showCheckpoints} from './checkpoints.js';
@@ -12,10 +13,11 @@ import {nameOf, onRows, refreshRuns, startRuns} from './runs.js';
 import {accessToken, change, colorOf, colorOfRun, onChange, state} from './state.js';
 import {startTheme} from './theme.js';
 
-const kViews = {charts: 'Curves', router: 'Router', gpus: 'GPUs', checkpoints: 'Checkpoints', compare: 'Compare',
-                messages: 'Messages'};
+const kViews = {charts: 'Curves', router: 'Router', time: 'Time', gpus: 'GPUs', checkpoints: 'Checkpoints',
+                alerts: 'Alerts', compare: 'Compare', messages: 'Messages'};
+const kAlertsEvery = 5000;  // ms: a run that stands still tells of nothing else
 const kKeys = {
-  '/': 'search runs', '1 to 6': 'curves, router, GPUs, checkpoints, compare, messages', 'l': 'logarithmic y axis',
+  '/': 'search runs', '1 to 8': 'curves, router, time, GPUs, checkpoints, alerts, compare, messages', 'l': 'logarithmic y axis',
   's': 'more smoothing, from the beginning again behind the most', 'x': 'next x axis', '0': 'whole range',
   'm': 'mark what is at the crosshair',
   't': 'dark or light', '?': 'these keys',
@@ -109,6 +111,42 @@ async function showCurves(place, turn) {
   current = {charts};
 }
 
+// What a step's time goes to.
+const kWaits = ['throughput/ms_per_step', 'throughput/loader_wait_ms', 'exchange_agg/wait_ms', 'exchange_agg/wait_max_ms',
+                'exchange_agg/transfer_ms', 'exchange_agg/hidden_share'];
+async function showTime(place, turn) {
+  place.replaceChildren();
+  const run = oneRun(place);
+  if (run === null) {
+    place.append(el('p', {class: 'hint', text: 'Choose a run from the list to see what its time goes to.'}));
+    return;
+  }
+  const info = await detailOf(run);
+  if (turn !== drawn) return;
+  const tools = chartTools();
+  tools.append(rankChoice([info]));
+  place.append(tools);
+  const rank = Number(state.rank);
+  const panels = [];
+  const phases = info.tags.filter(({tag, array}) => tag.startsWith('phase/') && !array);
+  if (phases.length > 0) {
+    panels.push({
+      title: 'phases of a step', unit: 'ms', stack: true,
+      meaning: phases.map(({tag, meaning}) => `${tag}: ${meaning}`).join('\n'),
+      curves: phases.map(({tag}, i) => ({run, rank, tag, label: tag.slice('phase/'.length).replaceAll('_', ' '), color: colorOf(i)})),
+    });
+  }
+  for (const name of kWaits) {
+    const known = info.tags.find(({tag}) => tag === name);
+    if (known) panels.push({title: name, unit: known.unit, meaning: known.meaning,
+                            curves: [{run, rank, tag: name, label: nameOf(run), color: colorOfRun(run)}]});
+  }
+  const charts = new Charts(panels);
+  place.append(charts.element);
+  fillMarks();
+  current = {charts};
+}
+
 const kGpuMetrics = /^gpu\/(\d+)\/(.+)$/;
 async function showGpus(place, turn) {
   place.replaceChildren();
@@ -185,6 +223,8 @@ async function showView() {
   place.setAttribute('aria-labelledby', `tab-${state.view}`);
   try {
     if (state.view === 'router') showRouter(place);
+    else if (state.view === 'time') await showTime(place, turn);
+    else if (state.view === 'alerts') showAlerts(place);
     else if (state.view === 'gpus') await showGpus(place, turn);
     else if (state.view === 'checkpoints') await showSaved(place);
     else if (state.view === 'compare') await showCompare(place);
@@ -266,9 +306,14 @@ function startKeys() {
   });
 }
 
+async function lookAtAlerts() {
+  if (!document.hidden && await refreshAlerts() && state.view === 'alerts') showAlerts(byId('view'));
+}
+
 onChange((changed) => {
   const has = (...keys) => keys.some((key) => changed.has(key));
   if (has('rank')) details.clear();
+  if (has('run')) lookAtAlerts();
   if (has('view', 'run', 'tag', 'rank')) {
     showView();
     return;
@@ -299,5 +344,7 @@ if (accessToken() === '') {
   byId('connection').className = 'lost';
 } else {
   refreshRuns();
+  lookAtAlerts();
+  setInterval(lookAtAlerts, kAlertsEvery);
   listen(accessToken(), onEvent);
 }
