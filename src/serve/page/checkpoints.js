@@ -20,7 +20,7 @@ export async function showCheckpoints(place, run) {
     const [{checkpoints}, {sets}] = await Promise.all([getJson('checkpoints', {run}), getJson('samples', {run})]);
     const texts = sets.length > 0 ? [sampleTexts(sets)] : [];
     if (checkpoints.length === 0) {
-      place.replaceChildren(el('p', {class: 'hint', text: 'There is none of this run beside what it has recorded.'}), ...texts);
+      place.replaceChildren(el('p', {class: 'hint', text: 'There is no checkpoint of this run where its records are.'}), ...texts);
       return;
     }
     const head = ['step', 'tokens', 'size', 'written', 'hash of the weights'].map(
