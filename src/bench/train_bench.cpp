@@ -135,18 +135,12 @@ class Steps {
   // Of all steps but those run in phases; loads of those with routers alone.
   const std::vector<double>& losses() const { return losses_; }
   const std::vector<double>& loads() const { return loads_; }
-  // Milliseconds by phase and layer of one more step.
-  using PhaseTimes = std::map<std::pair<StepPhase, int64_t>, double>;
-  PhaseTimes run_in_phases() {
-    PhaseTimes ms;
+  // Of one more step.
+  std::vector<PhaseTime> run_in_phases() {
     wait();
     const StepWork work = batches_.load(engine_);
-    auto begin = BenchClock::now();
-    engine_.step_in_phases(next(), work.num_targets, [&](StepPhase phase, int64_t layer) {
-      ms[{phase, layer}] += ms_since(begin);
-      begin = BenchClock::now();
-    });
-    return ms;
+    engine_.step(next(), work.num_targets, /*with_routers=*/false, /*with_phases=*/true);
+    return engine_.take_result().phases;
   }
   // Of the last step with routers.
   const std::vector<LayerTraffic>& traffic() const { return traffic_; }
@@ -186,8 +180,7 @@ void time_phases(Steps& steps, TrainBench& bench) {
   std::map<int64_t, std::map<StepPhase, std::vector<double>>> ms_of_layers;
   for (int i = 0; i < kSteps; ++i) {
     std::map<StepPhase, double> sums;
-    for (const auto& [key, phase_ms] : steps.run_in_phases()) {
-      const auto& [phase, layer] = key;
+    for (const auto& [phase, layer, phase_ms] : steps.run_in_phases()) {
       sums[phase] += phase_ms;
       if (layer != kNoLayer) ms_of_layers[layer][phase].push_back(phase_ms);
     }

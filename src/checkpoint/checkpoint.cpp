@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdio>
 #include <ctime>
+#include <set>
 #include <system_error>
 
 #include "base/error.h"
@@ -272,6 +273,63 @@ void prune_checkpoints(const fs::path& dir, int64_t keep_last) {
     for (const fs::path& path : std::span(found).first(found.size() - keep)) remove_checkpoint(path);
   }
   remove_unfinished_folders(dir / "");
+}
+
+namespace {
+
+int64_t drop_optimizer_state(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "manifest.json";
+  CheckpointManifest manifest = parse_manifest(read_file(path), path);
+  std::set<std::string> dropped;
+  for (const ManifestTensor& tensor : manifest.optimizer) {
+    for (const TensorSlice& slice : tensor.slices) dropped.insert(slice.file);
+  }
+  for (const ManifestTensor& tensor : manifest.model) {
+    for (const TensorSlice& slice : tensor.slices) dropped.erase(slice.file);
+  }
+  if (dropped.empty()) return 0;
+  manifest.optimizer.clear();
+  const TemporaryFolder smaller(checkpoint);
+  int64_t freed = 0;
+  std::erase_if(manifest.files, [&](const ManifestFile& file) {
+    if (!dropped.contains(file.name)) return false;
+    freed += static_cast<int64_t>(file.bytes);
+    return true;
+  });
+  std::set<fs::path> folders = {smaller.path()};
+  for (const ManifestFile& file : manifest.files) {
+    if (!is_name_below(file.name)) {
+      throw runtime_error(fmt::format("'{}' lists '{}', which is no file of a checkpoint", path.string(), file.name),
+                          "the checkpoint was altered: move it away");
+    }
+    const fs::path link = smaller.path() / file.name;
+    if (folders.insert(link.parent_path()).second) make_directories(link.parent_path());
+    std::error_code error;
+    fs::create_hard_link(checkpoint / file.name, link, error);
+    if (error) {
+      throw runtime_error(fmt::format("cannot link '{}': {}", (checkpoint / file.name).string(), error.message()),
+                          "move the checkpoints to a file system that has hard links");
+    }
+  }
+  const std::string text = print_manifest(manifest);
+  parse_manifest(text, path);  // one of an earlier format, say, stays what it is
+  write_text(smaller.path() / "manifest.json", text);
+  for (const fs::path& folder : folders) sync_directory(folder);
+  if (::renameat2(AT_FDCWD, smaller.path().c_str(), AT_FDCWD, checkpoint.c_str(), RENAME_EXCHANGE) != 0) {
+    throw io_error("exchange", checkpoint, errno);
+  }
+  sync_directory(checkpoint.parent_path());  // before anything of the old one is gone
+  return freed;
+}
+
+}  // namespace
+
+int64_t drop_optimizer_states(const fs::path& dir) {
+  std::vector<fs::path> found = list_checkpoints(dir);
+  if (!found.empty()) found.pop_back();
+  int64_t freed = 0;
+  for (const fs::path& checkpoint : found) freed += drop_optimizer_state(checkpoint);
+  return freed;
 }
 
 }  // namespace nmoe

@@ -140,6 +140,12 @@ std::optional<fs::path> latest_checkpoint(const fs::path& dir);
 // under temporary names.
 void prune_checkpoints(const fs::path& dir, int64_t keep_last);
 
+// Removes the optimizer's state, which going on with training needs and nothing else, from all checkpoints in `dir` but
+// the newest; returns the bytes that were freed. What remains is a whole checkpoint, linked beside the old one and put
+// in its place at one stroke: a kill leaves either. The caller holds a CheckpointFolder. Error (runtime), say where the
+// file system cannot exchange folders, leaves the checkpoint as it was.
+int64_t drop_optimizer_states(const fs::path& dir);
+
 // The step in a checkpoint folder's name, or nothing when it is none.
 std::optional<int64_t> checkpoint_step(const fs::path& path);
 

@@ -143,7 +143,7 @@ void bench_train_command(const BenchTrainArguments& arguments) {
   line("step", fmt::format("{:.2f} ms, mean of {} back to back", bench.ms_per_step, bench.steps));
   for (const TrainBench::Phase& phase : bench.phases) {
     fmt::print("  {:<24}{:>10.2f} ms{}\n", phase.name, phase.ms,
-               &phase == bench.phases.data() ? "   (phases: run apart, with a wait after each part)" : "");
+               &phase == bench.phases.data() ? "   (phases: of steps with marks in between)" : "");
   }
   line("throughput", fmt::format("{:.0f} tokens/s, {}FLOP/s", bench.tokens_per_s, count(bench.flops)));
   line("MFU", fmt::format("{:.1f} % of {}FLOP/s ({})", 100.0 * bench.flops / bench.peak_flops, count(bench.peak_flops),

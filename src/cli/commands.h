@@ -199,6 +199,7 @@ void runs_plot_command(const RunsArguments& arguments);
 void runs_export_command(const RunsArguments& arguments);
 void runs_note_command(const RunsArguments& arguments);
 void runs_rm_command(const RunsArguments& arguments);
+void runs_prune_command(const RunsArguments& arguments);
 void runs_tags_command();
 
 struct MonArguments {

@@ -51,6 +51,9 @@ void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& ru
   CLI::App* note = add("note", "write a note to a run's row", runs_note_command);
   take_runs(note, 1, kRun);
   note->add_option("text", arguments.note, "the note; \"\" removes it")->required();
+  take_runs(
+      add("prune", "remove the optimizer's state from all checkpoints of runs but the newest", runs_prune_command),
+      1000, kRun);
   take_runs(add("rm", "forget runs and their metrics; checkpoints stay", runs_rm_command), 1000, kRun);
   CLI::App* tags = runs->add_subcommand("tags", "every tag that runs record, as docs/metrics.md");
   tags->callback([&run] { run = [] { runs_tags_command(); }; });

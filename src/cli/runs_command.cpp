@@ -1,4 +1,4 @@
-// n runs, show, compare, note, rm, tags.
+// n runs, show, compare, note, rm, prune, tags.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "checkpoint/checkpoint.h"
 #include "cli/commands.h"
 #include "cli/runs_store.h"
 #include "track/alerts.h"
@@ -205,6 +206,24 @@ void runs_rm_command(const RunsArguments& arguments) {
                fs::exists(run.checkpoint_dir)
                    ? terminal_safe(fmt::format("; its checkpoints stay in {}", run.checkpoint_dir))
                    : "");
+  }
+}
+
+void runs_prune_command(const RunsArguments& arguments) {
+  RunStore store = open_runs(arguments, RunStore::Access::kRead);
+  for (const RunRow& run : named_runs(store, arguments)) {
+    // One of another host may be alive, where the lock of a folder may not be seen.
+    if (run.status == RunStatus::kRunning) {
+      throw usage_error(fmt::format("run '{}' is running as process {} of {}", run.id, run.pid, run.host),
+                        "stop it first");
+    }
+    int64_t freed = 0;
+    if (latest_checkpoint(run.checkpoint_dir)) {
+      const CheckpointFolder mine(run.checkpoint_dir);
+      freed = drop_optimizer_states(run.checkpoint_dir);
+    }
+    fmt::print("{}",
+               terminal_safe(fmt::format("{}: {} freed in {}\n", run.id, human_bytes(freed), run.checkpoint_dir)));
   }
 }
 

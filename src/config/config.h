@@ -196,12 +196,14 @@ struct TrainConfig {
   // takes the most up to this that do.
   int64_t microbatch_seqs = 16;
   Recompute recompute = Recompute::kNone;
-  std::string memory_limit;      // "8 GiB"; empty: what the machine has
-  int64_t log_every = 10;        // steps
-  int64_t valid_every = 0;       // steps between validations; 0: only at the end
-  int64_t valid_seqs = 64;       // sequences of one validation; 0: the whole split
-  double target_loss = 0.0;      // nats per token of a validation, at which to stop; 0: go on
-  bool stop_on_collapse = true;  // stop when a router has collapsed
+  std::string memory_limit;                 // "8 GiB"; empty: what the machine has
+  int64_t log_every = 10;                   // steps
+  int64_t valid_every = 0;                  // steps between validations; 0: only at the end
+  int64_t valid_seqs = 64;                  // sequences of one validation; 0: the whole split
+  double target_loss = 0.0;                 // nats per token of a validation, at which to stop; 0: go on
+  bool stop_on_collapse = true;             // stop when a router has collapsed
+  std::vector<std::string> sample_prompts;  // gone on with at validations (train/sample_texts.h)
+  int64_t sample_tokens = 64;               // at most, for each
 };
 
 struct ParallelConfig {

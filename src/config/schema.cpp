@@ -92,6 +92,7 @@ struct TextLists {
   std::string describe() const { return allowed; }
 };
 constexpr TextLists kCommand = {"a list of strings that are not empty", 1024};
+constexpr TextLists kPrompts = {"a list of up to 64 strings that are not empty", 64};
 
 // A run's name becomes a file's.
 constexpr Texts kFileName = {
@@ -463,6 +464,12 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
       .not_in_fingerprint();
   f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop when a router has collapsed")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
+      .not_in_fingerprint();
+  f.key("sample_prompts", train.sample_prompts, kPrompts, "which the model goes on with at each validation")
+      .not_in_fingerprint()
+      .leave_out_if(train.sample_prompts.empty());
+  f.key("sample_tokens", train.sample_tokens, kSize, "of each at most; each costs a forward pass over a microbatch")
+      .needs(!train.sample_prompts.empty(), "train.sample_prompts")
       .not_in_fingerprint();
 }
 

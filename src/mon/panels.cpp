@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "track/braille_plot.h"
@@ -80,6 +81,62 @@ std::string count_or_dash(const std::optional<double>& value, fmt::format_string
   return value ? fmt::format(format, *value) : "-";
 }
 
+struct StepPart {
+  std::string_view name;
+  char32_t glyph;
+  Style style;
+  double share;
+};
+
+// What a step's time went to. Waits and transfers are within phases, nearly all of them in those of experts.
+std::vector<StepPart> parts_of_step(const RunData& data, double step_ms) {
+  const auto share = [&](std::string_view tag) {
+    return std::clamp(data.value(std::string(tag)).value_or(0.0) / step_ms, 0.0, 1.0);
+  };
+  const double loading = share("throughput/loader_wait_ms"), waiting = share("exchange_agg/wait_ms");
+  const double hidden = data.value("exchange_agg/hidden_share").value_or(0.0);
+  const double sending = share("exchange_agg/transfer_ms") * (1.0 - hidden);
+  std::vector<StepPart> parts;
+  double rest = 1.0 - loading - waiting - sending;
+  if (data.value("phase/update")) {
+    const double experts = share("phase/feed_forward_forward") + share("phase/feed_forward_backward");
+    parts = {{"attention", U'█', Style::kGood, share("phase/attention_forward") + share("phase/attention_backward")},
+             {"feed-forward", U'▓', Style::kCurve, std::max(0.0, experts - waiting - sending)},
+             {"head", U'▒', Style::kCool, share("phase/embedding") + share("phase/head_and_loss")},
+             {"update", U'█', Style::kHot, share("phase/begin") + share("phase/update")}};
+    for (const StepPart& part : parts) rest -= part.share;
+    parts.push_back({"other", U'·', Style::kDim, std::max(0.0, rest)});
+  } else {
+    parts.push_back({"computing", U'█', Style::kGood, std::max(0.0, rest)});
+  }
+  parts.push_back({"data", U'▓', Style::kWarn, loading});
+  parts.push_back({"waiting", U'▒', Style::kBad, waiting});
+  parts.push_back({"sending", U'░', Style::kHot, sending});
+  return parts;
+}
+
+// In one line, with the names of what there is room for, the largest first.
+void draw_step_bar(Grid& grid, Rect rect, std::vector<StepPart> parts) {
+  const int y = rect.y, width = std::clamp(rect.width / 6, 10, 60);
+  int x = grid.put(rect.x, y, "step ", Style::kLabel);
+  double done = 0.0;
+  int column = 0;
+  for (const StepPart& part : parts) {
+    done += part.share;
+    for (; column < std::min(width, static_cast<int>(std::lround(done * width))); ++column) {
+      grid.set(x + column, y, part.glyph, part.style);
+    }
+  }
+  x += width + 1;
+  std::ranges::stable_sort(parts, std::ranges::greater(), &StepPart::share);
+  for (const StepPart& part : parts) {
+    const std::string text = fmt::format("{} {:.0f} %", part.name, 100.0 * part.share);
+    if (part.share < 0.005 || x + 2 + static_cast<int>(text.size()) > rect.x + rect.width) break;
+    grid.set(x, y, part.glyph, part.style);
+    x = grid.put(x + 2, y, text) + 2;
+  }
+}
+
 }  // namespace
 
 std::string age_text(int64_t ms) {
@@ -109,39 +166,7 @@ void draw_figures(Grid& grid, Rect rect, const RunData& data) {
   speed.add_known("GiB", data.value("memory/resident_gib"), "{:.2f}");
   if (!ms || !(*ms > 0.0)) return;
 
-  // What the rank that is meant was not computing in.
-  struct Part {
-    std::string_view name;
-    char32_t glyph;
-    Style style;
-    double share;
-  };
-  const double transfer = data.value("exchange_agg/transfer_ms").value_or(0.0);
-  std::array<Part, 4> parts = {
-      {{"computing", U'█', Style::kGood, 0.0},
-       {"data", U'▓', Style::kWarn, data.value("throughput/loader_wait_ms").value_or(0.0) / *ms},
-       {"waiting", U'▒', Style::kBad, data.value("exchange_agg/wait_ms").value_or(0.0) / *ms},
-       {"sending", U'░', Style::kHot, transfer * (1.0 - data.value("exchange_agg/hidden_share").value_or(0.0)) / *ms}}};
-  for (size_t i = 1; i < parts.size(); ++i) parts[i].share = std::clamp(parts[i].share, 0.0, 1.0);
-  parts[0].share = std::max(0.0, 1.0 - parts[1].share - parts[2].share - parts[3].share);
-  const int y = rect.y + 2, width = std::clamp(rect.width / 6, 10, 60);
-  int x = grid.put(rect.x, y, "step ", Style::kLabel);
-  double done = 0.0;
-  int column = 0;
-  for (const Part& part : parts) {
-    done += part.share;
-    for (; column < std::min(width, static_cast<int>(std::lround(done * width))); ++column) {
-      grid.set(x + column, y, part.glyph, part.style);
-    }
-  }
-  x += width + 1;
-  for (const Part& part : parts) {
-    if (part.share < 0.005) continue;
-    const std::string text = fmt::format("{} {:.0f} %", part.name, 100.0 * part.share);
-    if (x + 2 + static_cast<int>(text.size()) > rect.x + rect.width) break;
-    grid.set(x, y, part.glyph, part.style);
-    x = grid.put(x + 2, y, text) + 2;
-  }
+  draw_step_bar(grid, {rect.x, rect.y + 2, rect.width, 1}, parts_of_step(data, *ms));
 }
 
 void draw_curve(Grid& grid, Rect rect, const RunData& data, const CurveWindow& window) {

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <vector>
+
 #include "base/error.h"
 #include "ops/cpu/cpu_device.h"
+#include "ops/marks.h"
 #include "ops/planned/planned_device.h"
 #include "ops/sampling.h"
 #ifdef NMOE_CUDA
@@ -42,6 +46,33 @@ std::string compiled_devices() {
   if (!kCudaArch.empty()) text += fmt::format("\ncuda: sm_{}, bf16 and fp32", kCudaArch);
   if (kCudaArch == "90a") text += ", operands in fp8 and mxfp8";
   return text;
+}
+
+namespace {
+
+// Of a device on which everything is done when the call that enqueues it returns.
+class ClockMarks final : public Marks {
+ public:
+  void set(size_t index) override {
+    if (index >= times_.size()) times_.resize(index + 1);
+    times_[index] = Clock::now();
+  }
+  double ms_between(size_t from, size_t to) const override {
+    return std::chrono::duration<double, std::milli>(times_.at(to) - times_.at(from)).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::vector<Clock::time_point> times_;
+};
+
+}  // namespace
+
+std::unique_ptr<Marks> make_marks([[maybe_unused]] Device& device) {
+#ifdef NMOE_CUDA
+  if (auto* gpu = dynamic_cast<cuda::CudaDevice*>(&device)) return gpu->make_marks();
+#endif
+  return std::make_unique<ClockMarks>();
 }
 
 #ifdef NMOE_CUDA

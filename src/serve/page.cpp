@@ -21,6 +21,7 @@
   X("marks.js", javascript, marks_js)              \
   X("checkpoints.js", javascript, checkpoints_js)  \
   X("alerts.js", javascript, alerts_js)            \
+  X("memory.js", javascript, memory_js)            \
   X("compare.js", javascript, compare_js)          \
   X("router.js", javascript, router_js)            \
   X("messages.js", javascript, messages_js)        \

@@ -155,6 +155,10 @@ void LiveFile::append(std::string_view frame) {
   end_ += frame.size();
 }
 
+void LiveFile::sync() const {
+  if (::fdatasync(fd_) != 0) throw io_error("write", path_, errno);
+}
+
 std::string LiveFile::read(uint64_t position, size_t max_bytes) const {
   NMOE_CHECK(position >= base_ && position <= end_, "position {} of {} to {}", position, base_, end_);
   std::string bytes(static_cast<size_t>(std::min<uint64_t>(max_bytes, end_ - position)), '\0');
@@ -176,8 +180,20 @@ void LiveTail::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
+std::optional<LiveTail::Mark> LiveTail::mark() const {
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) != 0) return std::nullopt;
+  return Mark{status.st_dev, status.st_ino, status.st_mode};
+}
+
+bool LiveTail::can_try_again() const {
+  const std::optional<Mark> now = mark();
+  return now && now != refused_;
+}
+
 bool LiveTail::open(uint64_t id, uint64_t position) {
   close();
+  refused_ = mark();
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd_ < 0) return false;
   const std::optional<Head> head = read_head(fd_, path_);
@@ -189,6 +205,7 @@ bool LiveTail::open(uint64_t id, uint64_t position) {
   id_ = head->id;
   base_ = head->base;
   position_ = continues ? position : base_;
+  refused_.reset();
   return true;
 }
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,8 @@ class LiveFile {
 
   // One write. Where it fails, the record is not there.
   void append(std::string_view frame);
+  // Returns when all of it is on the disk. From any thread, but not beside drop_before().
+  void sync() const;
   // At most `max_bytes` from `position` on.
   std::string read(uint64_t position, size_t max_bytes) const;
   // Replaces the file by one without what was before `position`, which may be beyond its end: a power cut can take what
@@ -67,6 +70,8 @@ class LiveTail {
   // a file, or where it begins behind that position: then what lies between is in the database.
   bool open(uint64_t id, uint64_t position);
   bool is_open() const { return fd_ >= 0; }
+  // Whether there is a file, and another than open() has refused, or one with other permissions.
+  bool can_try_again() const;
   uint64_t id() const { return id_; }
   uint64_t position() const { return position_; }  // of the next record; outside of poll()
 
@@ -77,11 +82,17 @@ class LiveTail {
   State poll(const TakeRecord& take);
 
  private:
+  struct Mark {
+    uint64_t device, inode, mode;  // what decides whether it can be opened: not its size
+    bool operator==(const Mark&) const = default;
+  };
+  std::optional<Mark> mark() const;  // of the file; nothing where there is none
   void close();
   void read_on(const TakeRecord& take);
 
   fs::path path_;
   int fd_ = -1;
+  std::optional<Mark> refused_;
   uint64_t id_ = 0;
   uint64_t base_ = 0;
   uint64_t position_ = 0;

@@ -118,6 +118,7 @@ std::optional<MetricsBatch> MetricsWriter::next_batch(uint64_t position) {
     throw runtime_error(fmt::format("metrics '{}' are damaged at {}", live_path(path_).string(), position),
                         "the disk returns other bytes than were written: move the file away");
   }
+  live_->sync();  // whom nobody replaces meanwhile: not under the lock, for a disk may take long
   batch.end = position + whole;
   return batch;
 }

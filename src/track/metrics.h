@@ -56,6 +56,8 @@ class MetricsWriter {
   void move_all();  // attempts until the patience ends
   // One attempt; who holds the database when it cannot be opened.
   std::optional<std::string> fold();
+  // The database says up to where it has the live file: what it has must be there after a power cut, too, or what
+  // comes next would be taken for it.
   std::optional<MetricsBatch> next_batch(uint64_t position);
   void run();
 

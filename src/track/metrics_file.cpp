@@ -438,21 +438,4 @@ void forget_database_code() {
       nullptr);
 }
 
-std::vector<MetricRow> read_series(const fs::path& path, const std::string& tag) {
-  std::vector<MetricRow> rows;
-  MetricsView(path).series(tag, MetricsView::kNoLimit, [&](int64_t step, double value, int64_t ts_ms) {
-    rows.push_back({step, tag, value, ts_ms});
-  });
-  std::ranges::stable_sort(rows, {}, &MetricRow::step);
-  return rows;
-}
-
-std::vector<MetricRow> last_values(const fs::path& path) {
-  std::vector<MetricRow> rows;
-  for (MetricsView::Last& last : MetricsView(path).last()) {
-    if (!last.is_array) rows.push_back({last.step, std::move(last.tag), last.value, last.ts_ms});
-  }
-  return rows;
-}
-
 }  // namespace nmoe

@@ -22,13 +22,6 @@
 
 namespace nmoe {
 
-struct MetricRow {
-  int64_t step = 0;
-  std::string tag;  // say "train/loss"
-  double value = 0.0;
-  int64_t ts_ms = 0;  // when it was measured, milliseconds since 1970 UTC
-};
-
 // Records from `begin` to `end` of a live file, in order.
 struct MetricsBatch {
   std::vector<MetricRecord> records;
@@ -90,11 +83,5 @@ class MetricsView {
 // Gives back the memory that the database's code takes, some 17 MB: for programs that stay and read now and then. What
 // is used again comes back from the file.
 void forget_database_code();
-
-// All rows of one tag, by step.
-std::vector<MetricRow> read_series(const fs::path& path, const std::string& tag);
-
-// The row of the last step of every tag, by tag.
-std::vector<MetricRow> last_values(const fs::path& path);
 
 }  // namespace nmoe

@@ -19,6 +19,13 @@ MetricsView::Position position_of(MetricsView* view) {
   return view != nullptr ? view->position().value_or(MetricsView::Position{}) : MetricsView::Position{};
 }
 
+// Nothing where there is no such file.
+std::optional<fs::file_time_type> time_of(const fs::path& path) {
+  std::error_code missing;
+  const fs::file_time_type time = fs::last_write_time(path, missing);
+  return missing ? std::nullopt : std::optional(time);
+}
+
 }  // namespace
 
 bool has_metrics(const fs::path& database) { return fs::exists(database) || fs::exists(live_path(database)); }
@@ -64,6 +71,7 @@ void MetricsReader::attach(MetricsView* view) {
     if (entry.loaded) loaded.insert(tag);
   }
   entries_.clear();
+  database_time_ = time_of(path_);
   const MetricsView::Position folded = position_of(view);
   int64_t kept = MetricsView::kNoLimit;  // steps of the database that the live file does not take back
   if (tail_.open(folded.id, folded.end)) {
@@ -123,15 +131,17 @@ bool MetricsReader::has_all(MetricsView& view) const {
 MetricsReader::Change MetricsReader::poll() {
   Change change;
   const bool followed = tail_.is_open();
-  const LiveTail::State state = followed || fs::exists(live_path(path_))
-                                    ? tail_.poll([&](MetricRecord record, uint64_t) {
-                                        change.values = true;
-                                        change.reloaded = change.reloaded || record.rewind;
-                                        take(std::move(record), /*keep_all=*/false);
-                                      })
-                                    : LiveTail::State::kEnded;
-  outdated_ = outdated_ || change.reloaded || state == LiveTail::State::kLost;
-  ended_ = ended_ || (followed && state == LiveTail::State::kEnded);
+  const LiveTail::State state = followed || tail_.can_try_again() ? tail_.poll([&](MetricRecord record, uint64_t) {
+    change.values = true;
+    change.reloaded = change.reloaded || record.rewind;
+    take(std::move(record), /*keep_all=*/false);
+  })
+                                                                  : LiveTail::State::kEnded;
+  const bool has_ended = state == LiveTail::State::kEnded;
+  ended_ = ended_ || (followed && has_ended);
+  // Nobody writes the file that was followed any more: then the database changes by what evaluations add.
+  const bool was_added_to = !followed && has_ended && time_of(path_) != database_time_;
+  outdated_ = outdated_ || change.reloaded || state == LiveTail::State::kLost || was_added_to;
   if (!outdated_ && !ended_) return change;
   std::unique_ptr<MetricsView> view;
   if (has_database()) {

@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -71,6 +72,7 @@ class MetricsReader {
   bool has_all(MetricsView& view) const;
 
   fs::path path_;
+  std::optional<fs::file_time_type> database_time_;  // of its last change, as it was read
   LiveTail tail_;
   bool outdated_ = false;  // all is to be read again
   bool ended_ = false;     // the live file went; whether it was read to its end is not known yet

@@ -246,7 +246,7 @@ void RunStore::open_for_reading() {
     check(sqlite3_open_v2((uri + "?immutable=1").c_str(), &database_, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, nullptr));
   }
   require_own_kind(query_integer("PRAGMA user_version"));
-  has_all_columns_ = std::ranges::all_of(kLaterColumns, [&](const auto& column) { return has_column(column.first); });
+  has_all_columns_ = false;
 }
 
 void RunStore::require_own_kind(int64_t version) const {
@@ -419,7 +419,10 @@ std::optional<RunRow> RunStore::find(const std::string& id) {
   return rows.empty() ? std::nullopt : std::optional(std::move(rows.front()));
 }
 
-std::string RunStore::row_query(std::string_view clauses) const {
+std::string RunStore::row_query(std::string_view clauses) {
+  if (!has_all_columns_) {
+    has_all_columns_ = std::ranges::all_of(kLaterColumns, [&](const auto& column) { return has_column(column.first); });
+  }
   return fmt::format(
       "SELECT runs.id, runs.name, experiments.name, status, reason, host, pid, "
       "process_start, started_at, updated_at, ended_at, step, last_loss, tokens_per_s, "

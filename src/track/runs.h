@@ -114,7 +114,7 @@ class RunStore {
   void complete_schema();  // of databases of earlier versions
   bool has_column(std::string_view name) const;
   void open_for_reading();
-  std::string row_query(std::string_view clauses) const;
+  std::string row_query(std::string_view clauses);
   static std::vector<RunRow> read_rows(Statement& run);
   void require_own_kind(int64_t version) const;  // of the tables
   void check(int code) const;                    // throws what a SQLite result code other than SQLITE_OK means
@@ -128,7 +128,7 @@ class RunStore {
 
   const fs::path path_;
   sqlite3* database_ = nullptr;
-  bool has_all_columns_ = true;  // false of a file of an earlier version that is only read
+  bool has_all_columns_ = true;  // false where the file is only read, until all are seen: a writer adds them
 };
 
 // <run_dir>/experiments.db. Error (usage) where there is none.

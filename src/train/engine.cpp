@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "base/thread_pool.h"
+#include "data/stream/loader.h"
 #include "model/operand_formats.h"
 
 namespace nmoe {
@@ -369,7 +370,7 @@ void Engine::enqueue_results(bool with_routers) {
   ++num_enqueued_;
 }
 
-void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers) {
+void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers, bool with_phases) {
   enqueue_inputs(progress, num_targets);
   const auto work = [this] {
     enqueue_begin();
@@ -379,33 +380,34 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
   Steps& alike = steps_[inputs_shape_];
   or_failure([&] {
-    if (alike.warm) {
-      if (!alike.recording) alike.recording = device_.record(work);
-      alike.recording->run();
-    } else {
+    if (!alike.warm) {
       work();
       alike.warm = true;
+    } else if (with_phases && timed_step_ < num_taken_) {
+      if (!alike.timed) {
+        alike.clock = std::make_unique<PhaseClock>(device_);
+        alike.timed = device_.record([this, &clock = *alike.clock] { enqueue_timed(clock); });
+      }
+      alike.timed->run();
+      timed_step_ = num_enqueued_;
+    } else {
+      if (!alike.recording) alike.recording = device_.record(work);
+      alike.recording->run();
     }
     enqueue_results(with_routers);
   });
 }
 
-void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
-                            const std::function<void(StepPhase phase, int64_t layer)>& done) {
-  const auto end = [&](StepPhase phase, int64_t layer = kNoLayer) {
-    wait();
-    done(phase, layer);
-  };
-  enqueue_inputs(progress, num_targets);
+void Engine::enqueue_timed(PhaseClock& clock) {
+  clock.begin();
   enqueue_begin();
-  end(StepPhase::kBegin);
+  clock.end(StepPhase::kBegin, kNoLayer);
   enqueue_gradients([&](Intermediate what, int64_t layer, Tensor, Tensor) {
-    if (const auto phase = phase_ending_with(what)) end(*phase, layer);
+    if (const auto phase = phase_ending_with(what)) clock.end(*phase, layer);
   });
-  end(StepPhase::kEmbedding);  // its gradient; that of earlier microbatches was in the next one's turn
+  clock.end(StepPhase::kEmbedding, kNoLayer);  // its gradient; that of earlier microbatches was in the next one's turn
   enqueue_update();
-  end(StepPhase::kUpdate);
-  enqueue_results(/*with_routers=*/false);
+  clock.end(StepPhase::kUpdate, kNoLayer);
 }
 
 // What fails here after another rank has failed does so for that: then the other's failure is thrown.
@@ -427,9 +429,11 @@ bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).a
 
 StepResult Engine::take_result() {
   NMOE_CHECK(num_pending() > 0, "no step's result to take, of {}", num_enqueued_);
-  const StepSlot& oldest = slot(num_taken_++);
+  const StepSlot& oldest = slot(num_taken_);
+  const bool is_timed = num_taken_++ == timed_step_;
   StepResult result;
   or_failure([&] { result = oldest.wait(); });
+  if (is_timed) result.phases = steps_[oldest.shape()].clock->times();
   domain_.check();
   for (size_t i = 0, next = 0; result.finite && i < experts_.rows.size(); ++i) {
     for (int64_t& rows : experts_.rows[i]) rows += result.expert_rows[next++];
@@ -487,21 +491,39 @@ NonFinite Engine::find_non_finite() {
   return first;
 }
 
+// In the place of a step's microbatch, which the next step brings anew.
+Batch Engine::place(const MicrobatchArrays& arrays) {
+  const Batch& where = inputs_.batches[0][0];
+  if (inputs_shape_ != 0) fill_positions(where, upload_);
+  inputs_shape_ = 0;
+  return fill_batch(where, arrays, upload_);
+}
+
 void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                       const Documents& documents, std::span<int32_t> predictions) {
   NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
              "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
-  // In the place of a step's microbatch, which the next step brings anew.
-  const Batch& place = inputs_.batches[0][0];
-  if (inputs_shape_ != 0) fill_positions(place, upload_);
-  inputs_shape_ = 0;
-  const Batch batch = fill_batch(place, {.inputs = inputs, .targets = targets, .documents = documents}, upload_);
+  const Batch batch = place({.inputs = inputs, .targets = targets, .documents = documents});
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
   device_.download(losses.data(), batch_losses);
   domain_.check();
   if (!predictions.empty()) device_.download(predictions.data(), batch_predictions);
+}
+
+void Engine::next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
+                         const Documents& documents) {
+  const std::vector<int32_t> targets(inputs.size(), kNoTarget);
+  const Batch batch = place({.inputs = inputs, .targets = targets, .documents = documents});
+  const ArenaScope scope(activations_);
+  const Tensor wanted = activations_.allocate(DType::kI32, {std::ssize(rows)});
+  const Tensor of_rows = activations_.allocate(DType::kF32, {std::ssize(rows), config_.model.vocab_size});
+  logits.resize(static_cast<size_t>(of_rows.num_elements()));
+  upload_(wanted, rows);
+  model_.logits(batch, activations_, of_rows, wanted);
+  device_.download(logits.data(), of_rows);
+  domain_.check();
 }
 
 const StateTensors& Engine::staging() {
@@ -571,6 +593,11 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
         if (shape->seq_len != config.data.seq_len) continue;
         std::vector<float> losses(ids.size());
         engine.evaluate(ids, ids, losses, documents);
+        if (config.train.sample_prompts.empty()) continue;
+        const auto prompts = std::min(shape->microbatch_seqs, std::ssize(config.train.sample_prompts));
+        const std::vector<int32_t> rows(static_cast<size_t>(prompts));
+        std::vector<float> logits;
+        engine.next_logits(ids, rows, logits, documents);
       }
       engine.stage();
     }));

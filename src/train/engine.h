@@ -37,6 +37,7 @@
 #include "parallel/domain.h"
 #include "tensor/named_tensor.h"
 #include "train/expert_moves.h"
+#include "train/phase_clock.h"
 #include "train/step_exchange.h"
 #include "train/step_phase.h"
 
@@ -89,15 +90,13 @@ class Engine {
   // Forward, backward, clipping, weights and router biases, over what was loaded since the last step; `progress` is
   // where it ends. `num_targets`: targets with a loss in all of it, on all ranks; the loss is their mean. Enqueued as
   // one recording for each length of sequences, made at its second step: it waits for nothing. `with_routers`: the
-  // result is to have their health.
+  // result is to have their health. `with_phases`: and what the step's time went to, unless it is the first of a length
+  // or the result of a timed one is not taken yet. Timed steps have a recording of their own, for the others to cost
+  // nothing; they have the same bits.
   //
   // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
   // meanwhile, until initialise() or restore().
-  void step(const Progress& progress, int64_t num_targets, bool with_routers = false);
-  // The same unrecorded, for measuring: calls `done` after each phase, when its work is over, with the layer whose it
-  // is or kNoLayer.
-  void step_in_phases(const Progress& progress, int64_t num_targets,
-                      const std::function<void(StepPhase phase, int64_t layer)>& done);
+  void step(const Progress& progress, int64_t num_targets, bool with_routers = false, bool with_phases = false);
   void wait();  // for all that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
@@ -127,6 +126,10 @@ class Engine {
   // unless empty, become the likeliest next tokens, at every position.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
+  // Next-token logits of the rows `rows` of up to train.microbatch_seqs sequences of data.seq_len: as many for each as
+  // the model's vocabulary has ids.
+  void next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
+                   const Documents& documents = {});
 
   // What a checkpoint holds of this rank, in host memory: weights as their masters. Allocated at first use: locking so
   // much memory takes longer than a run's first steps. stage() enqueues copies there of what this rank writes, and does
@@ -150,14 +153,17 @@ class Engine {
   // Steps of one shape.
   struct Steps {
     bool warm = false;  // one was run
-    std::unique_ptr<Recording> recording;
+    std::unique_ptr<PhaseClock> clock;
+    std::unique_ptr<Recording> recording, timed;  // timed: by the clock
   };
+  void enqueue_timed(PhaseClock& clock);
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
   void enqueue_begin();
   void enqueue_gradients(const Inspector& inspect = {});
   void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
   void enqueue_results(bool with_routers);
+  Batch place(const MicrobatchArrays& arrays);
   void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
@@ -184,6 +190,7 @@ class Engine {
   std::vector<StepSlot> slots_;  // kMaxPending; a step's is the one of its number
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
+  int64_t timed_step_ = -1;             // the last, counted as those enqueued
   StateTensors staging_;                // empty before its first use
   ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
   Tensor losses_;                       // [T] stat

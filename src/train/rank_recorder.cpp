@@ -18,6 +18,7 @@ RankRecorder::RankRecorder(const Config& config, const Rank& rank, const std::st
     if (config.run.device != "cuda" || rank.communicator.domain().index() != 0) return;
     gpus_.emplace([this, &writer = own_ ? *own_ : recorder->metrics()](MetricRecord record) {
       record.step = step_;
+      extremes_.add(record);
       writer.append(record);
     });
   } catch (const std::exception& error) {

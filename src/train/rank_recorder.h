@@ -11,6 +11,7 @@
 
 #include "config/config.h"
 #include "parallel/rank.h"
+#include "track/gpu_extremes.h"
 #include "track/gpu_watch.h"
 #include "track/metrics.h"
 #include "train/recorder.h"
@@ -29,6 +30,7 @@ class RankRecorder {
  private:
   std::optional<MetricsWriter> own_;  // where there is no recorder
   std::atomic<int64_t> step_;         // of which the GPUs' state is recorded
+  GpuExtremes extremes_;              // of the watch's thread
   std::optional<GpuWatch> gpus_;      // last: its thread uses all of the above
 };
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <map>
+
 #include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
@@ -23,10 +25,13 @@ constexpr auto kRetryAfter = std::chrono::seconds(60);
 void report_rank(const StepReport& report, MetricRecord& record) {
   const double ms = 1e3 * report.loader_wait_s / static_cast<double>(report.steps);
   record.scalars.emplace_back("throughput/loader_wait_ms", ms);
+  std::map<StepPhase, double> phases;
+  for (const PhaseTime& time : report.result.phases) phases[time.phase] += time.ms;
+  for (const auto& [phase, phase_ms] : phases) record.scalars.emplace_back(step_phase_tag(phase), phase_ms);
 }
 
 Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
-                   const std::string& commit, const std::vector<std::string>& alert_command)
+                   const std::string& commit, const std::vector<std::string>& alert_command, const MemoryPlan& memory)
     : config_(config),
       exchange_cost_(config, rank.device.ops().compute_dtype(), rank.communicator.domain().count()),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
@@ -57,6 +62,11 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
       }
     }
     log_.emplace(path.parent_path() / "train.log");
+    std::vector<PlannedRegion> regions;
+    for (const MemoryLine& line : memory.lines) {
+      regions.push_back({line.owner, line.bytes, line.meaning, line.on_device});
+    }
+    write_memory_plan(memory_plan_path(path), regions);
     std::vector<fs::path> databases;
     for (int64_t r = 0; r < rank.count(); ++r) databases.push_back(metrics_path(config.run.dir, run_id_, r));
     alerts_.emplace(AlertDesk::Options{.run_name = config.run.name,
@@ -206,6 +216,15 @@ void Recorder::record_evaluation(int64_t step, const EvalReport& report) {
   record.scalars.emplace_back("eval/seconds", seconds);
   append(record);
   message(fmt::format("step {}: {} ({})", step, short_report(report), human_seconds(seconds)));
+}
+
+void Recorder::record_samples(int64_t step, std::vector<SampleText> samples) {
+  if (samples.empty()) return;
+  try {
+    append_samples(samples_path(metrics_path(config_.run.dir, run_id_)), {step, now_ms(), std::move(samples)});
+  } catch (const std::exception& error) {
+    message(fmt::format("warning: sample texts are not kept: {}", error.what()));
+  }
 }
 
 void Recorder::record_progress() {

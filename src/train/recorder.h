@@ -16,10 +16,12 @@
 #include "eval/evaluate.h"
 #include "model/exchange_cost.h"
 #include "track/metrics.h"
+#include "track/run_files.h"
 #include "track/run_log.h"
 #include "track/runs.h"
 #include "train/alert_desk.h"
 #include "train/engine.h"
+#include "train/memory_plan.h"
 #include "train/validation.h"
 
 namespace nmoe {
@@ -61,9 +63,9 @@ class Recorder {
   // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
   // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
   // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
-  // `alert_command`: see AlertDesk.
+  // `alert_command`: see AlertDesk. `memory` is kept with the run.
   Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit,
-           const std::vector<std::string>& alert_command);
+           const std::vector<std::string>& alert_command, const MemoryPlan& memory);
 
   const std::string& run_id() const { return run_id_; }
   MetricsWriter& metrics() { return *metrics_; }
@@ -80,6 +82,8 @@ class Recorder {
   void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
+  // Texts that the model wrote behind that step.
+  void record_samples(int64_t step, std::vector<SampleText> samples);
   void record_evaluation(int64_t step, const EvalReport& report);
   // The checkpoint of that step is whole.
   void record_checkpoint(int64_t step);

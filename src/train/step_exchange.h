@@ -18,6 +18,7 @@
 #include "parallel/rank.h"
 #include "tensor/arena.h"
 #include "train/batch_shape.h"
+#include "train/step_phase.h"
 
 namespace nmoe {
 
@@ -77,7 +78,7 @@ struct LayerTraffic {
   std::vector<RankTraffic> ranks;  // of the run
 };
 
-// The same on every rank.
+// The same on every rank, but for the phases.
 struct StepResult {
   double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
   double grad_norm = 0.0;  // of all gradients of the step, before clipping
@@ -85,6 +86,7 @@ struct StepResult {
   // In layer order, where the step was asked for routers; traffic where ranks share the experts.
   std::vector<RouterHealth> routers;
   std::vector<LayerTraffic> traffic;
+  std::vector<PhaseTime> phases;     // of this rank, where the step was timed; else empty
   std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, where they are wanted of every step; else empty
 };
 

@@ -1,5 +1,6 @@
 #include "train/step_phase.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
@@ -34,6 +35,13 @@ std::string_view step_phase_name(StepPhase phase) {
       return "update";
   }
   NMOE_CHECK(false, "no phase {}", static_cast<int>(phase));
+}
+
+std::string step_phase_tag(StepPhase phase) {
+  std::string tag = "phase/" + std::string(step_phase_name(phase));
+  std::ranges::replace_if(
+      tag, [](char c) { return c == ' ' || c == '-'; }, '_');
+  return tag;
 }
 
 std::optional<StepPhase> phase_ending_with(Intermediate value) {

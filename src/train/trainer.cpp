@@ -97,6 +97,7 @@ class Trainer {
   bool must_finish_step() const;
   void report(const Enqueued& step, StepResult result);
   void fail_non_finite(const StepResult& result);
+  bool phases_due(int64_t step);
   void run_validation();
   void run_evaluation();
   void save();
@@ -130,7 +131,8 @@ class Trainer {
   double reported_seconds_ = 0.0;
   int64_t reported_steps_ = 0;
   double reported_flops_ = 0.0;
-  double loader_wait_s_ = 0.0;  // since the last report
+  double loader_wait_s_ = 0.0;                           // since the last report
+  std::chrono::steady_clock::time_point phases_time_{};  // when a step was timed last
   TrainSummary summary_;
 
   std::optional<StopSignal> stop_;  // of the first rank of a process, on its main thread
@@ -180,7 +182,7 @@ void Trainer::start() {
   if (rank_.is_first()) {
     carried_ = start.carried();
     recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit,
-                                           run_.alert_command);
+                                           run_.alert_command, run_.memory);
     place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
     if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
   }
@@ -280,7 +282,7 @@ bool Trainer::enqueue_step() {
     const Microbatch part = batches_.microbatch(i);
     engine_.load(i, part.inputs, part.targets, part.documents);
   }
-  engine_.step(step.progress, step.targets, /*with_routers=*/step.log);
+  engine_.step(step.progress, step.targets, /*with_routers=*/step.log, step.log && phases_due(number));
   handing_over_ = false;
   enqueued_.push_back(step);
   return true;
@@ -362,9 +364,22 @@ void Trainer::report(const Enqueued& step, StepResult result) {
   if (!collapse_.empty()) collapse_ = fmt::format("step {}: {}", step.progress.steps, collapse_);
 }
 
+// Once a second at most, by each rank for itself: marks in a step cost it some microseconds each.
+bool Trainer::phases_due(int64_t step) {
+  const auto now = std::chrono::steady_clock::now();
+  if (step == 1 || now - phases_time_ < std::chrono::seconds(1)) return false;
+  phases_time_ = now;
+  return true;
+}
+
 void Trainer::run_validation() {
-  if (run_.valid_splits.empty() || validated_step_ == progress_.steps) return;
+  if (validated_step_ == progress_.steps) return;
   validated_step_ = progress_.steps;
+  if (!run_.samples->empty()) {
+    std::vector<SampleText> samples = run_.samples->write(engine_, progress_.steps);
+    if (recorder_) recorder_->record_samples(progress_.steps, std::move(samples));
+  }
+  if (run_.valid_splits.empty()) return;
   ValidationResult all;
   double all_seconds = 0.0;
   for (const auto& [source, split] : run_.valid_splits) {

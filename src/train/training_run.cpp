@@ -44,6 +44,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   }
   check_memory(memory, config);
   evaluation = InLoopEvaluation::make(config, data.tokenizer);
+  samples.emplace(config, data.tokenizer);
   for (const DataSource& source : data.sources) {
     if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
   }

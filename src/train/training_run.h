@@ -15,6 +15,7 @@
 #include "train/in_loop_evaluation.h"
 #include "train/memory_plan.h"
 #include "train/resume.h"
+#include "train/sample_texts.h"
 #include "train/trainer.h"
 #include "train/training_data.h"
 
@@ -38,9 +39,10 @@ struct TrainingRun {
   std::vector<ValidSplit> valid_splits;
   std::vector<int32_t> token_bytes;
   std::unique_ptr<const InLoopEvaluation> evaluation;  // if any is wanted
-  std::vector<std::string> alert_command;              // which config has no more: nothing that is kept may have it
-  std::string tokenizer_json;                          // in every checkpoint; 10 MB for large vocabularies
-  std::unique_ptr<CheckpointFolder> folder;            // of the process of rank 0
+  std::optional<SampleTexts> samples;
+  std::vector<std::string> alert_command;    // which config has no more: nothing that is kept may have it
+  std::string tokenizer_json;                // in every checkpoint; 10 MB for large vocabularies
+  std::unique_ptr<CheckpointFolder> folder;  // of the process of rank 0
   std::optional<TrainingStart> start;
 };
 

@@ -25,6 +25,7 @@
 #include "track/log_tail.h"
 #include "track/metrics.h"
 #include "track/run_compare.h"
+#include "track/run_files.h"
 #include "track/run_json.h"
 #include "track/run_query.h"
 #include "viz/checkpoints.h"
@@ -45,6 +46,7 @@ constexpr int64_t kLookForDeadMs = 5000;  // a process that is gone changes no f
 constexpr auto kSignOfLife = std::chrono::seconds(15);
 constexpr int64_t kMostRuns = 1000;  // in a reply
 constexpr size_t kCsvPiece = 256 << 10;
+constexpr size_t kMostSampleSets = 50;  // the last validations
 
 // Axes by what a run records of its progress; training: in seconds, from the time of its steps.
 constexpr std::pair<std::string_view, const char*> kProgressions[] = {
@@ -190,6 +192,8 @@ void VizServer::on_request(const HttpRequest& request, HttpAnswer& answer) {
       {"/api/layers", &VizServer::layers},
       {"/api/checkpoints", &VizServer::checkpoints},
       {"/api/alerts", &VizServer::alerts},
+      {"/api/samples", &VizServer::samples},
+      {"/api/memory", &VizServer::memory},
   };
   if (request.path == "/api/events") return events(answer);
   const bool is_csv = request.path == "/api/csv";
@@ -321,6 +325,30 @@ HttpReply VizServer::alerts(const HttpRequest& request) {
                                 {"tag", alert.tag},
                                 {"text", alert.text}});
     }
+  }
+  return json_reply(json);
+}
+
+HttpReply VizServer::samples(const HttpRequest& request) {
+  const RunRow run = asked_run(parameter(request, "run"));
+  const std::vector<SampleSet> all = read_samples(samples_path(metrics_path(options_.run_dir, run.id)));
+  Json json = {{"sets", Json::array()}};
+  for (size_t i = all.size() - std::min(all.size(), kMostSampleSets); i < all.size(); ++i) {
+    Json set = {{"step", all[i].step}, {"samples", Json::array()}};
+    for (const SampleText& sample : all[i].samples) {
+      set["samples"].push_back({{"prompt", sample.prompt}, {"text", sample.text}});
+    }
+    json["sets"].push_back(std::move(set));
+  }
+  return json_reply(json);
+}
+
+HttpReply VizServer::memory(const HttpRequest& request) {
+  const RunRow run = asked_run(parameter(request, "run"));
+  Json json = {{"regions", Json::array()}};
+  for (const PlannedRegion& region : read_memory_plan(memory_plan_path(metrics_path(options_.run_dir, run.id)))) {
+    json["regions"].push_back(
+        {{"name", region.name}, {"bytes", region.bytes}, {"meaning", region.meaning}, {"on_device", region.on_device}});
   }
   return json_reply(json);
 }

@@ -10,6 +10,8 @@
 //       series?run=&rank=&tag=&x=&from=&to=&width=&log=    a curve's buckets (window.h)
 //       csv?run=A&run=B...&rank=&tag=A&tag=B... all values of curves, one row each
 //       checkpoints?run=                        JSON: what there is of them (checkpoints.h)
+//       samples?run=                            JSON: what its model wrote at validations (track/run_files.h)
+//       memory?run=                             JSON: what it planned
 //       alerts?run=A&run=B...                   JSON: what they found amiss (track/alerts.h)
 //       layers?run=&of=&at=                     arrays of all layers of a step (layers.h)
 //       events                                  server-sent events: what has changed since
@@ -69,6 +71,8 @@ class VizServer : private HttpHandler {
   HttpReply layers(const HttpRequest& request);
   HttpReply checkpoints(const HttpRequest& request);
   HttpReply alerts(const HttpRequest& request);
+  HttpReply samples(const HttpRequest& request);
+  HttpReply memory(const HttpRequest& request);
   void csv(const HttpRequest& request, HttpAnswer& answer);
   void events(HttpAnswer& answer);
 

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include "checkpoint/reader.h"
 #include "sample_state.h"
@@ -50,6 +52,61 @@ TEST_F(CheckpointTest, PrunesTheOldest) {
   prune_checkpoints(dir_, 2);
   EXPECT_EQ(names(), (Names{"step_00000004", "step_00000005"}));
   prune_checkpoints(dir_ / "nowhere", 2);
+}
+
+TEST_F(CheckpointTest, DropsOptimizerStatesOfAllButTheNewest) {
+  EXPECT_EQ(drop_optimizer_states(dir_), 0);
+  for (int64_t step = 1; step <= 3; ++step) {
+    SampleState sample(step);
+    write_file_atomically(dir_ / "carried.txt", "of an imported model");
+    sample.state.carried = {{.name = "carried.txt", .source = dir_ / "carried.txt", .sha256 = ""}};
+    write_checkpoint(dir_, sample.state);
+  }
+  const std::vector<fs::path> all = list_checkpoints(dir_);
+  const auto weights = [](const fs::path& path) { return CheckpointReader::open(path).weights_sha256(); };
+  const std::string before = weights(all[0]);
+  const int64_t bytes = static_cast<int64_t>(fs::file_size(all[0] / "optimizer.safetensors"));
+  EXPECT_EQ(drop_optimizer_states(dir_), 2 * bytes);
+  EXPECT_EQ(list_checkpoints(dir_), all);
+  EXPECT_EQ(names_in(all[0]),
+            (Names{"config.toml", "huggingface", "manifest.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_TRUE(fs::exists(all[2] / "optimizer.safetensors"));
+  for (const fs::path& path : all) EXPECT_EQ(verify_checkpoint(path), std::nullopt) << path;
+  EXPECT_EQ(weights(all[0]), before);
+  EXPECT_TRUE(CheckpointReader::open(all[0]).optimizer().empty());
+  EXPECT_EQ(read_file(all[0] / "huggingface/carried.txt"), "of an imported model");
+  EXPECT_EQ(drop_optimizer_states(dir_), 0) << "again";
+  fs::remove(dir_ / "carried.txt");
+  EXPECT_EQ(names().size(), 3u);
+}
+
+// Nothing is lost and nothing half removed, whenever it is killed.
+TEST_F(CheckpointTest, ADropThatIsKilled) {
+  using Clock = std::chrono::steady_clock;
+  std::chrono::microseconds whole{};
+  for (int round = 0; round < 12; ++round) {
+    for (int64_t step = 1; step <= 4; ++step) write_checkpoint(dir_, SampleState(step).state);
+    const auto begin = Clock::now();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      drop_optimizer_states(dir_);
+      ::_exit(0);
+    }
+    if (round > 0) {
+      std::this_thread::sleep_for(whole * round / 12);
+      ::kill(child, SIGKILL);
+    }
+    ::waitpid(child, nullptr, 0);
+    if (round == 0) whole = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
+    const std::vector<fs::path> all = list_checkpoints(dir_);
+    ASSERT_EQ(all.size(), 4u) << "after kill " << round;
+    for (const fs::path& path : all)
+      EXPECT_EQ(verify_checkpoint(path), std::nullopt) << path << " after kill " << round;
+    const CheckpointFolder next(dir_);
+    EXPECT_EQ(std::ranges::count_if(
+                  names(), [](const std::string& name) { return name.find("unfinished") != std::string::npos; }),
+              0);
+  }
 }
 
 TEST_F(CheckpointTest, PruneRemovesWhatTheDeadLeft) {

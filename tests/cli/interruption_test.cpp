@@ -1,9 +1,13 @@
 // Runs that are stopped in the middle, kindly or not, end up where an undisturbed one does.
 #include <csignal>
+#include <cstdlib>
+#include <optional>
 #include <sstream>
 #include <thread>
 
 #include "cli/cli_test.h"
+#include "track/metrics_file.h"
+#include "track/metrics_reader.h"
 
 namespace nmoe {
 namespace {
@@ -134,6 +138,67 @@ TEST_F(InterruptionTest, AKilledRunGoesOnFromItsLastCheckpoint) {
   for (const auto& entry : fs::directory_iterator(dir_ / "runs/checkpoints/tiny")) {
     EXPECT_TRUE(entry.path().filename().string().starts_with("step_")) << entry.path();
   }
+}
+
+// kill -9 again and again, with somebody looking on: what was measured is what an undisturbed run measures, each value
+// once. NMOE_METRIC_KILLS: how often.
+TEST_F(InterruptionTest, EachValueOnceWhereverItWasKilled) {
+  ::setenv("NMOE_RUN", "killed", /*replace=*/1);
+  const fs::path database = metrics_path(dir_ / "runs", "killed");
+  const char* wanted = std::getenv("NMOE_METRIC_KILLS");
+  const int kills = wanted != nullptr ? std::atoi(wanted) : 5;
+  const std::vector<std::string> tags = {"train/loss", "router/layer_01/load"};
+  std::optional<MetricsReader> reader;
+  const auto look = [&] {
+    if (!reader && has_metrics(database)) {
+      reader.emplace(database);
+      reader->load(tags);
+    }
+    if (reader) reader->poll();
+  };
+  int64_t steps = 0;
+  for (int kill = 0; kill < kills; ++kill) {
+    test::Program program = start(resume({"checkpoint.every=4", "train.valid_every=3"}));
+    ASSERT_TRUE(program.wait_for(fmt::format("train step {}/", steps + 5))) << program.errors();
+    look();
+    std::this_thread::sleep_for(std::chrono::milliseconds(kill * 7 % 23));
+    program.send(SIGKILL);
+    EXPECT_EQ(program.wait().exit_code, 128 + SIGKILL);
+    look();
+    steps = saved_step();
+  }
+  steps += 3;
+  output(resume({fmt::format("train.steps={}", steps), "train.valid_every=3"}));
+  look();
+  ::setenv("NMOE_RUN", "straight", /*replace=*/1);
+  output(train({"run.name=straight", fmt::format("train.steps={}", steps), "train.valid_every=3"}));
+  ::unsetenv("NMOE_RUN");
+
+  struct Values {
+    std::vector<std::pair<int64_t, double>> losses, validations;
+    std::vector<std::pair<int64_t, std::vector<float>>> loads;
+    bool operator==(const Values&) const = default;
+  };
+  const auto values_of = [](const fs::path& path) {
+    Values all;
+    MetricsView view(path);
+    const auto into = [](auto& list) {
+      return [&list](int64_t step, auto value, int64_t) { list.emplace_back(step, std::move(value)); };
+    };
+    view.series("train/loss", MetricsView::kNoLimit, into(all.losses));
+    view.series("valid/loss", MetricsView::kNoLimit, into(all.validations));
+    view.arrays("router/layer_01/load", MetricsView::kNoLimit, into(all.loads));
+    std::ranges::sort(all.losses);
+    std::ranges::sort(all.validations);
+    std::ranges::sort(all.loads);
+    return all;
+  };
+  const Values killed = values_of(database);
+  EXPECT_EQ(std::ssize(killed.losses), steps);
+  EXPECT_EQ(killed, values_of(metrics_path(dir_ / "runs", "straight")));
+  const Series& seen = reader->series("train/loss");
+  ASSERT_EQ(std::ssize(seen.steps()), steps) << "who looked on has what a rewind left";
+  for (size_t i = 0; i < killed.losses.size(); ++i) EXPECT_EQ(seen.values()[i], killed.losses[i].second) << i;
 }
 
 }  // namespace

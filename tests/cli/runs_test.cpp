@@ -49,6 +49,16 @@ TEST_F(RunsCommandTest, OfTwoSeeds) {
   EXPECT_TRUE(contains(output({"runs", "show", id}), "router/layer_01/cv"));
   expect_error(n({"runs", "show", "three"}), 2, "there is no run 'three'", "n runs lists them");
 
+  // Of two checkpoints the older one keeps its weights alone.
+  const auto kept = [&](int step) {
+    return fs::exists(dir_ / fmt::format("runs/checkpoints/one/step_{:08}/optimizer.safetensors", step));
+  };
+  EXPECT_TRUE(kept(2));
+  EXPECT_TRUE(contains(output({"runs", "prune", "one"}), "KiB freed in runs/checkpoints/one"));
+  EXPECT_FALSE(kept(2));
+  EXPECT_TRUE(kept(4));
+  EXPECT_TRUE(contains(output({"checkpoint", "verify", "runs/checkpoints/one/step_00000002"}), "is whole"));
+
   // Both, at the third step.
   const json compared = ask({"runs", "compare", "one", "two"});
   EXPECT_EQ(compared["at"], 3.0);

@@ -38,6 +38,7 @@ inline Config mla_moe_config() {
     microbatch_seqs = 8
     valid_every = 5
     target_loss = 3.28
+    sample_prompts = ["Once"]
     [parallel]
     ranks = 2
     [eval]

@@ -43,6 +43,8 @@ const std::set<std::string> kFree = {"run.name",
                                      "checkpoint.every_minutes",
                                      "checkpoint.keep_last",
                                      "track.alert_command",
+                                     "train.sample_prompts",
+                                     "train.sample_tokens",
                                      "model.max_positions"};
 // Whether a key may change in a run so configured: between what devices compute in, precision may.
 bool is_free(const std::string& key, const Config& config) {

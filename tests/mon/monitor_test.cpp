@@ -71,7 +71,7 @@ TEST_F(MonitorTest, TheOverviewInTheSmallestTerminal) {
   EXPECT_TRUE(contains(text, "step 100/200  50 %  ETA 10.0s")) << text;
   EXPECT_TRUE(contains(text, "loss 3.0000  valid 4.0000")) << text;
   EXPECT_TRUE(contains(text, "MFU 40.0 %")) << text;
-  EXPECT_TRUE(contains(text, "computing 70 %  ▓ data 10 %  ▒ waiting 20 %")) << text;
+  EXPECT_TRUE(contains(text, "computing 70 %  ▒ waiting 20 %  ▓ data 10 %")) << text;
   EXPECT_TRUE(contains(text, "10:11:13 step 60: \\x1b[2Jend")) << text;
   // The spike's height is the axis' end, in one column; validation is marked, and so is the NaN.
   EXPECT_TRUE(contains(line_with(text, "       9 │"), "⡇")) << text;
@@ -218,6 +218,28 @@ TEST_F(MonitorTest, FollowsARunThatGoesOn) {
   tick(monitor, 3'000'000);
   EXPECT_TRUE(contains(screen(monitor), "live  failed_nan")) << screen(monitor);
   EXPECT_TRUE(contains(screen(monitor), "the loss is NaN"));
+}
+
+TEST_F(MonitorTest, PhasesOfAStep) {
+  const std::string id = start("phases");
+  const auto metrics = writer(id);
+  MetricRecord timed = record(1, 4.0);
+  for (const auto& [tag, ms] : {std::pair{"phase/begin", 1.0},
+                                {"phase/attention_forward", 10.0},
+                                {"phase/attention_backward", 12.0},
+                                {"phase/feed_forward_forward", 20.0},
+                                {"phase/feed_forward_backward", 30.0},
+                                {"phase/head_and_loss", 7.0},
+                                {"phase/update", 3.0}}) {
+    timed.scalars.emplace_back(tag, ms);
+  }
+  metrics->append(timed);
+  Monitor monitor(dir_, "phases");
+  tick(monitor);
+  // Of 100 ms; the 20 waited for other ranks are none of the experts' own. What is small has no room.
+  EXPECT_TRUE(
+      contains(screen(monitor, 120), "▓ feed-forward 30 %  █ attention 22 %  ▒ waiting 20 %  ▓ data 10 %  ▒ head 7 %"))
+      << screen(monitor, 120);
 }
 
 TEST_F(MonitorTest, AlertsAreInTheTitleForAWhile) {

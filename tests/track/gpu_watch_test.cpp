@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "track/catalogue.h"
+#include "track/gpu_extremes.h"
 
 namespace nmoe {
 namespace {
@@ -49,6 +50,29 @@ TEST(GpuWatchTest, TellsWhatNvmlSays) {
 TEST(GpuWatchTest, DoesNothingWithoutNvml) {
   const GpuWatch watch([](const MetricRecord&) { ADD_FAILURE(); }, std::chrono::milliseconds(1), "libno-such.so.1");
   EXPECT_FALSE(watch.is_watching());
+}
+
+TEST(GpuExtremesTest, OfTheSamplesOfAStep) {
+  GpuExtremes extremes;
+  const auto sample = [&](int64_t step, double power, double clock, double reasons) {
+    MetricRecord record{.step = step,
+                        .scalars = {{"gpu/00/power_w", power},
+                                    {"gpu/00/clock_sm_mhz", clock},
+                                    {"gpu/00/throttle_reasons", reasons},
+                                    {"gpu/01/power_w", 1.0}}};
+    extremes.add(record);
+    return std::map<std::string, double>(record.scalars.begin(), record.scalars.end());
+  };
+  sample(10, 700.0, 1500.0, 4.0);
+  const auto second = sample(10, 300.0, 1900.0, 32.0);
+  EXPECT_EQ(second.at("gpu/00/power_w"), 300.0);
+  EXPECT_EQ(second.at("gpu/00/power_max_w"), 700.0);
+  EXPECT_EQ(second.at("gpu/01/power_max_w"), 1.0);
+  EXPECT_EQ(second.at("gpu/00/clock_sm_min_mhz"), 1500.0);
+  EXPECT_EQ(second.at("gpu/00/throttle_reasons"), 36.0);
+  const auto next = sample(20, 400.0, 1800.0, 0.0);
+  EXPECT_EQ(next.at("gpu/00/power_max_w"), 400.0);
+  EXPECT_EQ(next.at("gpu/00/throttle_reasons"), 0.0);
 }
 
 }  // namespace

@@ -192,6 +192,39 @@ TEST_F(MetricsReaderTest, WithoutADatabaseOrALiveFile) {
   EXPECT_EQ(values(reader), (Values{1}));
 }
 
+// What n eval adds when training is over.
+TEST_F(MetricsReaderTest, WhatIsAddedToARunThatHasEnded) {
+  {
+    MetricsWriter writer(path_, kNever);
+    add(writer, 1, 1);
+  }
+  MetricsReader reader(path_);
+  reader.load(tags_);
+  EXPECT_FALSE(reader.poll().values);
+  add_metrics(path_, {.step = 1, .ts_ms = 5, .scalars = {{"eval/x/acc", 0.5}}});
+  EXPECT_TRUE(reader.poll().values);
+  EXPECT_TRUE(reader.has("eval/x/acc"));
+  EXPECT_EQ(values(reader), (Values{1}));
+  EXPECT_FALSE(reader.poll().values);
+}
+
+// It is looked at once, not at every poll; another file in its place is looked at again.
+TEST_F(MetricsReaderTest, ALiveFileThatCannotBeRead) {
+  {
+    MetricsWriter writer(path_, kNever);
+    add(writer, 1, 1);
+  }
+  write_file_atomically(live_, "something else");
+  MetricsReader reader(path_);
+  reader.load(tags_);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(reader.poll().reloaded) << i;
+  EXPECT_EQ(values(reader), (Values{1}));
+  MetricsWriter writer(path_, kNever);  // puts it aside
+  add(writer, 2, 2);
+  reader.poll();
+  EXPECT_EQ(values(reader), (Values{1, 2}));
+}
+
 // A database that others made must not name folders beyond the run's own: n runs rm removes what this is in.
 TEST(MetricsPath, IsBelowTheFolderOfRuns) {
   EXPECT_EQ(metrics_path("runs", "a", 1), fs::path("runs/metrics/a/rank_1.duckdb"));

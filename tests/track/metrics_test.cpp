@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "support/metrics.h"
 #include "support/temp_dir.h"
 #include "track/holding_process.h"
 #include "track/metrics_reader.h"
@@ -34,7 +35,7 @@ class MetricsTest : public test::TempDirTest {
  protected:
   std::vector<std::pair<int64_t, double>> series(const std::string& tag) const {
     std::vector<std::pair<int64_t, double>> points;
-    for (const MetricRow& row : read_series(path_, tag)) points.emplace_back(row.step, row.value);
+    for (const test::MetricRow& row : test::read_series(path_, tag)) points.emplace_back(row.step, row.value);
     return points;
   }
 
@@ -51,10 +52,10 @@ TEST_F(MetricsTest, AValueComesBackWithItsTime) {
   };
   const int64_t before = now();
   MetricsWriter writer(path_, kNever);
-  EXPECT_TRUE(read_series(path_, "train/loss").empty()) << "the table is there from the start";
+  EXPECT_TRUE(test::read_series(path_, "train/loss").empty()) << "the table is there from the start";
   add(writer, 7, "train/loss", 2.5);
   writer.flush();
-  const auto rows = read_series(path_, "train/loss");
+  const auto rows = test::read_series(path_, "train/loss");
   ASSERT_EQ(rows.size(), 1u);
   EXPECT_EQ(rows[0].step, 7);
   EXPECT_EQ(rows[0].tag, "train/loss");
@@ -82,7 +83,7 @@ TEST_F(MetricsTest, ThousandsOfValuesInSeveralFlushes) {
       EXPECT_EQ(value, 0.5 * double(step) + layer);
     }
   }
-  const auto last = last_values(path_);
+  const auto last = test::last_values(path_);
   ASSERT_EQ(last.size(), 20u);
   EXPECT_EQ(last[3].tag, "router/layer_03/cv");
   EXPECT_EQ(last[3].step, 300);
@@ -301,8 +302,8 @@ TEST_F(MetricsTest, AKilledWriterLosesNothing) {
 TEST_F(MetricsTest, AFileThatIsNoDatabase) {
   make_directories(path_.parent_path());
   write_file_atomically(path_, std::string(5000, 'x'));
-  for (const std::function<void()>& action :
-       std::vector<std::function<void()>>{[&] { MetricsWriter writer(path_); }, [&] { read_series(path_, "a"); }}) {
+  for (const std::function<void()>& action : std::vector<std::function<void()>>{
+           [&] { MetricsWriter writer(path_); }, [&] { test::read_series(path_, "a"); }}) {
     try {
       action();
       ADD_FAILURE() << "no error";
@@ -388,8 +389,8 @@ TEST_F(MetricsTest, ALiveFileThatIsShorterThanItWas) {
 }
 
 TEST_F(MetricsTest, ReadingAMissingFileIsAnError) {
-  EXPECT_THROW(read_series(path_, "a"), Error);
-  EXPECT_THROW(last_values(path_), Error);
+  EXPECT_THROW(test::read_series(path_, "a"), Error);
+  EXPECT_THROW(test::last_values(path_), Error);
   EXPECT_FALSE(fs::exists(path_));
 }
 

@@ -9,9 +9,9 @@
 
 #include "checkpoint/reader.h"
 #include "support/errors.h"
+#include "support/metrics.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
-#include "track/metrics_file.h"
 #include "track/runs.h"
 #include "train/trainer.h"
 
@@ -47,7 +47,7 @@ class TrainerTest : public test::TempDirTest {
   std::map<int64_t, double> series(const std::string& name, const std::string& tag) const {
     const fs::path file = dir_ / "runs/metrics" / row(name).id / "rank_0.duckdb";
     std::map<int64_t, double> points;
-    for (const MetricRow& point : read_series(file, tag)) {
+    for (const test::MetricRow& point : test::read_series(file, tag)) {
       EXPECT_TRUE(points.emplace(point.step, point.value).second) << tag << " twice at a step";
     }
     return points;

@@ -9,6 +9,8 @@
 #include "model/cost.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
+#include "track/run_files.h"
+#include "train/step_phase.h"
 #include "train/trainer_fixture.h"
 #include "train/training_data.h"
 
@@ -82,7 +84,7 @@ TEST_F(TrainerTest, EveryRateHasOneName) {
   run("rates", {"train.steps=1", "optim.matrices.lr=1e-3", "optim.experts.lr=2e-3", "optim.router.lr=3e-3",
                 "optim.rest.lr=4e-3"});
   std::map<double, std::string> rates;
-  for (const MetricRow& metric : last_values(dir_ / "runs/metrics" / row("rates").id / "rank_0.duckdb")) {
+  for (const test::MetricRow& metric : test::last_values(dir_ / "runs/metrics" / row("rates").id / "rank_0.duckdb")) {
     if (!metric.tag.starts_with("optimizer/")) continue;
     const auto [same, is_new] = rates.emplace(metric.value, metric.tag);
     EXPECT_TRUE(is_new) << metric.tag << " and " << same->second;
@@ -98,7 +100,7 @@ TEST_F(TrainerTest, EveryTagIsInTheCatalogue) {
   std::set<std::string_view> patterns;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".duckdb") {
-      EXPECT_EQ(entry.path().filename(), "train.log");
+      EXPECT_TRUE(entry.path().filename() == "train.log" || entry.path().filename() == "memory_plan.json");
       continue;
     }
     for (const MetricsView::Last& last : MetricsView(entry.path()).last()) {
@@ -115,7 +117,9 @@ TEST_F(TrainerTest, EveryTagIsInTheCatalogue) {
                            contains(pattern, "answers");
     EXPECT_EQ(patterns.contains(tag.pattern), !elsewhere) << tag.pattern;
   }
-  EXPECT_EQ(last_values(folder / "rank_1.duckdb").size(), 1u);
+  EXPECT_EQ(test::last_values(folder / "rank_1.duckdb").size(), 1u + step_phases().size());
+  const std::vector<PlannedRegion> plan = read_memory_plan(memory_plan_path(folder / "rank_0.duckdb"));
+  EXPECT_TRUE(std::ranges::any_of(plan, [](const PlannedRegion& r) { return r.name == "process" && r.bytes > 0; }));
 
   MetricsReader reader(folder / "rank_0.duckdb");
   reader.load(std::vector<std::string>{"router/layer_01/load", "router/layer_01/bias", "router/layer_01/bias_range"});

@@ -6,6 +6,7 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "track/alerts.h"
+#include "track/run_files.h"
 #include "viz/browser.h"
 #include "viz/hostile.h"
 #include "viz/recorded_runs.h"
@@ -37,6 +38,11 @@ class PageTest : public TempDirTest {
                                                              .tag = "train/grad_norm",
                                                              .value = 9.5,
                                                              .text = kHostileNames[2]});
+    append_samples(samples_path(metrics_path(run_dir_, two_)),
+                   {.step = 50, .samples = {{.prompt = "Once ", .text = kHostileNames[0]}}});
+    write_memory_plan(memory_plan_path(metrics_path(run_dir_, two_)),
+                      {{.name = "parameters", .bytes = int64_t{2} << 30, .meaning = "weights", .on_device = true},
+                       {.name = "activations", .bytes = int64_t{1} << 30, .meaning = "kept", .on_device = true}});
     viz_ = std::make_unique<Program>(dir_, std::vector<std::string>{NMOE_PROGRAM, "viz", "--port", "0"});
     ASSERT_TRUE(viz_->wait_for("#token=")) << viz_->errors();
     ASSERT_TRUE(Browser::becomes([&] { return viz_->errors().ends_with("\n"); }));
@@ -237,7 +243,14 @@ TEST_F(PageTest, OtherViews) {
   expect_accessible_everywhere("time");
   view("checkpoints");
   EXPECT_TRUE(browser_->becomes_true("document.querySelector('#view .hint') !== null"));
-  expect_accessible("checkpoints");
+  EXPECT_EQ(browser_->run("return document.querySelector('#samples details[open] .words').textContent"),
+            std::string("Once ") + kHostileNames[0]);
+  expect_text_alone();
+  expect_accessible_everywhere("checkpoints");
+  view("memory");
+  EXPECT_TRUE(browser_->becomes_true("document.querySelectorAll('.plan .bar').length === 2"));
+  EXPECT_TRUE(browser_->becomes_true("document.querySelector('.plan caption').textContent.endsWith('3 GiB')"));
+  expect_accessible_everywhere("memory");
   view("alerts");
   EXPECT_TRUE(browser_->becomes_true("document.getElementById('alerts')?.textContent.includes('<svg/onload')"));
   EXPECT_EQ(browser_->run("return document.getElementById('tab-alerts').textContent"), "Alerts (1)");

@@ -17,6 +17,7 @@
 #include "support/temp_dir.h"
 #include "track/alerts.h"
 #include "track/holding_process.h"
+#include "track/run_files.h"
 #include "viz/checkpoints.h"
 #include "viz/recorded_runs.h"
 
@@ -178,7 +179,7 @@ TEST_F(VizServerTest, PathsThatLeadElsewhere) {
   }
   for (const std::string& run :
        std::vector<std::string>{"..", "../metrics/" + one_, "..%2f..", one_ + "/..", "%00", "", "*"}) {
-    for (const char* route : {"run", "log", "series", "layers", "csv", "checkpoints", "alerts"}) {
+    for (const char* route : {"run", "log", "series", "layers", "csv", "checkpoints", "alerts", "samples", "memory"}) {
       get(fmt::format("/api/{}?run={}", route, run), 400);
     }
   }
@@ -316,6 +317,23 @@ TEST_F(VizServerTest, Alerts) {
   EXPECT_EQ(alerts[0]["step"], 7);
   EXPECT_EQ(alerts[0]["ts_ms"], 1000);
   get("/api/alerts?run=" + one_ + "&run=../" + two_, 400);
+}
+
+TEST_F(VizServerTest, SamplesAndPlannedMemory) {
+  EXPECT_EQ(ask("/api/samples?run=" + one_), json::parse(R"({"sets":[]})"));
+  EXPECT_EQ(ask("/api/memory?run=" + one_), json::parse(R"({"regions":[]})"));
+  const fs::path database = metrics_path(run_dir_, one_);
+  for (int64_t step = 1; step <= 60; ++step) {
+    append_samples(samples_path(database), {.step = step, .samples = {{.prompt = "<b>Once</b>", .text = " upon\xff"}}});
+  }
+  write_memory_plan(memory_plan_path(database),
+                    {{.name = "parameters", .bytes = 1024, .meaning = "weights", .on_device = true}});
+  const json sets = ask("/api/samples?run=" + one_)["sets"];
+  ASSERT_EQ(sets.size(), 50u);
+  EXPECT_EQ(sets[0]["step"], 11);
+  EXPECT_EQ(sets[49]["samples"][0]["prompt"], "<b>Once</b>");
+  EXPECT_EQ(ask("/api/memory?run=" + one_)["regions"],
+            json::parse(R"([{"name":"parameters","bytes":1024,"meaning":"weights","on_device":true}])"));
 }
 
 TEST_F(VizServerTest, Layers) {

@@ -1,10 +1,14 @@
-// A run's checkpoints.
+// A run's checkpoints, and what its model wrote at validations.
 import {getJson} from './api.js';
-import {el, short, showError} from './dom.js';
+import {el, short, showError, size} from './dom.js';
 
-function size(bytes) {
-  const power = bytes < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(bytes) / 10));
-  return `${Number((bytes / 1024 ** power).toPrecision(3))} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}`;
+// What the model wrote behind the run's prompts, step by step; the last is open.
+function sampleTexts(sets) {
+  return el('section', {id: 'samples', class: 'heat', 'aria-label': 'Sample texts'},
+            el('h2', {text: 'Sample texts'}),
+            ...sets.reverse().map(({step, samples}, i) => el('details', {open: i === 0},
+                el('summary', {text: `step ${step}`}),
+                ...samples.map(({prompt, text}) => el('p', {class: 'words'}, el('strong', {text: prompt}), text)))));
 }
 
 export async function showCheckpoints(place, run) {
@@ -13,9 +17,10 @@ export async function showCheckpoints(place, run) {
     return;
   }
   try {
-    const {checkpoints} = await getJson('checkpoints', {run});
+    const [{checkpoints}, {sets}] = await Promise.all([getJson('checkpoints', {run}), getJson('samples', {run})]);
+    const texts = sets.length > 0 ? [sampleTexts(sets)] : [];
     if (checkpoints.length === 0) {
-      place.replaceChildren(el('p', {class: 'hint', text: 'There is none of this run beside what it has recorded.'}));
+      place.replaceChildren(el('p', {class: 'hint', text: 'There is no checkpoint of this run where its records are.'}), ...texts);
       return;
     }
     const head = ['step', 'tokens', 'size', 'written', 'hash of the weights'].map(
@@ -28,7 +33,7 @@ export async function showCheckpoints(place, run) {
           el('td', {class: 'name'}, el('code', {text: one.weights_sha256}))])));
     place.replaceChildren(el('div', {class: 'scroll heat', tabindex: '0', role: 'region', 'aria-label': 'Checkpoints'},
                              el('table', {id: 'checkpoints'}, el('thead', {}, el('tr', {}, ...head)),
-                                el('tbody', {}, ...rows))));
+                                el('tbody', {}, ...rows))), ...texts);
   } catch (error) {
     showError(place, error);
   }

@@ -43,6 +43,12 @@ export function duration(seconds) {
   return `${sign}${Math.floor(s / 86400)}d${String(Math.floor((s % 86400) / 3600)).padStart(2, '0')}h`;
 }
 
+// Of bytes.
+export function size(bytes) {
+  const power = bytes < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(bytes) / 10));
+  return `${Number((bytes / 1024 ** power).toPrecision(3))} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}`;
+}
+
 // Has the browser save it under this name.
 export function save(address, name) {
   el('a', {href: address, download: name.replaceAll('/', '_')}).click();

@@ -7,17 +7,18 @@ import {showCompare} from './compare.js';
 import {byId, el, showError, swatch} from './dom.js';
 import {listen} from './events.js';
 import {beginMark, fillMarks} from './marks.js';
+import {showMemory} from './memory.js';
 import {showMessages} from './messages.js';
 import {Router} from './router.js';
 import {nameOf, onRows, refreshRuns, startRuns} from './runs.js';
 import {accessToken, change, colorOf, colorOfRun, onChange, state} from './state.js';
 import {startTheme} from './theme.js';
 
-const kViews = {charts: 'Curves', router: 'Router', time: 'Time', gpus: 'GPUs', checkpoints: 'Checkpoints',
+const kViews = {charts: 'Curves', router: 'Router', time: 'Time', gpus: 'GPUs', memory: 'Memory', checkpoints: 'Checkpoints',
                 alerts: 'Alerts', compare: 'Compare', messages: 'Messages'};
 const kAlertsEvery = 5000;  // ms: a run that stands still tells of nothing else
 const kKeys = {
-  '/': 'search runs', '1 to 8': 'curves, router, time, GPUs, checkpoints, alerts, compare, messages', 'l': 'logarithmic y axis',
+  '/': 'search runs', '1 to 9': 'curves, router, time, GPUs, memory, checkpoints, alerts, compare, messages', 'l': 'logarithmic y axis',
   's': 'more smoothing, from the beginning again behind the most', 'x': 'next x axis', '0': 'whole range',
   'm': 'mark what is at the crosshair',
   't': 'dark or light', '?': 'these keys',
@@ -200,6 +201,14 @@ async function showLog(place) {
   await showMessages(box, run);
 }
 
+async function showPlan(place) {
+  place.replaceChildren();
+  const run = oneRun(place);
+  const box = el('div');
+  place.append(box);
+  await showMemory(box, run);
+}
+
 async function showSaved(place) {
   place.replaceChildren();
   const run = oneRun(place);
@@ -226,6 +235,7 @@ async function showView() {
     else if (state.view === 'time') await showTime(place, turn);
     else if (state.view === 'alerts') showAlerts(place);
     else if (state.view === 'gpus') await showGpus(place, turn);
+    else if (state.view === 'memory') await showPlan(place);
     else if (state.view === 'checkpoints') await showSaved(place);
     else if (state.view === 'compare') await showCompare(place);
     else if (state.view === 'messages') await showLog(place);

@@ -173,6 +173,10 @@ std::unique_ptr<Event> CudaDevice::make_event(Lane lane) {
   return std::make_unique<StreamEvent>(index_, stream(lane));
 }
 
+std::unique_ptr<Marks> CudaDevice::make_marks() {
+  return std::make_unique<StreamMarks>(index_, stream(Lane::kCompute));
+}
+
 std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& arena) {
   make_current();
   const Tensor staging = arena.allocate(destination.dtype(), destination.shape());

@@ -45,6 +45,7 @@ class CudaDevice final : public Device {
   void order(Lane awaited, Lane waiting) override;
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;
+  std::unique_ptr<Marks> make_marks();
   std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
 
   void upload(Tensor destination, const void* host) override;

@@ -5,9 +5,7 @@
 
 namespace nmoe::cuda {
 
-CudaEvent::CudaEvent(unsigned flags) {
-  NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags | cudaEventDisableTiming));
-}
+CudaEvent::CudaEvent(unsigned flags) { NMOE_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
 
 void StreamEvent::record() {
   make_current(device_index_);
@@ -25,6 +23,23 @@ bool StreamEvent::reached() const {
 void StreamEvent::wait() const {
   make_current(device_index_);
   NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get()));
+}
+
+void StreamMarks::set(size_t index) {
+  make_current(device_index_);
+  while (events_.size() <= index) events_.push_back(std::make_unique<CudaEvent>(cudaEventDefault));
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  NMOE_CUDA_CHECK(cudaStreamIsCapturing(stream_, &capturing));
+  // While capturing, an event would otherwise only order streams, and have no time.
+  const unsigned flags = capturing == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault;
+  NMOE_CUDA_CHECK(cudaEventRecordWithFlags(events_[index]->get(), stream_, flags));
+}
+
+double StreamMarks::ms_between(size_t from, size_t to) const {
+  make_current(device_index_);
+  float ms = 0.0F;
+  NMOE_CUDA_CHECK(cudaEventElapsedTime(&ms, events_.at(from)->get(), events_.at(to)->get()));
+  return static_cast<double>(ms);
 }
 
 // A copy that was sent and never taken may still be reading the host memory, whose owner frees it next.

@@ -3,15 +3,19 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
+#include <vector>
+
 #include "ops/device.h"
+#include "ops/marks.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::cuda {
 
-// Without timing. Of the device that is current when it is made; only streams of that device record it.
+// Of the device that is current when it is made; only streams of that device record it.
 class CudaEvent {
  public:
-  explicit CudaEvent(unsigned flags = cudaEventDefault);  // of cudaEventCreateWithFlags
+  explicit CudaEvent(unsigned flags = cudaEventDisableTiming);  // of cudaEventCreateWithFlags
   ~CudaEvent() { cudaEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -25,7 +29,7 @@ class CudaEvent {
 class StreamEvent final : public Event {
  public:
   StreamEvent(int device_index, cudaStream_t stream)
-      : event_(cudaEventBlockingSync), device_index_(device_index), stream_(stream) {}
+      : event_(cudaEventBlockingSync | cudaEventDisableTiming), device_index_(device_index), stream_(stream) {}
   void record() override;
   bool reached() const override;
   void wait() const override;  // asleep, not spinning
@@ -34,6 +38,19 @@ class StreamEvent final : public Event {
   CudaEvent event_;
   int device_index_;  // made current before every call: those of other threads would begin a context on device 0
   cudaStream_t stream_;
+};
+
+// In a graph marks are nodes that record events.
+class StreamMarks final : public Marks {
+ public:
+  StreamMarks(int device_index, cudaStream_t stream) : device_index_(device_index), stream_(stream) {}
+  void set(size_t index) override;
+  double ms_between(size_t from, size_t to) const override;
+
+ private:
+  int device_index_;
+  cudaStream_t stream_;
+  std::vector<std::unique_ptr<CudaEvent>> events_;
 };
 
 // send() copies on `copy_stream` into `staging`, which is free once the last take() is done; take() copies on from

@@ -1,0 +1,34 @@
+// What a step's time goes to, by marks in its work (ops/marks.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ops/marks.h"
+#include "train/step_phase.h"
+
+namespace nmoe {
+
+// Of the steps that one recording runs. Threads: that which drives the device.
+class PhaseClock {
+ public:
+  explicit PhaseClock(Device& device) : marks_(make_marks(device)) {}
+
+  // In the work: in front of all, and where a phase of `layer`, or kNoLayer, ends and the next begins.
+  void begin();
+  void end(StepPhase phase, int64_t layer);
+
+  // Of the run that was enqueued last, which is over: each phase of each layer once, all microbatches together.
+  std::vector<PhaseTime> times() const;
+
+ private:
+  struct Part {
+    StepPhase phase;
+    int64_t layer;
+  };
+  std::unique_ptr<Marks> marks_;
+  std::vector<Part> parts_;  // part i is between marks i and i + 1
+};
+
+}  // namespace nmoe
