@@ -85,14 +85,15 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
   allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+  precision_ = PrecisionChecks::make(config_, model_.weights(), step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
-                        /*with_expert_rows=*/!experts_.rows.empty());
+                        /*with_expert_rows=*/!experts_.rows.empty(), precision_ ? precision_->counts() : Tensor());
   }
-  steps_.resize(shapes_.size());
+  forget_recordings();
 
   const int64_t tokens = most_tokens(shapes_);
   losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
@@ -153,6 +154,21 @@ void Engine::allocate_sums(Arena& state) {
     square_order_ = state.allocate(DType::kI32, {num_chunks});
     set_places(experts_.places);
   }
+}
+
+void Engine::forget_recordings() {
+  steps_.clear();
+  steps_.resize(2 * shapes_.size());
+}
+
+bool Engine::restore_precision(std::span<const PrecisionRole> state) {
+  NMOE_CHECK(num_enqueued_ == 0, "formats are restored behind {} steps", num_enqueued_);
+  return precision_ ? precision_->restore(state) : state.empty();
+}
+
+void Engine::leave_precision() {
+  if (precision_) precision_->leave_all();
+  forget_recordings();
 }
 
 // Says where experts are to whatever goes by it.
@@ -278,6 +294,7 @@ void Engine::use_seq_len(int64_t seq_len) {
 void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
                   const Documents& documents) {
   if (num_pending() == kMaxPending) take_result();
+  while (decision_is_pending()) take_result();
   StepSlot& next = slot(num_enqueued_);
   next.set_shape(shape_);
   const Batch& batch = next.batches()[static_cast<size_t>(index)];
@@ -288,6 +305,7 @@ void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<cons
 
 void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   if (num_pending() == kMaxPending) take_result();
+  while (decision_is_pending()) take_result();
   StepSlot& next = slot(num_enqueued_);
   next.set_num_targets(num_targets);
   if (!ops_.counting()) {
@@ -304,6 +322,7 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
 void Engine::enqueue_begin() {
   model_.begin_step();
   ops_.fill({partial_sums_, 0.0});
+  if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
@@ -351,7 +370,10 @@ void Engine::enqueue_update() {
   // On the lane of the other sums over domains, which have to be enqueued one after the other, and to wait for them.
   device_.order(Lane::kCompute, Lane::kCommunication);
   domain_.sum_across(device_.ops(Lane::kCommunication), summed_across_);
+  const std::array counts = {precision_ ? precision_->counts() : Tensor()};
+  if (checks_) domain_.sum_across(device_.ops(Lane::kCommunication), counts);
   device_.order(Lane::kCommunication, Lane::kCompute);
+  if (checks_) domain_.all_reduce_sum(ops_, counts);
   for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);
   ops_.sum_in_order({partial_losses_, loss_sum_});
@@ -365,19 +387,24 @@ void Engine::enqueue_update() {
 void Engine::enqueue_results(bool with_routers) {
   StepSlot& current = slot(num_enqueued_);
   if (with_routers) current.fetch_routers(model_);
+  if (checks_) {
+    current.fetch_rounding_counts();
+    last_check_ = num_enqueued_;
+  }
   current.fetch_results(sums_);
   ++num_enqueued_;
 }
 
 void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers) {
   enqueue_inputs(progress, num_targets);
+  checks_ = precision_ && precision_->is_due(progress.steps);
   const auto work = [this] {
     enqueue_begin();
     enqueue_gradients();
     enqueue_update();
   };
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
-  Steps& alike = steps_[inputs_shape_];
+  Steps& alike = steps_[2 * inputs_shape_ + (checks_ ? 1 : 0)];
   or_failure([&] {
     if (alike.warm) {
       if (!alike.recording) alike.recording = device_.record(work);
@@ -397,6 +424,7 @@ void Engine::step_in_phases(const Progress& progress, int64_t num_targets,
     done(phase, layer);
   };
   enqueue_inputs(progress, num_targets);
+  checks_ = false;
   enqueue_begin();
   end(StepPhase::kBegin);
   enqueue_gradients([&](Intermediate what, int64_t layer, Tensor, Tensor) {
@@ -433,6 +461,11 @@ StepResult Engine::take_result() {
   domain_.check();
   for (size_t i = 0, next = 0; result.finite && i < experts_.rows.size(); ++i) {
     for (int64_t& rows : experts_.rows[i]) rows += result.expert_rows[next++];
+  }
+  const std::span<const double> counts = oldest.rounding_counts();
+  if (result.finite && !counts.empty()) {
+    result.precision = precision_->observe(counts);
+    if (precision_->set_formats()) forget_recordings();  // nothing is pending behind a step that may decide
   }
   return result;
 }
@@ -555,10 +588,11 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
   options.part = part;
   // Ranks differ in how much they update: each has room for what the one with most of it needs.
   StoragePlan plan;
-  for (int64_t rank = 0; rank < in_domain; ++rank) {
+  const auto plan_rank = [&](int64_t rank, bool left) {
     const auto ranks = make_unmet_ranks(rank, config.parallel.ranks, in_domain);
     plan = plan.max(plan_storage(options, [&](Storage& storage) {
       Engine engine(config, {storage.device(), *ranks}, storage, seq_lens);
+      if (left) engine.leave_precision();
       for (auto shape = shapes.rbegin(); shape != shapes.rend(); ++shape) {
         const std::vector<int32_t> ids(static_cast<size_t>(shape->microbatch_tokens()));
         Documents documents;
@@ -567,13 +601,18 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
         }
         engine.use_seq_len(shape->seq_len);
         for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-        engine.step({.steps = 1, .tokens = 1}, 1);
+        engine.step({.steps = config.precision.check_every, .tokens = 1}, 1);  // one that is checked, if any is
         if (shape->seq_len != config.data.seq_len) continue;
         std::vector<float> losses(ids.size());
         engine.evaluate(ids, ids, losses, documents);
       }
       engine.stage();
     }));
+  };
+  const bool may_leave = is_low(config.run.precision) && config.precision.fallback == PrecisionFallback::kAct;
+  for (int64_t rank = 0; rank < in_domain; ++rank) {
+    plan_rank(rank, /*left=*/false);
+    if (may_leave) plan_rank(rank, /*left=*/true);
   }
   return plan;
 }

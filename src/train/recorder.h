@@ -65,7 +65,7 @@ class Recorder {
   const std::string& run_id() const { return run_id_; }
   MetricsWriter& metrics() { return *metrics_; }
 
-  // The progress line; of every step, in order.
+  // The progress line, and what a check of precision found; of every step, in order.
   void show(const StepReport& report, bool milestone);
   // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
@@ -91,6 +91,7 @@ class Recorder {
   };
   double tokens_per_s(const StepReport& report) const;
   double rate(const Progress& progress, WeightGroup group) const;
+  void record_precision(int64_t step, const PrecisionReport& report);
   void record_progress();
   void keep_row(const std::function<void()>& action);
 
