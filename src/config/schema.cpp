@@ -286,8 +286,8 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   const auto defines_run_if_it_acts = [&](Field& field) {
     if (precision.fallback != PrecisionFallback::kAct) field.not_in_fingerprint();
   };
-  defines_run_if_it_acts(f.key("fallback", precision.fallback, kPrecisionFallbacks,
-                               "parts of layers that cannot bear their format: report, act (bf16 there) or off"));
+  defines_run_if_it_acts(
+      f.key("fallback", precision.fallback, kPrecisionFallbacks, "what follows where a format is too coarse"));
   defines_run_if_it_acts(f.key("check_every", precision.check_every, Integers{1, kMaxSize}, "steps between looks")
                              .needs(checks_precision(precision), "precision.fallback = \"report\" or \"act\""));
 }
