@@ -102,7 +102,9 @@ TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfFp8) {
     return train(tiny_config(dir_, overrides), {.resume = resume, .before_step = put_outlier});
   };
   const TrainSummary summary = with_outlier("straight", fp8("fp8", 12));
-  for (const PrecisionRole& role : checkpoint("straight").info().precision) {
+  const std::vector<PrecisionRole> roles = checkpoint("straight").info().precision;
+  EXPECT_FALSE(roles.empty());
+  for (const PrecisionRole& role : roles) {
     EXPECT_EQ(role.in_act, role.layer == 1 && role.part == "experts") << role.layer << " " << role.part;
   }
   const auto planned = static_cast<double>(summary.device_bytes_planned);
