@@ -42,6 +42,7 @@ const std::set<std::string> kFree = {"run.name",
                                      "checkpoint.every",
                                      "checkpoint.every_minutes",
                                      "checkpoint.keep_last",
+                                     "track.alert_command",
                                      "model.max_positions"};
 // Whether a key may change in a run so configured: between what devices compute in, precision may, and how closely it
 // is looked at while nobody acts on it.
