@@ -166,6 +166,19 @@ ExpertState experts_from_json(const Json& json) {
   return experts;
 }
 
+std::vector<PrecisionRole> precision_from_json(const Json& json) {
+  std::vector<PrecisionRole> roles;
+  for (const Json& role : json) {
+    roles.push_back({.layer = integer_of<int64_t>(role.at("layer")),
+                     .part = role.at("part").get<std::string>(),
+                     .in_act = role.at("in_act").get<bool>(),
+                     .votes = integers_of<int32_t>(role.at("votes"))});
+    const bool are_votes = std::ranges::all_of(roles.back().votes, [](int32_t vote) { return vote == 0 || vote == 1; });
+    NMOE_CHECK(are_votes, "votes on the {} of layer {}", roles.back().part, roles.back().layer);
+  }
+  return roles;
+}
+
 }  // namespace
 
 std::string print_written_part(const WrittenPart& part) {
@@ -211,6 +224,10 @@ std::string print_manifest(const CheckpointManifest& manifest) {
   if (!info.experts.places.empty()) {
     json["experts"] = {{"places", info.experts.places}, {"rows", info.experts.rows}};
   }
+  for (const PrecisionRole& role : info.precision) {
+    json["precision"].push_back(
+        {{"layer", role.layer}, {"part", role.part}, {"in_act", role.in_act}, {"votes", role.votes}});
+  }
   json[kOwnHashKey] = own_hash(json);
   return json.dump(1) + "\n";
 }
@@ -234,6 +251,7 @@ CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
   info.cursor.credits = integers_of<int64_t>(cursor.at("credits"));
   info.cursor.taken = integers_of<int64_t>(cursor.at("taken"));
   if (const auto experts = json.find("experts"); experts != json.end()) info.experts = experts_from_json(*experts);
+  if (const auto roles = json.find("precision"); roles != json.end()) info.precision = precision_from_json(*roles);
   count("num_parameters", info.num_parameters);
   json.at("run_id").get_to(info.run_id);
   NMOE_CHECK(info.run_id.empty() || (is_name_below(info.run_id) && info.run_id.find('/') == std::string::npos),

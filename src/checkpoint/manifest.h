@@ -28,13 +28,24 @@
 
 namespace nmoe {
 
+// What a run has seen of the products of one part of a layer, whose format it looks at (train/precision_watch.h).
+struct PrecisionRole {
+  int64_t layer = 0;
+  std::string part;            // "experts"
+  bool in_act = false;         // whether they are computed without it, for now
+  std::vector<int32_t> votes;  // 1: a look at them spoke for the other; the last ones, the newest last
+
+  bool operator==(const PrecisionRole&) const = default;
+};
+
 // Where a run stood. There is no random state: every random number is a function of the seed and of
 // these counts.
 struct CheckpointInfo {
-  int64_t step = 0;     // optimizer steps done
-  int64_t tokens = 0;   // tokens trained on
-  double flops = -1.0;  // what that took (model/cost.h); below 0: written before it was counted
-  StreamCursor cursor;  // the first sequence of the global order not yet trained on
+  int64_t step = 0;                           // optimizer steps done
+  int64_t tokens = 0;                         // tokens trained on
+  double flops = -1.0;                        // what that took (model/cost.h); below 0: written before it was counted
+  StreamCursor cursor;                        // the first sequence of the global order not yet trained on
+  std::vector<PrecisionRole> precision = {};  // empty where nobody looks
   ExpertState experts;  // where ranks had them, which changes no tensor: those are in the experts' own order
   int64_t num_parameters = 0;
   std::string run_id;              // whose metrics go with it

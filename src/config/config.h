@@ -24,6 +24,12 @@ enum class Precision { kDevice, kBf16, kFp32, kFp8, kMxFp8, kNvFp4 };
 constexpr bool is_low(Precision precision) { return precision >= Precision::kFp8; }
 // The same for a part of the model; kRun: what run.precision says.
 enum class PartPrecision { kRun, kDevice, kFp8, kMxFp8, kNvFp4 };
+// What becomes of a part of a layer that cannot bear its format (train/precision_watch.h).
+enum class PrecisionFallback {
+  kReport,  // it is told
+  kAct,     // it goes on as with kDevice
+  kOff,     // nobody looks
+};
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
@@ -48,7 +54,12 @@ struct PrecisionConfig {
   int64_t keep_first = 0;                       // layers that stay kDevice, whatever the above says ...
   int64_t keep_last = 0;                        // ... and those at the end
   bool fp8_weight_gradients = false;            // FP8: those products too; else they are as with kDevice
+  PrecisionFallback fallback = PrecisionFallback::kReport;
+  int64_t check_every = 100;  // steps between looks at what rounding leaves of operands
 };
+constexpr bool checks_precision(const PrecisionConfig& precision) {
+  return precision.fallback != PrecisionFallback::kOff;
+}
 
 struct RopeConfig {
   double theta = 10000.0;

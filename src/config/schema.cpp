@@ -116,6 +116,8 @@ constexpr Named<PartPrecision> kPartPrecisions[] = {{PartPrecision::kRun, "run"}
                                                     {PartPrecision::kFp8, "fp8"},
                                                     {PartPrecision::kMxFp8, "mxfp8"},
                                                     {PartPrecision::kNvFp4, "nvfp4"}};
+constexpr Named<PrecisionFallback> kPrecisionFallbacks[] = {
+    {PrecisionFallback::kReport, "report"}, {PrecisionFallback::kAct, "act"}, {PrecisionFallback::kOff, "off"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
@@ -293,6 +295,14 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
   f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag, "gradients of weights in fp8 too")
       .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
+  // Whoever only looks on changes nothing.
+  const auto defines_run_if_it_acts = [&](Field& field) {
+    if (precision.fallback != PrecisionFallback::kAct) field.not_in_fingerprint();
+  };
+  defines_run_if_it_acts(
+      f.key("fallback", precision.fallback, kPrecisionFallbacks, "what follows where a format is too coarse"));
+  defines_run_if_it_acts(f.key("check_every", precision.check_every, Integers{1, kMaxSize}, "steps between looks")
+                             .needs(checks_precision(precision), "precision.fallback = \"report\" or \"act\""));
 }
 
 void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {

@@ -26,12 +26,14 @@ class Linear {
 
   // y =, with the addend (of y's shape, may be y) added where there is one. codes: of x, where there are any.
   void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}, const RowCodes& codes = {}) const {
+    weight_.measure_forward(ops, x, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
     rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
   // pre = [N, out], and its activation: h =, with its codes where there is room for any
   void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor pre, Tensor h, const RowCodes& h_codes) const {
+    weight_.measure_forward(ops, x, weight_.value);
     ops.linear_activation_forward({.kind = kind,
                                    .x = x,
                                    .w = weight_.value,
@@ -42,6 +44,7 @@ class Linear {
   }
   // dx =, or += with accumulate. codes: of dy, where there are any.
   void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& codes = {}) const {
+    weight_.measure_gradient(ops, dy);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
     rounding.rows = codes;
     ops.linear_backward_input({.dy = dy, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
@@ -83,6 +86,7 @@ class JoinedLinear {
 
   // y =
   void forward(Ops& ops, Tensor x, Tensor y) const {
+    parts_.front()->measure_forward(ops, x, joined(&Weight::value));
     ops.linear_forward(
         {.x = x, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = parts_.front()->rounding(ops)});
   }
@@ -93,6 +97,7 @@ class JoinedLinear {
     for (Weight* part : std::span(parts_).subspan(1)) {
       NMOE_CHECK(part->accumulate_grad() == accumulate, "{} has a gradient of its own", part->spec.name);
     }
+    first.measure_gradient(ops, dy);
     ops.linear_backward_weight({.x = x,
                                 .dy = dy,
                                 .dw = joined(&Weight::grad),
@@ -129,6 +134,7 @@ class GroupedLinear {
 
   // y = [N, out]. codes: of x, where there are any.
   void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y, const RowCodes& codes = {}) const {
+    weight_.measure_forward(ops, x, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
     rounding.rows = codes;
     ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
@@ -136,12 +142,14 @@ class GroupedLinear {
   // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight and rounding, which
   // are this one's.
   void forward_activation(Ops& ops, GroupedActivationForward args) const {
+    weight_.measure_forward(ops, args.x, weight_.value, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.rounding(ops);
     ops.grouped_activation_forward(args);
   }
   // dx = [N, in]. codes: of dy, where there are any.
   void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx, const RowCodes& codes = {}) const {
+    weight_.measure_gradient(ops, dy, offsets);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
     rounding.rows = codes;
     ops.grouped_linear_backward_input(
@@ -149,6 +157,7 @@ class GroupedLinear {
   }
   // The same through the activation in front of this layer. `args` is without the weight and rounding.
   void backward_activation(Ops& ops, GroupedActivationBackward args) const {
+    weight_.measure_gradient(ops, args.dy, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
     ops.grouped_activation_backward(args);

@@ -12,6 +12,7 @@ Tensor Weight::grad_to_add_to(Ops& ops) {
 }
 
 OperandRounding Weight::gradient_rounding(OperandFormat of) {
+  if (in_act) return {};
   if (of != OperandFormat::kNvFp4) return {.format = of};
   return {.format = of, .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + num_rounded_++}};
 }
@@ -29,21 +30,47 @@ const WeightCodes& Weight::codes_now(Ops& ops) {
   return codes;
 }
 
-OperandRounding Weight::rounding(Ops& ops) { return {.format = format, .weight = codes_now(ops)}; }
+OperandRounding Weight::rounding(Ops& ops) {
+  if (in_act) return {};
+  return {.format = format, .weight = codes_now(ops)};
+}
 
 OperandRounding Weight::input_gradient_rounding(Ops& ops) {
   OperandRounding rounding = gradient_rounding(format);
-  rounding.weight = codes_now(ops);
+  if (!in_act) rounding.weight = codes_now(ops);
   return rounding;
 }
 
 RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-  if (!codes.defined()) return {};
+  if (!codes.defined() || in_act) return {};
   constexpr int64_t n = block_size(OperandFormat::kFp8);
   RowCodes rows;
   rows.values = activations.allocate(DType::kU8, {num_rows, width});
   rows.scales = activations.allocate(DType::kU8, {num_rows, (width + n - 1) / n});
   return rows;
+}
+
+void Weight::measure_rows(Ops& ops, Operand operand, const OperandRows& rows, Tensor offsets) {
+  const Tensor& x = rows.source;
+  const bool ragged = offsets.defined() && !rows.index.defined();
+  ops.measure_rounding({.format = format,
+                        .x = x.reshape({1, x.dim(0), x.dim(1)}),
+                        .num_rows = ragged ? offsets.rows(offsets.dim(0) - 1, offsets.dim(0)) : Tensor(),
+                        .counts = rounding_counts[static_cast<int64_t>(operand)]});
+}
+
+void Weight::measure_forward(Ops& ops, const OperandRows& x, Tensor whole, Tensor offsets) {
+  if (!std::exchange(measures_forward_, false)) return;
+  measure_rows(ops, Operand::kInputs, x, offsets);
+  const bool stacked = whole.shape().rank() == 3;
+  ops.measure_rounding({.format = format,
+                        .blocks = format == OperandFormat::kMxFp8 ? BlockShape::kRows : BlockShape::kTiles,
+                        .x = stacked ? whole : whole.reshape({1, whole.dim(0), whole.dim(1)}),
+                        .counts = rounding_counts[static_cast<int64_t>(Operand::kWeights)]});
+}
+
+void Weight::measure_gradient(Ops& ops, const OperandRows& dy, Tensor offsets) {
+  if (std::exchange(measures_gradient_, false)) measure_rows(ops, Operand::kGradients, dy, offsets);
 }
 
 void Weight::restart_rounding() {

@@ -20,6 +20,10 @@
 
 namespace nmoe {
 
+// The operands of a weight's products, as they are measured.
+enum class Operand { kInputs, kWeights, kGradients };
+inline constexpr int64_t kNumOperands = 3;
+
 // One weight. In a step, whoever writes its gradient first writes it (=), all later ones add to it (+=): several
 // microbatches, and several uses such as a tied head's.
 //
@@ -47,9 +51,11 @@ class Weight {
   Tensor total;  // stat, as updated_shape(): where the step's gradient of `updated` is complete; in grad, or not
   OperandFormat format = OperandFormat::kAct;       // of its products but those of its gradient ...
   OperandFormat grad_format = OperandFormat::kAct;  // ... and of those: model/operand_formats.h
+  bool in_act = false;                              // whether products are, for now, as if both were kAct
   Tensor rounding_key;                              // [1] i64 (RandomRounding); undefined: gradients too to nearest
-  WeightCodes codes;  // where products want those (WeightRounding::kCodes), of the first of those that are joined
-  Tensor coded;       // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)
+  WeightCodes codes;       // where products want those (WeightRounding::kCodes), of the first of those that are joined
+  Tensor coded;            // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)
+  Tensor rounding_counts;  // [Operand, 5] f64: what rounding loses of a product's operands; undefined: not measured
 
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
@@ -76,6 +82,13 @@ class Weight {
   // another stream of random bits: ask once for each.
   OperandRounding input_gradient_rounding(Ops& ops);
   OperandRounding weight_gradient_rounding() { return gradient_rounding(grad_format); }
+  // From here on the next product of each kind measures: adds to rounding_counts what rounding its operands to `format`
+  // loses (contracts/quantize.h), whatever it rounds them to.
+  void measure_next() { measures_forward_ = measures_gradient_ = rounding_counts.defined(); }
+  // For those products, in front of each. Rows as they take them: picked ones are measured where they lie, each once;
+  // of others those are there that `offsets` covers. `value`: with what joins it.
+  void measure_forward(Ops& ops, const OperandRows& x, Tensor value, Tensor offsets = {});
+  void measure_gradient(Ops& ops, const OperandRows& dy, Tensor offsets = {});
   // Room for codes of rows [N, width] that go into a product with this weight; undefined where it has no codes itself.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
   // Before the first product of a step, or of a pass by itself: values may be others than before.
@@ -93,11 +106,13 @@ class Weight {
  private:
   OperandRounding gradient_rounding(OperandFormat format);
   const WeightCodes& codes_now(Ops& ops);
+  void measure_rows(Ops& ops, Operand operand, const OperandRows& rows, Tensor offsets);
 
   std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
   bool has_grad_ = false;
   uint64_t num_rounded_ = 0;  // gradients in this step
   bool codes_are_current_ = false;
+  bool measures_forward_ = false, measures_gradient_ = false;
 };
 
 // What a rank has of a model, in a domain whose ranks share the stacked experts and the update of all else equally.

@@ -62,6 +62,7 @@
   X(clip_scale, ClipScale)                                       \
   X(abs_max, AbsMax)                                             \
   X(quantize, Quantize)                                          \
+  X(measure_rounding, MeasureRounding)                           \
   X(embedding_forward, EmbeddingForward)                         \
   X(embedding_backward, EmbeddingBackward)                       \
   X(linear_forward, LinearForward)                               \

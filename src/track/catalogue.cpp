@@ -80,6 +80,14 @@ constexpr auto kTags = std::to_array<TagInfo>({
     {"router_agg/dead_experts_count", "", false, "experts of all layers that got no row"},
     {"router_agg/experts_active_mean", "", false, "experts with rows, mean over layers"},
 
+    {"precision/layer_LL/OPERAND/snr_db", "dB", false,
+     "what rounding leaves of an operand's values beside each block's largest ([precision.md](precision.md))"},
+    {"precision/layer_LL/OPERAND/underflow_share", "", false, "of its values, those that became zero"},
+    {"precision/layer_LL/OPERAND/saturated_share", "", false, "those beyond the format's largest"},
+    {"precision/lowest_snr_db", "dB", false, "of all operands of all layers"},
+    {"precision/roles_left", "", false,
+     "parts of layers that are, or with precision.fallback = act were, left to bf16"},
+
     {"exchange/layer_LL/rank_load_max_over_mean", "", false,
      "rows of the fullest rank's experts over the mean of ranks"},
     {"exchange/layer_LL/rank_RR/sent_bytes", "bytes", false, "that the rank put into others' memory in the step"},
@@ -127,7 +135,7 @@ size_t num_digits(std::string_view text) {
 
 // Of the placeholder of a name that a pattern begins with; 0 where it does not.
 size_t name_size(std::string_view pattern) {
-  for (const std::string_view placeholder : {"SOURCE", "TASK", "SUITE"}) {
+  for (const std::string_view placeholder : {"SOURCE", "TASK", "SUITE", "OPERAND"}) {
     if (pattern.starts_with(placeholder)) return placeholder.size();
   }
   return 0;
@@ -174,7 +182,9 @@ std::string tag_reference() {
       "# Metrics\n\n"
       "What `n runs tags` prints: every tag that a run records. LL stands for a layer of the model (01 is that of the\n"
       "weights `layers.1`), RR for a rank, GG for a GPU of the host as nvidia-smi counts them, SOURCE for a source of\n"
-      "data, TASK and SUITE for what is evaluated. What a run has not (experts, exchanges, GPUs) is left out. A rank\n"
+      "data, TASK and SUITE for what is evaluated, OPERAND for a part of a layer and what it multiplies\n"
+      "(experts_inputs, mixer_gradients, dense_weights). What a run has not (experts, exchanges, GPUs) is left out. A "
+      "rank\n"
       "records what concerns it alone in its own file, rank 0 also what is of all ranks, the first rank of a process "
       "also\n"
       "its host's GPUs, the last measurement of each logged step. Where the values are and how to read them: "

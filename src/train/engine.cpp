@@ -86,14 +86,15 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
   allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+  precision_ = PrecisionChecks::make(config_, model_.weights(), step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
-                        /*with_expert_rows=*/!experts_.rows.empty());
+                        /*with_expert_rows=*/!experts_.rows.empty(), precision_ ? precision_->counts() : Tensor());
   }
-  steps_.resize(shapes_.size());
+  forget_recordings();
 
   const int64_t tokens = most_tokens(shapes_);
   losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
@@ -154,6 +155,21 @@ void Engine::allocate_sums(Arena& state) {
     square_order_ = state.allocate(DType::kI32, {num_chunks});
     set_places(experts_.places);
   }
+}
+
+void Engine::forget_recordings() {
+  steps_.clear();
+  steps_.resize(2 * shapes_.size());
+}
+
+bool Engine::restore_precision(std::span<const PrecisionRole> state) {
+  NMOE_CHECK(num_enqueued_ == 0, "formats are restored behind {} steps", num_enqueued_);
+  return precision_ ? precision_->restore(state) : state.empty();
+}
+
+void Engine::leave_precision() {
+  if (precision_) precision_->leave_all();
+  forget_recordings();
 }
 
 // Says where experts are to whatever goes by it.
@@ -279,6 +295,7 @@ void Engine::use_seq_len(int64_t seq_len) {
 void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
                   const Documents& documents) {
   if (num_pending() == kMaxPending) take_result();
+  while (decision_is_pending()) take_result();
   StepSlot& next = slot(num_enqueued_);
   next.set_shape(shape_);
   const Batch& batch = next.batches()[static_cast<size_t>(index)];
@@ -289,6 +306,7 @@ void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<cons
 
 void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   if (num_pending() == kMaxPending) take_result();
+  while (decision_is_pending()) take_result();
   StepSlot& next = slot(num_enqueued_);
   next.set_num_targets(num_targets);
   if (!ops_.counting()) {
@@ -305,6 +323,7 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
 void Engine::enqueue_begin() {
   model_.begin_step();
   ops_.fill({partial_sums_, 0.0});
+  if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
 }
 
 void Engine::enqueue_gradients(const Inspector& inspect) {
@@ -352,7 +371,10 @@ void Engine::enqueue_update() {
   // On the lane of the other sums over domains, which have to be enqueued one after the other, and to wait for them.
   device_.order(Lane::kCompute, Lane::kCommunication);
   domain_.sum_across(device_.ops(Lane::kCommunication), summed_across_);
+  const std::array counts = {precision_ ? precision_->counts() : Tensor()};
+  if (checks_) domain_.sum_across(device_.ops(Lane::kCommunication), counts);
   device_.order(Lane::kCommunication, Lane::kCompute);
+  if (checks_) domain_.all_reduce_sum(ops_, counts);
   for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
   domain_.all_reduce_sum(ops_, summed_);
   ops_.sum_in_order({partial_losses_, loss_sum_});
@@ -366,24 +388,29 @@ void Engine::enqueue_update() {
 void Engine::enqueue_results(bool with_routers) {
   StepSlot& current = slot(num_enqueued_);
   if (with_routers) current.fetch_routers(model_);
+  if (checks_) {
+    current.fetch_rounding_counts();
+    last_check_ = num_enqueued_;
+  }
   current.fetch_results(sums_);
   ++num_enqueued_;
 }
 
 void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers, bool with_phases) {
   enqueue_inputs(progress, num_targets);
+  checks_ = precision_ && precision_->is_due(progress.steps);
   const auto work = [this] {
     enqueue_begin();
     enqueue_gradients();
     enqueue_update();
   };
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
-  Steps& alike = steps_[inputs_shape_];
+  Steps& alike = steps_[2 * inputs_shape_ + (checks_ ? 1 : 0)];
   or_failure([&] {
     if (!alike.warm) {
       work();
       alike.warm = true;
-    } else if (with_phases && timed_step_ < num_taken_) {
+    } else if (with_phases && !checks_ && timed_step_ < num_taken_) {  // a checked step takes longer than others
       if (!alike.timed) {
         alike.clock = std::make_unique<PhaseClock>(device_);
         alike.timed = device_.record([this, &clock = *alike.clock] { enqueue_timed(clock); });
@@ -433,10 +460,15 @@ StepResult Engine::take_result() {
   const bool is_timed = num_taken_++ == timed_step_;
   StepResult result;
   or_failure([&] { result = oldest.wait(); });
-  if (is_timed) result.phases = steps_[oldest.shape()].clock->times();
+  if (is_timed) result.phases = steps_[2 * oldest.shape()].clock->times();
   domain_.check();
   for (size_t i = 0, next = 0; result.finite && i < experts_.rows.size(); ++i) {
     for (int64_t& rows : experts_.rows[i]) rows += result.expert_rows[next++];
+  }
+  const std::span<const double> counts = oldest.rounding_counts();
+  if (result.finite && !counts.empty()) {
+    result.precision = precision_->observe(counts);
+    if (precision_->set_formats()) forget_recordings();  // nothing is pending behind a step that may decide
   }
   return result;
 }
@@ -577,10 +609,11 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
   options.part = part;
   // Ranks differ in how much they update: each has room for what the one with most of it needs.
   StoragePlan plan;
-  for (int64_t rank = 0; rank < in_domain; ++rank) {
+  const auto plan_rank = [&](int64_t rank, bool left) {
     const auto ranks = make_unmet_ranks(rank, config.parallel.ranks, in_domain);
     plan = plan.max(plan_storage(options, [&](Storage& storage) {
       Engine engine(config, {storage.device(), *ranks}, storage, seq_lens);
+      if (left) engine.leave_precision();
       for (auto shape = shapes.rbegin(); shape != shapes.rend(); ++shape) {
         const std::vector<int32_t> ids(static_cast<size_t>(shape->microbatch_tokens()));
         Documents documents;
@@ -589,7 +622,7 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
         }
         engine.use_seq_len(shape->seq_len);
         for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-        engine.step({.steps = 1, .tokens = 1}, 1);
+        engine.step({.steps = config.precision.check_every, .tokens = 1}, 1);  // one that is checked, if any is
         if (shape->seq_len != config.data.seq_len) continue;
         std::vector<float> losses(ids.size());
         engine.evaluate(ids, ids, losses, documents);
@@ -601,6 +634,11 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
       }
       engine.stage();
     }));
+  };
+  const bool may_leave = is_low(config.run.precision) && config.precision.fallback == PrecisionFallback::kAct;
+  for (int64_t rank = 0; rank < in_domain; ++rank) {
+    plan_rank(rank, /*left=*/false);
+    if (may_leave) plan_rank(rank, /*left=*/true);
   }
   return plan;
 }

@@ -38,6 +38,7 @@
 #include "tensor/named_tensor.h"
 #include "train/expert_moves.h"
 #include "train/phase_clock.h"
+#include "train/precision_checks.h"
 #include "train/step_exchange.h"
 #include "train/step_phase.h"
 
@@ -109,6 +110,21 @@ class Engine {
   // taken last are run again. Before anything is loaded after that; pending steps are lost.
   NonFinite find_non_finite();
 
+  // --- checks of precision (precision_checks.h)
+  // Whether a step is pending that may change the formats of products: its result is to be taken before the next step,
+  // which otherwise waits for it and drops it.
+  bool decision_is_pending() const {
+    return precision_ && precision_->acts() && last_check_ >= num_taken_ && !ops_.counting();
+  }
+  // What checks have found so far, of results that were taken, for a checkpoint; and back, before the first step.
+  // False where it is not of this model.
+  std::vector<PrecisionRole> precision() const {
+    return precision_ ? precision_->state() : std::vector<PrecisionRole>();
+  }
+  bool restore_precision(std::span<const PrecisionRole> state);
+  // Every part of a layer without its format, for a plan.
+  void leave_precision();
+
   // --- experts that the ranks of a domain share (parallel/expert_placement.h)
   bool shares_experts() const { return !experts_.places.empty(); }
   const ExpertState& experts() const { return experts_; }
@@ -150,7 +166,7 @@ class Engine {
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
   const StepSlot& slot(int64_t step) const { return slots_[static_cast<size_t>(step % kMaxPending)]; }
-  // Steps of one shape.
+  // Steps of one shape, checked or not.
   struct Steps {
     bool warm = false;  // one was run
     std::unique_ptr<PhaseClock> clock;
@@ -164,6 +180,7 @@ class Engine {
   void enqueue_update();
   void enqueue_results(bool with_routers);
   Batch place(const MicrobatchArrays& arrays);
+  void forget_recordings();
   void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
@@ -212,7 +229,10 @@ class Engine {
   std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
   std::unique_ptr<Prefetch> prefetch_;  // of inputs_
-  std::vector<Steps> steps_;            // by shape; last: recordings use all of the above
+  std::optional<PrecisionChecks> precision_;
+  bool checks_ = false;       // of the step that is enqueued: whether it is checked
+  int64_t last_check_ = -1;   // number of the last step that was
+  std::vector<Steps> steps_;  // by shape, then by whether they are checked; last: recordings use all of the above
 };
 
 // The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.

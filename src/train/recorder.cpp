@@ -12,6 +12,7 @@
 #include "track/metrics_reader.h"
 #include "train/batch_shape.h"
 #include "train/exchange_report.h"
+#include "train/precision_report.h"
 #include "train/router_report.h"
 #include "train/trainer.h"
 
@@ -122,6 +123,16 @@ void Recorder::show(const StepReport& report, bool milestone) {
                   human_count(last_->tokens_per_s), 100.0 * report.flops / report.seconds / peak_flops_);
   line_.update(step, detail, milestone);
   if (milestone) log_->line(line_.text(step, detail));
+  if (!report.result.precision.roles.empty()) record_precision(step, report.result.precision);
+}
+
+void Recorder::record_precision(int64_t step, const PrecisionReport& report) {
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  report_precision(report, record);
+  metrics_->append(record);
+  for (const PrecisionWatch::Change& change : report.changes) {
+    message(fmt::format("step {}: {}", step, precision_message(change, config_.precision.fallback)));
+  }
 }
 
 void Recorder::record(const StepReport& report) {

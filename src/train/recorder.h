@@ -70,7 +70,7 @@ class Recorder {
   const std::string& run_id() const { return run_id_; }
   MetricsWriter& metrics() { return *metrics_; }
 
-  // The progress line; of every step, in order.
+  // The progress line, and what a check of precision found; of every step, in order.
   void show(const StepReport& report, bool milestone);
   // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
@@ -102,6 +102,7 @@ class Recorder {
   };
   double tokens_per_s(const StepReport& report) const;
   double rate(const Progress& progress, WeightGroup group) const;
+  void record_precision(int64_t step, const PrecisionReport& report);
   void record_progress();
   void append(const MetricRecord& record, bool is_step = false);
   void keep_row(const std::function<void()>& action);

@@ -121,6 +121,11 @@ void TrainingStart::apply(Engine& engine) const {
   }
   const CheckpointReader reader = CheckpointReader::open(checkpoint_);
   if (resumes_) engine.place_experts(reader.info().experts);
+  if (resumes_ && !engine.restore_precision(reader.info().precision)) {
+    throw runtime_error(fmt::format("the formats of layers in '{}' are not those of its model",
+                                    (reader.path() / "manifest.json").string()),
+                        "move this checkpoint away to resume from the one before it");
+  }
   reader.load_model_parts(named_parts(engine.staging().model));
   // Without it the optimizer's part of staging is zero, as it is before the first step.
   if (resumes_) reader.load_optimizer_parts(named_parts(engine.staging().optimizer));

@@ -77,12 +77,13 @@ double RouterHealth::bias_range() const {
 }
 
 StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
-                   Arena& arena, bool with_expert_rows)
+                   Arena& arena, bool with_expert_rows, Tensor rounding_counts)
     : device_(rank.device),
       inputs_(allocate_step_inputs(config, shapes, arena)),
       num_tokens_(static_cast<double>(step_tokens(config))),
       sums_(arena.allocate(DType::kF64, {2})),
       expert_rows_(model.router_counts()),
+      rounding_counts_(rounding_counts),
       done_(rank.device.make_event(Lane::kCompute)) {
   const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
   for (const Moe* moe : model.moe_layers()) {
@@ -101,6 +102,7 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
                   .exposed = like(stats.exposed)};
   }
   if (with_expert_rows) fetched_expert_rows_ = like(expert_rows_);
+  if (rounding_counts_.defined()) fetched_counts_ = like(rounding_counts_);
   fill_positions();
 }
 
@@ -121,7 +123,7 @@ void StepSlot::fill_positions() {
 
 void StepSlot::set_num_targets(int64_t num_targets) {
   num_targets_ = static_cast<double>(std::max<int64_t>(1, num_targets));  // a step without any has loss 0
-  has_routers_ = false;
+  has_routers_ = has_counts_ = false;
   if (!device_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
 }
 
@@ -143,6 +145,16 @@ void StepSlot::fetch_routers(const Model& model) {
   for (size_t i = 0; i < here.size(); ++i) device_.begin_download(here[i].raw(), on_device[i]);
   has_routers_ = true;
   done_->record();
+}
+
+void StepSlot::fetch_rounding_counts() {
+  device_.begin_download(fetched_counts_.raw(), rounding_counts_);
+  has_counts_ = true;
+  done_->record();
+}
+
+std::span<const double> StepSlot::rounding_counts() const {
+  return has_counts_ ? fetched_counts_.span<double>() : std::span<const double>();
 }
 
 StepResult StepSlot::wait() const {

@@ -19,6 +19,7 @@
 #include "tensor/arena.h"
 #include "train/batch_shape.h"
 #include "train/step_phase.h"
+#include "train/precision_checks.h"
 
 namespace nmoe {
 
@@ -88,13 +89,15 @@ struct StepResult {
   std::vector<LayerTraffic> traffic;
   std::vector<PhaseTime> phases;     // of this rank, where the step was timed; else empty
   std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, where they are wanted of every step; else empty
+  PrecisionReport precision;         // where the step was checked and is finite
 };
 
 // The host's side of one step on one rank, in memory that the device copies to and from.
 class StepSlot {
  public:
+  // rounding_counts: what steps that are checked leave (PrecisionChecks), or undefined.
   StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank, Arena& arena,
-           bool with_expert_rows);
+           bool with_expert_rows, Tensor rounding_counts);
 
   const StepInputs& inputs() const { return inputs_; }
   // Its step's: the number of one of `shapes`, the first until it is set.
@@ -106,6 +109,9 @@ class StepSlot {
   // Enqueues the copies of what the step left on the device; sums [2] f64: of token losses, of squares of gradients.
   void fetch_results(Tensor sums);
   void fetch_routers(const Model& model);
+  void fetch_rounding_counts();
+  // Of its step; empty where it was not checked. Once wait() has returned.
+  std::span<const double> rounding_counts() const;
   bool arrived() const { return done_->reached(); }
   StepResult wait() const;
 
@@ -130,6 +136,9 @@ class StepSlot {
   bool has_routers_ = false;     // of this step
   Tensor expert_rows_;           // [L, E] i32 on the device
   Tensor fetched_expert_rows_;   // the same here; undefined: not wanted
+  Tensor rounding_counts_;       // on the device
+  Tensor fetched_counts_;        // the same here
+  bool has_counts_ = false;      // of this step
   std::unique_ptr<Event> done_;
 };
 

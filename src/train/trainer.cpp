@@ -308,7 +308,7 @@ void Trainer::finish_steps() {
 
 // Several ranks go by the number of steps alone: when a result arrives differs from one to another.
 bool Trainer::must_finish_step() const {
-  if (rank_.count() > 1 && pace_.is_settling()) return engine_.num_pending() > 0;
+  if (engine_.decision_is_pending() || (rank_.count() > 1 && pace_.is_settling())) return engine_.num_pending() > 0;
   return engine_.num_pending() == Engine::kMaxPending || (rank_.count() == 1 && engine_.has_result());
 }
 
@@ -414,6 +414,7 @@ void Trainer::save() {
   head.info.flops = flops_;
   head.info.cursor = cursor_;
   head.info.experts = engine_.experts();
+  head.info.precision = engine_.precision();
   head.info.num_parameters = run_.memory.cost.parameters;
   if (recorder_) head.info.run_id = recorder_->run_id();
   head.info.config_fingerprint = config_fingerprint(config_);

@@ -58,6 +58,7 @@ inline Config hybrid_config() {
 inline Config low_precision_config() {
   return parse_config(R"(
     run.precision = "fp8"
+    precision.fallback = "act"
     [model.moe]
     num_experts = 8)",
                       "low_precision.toml");

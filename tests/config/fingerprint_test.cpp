@@ -46,8 +46,12 @@ const std::set<std::string> kFree = {"run.name",
                                      "train.sample_prompts",
                                      "train.sample_tokens",
                                      "model.max_positions"};
-// Whether a key may change in a run so configured: between what devices compute in, precision may.
+// Whether a key may change in a run so configured: between what devices compute in, precision may, and how closely it
+// is looked at while nobody acts on it.
 bool is_free(const std::string& key, const Config& config) {
+  if (key == "precision.fallback" || key == "precision.check_every") {
+    return config.precision.fallback != PrecisionFallback::kAct;
+  }
   return kFree.contains(key) && !(key == "run.precision" && is_low(config.run.precision));
 }
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.
@@ -63,7 +67,7 @@ TEST(Fingerprint, FollowsWhatDefinesTheRun) {
       Config config = base;
       const Field field = describe(config)[i];
       if (!change(field)) continue;
-      const bool defines_run = field.used() && !is_free(field.key, base);
+      const bool defines_run = field.used() && !(is_free(field.key, base) && is_free(field.key, config));
       EXPECT_EQ(config_fingerprint(config) != fingerprint, defines_run) << field.key;
       EXPECT_EQ(explain_difference(base, config).empty(), !defines_run) << field.key;
     }

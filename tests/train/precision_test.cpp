@@ -29,16 +29,27 @@ double mean_of_last(const std::map<int64_t, double>& losses, int64_t count) {
   return sum;
 }
 
-// Each format learns what fp32 learns, repeats its bits, and goes on with them.
+// Each format learns what fp32 learns, repeats its bits, and goes on with them. All bear theirs.
 TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   run("fp32", settings("fp32", 50));
   const auto exact = series("fp32", "train/loss");
   EXPECT_LT(exact.at(50), exact.at(1) - 0.5);
   for (const char* precision : {"fp8", "mxfp8", "nvfp4"}) {
     const std::string name = precision;
-    run(name, settings(precision, 50));
-    run(name + "_halves", settings(precision, 20));
-    resume(name + "_halves", settings(precision, 50));
+    const auto checked = [&](int64_t steps) {
+      std::vector<std::string> overrides = settings(precision, steps);
+      overrides.insert(overrides.end(), {"precision.fallback=act", "precision.check_every=3"});
+      return overrides;
+    };
+    run(name, checked(50));
+    run(name + "_halves", checked(20));
+    resume(name + "_halves", checked(50));
+    const auto left = series(name, "precision/roles_left"), lowest = series(name, "precision/lowest_snr_db");
+    EXPECT_EQ(left.size(), 16U);
+    for (const auto& [step, count] : left) EXPECT_EQ(count, 0) << name << " at step " << step;
+    for (const auto& [step, snr_db] : lowest) {
+      EXPECT_GT(snr_db, name == "nvfp4" ? 11.5 : 30.0) << name << " at step " << step;
+    }
     expect_same_state(checkpoints(name), checkpoints(name + "_halves"));
     EXPECT_NE(weights_of(checkpoints(name)), weights_of(checkpoints("fp32")));
     const auto losses = series(name, "train/loss");
@@ -65,6 +76,100 @@ TEST_F(PrecisionTest, LowPrecisionDefinesTheRun) {
   EXPECT_EQ(resume("plain", settings("fp32", 3)).steps, 3);
   EXPECT_TRUE(contains(error_of([&] { resume("plain", settings("nvfp4", 4)); }).what(),
                        "run.precision: \"fp32\" != \"nvfp4\""));
+}
+
+// Before each step from `first` on: an outlier among the weights of the first expert of layer 1, where the norm in
+// front of it lets nothing through, so that it changes no product and no other operand.
+std::function<void(Engine&, int64_t)> outlier_from(int64_t first) {
+  return [first](Engine& engine, int64_t step) {
+    WeightSet& weights = engine.model().weights();
+    Device& device = engine.rank().device;
+    const Tensor gain = weights.at("layers.1.mlp_norm").value, experts = weights.at("layers.1.moe.experts_in").value;
+    const float zero = 0.0F, huge = 0x1p30F;
+    device.upload(gain.rows(0, 1), &zero);
+    if (step < first || engine.rank().index() > 0) return;
+    device.upload(experts[0][0].rows(0, 1), &huge);
+  };
+}
+
+class FallbackTest : public PrecisionTest {
+ protected:
+  TrainSummary run(const std::string& name, int64_t steps, std::vector<std::string> more, int64_t outlier,
+                   bool resume = false) {
+    std::vector<std::string> overrides = settings("fp8", steps);
+    overrides.insert(overrides.end(), {"optim.clip_norm=0", "run.name=" + name, "optim.experts.optimizer=adamw",
+                                       "optim.experts.lr=1e-2"});
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return train(test::tiny_config(dir_, overrides),
+                 {.resume = resume, .version = "0.0.0", .commit = "abc", .before_step = outlier_from(outlier)});
+  }
+  std::vector<PrecisionRole> roles(const std::string& name) const {
+    return CheckpointReader::open(checkpoints(name)).info().precision;
+  }
+  // The parts of layers that went to act.
+  std::string left(const std::string& name) const {
+    std::string list;
+    for (const PrecisionRole& role : roles(name)) {
+      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
+    }
+    return list;
+  }
+};
+
+// Looked at in steps 2, 4, 6 and 8, there from step 3 on: in the third check that sees it, that part alone goes.
+TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
+  const std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2"};
+  run("outlier", 12, act, 3);
+  EXPECT_EQ(roles("outlier").size(), 5U);  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
+  EXPECT_EQ(left("outlier"), "1 experts;");
+  const auto count = series("outlier", "precision/roles_left");
+  EXPECT_EQ(count, (std::map<int64_t, double>{{2, 0}, {4, 0}, {6, 0}, {8, 1}, {10, 1}, {12, 1}}));
+  EXPECT_GT(series("outlier", "precision/layer_01/experts_weights/snr_db").at(2), 31.0);
+  EXPECT_LT(series("outlier", "precision/layer_01/experts_weights/snr_db").at(4), 15.0);
+  EXPECT_GT(series("outlier", "precision/layer_01/shared_weights/snr_db").at(12), 31.0);
+  run("healthy", 12, act, 99);
+  EXPECT_EQ(left("healthy"), "");
+
+  // It is the format that changes what is computed: reported alone, and not looked at, are the same to the bit.
+  run("reported", 12, {"precision.fallback=report", "precision.check_every=2"}, 3);
+  run("off", 12, {"precision.fallback=off"}, 3);
+  EXPECT_EQ(left("reported"), "1 experts;");  // would have
+  EXPECT_TRUE(roles("off").empty());
+  expect_same_state(checkpoints("reported"), checkpoints("off"));
+  EXPECT_NE(weights_of(checkpoints("reported")), weights_of(checkpoints("outlier")));
+}
+
+TEST_F(FallbackTest, GoesOnToTheBitBeforeAndBehindADecision) {
+  const std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2"};
+  run("straight", 12, act, 3);
+  for (const int64_t half : {6, 9}) {
+    const std::string name = fmt::format("half_{}", half);
+    run(name, half, act, 3);
+    EXPECT_EQ(left(name), half < 8 ? "" : "1 experts;");
+    run(name, 12, act, 3, /*resume=*/true);
+    expect_same_state(checkpoints("straight"), checkpoints(name));
+    EXPECT_EQ(roles("straight"), roles(name));
+  }
+}
+
+// The experts are shared, and what each rank counts is summed.
+TEST_F(FallbackTest, RanksDecideAlike) {
+  run("two", 8, {"precision.fallback=act", "precision.check_every=2", "parallel.ranks=2"}, 3);
+  EXPECT_EQ(left("two"), "1 experts;");
+  EXPECT_EQ(series("two", "precision/roles_left").at(6), 0);
+  EXPECT_EQ(series("two", "precision/roles_left").at(8), 1);
+  const std::vector<std::string> shards = {"precision.fallback=act", "precision.check_every=2",
+                                           "parallel.logical_shards=2"};
+  run("shards_1", 6, shards, 3);
+  std::vector<std::string> on_two = shards;
+  on_two.emplace_back("parallel.ranks=2");
+  run("shards_2", 6, on_two, 3);
+  expect_same_state(checkpoints("shards_1"), checkpoints("shards_2"));
+  EXPECT_EQ(roles("shards_1"), roles("shards_2"));
+  for (const char* operand : {"experts_inputs", "experts_weights", "mixer_gradients", "shared_gradients"}) {
+    const std::string tag = fmt::format("precision/layer_01/{}/snr_db", operand);
+    EXPECT_EQ(series("shards_1", tag), series("shards_2", tag)) << tag;
+  }
 }
 
 Config config_of(const std::string& toml) { return parse_config(toml, "precision.toml"); }

@@ -79,11 +79,45 @@ struct Quantize {
   Tensor transposed_scales = {};  // = [G, ceil(C / n), ceil(N / n)] u8, with those
 };
 
+// How much of an operand rounding loses, without its result: what a run looks at to see that a layer bears a format.
+//
+// Of a block's part in one row, the value of the largest magnitude (the first of them) is what the scale is made for;
+// what is lost is counted of the others: the sum of their squared errors over that of their squares, 1 at most. So an
+// outlier that leaves nothing of its neighbours shows, though it is itself exact and has nearly all of their energy.
+// The mean over rows of blocks, in dB, is the signal-to-noise ratio that is meant here (train/precision_watch.h).
+//
+// Rounding is to nearest. All counts are whole numbers, and so are the sums of ratios, in units of kLostUnit, each
+// rounded to one: as long as sums are below 2^53, they are exact, and the same in any order.
+constexpr double kLostUnit = 0x1p-24;
+struct RoundingCounts {
+  double values = 0;      // that are not zero
+  double underflows = 0;  // of them, those that become zero
+  double saturated = 0;   // beyond the largest element before rounding
+  double rows = 0;        // of blocks, with more than one value that is not zero
+  double lost = 0;        // their ratios, in units of kLostUnit
+};
+struct MeasureRounding {
+  OperandFormat format = OperandFormat::kFp8;
+  BlockShape blocks = BlockShape::kRows;
+  Tensor x;              // [G, N, C] act
+  Tensor num_rows = {};  // as in AbsMax; kRows
+  Tensor counts;         // [5] f64 +=, RoundingCounts
+};
+
 // What every device checks.
 inline void check_abs_max(const AbsMax& args) {
   NMOE_CHECK(args.x.shape().rank() == 3 && args.amax.shape() == Shape({args.x.dim(0)}) &&
                  (!args.num_rows.defined() || args.x.dim(0) == 1),
              "largest magnitudes {} of {}", args.amax.shape(), args.x.shape());
+}
+inline void check_measure_rounding(const MeasureRounding& args) {
+  const bool tiles = args.blocks == BlockShape::kTiles;
+  NMOE_CHECK(args.x.shape().rank() == 3 && args.counts.shape() == Shape({5}) && args.counts.dtype() == DType::kF64,
+             "counts {} of {}", args.counts.shape(), args.x.shape());
+  NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
+             "there are no such blocks");
+  NMOE_CHECK(!args.num_rows.defined() || (args.x.dim(0) == 1 && !tiles), "a number of rows for {} matrices",
+             args.x.dim(0));
 }
 inline void check_quantize(const Quantize& args) {
   NMOE_CHECK(args.x.shape().rank() == 3, "rounding of {}", args.x.shape());

@@ -30,6 +30,11 @@ inline Tensor claim_partials(ArenaScope& scope, const Tensor& x, DType partial) 
   return scope.allocate(partial, {blocks_for(x.num_elements(), kReduceElements)});
 }
 
+// --- what rounding loses: the largest magnitudes of matrices, where these have a scale.
+inline Tensor claim(ArenaScope& scope, const MeasureRounding& args) {
+  return args.format == OperandFormat::kNvFp4 ? scope.allocate(DType::kF32, {args.x.dim(0)}) : Tensor();
+}
+
 // --- dense products: cuBLASLt's workspace, of the size that NVIDIA recommends for Hopper.
 constexpr int64_t kProductWorkspaceBytes = int64_t{32} << 20;
 inline Tensor claim_product_workspace(ArenaScope& scope) {

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "ops/cuda/cuda_test.h"
 #include "ops/quantize_cases.h"
 
@@ -128,6 +130,53 @@ TEST_F(CudaQuantize, TransposedTilesAreThoseOfTheCpu) {
     EXPECT_EQ(bytes_of(down(device.scales)), bytes_of(host.scales)) << shape.to_string();
     EXPECT_EQ(bytes_of(down(device.transposed_values)), bytes_of(host.transposed_values)) << shape.to_string();
     EXPECT_EQ(bytes_of(down(device.transposed_scales)), bytes_of(host.transposed_scales)) << shape.to_string();
+  }
+}
+
+// Counts are the CPU's; sums within a row of a block have another order, which may change the last bit of a ratio.
+TEST_F(CudaQuantize, WhatRoundingLosesIsWhatTheCpuSays) {
+  struct Case {
+    OperandFormat format;
+    BlockShape blocks;
+    Shape shape;
+    int64_t rows;  // negative: all
+  };
+  const Case cases[] = {{OperandFormat::kFp8, BlockShape::kRows, {1, 300, 700}, 211},
+                        {OperandFormat::kFp8, BlockShape::kTiles, {3, 200, 384}, -1},
+                        {OperandFormat::kMxFp8, BlockShape::kRows, {2, 65, 96}, -1},
+                        {OperandFormat::kMxFp8, BlockShape::kRows, {1, 40, 77}, 0},
+                        {OperandFormat::kNvFp4, BlockShape::kRows, {1, 90, 133}, 71},
+                        {OperandFormat::kNvFp4, BlockShape::kTiles, {4, 50, 49}, -1},
+                        {OperandFormat::kFp8, BlockShape::kRows, {1, 4096, 2048}, 4000}};
+  for (const DType dtype : kActDTypes) {
+    for (const Case& c : cases) {
+      const Tensor x = normal(c.shape, dtype, 0.1);
+      for (int64_t i = 0; i < x.num_elements(); i += 97) set(x, i, i % 2 == 0 ? 0.0 : std::ldexp(1.0, 9));
+      const Tensor num_rows = c.rows < 0 ? Tensor() : pool_.ints({1}, {static_cast<double>(c.rows)});
+      const Tensor counts = pool_.zeros(DType::kF64, {5});
+      cpu().measure_rounding({.format = c.format, .blocks = c.blocks, .x = x, .num_rows = num_rows, .counts = counts});
+      const Tensor device_x = up(x, dtype), device_rows = up(num_rows);
+      const Tensor device_counts = up(pool_.zeros(DType::kF64, {5}));
+      const auto measured = [&] {
+        run([&](Ops& ops) {
+          ops.measure_rounding({.format = c.format,
+                                .blocks = c.blocks,
+                                .x = device_x,
+                                .num_rows = device_rows,
+                                .counts = device_counts});
+        });
+        const Tensor found = down(device_counts);
+        const auto values = found.span<double>();
+        return std::vector<double>(values.begin(), values.end());
+      };
+      const std::vector<double> first = measured(), both = measured();
+      for (size_t i = 0; i < 5; ++i) EXPECT_EQ(both[i], 2 * first[i]);  // added, and again to the bit
+      for (size_t i = 0; i < 4; ++i) EXPECT_EQ(first[i], counts.data<double>()[i]) << c.shape.to_string() << " " << i;
+      const double lost = counts.data<double>()[4];
+      EXPECT_NEAR(first[4], lost, 1e-6 * lost) << c.shape.to_string();
+      EXPECT_EQ(first[4], std::rint(first[4]));
+      tensors_.rewind(0);
+    }
   }
 }
 

@@ -85,6 +85,39 @@ TEST_F(CudaTrainer, Fp8LearnsWhatTheCpuDoes) {
   EXPECT_NEAR(long_run, bf16, 1.5e-2 * bf16);
 }
 
+// As FallbackTest (tests/train/precision_test.cpp): an outlier among weights that no product depends on.
+TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfFp8) {
+  const auto with_outlier = [&](const std::string& name, std::vector<std::string> overrides, bool resume = false) {
+    overrides.insert(overrides.end(),
+                     {"precision.fallback=act", "precision.check_every=2", "optim.clip_norm=0",
+                      "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2", "run.device=cuda", "run.name=" + name});
+    const auto put_outlier = [](Engine& engine, int64_t step) {
+      WeightSet& weights = engine.model().weights();
+      Device& device = engine.rank().device;
+      const float zero = 0.0F;
+      const uint16_t huge = 0x4E80;  // 2^30 in bf16
+      device.upload(weights.at("layers.1.mlp_norm").value.rows(0, 1), &zero);
+      if (step >= 3) device.upload(weights.at("layers.1.moe.experts_in").value[0][0].rows(0, 1), &huge);
+    };
+    return train(tiny_config(dir_, overrides), {.resume = resume, .before_step = put_outlier});
+  };
+  const TrainSummary summary = with_outlier("straight", fp8("fp8", 12));
+  const std::vector<PrecisionRole> roles = checkpoint("straight").info().precision;
+  EXPECT_FALSE(roles.empty());
+  for (const PrecisionRole& role : roles) {
+    EXPECT_EQ(role.in_act, role.layer == 1 && role.part == "experts") << role.layer << " " << role.part;
+  }
+  const auto planned = static_cast<double>(summary.device_bytes_planned);
+  EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned);
+  for (const int64_t half : {6, 9}) {
+    const std::string name = fmt::format("half_{}", half);
+    with_outlier(name, fp8("fp8", half));
+    with_outlier(name, fp8("fp8", 12), /*resume=*/true);
+    expect_same_state("straight", name);
+    EXPECT_EQ(checkpoint("straight").info().precision, checkpoint(name).info().precision);
+  }
+}
+
 TEST_F(CudaTrainer, Fp8UsesThePlannedMemory) {
   const TrainSummary summary = run("memory", fp8("fp8", 4));
   const auto planned = static_cast<double>(summary.device_bytes_planned);
