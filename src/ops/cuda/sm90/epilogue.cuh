@@ -220,7 +220,7 @@ __device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair &
 template <int kCols>
 __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWeights& weights, const SwiGluRows& rows,
                                        float* dweights) {
-  constexpr int kChunkCols = SwiGluRows::kChunkCols;
+  constexpr int kChunkCols = SwiGluRows::kChunkCols, kBlocks = kChunkCols / 16;
   static_assert(SwiGluRows::kChunks == 2 && kCols % kChunkCols == 0);
   if (rows.num_rows <= 0) return;  // the whole warp; nothing was fetched for it
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -231,31 +231,37 @@ __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWei
     if (chunk * kChunkCols >= rows.num_cols) continue;
     wait_copies<1>();
     __syncwarp();
+    std::byte* const gates = rows.gates(chunk) + corner;
+    std::byte* const ups = rows.ups(chunk) + corner;
+    uint32_t gate[kBlocks][4], up[kBlocks][4];  // all at once: one of 16 columns has too little to do beside its waits
 #pragma unroll
-    for (int i = 0; i < kChunkCols / 16; ++i) {
+    for (int i = 0; i < kBlocks; ++i) {
+      load_matrices<false>(gates + 32 * i, gate[i]);
+      load_matrices<false>(ups + 32 * i, up[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
       if (chunk * kChunkCols + 16 * i >= rows.num_cols) continue;
-      std::byte* const gates = rows.gates(chunk) + corner + 32 * i;
-      std::byte* const ups = rows.ups(chunk) + corner + 32 * i;
-      uint32_t gate[4], up[4];
-      load_matrices<false>(gates, gate);
-      load_matrices<false>(ups, up);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {  // a pair of columns in the row of lane / 4, and 8 below where r is odd
         const int at = (chunk * kChunkCols + 16 * i) / 2 + 2 * r;
         const uint32_t dh = bf16_pair(c[at], c[at + 1]);
         const float weight = r % 2 == 0 ? weights.upper : weights.lower;
         const SwiGluGradient low =
-            swiglu_backward<__nv_bfloat16>(low_bf16(gate[r]), low_bf16(up[r]), weight, low_bf16(dh));
+            swiglu_backward<__nv_bfloat16>(low_bf16(gate[i][r]), low_bf16(up[i][r]), weight, low_bf16(dh));
         const SwiGluGradient high =
-            swiglu_backward<__nv_bfloat16>(high_bf16(gate[r]), high_bf16(up[r]), weight, high_bf16(dh));
+            swiglu_backward<__nv_bfloat16>(high_bf16(gate[i][r]), high_bf16(up[i][r]), weight, high_bf16(dh));
         dweight[r % 2] += low.weight;
         dweight[r % 2] += high.weight;
-        gate[r] = bf16_pair(low.gate, high.gate);
-        up[r] = bf16_pair(low.up, high.up);
+        gate[i][r] = bf16_pair(low.gate, high.gate);
+        up[i][r] = bf16_pair(low.up, high.up);
       }
-      __syncwarp();  // all lanes have what lay there
-      store_matrices(gates, gate[0], gate[1], gate[2], gate[3]);
-      store_matrices(ups, up[0], up[1], up[2], up[3]);
+    }
+    __syncwarp();  // all lanes have what lay there
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      store_matrices(gates + 32 * i, gate[i][0], gate[i][1], gate[i][2], gate[i][3]);
+      store_matrices(ups + 32 * i, up[i][0], up[i][1], up[i][2], up[i][3]);
     }
     __syncwarp();
     rows.store(chunk);
