@@ -16,8 +16,9 @@ struct DeviceOptions {
   int index = 0;                  // among the machine's devices of this kind
   int num_threads = 0;            // CPU: 0 is one per available CPU
   DType compute_dtype = DType::kF32;
-  bool batch_invariant =
-      false;  // a row's bits do not depend on the other rows (ops/ops.h): for generation, slower where rows are many
+  // A row's bits do not depend on the other rows (ops/ops.h): for generation, slower where rows are many. On CUDA its
+  // products read weights before what is enqueued in front of them has ended: no kernel right before one writes them.
+  bool batch_invariant = false;
   int num_sms = 0;  // CUDA: multiprocessors that kernels take which stay on them; 0: all there are. Fewer is for tests
   // A CUDA part that need not be here: the device only counts, as one with that part would.
   std::optional<cuda::Part> part = {};

@@ -5,9 +5,10 @@
 // the values too: they are read once. A second kernel adds up the chunks in their order (Flash-Decoding's split; Dao et
 // al., 2023).
 //
-// Of many tokens, neighbours are most often of one slot: they share what is read of it. Keys that one of them does not
-// see weigh nothing there, to the bit, since tiles and chunks are of absolute positions: what a row's sums depend on
-// are sizes, its position and the window. Single tokens have blocks of their own.
+// Of many tokens, neighbours are most often of one slot: they share what is read of it. Finite keys that one of them
+// does not see weigh nothing there, to the bit (zero times what is not finite is NaN), since tiles and chunks are of
+// absolute positions: what a row's sums depend on are sizes, its position and the window. Single tokens have blocks of
+// their own.
 //
 // Bound by reading the cache when there are rows enough to fill the device; a single one has a block for each chunk.
 #include <algorithm>

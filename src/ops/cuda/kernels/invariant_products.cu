@@ -161,7 +161,7 @@ __device__ void store_pair(const Product<Bf16, Out>& p, int row, int tile, int r
   }
 }
 
-// NOTE: not __ldg, but for weights: tokens may be written while a kernel that started early is there already.
+// NOTE: not __ldg: tokens may be written while a kernel that started early is there already. It reads weights too.
 __device__ uint4 load16(const Bf16* row, int k, bool is_there) {
   return is_there ? *reinterpret_cast<const uint4*>(row + k) : make_uint4(0, 0, 0, 0);
 }

@@ -4,9 +4,13 @@
 // C[8 h + l / 4, 8 j + 2 (l % 4) + p] of them. Here `num_rows` and `num_cols` are what exists of C from the warp's
 // first row and the tile's first column on: they may be more than the warp and the tile have, num_rows also none.
 //
-// BF16 rows go through shared memory, so that TMA writes whole rows: a warp stages its 16, and one lane a row starts a
-// copy that is under way while the warp goes on to its next tile. A warp has StagedRows<...>::kWarpBytes of its own for
-// that, and must pass staging_free() before it writes them again and before it ends.
+// BF16 rows go through shared memory, so that whole rows are written: a warp stages its 16, in
+// StagedRows<...>::kWarpBytes of its own. Then either lanes that are next to each other write 16 bytes of a row each
+// (write_rows), or one lane a row starts a copy by TMA, which is under way while the warp goes on (store_rows): the
+// warp must pass staging_free() before it writes its staging again and before it ends.
+//
+// NOTE: the addresses of a copy by TMA have to be uniform, so that a warp starts one after the other, some 110 cycles
+// each.
 //
 // SwiGLU's backward also reads what is to lie there: a warp fetches its rows' first columns ahead of the products, and
 // the others while it works on those before (SwiGluRows).
@@ -52,19 +56,54 @@ __device__ inline void staging_free() {
   __syncwarp();
 }
 
-// Columns [kFirst, kFirst + kCount) of the warp's rows, rounded to BF16, into its staging of rows of kCols. `num_cols`:
-// that exist from kFirst on.
+// Columns [kFirst, kFirst + kCount) of the warp's rows, rounded to BF16, into its staging of rows of kCount.
+// `num_cols`: that exist from kFirst on.
 template <int kCols, int kFirst, int kCount>
 __device__ void stage_columns(const float (&c)[kCols / 2], int num_cols, std::byte* staged) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  std::byte* const corner = staged + lane % kWarpRows * StagedRows<kCols>::kRowBytes + lane / kWarpRows * 16;
+  std::byte* const corner = staged + lane % kWarpRows * StagedRows<kCount>::kRowBytes + lane / kWarpRows * 16;
 #pragma unroll
-  for (int i = kFirst / 16; i < (kFirst + kCount) / 16; ++i) {
-    if (16 * i - kFirst < num_cols) {
-      store_matrices(corner + 32 * i, bf16_pair(c[8 * i], c[8 * i + 1]), bf16_pair(c[8 * i + 2], c[8 * i + 3]),
-                     bf16_pair(c[8 * i + 4], c[8 * i + 5]), bf16_pair(c[8 * i + 6], c[8 * i + 7]));
+  for (int i = 0; i < kCount / 16; ++i) {
+    const int at = kFirst / 2 + 8 * i;
+    if (16 * i < num_cols) {
+      store_matrices(corner + 32 * i, bf16_pair(c[at], c[at + 1]), bf16_pair(c[at + 2], c[at + 3]),
+                     bf16_pair(c[at + 4], c[at + 5]), bf16_pair(c[at + 6], c[at + 7]));
     }
   }
+}
+
+// `num_bytes` of staged rows of kRowBytes, `staged_row_bytes` apart, to `target`. The staging is free at return.
+template <int kRowBytes>
+__device__ void write_staged(const std::byte* staged, int staged_row_bytes, int num_rows, int num_bytes, void* target,
+                             int64_t stride_bytes) {
+  constexpr int kRowVectors = kRowBytes / 16, kRowsAtOnce = kWarp / kRowVectors, kTurns = kWarpRows / kRowsAtOnce;
+  static_assert(kWarp % kRowVectors == 0 && kWarpRows % kRowsAtOnce == 0);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, first_row = lane / kRowVectors;
+  const int byte = lane % kRowVectors * 16;
+  uint4 vectors[kTurns];
+  __syncwarp();
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int row = first_row + turn * kRowsAtOnce;
+    vectors[turn] = *reinterpret_cast<const uint4*>(staged + row * staged_row_bytes + byte);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int row = first_row + turn * kRowsAtOnce;
+    if (row < num_rows && byte < num_bytes) {
+      *reinterpret_cast<uint4*>(static_cast<std::byte*>(target) + row * stride_bytes + byte) = vectors[turn];
+    }
+  }
+}
+
+// Columns [kFirst, kFirst + kCount) of C's rows in BF16. `target`: the warp's first row at column kFirst, aligned to 16
+// bytes as every row is; `num_cols` exist from there on. The staging, of rows of kCount, is free at return.
+template <int kCols, int kFirst = 0, int kCount = kCols>
+__device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_cols, __nv_bfloat16* target,
+                           int64_t stride, std::byte* staged) {
+  stage_columns<kCols, kFirst, kCount>(c, num_cols, staged);
+  write_staged<2 * kCount>(staged, StagedRows<kCount>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
 }
 
 // Starts the copies of `num_cols` staged columns to `target`, whose rows are `stride` apart. A lane whose row exists
@@ -136,23 +175,16 @@ __device__ void apply_swiglu(float (&c)[kCols / 2], const RowWeights& weights) {
 }
 
 // The two halves of a tile as columns of `pre`, `hidden_width` apart, then silu(gate) * up * weight as columns of
-// `hidden`. `num_cols`: of either half. pre rows are 2 * hidden_width apart, hidden's hidden_width.
+// `hidden`. `num_cols`: of either half. pre rows are 2 * hidden_width apart, hidden's hidden_width. The staging is of
+// rows of kCols / 2.
 template <int kCols>
-__device__ void store_swiglu_rows(float (&c)[kCols / 2], const RowWeights& weights, int num_rows, int num_cols,
+__device__ void write_swiglu_rows(float (&c)[kCols / 2], const RowWeights& weights, int num_rows, int num_cols,
                                   __nv_bfloat16* pre, __nv_bfloat16* hidden, int hidden_width, std::byte* staged) {
   constexpr int kHalf = kCols / 2;
-  num_cols = min(num_cols, kHalf);
-  staging_free();
-  stage_columns<kCols, 0, kHalf>(c, num_cols, staged);
-  stage_columns<kCols, kHalf, kHalf>(c, num_cols, staged);
-  store_staged<kCols>(staged, num_rows, num_cols, pre, 2 * hidden_width);
-  store_staged<kCols>(staged + kHalf * 2, num_rows, num_cols, pre + hidden_width, 2 * hidden_width);
-  tma_commit_group();
+  write_rows<kCols, 0, kHalf>(c, num_rows, num_cols, pre, 2 * hidden_width, staged);
+  write_rows<kCols, kHalf, kHalf>(c, num_rows, num_cols, pre + hidden_width, 2 * hidden_width, staged);
   apply_swiglu<kCols>(c, weights);
-  staging_free();
-  stage_columns<kCols, 0, kHalf>(c, num_cols, staged);
-  store_staged<kCols>(staged, num_rows, num_cols, hidden, hidden_width);
-  tma_commit_group();
+  write_rows<kCols, 0, kHalf>(c, num_rows, num_cols, hidden, hidden_width, staged);
 }
 
 // A warp's rows of pre-activations, whose place their gradients take: columns of gates, and `hidden_width` behind them
@@ -215,7 +247,7 @@ __device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair &
 template <int kCols>
 __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWeights& weights, const SwiGluRows& rows,
                                        float* dweights) {
-  constexpr int kChunkCols = SwiGluRows::kChunkCols;
+  constexpr int kChunkCols = SwiGluRows::kChunkCols, kBlocks = kChunkCols / 16;
   static_assert(SwiGluRows::kChunks == 2 && kCols % kChunkCols == 0);
   if (rows.num_rows <= 0) return;  // the whole warp; nothing was fetched for it
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -226,31 +258,37 @@ __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWei
     if (chunk * kChunkCols >= rows.num_cols) continue;
     wait_copies<1>();
     __syncwarp();
+    std::byte* const gates = rows.gates(chunk) + corner;
+    std::byte* const ups = rows.ups(chunk) + corner;
+    uint32_t gate[kBlocks][4], up[kBlocks][4];  // all at once: one of 16 columns has too little to do beside its waits
 #pragma unroll
-    for (int i = 0; i < kChunkCols / 16; ++i) {
+    for (int i = 0; i < kBlocks; ++i) {
+      load_matrices<false>(gates + 32 * i, gate[i]);
+      load_matrices<false>(ups + 32 * i, up[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
       if (chunk * kChunkCols + 16 * i >= rows.num_cols) continue;
-      std::byte* const gates = rows.gates(chunk) + corner + 32 * i;
-      std::byte* const ups = rows.ups(chunk) + corner + 32 * i;
-      uint32_t gate[4], up[4];
-      load_matrices<false>(gates, gate);
-      load_matrices<false>(ups, up);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {  // a pair of columns in the row of lane / 4, and 8 below where r is odd
         const int at = (chunk * kChunkCols + 16 * i) / 2 + 2 * r;
         const uint32_t dh = bf16_pair(c[at], c[at + 1]);
         const float weight = r % 2 == 0 ? weights.upper : weights.lower;
         const SwiGluGradient low =
-            swiglu_backward<__nv_bfloat16>(low_bf16(gate[r]), low_bf16(up[r]), weight, low_bf16(dh));
+            swiglu_backward<__nv_bfloat16>(low_bf16(gate[i][r]), low_bf16(up[i][r]), weight, low_bf16(dh));
         const SwiGluGradient high =
-            swiglu_backward<__nv_bfloat16>(high_bf16(gate[r]), high_bf16(up[r]), weight, high_bf16(dh));
+            swiglu_backward<__nv_bfloat16>(high_bf16(gate[i][r]), high_bf16(up[i][r]), weight, high_bf16(dh));
         dweight[r % 2] += low.weight;
         dweight[r % 2] += high.weight;
-        gate[r] = bf16_pair(low.gate, high.gate);
-        up[r] = bf16_pair(low.up, high.up);
+        gate[i][r] = bf16_pair(low.gate, high.gate);
+        up[i][r] = bf16_pair(low.up, high.up);
       }
-      __syncwarp();  // all lanes have what lay there
-      store_matrices(gates, gate[0], gate[1], gate[2], gate[3]);
-      store_matrices(ups, up[0], up[1], up[2], up[3]);
+    }
+    __syncwarp();  // all lanes have what lay there
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      store_matrices(gates + 32 * i, gate[i][0], gate[i][1], gate[i][2], gate[i][3]);
+      store_matrices(ups + 32 * i, up[i][0], up[i][1], up[i][2], up[i][3]);
     }
     __syncwarp();
     rows.store(chunk);

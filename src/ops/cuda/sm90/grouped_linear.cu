@@ -110,7 +110,7 @@ struct Layout {
   static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
   static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
 
-  static constexpr int kStages = kRagged ? 3 : 4;
+  static constexpr int kStages = kSwiGluBackward ? 3 : 4;
   using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile>;
   using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kTileRows, kCols>,  //
                                        DynamicTileScheduler<kTileRows, kTileCols>>;
@@ -119,7 +119,7 @@ struct Layout {
   // other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
   static constexpr int kWarpStagedBytes =
-      kSwiGluBackward ? SwiGluRows::kWarpBytes : (kRagged ? StagedRows<kTileCols>::kWarpBytes : 0);
+      kSwiGluBackward ? SwiGluRows::kWarpBytes : (kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : 0);
   static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
   static constexpr int kToldBytes = kGathers ? kTilesTold * static_cast<int>(sizeof(Tile)) : 0;
   static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes + kToldBytes;
@@ -372,12 +372,16 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       store_swiglu_gradients<kTileCols>(
           c, weights, pre_rows, p.row_sums + static_cast<int64_t>(tile.c_col / kTileCols) * p.capacity + first_row);
     } else if constexpr (L::kSwiGlu) {
-      store_swiglu_rows<kTileCols>(c, weights, num_rows, tile.num_cols,
+      write_swiglu_rows<kTileCols>(c, weights, num_rows, tile.num_cols,
                                    static_cast<__nv_bfloat16*>(p.c) + first_row * 2 * p.width + tile.c_col,
                                    p.hidden + first_row * p.width + tile.c_col, p.width, staged);
     } else if constexpr (L::kRagged) {
-      store_rows<kTileCols>(c, num_rows, tile.num_cols,
-                            static_cast<__nv_bfloat16*>(p.c) + first_row * p.width + tile.c_col, p.width, staged);
+      constexpr int kHalf = kTileCols / 2;
+      __nv_bfloat16* const target = static_cast<__nv_bfloat16*>(p.c) + first_row * p.width + tile.c_col;
+      write_rows<kTileCols, 0, kHalf>(c, num_rows, tile.num_cols, target, p.width, staged);
+      if (tile.num_cols > kHalf) {
+        write_rows<kTileCols, kHalf, kHalf>(c, num_rows, tile.num_cols - kHalf, target + kHalf, p.width, staged);
+      }
     } else {
       float* const target = static_cast<float*>(p.c) + first_row * p.width + tile.c_col;
       if (p.accumulate) {
@@ -387,7 +391,6 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       }
     }
   }
-  tma_wait_group_read<0>();
 }
 
 template <class L>
