@@ -68,6 +68,15 @@ __device__ void load_rows(Bf16* target, int pitch, int rows, const Source& sourc
   }
 }
 
+// What is seen of a chunk, of all key/value heads.
+__device__ void prefetch_chunk(const Groups& p, const Seen& seen, int64_t chunk_begin, int64_t chunk_end) {
+  const int64_t begin = max(seen.begin, chunk_begin), num_keys = min(seen.end, chunk_end) - begin;
+  const int64_t first = seen.slot * p.places.capacity + begin, key_width = int64_t{p.num_kv_heads} * p.key;
+  if (num_keys <= 0) return;
+  prefetch_rows(p.keys + first * key_width, num_keys, key_width);
+  if (p.own_values) prefetch_rows(p.values + first * p.value_width, num_keys, p.value_width);
+}
+
 __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   extern __shared__ uint4 shared[];
   auto* queries = reinterpret_cast<Bf16*>(shared);                           // [kHeads, key_pitch]
@@ -77,7 +86,6 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   auto* scores = reinterpret_cast<float*>(weights + kHeads * kWeightPitch);  // [kHeads, kScorePitch]
   float* const fades = scores + kHeads * kScorePitch;                        // [kHeads]
 
-  begin_behind_work_before();
   __shared__ int64_t row_begin[kHeads], row_end[kHeads];  // positions that a row sees
   const int kv_head = static_cast<int>(blockIdx.y), heads = p.num_heads / p.num_kv_heads;
   const int64_t chunk_begin = static_cast<int64_t>(blockIdx.z) * kChunkKeys, chunk_end = chunk_begin + kChunkKeys;
@@ -88,6 +96,9 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   const int first_token = static_cast<int>(blockIdx.x) * p.block_tokens;
   const int end_token = min(first_token + p.block_tokens, p.num_tokens);
 
+  let_next_start();
+  if (kv_head == 0) prefetch_chunk(p, expected_of(p.places, end_token - 1, p.window), chunk_begin, chunk_end);
+  wait_for_work_before();
   int next_run = first_token;
   while (next_run < end_token) {
     // Tokens of one slot, and what they see together.

@@ -6,12 +6,15 @@
 // consecutive parts; a part is one chain of instructions, and parts are added in their order. Which k goes to which of
 // an instruction's places is free as long as both operands agree: a lane takes eight consecutive ones, 16 bytes.
 //
-// Two kernels do that. For few rows a part is a warp's, and weights go from memory to registers without a stop: those
-// of a plain product are under way before the work in front has ended. Bound: reading the weights. For many rows all
+// Two kernels do that. For few rows a part is a warp's, and weights go from memory to registers without a stop: they
+// are under way before the work in front has ended. Bound: reading the weights. For many rows all
 // warps work off one part after another out of a ring of stages in shared memory, which tokens and weights share.
-// Bound: reading shared memory, at about half of what tensor cores could do.
+// Bound: reading shared memory, at about half of what tensor cores could do. Where tiles are too few to fill the
+// device, a cluster of blocks has one, each some of its parts, and adds them up through each other's shared memory.
 //
 // Else, and in fp32: a warp for a value of up to eight tokens, lanes along k.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "ops/cuda/kernels/invariant_products.h"
@@ -70,8 +73,8 @@ __device__ Product<T, Out> own_batch(Product<T, Out> p) {
   return p;
 }
 
-// What a block works on. Of a plain product a tile of rows, and tiles of one slice of the weights are neighbours; of
-// experts all rows of one: number blockIdx.y among those that have rows.
+// What a block works on. Of a plain product a tile of rows, with tile_blocks - 1 blocks beside it, and tiles of one
+// slice of the weights are neighbours; of experts all rows of one: number blockIdx.y among those that have rows.
 template <class T>
 struct Work {
   int column_tile;
@@ -83,19 +86,21 @@ __device__ int column_tile(const Product<T, Out>& p) {
   return static_cast<int>(p.offsets == nullptr ? blockIdx.y : blockIdx.x);
 }
 template <class T, class Out>
-__device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
+__device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows, int tile_blocks = 1) {
   const int tile = column_tile(p);
   if (p.offsets == nullptr) {
-    const int begin = static_cast<int>(blockIdx.x) * tile_rows;
+    const int begin = static_cast<int>(blockIdx.x) / tile_blocks * tile_rows;
     return {tile, begin, min(begin + tile_rows, p.num_rows), p.w};
   }
-  // Lanes have consecutive experts each, so that all loads are under way at once.
+  // Lanes have consecutive experts each, so that all loads are under way at once. Past L1, where offsets may lie as
+  // they were before.
   const int number = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % kWarp;
   const int each = ceil_div(p.num_experts, kWarp), first = min(lane * each, p.num_experts);
   const int last = min(first + each, p.num_experts);
+  const auto is_busy = [&](int expert) { return __ldcg(p.offsets + expert + 1) > __ldcg(p.offsets + expert); };
   int busy = 0;
 #pragma unroll 8
-  for (int expert = first; expert < last; ++expert) busy += p.offsets[expert + 1] > p.offsets[expert] ? 1 : 0;
+  for (int expert = first; expert < last; ++expert) busy += is_busy(expert) ? 1 : 0;
   int through = busy;
 #pragma unroll
   for (int offset = 1; offset < kWarp; offset *= 2) {
@@ -107,10 +112,11 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
   const int source = __ffs(static_cast<int>(reached)) - 1;
   int found = first;
   if (lane == source) {
-    for (int left = number - (through - busy); p.offsets[found + 1] == p.offsets[found] || left-- > 0;) ++found;
+    for (int left = number - (through - busy); found + 1 < last && (!is_busy(found) || left-- > 0);) ++found;
   }
   found = __shfl_sync(kAllLanes, found, source);
-  return {tile, p.offsets[found], p.offsets[found + 1], p.w + static_cast<int64_t>(found) * p.width * p.depth};
+  return {tile, __ldcg(p.offsets + found), __ldcg(p.offsets + found + 1),
+          p.w + static_cast<int64_t>(found) * p.width * p.depth};
 }
 
 template <class T, class Out>
@@ -161,7 +167,7 @@ __device__ void store_pair(const Product<Bf16, Out>& p, int row, int tile, int r
   }
 }
 
-// NOTE: not __ldg, but for weights: tokens may be written while a kernel that started early is there already.
+// NOTE: not __ldg: tokens may be written while a kernel that started early is there already.
 __device__ uint4 load16(const Bf16* row, int k, bool is_there) {
   return is_there ? *reinterpret_cast<const uint4*>(row + k) : make_uint4(0, 0, 0, 0);
 }
@@ -204,11 +210,15 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
       }
     }
   };
+  // Nobody writes weights. Which expert's are wanted is most often known by now, since a kernel or more lies between
+  // that and this one; where it turns out to be another's, these are loaded then.
   let_next_start();
-  bool loaded = p.offsets == nullptr;  // nobody writes weights, and these are known
-  if (loaded) load_weights(p.w, part_begin);
+  const Bf16* const expected = find_work(p, kRows).w;
+  bool loaded = expected != nullptr;
+  if (loaded) load_weights(expected, part_begin);
   wait_for_work_before();
   const Work<Bf16> work = find_work(p, kRows);
+  loaded = loaded && work.w == expected;
 
   for (int tile = work.row_begin; tile < work.row_end; tile += kRows) {
     const Bf16* x[kRowTiles];  // null: there is no such row
@@ -272,35 +282,43 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
 }
 
 // Many rows: tiles of kColumns rows of weights and kRows of x, kColumnWarps x kRowWarps warps, each with 16
-// kColumnTiles x 8 kRowTiles of it.
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles>
+// kColumnTiles x 8 kRowTiles of it. A tile is a cluster's of kBlocks blocks.
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, int kBlocks>
 struct Tile {
   static constexpr int kColumns = kColumnWarps * kColumnTiles * 16, kRows = kRowWarps * kRowTiles * 8;
   static constexpr int kStages = 4;
   static constexpr int kStageElements = (kColumns + kRows) * kTurn;
-  static constexpr int kSharedBytes = kStages * kStageElements * static_cast<int>(sizeof(Bf16));
-  static_assert(kColumnWarps * kRowWarps == kWarps);
+  static constexpr int kOwnParts = kParts / kBlocks;  // of a block
+  // A cluster's sums, [kOwnParts][kRows][kPitch], lie where the stages were.
+  static constexpr int kPitch = kColumns + 4;
+  static constexpr int kSumBytes = kBlocks > 1 ? kOwnParts* kRows* kPitch* static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kSharedBytes = std::max(kStages * kStageElements * static_cast<int>(sizeof(Bf16)), kSumBytes);
+  static_assert(kColumnWarps * kRowWarps == kWarps && kParts % kBlocks == 0 && kRows % kBlocks == 0);
+  static_assert(kBlocks == 1 || kOwnParts <= 2);  // sums of two parts are in registers
 };
 
 // Where the `chunk`th 16 bytes of a row of a turn lie in a stage: rows take turns with the two halves, so that eight
 // lanes which read four of each of two rows meet no bank twice.
 __device__ int staged(int row, int chunk) { return row * kTurn + (chunk ^ (row % 2 * 4)) * 8; }
 
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, Epilogue kEpilogue, class Out>
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, int kBlocks, Epilogue kEpilogue, class Out>
 __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_kernel(Product<Bf16, Out> all) {
   const Product<Bf16, Out> p = own_batch(all);
-  using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles>;
+  using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kBlocks>;
   constexpr int kStages = Block::kStages, kChunks = kTurn / 8, kLoadRows = kThreads / kChunks;  // rows of one round
   static_assert(Block::kColumns % kLoadRows == 0 && Block::kRows % kLoadRows == 0);
   extern __shared__ uint4 shared[];
   auto* const stages = reinterpret_cast<Bf16*>(shared);
   begin_behind_work_before();
-  const Work<Bf16> work = find_work(p, Block::kRows);
+  const Work<Bf16> work = find_work(p, Block::kRows, kBlocks);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, q = lane % 4;
   const int warp_column = warp % kColumnWarps * kColumnTiles, warp_row = warp / kColumnWarps * kRowTiles;  // in tiles
   const int first_tile = work.column_tile * (Block::kColumns / 16);
-  const int num_turns = ceil_div(p.depth, kTurn), part_turns = ceil_div(num_turns, kParts);
+  const int all_turns = ceil_div(p.depth, kTurn), part_turns = ceil_div(all_turns, kParts);
+  const int rank = kBlocks > 1 ? static_cast<int>(blockIdx.x) % kBlocks : 0;
+  const int first_turn = min(rank * Block::kOwnParts * part_turns, all_turns);
+  const int num_turns = min(Block::kOwnParts * part_turns, all_turns - first_turn);
 
   const int load_row = static_cast<int>(threadIdx.x) / kChunks, load_chunk = static_cast<int>(threadIdx.x) % kChunks;
   const Bf16* weights[Block::kColumns / kLoadRows];  // null: there is no such row
@@ -319,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
     }
     const auto load_turn = [&](int turn) {
       Bf16* const stage = stages + turn % kStages * Block::kStageElements;
-      const int k = turn * kTurn + load_chunk * 8;
+      const int k = (first_turn + turn) * kTurn + load_chunk * 8;
 #pragma unroll
       for (int i = 0; i < Block::kColumns / kLoadRows; ++i) {
         const bool exists = weights[i] != nullptr && k < p.depth;
@@ -333,6 +351,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
       }
     };
 
+    // Of the part that is worked on, and of those before it: a block of a cluster has one such.
     float sums[kColumnTiles][kRowTiles][4] = {}, totals[kColumnTiles][kRowTiles][4] = {};
 #pragma unroll
     for (int turn = 0; turn < kStages - 1; ++turn) {
@@ -363,6 +382,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
         }
       }
       if ((turn + 1) % part_turns != 0 && turn + 1 < num_turns) continue;
+      if (kBlocks > 1 && turn / part_turns + 1 == Block::kOwnParts) continue;
 #pragma unroll
       for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
@@ -376,7 +396,47 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
       }
     }
     wait_copies<0>();
-    __syncthreads();  // the next tile's loads overwrite the stages
+    __syncthreads();  // the stages are overwritten
+    if constexpr (kBlocks > 1) {
+      const auto cluster = cooperative_groups::this_cluster();
+      auto* const part_sums = reinterpret_cast<float*>(shared);
+      constexpr int kPartSums = Block::kRows * Block::kPitch;
+#pragma unroll
+      for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int row = (warp_row + j) * 8 + q * 2 + c % 2, column = (warp_column + i) * 16 + g + c / 2 * 8;
+            float* const sum = part_sums + row * Block::kPitch + column;
+            if (Block::kOwnParts == 2) *sum = totals[i][j][c];
+            sum[(Block::kOwnParts - 1) * kPartSums] = sums[i][j][c];
+          }
+        }
+      }
+      cluster.sync();
+      const float* others[kBlocks];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        others[block] = cluster.map_shared_rank(part_sums, static_cast<unsigned>(block));
+      }
+      constexpr int kOwnRows = Block::kRows / kBlocks;
+      for (int at = static_cast<int>(threadIdx.x); at < kOwnRows * Block::kColumns / 2; at += kThreads) {
+        const int row = rank * kOwnRows + at / (Block::kColumns / 2), i = at % (Block::kColumns / 2) / 8, r = at % 8;
+        if (tile + row >= work.row_end) continue;
+        float low = 0.0F, high = 0.0F;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const float* const sum =
+              others[part / Block::kOwnParts] + part % Block::kOwnParts * kPartSums + row * Block::kPitch + i * 16 + r;
+          low += sum[0];
+          high += sum[8];
+        }
+        store_pair<kEpilogue>(p, tile + row, first_tile + i, r, low, high);
+      }
+      cluster.sync();  // a block's shared memory is there until all have read it
+      return;
+    }
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
@@ -423,13 +483,14 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> all) {
   }
 }
 
-// A block for each slice of `columns` rows of weights and, of a plain product, each tile of `rows`; of experts there
-// are at most as many with rows as there are rows.
+// A block, or so many, for each slice of `columns` rows of weights and, of a plain product, each tile of `rows`; of
+// experts there are at most as many with rows as there are rows.
 template <class T, class Out>
-dim3 grid_of(const Product<T, Out>& p, int columns, int rows) {
+dim3 grid_of(const Product<T, Out>& p, int columns, int rows, int tile_blocks = 1) {
   const int64_t slices = ceil_div<int64_t>(p.width, columns);
   if (p.offsets == nullptr) {
-    return {grid_size(ceil_div(p.num_rows, rows)), short_grid_size(slices), short_grid_size(p.num_batches)};
+    return {grid_size(int64_t{tile_blocks} * ceil_div(p.num_rows, rows)), short_grid_size(slices),
+            short_grid_size(p.num_batches)};
   }
   return {grid_size(slices), short_grid_size(std::min(p.num_experts, p.num_rows)), 1};
 }
@@ -440,26 +501,29 @@ void run_mma(Context& ctx, const Product<Bf16, Out>& p) {
     launch_early(ctx, few_rows_kernel<kColumnTiles, kRowTiles, kTurns, kEpilogue, Out>,
                  grid_of(p, 16 * kColumnTiles, 8 * kRowTiles), kThreads, 0, p);
   };
-  const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles>() {
-    using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles>;
-    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kEpilogue, Out>;
+  const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, int kBlocks>() {
+    using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kBlocks>;
+    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kBlocks, kEpilogue, Out>;
     allow_dynamic_shared(kernel, Block::kSharedBytes);
-    launch_early(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows), kThreads, Block::kSharedBytes, p);
+    launch_clusters(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows, kBlocks), kThreads, kBlocks,
+                    Block::kSharedBytes, p);
   };
   // Of experts, by how many rows one has on average: it may have more.
   const int rows = ceil_div(p.num_rows, p.num_experts);
   const bool grouped = p.offsets != nullptr;
-  if (rows <= (grouped ? 4 : 8)) {
-    few.template operator()<1, 1, 4>();
-  } else if (!grouped && rows <= 32) {
-    few.template operator()<2, 4, 1>();
-  } else if (rows <= 32) {
-    many.template operator()<8, 1, 1, 4>();
-  } else if (grouped || rows <= 512) {
-    many.template operator()<4, 2, 2, 4>();
-  } else {
-    many.template operator()<4, 2, 2, 8>();
-  }
+  if (rows <= (grouped ? 4 : 8)) return few.template operator()<1, 1, 4>();
+  if (!grouped && rows <= 32) return few.template operator()<2, 4, 1>();
+  if (rows <= 32) return many.template operator()<8, 1, 1, 4, 1>();
+  if (grouped) return many.template operator()<4, 2, 2, 4, 1>();
+  // Larger tiles read less, where there are enough of them and of their parts.
+  const auto num_tiles = [&](int tile_rows) {
+    return int64_t{p.num_batches} * ceil_div(p.width, 128) * ceil_div(rows, tile_rows);
+  };
+  const int64_t small = num_tiles(64), large = num_tiles(128);
+  if (rows > 64 && large * 4 > 2 * ctx.num_sms) return many.template operator()<4, 2, 2, 8, 1>();
+  if (rows > 64 && large * 8 > ctx.num_sms) return many.template operator()<4, 2, 2, 8, 4>();
+  if (small * 8 > 4 * ctx.num_sms) return many.template operator()<4, 2, 2, 4, 1>();
+  return many.template operator()<4, 2, 2, 4, 8>();
 }
 
 template <class T, class Out>

@@ -91,6 +91,17 @@ __device__ void write_to_cache(const Latents<T>& p, int64_t token, int lane) {
   }
 }
 
+// What tokens are rotated by.
+template <class T>
+__device__ void prefetch_positions(const Latents<T>& p, int64_t begin, int tokens) {
+  const auto token = static_cast<int>(threadIdx.x);
+  if (token >= tokens) return;
+  const int64_t position = __ldcg(p.places.positions + begin + token);  // as it stands
+  if (position < 0 || position >= p.num_positions) return;
+  prefetch_line(p.cos + position * (p.rope / 2));
+  prefetch_line(p.sin + position * (p.rope / 2));
+}
+
 // Grid: tiles of kTokens tokens; heads, and one more for what is cached; tiles of columns of the latents.
 template <class T, int kTokens>
 __global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
@@ -101,7 +112,9 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
   const int tokens = static_cast<int>(min(int64_t{kTokens}, p.num_tokens - begin));
   const int head = static_cast<int>(blockIdx.y), first_column = static_cast<int>(blockIdx.z) * kColumns;
   let_next_start();
+  prefetch_positions(p, begin, tokens);
   if (head == p.num_heads) {
+    if (blockIdx.z == 0) prefetch_rows(p.gain, 1, p.rank);
     wait_for_work_before();
     if (blockIdx.z > 0) return;
     for (int t = warp; t < tokens; t += kWarps) write_to_cache(p, begin + t, lane);
