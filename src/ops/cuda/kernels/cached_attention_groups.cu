@@ -57,14 +57,17 @@ struct Groups {
   __host__ __device__ int value_pitch() const { return own_values ? value + kPad : key_pitch(); }
 };
 
-// Rows of `width` values, row r from source(r) on; those from num_rows on zeros.
+// Rows of `width` values, row r from source(r) on; those from num_rows on zeros. A warp has every eighth row.
 template <class Source>
 __device__ void load_rows(Bf16* target, int pitch, int rows, const Source& source, int width, int num_rows) {
-  const int pieces = width / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kThreads) {
-    const int row = i / pieces, column = i % pieces * 8;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll 4
+  for (int row = warp; row < rows; row += kWarps) {
     const bool exists = row < num_rows;
-    copy_async16(target + row * pitch + column, source(exists ? row : 0) + (exists ? column : 0), exists);
+    const Bf16* const from = source(exists ? row : 0);
+    for (int column = lane * 8; column < width; column += kWarp * 8) {
+      copy_async16(target + row * pitch + column, from + column, exists);
+    }
   }
 }
 
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
       wait_copies<0>();
       __syncthreads();
 
-      float score[4] = {};
+      float even[4] = {}, odd[4] = {};  // 16s of what is summed over: two chains of instructions
       const Bf16* const query_row = queries + (matrix % 2 * 8 + in_matrix) * p.key_pitch() + matrix / 2 * 8;
       const Bf16* const key_row = keys + (warp * 8 + in_matrix) * p.key_pitch() + matrix * 8;
 #pragma unroll 4
@@ -151,11 +154,13 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
         load_matrices<false>(query_row + k, first);
         load_matrices<false>(query_row + k + 16, second);
         load_matrices<false>(key_row + k, b);
-        gemm::multiply_add(score, first, b[0], b[1]);
-        gemm::multiply_add(score, second, b[2], b[3]);
+        gemm::multiply_add(even, first, b[0], b[1]);
+        gemm::multiply_add(odd, second, b[2], b[3]);
       }
 #pragma unroll
-      for (int c = 0; c < 4; ++c) scores[(g + c / 2 * 8) * kScorePitch + warp * 8 + q * 2 + c % 2] = score[c] * p.scale;
+      for (int c = 0; c < 4; ++c) {
+        scores[(g + c / 2 * 8) * kScorePitch + warp * 8 + q * 2 + c % 2] = (even[c] + odd[c]) * p.scale;
+      }
       __syncthreads();
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

@@ -6,11 +6,11 @@
 // consecutive parts; a part is one chain of instructions, and parts are added in their order. Which k goes to which of
 // an instruction's places is free as long as both operands agree: a lane takes eight consecutive ones, 16 bytes.
 //
-// Two kernels do that. For few rows a part is a warp's, and weights go from memory to registers without a stop: they
-// are under way before the work in front has ended. Bound: reading the weights. For many rows all
+// Two kernels do that. For few rows a part is a warp's, and weights go from memory to registers without a stop: those
+// of a plain product are under way before the work in front has ended. Bound: reading the weights. For many rows all
 // warps work off one part after another out of a ring of stages in shared memory, which tokens and weights share.
 // Bound: reading shared memory, at about half of what tensor cores could do. Where tiles are too few to fill the
-// device, a cluster of blocks has one, each some of its parts, and adds them up through each other's shared memory.
+// device, a tile is a cluster's, whose blocks have a part each and add them up through each other's shared memory.
 //
 // Else, and in fp32: a warp for a value of up to eight tokens, lanes along k.
 #include <cooperative_groups.h>
@@ -73,8 +73,8 @@ __device__ Product<T, Out> own_batch(Product<T, Out> p) {
   return p;
 }
 
-// What a block works on. Of a plain product a tile of rows, with tile_blocks - 1 blocks beside it, and tiles of one
-// slice of the weights are neighbours; of experts all rows of one: number blockIdx.y among those that have rows.
+// What a block works on. Of a plain product a tile of rows, which neighbours may share, and tiles of one slice of the
+// weights are neighbours; of experts all rows of one: number blockIdx.y among those that have rows.
 template <class T>
 struct Work {
   int column_tile;
@@ -92,15 +92,13 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows, int tile_b
     const int begin = static_cast<int>(blockIdx.x) / tile_blocks * tile_rows;
     return {tile, begin, min(begin + tile_rows, p.num_rows), p.w};
   }
-  // Lanes have consecutive experts each, so that all loads are under way at once. Past L1, where offsets may lie as
-  // they were before.
+  // Lanes have consecutive experts each, so that all loads are under way at once.
   const int number = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % kWarp;
   const int each = ceil_div(p.num_experts, kWarp), first = min(lane * each, p.num_experts);
   const int last = min(first + each, p.num_experts);
-  const auto is_busy = [&](int expert) { return __ldcg(p.offsets + expert + 1) > __ldcg(p.offsets + expert); };
   int busy = 0;
 #pragma unroll 8
-  for (int expert = first; expert < last; ++expert) busy += is_busy(expert) ? 1 : 0;
+  for (int expert = first; expert < last; ++expert) busy += p.offsets[expert + 1] > p.offsets[expert] ? 1 : 0;
   int through = busy;
 #pragma unroll
   for (int offset = 1; offset < kWarp; offset *= 2) {
@@ -112,11 +110,10 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows, int tile_b
   const int source = __ffs(static_cast<int>(reached)) - 1;
   int found = first;
   if (lane == source) {
-    for (int left = number - (through - busy); found + 1 < last && (!is_busy(found) || left-- > 0);) ++found;
+    for (int left = number - (through - busy); p.offsets[found + 1] == p.offsets[found] || left-- > 0;) ++found;
   }
   found = __shfl_sync(kAllLanes, found, source);
-  return {tile, __ldcg(p.offsets + found), __ldcg(p.offsets + found + 1),
-          p.w + static_cast<int64_t>(found) * p.width * p.depth};
+  return {tile, p.offsets[found], p.offsets[found + 1], p.w + static_cast<int64_t>(found) * p.width * p.depth};
 }
 
 template <class T, class Out>
@@ -167,7 +164,7 @@ __device__ void store_pair(const Product<Bf16, Out>& p, int row, int tile, int r
   }
 }
 
-// NOTE: not __ldg: tokens may be written while a kernel that started early is there already.
+// NOTE: not __ldg, but for weights: tokens may be written while a kernel that started early is there already.
 __device__ uint4 load16(const Bf16* row, int k, bool is_there) {
   return is_there ? *reinterpret_cast<const uint4*>(row + k) : make_uint4(0, 0, 0, 0);
 }
@@ -210,15 +207,11 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
       }
     }
   };
-  // Nobody writes weights. Which expert's are wanted is most often known by now, since a kernel or more lies between
-  // that and this one; where it turns out to be another's, these are loaded then.
   let_next_start();
-  const Bf16* const expected = find_work(p, kRows).w;
-  bool loaded = expected != nullptr;
-  if (loaded) load_weights(expected, part_begin);
+  bool loaded = p.offsets == nullptr;  // nobody writes weights, and these are known
+  if (loaded) load_weights(p.w, part_begin);
   wait_for_work_before();
   const Work<Bf16> work = find_work(p, kRows);
-  loaded = loaded && work.w == expected;
 
   for (int tile = work.row_begin; tile < work.row_end; tile += kRows) {
     const Bf16* x[kRowTiles];  // null: there is no such row
@@ -282,107 +275,151 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
 }
 
 // Many rows: tiles of kColumns rows of weights and kRows of x, kColumnWarps x kRowWarps warps, each with 16
-// kColumnTiles x 8 kRowTiles of it. A tile is a cluster's of kBlocks blocks.
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, int kBlocks>
+// kColumnTiles x 8 kRowTiles of it. By parts, a tile is a cluster's of kParts blocks.
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts>
 struct Tile {
   static constexpr int kColumns = kColumnWarps * kColumnTiles * 16, kRows = kRowWarps * kRowTiles * 8;
+  static constexpr int kBlocks = kByParts ? kParts : 1;
   static constexpr int kStages = 4;
   static constexpr int kStageElements = (kColumns + kRows) * kTurn;
-  static constexpr int kOwnParts = kParts / kBlocks;  // of a block
-  // A cluster's sums, [kOwnParts][kRows][kPitch], lie where the stages were.
-  static constexpr int kPitch = kColumns + 4;
-  static constexpr int kSumBytes = kBlocks > 1 ? kOwnParts* kRows* kPitch* static_cast<int>(sizeof(float)) : 0;
-  static constexpr int kSharedBytes = std::max(kStages * kStageElements * static_cast<int>(sizeof(Bf16)), kSumBytes);
-  static_assert(kColumnWarps * kRowWarps == kWarps && kParts % kBlocks == 0 && kRows % kBlocks == 0);
-  static_assert(kBlocks == 1 || kOwnParts <= 2);  // sums of two parts are in registers
+  static constexpr int kSharedBytes = kStages * kStageElements * static_cast<int>(sizeof(Bf16));
+  static constexpr int kPitch = kColumns + 4;  // of a part's sums, which lie where the stages were
+  static_assert(kColumnWarps * kRowWarps == kWarps && kRows % kParts == 0);
+  static_assert(kRows * kPitch * static_cast<int>(sizeof(float)) <= kSharedBytes);
 };
 
 // Where the `chunk`th 16 bytes of a row of a turn lie in a stage: rows take turns with the two halves, so that eight
 // lanes which read four of each of two rows meet no bank twice.
 __device__ int staged(int row, int chunk) { return row * kTurn + (chunk ^ (row % 2 * 4)) * 8; }
 
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, int kBlocks, Epilogue kEpilogue, class Out>
+// The sum of a tile's parts, of which each block of a cluster has one: [kRows][kPitch]. Blocks have some rows each.
+template <class Block, Epilogue kEpilogue, class Out>
+__device__ void store_parts(const Product<Bf16, Out>& p, const Work<Bf16>& work, float* part_sums, int first_tile) {
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const float* parts[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    parts[part] = cluster.map_shared_rank(part_sums, static_cast<unsigned>(part));
+  }
+  constexpr int kOwnRows = Block::kRows / kParts, kPairs = Block::kColumns / 2;
+  const int first_row = static_cast<int>(cluster.block_rank()) * kOwnRows;
+  for (int at = static_cast<int>(threadIdx.x); at < kOwnRows * kPairs; at += kThreads) {
+    const int row = first_row + at / kPairs, i = at % kPairs / 8, r = at % 8;
+    if (work.row_begin + row >= work.row_end) continue;
+    float low[kParts], high[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const float* const sum = parts[part] + row * Block::kPitch + i * 16 + r;
+      low[part] = sum[0], high[part] = sum[8];
+    }
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) low[0] += low[part], high[0] += high[part];
+    store_pair<kEpilogue>(p, work.row_begin + row, first_tile + i, r, low[0], high[0]);
+  }
+  cluster.sync();  // a block's shared memory is there until all have read it
+}
+
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts, Epilogue kEpilogue,
+          class Out>
 __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_kernel(Product<Bf16, Out> all) {
   const Product<Bf16, Out> p = own_batch(all);
-  using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kBlocks>;
+  using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts>;
   constexpr int kStages = Block::kStages, kChunks = kTurn / 8, kLoadRows = kThreads / kChunks;  // rows of one round
-  static_assert(Block::kColumns % kLoadRows == 0 && Block::kRows % kLoadRows == 0);
+  constexpr int kWeightLoads = Block::kColumns / kLoadRows, kLoads = kWeightLoads + Block::kRows / kLoadRows;
+  static_assert(Block::kColumns % kLoadRows == 0 && Block::kRows % kLoadRows == 0 && kLoadRows % 2 == 0);
   extern __shared__ uint4 shared[];
   auto* const stages = reinterpret_cast<Bf16*>(shared);
   begin_behind_work_before();
-  const Work<Bf16> work = find_work(p, Block::kRows, kBlocks);
+  const Work<Bf16> work = find_work(p, Block::kRows, Block::kBlocks);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, q = lane % 4;
   const int warp_column = warp % kColumnWarps * kColumnTiles, warp_row = warp / kColumnWarps * kRowTiles;  // in tiles
   const int first_tile = work.column_tile * (Block::kColumns / 16);
   const int all_turns = ceil_div(p.depth, kTurn), part_turns = ceil_div(all_turns, kParts);
-  const int rank = kBlocks > 1 ? static_cast<int>(blockIdx.x) % kBlocks : 0;
-  const int first_turn = min(rank * Block::kOwnParts * part_turns, all_turns);
-  const int num_turns = min(Block::kOwnParts * part_turns, all_turns - first_turn);
+  const int part = static_cast<int>(blockIdx.x) % Block::kBlocks;
+  const int first_turn = min(part * part_turns, all_turns);
+  const int num_turns = kByParts ? min(part_turns, all_turns - first_turn) : all_turns;
 
+  // A thread loads the same 16 bytes of every kLoadRows-th row of a stage.
   const int load_row = static_cast<int>(threadIdx.x) / kChunks, load_chunk = static_cast<int>(threadIdx.x) % kChunks;
-  const Bf16* weights[Block::kColumns / kLoadRows];  // null: there is no such row
+  const int load_begin = first_turn * kTurn + load_chunk * 8;
+  const uint32_t load_target = shared_address(stages + staged(load_row, load_chunk));
+  const Bf16* sources[kLoads];
+  unsigned there = 0;  // a bit for each
 #pragma unroll
-  for (int i = 0; i < Block::kColumns / kLoadRows; ++i) {
+  for (int i = 0; i < kWeightLoads; ++i) {
     const int local = i * kLoadRows + load_row, row = weight_row<kEpilogue>(p, first_tile + local / 16, local % 16);
-    weights[i] = row < p.width ? work.w + static_cast<int64_t>(row) * p.depth : nullptr;
+    sources[i] = work.w + (row < p.width ? static_cast<int64_t>(row) * p.depth : 0) + load_begin;
+    there |= row < p.width ? 1U << i : 0;
+  }
+  // A lane's 16 bytes of either half of a turn, in its warp's rows of weights and of x.
+  const Bf16 *own_weights[2], *own_x[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    own_weights[half] = stages + staged(warp_column * 16 + g, half * 4 + q);
+    own_x[half] = stages + staged(Block::kColumns + warp_row * 8 + g, half * 4 + q);
   }
 
+  const auto stage_of = [](int turn) { return static_cast<unsigned>(turn) % kStages * Block::kStageElements; };
+
   for (int tile = work.row_begin; tile < work.row_end; tile += Block::kRows) {
-    const Bf16* x[Block::kRows / kLoadRows];
+    there &= (1U << kWeightLoads) - 1;
 #pragma unroll
-    for (int i = 0; i < Block::kRows / kLoadRows; ++i) {
-      const int row = tile + i * kLoadRows + load_row;
-      x[i] = row < work.row_end ? row_of_x(p, row) : nullptr;
+    for (int i = kWeightLoads; i < kLoads; ++i) {
+      const int row = tile + (i - kWeightLoads) * kLoadRows + load_row;
+      sources[i] = (row < work.row_end ? row_of_x(p, row) : p.x) + load_begin;
+      there |= row < work.row_end ? 1U << i : 0;
     }
     const auto load_turn = [&](int turn) {
-      Bf16* const stage = stages + turn % kStages * Block::kStageElements;
-      const int k = (first_turn + turn) * kTurn + load_chunk * 8;
+      const int k = turn * kTurn;
+      const unsigned wanted = load_begin + k < p.depth ? there : 0;
+      const uint32_t target = load_target + stage_of(turn) * sizeof(Bf16);
 #pragma unroll
-      for (int i = 0; i < Block::kColumns / kLoadRows; ++i) {
-        const bool exists = weights[i] != nullptr && k < p.depth;
-        copy_async16_ahead(stage + staged(i * kLoadRows + load_row, load_chunk), exists ? weights[i] + k : p.w, exists);
-      }
-#pragma unroll
-      for (int i = 0; i < Block::kRows / kLoadRows; ++i) {
-        const bool exists = x[i] != nullptr && k < p.depth;
-        copy_async16(stage + staged(Block::kColumns + i * kLoadRows + load_row, load_chunk), exists ? x[i] + k : p.x,
-                     exists);
+      for (int i = 0; i < kLoads; ++i) {
+        const uint32_t own_target = target + i * kLoadRows * kTurn * sizeof(Bf16);
+        if (i < kWeightLoads) {
+          copy_async16_ahead(own_target, sources[i] + k, (wanted >> i & 1) != 0);
+        } else {
+          copy_async16(own_target, sources[i] + k, (wanted >> i & 1) != 0);
+        }
       }
     };
 
-    // Of the part that is worked on, and of those before it: a block of a cluster has one such.
     float sums[kColumnTiles][kRowTiles][4] = {}, totals[kColumnTiles][kRowTiles][4] = {};
 #pragma unroll
     for (int turn = 0; turn < kStages - 1; ++turn) {
       if (turn < num_turns) load_turn(turn);
       commit_copies();
     }
+    int left = part_turns;  // of the part that is worked on
     for (int turn = 0; turn < num_turns; ++turn) {
       wait_copies<kStages - 2>();
       __syncthreads();  // the turn is there for all, and the one before it has been read
       if (turn + kStages - 1 < num_turns) load_turn(turn + kStages - 1);
       commit_copies();
-      const Bf16* const stage = stages + turn % kStages * Block::kStageElements;
+      const unsigned stage = stage_of(turn);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto read = [&](int row) { return *reinterpret_cast<const uint4*>(stage + staged(row, half * 4 + q)); };
+        const auto read = [&](const Bf16* own, int row) {
+          return *reinterpret_cast<const uint4*>(own + stage + row * kTurn);
+        };
         uint4 a[kColumnTiles][2], b[kRowTiles];
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
-          a[i][0] = read((warp_column + i) * 16 + g);
-          a[i][1] = read((warp_column + i) * 16 + 8 + g);
+          a[i][0] = read(own_weights[half], i * 16);
+          a[i][1] = read(own_weights[half], i * 16 + 8);
         }
 #pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) b[j] = read(Block::kColumns + (warp_row + j) * 8 + g);
+        for (int j = 0; j < kRowTiles; ++j) b[j] = read(own_x[half], j * 8);
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
           for (int j = 0; j < kRowTiles; ++j) multiply_half(sums[i][j], a[i][0], a[i][1], b[j]);
         }
       }
-      if ((turn + 1) % part_turns != 0 && turn + 1 < num_turns) continue;
-      if (kBlocks > 1 && turn / part_turns + 1 == Block::kOwnParts) continue;
+      if (kByParts || (--left > 0 && turn + 1 < num_turns)) continue;
+      left = part_turns;
 #pragma unroll
       for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
@@ -397,10 +434,8 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
     }
     wait_copies<0>();
     __syncthreads();  // the stages are overwritten
-    if constexpr (kBlocks > 1) {
-      const auto cluster = cooperative_groups::this_cluster();
+    if constexpr (kByParts) {
       auto* const part_sums = reinterpret_cast<float*>(shared);
-      constexpr int kPartSums = Block::kRows * Block::kPitch;
 #pragma unroll
       for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
@@ -408,34 +443,11 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = (warp_row + j) * 8 + q * 2 + c % 2, column = (warp_column + i) * 16 + g + c / 2 * 8;
-            float* const sum = part_sums + row * Block::kPitch + column;
-            if (Block::kOwnParts == 2) *sum = totals[i][j][c];
-            sum[(Block::kOwnParts - 1) * kPartSums] = sums[i][j][c];
+            part_sums[row * Block::kPitch + column] = sums[i][j][c];
           }
         }
       }
-      cluster.sync();
-      const float* others[kBlocks];
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        others[block] = cluster.map_shared_rank(part_sums, static_cast<unsigned>(block));
-      }
-      constexpr int kOwnRows = Block::kRows / kBlocks;
-      for (int at = static_cast<int>(threadIdx.x); at < kOwnRows * Block::kColumns / 2; at += kThreads) {
-        const int row = rank * kOwnRows + at / (Block::kColumns / 2), i = at % (Block::kColumns / 2) / 8, r = at % 8;
-        if (tile + row >= work.row_end) continue;
-        float low = 0.0F, high = 0.0F;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const float* const sum =
-              others[part / Block::kOwnParts] + part % Block::kOwnParts * kPartSums + row * Block::kPitch + i * 16 + r;
-          low += sum[0];
-          high += sum[8];
-        }
-        store_pair<kEpilogue>(p, tile + row, first_tile + i, r, low, high);
-      }
-      cluster.sync();  // a block's shared memory is there until all have read it
-      return;
+      return store_parts<Block, kEpilogue>(p, work, part_sums, first_tile);
     }
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
@@ -501,11 +513,11 @@ void run_mma(Context& ctx, const Product<Bf16, Out>& p) {
     launch_early(ctx, few_rows_kernel<kColumnTiles, kRowTiles, kTurns, kEpilogue, Out>,
                  grid_of(p, 16 * kColumnTiles, 8 * kRowTiles), kThreads, 0, p);
   };
-  const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, int kBlocks>() {
-    using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kBlocks>;
-    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kBlocks, kEpilogue, Out>;
+  const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts>() {
+    using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts>;
+    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts, kEpilogue, Out>;
     allow_dynamic_shared(kernel, Block::kSharedBytes);
-    launch_clusters(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows, kBlocks), kThreads, kBlocks,
+    launch_clusters(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows, Block::kBlocks), kThreads, Block::kBlocks,
                     Block::kSharedBytes, p);
   };
   // Of experts, by how many rows one has on average: it may have more.
@@ -513,17 +525,13 @@ void run_mma(Context& ctx, const Product<Bf16, Out>& p) {
   const bool grouped = p.offsets != nullptr;
   if (rows <= (grouped ? 4 : 8)) return few.template operator()<1, 1, 4>();
   if (!grouped && rows <= 32) return few.template operator()<2, 4, 1>();
-  if (rows <= 32) return many.template operator()<8, 1, 1, 4, 1>();
-  if (grouped) return many.template operator()<4, 2, 2, 4, 1>();
-  // Larger tiles read less, where there are enough of them and of their parts.
-  const auto num_tiles = [&](int tile_rows) {
-    return int64_t{p.num_batches} * ceil_div(p.width, 128) * ceil_div(rows, tile_rows);
-  };
-  const int64_t small = num_tiles(64), large = num_tiles(128);
-  if (rows > 64 && large * 4 > 2 * ctx.num_sms) return many.template operator()<4, 2, 2, 8, 1>();
-  if (rows > 64 && large * 8 > ctx.num_sms) return many.template operator()<4, 2, 2, 8, 4>();
-  if (small * 8 > 4 * ctx.num_sms) return many.template operator()<4, 2, 2, 4, 1>();
-  return many.template operator()<4, 2, 2, 4, 8>();
+  if (rows <= 32) return many.template operator()<8, 1, 1, 4, false>();
+  if (grouped) return many.template operator()<4, 2, 2, 4, false>();
+  // By parts while blocks are done in some four turns of the device; larger tiles read less, where there are enough.
+  const int64_t blocks = int64_t{kParts} * p.num_batches * ceil_div(p.width, 128) * ceil_div(rows, 64);
+  if (blocks <= 8 * ctx.num_sms) return many.template operator()<4, 2, 2, 4, true>();
+  if (rows <= 64) return many.template operator()<4, 2, 2, 4, false>();
+  return many.template operator()<4, 2, 2, 8, false>();
 }
 
 template <class T, class Out>
