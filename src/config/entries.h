@@ -12,7 +12,7 @@ namespace nmoe {
 
 struct Entry {
   std::string key;             // "model.moe.top_k"; for an empty table its own path
-  std::optional<Value> value;  // nothing for what no key takes: an array, a table, a date
+  std::optional<Value> value;  // nothing for what no key takes: other arrays than of strings, tables, dates
   std::string written;         // the value for messages
   std::string place;           // "quick.toml:12"
   bool is_table = false;       // an empty one; other tables appear through their keys

@@ -123,10 +123,13 @@ void ConfigReader::set_field(Entry entry) {
     if (entry.is_table && is_section(fields_, entry.key)) return;  // a section without keys
     throw unknown_key(fields_, entry);
   }
-  std::string* text = entry.value ? std::get_if<std::string>(&*entry.value) : nullptr;
-  if (text != nullptr) {
-    *text = expand_environment(*text, fmt::format("{}: {}", entry.place, entry.key));
-    entry.written = to_toml(*text);
+  const auto expand = [&](std::string& text) {
+    text = expand_environment(text, fmt::format("{}: {}", entry.place, entry.key));
+  };
+  if (entry.value) {
+    if (auto* text = std::get_if<std::string>(&*entry.value)) expand(*text);
+    if (auto* list = std::get_if<std::vector<std::string>>(&*entry.value)) std::ranges::for_each(*list, expand);
+    entry.written = to_toml(*entry.value);
   }
   if (entry.value && field->set(*entry.value)) {
     places_.emplace_back(entry.key, entry.place);

@@ -81,6 +81,18 @@ struct Texts {
 };
 constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }};
 constexpr Texts kSomeText = {"a string that is not empty", [](const std::string& text) { return !text.empty(); }};
+// Lists of strings.
+struct TextLists {
+  const char* allowed;
+  size_t max_size;  // of the list
+
+  bool contains(const std::vector<std::string>& list) const {
+    return list.size() <= max_size && std::ranges::none_of(list, &std::string::empty);
+  }
+  std::string describe() const { return allowed; }
+};
+constexpr TextLists kCommand = {"a list of strings that are not empty", 1024};
+
 // A run's name becomes a file's.
 constexpr Texts kFileName = {
     "a string of up to 255 letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'",
@@ -145,7 +157,7 @@ class FieldList {
     met_ = met;
   }
 
-  // A key for a member of type bool, int64_t, double or std::string. References that key() returns
+  // A key for a member of a type that a Value has. References that key() returns
   // are good until its next call.
   template <class T, class Limits>
   Field& key(std::string_view name, T& member, Limits limits, std::string_view meaning) {
@@ -545,6 +557,13 @@ std::vector<Field> describe(Config& config) {
   f.key("every_minutes", config.checkpoint.every_minutes, kNonNegative, "minutes between checkpoints; 0: not by time")
       .not_in_fingerprint();
   f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all").not_in_fingerprint();
+
+  f.section("track");
+  f.key(
+       "alert_command", config.track.alert_command, kCommand,
+       "program and arguments, run for each alert with its text as one more; neither run's row nor checkpoints keep it")
+      .not_in_fingerprint()
+      .leave_out_if(config.track.alert_command.empty());
   return f.take();
 }
 

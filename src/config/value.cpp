@@ -1,6 +1,7 @@
 #include "config/value.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <string_view>
 
@@ -38,6 +39,11 @@ struct TomlWriter {
     return text;
   }
   std::string operator()(const std::string& value) const { return quote(value); }
+  std::string operator()(const std::vector<std::string>& values) const {
+    std::vector<std::string> quoted;
+    for (const std::string& value : values) quoted.push_back(quote(value));
+    return fmt::format("[{}]", fmt::join(quoted, ", "));
+  }
 };
 
 }  // namespace

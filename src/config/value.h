@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <string>
 #include <variant>
+#include <vector>
 
 namespace nmoe {
 
 // An enumeration's value is its name.
-using Value = std::variant<bool, int64_t, double, std::string>;
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
 
 // The value as TOML text; a double in the fewest digits that read back as the same double.
 std::string to_toml(const Value& value);

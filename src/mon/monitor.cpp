@@ -16,7 +16,8 @@
 namespace nmoe::mon {
 namespace {
 
-constexpr int64_t kRowMs = 2000;  // how often the run's row, and the list of runs while it is shown, are read
+constexpr int64_t kRowMs = 2000;       // how often the run's row, and the list of runs while it is shown, are read
+constexpr int64_t kAlertMs = 600'000;  // how long an alert stays in the title
 constexpr std::array<std::string_view, 5> kPages = {"1 Overview", "2 Router", "3 GPUs", "4 Ranks", "5 Messages"};
 constexpr std::string_view kRunColumns =
     "run                       name                status            step      loss     valid  started";
@@ -299,6 +300,9 @@ void Monitor::draw_title(Grid& grid) const {
     note = problem;
   } else if (!run.reason.empty()) {
     note = run.reason;
+  } else if (!data_->alerts().empty() && now_ms_ - data_->alerts().back().ts_ms < kAlertMs) {
+    const Alert& alert = data_->alerts().back();
+    note = fmt::format("alert {}: {}", age_text(now_ms_ - alert.ts_ms), alert.text);
   } else if (run.status == RunStatus::kRunning && data_->last_ms() > 0) {
     note = "recorded " + age_text(now_ms_ - data_->last_ms());
     style = Style::kDim;

@@ -312,7 +312,8 @@ void draw_messages(Grid& grid, Rect rect, const RunData& data, int back) {
       x = grid.put(x, y, line.substr(11, 8), Style::kDim) + 1;
       line.remove_prefix(22);
     }
-    const bool bad = line.find("error") != std::string_view::npos || line.find("not finite") != std::string_view::npos;
+    const bool bad = line.find("error") != std::string_view::npos ||
+                     line.find("not finite") != std::string_view::npos || line.starts_with("alert:");
     const bool warns = line.starts_with("warning");
     grid.put(x, y, line, bad ? Style::kBad : warns ? Style::kWarn : Style::kPlain, rect.x + rect.width - x);
   }

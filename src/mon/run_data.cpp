@@ -57,6 +57,7 @@ RunData::RunData(fs::path run_dir, RunRow run, const std::string& config_json)
     total_steps_ = config["train.steps"].get<int64_t>();
   }
   read_log();
+  read_new_alerts();
 }
 
 bool RunData::load_next() {
@@ -100,6 +101,7 @@ bool RunData::load_piece() {
 
 bool RunData::poll() {
   bool changed = read_log();
+  changed = read_new_alerts() || changed;
   try {
     for (const auto& reader : readers_) {
       const MetricsReader::Change change = reader->poll();
@@ -216,6 +218,16 @@ void RunData::read_ranks() {
     if (rest == "/transfer_ms") add(row.transfer_ms);
     if (rest.starts_with("/wait_")) add(row.wait_ms);
   }
+}
+
+bool RunData::read_new_alerts() {
+  const fs::path path = alerts_path(metrics(0));
+  std::error_code missing;
+  const uintmax_t bytes = fs::file_size(path, missing);
+  if (missing || bytes == alert_bytes_) return false;
+  alert_bytes_ = bytes;
+  alerts_ = read_alerts(path);
+  return true;
 }
 
 // Whether there is more than before.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "track/alerts.h"
 #include "track/metrics_reader.h"
 #include "track/runs.h"
 
@@ -74,6 +75,7 @@ class RunData {
   const std::vector<Rank>& ranks() const { return ranks_; }
 
   const std::vector<std::string>& messages() const { return messages_; }  // the last of train.log
+  const std::vector<Alert>& alerts() const { return alerts_; }            // the last, oldest first
 
  private:
   fs::path metrics(int64_t rank) const { return metrics_path(run_dir_, run_.id, rank); }
@@ -83,6 +85,7 @@ class RunData {
   void read_gpus(int64_t rank, const std::vector<MetricsView::Last>& tags);
   void read_ranks();
   bool read_log();
+  bool read_new_alerts();
 
   fs::path run_dir_;
   RunRow run_;
@@ -99,6 +102,8 @@ class RunData {
   std::vector<Rank> ranks_;
   std::vector<std::string> messages_;
   uintmax_t log_bytes_ = 0;
+  std::vector<Alert> alerts_;
+  uintmax_t alert_bytes_ = 0;
 };
 
 }  // namespace nmoe::mon

@@ -5,12 +5,11 @@
 
 namespace nmoe {
 
-std::string log_tail(const fs::path& path) {
-  constexpr size_t kMost = size_t{64} << 10;
+std::string log_tail(const fs::path& path, size_t max_bytes) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return "";
   const auto size = static_cast<size_t>(file.tellg());
-  const size_t count = std::min(size, kMost);
+  const size_t count = std::min(size, max_bytes);
   std::string text(count, '\0');
   file.seekg(static_cast<std::streamoff>(size - count));
   file.read(text.data(), static_cast<std::streamsize>(count));

@@ -26,7 +26,7 @@ void report_rank(const StepReport& report, MetricRecord& record) {
 }
 
 Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
-                   const std::string& commit)
+                   const std::string& commit, const std::vector<std::string>& alert_command)
     : config_(config),
       exchange_cost_(config, rank.device.ops().compute_dtype(), rank.communicator.domain().count()),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
@@ -57,6 +57,12 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
       }
     }
     log_.emplace(path.parent_path() / "train.log");
+    std::vector<fs::path> databases;
+    for (int64_t r = 0; r < rank.count(); ++r) databases.push_back(metrics_path(config.run.dir, run_id_, r));
+    alerts_.emplace(AlertDesk::Options{.run_name = config.run.name,
+                                       .databases = std::move(databases),
+                                       .top_k = config.model.moe.top_k,
+                                       .command = alert_command});
   } catch (const std::exception& error) {
     keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, error.what()); });
     throw;
@@ -131,12 +137,23 @@ void Recorder::record(const StepReport& report) {
   report_rank(report, record);
   report_routers(routers, record);
   report_exchange(report.result.traffic, exchange_cost_, record);
-  metrics_->append(record);
+  append(record, /*is_step=*/true);
   record_progress();
   const std::string failure = metrics_->take_failure();
   if (failure.empty() || Clock::now() < metrics_warning_) return;
   metrics_warning_ = Clock::now() + kRetryAfter;
   message(fmt::format("warning: metrics wait to be written: {}", failure));
+}
+
+void Recorder::append(const MetricRecord& record, bool is_step) {
+  metrics_->append(record);
+  for (const std::string& told : alerts_->take(record, is_step)) line_.message(told);
+}
+
+void Recorder::record_failure(int64_t step, const StepResult& result) {
+  append({.step = step,
+          .ts_ms = now_ms(),
+          .scalars = {{"train/loss", result.loss}, {"train/grad_norm", result.grad_norm}}});
 }
 
 void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
@@ -147,7 +164,7 @@ void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
     record.scalars.emplace_back(prefix + "load_before_moves", layer.load_before);
     record.scalars.emplace_back(prefix + "load_after_moves", layer.load_after);
   }
-  metrics_->append(record);
+  append(record);
 }
 
 void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,
@@ -172,7 +189,7 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
     put("answers_correct_share", result.answers_correct_share());
   }
   put("seconds", seconds);
-  metrics_->append(record);
+  append(record);
   if (!source.empty() || Clock::now() < row_retry_) return;
   keep_row([&] { runs_->validated(run_id_, result.loss(), result.bits_per_byte()); });
 }
@@ -187,7 +204,7 @@ void Recorder::record_evaluation(int64_t step, const EvalReport& report) {
   double seconds = 0.0;
   for (const TaskReport& task : report.tasks) seconds += task.seconds;
   record.scalars.emplace_back("eval/seconds", seconds);
-  metrics_->append(record);
+  append(record);
   message(fmt::format("step {}: {} ({})", step, short_report(report), human_seconds(seconds)));
 }
 
@@ -198,6 +215,7 @@ void Recorder::record_progress() {
 
 void Recorder::finish(RunStatus status, const std::string& reason) {
   line_.finish();
+  alerts_->expect_pause();
   row_retry_ = {};
   record_progress();  // of the state that is saved, which need not be of a logged step
   keep_row([&] { runs_->finish(run_id_, status, reason); });

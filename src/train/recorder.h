@@ -18,6 +18,7 @@
 #include "track/metrics.h"
 #include "track/run_log.h"
 #include "track/runs.h"
+#include "train/alert_desk.h"
 #include "train/engine.h"
 #include "train/validation.h"
 
@@ -60,7 +61,9 @@ class Recorder {
   // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
   // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
   // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
-  Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit);
+  // `alert_command`: see AlertDesk.
+  Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit,
+           const std::vector<std::string>& alert_command);
 
   const std::string& run_id() const { return run_id_; }
   MetricsWriter& metrics() { return *metrics_; }
@@ -69,6 +72,10 @@ class Recorder {
   void show(const StepReport& report, bool milestone);
   // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
   void record(const StepReport& report);
+  // A step whose loss or gradient is not finite.
+  void record_failure(int64_t step, const StepResult& result);
+  // Something else than a step is about to take its time.
+  void expect_pause() { alerts_->expect_pause(); }
   // Experts that moved in front of step `step`, and how uneven the ranks' loads were before and would have been after.
   void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
@@ -92,6 +99,7 @@ class Recorder {
   double tokens_per_s(const StepReport& report) const;
   double rate(const Progress& progress, WeightGroup group) const;
   void record_progress();
+  void append(const MetricRecord& record, bool is_step = false);
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
@@ -105,6 +113,7 @@ class Recorder {
   Clock::time_point metrics_warning_{};  // when the next is due
   std::optional<MetricsWriter> metrics_;
   std::optional<RunLog> log_;
+  std::optional<AlertDesk> alerts_;
   std::optional<Last> last_;  // nothing before the first step
   ProgressLine line_;
 };

@@ -102,14 +102,15 @@ std::string BalanceWatch::observe(int64_t step, std::span<const RouterHealth> la
       router_lr_);
 }
 
+bool is_collapsed(int64_t num_active, double cv_percent, int64_t num_experts, int64_t top_k) {
+  if (num_experts <= top_k + 1 || num_active > top_k + 1) return false;
+  return cv_percent >= 97.0 * std::sqrt(static_cast<double>(num_experts - top_k) / static_cast<double>(top_k));
+}
+
 std::string find_collapse(std::span<const RouterHealth> layers, const MoeConfig& moe) {
-  const double experts = static_cast<double>(moe.num_experts), top_k = static_cast<double>(moe.top_k);
-  // With this few experts an even load can satisfy the rule.
-  if (moe.num_experts <= moe.top_k + 1) return "";
-  const double threshold = 97.0 * std::sqrt((experts - top_k) / top_k);
   for (const RouterHealth& layer : layers) {
     const Load load = measure(layer);
-    if (load.active <= moe.top_k + 1 && load.cv_percent >= threshold) {
+    if (is_collapsed(load.active, load.cv_percent, moe.num_experts, moe.top_k)) {
       return fmt::format("the router of layer {} has collapsed: {} of {} experts get every token (load cv {:.0f} %)",
                          layer.layer, load.active, moe.num_experts, load.cv_percent);
     }

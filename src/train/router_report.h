@@ -48,8 +48,11 @@ class BalanceWatch {
   int64_t quiet_until_ = kFirstStep;
 };
 
-// "" or the layer and why. Collapsed: at most top_k + 1 experts get any token and cv is at least 97 % of what
-// exactly top_k experts sharing everything would show, 100 * sqrt((E - K) / K).
+// At most top_k + 1 experts get any token and cv is at least 97 % of what exactly top_k experts sharing everything
+// would show, 100 * sqrt((E - K) / K). Never where so few experts are that an even load satisfies that.
+bool is_collapsed(int64_t num_active, double cv_percent, int64_t num_experts, int64_t top_k);
+
+// "" or the layer that is collapsed, and why.
 std::string find_collapse(std::span<const RouterHealth> layers, const MoeConfig& moe);
 
 }  // namespace nmoe

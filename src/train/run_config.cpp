@@ -1,5 +1,7 @@
 #include "train/run_config.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/reader.h"
@@ -23,7 +25,15 @@ ModelText starting_model(const Config& config) {
 }  // namespace
 
 Config load_run_config(const fs::path& path, std::span<const std::string> overrides) {
-  return load_config(path, overrides, starting_model);
+  Config config = load_config(path, overrides, starting_model);
+  // What a checkpoint says may be anyone's; nothing of it is run.
+  const bool is_own =
+      std::ranges::any_of(overrides, [](const std::string& text) { return text.starts_with("track."); });
+  if (!config.track.alert_command.empty() && !is_own && fs::exists(path.parent_path() / "manifest.json")) {
+    throw usage_error(fmt::format("{} is a checkpoint's configuration, and has track.alert_command", path.string()),
+                      "copy it elsewhere, look at what it would run, and train with the copy");
+  }
+  return config;
 }
 
 }  // namespace nmoe

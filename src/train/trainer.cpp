@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <mutex>
 #include <numbers>
 #include <set>
 
@@ -17,15 +16,12 @@
 #include "parallel/process_group.h"
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
-#include "train/in_loop_evaluation.h"
-#include "train/memory_plan.h"
 #include "train/pace.h"
 #include "train/rank_recorder.h"
 #include "train/recorder.h"
-#include "train/resume.h"
 #include "train/router_report.h"
-#include "train/run_plan.h"
 #include "train/training_data.h"
+#include "train/training_run.h"
 
 namespace nmoe {
 namespace {
@@ -51,95 +47,6 @@ std::string text_of(const std::exception_ptr& failure) {
     return error.what();
   }
 }
-
-struct ValidSplit {
-  std::string source;
-  SequenceReader reader;
-};
-
-// What all ranks of a process read and none changes.
-struct TrainingRun {
-  TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch);
-
-  TrainOptions options;
-  TrainingData data;
-  Config config;
-  std::vector<int64_t> seq_lens;
-  MemoryPlan memory;
-  StreamPlan stream;
-  std::vector<ValidSplit> valid_splits;
-  std::vector<int32_t> token_bytes;
-  std::unique_ptr<const InLoopEvaluation> evaluation;  // if any is wanted
-  std::string tokenizer_json;                          // in every checkpoint; 10 MB for large vocabularies
-  std::unique_ptr<CheckpointFolder> folder;            // of the process of rank 0
-  std::optional<TrainingStart> start;
-};
-
-// Before training, so that nothing is learned that cannot be kept.
-std::unique_ptr<CheckpointFolder> own_folder(const Config& config) {
-  try {
-    return std::make_unique<CheckpointFolder>(checkpoint_dir(config));
-  } catch (const Error& error) {
-    throw runtime_error(fmt::format("run \"{}\" cannot begin: {}", config.run.name, error.what()),
-                        error.remedy() + "; or choose another run.name or run.dir");
-  }
-}
-
-TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch)
-    : options(chosen),
-      data(open_training_data(raw)),
-      config(resolve_vocab_size(raw, *data.tokenizer)),
-      seq_lens(data.sequence_lengths(config)),
-      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks),
-                         /*part=*/{}, seq_lens)),
-      stream(plan_training_data(config, data, memory.cost.active_parameters)),
-      token_bytes(token_byte_counts(*data.tokenizer)),
-      tokenizer_json(data.tokenizer->json()) {
-  config = resolve_steps(std::move(config), stream);
-  if (launch.process == 0) {
-    say("{}{}", print_plan(memory, config),
-        print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
-    if (data.mixture) say("{}", print_stream_plan(stream));
-    say("{}", note_on_validation(data));
-  }
-  check_memory(memory, config);
-  evaluation = InLoopEvaluation::make(config, data.tokenizer);
-  for (const DataSource& source : data.sources) {
-    if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
-  }
-  if (config.train.target_loss > 0.0 && valid_splits.empty()) {
-    throw usage_error("train.target_loss is a validation's, and no source has text for validation",
-                      "prepare the data with --valid-fraction, or leave it out");
-  }
-  if (launch.process == 0) folder = own_folder(config);
-  start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
-  check_schedule(config, start->progress(), start->resumes());
-}
-
-// The run's row in experiments.db, for who has to end a process in which rank 0 may hang.
-class RunPlace {
- public:
-  void set(fs::path database, const std::string& id) {
-    const std::scoped_lock lock(mutex_);
-    database_ = std::move(database);
-    id_ = id;
-  }
-  // Nothing where the run has no row, here or yet.
-  void fail(const std::string& reason) {
-    const std::scoped_lock lock(mutex_);
-    if (id_.empty()) return;
-    try {
-      RunStore(database_).finish(id_, RunStatus::kFailed, reason);
-    } catch (const std::exception& error) {
-      say("warning: the run's row is not up to date: {}\n", error.what());
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  fs::path database_;
-  std::string id_;
-};
 
 // One rank of a run. Rank 0 also prints, records and saves; the first of each process hears signals.
 //
@@ -182,6 +89,7 @@ class Trainer {
   bool save_is_due() const;
   std::string first_told(const std::string& mine);
   void require_same_start();
+  void settle(int64_t steps = 1);  // what follows may take its time
   void rebalance();
   bool enqueue_step();
   void finish_step();
@@ -271,7 +179,8 @@ void Trainer::start() {
   if (rank_.communicator.domain().index() == 0) stop_.emplace();
   if (rank_.is_first()) {
     carried_ = start.carried();
-    recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit);
+    recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit,
+                                           run_.alert_command);
     place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
     if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
   }
@@ -287,12 +196,17 @@ std::string Trainer::first_told(const std::string& mine) {
   return "";
 }
 
+void Trainer::settle(int64_t steps) {
+  pace_.settle(steps);
+  if (recorder_) recorder_->expect_pause();
+}
+
 // Behind every so many steps, in front of the next: a run that goes on from there does it first.
 void Trainer::rebalance() {
   const int64_t steps = ahead().steps;
   if (!engine_.rebalance_is_due(steps)) return;
   finish_steps();
-  pace_.settle();
+  settle();
   const Rebalancing done = engine_.rebalance();
   if (recorder_) recorder_->record_rebalancing(steps + 1, done);
 }
@@ -356,7 +270,7 @@ bool Trainer::enqueue_step() {
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   if (seq_lens_.insert(batches_.shape().seq_len).second) {
     finish_steps();
-    pace_.settle(Pace::kFirstSteps);
+    settle(Pace::kFirstSteps);
   }
   pace_.step_begins();
   if (run_.options.before_step) run_.options.before_step(engine_, number);
@@ -397,7 +311,8 @@ bool Trainer::must_finish_step() const {
 }
 
 void Trainer::fail_non_finite(const StepResult& result) {
-  pace_.settle();
+  settle();
+  if (recorder_) recorder_->record_failure(progress_.steps + 1, result);
   // What comes first on any rank: from there it spreads to those whose tokens its experts get.
   const NonFinite mine = engine_.find_non_finite();
   const auto places = rank_.communicator.all_gather_values(mine.place);
@@ -556,7 +471,7 @@ void Trainer::loop() {
     finish_steps();
     if (!collapse_.empty()) break;
     clock_.stop();
-    pace_.settle();
+    settle();
     if (valid_due) run_validation();
     if (summary_.target_reached) continue;
     if (eval_due) run_evaluation();
@@ -565,7 +480,7 @@ void Trainer::loop() {
   }
   finish_steps();
   clock_.stop();
-  pace_.settle();
+  settle();
   if (collapse_.empty()) return;
   throw RunFailure(RunStatus::kFailedCollapse, collapse_,
                    "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "

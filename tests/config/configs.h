@@ -83,6 +83,7 @@ inline bool change(const Field& field) {
   if (const auto* integer = std::get_if<int64_t>(&old)) others = {*integer + 1, *integer - 1};
   if (const auto* real = std::get_if<double>(&old)) others = {*real * 2.0 + 0.25, *real / 2.0};
   if (field.is_text) others = {"8 GiB", "another"};  // one of them suits every text
+  if (std::holds_alternative<std::vector<std::string>>(old)) others = {std::vector<std::string>{"one", "another"}};
   others.insert(others.end(), field.names.begin(), field.names.end());
   for (const Value& other : others) {
     if (other != old && field.set(other)) return true;

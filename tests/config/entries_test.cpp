@@ -31,6 +31,9 @@ TEST(Entries, ReadValueTakesExactlyOneValue) {
   EXPECT_EQ(read_value("1e-3")->value, Value(1e-3));
   EXPECT_EQ(read_value("'a b'")->value, Value(std::string("a b")));
   EXPECT_EQ(read_value("[1, 2]")->value, std::nullopt);
+  EXPECT_EQ(read_value("['a', 2]")->value, std::nullopt);
+  EXPECT_EQ(read_value("['a', \"b\\n\"]")->value, Value(std::vector<std::string>{"a", "b\n"}));
+  EXPECT_EQ(read_value("[]")->value, Value(std::vector<std::string>{}));
   for (const char* text : {"", "word", "1 2", "1\nother = 2", ".5", "\"open", "{a = 1}", "{}"}) {
     EXPECT_FALSE(read_value(text).has_value()) << text;
   }

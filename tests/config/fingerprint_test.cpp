@@ -42,6 +42,7 @@ const std::set<std::string> kFree = {"run.name",
                                      "checkpoint.every",
                                      "checkpoint.every_minutes",
                                      "checkpoint.keep_last",
+                                     "track.alert_command",
                                      "model.max_positions"};
 // Whether a key may change in a run so configured: between what devices compute in, precision may.
 bool is_free(const std::string& key, const Config& config) {

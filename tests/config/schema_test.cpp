@@ -53,12 +53,13 @@ TEST(Schema, DescribesEveryMember) {
       {"parallel", num_members<ParallelConfig>()},
       {"eval", num_members<EvalConfig>()},
       {"checkpoint", num_members<CheckpointConfig>()},
+      {"track", num_members<TrackConfig>()},
   };
   Config config;
   std::map<std::string, size_t> described;
   for (const Field& field : describe(config)) ++described[std::string(field.section())];
   EXPECT_EQ(described, expected);
-  EXPECT_EQ(num_members<Config>(), 9u);
+  EXPECT_EQ(num_members<Config>(), 10u);
 }
 
 TEST(Schema, KeysDiffer) {

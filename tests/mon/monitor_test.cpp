@@ -220,6 +220,21 @@ TEST_F(MonitorTest, FollowsARunThatGoesOn) {
   EXPECT_TRUE(contains(screen(monitor), "the loss is NaN"));
 }
 
+TEST_F(MonitorTest, AlertsAreInTheTitleForAWhile) {
+  const std::string id = start("amiss");
+  const auto metrics = writer(id);
+  metrics->append(record(1, 4.0));
+  Monitor monitor(dir_, "amiss");
+  tick(monitor);
+  EXPECT_FALSE(contains(screen(monitor), "alert"));
+  append_alert(alerts_path(metrics_path(dir_, id)),
+               {.kind = AlertKind::kSpike, .step = 1, .ts_ms = 1'990'000, .text = "step 1: too much"});
+  tick(monitor);
+  EXPECT_TRUE(contains(screen(monitor), "alert 10.0s ago: step 1: too")) << screen(monitor);
+  tick(monitor, 3'000'000);
+  EXPECT_FALSE(contains(screen(monitor), "alert"));
+}
+
 TEST_F(MonitorTest, AnySize) {
   const std::string id = start("sizes");
   const auto metrics = writer(id);

@@ -1,0 +1,62 @@
+// Where a run's alerts are found, kept and passed on: by rank 0, from its own records as they are made and, on a thread
+// of the desk's own, from the live files of all other ranks.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/detached.h"
+#include "base/files.h"
+#include "track/live_file.h"
+#include "track/record.h"
+#include "track/run_log.h"
+#include "train/alert_watch.h"
+
+namespace nmoe {
+
+class AlertDesk {
+ public:
+  struct Options {
+    std::string run_name;
+    std::vector<fs::path> databases;   // of the ranks
+    int64_t top_k = 0;                 // of the model's experts; 0 without
+    std::vector<std::string> command;  // track.alert_command; empty: none
+  };
+  // Alerts are added to alerts_path() of rank 0's database and to train.log beside it. For each the command is run with
+  // one more argument, its text behind the run's name, and its line of that file in NMOE_ALERT; nobody waits for it
+  // (base/detached.h).
+  explicit AlertDesk(Options options);
+  ~AlertDesk();
+  AlertDesk(const AlertDesk&) = delete;
+  AlertDesk& operator=(const AlertDesk&) = delete;
+
+  // A record of rank 0; `is_step`: of a logged step. Returns what there is to tell.
+  std::vector<std::string> take(const MetricRecord& record, bool is_step);
+  // Until the next logged step something else may take long.
+  void expect_pause();
+
+ private:
+  struct Follower;
+  void run();
+  void look();
+  void raise(const Alert& alert);
+
+  const Options options_;
+  std::vector<std::unique_ptr<Follower>> followers_;  // of the ranks but the first; of the thread
+  std::mutex mutex_;                                  // guards what follows
+  std::condition_variable wake_;
+  AlertWatch watch_;
+  SilenceWatch silence_;
+  DetachedPrograms programs_;
+  RunLog log_;
+  bool can_write_ = true;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace nmoe
