@@ -57,9 +57,19 @@ struct Groups {
   __host__ __device__ int value_pitch() const { return own_values ? value + kPad : key_pitch(); }
 };
 
-// Rows of `width` values, row r from source(r) on; those from num_rows on zeros. A warp has every eighth row.
+// Rows of `width` values, row r from source(r) on; those from num_rows on zeros. Of wide rows, which keep its lanes
+// busy, a warp has every eighth.
 template <class Source>
 __device__ void load_rows(Bf16* target, int pitch, int rows, const Source& source, int width, int num_rows) {
+  if (width < kWarp * 8) {
+    const int pieces = width / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kThreads) {
+      const int row = i / pieces, column = i % pieces * 8;
+      const bool exists = row < num_rows;
+      copy_async16(target + row * pitch + column, source(exists ? row : 0) + (exists ? column : 0), exists);
+    }
+    return;
+  }
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll 4
   for (int row = warp; row < rows; row += kWarps) {
@@ -71,13 +81,10 @@ __device__ void load_rows(Bf16* target, int pitch, int rows, const Source& sourc
   }
 }
 
-// What is seen of a chunk, of all key/value heads.
+// What is seen of a chunk.
 __device__ void prefetch_chunk(const Groups& p, const Seen& seen, int64_t chunk_begin, int64_t chunk_end) {
   const int64_t begin = max(seen.begin, chunk_begin), num_keys = min(seen.end, chunk_end) - begin;
-  const int64_t first = seen.slot * p.places.capacity + begin, key_width = int64_t{p.num_kv_heads} * p.key;
-  if (num_keys <= 0) return;
-  prefetch_rows(p.keys + first * key_width, num_keys, key_width);
-  if (p.own_values) prefetch_rows(p.values + first * p.value_width, num_keys, p.value_width);
+  if (num_keys > 0) prefetch_rows(p.keys + (seen.slot * p.places.capacity + begin) * p.key, num_keys, p.key);
 }
 
 __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
@@ -100,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   const int end_token = min(first_token + p.block_tokens, p.num_tokens);
 
   let_next_start();
-  if (kv_head == 0) prefetch_chunk(p, expected_of(p.places, end_token - 1, p.window), chunk_begin, chunk_end);
+  if (p.num_kv_heads == 1) prefetch_chunk(p, expected_of(p.places, end_token - 1, p.window), chunk_begin, chunk_end);
   wait_for_work_before();
   int next_run = first_token;
   while (next_run < end_token) {
