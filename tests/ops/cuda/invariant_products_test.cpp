@@ -43,7 +43,8 @@ TEST_F(CudaInvariant, ProductsAreThoseOfTheCpu) {
                                           {200, 264, 48},
                                           {515, 520, 136},
                                           {5, 33, 7},
-                                          {70, 1001, 9}}) {
+                                          {70, 1001, 9},
+                                          {130, 264, 2200}}) {
         LinearForward args{
             .x = normal({rows, in}, act), .w = normal({out, in}, act), .y = pool_.zeros({rows, out}), .addend = {}};
         LinearForward device{
@@ -65,26 +66,35 @@ TEST_F(CudaInvariant, ProductsAreThoseOfTheCpu) {
   }
 }
 
-// Row 5 of 600, alone and among the first so many: every tile's size.
+// Row 5 of 600, alone and among the first so many: every tile's size, and as many blocks to a tile as there are. A
+// narrow product has few tiles, a wide one many; parts of what is summed over may be empty.
 TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
-  for (const DType act : kActDTypes) {
-    for (const int64_t in : {64, 1032, 2048, 4099}) {
-      const Tensor x = up(normal({600, in}, act), act), w = up(normal({96, in}, act), act);
-      const Tensor all = up(pool_.zeros({600, 96}));
-      ops().linear_forward({.x = x, .w = w, .y = all, .addend = {}});
+  struct Case {
+    DType act;
+    int64_t in, out;
+  };
+  for (const auto& [act, in, out] : {Case{DType::kF32, 1032, 96},
+                                     {DType::kF32, 4099, 96},
+                                     {DType::kBF16, 64, 96},
+                                     {DType::kBF16, 1032, 96},
+                                     {DType::kBF16, 2048, 96},
+                                     {DType::kBF16, 4099, 96},
+                                     {DType::kBF16, 584, 2304}}) {
+    const Tensor x = up(normal({600, in}, act), act), w = up(normal({out, in}, act), act);
+    const Tensor all = up(pool_.zeros({600, out}));
+    ops().linear_forward({.x = x, .w = w, .y = all, .addend = {}});
+    finish();
+    const Tensor expected = down(all).rows(5, 6);
+    for (const int64_t rows : {6, 8, 9, 30, 33, 64, 65, 255, 513}) {
+      const Tensor some = up(pool_.zeros({rows, out}));
+      ops().linear_forward({.x = x.rows(0, rows), .w = w, .y = some, .addend = {}});
       finish();
-      const Tensor expected = down(all).rows(5, 6);
-      for (const int64_t rows : {6, 8, 9, 30, 33, 64, 65, 255, 513}) {
-        const Tensor some = up(pool_.zeros({rows, 96}));
-        ops().linear_forward({.x = x.rows(0, rows), .w = w, .y = some, .addend = {}});
-        finish();
-        EXPECT_TRUE(same_bits(down(some).rows(5, 6), expected)) << rows << " rows of " << in;
-      }
-      const Tensor alone = up(pool_.zeros({1, 96}));
-      ops().linear_forward({.x = x.rows(5, 6), .w = w, .y = alone, .addend = {}});
-      finish();
-      EXPECT_TRUE(same_bits(down(alone), expected)) << "alone, of " << in;
+      EXPECT_TRUE(same_bits(down(some).rows(5, 6), expected)) << rows << " rows of " << in << " to " << out;
     }
+    const Tensor alone = up(pool_.zeros({1, out}));
+    ops().linear_forward({.x = x.rows(5, 6), .w = w, .y = alone, .addend = {}});
+    finish();
+    EXPECT_TRUE(same_bits(down(alone), expected)) << "alone, of " << in << " to " << out;
   }
 }
 
@@ -94,7 +104,7 @@ TEST_F(CudaInvariant, ActivationsAreThoseOfTheProducts) {
   for (const DType act : kActDTypes) {
     for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
       for (const auto& [rows, in, hidden] :
-           {LinearCase{1, 136, 40}, {8, 2048, 64}, {30, 72, 100}, {40, 136, 24}, {520, 64, 72}}) {
+           {LinearCase{1, 136, 40}, {8, 2048, 64}, {30, 72, 100}, {40, 136, 24}, {520, 64, 72}, {100, 200, 1150}}) {
         const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
         const Tensor x = up(normal({rows, in}, act), act), w = up(normal({2, width, in}, act, 0.2), act);
         const Tensor first = w.rows(0, 1).reshape({width, in}), weights = up(pool_.normal({rows}));

@@ -58,15 +58,34 @@ struct Groups {
   __host__ __device__ int value_pitch() const { return own_values ? value + kPad : key_pitch(); }
 };
 
-// Rows of `width` values, row r from source(r) on; those from num_rows on zeros.
+// Rows of `width` values, row r from source(r) on; those from num_rows on zeros. Of wide rows, which keep its lanes
+// busy, a warp has every eighth.
 template <class Source>
 __device__ void load_rows(Bf16* target, int pitch, int rows, const Source& source, int width, int num_rows) {
-  const int pieces = width / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kThreads) {
-    const int row = i / pieces, column = i % pieces * 8;
-    const bool exists = row < num_rows;
-    copy_async16(target + row * pitch + column, source(exists ? row : 0) + (exists ? column : 0), exists);
+  if (width < kWarp * 8) {
+    const int pieces = width / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kThreads) {
+      const int row = i / pieces, column = i % pieces * 8;
+      const bool exists = row < num_rows;
+      copy_async16(target + row * pitch + column, source(exists ? row : 0) + (exists ? column : 0), exists);
+    }
+    return;
   }
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll 4
+  for (int row = warp; row < rows; row += kWarps) {
+    const bool exists = row < num_rows;
+    const Bf16* const from = source(exists ? row : 0);
+    for (int column = lane * 8; column < width; column += kWarp * 8) {
+      copy_async16(target + row * pitch + column, from + column, exists);
+    }
+  }
+}
+
+// What is seen of a chunk.
+__device__ void prefetch_chunk(const Groups& p, const Seen& seen, int64_t chunk_begin, int64_t chunk_end) {
+  const int64_t begin = max(seen.begin, chunk_begin), num_keys = min(seen.end, chunk_end) - begin;
+  if (num_keys > 0) prefetch_rows(p.keys + (seen.slot * p.places.capacity + begin) * p.key, num_keys, p.key);
 }
 
 __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
@@ -78,7 +97,6 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   auto* scores = reinterpret_cast<float*>(weights + kHeads * kWeightPitch);  // [kHeads, kScorePitch]
   float* const fades = scores + kHeads * kScorePitch;                        // [kHeads]
 
-  begin_behind_work_before();
   __shared__ int64_t row_begin[kHeads], row_end[kHeads];  // positions that a row sees
   const int kv_head = static_cast<int>(blockIdx.y), heads = p.num_heads / p.num_kv_heads;
   const int64_t chunk_begin = static_cast<int64_t>(blockIdx.z) * kChunkKeys, chunk_end = chunk_begin + kChunkKeys;
@@ -89,6 +107,9 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
   const int first_token = static_cast<int>(blockIdx.x) * p.block_tokens;
   const int end_token = min(first_token + p.block_tokens, p.num_tokens);
 
+  let_next_start();
+  if (p.num_kv_heads == 1) prefetch_chunk(p, expected_of(p.places, end_token - 1, p.window), chunk_begin, chunk_end);
+  wait_for_work_before();
   int next_run = first_token;
   while (next_run < end_token) {
     // Tokens of one slot, and what they see together.
@@ -132,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
       wait_copies<0>();
       __syncthreads();
 
-      float score[4] = {};
+      float even[4] = {}, odd[4] = {};  // 16s of what is summed over: two chains of instructions
       const Bf16* const query_row = queries + (matrix % 2 * 8 + in_matrix) * p.key_pitch() + matrix / 2 * 8;
       const Bf16* const key_row = keys + (warp * 8 + in_matrix) * p.key_pitch() + matrix * 8;
 #pragma unroll 4
@@ -141,11 +162,13 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
         load_matrices<false>(query_row + k, first);
         load_matrices<false>(query_row + k + 16, second);
         load_matrices<false>(key_row + k, b);
-        gemm::multiply_add(score, first, b[0], b[1]);
-        gemm::multiply_add(score, second, b[2], b[3]);
+        gemm::multiply_add(even, first, b[0], b[1]);
+        gemm::multiply_add(odd, second, b[2], b[3]);
       }
 #pragma unroll
-      for (int c = 0; c < 4; ++c) scores[(g + c / 2 * 8) * kScorePitch + warp * 8 + q * 2 + c % 2] = score[c] * p.scale;
+      for (int c = 0; c < 4; ++c) {
+        scores[(g + c / 2 * 8) * kScorePitch + warp * 8 + q * 2 + c % 2] = (even[c] + odd[c]) * p.scale;
+      }
       __syncthreads();
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

@@ -22,10 +22,16 @@ struct Seen {
 };
 
 // `window`: as in CachedAttention.
-__device__ inline Seen seen_by(const CachePlaces& places, int64_t token, int64_t window) {
-  const int64_t slot = places.slots[token], position = places.positions[token];
+__device__ inline Seen seen_from(const CachePlaces& places, int64_t slot, int64_t position, int64_t window) {
   if (slot < 0 || slot >= places.num_slots || position < 0 || position >= places.capacity) return {0, 0, 0};
   return {slot, window == 0 ? 0 : max(int64_t{0}, position - window + 1), position + 1};
+}
+__device__ inline Seen seen_by(const CachePlaces& places, int64_t token, int64_t window) {
+  return seen_from(places, places.slots[token], places.positions[token], window);
+}
+// The same as it stands before the work in front has ended, to prefetch by: not by L1, where it would stay.
+__device__ inline Seen expected_of(const CachePlaces& places, int64_t token, int64_t window) {
+  return seen_from(places, __ldcg(places.slots + token), __ldcg(places.positions + token), window);
 }
 
 }  // namespace nmoe::cuda

@@ -9,9 +9,12 @@
 // Two kernels do that. For few rows a part is a warp's, and weights go from memory to registers without a stop: those
 // of a plain product are under way before the work in front has ended. Bound: reading the weights. For many rows all
 // warps work off one part after another out of a ring of stages in shared memory, which tokens and weights share.
-// Bound: reading shared memory, at about half of what tensor cores could do.
+// Bound: reading shared memory, at about half of what tensor cores could do. Where tiles are too few to fill the
+// device, a tile is a cluster's, whose blocks have a part each and add them up through each other's shared memory.
 //
 // Else, and in fp32: a warp for a value of up to eight tokens, lanes along k.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "ops/cuda/kernels/invariant_products.h"
@@ -70,8 +73,8 @@ __device__ Product<T, Out> own_batch(Product<T, Out> p) {
   return p;
 }
 
-// What a block works on. Of a plain product a tile of rows, and tiles of one slice of the weights are neighbours; of
-// experts all rows of one: number blockIdx.y among those that have rows.
+// What a block works on. Of a plain product a tile of rows, which neighbours may share, and tiles of one slice of the
+// weights are neighbours; of experts all rows of one: number blockIdx.y among those that have rows.
 template <class T>
 struct Work {
   int column_tile;
@@ -83,10 +86,10 @@ __device__ int column_tile(const Product<T, Out>& p) {
   return static_cast<int>(p.offsets == nullptr ? blockIdx.y : blockIdx.x);
 }
 template <class T, class Out>
-__device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
+__device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows, int tile_blocks = 1) {
   const int tile = column_tile(p);
   if (p.offsets == nullptr) {
-    const int begin = static_cast<int>(blockIdx.x) * tile_rows;
+    const int begin = static_cast<int>(blockIdx.x) / tile_blocks * tile_rows;
     return {tile, begin, min(begin + tile_rows, p.num_rows), p.w};
   }
   // Lanes have consecutive experts each, so that all loads are under way at once.
@@ -272,64 +275,114 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
 }
 
 // Many rows: tiles of kColumns rows of weights and kRows of x, kColumnWarps x kRowWarps warps, each with 16
-// kColumnTiles x 8 kRowTiles of it.
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles>
+// kColumnTiles x 8 kRowTiles of it. By parts, a tile is a cluster's of kParts blocks.
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts>
 struct Tile {
   static constexpr int kColumns = kColumnWarps * kColumnTiles * 16, kRows = kRowWarps * kRowTiles * 8;
+  static constexpr int kBlocks = kByParts ? kParts : 1;
   static constexpr int kStages = 4;
   static constexpr int kStageElements = (kColumns + kRows) * kTurn;
   static constexpr int kSharedBytes = kStages * kStageElements * static_cast<int>(sizeof(Bf16));
-  static_assert(kColumnWarps * kRowWarps == kWarps);
+  static constexpr int kPitch = kColumns + 4;  // of a part's sums, which lie where the stages were
+  static_assert(kColumnWarps * kRowWarps == kWarps && kRows % kParts == 0);
+  static_assert(kRows * kPitch * static_cast<int>(sizeof(float)) <= kSharedBytes);
 };
 
 // Where the `chunk`th 16 bytes of a row of a turn lie in a stage: rows take turns with the two halves, so that eight
 // lanes which read four of each of two rows meet no bank twice.
 __device__ int staged(int row, int chunk) { return row * kTurn + (chunk ^ (row % 2 * 4)) * 8; }
 
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, Epilogue kEpilogue, class Out>
+// The sum of a tile's parts, of which each block of a cluster has one: [kRows][kPitch]. Blocks have some rows each.
+template <class Block, Epilogue kEpilogue, class Out>
+__device__ void store_parts(const Product<Bf16, Out>& p, const Work<Bf16>& work, float* part_sums, int first_tile) {
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const float* parts[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    parts[part] = cluster.map_shared_rank(part_sums, static_cast<unsigned>(part));
+  }
+  constexpr int kOwnRows = Block::kRows / kParts, kPairs = Block::kColumns / 2;
+  const int first_row = static_cast<int>(cluster.block_rank()) * kOwnRows;
+  for (int at = static_cast<int>(threadIdx.x); at < kOwnRows * kPairs; at += kThreads) {
+    const int row = first_row + at / kPairs, i = at % kPairs / 8, r = at % 8;
+    if (work.row_begin + row >= work.row_end) continue;
+    float low[kParts], high[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const float* const sum = parts[part] + row * Block::kPitch + i * 16 + r;
+      low[part] = sum[0], high[part] = sum[8];
+    }
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) low[0] += low[part], high[0] += high[part];
+    store_pair<kEpilogue>(p, work.row_begin + row, first_tile + i, r, low[0], high[0]);
+  }
+  cluster.sync();  // a block's shared memory is there until all have read it
+}
+
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts, Epilogue kEpilogue,
+          class Out>
 __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_kernel(Product<Bf16, Out> all) {
   const Product<Bf16, Out> p = own_batch(all);
-  using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles>;
+  using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts>;
   constexpr int kStages = Block::kStages, kChunks = kTurn / 8, kLoadRows = kThreads / kChunks;  // rows of one round
-  static_assert(Block::kColumns % kLoadRows == 0 && Block::kRows % kLoadRows == 0);
+  constexpr int kWeightLoads = Block::kColumns / kLoadRows, kLoads = kWeightLoads + Block::kRows / kLoadRows;
+  static_assert(Block::kColumns % kLoadRows == 0 && Block::kRows % kLoadRows == 0 && kLoadRows % 2 == 0);
   extern __shared__ uint4 shared[];
   auto* const stages = reinterpret_cast<Bf16*>(shared);
   begin_behind_work_before();
-  const Work<Bf16> work = find_work(p, Block::kRows);
+  const Work<Bf16> work = find_work(p, Block::kRows, Block::kBlocks);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, q = lane % 4;
   const int warp_column = warp % kColumnWarps * kColumnTiles, warp_row = warp / kColumnWarps * kRowTiles;  // in tiles
   const int first_tile = work.column_tile * (Block::kColumns / 16);
-  const int num_turns = ceil_div(p.depth, kTurn), part_turns = ceil_div(num_turns, kParts);
+  const int all_turns = ceil_div(p.depth, kTurn), part_turns = ceil_div(all_turns, kParts);
+  const int part = static_cast<int>(blockIdx.x) % Block::kBlocks;
+  const int first_turn = min(part * part_turns, all_turns);
+  const int num_turns = kByParts ? min(part_turns, all_turns - first_turn) : all_turns;
 
+  // A thread loads the same 16 bytes of every kLoadRows-th row of a stage.
   const int load_row = static_cast<int>(threadIdx.x) / kChunks, load_chunk = static_cast<int>(threadIdx.x) % kChunks;
-  const Bf16* weights[Block::kColumns / kLoadRows];  // null: there is no such row
+  const int load_begin = first_turn * kTurn + load_chunk * 8;
+  const uint32_t load_target = shared_address(stages + staged(load_row, load_chunk));
+  const Bf16* sources[kLoads];
+  unsigned there = 0;  // a bit for each
 #pragma unroll
-  for (int i = 0; i < Block::kColumns / kLoadRows; ++i) {
+  for (int i = 0; i < kWeightLoads; ++i) {
     const int local = i * kLoadRows + load_row, row = weight_row<kEpilogue>(p, first_tile + local / 16, local % 16);
-    weights[i] = row < p.width ? work.w + static_cast<int64_t>(row) * p.depth : nullptr;
+    sources[i] = work.w + (row < p.width ? static_cast<int64_t>(row) * p.depth : 0) + load_begin;
+    there |= row < p.width ? 1U << i : 0;
+  }
+  // A lane's 16 bytes of either half of a turn, in its warp's rows of weights and of x.
+  const Bf16 *own_weights[2], *own_x[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    own_weights[half] = stages + staged(warp_column * 16 + g, half * 4 + q);
+    own_x[half] = stages + staged(Block::kColumns + warp_row * 8 + g, half * 4 + q);
   }
 
+  const auto stage_of = [](int turn) { return static_cast<unsigned>(turn) % kStages * Block::kStageElements; };
+
   for (int tile = work.row_begin; tile < work.row_end; tile += Block::kRows) {
-    const Bf16* x[Block::kRows / kLoadRows];
+    there &= (1U << kWeightLoads) - 1;
 #pragma unroll
-    for (int i = 0; i < Block::kRows / kLoadRows; ++i) {
-      const int row = tile + i * kLoadRows + load_row;
-      x[i] = row < work.row_end ? row_of_x(p, row) : nullptr;
+    for (int i = kWeightLoads; i < kLoads; ++i) {
+      const int row = tile + (i - kWeightLoads) * kLoadRows + load_row;
+      sources[i] = (row < work.row_end ? row_of_x(p, row) : p.x) + load_begin;
+      there |= row < work.row_end ? 1U << i : 0;
     }
     const auto load_turn = [&](int turn) {
-      Bf16* const stage = stages + turn % kStages * Block::kStageElements;
-      const int k = turn * kTurn + load_chunk * 8;
+      const int k = turn * kTurn;
+      const unsigned wanted = load_begin + k < p.depth ? there : 0;
+      const uint32_t target = load_target + stage_of(turn) * sizeof(Bf16);
 #pragma unroll
-      for (int i = 0; i < Block::kColumns / kLoadRows; ++i) {
-        const bool exists = weights[i] != nullptr && k < p.depth;
-        copy_async16_ahead(stage + staged(i * kLoadRows + load_row, load_chunk), exists ? weights[i] + k : p.w, exists);
-      }
-#pragma unroll
-      for (int i = 0; i < Block::kRows / kLoadRows; ++i) {
-        const bool exists = x[i] != nullptr && k < p.depth;
-        copy_async16(stage + staged(Block::kColumns + i * kLoadRows + load_row, load_chunk), exists ? x[i] + k : p.x,
-                     exists);
+      for (int i = 0; i < kLoads; ++i) {
+        const uint32_t own_target = target + i * kLoadRows * kTurn * sizeof(Bf16);
+        if (i < kWeightLoads) {
+          copy_async16_ahead(own_target, sources[i] + k, (wanted >> i & 1) != 0);
+        } else {
+          copy_async16(own_target, sources[i] + k, (wanted >> i & 1) != 0);
+        }
       }
     };
 
@@ -339,30 +392,34 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
       if (turn < num_turns) load_turn(turn);
       commit_copies();
     }
+    int left = part_turns;  // of the part that is worked on
     for (int turn = 0; turn < num_turns; ++turn) {
       wait_copies<kStages - 2>();
       __syncthreads();  // the turn is there for all, and the one before it has been read
       if (turn + kStages - 1 < num_turns) load_turn(turn + kStages - 1);
       commit_copies();
-      const Bf16* const stage = stages + turn % kStages * Block::kStageElements;
+      const unsigned stage = stage_of(turn);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto read = [&](int row) { return *reinterpret_cast<const uint4*>(stage + staged(row, half * 4 + q)); };
+        const auto read = [&](const Bf16* own, int row) {
+          return *reinterpret_cast<const uint4*>(own + stage + row * kTurn);
+        };
         uint4 a[kColumnTiles][2], b[kRowTiles];
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
-          a[i][0] = read((warp_column + i) * 16 + g);
-          a[i][1] = read((warp_column + i) * 16 + 8 + g);
+          a[i][0] = read(own_weights[half], i * 16);
+          a[i][1] = read(own_weights[half], i * 16 + 8);
         }
 #pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) b[j] = read(Block::kColumns + (warp_row + j) * 8 + g);
+        for (int j = 0; j < kRowTiles; ++j) b[j] = read(own_x[half], j * 8);
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
           for (int j = 0; j < kRowTiles; ++j) multiply_half(sums[i][j], a[i][0], a[i][1], b[j]);
         }
       }
-      if ((turn + 1) % part_turns != 0 && turn + 1 < num_turns) continue;
+      if (kByParts || (--left > 0 && turn + 1 < num_turns)) continue;
+      left = part_turns;
 #pragma unroll
       for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
@@ -376,7 +433,22 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
       }
     }
     wait_copies<0>();
-    __syncthreads();  // the next tile's loads overwrite the stages
+    __syncthreads();  // the stages are overwritten
+    if constexpr (kByParts) {
+      auto* const part_sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+      for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int row = (warp_row + j) * 8 + q * 2 + c % 2, column = (warp_column + i) * 16 + g + c / 2 * 8;
+            part_sums[row * Block::kPitch + column] = sums[i][j][c];
+          }
+        }
+      }
+      return store_parts<Block, kEpilogue>(p, work, part_sums, first_tile);
+    }
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
@@ -423,13 +495,14 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> all) {
   }
 }
 
-// A block for each slice of `columns` rows of weights and, of a plain product, each tile of `rows`; of experts there
-// are at most as many with rows as there are rows.
+// A block, or so many, for each slice of `columns` rows of weights and, of a plain product, each tile of `rows`; of
+// experts there are at most as many with rows as there are rows.
 template <class T, class Out>
-dim3 grid_of(const Product<T, Out>& p, int columns, int rows) {
+dim3 grid_of(const Product<T, Out>& p, int columns, int rows, int tile_blocks = 1) {
   const int64_t slices = ceil_div<int64_t>(p.width, columns);
   if (p.offsets == nullptr) {
-    return {grid_size(ceil_div(p.num_rows, rows)), short_grid_size(slices), short_grid_size(p.num_batches)};
+    return {grid_size(int64_t{tile_blocks} * ceil_div(p.num_rows, rows)), short_grid_size(slices),
+            short_grid_size(p.num_batches)};
   }
   return {grid_size(slices), short_grid_size(std::min(p.num_experts, p.num_rows)), 1};
 }
@@ -440,26 +513,25 @@ void run_mma(Context& ctx, const Product<Bf16, Out>& p) {
     launch_early(ctx, few_rows_kernel<kColumnTiles, kRowTiles, kTurns, kEpilogue, Out>,
                  grid_of(p, 16 * kColumnTiles, 8 * kRowTiles), kThreads, 0, p);
   };
-  const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles>() {
-    using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles>;
-    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kEpilogue, Out>;
+  const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts>() {
+    using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts>;
+    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts, kEpilogue, Out>;
     allow_dynamic_shared(kernel, Block::kSharedBytes);
-    launch_early(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows), kThreads, Block::kSharedBytes, p);
+    launch_clusters(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows, Block::kBlocks), kThreads, Block::kBlocks,
+                    Block::kSharedBytes, p);
   };
   // Of experts, by how many rows one has on average: it may have more.
   const int rows = ceil_div(p.num_rows, p.num_experts);
   const bool grouped = p.offsets != nullptr;
-  if (rows <= (grouped ? 4 : 8)) {
-    few.template operator()<1, 1, 4>();
-  } else if (!grouped && rows <= 32) {
-    few.template operator()<2, 4, 1>();
-  } else if (rows <= 32) {
-    many.template operator()<8, 1, 1, 4>();
-  } else if (grouped || rows <= 512) {
-    many.template operator()<4, 2, 2, 4>();
-  } else {
-    many.template operator()<4, 2, 2, 8>();
-  }
+  if (rows <= (grouped ? 4 : 8)) return few.template operator()<1, 1, 4>();
+  if (!grouped && rows <= 32) return few.template operator()<2, 4, 1>();
+  if (rows <= 32) return many.template operator()<8, 1, 1, 4, false>();
+  if (grouped) return many.template operator()<4, 2, 2, 4, false>();
+  // By parts while blocks are done in some four turns of the device; larger tiles read less, where there are enough.
+  const int64_t blocks = int64_t{kParts} * p.num_batches * ceil_div(p.width, 128) * ceil_div(rows, 64);
+  if (blocks <= 8 * ctx.num_sms) return many.template operator()<4, 2, 2, 4, true>();
+  if (rows <= 64) return many.template operator()<4, 2, 2, 4, false>();
+  return many.template operator()<4, 2, 2, 8, false>();
 }
 
 template <class T, class Out>

@@ -1,9 +1,8 @@
 // MLA of single tokens over a cache of latents (ops/contracts/cache.h): what is to be cached and the queries in latent
 // space, by one kernel; attention as cached_attention; the heads' outputs as a product for each head.
 //
-// Queries are bound by reading kv_up, which is on its way to L2 while the work in front ends: blocks have a head's part
-// of it, and a few tokens that share what is read. All sums have an order that depends on sizes, position and window
-// alone.
+// Queries are tiles of a product for each head. Bound by reading kv_up, which is on its way to L2 while the work in
+// front ends. All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
 
 #include "ops/cuda/cached_attention_scratch.h"
@@ -12,18 +11,13 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/gemm_tile.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 
 namespace nmoe::cuda {
 namespace {
-
-constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int kColumns = 128;  // of latents, of a block that makes queries
-constexpr int kColumnThreads = kColumns / 8;
-constexpr int kGroups = kThreads / kColumnThreads;  // that share what is summed over
-static_assert(kColumns == kThreads && kColumnThreads * 2 == kWarp);
 
 __device__ float nan_value() { return __int_as_float(0x7FC00000); }
 
@@ -43,7 +37,7 @@ struct Latents {
   int num_tokens, num_heads, nope, rope, rank, value;
   float eps;
   bool interleaved;
-  bool vector_weights, vector_latents;  // as can_vectorise says
+  bool vector_queries, vector_weights, vector_latents;  // as can_vectorise says
 
   __device__ const T* head_weights(int head) const {
     return kv_up + static_cast<int64_t>(head) * (nope + value) * rank;
@@ -91,78 +85,65 @@ __device__ void write_to_cache(const Latents<T>& p, int64_t token, int lane) {
   }
 }
 
-// Grid: tiles of kTokens tokens; heads, and one more for what is cached; tiles of columns of the latents.
-template <class T, int kTokens>
-__global__ void __launch_bounds__(kThreads) queries_kernel(Latents<T> p) {
-  extern __shared__ float queries[];  // [nope, kTokens]; 0 past the last token
-  __shared__ float warp_sums[kWarps][kTokens][kColumns];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTokens;
-  const int tokens = static_cast<int>(min(int64_t{kTokens}, p.num_tokens - begin));
-  const int head = static_cast<int>(blockIdx.y), first_column = static_cast<int>(blockIdx.z) * kColumns;
+// What tokens are rotated by.
+template <class T>
+__device__ void prefetch_positions(const Latents<T>& p, int64_t begin, int tokens) {
+  const auto token = static_cast<int>(threadIdx.x);
+  if (token >= tokens) return;
+  const int64_t position = __ldcg(p.places.positions + begin + token);  // as it stands
+  if (position < 0 || position >= p.num_positions) return;
+  prefetch_line(p.cos + position * (p.rope / 2));
+  prefetch_line(p.sin + position * (p.rope / 2));
+}
+
+// Grid: tiles of tokens; heads, and one more for what is cached; tiles of columns of the latents.
+template <class T>
+__global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPerSm) queries_kernel(Latents<T> p) {
+  using Tile = GemmTile<T>;
+  constexpr int kWarps = Tile::kThreads / kWarp;
+  static_assert(Tile::kRows <= Tile::kThreads);  // a thread a token
+  extern __shared__ uint4 shared[];
+  const int thread = static_cast<int>(threadIdx.x), column_tile = static_cast<int>(blockIdx.z);
+  const int column_tiles = static_cast<int>(gridDim.z), head = static_cast<int>(blockIdx.y);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * Tile::kRows;
+  const int tokens = static_cast<int>(min(int64_t{Tile::kRows}, p.num_tokens - begin));
   let_next_start();
+  prefetch_positions(p, begin, tokens);
   if (head == p.num_heads) {
+    if (column_tile == 0) prefetch_rows(p.gain, 1, p.rank);
     wait_for_work_before();
-    if (blockIdx.z > 0) return;
-    for (int t = warp; t < tokens; t += kWarps) write_to_cache(p, begin + t, lane);
+    for (int t = column_tile * kWarps + thread / kWarp; t < tokens; t += column_tiles * kWarps) {
+      write_to_cache(p, begin + t, thread % kWarp);
+    }
     return;
   }
   const T* const weights = p.head_weights(head);
-  if (blockIdx.x == 0 && blockIdx.z == 0) prefetch_rows(weights, p.nope, p.rank);
+  if (blockIdx.x == 0 && column_tile == 0) prefetch_rows(weights, p.nope, p.rank);
   wait_for_work_before();
 
-  const int size = p.nope + p.rope;
-  const auto query = [&](int t) { return p.q + (begin + t) * p.q_stride + static_cast<int64_t>(head) * size; };
+  const T* const queries = p.q + begin * p.q_stride + static_cast<int64_t>(head) * (p.nope + p.rope);
   const auto latent_query = [&](int t) { return p.latent_q + ((begin + t) * p.num_heads + head) * (p.rank + p.rope); };
-  for (int i = static_cast<int>(threadIdx.x); i < kTokens * p.nope; i += kThreads) {
-    const int t = i / p.nope, n = i % p.nope;
-    queries[n * kTokens + t] = t < tokens ? to_float(query(t)[n]) : 0.0F;
+  const int pairs = p.rope / 2;
+  for (int i = column_tile * Tile::kThreads + thread; i < tokens * pairs; i += column_tiles * Tile::kThreads) {
+    const int t = i / pairs;
+    rotate_pair(p, queries + t * p.q_stride + p.nope, latent_query(t) + p.rank, p.places.positions[begin + t],
+                i % pairs);
   }
-  __syncthreads();
-  if (blockIdx.z == 0) {
-    for (int i = static_cast<int>(threadIdx.x); i < tokens * (p.rope / 2); i += kThreads) {
-      const int t = i / (p.rope / 2), pair = i % (p.rope / 2);
-      rotate_pair(p, query(t) + p.nope, latent_query(t) + p.rank, p.places.positions[begin + t], pair);
-    }
-  }
-  const int own = static_cast<int>(threadIdx.x) % kColumnThreads * 8, column = first_column + own;
-  const int group = static_cast<int>(threadIdx.x) / kColumnThreads;
-  float sums[kTokens][8] = {};
-  if (column < p.rank) {
-#pragma unroll 8
-    for (int n = group; n < p.nope; n += kGroups) {
-      float row[8];
-      load8(weights + static_cast<int64_t>(n) * p.rank, column, p.rank, p.vector_weights, row);
-#pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[t][i] += queries[n * kTokens + t] * row[i];
-      }
-    }
-  }
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      sums[t][i] += __shfl_xor_sync(kAllLanes, sums[t][i], kColumnThreads);
-      if (lane < kColumnThreads) warp_sums[warp][t][own + i] = sums[t][i];
-    }
-  }
-  __syncthreads();
-  const int target = first_column + static_cast<int>(threadIdx.x);
-  if (target >= p.rank) return;
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-    if (t >= tokens) continue;
-    float sum = warp_sums[0][t][threadIdx.x];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += warp_sums[w][t][threadIdx.x];
-    latent_query(t)[target] = from_float<T>(sum);
-  }
+  const int first_column = column_tile * Tile::kCols, columns = min(Tile::kCols, p.rank - first_column);
+  const auto store = [&](int t, int column, float first, float second) {
+    if (t >= tokens) return;
+    T* const target = latent_query(t) + first_column;
+    if (column < columns) target[column] = from_float<T>(first);
+    if (column + 1 < columns) target[column + 1] = from_float<T>(second);
+  };
+  gemm_tile(GemmOperand<T, true>{queries, p.q_stride, tokens, p.vector_queries},
+            GemmOperand<T, false>{weights + first_column, p.rank, columns, p.vector_weights}, p.nope, 0, 0, shared,
+            store);
 }
 
-template <class T, int kTokens>
+template <class T>
 void run(Context& ctx, const MlaCachedAttention& args, const MlaSizes& sizes, Tensor latent_q) {
+  using Tile = GemmTile<T>;
   const Latents<T> p{
       .q = args.q.rows_data<T>(),
       .kv_latent = args.kv_latent.rows_data<T>(),
@@ -189,14 +170,13 @@ void run(Context& ctx, const MlaCachedAttention& args, const MlaSizes& sizes, Te
       .value = static_cast<int>(sizes.value),
       .eps = static_cast<float>(args.eps),
       .interleaved = args.layout == RopeLayout::kInterleaved,
+      .vector_queries = can_vectorise(sizes.nope, args.q) && sizes.rope % 8 == 0,
       .vector_weights = can_vectorise(sizes.rank, args.kv_up),
       .vector_latents = can_vectorise(sizes.rank, args.kv_latent, args.gain, args.cache) && sizes.rope % 8 == 0};
-  const int64_t bytes = kTokens * sizes.nope * static_cast<int64_t>(sizeof(float));
-  constexpr int64_t kStatic = int64_t{kWarps} * kTokens * kColumns * static_cast<int64_t>(sizeof(float));
-  NMOE_CHECK(bytes + kStatic <= kDefaultSharedBytes, "a head too wide: {} bytes of shared memory", bytes);
-  const dim3 grid(grid_size(ceil_div(p.num_tokens, kTokens)), short_grid_size(p.num_heads + 1),
-                  short_grid_size(std::max(1, ceil_div(p.rank, kColumns))));
-  launch_early(ctx, queries_kernel<T, kTokens>, grid, kThreads, bytes, p);
+  const dim3 grid(grid_size(ceil_div(p.num_tokens, Tile::kRows)), short_grid_size(p.num_heads + 1),
+                  short_grid_size(std::max(1, ceil_div(p.rank, Tile::kCols))));
+  allow_dynamic_shared(queries_kernel<T>, Tile::kSharedBytes);
+  launch_early(ctx, queries_kernel<T>, grid, Tile::kThreads, Tile::kSharedBytes, p);
 }
 
 }  // namespace
@@ -209,11 +189,7 @@ void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
   if (args.out.num_elements() == 0) return;
   NMOE_CHECK(sizes.tokens <= INT32_MAX && args.kv_up.dim(0) <= INT32_MAX, "{} tokens, {}", sizes.tokens,
              args.kv_up.shape());
-  dispatch_act(args.q.dtype(), [&](auto element) {
-    using T = decltype(element);
-    constexpr int kFew = 4;  // a block each: few tokens do not fill the device otherwise
-    return sizes.tokens <= kFew ? run<T, 1>(ctx, args, sizes, attention.q) : run<T, 8>(ctx, args, sizes, attention.q);
-  });
+  dispatch_act(args.q.dtype(), [&](auto element) { run<decltype(element)>(ctx, args, sizes, attention.q); });
   cached_attention(ctx, attention);
   // A head's w_v lies behind its w_k.
   const Tensor heads = args.kv_up.reshape({sizes.heads, (sizes.nope + sizes.value) * sizes.rank});

@@ -45,7 +45,9 @@ template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(Vectors<T> inputs, const float* gain, float eps, Vectors<T> outputs, float* rstds, int64_t num_rows,
                    int64_t width, bool vector) {
-  begin_behind_work_before();
+  let_next_start();
+  if (blockIdx.x == 0) prefetch_rows(gain, 1, width);
+  wait_for_work_before();
   const int64_t row = Group::row();
   if (row >= num_rows) return;
   const T* x = inputs[row];

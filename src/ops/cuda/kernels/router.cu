@@ -263,7 +263,9 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
     route_kernel(const float* logits, const float* bias, float* scores, Rule rule, Routed out, int num_tokens,
                  int num_experts) {
   extern __shared__ float shared[];
-  begin_behind_work_before();
+  let_next_start();
+  prefetch_rows(bias, 1, num_experts);
+  wait_for_work_before();
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int floats = 2 * num_experts + rule.num_groups, copies = num_tokens * rule.top_k;

@@ -24,12 +24,17 @@ __device__ inline void begin_behind_work_before() {
   wait_for_work_before();
 }
 
-// Fetches `rows` rows of `width` elements, which nobody writes, to L2: by all threads of a block together.
+// Fetches to L2 what a kernel is going to read: a step of generation finds little there of the one before. No value is
+// taken, so that others may write it meanwhile.
+//
+// The 128 bytes around `x`.
+__device__ inline void prefetch_line(const void* x) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(x)); }
+// `rows` rows of `width` elements, one behind the other: by all threads of a block together.
 template <class T>
 __device__ void prefetch_rows(const T* first, int64_t rows, int64_t width) {
   constexpr int kLine = 128 / static_cast<int>(sizeof(T));
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * kLine; i < rows * width; i += int64_t{kLine} * blockDim.x) {
-    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(first + i));
+    prefetch_line(first + i);
   }
 }
 

@@ -30,16 +30,21 @@ __device__ void load_matrices(const void* row, unsigned (&r)[4]) {
 
 // --- asynchronous copies, in groups that the issuing thread commits and waits for
 // 16 bytes to shared memory, from an address aligned to that; zeros unless `exists`, and then nothing is read.
+__device__ inline void copy_async16(uint32_t target, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target), "l"(source), "r"(exists ? 16 : 0)
+               : "memory");
+}
 __device__ inline void copy_async16(void* target, const void* source, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(target)), "l"(source),
+  copy_async16(shared_address(target), source, exists);
+}
+// The same, and L2 fetches the 256 bytes around them: what is wanted next lies beside.
+__device__ inline void copy_async16_ahead(uint32_t target, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\n" ::"r"(target), "l"(source),
                "r"(exists ? 16 : 0)
                : "memory");
 }
-// The same, and L2 fetches the 256 bytes around them: what is wanted next lies beside.
 __device__ inline void copy_async16_ahead(void* target, const void* source, bool exists) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\n" ::"r"(shared_address(target)), "l"(source),
-               "r"(exists ? 16 : 0)
-               : "memory");
+  copy_async16_ahead(shared_address(target), source, exists);
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 // Until at most kPending of the groups committed last are under way.
