@@ -5,12 +5,11 @@
 // first row and the tile's first column on: they may be more than the warp and the tile have, num_rows also none.
 //
 // BF16 rows go through shared memory, so that whole rows are written: a warp stages its 16, in
-// StagedRows<...>::kWarpBytes of its own. Then either lanes that are next to each other write 16 bytes of a row each
-// (write_rows), or one lane a row starts a copy by TMA, which is under way while the warp goes on (store_rows): the
-// warp must pass staging_free() before it writes its staging again and before it ends.
+// StagedRows<...>::kWarpBytes of its own; then lanes that are next to each other write 16 bytes of a row each
+// (write_rows).
 //
-// NOTE: the addresses of a copy by TMA have to be uniform, so that a warp starts one after the other, some 110 cycles
-// each.
+// NOTE: not by a copy by TMA for each row: its addresses have to be uniform, so that a warp starts one after the other,
+// some 110 cycles each.
 //
 // SwiGLU's backward also reads what is to lie there: a warp fetches its rows' first columns ahead of the products, and
 // the others while it works on those before (SwiGluRows).
@@ -50,12 +49,6 @@ __device__ inline void store_matrices(void* row, uint32_t r0, uint32_t r1, uint3
                : "memory");
 }
 
-// Waits until the warp's staged rows have been read and may be written again.
-__device__ inline void staging_free() {
-  tma_wait_group_read<0>();
-  __syncwarp();
-}
-
 // Columns [kFirst, kFirst + kCount) of the warp's rows, rounded to BF16, into its staging of rows of kCount.
 // `num_cols`: that exist from kFirst on.
 template <int kCols, int kFirst, int kCount>
@@ -77,24 +70,28 @@ template <int kRowBytes>
 __device__ void write_staged(const std::byte* staged, int staged_row_bytes, int num_rows, int num_bytes, void* target,
                              int64_t stride_bytes) {
   constexpr int kRowVectors = kRowBytes / 16, kRowsAtOnce = kWarp / kRowVectors, kTurns = kWarpRows / kRowsAtOnce;
-  static_assert(kWarp % kRowVectors == 0 && kWarpRows % kRowsAtOnce == 0);
+  constexpr int kUnderWay = kTurns < 4 ? kTurns : 4;  // more would not fit into registers beside sums
+  static_assert(kWarp % kRowVectors == 0 && kWarpRows % kRowsAtOnce == 0 && kTurns % kUnderWay == 0);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, first_row = lane / kRowVectors;
   const int byte = lane % kRowVectors * 16;
-  uint4 vectors[kTurns];
   __syncwarp();
 #pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const int row = first_row + turn * kRowsAtOnce;
-    vectors[turn] = *reinterpret_cast<const uint4*>(staged + row * staged_row_bytes + byte);
-  }
-  __syncwarp();
+  for (int first = 0; first < kTurns; first += kUnderWay) {
+    uint4 vectors[kUnderWay];
 #pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const int row = first_row + turn * kRowsAtOnce;
-    if (row < num_rows && byte < num_bytes) {
-      *reinterpret_cast<uint4*>(static_cast<std::byte*>(target) + row * stride_bytes + byte) = vectors[turn];
+    for (int i = 0; i < kUnderWay; ++i) {
+      const int row = first_row + (first + i) * kRowsAtOnce;
+      vectors[i] = *reinterpret_cast<const uint4*>(staged + row * staged_row_bytes + byte);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnderWay; ++i) {
+      const int row = first_row + (first + i) * kRowsAtOnce;
+      if (row < num_rows && byte < num_bytes) {
+        *reinterpret_cast<uint4*>(static_cast<std::byte*>(target) + row * stride_bytes + byte) = vectors[i];
+      }
     }
   }
+  __syncwarp();
 }
 
 // Columns [kFirst, kFirst + kCount) of C's rows in BF16. `target`: the warp's first row at column kFirst, aligned to 16
@@ -104,57 +101,6 @@ __device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_co
                            int64_t stride, std::byte* staged) {
   stage_columns<kCols, kFirst, kCount>(c, num_cols, staged);
   write_staged<2 * kCount>(staged, StagedRows<kCount>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
-}
-
-// Starts the copies of `num_cols` staged columns to `target`, whose rows are `stride` apart. A lane whose row exists
-// starts one; tma_commit_group() closes the group.
-template <int kCols>
-__device__ void store_staged(const std::byte* staged, int num_rows, int num_cols, __nv_bfloat16* target,
-                             int64_t stride) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  fence_proxy_async();
-  __syncwarp();
-  if (lane < min(num_rows, kWarpRows)) {
-    tma_store_bytes(target + lane * stride, staged + lane * StagedRows<kCols>::kRowBytes, num_cols * 2);
-  }
-}
-
-// C's rows in BF16. `target`: the warp's first row at the tile's first column, aligned to 16 bytes as every row is.
-template <int kCols>
-__device__ void store_rows(const float (&c)[kCols / 2], int num_rows, int num_cols, __nv_bfloat16* target,
-                           int64_t stride, std::byte* staged) {
-  num_cols = min(num_cols, kCols);
-  staging_free();
-  stage_columns<kCols, 0, kCols>(c, num_cols, staged);
-  store_staged<kCols>(staged, num_rows, num_cols, target, stride);
-  tma_commit_group();
-}
-
-// The same by the warp's lanes, 16 bytes each, neighbours of a row together: a copy by TMA costs its warp some 110
-// cycles, as its addresses have to be uniform. The staging is free at return.
-template <int kRowBytes>
-__device__ void write_staged(const std::byte* staged, int staged_row_bytes, int num_rows, int num_bytes, void* target,
-                             int64_t stride_bytes) {
-  constexpr int kRowVectors = kRowBytes / 16, kRowsAtOnce = kWarp / kRowVectors;
-  static_assert(kWarp % kRowVectors == 0);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, byte = lane % kRowVectors * 16;
-  __syncwarp();
-#pragma unroll
-  for (int first = 0; first < kWarpRows; first += kRowsAtOnce) {
-    const int row = first + lane / kRowVectors;
-    if (row < num_rows && byte < num_bytes) {
-      *reinterpret_cast<uint4*>(static_cast<std::byte*>(target) + row * stride_bytes + byte) =
-          *reinterpret_cast<const uint4*>(staged + row * staged_row_bytes + byte);
-    }
-  }
-  __syncwarp();
-}
-template <int kCols>
-__device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_cols, __nv_bfloat16* target,
-                           int64_t stride, std::byte* staged) {
-  num_cols = min(num_cols, kCols);
-  stage_columns<kCols, 0, kCols>(c, num_cols, staged);
-  write_staged<2 * kCols>(staged, StagedRows<kCols>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
 }
 
 // What SwiGLU multiplies the warp's rows by: those of lane / 4 and 8 below it.
@@ -310,7 +256,7 @@ __device__ inline void add_pair(float* target, float c0, float c1) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(c0), "f"(c1) : "memory");
 }
 
-// C's rows in F32, written (=) or added to (+=). `target` as in store_rows, but aligned to 8 bytes.
+// C's rows in F32, written (=) or added to (+=). `target` as in write_rows, but aligned to 8 bytes.
 template <int kCols, bool kAccumulate>
 __device__ void store_sums(const float (&c)[kCols / 2], int num_rows, int num_cols, float* target, int64_t stride) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

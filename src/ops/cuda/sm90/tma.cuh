@@ -29,18 +29,4 @@ __device__ inline void tma_load(const CUtensorMap& map, int column, int row, voi
       : "memory");
 }
 
-// --- stores, in groups that the issuing thread commits and waits for
-// `bytes` (a multiple of 16) of shared memory to global, both aligned to 16.
-__device__ inline void tma_store_bytes(void* target, const void* source, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(target),
-               "r"(shared_address(source)), "r"(bytes)
-               : "memory");
-}
-__device__ inline void tma_commit_group() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// Waits until at most kPending groups of this thread's stores have not yet read their source.
-template <int kPending>
-__device__ void tma_wait_group_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
-}
-
 }  // namespace nmoe::cuda::sm90
