@@ -10,9 +10,9 @@
 // those of its document, however it lies. Products are mma.m16n8k16, keys and values come by asynchronous copies into
 // two buffers. Anything else: a warp a row, 32 keys at a time.
 //
-// Matrix-bound: 2 (Dk + Dv) FLOP a pair; softmax and ldmatrix take as long as the products. One H200, 2026-11-22, 32,768
-// rows in documents of 800 and 1,900: 12 heads of 64 97 and 115 TFLOP/s with ends that share a beginning, 108 and 132
-// without; 16 heads of 192 and 128 96 and 106.
+// Matrix-bound: 2 (Dk + Dv) FLOP a pair; softmax and ldmatrix take as long as the products. One H200, 2026-11-22,
+// 32,768 rows in documents of 800 and 1,900, TFLOP/s: 12 heads of 64 have 97 and 115 where ends share a beginning, 108
+// and 132 where none do; 16 heads of 192 and 128 have 96 and 106 with 800.
 #include <algorithm>
 #include <climits>
 
