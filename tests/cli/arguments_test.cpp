@@ -53,6 +53,12 @@ TEST_F(ArgumentsTest, ThreadsThatCannotBeHad) {
                "run.threads");
 }
 
+TEST_F(ArgumentsTest, TheCpuIsWhatItIs) {
+  const std::string told = output({"selftest", "--threads", "1"});
+  EXPECT_TRUE(contains(told, "CPU, 1 thread")) << told;
+  EXPECT_TRUE(contains(told, " calls are the CPU's")) << told;
+}
+
 TEST_F(ArgumentsTest, HelpListsTheCommands) {
   const std::string text = output({"--help"});
   for (const char* command : {"train", "plan", "config", "runs", "mon", "prep", "tokenizer", "checkpoint", "generate",
