@@ -54,7 +54,10 @@ TEST_F(ArgumentsTest, ThreadsThatCannotBeHad) {
 }
 
 TEST_F(ArgumentsTest, TheCpuIsWhatItIs) {
+  ::setenv("XDG_CACHE_HOME", dir_.c_str(), /*overwrite=*/1);
   const std::string told = output({"selftest", "--threads", "1"});
+  ::unsetenv("XDG_CACHE_HOME");
+  EXPECT_TRUE(contains(read_file(dir_ / "nmoe/devices"), "CPU, 1 thread"));
   EXPECT_TRUE(contains(told, "CPU, 1 thread")) << told;
   EXPECT_TRUE(contains(told, " calls are the CPU's")) << told;
 }

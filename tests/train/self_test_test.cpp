@@ -5,6 +5,9 @@
 #include <set>
 
 #include "ops/checked/checked_device.h"
+#include "support/errors.h"
+#include "support/temp_dir.h"
+#include "train/device_proof.h"
 
 namespace nmoe {
 namespace {
@@ -75,6 +78,40 @@ TEST(SelfTest, NamesTheOperationThatDiffers) {
       EXPECT_EQ(error.mismatch().operation, broken) << error.what();
     }
   }
+}
+
+class DeviceProofTest : public test::TempDirTest {};
+
+TEST_F(DeviceProofTest, WhatPassedIsRemembered) {
+  const DeviceOptions options{.num_threads = 1};
+  const auto device = make_device(options);
+  const Proofs proofs(dir_ / "cache/devices");
+  const std::string proof = proof_of(*device, "0.1.0 abc");
+  EXPECT_FALSE(proofs.has(proof));
+  const auto fails = [](const DeviceOptions&) -> std::map<std::string, int64_t> {
+    throw checked::MismatchError({"rope_forward", "element 3"});
+  };
+  const Error error = test::error_of([&] { prove_device(options, "0.1.0 abc", proofs, fails); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(test::contains(error.what(), "computes rope_forward otherwise than the CPU: element 3")) << error.what();
+  EXPECT_FALSE(proofs.has(proof));
+  const auto passes = [](const DeviceOptions&) { return std::map<std::string, int64_t>{{"rope_forward", 1}}; };
+  EXPECT_EQ(prove_device(options, "0.1.0 abc", proofs, passes).size(), 1U);
+  EXPECT_TRUE(proofs.has(proof));
+  EXPECT_FALSE(proofs.has(proof_of(*device, "0.1.0 abcd")));
+  EXPECT_FALSE(proofs.has(proof.substr(1)));
+  prove_device(options, "0.1.0 abcd", proofs, passes);
+  EXPECT_TRUE(proofs.has(proof));
+  EXPECT_TRUE(proofs.has(proof_of(*device, "0.1.0 abcd")));
+}
+
+// Where nothing can be remembered, a device that passes has passed.
+TEST_F(DeviceProofTest, AFileThatCannotBeWrittenIsNoFailure) {
+  write_file_atomically(dir_ / "file", "");
+  const Proofs proofs(dir_ / "file/devices");
+  const auto passes = [](const DeviceOptions&) { return std::map<std::string, int64_t>(); };
+  prove_device({.num_threads = 1}, "0.1.0 abc", proofs, passes);
+  EXPECT_FALSE(proofs.has(proof_of(*make_device({.num_threads = 1}), "0.1.0 abc")));
 }
 
 }  // namespace
