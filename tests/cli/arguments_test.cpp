@@ -53,19 +53,10 @@ TEST_F(ArgumentsTest, ThreadsThatCannotBeHad) {
                "run.threads");
 }
 
-TEST_F(ArgumentsTest, TheCpuIsWhatItIs) {
-  ::setenv("XDG_CACHE_HOME", dir_.c_str(), /*overwrite=*/1);
-  const std::string told = output({"selftest", "--threads", "1"});
-  ::unsetenv("XDG_CACHE_HOME");
-  EXPECT_TRUE(contains(read_file(dir_ / "nmoe/devices"), "CPU, 1 thread"));
-  EXPECT_TRUE(contains(told, "CPU, 1 thread")) << told;
-  EXPECT_TRUE(contains(told, " calls are the CPU's")) << told;
-}
-
 TEST_F(ArgumentsTest, HelpListsTheCommands) {
   const std::string text = output({"--help"});
   for (const char* command : {"train", "plan", "config", "runs", "mon", "prep", "tokenizer", "checkpoint", "generate",
-                              "chat", "serve", "bench"}) {
+                              "chat", "serve", "bench", "selftest"}) {
     EXPECT_TRUE(contains(text, command));
   }
   EXPECT_TRUE(contains(output({"train", "--help"}), "--resume"));
