@@ -79,6 +79,15 @@ class TensorCopy {
   Tensor host_;
 };
 
+// Tensors that an operation may leave as it likes.
+template <class Arguments>
+bool is_left_open(const Arguments& args, const Tensor& tensor) {
+  if constexpr (std::is_same_v<Arguments, MlaCachedAttention>) {
+    return tensor.rows_raw() == args.q.rows_raw() || tensor.rows_raw() == args.k_rope.rows_raw();
+  }
+  return false;
+}
+
 template <class T>
 std::string float_difference(const T* found, const T* expected, int64_t count, double tolerance) {
   double squares = 0.0;
@@ -161,6 +170,7 @@ class CheckedDevice::CheckedOps final : public Ops {
     const double same_bytes = std::is_same_v<Arguments, Quantize> ? 1.0 : kSameBytes;
     const double tolerance = compute_dtype() == DType::kBF16 ? kTolerance : kExactTolerance;
     for (const TensorCopy& copy : copies) {
+      if (is_left_open(args, copy.source())) continue;
       const std::vector<std::byte> now = copy.now(device);
       const std::string difference = compare(now, copy.host(), tolerance, same_bytes);
       if (difference.empty()) continue;
