@@ -40,7 +40,7 @@ class MismatchError : public std::exception {
 class CheckedDevice final : public WrappedDevice {
  public:
   static constexpr double kTolerance = 1.0 / 32, kExactTolerance = 1e-3;  // of BF16, of F32
-  static constexpr double kSameBytes = 0.95;
+  static constexpr double kSameBytes = 0.8;
 
   // `device` outlives it, and computes in BF16 or F32. An operation that differs throws MismatchError.
   explicit CheckedDevice(Device& device);
