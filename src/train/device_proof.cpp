@@ -62,7 +62,7 @@ std::map<std::string, int64_t> prove_device(const DeviceOptions& options, std::s
                                             const Proofs& proofs, const SelfTestFunction& test) {
   const auto device = make_device(options);
   try {
-    const auto counts = test ? test(options) : self_test(options);
+    auto counts = test ? test(options) : self_test(options);
     proofs.add(proof_of(*device, program));
     return counts;
   } catch (const checked::MismatchError& error) {

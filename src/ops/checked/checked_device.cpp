@@ -21,11 +21,10 @@ constexpr int64_t kCpuScratchBytes = int64_t{64} << 20;
 
 // What moves between ranks, and clocks.
 template <class T, class... Others>
-constexpr bool is_one_of = (std::is_same_v<T, Others> || ...);
+constexpr bool kIsOneOf = (std::is_same_v<T, Others> || ...);
 template <class T>
-constexpr bool kIsChecked =
-    !is_one_of<T, AddTime, PeerBarrier, BuildExchangePlan, ExchangeSend, ExchangeReturn, ExchangeCollect,
-               ExchangeReturnCopies, PeerSum, PeerSpread, PeerFetch, SumAcross>;
+constexpr bool kIsChecked = !kIsOneOf<T, AddTime, PeerBarrier, BuildExchangePlan, ExchangeSend, ExchangeReturn,
+                                      ExchangeCollect, ExchangeReturnCopies, PeerSum, PeerSpread, PeerFetch, SumAcross>;
 
 // A tensor of the device and its copy here, in F32 where it is BF16. With `low`, the master that both are.
 class TensorCopy {
@@ -97,7 +96,7 @@ std::string float_difference(const T* found, const T* expected, int64_t count, d
   const double rms = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, count)));
   for (int64_t i = 0; i < count; ++i) {
     const auto a = static_cast<double>(found[i]), b = static_cast<double>(expected[i]);
-    if (std::memcmp(found + i, expected + i, sizeof(T)) == 0 || (std::isnan(a) && std::isnan(b))) continue;
+    if (found[i] == expected[i] || (std::isnan(a) && std::isnan(b))) continue;
     if (std::abs(a - b) <= tolerance * (std::abs(b) + rms)) continue;
     return fmt::format("element {} is {}, not {}, where all have a root mean square of {}", i, a, b, rms);
   }
