@@ -528,6 +528,14 @@ class CommandLine::Commands {
   }
 
   void add_measurement(CLI::App& app) {
+    CLI::App* selftest = app.add_subcommand("selftest", "hold every operation of a device against the CPU's");
+    add_device(selftest, selftest_.device);
+    selftest->add_flag("--fp32", selftest_.fp32, "on cuda: fp32 instead of bf16");
+    selftest->add_option("--threads", selftest_.threads, "0: one per available CPU")
+        ->check(number(0))
+        ->capture_default_str();
+    selftest->callback([this] { run_ = [this] { selftest_command(selftest_); }; });
+
     CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
     CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
     add_config_arguments(train, bench_train_.config);
@@ -644,6 +652,7 @@ class CommandLine::Commands {
   ChatArguments chat_;
   ServeArguments serve_;
   SpeedrunArguments speedrun_;
+  SelfTestArguments selftest_;
   EvalArguments eval_;
   EvalCompareArguments eval_compare_;
   BenchTrainArguments bench_train_;

@@ -202,6 +202,14 @@ void runs_rm_command(const RunsArguments& arguments);
 void runs_prune_command(const RunsArguments& arguments);
 void runs_tags_command();
 
+struct SelfTestArguments {
+  std::string device = "cpu";
+  bool fp32 = false;
+  int threads = 0;
+};
+// Error (runtime) with the name of the operation that is not what the CPU makes of it.
+void selftest_command(const SelfTestArguments& arguments);
+
 struct MonArguments {
   std::string dir = "runs";
   std::string run;  // "": the newest

@@ -41,6 +41,8 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
 #endif
 }
 
+bool is_tested_device_kind(std::string_view kind) { return kind == "cpu" || kCudaArch == "90a"; }
+
 std::string compiled_devices() {
   std::string text = "cpu: x86-64-v3, fp32";
   if (!kCudaArch.empty()) text += fmt::format("\ncuda: sm_{}, bf16 and fp32", kCudaArch);

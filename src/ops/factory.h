@@ -27,6 +27,10 @@ struct DeviceOptions {
 // Error (usage) when the binary or the machine lacks the device, saying which preset has it.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
+// Whether the tests of this project have run on devices of this kind, as this binary is compiled for them: the CPU, and
+// Hopper.
+bool is_tested_device_kind(std::string_view kind);
+
 // One line a device: what this binary was built for. For `n --version`.
 std::string compiled_devices();
 

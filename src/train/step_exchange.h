@@ -18,8 +18,8 @@
 #include "parallel/rank.h"
 #include "tensor/arena.h"
 #include "train/batch_shape.h"
-#include "train/step_phase.h"
 #include "train/precision_checks.h"
+#include "train/step_phase.h"
 
 namespace nmoe {
 

@@ -7,6 +7,7 @@
 #include "base/say.h"
 #include "track/runs.h"
 #include "train/batch_stream.h"
+#include "train/device_proof.h"
 #include "train/run_plan.h"
 
 namespace nmoe {
@@ -55,6 +56,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   if (launch.process == 0) folder = own_folder(config);
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
   check_schedule(config, start->progress(), start->resumes());
+  require_proof(device_options(config.run), fmt::format("{} {}", options.version, options.commit));
 }
 
 void RunPlace::set(fs::path database, const std::string& id) {

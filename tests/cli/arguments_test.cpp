@@ -56,7 +56,7 @@ TEST_F(ArgumentsTest, ThreadsThatCannotBeHad) {
 TEST_F(ArgumentsTest, HelpListsTheCommands) {
   const std::string text = output({"--help"});
   for (const char* command : {"train", "plan", "config", "runs", "mon", "prep", "tokenizer", "checkpoint", "generate",
-                              "chat", "serve", "bench"}) {
+                              "chat", "serve", "bench", "selftest"}) {
     EXPECT_TRUE(contains(text, command));
   }
   EXPECT_TRUE(contains(output({"train", "--help"}), "--resume"));

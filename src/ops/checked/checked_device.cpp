@@ -1,0 +1,223 @@
+#include "ops/checked/checked_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/checked/tensor_members.h"
+#include "ops/factory.h"
+#include "tensor/convert.h"
+
+namespace nmoe::checked {
+namespace {
+
+constexpr int64_t kCpuScratchBytes = int64_t{64} << 20;
+
+// What moves between ranks, and clocks.
+template <class T, class... Others>
+constexpr bool kIsOneOf = (std::is_same_v<T, Others> || ...);
+template <class T>
+constexpr bool kIsChecked = !kIsOneOf<T, AddTime, PeerBarrier, BuildExchangePlan, ExchangeSend, ExchangeReturn,
+                                      ExchangeCollect, ExchangeReturnCopies, PeerSum, PeerSpread, PeerFetch, SumAcross>;
+
+// A tensor of the device and its copy here, in F32 where it is BF16. With `low`, the master that both are.
+class TensorCopy {
+ public:
+  TensorCopy(Device& device, Tensor source, Tensor low) : source_(source), low_(low) {
+    const DType dtype = source.dtype() == DType::kBF16 ? DType::kF32 : source.dtype();
+    const auto bytes = static_cast<size_t>(source.num_elements()) * dtype_bytes(dtype);
+    memory_.reset(std::aligned_alloc(64, (bytes / 64 + 1) * 64));
+    host_ = Tensor(memory_.get(), dtype, source.shape());
+    fetch(device, memory_.get());
+  }
+  const Tensor& source() const { return source_; }
+  const Tensor& host() const { return host_; }
+  // What the device holds now.
+  std::vector<std::byte> now(Device& device) const {
+    std::vector<std::byte> bytes(static_cast<size_t>(host_.num_bytes()));
+    fetch(device, bytes.data());
+    return bytes;
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  static void download(Device& device, const Tensor& source, std::byte* to) {
+    if (source.dense()) return device.download(to, source);
+    const int64_t row_bytes = source.shape().row_elements() * static_cast<int64_t>(dtype_bytes(source.dtype()));
+    for (int64_t row = 0; row < source.dim(0); ++row) {
+      auto* const from = static_cast<std::byte*>(source.rows_raw()) +
+                         row * source.stride() * static_cast<int64_t>(dtype_bytes(source.dtype()));
+      device.download(to + row * row_bytes, Tensor(from, source.dtype(), {source.shape().row_elements()}));
+    }
+  }
+  void fetch(Device& device, void* to) const {
+    if (source_.num_elements() == 0) return;
+    std::vector<std::byte> bytes(static_cast<size_t>(source_.num_bytes()));
+    download(device, source_, bytes.data());
+    const auto count = static_cast<size_t>(source_.num_elements());
+    convert(source_.dtype(), bytes.data(), host_.dtype(), to, count);
+    if (!low_.defined()) return;
+    std::vector<int16_t> low(count);
+    device.download(low.data(), low_);
+    for (size_t i = 0; i < count; ++i) {
+      auto& value = static_cast<float*>(to)[i];
+      value = std::bit_cast<float>(std::bit_cast<uint32_t>(value) + static_cast<uint32_t>(int32_t{low[i]}));
+    }
+  }
+
+  Tensor source_, low_;
+  std::unique_ptr<void, Free> memory_;
+  Tensor host_;
+};
+
+// Tensors that an operation may leave as it likes.
+template <class Arguments>
+bool is_left_open(const Arguments& args, const Tensor& tensor) {
+  if constexpr (std::is_same_v<Arguments, MlaCachedAttention>) {
+    return tensor.rows_raw() == args.q.rows_raw() || tensor.rows_raw() == args.k_rope.rows_raw();
+  }
+  return false;
+}
+
+template <class T>
+std::string float_difference(const T* found, const T* expected, int64_t count, double tolerance) {
+  double squares = 0.0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isfinite(expected[i])) squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+  }
+  const double rms = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, count)));
+  for (int64_t i = 0; i < count; ++i) {
+    const auto a = static_cast<double>(found[i]), b = static_cast<double>(expected[i]);
+    if (found[i] == expected[i] || (std::isnan(a) && std::isnan(b))) continue;
+    if (std::abs(a - b) <= tolerance * (std::abs(b) + rms)) continue;
+    return fmt::format("element {} is {}, not {}, where all have a root mean square of {}", i, a, b, rms);
+  }
+  return "";
+}
+
+std::string byte_difference(const std::byte* found, const std::byte* expected, int64_t count, double same) {
+  int64_t different = 0, first = 0;
+  for (int64_t i = count - 1; i >= 0; --i) {
+    if (found[i] == expected[i]) continue;
+    ++different;
+    first = i;
+  }
+  if (static_cast<double>(different) <= (1.0 - same) * static_cast<double>(count)) return "";
+  return fmt::format("{} of {} bytes differ, byte {} first", different, count, first);
+}
+
+}  // namespace
+
+MismatchError::MismatchError(Mismatch mismatch)
+    : mismatch_(std::move(mismatch)), text_(fmt::format("{}: {}", mismatch_.operation, mismatch_.what)) {}
+
+class CheckedDevice::CheckedOps final : public Ops {
+ public:
+  CheckedOps(CheckedDevice& owner, Lane lane) : Ops(owner, lane), owner_(owner), checked_(owner.wrapped().ops(lane)) {}
+
+  DType compute_dtype() const override { return checked_.compute_dtype(); }
+  WeightRounding weight_rounding(OperandFormat format) const override { return checked_.weight_rounding(format); }
+
+#define NMOE_DEFINE_OVERRIDE(name, Arguments)                                                        \
+  void name(const Arguments& args) override {                                                        \
+    if constexpr (kIsChecked<Arguments>) {                                                           \
+      if (!counting()) return run(#name, args, [](Ops& ops, const Arguments& of) { ops.name(of); }); \
+    }                                                                                                \
+    checked_.name(args);                                                                             \
+  }
+  NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
+#undef NMOE_DEFINE_OVERRIDE
+
+ private:
+  template <class Arguments, class Operation>
+  void run(const char* name, const Arguments& args, const Operation& operation) {
+    Device& device = owner_.wrapped();
+    if (lane() != Lane::kCompute) device.order(lane(), Lane::kCompute);  // transfers are on that lane
+    Arguments here = args;
+    std::vector<TensorCopy> copies;
+    if constexpr (requires { here.w, here.low; }) {
+      if (here.low.defined()) {
+        copies.emplace_back(device, here.w, here.low);
+        here.w = here.low = {};
+      }
+    }
+    checked::for_each_tensor(here, [&](Tensor& tensor) {
+      if (!tensor.defined()) return;
+      const auto is_same = [&](const TensorCopy& copy) {
+        return copy.source().rows_raw() == tensor.rows_raw() && copy.source().shape() == tensor.shape() &&
+               copy.source().dtype() == tensor.dtype();
+      };
+      const auto known = std::ranges::find_if(copies, is_same);
+      tensor = known != copies.end() ? known->host() : copies.emplace_back(device, tensor, Tensor()).host();
+    });
+    if constexpr (requires { here.w, here.low; }) {
+      if (args.low.defined()) here.w = copies.front().host();
+    }
+    if (lane() != Lane::kCompute) device.order(Lane::kCompute, lane());
+    operation(checked_, args);
+    operation(owner_.cpu_->ops(), here);
+    if (lane() != Lane::kCompute) device.order(lane(), Lane::kCompute);
+    ++owner_.checked_[name];
+    const double same_bytes = std::is_same_v<Arguments, Quantize> ? 1.0 : kSameBytes;
+    const double tolerance = compute_dtype() == DType::kBF16 ? kTolerance : kExactTolerance;
+    for (const TensorCopy& copy : copies) {
+      if (is_left_open(args, copy.source())) continue;
+      const std::vector<std::byte> now = copy.now(device);
+      const std::string difference = compare(now, copy.host(), tolerance, same_bytes);
+      if (difference.empty()) continue;
+      throw MismatchError({name, fmt::format("a tensor {} {}: {}", dtype_name(copy.source().dtype()),
+                                             copy.source().shape(), difference)});
+    }
+  }
+
+  static std::string compare(const std::vector<std::byte>& found, const Tensor& expected, double tolerance,
+                             double same_bytes) {
+    const int64_t count = expected.num_elements();
+    switch (expected.dtype()) {
+      case DType::kF32:
+        return float_difference(reinterpret_cast<const float*>(found.data()), expected.data<float>(), count, tolerance);
+      case DType::kF64:
+        return float_difference(reinterpret_cast<const double*>(found.data()), expected.data<double>(), count,
+                                tolerance);
+      case DType::kU8:
+        return byte_difference(found.data(), static_cast<const std::byte*>(expected.raw()), count, same_bytes);
+      default:
+        return byte_difference(found.data(), static_cast<const std::byte*>(expected.raw()), expected.num_bytes(), 1.0);
+    }
+  }
+
+  CheckedDevice& owner_;
+  Ops& checked_;
+};
+
+CheckedDevice::CheckedDevice(Device& device)
+    : WrappedDevice(device), cpu_(make_device({.kind = "cpu", .compute_dtype = DType::kF32})) {
+  cpu_->scratch(Lane::kCompute).reserve(cpu_->memory(), kCpuScratchBytes);
+  for (const Lane lane : kLanes) lanes_[static_cast<size_t>(lane)] = std::make_unique<CheckedOps>(*this, lane);
+}
+
+CheckedDevice::~CheckedDevice() = default;
+
+Ops& CheckedDevice::lane_ops(Lane lane) { return *lanes_[static_cast<size_t>(lane)]; }
+
+std::unique_ptr<Recording> CheckedDevice::record(std::function<void()> work) {
+  class Again final : public Recording {
+   public:
+    explicit Again(std::function<void()> what) : what_(std::move(what)) {}
+    void run() override { what_(); }
+
+   private:
+    std::function<void()> what_;
+  };
+  return std::make_unique<Again>(std::move(work));
+}
+
+}  // namespace nmoe::checked
