@@ -9,8 +9,9 @@ own `random`, from the definition in nanochat's core_eval.py, without cache and 
 make a batch, the shorter ones filled up behind their ends, which nothing before sees.
 `--limit` means what it means for `n eval`: examples come from the items within it.
 
-The comparison fails where a loss differs by more than 1e-4 relative, where choices differ that these do not explain, or where greedy
-answers differ whose margin is not small. Needs torch, transformers, tokenizers and zstandard (or data that is not compressed).
+The comparison fails where a loss differs by more than 1e-4 relative and no router was at a tie (its last chosen and first other
+expert as close as fp32 sums of another order are), where choices differ that these do not explain, or where greedy answers differ
+whose margin is not small. Needs torch, transformers, tokenizers and zstandard (or data that is not compressed).
 """
 
 import argparse
@@ -23,6 +24,7 @@ import sys
 import tomllib
 
 TOLERANCE = 1e-4  # relative, of a text's loss
+TIE = 1e-5  # of two router logits of about 1
 
 
 def open_data(path):
@@ -78,6 +80,30 @@ def spans_of(task, ids):
     return [(whole, len(without))]
 
 
+class RouterGaps:
+    """How close each text's routers came to another choice: the least distance of a chosen and another expert's logits."""
+
+    def __init__(self, model):
+        self.top_k = getattr(model.config, "num_experts_per_tok", 0)
+        self.logits = []
+        for name, module in model.named_modules():
+            if name.endswith(".mlp.gate"):
+                module.register_forward_hook(self.take)
+
+    def take(self, module, inputs, output):
+        self.logits.append(output[0] if isinstance(output, tuple) else output)
+
+    def of(self, lengths):
+        """Of the texts of the batch that went through, lengths[i] tokens each."""
+        gaps = [float("inf")] * len(lengths)
+        for logits in self.logits:
+            best = logits.float().reshape(len(lengths), -1, logits.shape[-1]).topk(self.top_k + 1, dim=-1).values
+            distance = best[..., -2] - best[..., -1]
+            gaps = [min(gap, distance[i, :length].min().item()) for i, (gap, length) in enumerate(zip(gaps, lengths))]
+        self.logits.clear()
+        return gaps
+
+
 def evaluate(args):
     import torch
     from tokenizers import Tokenizer
@@ -87,6 +113,7 @@ def evaluate(args):
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
+    routers = RouterGaps(model)
     tokenizer = Tokenizer.from_file(str(pathlib.Path(args.model) / "tokenizer.json"))
     bos = tokenizer.token_to_id(args.bos)
     assert bos is not None, f"the tokenizer has no {args.bos}: see --bos"
@@ -116,6 +143,7 @@ def evaluate(args):
                 batch = torch.tensor([text + [bos] * (size - len(text)) for text, _ in spans], device=device)
                 with torch.no_grad():
                     hidden = model.base_model(batch, use_cache=False).last_hidden_state
+                line["router_gap"] = routers.of([len(text) for text, _ in spans])
                 for (text, begin), states in zip(spans, hidden):
                     with torch.no_grad():
                         logits = model.lm_head(states[begin - 1 : len(text) - 1])
@@ -140,16 +168,18 @@ def compare(ours_path, reference_path):
     ours = {}
     for line in map(json.loads, open(ours_path, encoding="utf-8")):
         ours[line["task"], line["item"]] = line
-    worst, texts, bad, flips, right = 0.0, 0, 0, 0, {}
+    worst, texts, bad, ties, flips, right = 0.0, 0, 0, 0, 0, {}
     for theirs in map(json.loads, open(reference_path, encoding="utf-8")):
         mine = ours[theirs["task"], theirs["item"]]
         assert mine["row"] == theirs["row"] and mine["tokens"] == theirs["tokens"], f"other texts: {mine} {theirs}"
-        for a, b in zip(mine["nats"], theirs["nats"]):
+        for a, b, gap in zip(mine["nats"], theirs["nats"], theirs["router_gap"]):
             error = abs(a - b) / max(abs(b), 1e-3)
             worst, texts = max(worst, error), texts + 1
             if error > TOLERANCE:
-                bad += 1
-                print(f"{theirs['task']} item {theirs['item']}: {a:.6f} nats, transformers {b:.6f}, {error:.1e} apart")
+                tied = gap < TIE
+                ties, bad = ties + tied, bad + (not tied)
+                print(f"{theirs['task']} item {theirs['item']}: {a:.6f} nats, transformers {b:.6f}, {error:.1e} apart;"
+                      f" a router's choice by {gap:.1e}")
         count = right.setdefault(theirs["task"], [0, 0, 0])
         count[0] += 1
         count[1] += mine["correct"]
@@ -168,7 +198,8 @@ def compare(ours_path, reference_path):
             print("differs:", json.dumps(mine), json.dumps(theirs))
     for task, (items, a, b) in right.items():
         print(f"{task:40} {items:6} items  nmoe {a / items:.4f}  transformers {b / items:.4f}")
-    print(f"{texts} losses, largest relative difference {worst:.2e}; {flips} answers differ; {bad} beyond tolerance")
+    print(f"{texts} losses, largest relative difference {worst:.2e}; {flips} answers differ;"
+          f" {ties} apart by a tie in a router, {bad} beyond tolerance")
     return 1 if bad or not right else 0
 
 
