@@ -91,7 +91,8 @@ void AlertWatch::find_non_finite(const MetricRecord& record) {
   }
   if (first == nullptr) return;
   tell(AlertKind::kNonFinite, record, first->first, first->second,
-       fmt::format("{} is {}{}", first->first, first->second,
+       // A NaN's sign says nothing.
+       fmt::format("{} is {}{}", first->first, std::isnan(first->second) ? std::abs(first->second) : first->second,
                    others > 0 ? fmt::format("; so are {} more values", others) : ""));
 }
 

@@ -160,6 +160,7 @@ void Engine::allocate_sums(Arena& state) {
 void Engine::forget_recordings() {
   steps_.clear();
   steps_.resize(2 * shapes_.size());
+  timed_step_ = -1;
 }
 
 bool Engine::restore_precision(std::span<const PrecisionRole> state) {
@@ -410,13 +411,14 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
     if (!alike.warm) {
       work();
       alike.warm = true;
-    } else if (with_phases && !checks_ && timed_step_ < num_taken_) {  // a checked step takes longer than others
+    } else if (with_phases && timed_step_ < num_taken_) {
       if (!alike.timed) {
         alike.clock = std::make_unique<PhaseClock>(device_);
         alike.timed = device_.record([this, &clock = *alike.clock] { enqueue_timed(clock); });
       }
       alike.timed->run();
       timed_step_ = num_enqueued_;
+      timed_by_ = alike.clock.get();
     } else {
       if (!alike.recording) alike.recording = device_.record(work);
       alike.recording->run();
@@ -460,7 +462,7 @@ StepResult Engine::take_result() {
   const bool is_timed = num_taken_++ == timed_step_;
   StepResult result;
   or_failure([&] { result = oldest.wait(); });
-  if (is_timed) result.phases = steps_[2 * oldest.shape()].clock->times();
+  if (is_timed) result.phases = timed_by_->times();
   domain_.check();
   for (size_t i = 0, next = 0; result.finite && i < experts_.rows.size(); ++i) {
     for (int64_t& rows : experts_.rows[i]) rows += result.expert_rows[next++];

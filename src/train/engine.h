@@ -230,8 +230,9 @@ class Engine {
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
   std::unique_ptr<Prefetch> prefetch_;  // of inputs_
   std::optional<PrecisionChecks> precision_;
-  bool checks_ = false;       // of the step that is enqueued: whether it is checked
-  int64_t last_check_ = -1;   // number of the last step that was
+  bool checks_ = false;                   // of the step that is enqueued: whether it is checked
+  int64_t last_check_ = -1;               // number of the last step that was
+  const PhaseClock* timed_by_ = nullptr;  // of timed_step_
   std::vector<Steps> steps_;  // by shape, then by whether they are checked; last: recordings use all of the above
 };
 

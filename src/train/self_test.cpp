@@ -132,6 +132,25 @@ void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& c
   const MoePlan plan{.offsets = arena.allocate(DType::kI32, {E + 1}), .row_of = arena.allocate(DType::kI32, {T, K})};
   ops.build_moe_plan({.top_idx = top_idx, .plan = plan, .counts = {}});
   ops.moe_dispatch({.x = x, .plan = plan, .rows = arena.allocate(act, {T * K, D})});
+
+  // A beginning, and two texts that go on behind it.
+  constexpr int32_t kBeginning = 90, kFirst = 60;
+  const Tensor heads = x.reshape({T, D / 16, 16}), positions = arena.allocate(DType::kI32, {T}),
+               bounds = arena.allocate(DType::kI32, {4}), parents = arena.allocate(DType::kI32, {4});
+  std::vector<int32_t> places(T);
+  for (int32_t row = 0; row < T; ++row)
+    places[static_cast<size_t>(row)] = row < kBeginning + kFirst ? row : row - kFirst;
+  checked.upload(positions, places.data());
+  checked.upload(bounds, std::vector<int32_t>{0, kBeginning, kBeginning + kFirst, T}.data());
+  checked.upload(parents, std::vector<int32_t>{-1, 0, 0, -1}.data());
+  ops.tree_attention({.scale = 0.25,
+                      .q = heads,
+                      .k = heads,
+                      .v = heads,
+                      .out = arena.allocate(act, {T, D / 16, 16}),
+                      .positions = positions,
+                      .bounds = bounds,
+                      .parents = parents});
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }
 
