@@ -311,6 +311,29 @@ inline bool cudnn_takes(const KernelSet& kernels, const Tensor& q, const Tensor&
   const int64_t largest = kernels.has_sm90() ? 256 : 128;
   return key_size <= largest && value_size <= largest;
 }
+// Which kernels attend. The choice depends on the arguments alone, so that a run that goes on has the one it had.
+enum class AttentionEngine {
+  kSm90,   // our own for Hopper (sm90/attention.h)
+  kCudnn,  // cuDNN's (vendor/cudnn_attention.h)
+  kPlain,  // for F32 and any other heads (kernels/attention_plain.h)
+};
+// Our own take head sizes that are common, and are faster with these.
+inline bool sm90_attention_takes(const KernelSet& kernels, const AttentionShape& shape, const Tensor& q,
+                                 const Tensor& k, const Tensor& v) {
+  const int64_t key_size = q.dim(2), value_size = v.dim(2);
+  const bool known =
+      (key_size == 64 && value_size == 64) || (value_size == 128 && (key_size == 128 || key_size == 192));
+  return kernels.has_sm90() && known && shape.scale > 0 && cudnn_takes(kernels, q, k, v);
+}
+inline AttentionEngine attention_engine(const KernelSet& kernels, const AttentionForward& args) {
+  if (sm90_attention_takes(kernels, args.shape, args.q, args.k, args.v)) return AttentionEngine::kSm90;
+  return cudnn_takes(kernels, args.q, args.k, args.v) ? AttentionEngine::kCudnn : AttentionEngine::kPlain;
+}
+inline AttentionEngine attention_engine(const KernelSet& kernels, const AttentionBackward& args) {
+  return cudnn_takes(kernels, args.q, args.k, args.v) && cudnn_takes(kernels, args.dq, args.dk, args.dv)
+             ? AttentionEngine::kCudnn
+             : AttentionEngine::kPlain;
+}
 // Where each token's document begins, [T] I32; undefined without documents.
 inline Tensor claim_first_keys(ArenaScope& scope, const AttentionShape& shape) {
   return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs * shape.seq_len}) : Tensor();
