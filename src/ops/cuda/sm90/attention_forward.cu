@@ -42,25 +42,25 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-constexpr int kRows = kPanel;       // of queries, a consumer
-constexpr int kKeys = 2 * kPanel;   // of a block
-constexpr int kScores = kKeys / 2;  // of a block's 64 x 128, a thread
+constexpr int kRows = kPanel;  // of queries, a consumer
 constexpr int kWarpgroupWarps = kWarpgroup / kWarp;
-constexpr int kBlockPanelBytes = kKeys * kPanel * 2;  // [128, 64] of keys or values
-constexpr int64_t kSectionBytes = int64_t{16}
-                                  << 20;  // of keys and values that tiles work on at a time: they stay in L2
+constexpr int kTurnBarrier = 1;  // the named barriers of consumers' turns
 
-template <int kKeySize_, int kValueSize_, int kConsumers_, int kStages_>
+template <int kKeySize_, int kValueSize_, int kKeys_, int kStages_>
 struct Layout {
-  static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_, kConsumers = kConsumers_, kStages = kStages_;
-  static_assert(kKeySize % kPanel == 0 && (kValueSize == 64 || kValueSize == 128), "what wgmma_rows computes");
+  static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_;
+  static constexpr int kKeys = kKeys_;  // of a block
+  static constexpr int kStages = kStages_;
+  static_assert(kKeySize % kPanel == 0 && kKeys % kRows == 0);
+  static constexpr int kConsumers = 3;
   static constexpr int kTileRows = kConsumers * kRows;
-  static constexpr int kKeyPanels = kKeySize / kPanel, kValuePanels = kValueSize / kPanel;
-  static constexpr int kOut = kValueSize / 2;  // of a consumer's 64 rows, a thread
-  // Registers of a consumer: scores, p as pairs and sums of out, and some for the rest.
-  using Registers =
-      std::conditional_t<kConsumers == 2, WarpgroupRegisters<1, 40, 2, 232>, WarpgroupRegisters<1, 32, 3, 160>>;
+  using Registers = WarpgroupRegisters<1, 32, kConsumers, 160>;
+  // Of a consumer's 64 rows, a thread's. With p, in pairs, they are most of its registers.
+  static constexpr int kScores = kKeys / 2, kOut = kValueSize / 2;
+  static_assert(kScores + kScores / 2 + kOut <= 128);
 
+  static constexpr int kKeyPanels = kKeySize / kPanel, kValuePanels = kValueSize / kPanel;
+  static constexpr int kBlockPanelBytes = kKeys * kPanel * 2;  // of keys or values
   using Keys = TmaPipeline<kStages, kKeyPanels * kBlockPanelBytes>;
   using Values = TmaPipeline<kStages, kValuePanels * kBlockPanelBytes>;
   // Shared memory: queries of each consumer, the stages, their mbarriers, and two mbarriers for each consumer's
@@ -84,7 +84,6 @@ struct Attention {
   float scale;
   int tiles;    // of a sequence's rows; the first begins `missing` rows before the sequence
   int missing;  // a multiple of 64, less than a tile
-  int section;  // heads whose tiles are taken before those of the next ones
 };
 
 // 64 rows of queries for each consumer.
@@ -93,23 +92,26 @@ struct Tile {
   int head, seq;
 };
 
-// Block b of the grid takes the tiles b, 2 n - 1 - b, 2 n + b, ... of a grid of n: those of a section of heads before
-// the next section's, and there the last rows of all heads first. So all blocks have much the same work.
+// Tiles in pairs of much the same work under a causal mask: the last of one head with the first of the next, and so on.
+// Block b of a grid of n takes the pairs b, n + b, ...: so the blocks work on few heads at a time, whose keys and
+// values stay in L2.
 template <class L>
 struct Schedule {
   const Attention& a;
-  int turn = 0;
+  int step = 0;  // two a pair
 
   __device__ bool next(Tile& tile) {
-    const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x), heads = a.num_seqs * a.heads;
-    const int index = turn * n + (turn % 2 == 0 ? b : n - 1 - b);
-    ++turn;
-    if (index >= heads * a.tiles) return false;
-    const int section = index / (a.section * a.tiles), rest = index - section * a.section * a.tiles;
-    const int section_heads = min(a.section, heads - section * a.section), row = rest / section_heads;
-    const int head = section * a.section + rest - row * section_heads;  // of all sequences
-    tile = {(a.tiles - 1 - row) * L::kTileRows - a.missing, head % a.heads, head / a.heads};
-    return true;
+    const int heads = a.num_seqs * a.heads;
+    for (;;) {
+      const int index = step / 2 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x), second = step % 2;
+      const int pair_of_heads = index / a.tiles, place = index - pair_of_heads * a.tiles;
+      const int head = 2 * pair_of_heads + second;  // of all sequences
+      if (2 * pair_of_heads >= heads) return false;
+      ++step;
+      if (head >= heads) continue;
+      tile = {(second == 1 ? place : a.tiles - 1 - place) * L::kTileRows - a.missing, head % a.heads, head / a.heads};
+      return true;
+    }
   }
 };
 
@@ -127,9 +129,9 @@ struct Blocks {
   int first, last;
 };
 // Those that rows [row, row + kCount) see, as far as such rows exist.
-template <int kCount>
+template <class L, int kCount>
 __device__ Blocks blocks_of(const Attention& a, int seq, int row) {
-  return {of_first_lane(low_key(a, seq, max(row, 0))) / kKeys, (min(row + kCount, a.seq_len) - 1) / kKeys};
+  return {of_first_lane(low_key(a, seq, max(row, 0))) / L::kKeys, (min(row + kCount, a.seq_len) - 1) / L::kKeys};
 }
 
 template <class L>
@@ -147,14 +149,15 @@ struct Shared {
   __device__ uint64_t* queries_empty(int consumer) const { return queries_full(consumer) + 1; }
 };
 
-template <class Pipeline, int kPanels>
+template <class L, class Pipeline>
 __device__ void load_block(const CUtensorMap& map, int head, int block, int seq, const Pipeline& pipeline,
                            typename Pipeline::Position& at) {
   pipeline.acquire(at);
   pipeline.expect(at, Pipeline::kStageBytes);
 #pragma unroll
-  for (int i = 0; i < kPanels; ++i) {
-    tma_load(map, {i * kPanel, head, block * kKeys, seq}, pipeline.stage(at) + i * kBlockPanelBytes, pipeline.full(at));
+  for (int i = 0; i < Pipeline::kStageBytes / L::kBlockPanelBytes; ++i) {
+    tma_load(map, {i * kPanel, head, block * L::kKeys, seq}, pipeline.stage(at) + i * L::kBlockPanelBytes,
+             pipeline.full(at));
   }
   at.advance();
 }
@@ -170,15 +173,15 @@ __device__ void load_keys_and_values(const Attention& a, const Shared<L>& shared
   Schedule<L> schedule{a};
   Tile tile;
   while (schedule.next(tile)) {
-    const Blocks blocks = blocks_of<L::kTileRows>(a, tile.seq, tile.first_row);
+    const Blocks blocks = blocks_of<L, L::kTileRows>(a, tile.seq, tile.first_row);
     const int head = tile.head / a.group;
     if (elected) {
-      load_block<typename L::Keys, L::kKeyPanels>(a.k, head, blocks.last, tile.seq, keys, key_at);
+      load_block<L>(a.k, head, blocks.last, tile.seq, keys, key_at);
       for (int block = blocks.last; block >= blocks.first; --block) {
         if (block > blocks.first) {  // wanted before the values of the block behind it
-          load_block<typename L::Keys, L::kKeyPanels>(a.k, head, block - 1, tile.seq, keys, key_at);
+          load_block<L>(a.k, head, block - 1, tile.seq, keys, key_at);
         }
-        load_block<typename L::Values, L::kValuePanels>(a.v, head, block, tile.seq, values, value_at);
+        load_block<L>(a.v, head, block, tile.seq, values, value_at);
       }
     }
     __syncwarp();
@@ -207,20 +210,25 @@ __device__ void load_queries(const Attention& a, const Shared<L>& shared) {
 
 // s = q k^T. Under way at return.
 template <class L>
-__device__ void multiply_keys(uint64_t queries, uint64_t keys, float (&s)[kScores]) {
+__device__ void multiply_keys(uint64_t queries, uint64_t keys, float (&s)[L::kScores]) {
 #pragma unroll
   for (int i = 0; i < L::kKeySize / kProductDepth; ++i) {
     const int panel = i / (kPanel / kProductDepth), step = i % (kPanel / kProductDepth);
-    wgmma_n128<false, false>(s, queries + panel * (kPanelBytes / 16) + step * wgmma_descriptor_step<true>(),
-                             keys + panel * (kBlockPanelBytes / 16) + step * wgmma_descriptor_step<true>(), i > 0);
+    const uint64_t q = queries + panel * (kPanelBytes / 16) + step * wgmma_descriptor_step<true>();
+    const uint64_t k = keys + panel * (L::kBlockPanelBytes / 16) + step * wgmma_descriptor_step<true>();
+    if constexpr (L::kKeys == 128) {
+      wgmma_n128<false, false>(s, q, k, i > 0);
+    } else {
+      wgmma_n64<false, false>(s, q, k, i > 0);
+    }
   }
   wgmma_commit_group();
 }
 // o += p v. Under way at return.
 template <class L>
-__device__ void multiply_values(const uint32_t (&p)[kScores / 2], uint64_t values, float (&o)[L::kOut]) {
+__device__ void multiply_values(const uint32_t (&p)[L::kScores / 2], uint64_t values, float (&o)[L::kOut]) {
 #pragma unroll
-  for (int i = 0; i < kKeys / kProductDepth; ++i) {
+  for (int i = 0; i < L::kKeys / kProductDepth; ++i) {
     wgmma_rows</*kTransB=*/true>(o, p + 4 * i, values + i * wgmma_descriptor_step<false>());
   }
   wgmma_commit_group();
@@ -245,7 +253,7 @@ struct RowPair {
 };
 
 // s becomes p. factor: of all sums so far.
-template <bool kFirst>
+template <bool kFirst, int kScores>
 __device__ __forceinline__ void softmax(float scale_log2, float (&s)[kScores], RowPair& rows, float (&factor)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -276,6 +284,7 @@ __device__ __forceinline__ void softmax(float scale_log2, float (&s)[kScores], R
   }
 }
 
+template <int kScores>
 __device__ __forceinline__ void round_scores(const float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) p[i] = bf16_pair(s[2 * i], s[2 * i + 1]);
@@ -283,6 +292,7 @@ __device__ __forceinline__ void round_scores(const float (&s)[kScores], uint32_t
 
 // What the rows do not see. `low` and `high`: the first and last key that each sees, counted from the block's first key
 // and the thread's first column.
+template <int kScores>
 __device__ __forceinline__ void mask_scores(const int (&low)[2], const int (&high)[2], float (&s)[kScores]) {
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
@@ -334,7 +344,7 @@ __device__ void store_rows(const Attention& a, const Tile& tile, int row, const 
   }
 }
 
-// Stages of blocks that other consumers want.
+// Keys and values as a consumer goes through them.
 template <class L>
 struct Rings {
   typename L::Keys keys;
@@ -346,8 +356,8 @@ struct Rings {
   __device__ explicit Rings(const Shared<L>& shared)
       : keys(shared.keys()),
         values(shared.values()),
-        first_keys(wgmma_descriptor<kBlockPanelBytes>(keys.stage(key_at))),
-        first_values(wgmma_descriptor<kBlockPanelBytes>(values.stage(value_at))) {}
+        first_keys(wgmma_descriptor<L::kBlockPanelBytes>(keys.stage(key_at))),
+        first_values(wgmma_descriptor<L::kBlockPanelBytes>(values.stage(value_at))) {}
 
   __device__ uint64_t wait_keys() const {
     keys.wait(key_at);
@@ -365,15 +375,24 @@ struct Rings {
     if (threadIdx.x % kWarp == 0) values.release(value_at.stage);
     value_at.advance();
   }
+  // A block that other consumers want.
   // NOTE: a stage is released in the round that it is full in, or the producer would count it for another.
-  __device__ void skip(int count) {
-    for (int i = 0; i < count; ++i) {
-      wait_keys();
-      release_keys();
-      wait_values();
-      release_values();
-    }
+  __device__ void skip() {
+    wait_keys();
+    release_keys();
+    wait_values();
+    release_values();
   }
+};
+
+// Consumers take turns to start their products, so that the softmax of one is under way with the products of the
+// others. Every consumer has a turn for each block of a tile but the first, whether its rows want it or not.
+template <class L>
+struct Turns {
+  int consumer;
+
+  __device__ void wait() const { named_barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroup); }
+  __device__ void pass() const { named_barrier_arrive(kTurnBarrier + (consumer + 1) % L::kConsumers, 2 * kWarpgroup); }
 };
 
 // A consumer: 64 rows of every tile.
@@ -385,35 +404,45 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
   const float scale_log2 = a.scale * std::numbers::log2e_v<float>;
   const uint64_t queries = wgmma_descriptor(shared.queries(consumer));
   Rings<L> rings(shared);
+  const Turns<L> turns{consumer};
+  if (consumer == L::kConsumers - 1) turns.pass();
   Schedule<L> schedule{a};
   Tile tile;
   for (int parity = 0; schedule.next(tile); parity ^= 1) {
-    const Blocks all = blocks_of<L::kTileRows>(a, tile.seq, tile.first_row);
+    const Blocks all = blocks_of<L, L::kTileRows>(a, tile.seq, tile.first_row);
     const int first_row = tile.first_row + consumer * kRows;
+    const auto skip_blocks = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        rings.skip();
+        turns.wait();
+        turns.pass();
+      }
+    };
     mbarrier_wait(shared.queries_full(consumer), parity);
     if (first_row < 0) {  // no rows
       if (lane == 0) mbarrier_arrive(shared.queries_empty(consumer));
-      rings.skip(all.last - all.first + 1);
+      skip_blocks(all.last - all.first);
+      rings.skip();
       continue;
     }
-    const Blocks blocks = blocks_of<kRows>(a, tile.seq, first_row);
+    const Blocks blocks = blocks_of<L, kRows>(a, tile.seq, first_row);
     const int last_row = min(first_row + kRows, a.seq_len) - 1;
     const int lows_end = of_first_lane(low_key(a, tile.seq, last_row));  // the keys from here on all rows see, if any
     const int row = first_row + warp * (kRows / kWarpgroupWarps) + lane / 4;
     const int low[2] = {low_key(a, tile.seq, min(row, last_row)) - first_column,
                         low_key(a, tile.seq, min(row + 8, last_row)) - first_column};
-    const auto mask_block = [&](int block, float(&s)[kScores]) {
-      const int first_key = block * kKeys;
+    const auto mask_block = [&](int block, float(&s)[L::kScores]) {
+      const int first_key = block * L::kKeys;
       mask_scores({low[0] - first_key, low[1] - first_key},
                   {row - first_column - first_key, row + 8 - first_column - first_key}, s);
     };
 
-    float s[kScores], o[L::kOut], factor[2];
-    uint32_t p[kScores / 2];
+    float s[L::kScores], o[L::kOut], factor[2];
+    uint32_t p[L::kScores / 2];
     RowPair rows;
 #pragma unroll
     for (float& x : o) x = 0.0F;
-    rings.skip(all.last - blocks.last);
+    skip_blocks(all.last - blocks.last);
     uint64_t keys = rings.wait_keys();
     wgmma_fence();
     multiply_keys<L>(queries, keys, s);
@@ -425,14 +454,16 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
 
     for (int block = blocks.last - 1; block >= blocks.first; --block) {
       keys = rings.wait_keys();
+      turns.wait();
       wgmma_fence();
       multiply_keys<L>(queries, keys, s);
       const uint64_t values = rings.wait_values();
       wgmma_fence();
       multiply_values<L>(p, values, o);
+      turns.pass();
       wgmma_wait_group<1>();
       rings.release_keys();
-      if (block * kKeys < lows_end) mask_block(block, s);
+      if (block * L::kKeys < lows_end) mask_block(block, s);
       softmax</*kFirst=*/false>(scale_log2, s, rows, factor);
       wgmma_wait_group<0>();
       rings.release_values();
@@ -455,7 +486,11 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
     }
     wgmma_wait_group<0>();
     rings.release_values();
-    rings.skip(blocks.first - all.first);
+    for (int i = all.first; i < blocks.first; ++i) {
+      turns.wait();
+      turns.pass();
+      rings.skip();
+    }
     store_rows<L>(a, tile, row, factor, o);
     if (lane % 4 == 0) {
       float* const target = a.lse + (static_cast<int64_t>(tile.seq) * a.heads + tile.head) * a.seq_len + row;
@@ -510,12 +545,10 @@ void launch(Context& ctx, const AttentionForward& args, const Tensor& first_keys
   const AttentionShape& shape = args.shape;
   const int64_t S = shape.seq_len, heads = shape.num_seqs * args.q.dim(1), group = args.q.dim(1) / args.k.dim(1);
   const int64_t whole_rows = ceil_div<int64_t>(S, kRows) * kRows, tiles = ceil_div<int64_t>(whole_rows, L::kTileRows);
-  const int64_t head_bytes = S * (L::kKeySize + L::kValueSize) * 2;
-  const int64_t section = std::clamp<int64_t>(kSectionBytes / head_bytes * group, 1, heads);
   NMOE_CHECK(heads * tiles <= INT32_MAX / 2, "attention of {} tiles", heads * tiles);
   const Attention attention{.q = head_map(head_rows(shape, args.q), kRows),
-                            .k = head_map(head_rows(shape, args.k), kKeys),
-                            .v = head_map(head_rows(shape, args.v), kKeys),
+                            .k = head_map(head_rows(shape, args.k), L::kKeys),
+                            .v = head_map(head_rows(shape, args.v), L::kKeys),
                             .out = args.out.data<__nv_bfloat16>(),
                             .lse = args.lse.data<float>(),
                             .first_keys = first_keys.defined() ? first_keys.data<int32_t>() : nullptr,
@@ -526,9 +559,9 @@ void launch(Context& ctx, const AttentionForward& args, const Tensor& first_keys
                             .window = shape.window < S ? static_cast<int>(shape.window) : 0,
                             .scale = static_cast<float>(shape.scale),
                             .tiles = static_cast<int>(tiles),
-                            .missing = static_cast<int>(tiles * L::kTileRows - whole_rows),
-                            .section = static_cast<int>(section)};
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(heads * tiles, ctx.num_sms));
+                            .missing = static_cast<int>(tiles * L::kTileRows - whole_rows)};
+  const int64_t pairs = ceil_div<int64_t>(heads, 2) * tiles;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(pairs, ctx.num_sms));
   allow_dynamic_shared(attention_kernel<L>, L::kSharedBytes);
   attention_kernel<L><<<blocks, L::Registers::kThreads, L::kSharedBytes, ctx.stream>>>(attention);
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -542,10 +575,10 @@ void attention_forward(Context& ctx, const AttentionForward& args, const Tensor&
                  aligned16(args.out.raw()),
              "attention of rows that are not aligned to 16 bytes");
   const int64_t key_size = args.q.dim(2), value_size = args.v.dim(2);
-  if (key_size == 64 && value_size == 64) return launch<Layout<64, 64, 3, 4>>(ctx, args, first_keys);
-  if (key_size == 128 && value_size == 128) return launch<Layout<128, 128, 2, 2>>(ctx, args, first_keys);
+  if (key_size == 64 && value_size == 64) return launch<Layout<64, 64, 128, 4>>(ctx, args, first_keys);
+  if (key_size == 128 && value_size == 128) return launch<Layout<128, 128, 64, 4>>(ctx, args, first_keys);
   NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
-  launch<Layout<192, 128, 2, 2>>(ctx, args, first_keys);
+  launch<Layout<192, 128, 64, 3>>(ctx, args, first_keys);
 }
 
 }  // namespace nmoe::cuda::sm90

@@ -93,6 +93,22 @@ __device__ void wgmma_n128(float (&d)[kValues], uint64_t a, uint64_t b, bool acc
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
 }
 
+// D[64, 64]. 32 values a thread.
+template <bool kTransA, bool kTransB>
+__device__ void wgmma_n64(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, %35, %36;\n"
+      "}\n"
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
+}
+
 // D += A B with A[64, 16] in registers: thread t holds, in a[2 i + h], A[16 (t / 32) + 8 h + t % 32 / 4, 8 i + 2 (t %
 // 4)] and the value behind it. So the sums of a product are, in pairs of bf16, the operand of the next. NOTE: the
 // registers are read until wgmma_wait_group() says that the product is done.
