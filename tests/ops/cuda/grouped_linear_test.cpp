@@ -33,9 +33,8 @@ std::vector<GroupCase> cases() {
   };
 }
 
-// With all multiprocessors, and with so few that their blocks take one tile after the other and go round their stages:
-// one cluster of two blocks, and two such.
-constexpr int kNumSms[] = {0, 2, 4};
+// With all multiprocessors, and with so few that their blocks take one tile after the other and go round their stages.
+constexpr int kNumSms[] = {0, 2};
 
 class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<std::tuple<size_t, DType, int>> {
  protected:

@@ -10,11 +10,7 @@
 // order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
 // one tells the others which tiles come.
 //
-// Two blocks of a cluster work on tiles one below the other, which have the same 256 columns of B: each loads half of
-// them from L2 and sends it to both, a third of the bytes less. Rows that an expert has at the end are halved by panels
-// of 64; a consumer without rows passes.
-//
-// Rows of a panel beyond the expert's belong to the next expert, or are what was in shared memory: they are multiplied
+// Rows of a tile beyond the expert's belong to the next expert, or are what was in shared memory: they are multiplied
 // and not stored. Where rows are what is summed over, those behind the expert's are made zeros in shared memory.
 //
 // With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate, so that one thread has both of a pair.
@@ -25,7 +21,7 @@
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
 //
-// Bound by tensor cores: a tile's step moves 32 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
+// Bound by tensor cores: a tile's step moves 48 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
 // 2,048 to 2,816 values reaches 700 TFLOP/s where a product of 8,192 cubed reaches 790; docs/log.md has the others.
 #include <algorithm>
 
@@ -114,16 +110,10 @@ struct Layout {
   static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
   static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
 
-  // Blocks whose tiles lie one below the other and have B together. What is gathered cannot be sent to several.
-  static constexpr int kBlocks = kLoadsB ? 2 : 1;
-  static constexpr bool kShared = kBlocks > 1;
-  static constexpr int kRows = kBlocks * kTileRows;  // of all of them
-  static_assert(kBlocks <= 2, "rows are halved");
-
   static constexpr int kStages = kSwiGluBackward ? 3 : 4;
-  using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile, kBlocks>;
-  using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kRows, kCols, kBlocks>,  //
-                                       LongestFirstTileScheduler<kRows, kTileCols, kBlocks>>;
+  using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile>;
+  using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kTileRows, kCols>,  //
+                                       DynamicTileScheduler<kTileRows, kTileCols>>;
 
   // Shared memory: the stages, staged rows of C, the pipeline's headers and mbarriers, then what producers tell each
   // other.
@@ -165,53 +155,40 @@ __device__ typename L::Scheduler make_scheduler(const Product& p) {
   }
 }
 
-// The block's part of the tile of its cluster: of two blocks' rows each has half of the panels.
 template <class L>
 __device__ Tile tile_of(const GroupTile& at, const Product& p) {
   Tile tile;
   tile.num_cols = p.width - at.col;
   tile.c_col = at.col;
-  int row = at.row;
-  tile.num_rows = (L::kRagged ? at.group_rows : p.rows) - row;
-  if constexpr (L::kShared) {
-    const int panels = ceil_div(min(tile.num_rows, L::kRows), kPanel), upper_rows = ceil_div(panels, 2) * kPanel;
-    if (block_rank() == 0) {
-      tile.num_rows = min(tile.num_rows, upper_rows);
-    } else {
-      row += upper_rows;
-      tile.num_rows = max(tile.num_rows - upper_rows, 0);
-    }
-  }
   if constexpr (L::kRagged) {
+    tile.num_rows = at.group_rows - at.row;
     tile.depth = p.depth;
-    tile.a_i = at.group_begin + row;
+    tile.a_i = at.group_begin + at.row;
     tile.a_k = 0;
     tile.b_i = L::kBKMajor ? at.group * L::kParts * p.width + at.col : at.col;
     tile.b_k = L::kBKMajor ? 0 : at.group * p.depth;
     tile.c_row = tile.a_i;
   } else {
+    tile.num_rows = p.rows - at.row;
     tile.depth = at.group_rows;
-    tile.a_i = row;
+    tile.a_i = at.row;
     tile.b_i = at.col;
     tile.a_k = tile.b_k = at.group_begin;
-    tile.c_row = static_cast<int64_t>(at.group) * p.rows + row;
+    tile.c_row = static_cast<int64_t>(at.group) * p.rows + at.row;
   }
   return tile;
 }
 
-// kBlocks: of the cluster that get the panel.
-template <bool kKMajor, int kBlocks>
+template <bool kKMajor>
 __device__ void load_panel(const CUtensorMap& map, int i, int k, void* panel, uint64_t* barrier) {
-  const int column = kKMajor ? k : i, row = kKMajor ? i : k;
-  if constexpr (kBlocks > 1) {
-    tma_load_multicast(map, column, row, panel, barrier, (1U << kBlocks) - 1);
+  if constexpr (kKMajor) {
+    tma_load(map, k, i, panel, barrier);
   } else {
-    tma_load(map, column, row, panel, barrier);
+    tma_load(map, i, k, panel, barrier);
   }
 }
 
-// A stage's part that comes by TMA, of k from `k` on. By one thread. Blocks that share B load every other panel of it
-// each, and all get all.
+// A stage's part that comes by TMA, of k from `k` on. By one thread.
 template <class L>
 __device__ void load_stage(const Product& p, const Tile& tile, int k, const typename L::Pipeline& pipeline,
                            const typename L::Pipeline::Position& at) {
@@ -220,14 +197,13 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
   std::byte* const stage = pipeline.stage(at);
   pipeline.expect(at, (panels_a + L::kParts * panels_b) * kPanelBytes);
   for (int i = 0; i < panels_a; ++i) {
-    load_panel<L::kAKMajor, 1>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, pipeline.full(at));
+    load_panel<L::kAKMajor>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, pipeline.full(at));
   }
 #pragma unroll
   for (int part = 0; part < L::kParts; ++part) {
-    for (int i = L::kShared ? block_rank() : 0; i < panels_b; i += L::kBlocks) {
-      load_panel<L::kBKMajor, L::kBlocks>(p.b, tile.b_i + part * p.width + i * kPanel, tile.b_k + k,
-                                          stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes,
-                                          pipeline.full(at));
+    for (int i = 0; i < panels_b; ++i) {
+      load_panel<L::kBKMajor>(p.b, tile.b_i + part * p.width + i * kPanel, tile.b_k + k,
+                              stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes, pipeline.full(at));
     }
   }
 }
@@ -329,22 +305,12 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
   wgmma_commit_group();
 }
 
-// By all lanes of a warp: to every block that fills the stage; to its own by the first lane, which read the header.
-template <class L>
-__device__ void release_stage(const typename L::Pipeline& pipeline, int stage) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  if constexpr (L::kShared) {
-    if (lane < L::kBlocks) pipeline.release_in(stage, block_rank() ^ lane);
-  } else {
-    if (lane == 0) pipeline.release(stage);
-  }
-}
-
 // The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done, one step
 // after they were issued.
 template <class L, int kCols>
 __device__ void multiply_tile(const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
                               typename L::Pipeline::Position& at, float (&c)[kTileCols / 2]) {
+  const bool elected = threadIdx.x % kWarp == 0;
   int in_use = -1;  // the stage that is being read
   const int num_steps = num_steps_of(tile);
   for (int step = 0; step < num_steps; ++step) {
@@ -357,27 +323,12 @@ __device__ void multiply_tile(const Tile& tile, const typename L::Pipeline& pipe
     }
     multiply_stage<L, kCols>(stage, consumer, step > 0, c);
     wgmma_wait_group<1>();
-    if (in_use >= 0) release_stage<L>(pipeline, in_use);
+    if (in_use >= 0 && elected) pipeline.release(in_use);
     in_use = at.stage;
     at.advance();
   }
   wgmma_wait_group<0>();
-  release_stage<L>(pipeline, in_use);
-}
-
-// A tile that has no rows of the consumer's.
-template <class L>
-__device__ void pass_tile(const Tile& tile, const typename L::Pipeline& pipeline, typename L::Pipeline::Position& at) {
-  const int num_steps = num_steps_of(tile);
-  for (int step = 0; step < num_steps; ++step) {
-    pipeline.wait(at);
-    if constexpr (!L::kRagged) {
-      const int k = step * kStepK;
-      if (k + kStepK > tile.depth) clear_rows(pipeline.stage(at), tile.depth - k);
-    }
-    release_stage<L>(pipeline, at.stage);
-    at.advance();
-  }
+  if (elected) pipeline.release(in_use);
 }
 
 // The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16.
@@ -393,10 +344,6 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     pipeline.wait(at);  // a tile comes with its first stage
     const Tile tile = read_by_warp(pipeline.header(at));
     if (tile.depth < 0) break;
-    if (tile.num_rows <= consumer * kPanel) {
-      pass_tile<L>(tile, pipeline, at);
-      continue;
-    }
     const int num_rows = tile.num_rows - warp_row;
     const int64_t first_row = tile.c_row + warp_row;
     RowWeights weights{0.0F, 0.0F};  // asked for ahead of their use
@@ -455,13 +402,9 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   if (threadIdx.x == 0) {
     if constexpr (L::kLoadsA) tma_prefetch_map(p.a);
     if constexpr (L::kLoadsB) tma_prefetch_map(p.b);
-    pipeline.init(/*num_copiers=*/L::kGathers ? kWarpgroup : 0, /*num_releases=*/L::kBlocks * kConsumerWarps);
+    pipeline.init(/*num_copiers=*/L::kGathers ? kWarpgroup : 0, /*num_releases=*/kConsumerWarps);
   }
-  if constexpr (L::kShared) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     setmaxnreg_dec<Registers::kProducer>();
     if (L::kGathers || threadIdx.x < kWarp) {
@@ -471,16 +414,15 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
     setmaxnreg_inc<Registers::kConsumer>();
     multiply_tiles<L>(p, pipeline, staging);
   }
-  if constexpr (L::kShared) cluster_sync();  // shared memory stays until the other block has released its stages
 }
 
 template <class L>
-void launch(Context& ctx, const Product& product, int64_t max_tiles) {  // of a cluster
+void launch(Context& ctx, const Product& product, int64_t max_tiles) {
   NMOE_CHECK(max_tiles <= INT32_MAX / 2, "grouped linear of {} tiles", max_tiles);
-  const int64_t clusters = std::clamp<int64_t>(max_tiles, 1, std::max(ctx.num_sms / L::kBlocks, 1));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
   allow_dynamic_shared(grouped_kernel<L>, L::kSharedBytes);
-  launch_clusters(ctx, grouped_kernel<L>, dim3(grid_size(clusters * L::kBlocks)), kThreads, L::kBlocks, L::kSharedBytes,
-                  product);
+  grouped_kernel<L><<<blocks, kThreads, L::kSharedBytes, ctx.stream>>>(product);
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 // What SwiGLU has beside C.
@@ -501,15 +443,8 @@ template <Form kForm, Gathered kGathered>
 void launch_rows_product(Context& ctx, const Product& product) {
   using L = Layout<kForm, kGathered>;
   // Every expert has at most one row tile that is not full.
-  const int64_t row_tiles = product.capacity / L::kRows + std::min(product.num_experts, product.capacity);
+  const int64_t row_tiles = product.capacity / kTileRows + std::min(product.num_experts, product.capacity);
   launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kCols));
-}
-
-template <Gathered kGathered>
-void launch_weight_gradient(Context& ctx, const Product& product) {
-  using L = Layout<Form::kWeightGradient, kGathered>;
-  launch<L>(ctx, product,
-            product.num_experts * ceil_div<int64_t>(product.rows, L::kRows) * ceil_div(product.width, kTileCols));
 }
 
 // C [R, parts of `width`] = the product of x [R, depth] with the experts' weights. Where kGathers, x's rows may be
@@ -618,12 +553,13 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .row_sums = nullptr,
                         .capacity = 0,
                         .accumulate = args.accumulate};
+  const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   if (gathers_a) {
-    launch_weight_gradient<Gathered::kA>(ctx, product);
+    launch<Layout<Form::kWeightGradient, Gathered::kA>>(ctx, product, tiles);
   } else if (gathers_b) {
-    launch_weight_gradient<Gathered::kB>(ctx, product);
+    launch<Layout<Form::kWeightGradient, Gathered::kB>>(ctx, product, tiles);
   } else {
-    launch_weight_gradient<Gathered::kNone>(ctx, product);
+    launch<Layout<Form::kWeightGradient, Gathered::kNone>>(ctx, product, tiles);
   }
 }
 

@@ -1,8 +1,7 @@
 // Tile schedulers of persistent kernels over ragged groups of rows: which tile of C a block works on next.
 //
 // A scheduler is used by one warp of a block, all lanes together. `next(tile)` is false when nothing is left for this
-// block. Every tile goes to one block, once; or, with kBlocks, to all blocks of a cluster of as many, which get the
-// same tiles in the same order.
+// block. Every tile goes to one block, once.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +21,18 @@ struct GroupTile {
   int row, col;                 // the tile's first row and column in the group's C
 };
 
-// For a C whose rows are the groups' rows: all tiles take equally long, and a cluster has every n-th of n clusters.
-// Tiles are in the order of GroupTileCursor.
-template <int kTileRows, int kTileCols, int kBlocks = 1>
+// For a C whose rows are the groups' rows: all tiles take equally long, and a block has every gridDim.x-th. Tiles are
+// in the order of GroupTileCursor.
+template <int kTileRows, int kTileCols>
 class StaticTileScheduler {
  public:
   // C is `width` wide.
   __device__ StaticTileScheduler(const GroupBounds& bounds, int num_groups, int width)
-      : cursor_(bounds, num_groups, ceil_div(width, kTileCols)), next_(static_cast<int>(blockIdx.x) / kBlocks) {}
+      : cursor_(bounds, num_groups, ceil_div(width, kTileCols)), next_(static_cast<int>(blockIdx.x)) {}
 
   __device__ bool next(GroupTile& tile) {
     if (!cursor_.move_to(next_)) return false;
-    next_ += static_cast<int>(gridDim.x) / kBlocks;
+    next_ += static_cast<int>(gridDim.x);
     tile.group = cursor_.expert();
     tile.group_begin = cursor_.row_begin();
     tile.group_rows = cursor_.num_rows();
@@ -48,15 +47,14 @@ class StaticTileScheduler {
 };
 
 // For a C of the same size in every group, with the groups' rows as what is summed over: tiles of larger groups take
-// longer. They come first, and a block takes the next tile whenever it is free. Clusters, whose blocks would have to
-// tell each other, take one tile each by turns, and every other turn in reverse.
-template <int kTileRows, int kTileCols, int kBlocks = 1>
-class LongestFirstTileScheduler {
+// longer. They come first, and a block takes the next tile whenever it is free.
+template <int kTileRows, int kTileCols>
+class DynamicTileScheduler {
  public:
   // `order` and `tiles_taken` are those of order_longest_first(). C is [rows, width] in every group. skip_empty: groups
   // without rows have no tiles.
-  __device__ LongestFirstTileScheduler(const int32_t* offsets, int num_groups, const int* order, int* tiles_taken,
-                                       int rows, int width, bool skip_empty)
+  __device__ DynamicTileScheduler(const int32_t* offsets, int num_groups, const int* order, int* tiles_taken, int rows,
+                                  int width, bool skip_empty)
       : offsets_(offsets),
         order_(order),
         tiles_taken_(tiles_taken),
@@ -81,15 +79,9 @@ class LongestFirstTileScheduler {
   }
 
  private:
-  __device__ int take() {
-    if constexpr (kBlocks > 1) {
-      const int clusters = static_cast<int>(gridDim.x) / kBlocks, own = static_cast<int>(blockIdx.x) / kBlocks;
-      const int turn = turn_++;
-      return turn * clusters + (turn % 2 == 0 ? own : clusters - 1 - own);
-    } else {
-      const int tile = threadIdx.x % kWarp == 0 ? atomicAdd(tiles_taken_, 1) : 0;
-      return __shfl_sync(kAllLanes, tile, 0);
-    }
+  __device__ int take() const {
+    const int tile = threadIdx.x % kWarp == 0 ? atomicAdd(tiles_taken_, 1) : 0;
+    return __shfl_sync(kAllLanes, tile, 0);
   }
 
   const int32_t* offsets_;
@@ -97,12 +89,11 @@ class LongestFirstTileScheduler {
   int* tiles_taken_;
   int num_groups_, rows_, width_;
   bool skip_empty_;
-  int turn_ = 0;   // of clusters
   int next_ = -1;  // not asked yet
 };
 
-// Enqueues what a LongestFirstTileScheduler reads: order [num_groups] i32 = the groups by falling number of rows, equal
-// ones by index; tiles_taken [1] i32 = 0. To be called before every launch of a kernel that uses one.
+// Enqueues what a DynamicTileScheduler reads: order [num_groups] i32 = the groups by falling number of rows, equal ones
+// by index; tiles_taken [1] i32 = 0. To be called before every launch of a kernel that uses one.
 void order_longest_first(Context& ctx, Tensor offsets, Tensor order, Tensor tiles_taken);
 
 }  // namespace nmoe::cuda::sm90

@@ -29,15 +29,4 @@ __device__ inline void tma_load(const CUtensorMap& map, int column, int row, voi
       : "memory");
 }
 
-// The same to the blocks of the cluster that `blocks` has a bit for: to the place in each where `target` lies in this
-// one, and counted by the barrier there that lies where `barrier` does.
-__device__ inline void tma_load_multicast(const CUtensorMap& map, int column, int row, void* target, uint64_t* barrier,
-                                          unsigned blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
-      "{%2, %3}], [%4], %5;\n" ::"r"(shared_address(target)),
-      "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(blocks))
-      : "memory");
-}
-
 }  // namespace nmoe::cuda::sm90

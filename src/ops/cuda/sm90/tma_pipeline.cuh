@@ -14,9 +14,6 @@
 // Threads that fill a part of each stage by asynchronous copies of their own (row_gather.cuh) acquire it too, begin to
 // copy, and commit_copies(at): `num_copiers` of init() says how many threads do.
 //
-// Blocks of a cluster may fill each other's stages (tma_load_multicast): every one announces all bytes that come to its
-// own, acquires a stage when it is empty in all of them, and its consumers release_in() every block.
-//
 // Consumers may be any number of warps or warpgroups, with one Position each or several (ping-pong schedules advance by
 // whole tiles): `num_releases` of init() says how many release() calls empty a stage.
 #pragma once
@@ -29,11 +26,10 @@
 namespace nmoe::cuda::sm90 {
 
 // Header: what the producer tells consumers of a stage, beside its bytes; trivially copyable.
-template <int kNumStages, int kNumBytes, class Header, int kNumBlocks = 1>
+template <int kNumStages, int kNumBytes, class Header>
 class TmaPipeline {
  public:
   static constexpr int kStages = kNumStages;
-  static constexpr int kBlocks = kNumBlocks;     // that fill each other's stages
   static constexpr int kStageBytes = kNumBytes;  // of one stage
   static constexpr int kBarrierBytes =
       kStages * (static_cast<int>(sizeof(Header)) + 2 * static_cast<int>(sizeof(uint64_t)));
@@ -74,7 +70,7 @@ class TmaPipeline {
   __device__ Header& header(const Position& at) const { return headers_[at.stage]; }
 
   // --- the producer's side
-  __device__ void acquire(const Position& at) const { mbarrier_wait<(kBlocks > 1)>(&empty_[at.stage], at.parity ^ 1); }
+  __device__ void acquire(const Position& at) const { mbarrier_wait(&empty_[at.stage], at.parity ^ 1); }
   __device__ void expect(const Position& at, int bytes) const { mbarrier_arrive_expect_tx(full(at), bytes); }
   __device__ uint64_t* full(const Position& at) const { return &full_[at.stage]; }
   // A stage that is nothing but its header.
@@ -86,8 +82,6 @@ class TmaPipeline {
   __device__ void wait(const Position& at) const { mbarrier_wait(full(at), at.parity); }
   // NOTE: reads by wgmma must have completed (wgmma_wait_group).
   __device__ void release(int stage) const { mbarrier_arrive(&empty_[stage]); }
-  // The stage of this block, to the producer of block `rank` of the cluster.
-  __device__ void release_in(int stage, int rank) const { mbarrier_arrive_in(&empty_[stage], rank); }
 
  private:
   std::byte* stages_;

@@ -14,20 +14,6 @@ __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-// --- clusters: blocks that reach each other's shared memory
-__device__ inline int block_rank() {  // of this block in its cluster
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-// By all threads of all blocks of the cluster, which may come here by different ways.
-__device__ inline void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;\n" ::
-          : "memory");
-}
-
 // setmaxnreg, by all warps of a warpgroup: from here on its threads have kRegisters each. `dec` gives registers back to
 // the block's pool; `inc` waits until the pool has enough.
 //
