@@ -143,10 +143,10 @@ double mean_of(Tensor x) {
 
 // One parameter tensor with moments in BF16, of which a part may be here: gradients are of whole tensors.
 struct RoundedRun {
-  RoundedRun(int64_t begin, int64_t end, int num_threads = 2) : begin(begin), end(end), num_threads(num_threads) {}
+  RoundedRun(int64_t first, int64_t last, int num_threads = 2)
+      : begin(first), end(last), ops(cpu_device(DType::kF32, num_threads)) {}
 
   void step(Tensor grads, int number, double beta2 = 0.95) {
-    const auto ops = cpu_device(DType::kF32, num_threads);
     set(grad_scale, 0, 1.0);
     *key.data<int64_t>() = number;
     ops->adamw_step({.w = w,
@@ -159,7 +159,7 @@ struct RoundedRun {
                      .beta2 = beta2});
   }
   int64_t begin, end;
-  int num_threads;
+  ReadyDevice ops;
   TensorPool pool{DType::kF32};
   Tensor w = pool.zeros({end - begin});
   Tensor m = pool.zeros(DType::kBF16, {end - begin}), v = pool.zeros(DType::kBF16, {end - begin});
