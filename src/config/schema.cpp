@@ -431,9 +431,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
-  Field& state = f.key("state", optim.adamw.state, kMomentFormats, "of its moments; bf16: rounded at random");
-  // Runs from before the key go on as they were.
-  if (optim.adamw.state == MomentFormat::kFp32) state.not_in_fingerprint();
+  f.key("state", optim.adamw.state, kMomentFormats, "of its moments; bf16: rounded at random")
+      .leave_out_if(optim.adamw.state == MomentFormat::kFp32);
   f.key("beta1", optim.adamw.beta1, kBelowOne, "decay of the first moment");
   f.key("beta2", optim.adamw.beta2, kBelowOne, "decay of the second moment");
   f.key("eps", optim.adamw.eps, kPositive, "added to the root of the second moment");

@@ -47,12 +47,11 @@ const std::set<std::string> kFree = {"run.name",
                                      "train.sample_tokens",
                                      "model.max_positions"};
 // Whether a key may change in a run so configured: between what devices compute in, precision may, and how closely it
-// is looked at while nobody acts on it; and fp32 moments are what runs from before that key have.
+// is looked at while nobody acts on it.
 bool is_free(const std::string& key, const Config& config) {
   if (key == "precision.fallback" || key == "precision.check_every") {
     return config.precision.fallback != PrecisionFallback::kAct;
   }
-  if (key == "optim.adamw.state") return config.optim.adamw.state == MomentFormat::kFp32;
   return kFree.contains(key) && !(key == "run.precision" && is_low(config.run.precision));
 }
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.
