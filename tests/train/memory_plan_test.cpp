@@ -83,8 +83,9 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
 
 TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   const auto with = [](const std::string& state) {
-    return plan_engine_storage(config_with({"optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
-                                            "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
+    return plan_engine_storage(
+        config_with({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
+                     "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
   };
   EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
               0.01 * static_cast<double>(with("fp32")));
