@@ -578,18 +578,27 @@ class Cases {
                        const Tensor x = w.stat({n}), out = w.f64({0.0});
                        return [&w, x, out] { w.ops().sum_of_squares({x, out}); };
                      }});
-    // A master weight takes as much as one of stat; it and both moments are read and written.
-    cases.push_back({"AdamW", shape, 0.0, 7 * stat_ * count(n), [n, masters = has_masters_](Workbench& w) -> Work {
-                       const AdamWStep args = {.w = w.act({n}, 0.02),
-                                               .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
-                                               .grad = w.stat({n}),
-                                               .m = w.stat({n}),
-                                               .v = w.empty_stat({n}),
-                                               .grad_scale = w.f64({1.0}),
-                                               .rates = w.f64({1e-4, 1.0, 1.0})};
-                       w.ops().fill({args.v, 1.0});
-                       return [&w, args] { w.ops().adamw_step(args); };
-                     }});
+    // A master weight takes as much as one of stat; it and both moments are read and written, and the gradient read.
+    for (const bool rounds : {false, true}) {
+      const std::string name = rounds ? "AdamW, moments in bf16" : "AdamW";
+      const double bytes = 3 * stat_ + 4 * (rounds ? static_cast<double>(dtype_bytes(DType::kBF16)) : stat_);
+      cases.push_back({name, shape, 0.0, bytes * count(n), [n, rounds, masters = has_masters_](Workbench& w) -> Work {
+                         const auto moment = [&] {
+                           return rounds ? w.arena().allocate(DType::kBF16, {n}) : w.empty_stat({n});
+                         };
+                         AdamWStep args = {.w = w.act({n}, 0.02),
+                                           .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
+                                           .grad = w.stat({n}),
+                                           .m = moment(),
+                                           .v = moment(),
+                                           .grad_scale = w.f64({1.0}),
+                                           .rates = w.f64({1e-4, 1.0, 1.0})};
+                         if (rounds) args.random.key = w.arena().allocate(DType::kI64, {1});
+                         w.ops().fill({args.m, 0.0});
+                         w.ops().fill({args.v, 1.0});
+                         return [&w, args] { w.ops().adamw_step(args); };
+                       }});
+    }
   }
 
   Sizes sizes_;

@@ -33,6 +33,7 @@ enum class PrecisionFallback {
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
+enum class MomentFormat { kFp32, kBf16 };
 
 struct RunConfig {
   std::string name = "run";            // letters, digits, '.', '_' and '-'
@@ -164,6 +165,7 @@ struct GroupConfig {
   double weight_decay = 0.1;
 };
 struct AdamWConfig {
+  MomentFormat state = MomentFormat::kFp32;  // of both moments
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;

@@ -124,6 +124,7 @@ constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interl
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
+constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
 constexpr Named<Shuffle> kShuffles[] = {
@@ -430,6 +431,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
+  f.key("state", optim.adamw.state, kMomentFormats, "of its moments; bf16: rounded at random")
+      .leave_out_if(optim.adamw.state == MomentFormat::kFp32);
   f.key("beta1", optim.adamw.beta1, kBelowOne, "decay of the first moment");
   f.key("beta2", optim.adamw.beta2, kBelowOne, "decay of the second moment");
   f.key("eps", optim.adamw.eps, kPositive, "added to the root of the second moment");

@@ -107,6 +107,15 @@ void Weight::place_experts(std::span<const int32_t> places, int64_t rank) {
   }
 }
 
+std::vector<int32_t> Weight::experts_here() const {
+  const int64_t size = shape[1] * shape[2];
+  std::vector<int32_t> experts;
+  for (const auto& [offset, extent] : experts_) {
+    for (int64_t at = offset; at < offset + extent; at += size) experts.push_back(static_cast<int32_t>(at / size));
+  }
+  return experts;
+}
+
 void Weight::upload(Ops& ops, const void* host) {
   if (updated.extent == 0) return;
   Device& device = ops.device();

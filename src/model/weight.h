@@ -66,6 +66,8 @@ class Weight {
   // Of stacked experts, from here on: slot s of this rank, number `rank`, has the one whose place is that (places [E],
   // parallel/expert_placement.h). In the beginning they are in order.
   void place_experts(std::span<const int32_t> places, int64_t rank);
+  // Which of the whole weight's each of those is, by slots.
+  std::vector<int32_t> experts_here() const;
   Shape updated_shape() const { return updated.extent == shape.num_elements() ? shape : Shape({updated.extent}); }
 
   void begin_step() { has_grad_ = false; }

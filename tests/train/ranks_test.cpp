@@ -321,14 +321,19 @@ Bytes whole_state(const Config& config, int64_t steps) {
   return whole;
 }
 
+// And the format of AdamW's moments.
+constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
+    {"muon", "fp32"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
+
 // Under routing that gives experts few rows of a shard, or none; with a weight that is cut, and with Muon.
 TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
-  for (const char* experts : {"muon", "adamw"}) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
     const auto with = [&](int64_t ranks) {
       return test::tiny_config(
-          "/nowhere", {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16",
-                       "model.moe.balance_loss=1e-3", "train.microbatch_seqs=1", "parallel.logical_shards=8",
-                       fmt::format("parallel.ranks={}", ranks), fmt::format("optim.experts.optimizer={}", experts)});
+          "/nowhere",
+          {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16", "model.moe.balance_loss=1e-3",
+           "train.microbatch_seqs=1", "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
+           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.adamw.state={}", state)});
     };
     const Bytes expected = whole_state(with(1), 3);
     for (const int64_t ranks : {2, 4, 8}) {
@@ -338,10 +343,11 @@ TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
 }
 
 TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
-  for (const char* experts : {"muon", "adamw"}) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
     const auto with = [&](int64_t ranks) {
       std::vector<std::string> overrides = {"parallel.logical_shards=8",
-                                            fmt::format("optim.experts.optimizer={}", experts)};
+                                            fmt::format("optim.experts.optimizer={}", experts),
+                                            fmt::format("optim.adamw.state={}", state)};
       if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
       return uneven(ranks, overrides);
     };
