@@ -150,9 +150,6 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
   const bool any_nvfp4 = has_nvfp4(precision.mixer) || has_nvfp4(precision.dense) || has_nvfp4(precision.shared) ||
                          has_nvfp4(precision.experts);
   const bool on_cuda = config.run.device == "cuda";
-  rules.require(!any_nvfp4 || !on_cuda, {"run.device", "run.precision"}, "CUDA has no products in nvfp4",
-                "leave nvfp4 for fp8 or mxfp8 in run.precision and [precision], or set run.device = \"cpu\", which is "
-                "slow");
   rules.require(!precision.fp8_weight_gradients || !on_cuda, {"precision.fp8_weight_gradients", "run.device"},
                 "CUDA computes gradients of weights in bf16 there",
                 "remove it, or set run.device = \"cpu\", which is slow");

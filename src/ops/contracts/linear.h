@@ -25,6 +25,9 @@ struct OperandRounding {
   RandomRounding random = {};
   WeightCodes weight = {};  // of w
   RowCodes rows = {};       // of x or dy, in the order in which the product takes the rows
+  // Of operands that hold what they were rounded to but for their tensors' scales, which CUDA's emulation makes: [E] stat,
+  // what products are to be multiplied by; dense: [2], behind it 1 where something is added, else 0. With kAct alone.
+  Tensor product_scale = {};
 };
 
 // How a device's products take weights that are to be rounded.

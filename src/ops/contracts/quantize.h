@@ -34,11 +34,14 @@ constexpr int64_t block_size(OperandFormat format) {
 enum class BlockShape { kRows, kTiles };
 
 // Stochastic rounding, for E2M1 alone: element i of block b (in row-major order) of a tensor gets random byte i of
-// (*key, stream, b).
+// (*key, stream, first_block + b).
 struct RandomRounding {
-  Tensor key;           // [1] i64, another for each step; undefined: to nearest, ties to even
-  uint64_t stream = 0;  // another for each tensor of a step
+  Tensor key;                // [1] i64, another for each step; undefined: to nearest, ties to even
+  uint64_t stream = 0;       // another for each tensor of a step
+  uint64_t first_block = 0;  // of the tensor
 };
+// The first block of expert e's rows, in products of experts.
+constexpr uint64_t first_block_of(int64_t e) { return static_cast<uint64_t>(e) << 40; }
 
 // The largest magnitude of each of G matrices; not finite where an element is not.
 struct AbsMax {

@@ -13,7 +13,7 @@ namespace nmoe::cpu {
 struct RoundedOperand {
   Tensor values;        // like x, but for padding; x itself without a format
   Tensor offsets = {};  // of round_columns: [G + 1] i32, of the groups in values; undefined where there is one
-  Tensor amax = {};     // NVFP4: [G] or [1] F32
+  Tensor amax = {};     // NVFP4: [G] F32, or [1] without groups
 };
 
 // What the product of two operands is to be multiplied by, in group g.
@@ -21,10 +21,10 @@ float product_factor(const RoundedOperand& a, const RoundedOperand& b, int64_t g
 
 inline OperandRounding to_nearest(const OperandRounding& rounding) { return {.format = rounding.format}; }
 
-// The rows of activations or of their gradients: x [N, C], blocks along C. num_rows [1] i32: how many there are;
-// undefined: N.
+// The rows of activations or of their gradients: x [N, C], blocks along C. offsets [G + 1] i32: the groups of rows, each
+// of which is a tensor with a scale in NVFP4; undefined: one group.
 RoundedOperand round_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, Tensor x,
-                          Tensor num_rows = {});
+                          Tensor offsets = {});
 
 // Weights [out, in] or [E, out, in], for products that sum over `in` or over `out`.
 enum class SumOver { kIn, kOut };
