@@ -186,25 +186,6 @@ TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
   EXPECT_EQ(what_is_wrong(config), "");
 }
 
-TEST(Validate, FindsTensorsInNvFp4ThatRanksWouldCut) {
-  Config config = low_precision_config();
-  config.train.microbatch_seqs = 1;
-  config.parallel.ranks = 2;
-  EXPECT_EQ(what_is_wrong(config), "");  // fp8
-  config.precision.shared = PartPrecision::kNvFp4;
-  EXPECT_EQ(
-      what_is_wrong(config),
-      "parallel.ranks = 2 with run.precision = \"fp8\": a tensor in nvfp4 has one scale, which ranks do not share");
-  config.precision.shared = PartPrecision::kRun;
-  config.run.precision = Precision::kNvFp4;
-  EXPECT_NE(what_is_wrong(config), "");
-  config.precision = {.mixer = PartPrecision::kMxFp8,
-                      .dense = PartPrecision::kDevice,
-                      .shared = PartPrecision::kFp8,
-                      .experts = PartPrecision::kMxFp8};
-  EXPECT_EQ(what_is_wrong(config), "");
-}
-
 TEST(Validate, FindsThatNoLayerIsLeftToAPrecision) {
   Config config = low_precision_config();
   config.precision.keep_first = 1;

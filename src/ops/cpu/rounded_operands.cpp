@@ -13,6 +13,11 @@ namespace {
 constexpr int64_t kNvFp4Block = block_size(OperandFormat::kNvFp4);
 constexpr int64_t kColumns = 64;  // that a task of round_columns works on at once
 
+// The number of the e-th group's first block.
+uint64_t first_block(const RandomRounding& random, int64_t e) {
+  return first_block_of(random.experts.defined() ? random.experts.data<int32_t>()[e] : e);
+}
+
 // The rows of experts, each expert's by themselves. `args`: of all rows.
 void quantize_experts(Context& ctx, const Quantize& args, Tensor offsets) {
   if (ctx.counting()) return;
@@ -25,7 +30,7 @@ void quantize_experts(Context& ctx, const Quantize& args, Tensor offsets) {
     of_expert.x = rows_of(args.x);
     of_expert.num_rows = {};
     of_expert.amax = args.amax.rows(e, e + 1);
-    of_expert.random.first_block = first_block_of(e);
+    of_expert.random.first_block = first_block(args.random, e);
     of_expert.values = rows_of(args.values);
     of_expert.scales = rows_of(args.scales);
     abs_max<float>(ctx, {.x = of_expert.x, .amax = of_expert.amax});
@@ -187,7 +192,7 @@ RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRo
         const uint8_t scale = nvfp4_scale(amax_of_bits(bits), tensor_factor);
         const float factor = nvfp4_block_factor(scale, tensor_factor);
         const uint64_t number =
-            first_block_of(g) + static_cast<uint64_t>((row - offset[g]) / kNvFp4Block * C + col);
+            first_block(random, g) + static_cast<uint64_t>((row - offset[g]) / kNvFp4Block * C + col);
         const random::Words words = random.key.defined() ? rounding_bytes(key, random.stream, number) : random::Words{};
         for (int64_t i = 0; i < kNvFp4Block; ++i) {
           const float value = block[i * C] * factor;

@@ -28,6 +28,12 @@ constexpr uint64_t kExpertBlocks = first_block_of(1);
 struct Rounding {
   const int64_t* key;  // null: to nearest
   uint64_t stream;
+  const int32_t* experts;  // which expert of all a group is; null: that of its number
+
+  __device__ random::Words bytes(int group, uint64_t block) const {
+    const int expert = experts == nullptr ? group : experts[group];
+    return rounding_bytes(static_cast<uint64_t>(*key), stream, expert * kExpertBlocks + block);
+  }
 };
 
 // A block whose largest magnitude has these bits.
@@ -47,7 +53,9 @@ class BlockRounding {
   float factor_, scale_;
 };
 
-__device__ float tensor_factor_of(const float* amax) { return nvfp4_tensor_factor(amax_of_bits(magnitude_bits(*amax))); }
+__device__ float tensor_factor_of(const float* amax) {
+  return nvfp4_tensor_factor(amax_of_bits(magnitude_bits(*amax)));
+}
 
 // Of all threads of a block. Integers: a maximum has no order.
 __device__ void add_to_amax(unsigned largest, unsigned* amax) {
@@ -67,7 +75,9 @@ struct Rows {
   int num_groups;
   bool vector;  // whole 16 bytes
 
-  __device__ const __nv_bfloat16* source(int64_t row) const { return x + (index == nullptr ? row : index[row]) * width; }
+  __device__ const __nv_bfloat16* source(int64_t row) const {
+    return x + (index == nullptr ? row : index[row]) * width;
+  }
 };
 
 // kMeasures: amax alone, else y alone. A thread block has kTileRows rows of a group.
@@ -102,8 +112,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(Rows rows, GroupBounds b
 #pragma unroll
           for (float& value : values) value = block.nearest(value);
         } else {
-          const uint64_t number = cursor.expert() * kExpertBlocks + (first + i) * across + col / kBlock;
-          const random::Words words = rounding_bytes(static_cast<uint64_t>(*rounding.key), rounding.stream, number);
+          const random::Words words = rounding.bytes(cursor.expert(), (first + i) * across + col / kBlock);
           const int half = static_cast<int>(col % kBlock);
 #pragma unroll
           for (int j = 0; j < kLaneValues; ++j) values[j] = block.random(values[j], byte_of(words, half + j));
@@ -182,8 +191,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (float& value : values) value = block.nearest(value);
   } else {
-    const uint64_t number = cursor.expert() * kExpertBlocks + cursor.row_tile() * rows.width + col;
-    const random::Words words = rounding_bytes(static_cast<uint64_t>(*rounding.key), rounding.stream, number);
+    const random::Words words = rounding.bytes(cursor.expert(), cursor.row_tile() * rows.width + col);
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) values[i] = block.random(values[i], byte_of(words, i));
   }
@@ -192,7 +200,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One warp.
-__global__ void __launch_bounds__(kWarp) column_offsets_kernel(const int32_t* offsets, int num_groups, int32_t* padded) {
+__global__ void __launch_bounds__(kWarp)
+    column_offsets_kernel(const int32_t* offsets, int num_groups, int32_t* padded) {
   const int lane = static_cast<int>(threadIdx.x);
   int before = 0;
   for (int first = 0; first < num_groups; first += kWarp) {
@@ -248,7 +257,9 @@ Rows rows_of(const OperandRows& x, const Tensor& offsets, const Tensor& y) {
 }
 
 Rounding rounding_of(const RandomRounding& random) {
-  return {.key = random.key.defined() ? random.key.data<int64_t>() : nullptr, .stream = random.stream};
+  return {.key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+          .stream = random.stream,
+          .experts = random.experts.defined() ? random.experts.data<int32_t>() : nullptr};
 }
 
 void clear(Context& ctx, const Tensor& amax) {
@@ -294,8 +305,8 @@ void nvfp4_columns(Context& ctx, const OperandRows& x, Tensor offsets, const Ran
 }
 
 void nvfp4_column_offsets(Context& ctx, Tensor offsets, Tensor padded) {
-  column_offsets_kernel<<<1, kWarp, 0, ctx.stream>>>(
-      offsets.data<int32_t>(), static_cast<int>(num_groups_of(offsets)), padded.data<int32_t>());
+  column_offsets_kernel<<<1, kWarp, 0, ctx.stream>>>(offsets.data<int32_t>(), static_cast<int>(num_groups_of(offsets)),
+                                                     padded.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
