@@ -18,7 +18,8 @@ OperandRounding Weight::gradient_rounding(OperandFormat of) {
   const int64_t shard = shard_ + part_;
   const uint64_t number = static_cast<uint64_t>(shard) * kMostOfShard + num_rounded_[shard]++;
   return {.format = of,
-          .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + number, .experts = expert_numbers}};
+          .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + number, .experts = expert_numbers},
+          .transform = transforms};
 }
 
 const WeightCodes& Weight::codes_now(Ops& ops) {

@@ -53,6 +53,7 @@ class Weight {
   OperandFormat grad_format = OperandFormat::kAct;  // ... and of those: model/operand_formats.h
   bool in_act = false;                              // whether products are, for now, as if both were kAct
   Tensor rounding_key;                              // [1] i64 (RandomRounding); undefined: gradients too to nearest
+  bool transforms = true;                           // OperandRounding::transform
   Tensor expert_numbers;   // of stacked experts: [E] i32, which of all each is; undefined: they are all
   WeightCodes codes;       // where products want those (WeightRounding::kCodes), of the first of those that are joined
   Tensor coded;            // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)

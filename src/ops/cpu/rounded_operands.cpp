@@ -146,8 +146,9 @@ class SharedMax {
   std::atomic<uint32_t> bits_ = 0;
 };
 
-RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRounding& random, Tensor x,
+RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, Tensor x,
                                  const Groups& groups) {
+  const RandomRounding& random = rounding.random;
   const int64_t N = x.dim(0), C = x.dim(1);
   const RoundedOperand rounded{.values = scope.allocate(DType::kF32, {N + (kNvFp4Block - 1) * groups.count, C}),
                                .offsets = scope.allocate(DType::kI32, {groups.count + 1}),
@@ -169,7 +170,7 @@ RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRo
       for (int64_t col = first; col < last; ++col) {
         float values[kNvFp4Block] = {};
         for (int64_t i = 0; i < there; ++i) values[i] = x.data<float>()[(source + i) * C + col];
-        random_hadamard(values);
+        if (rounding.transform) random_hadamard(values);
         for (int64_t i = 0; i < kNvFp4Block; ++i) {
           y[(row + i) * C + col] = values[i];
           bits = std::max(bits, magnitude_bits(values[i]));
@@ -259,7 +260,7 @@ RoundedOperand round_columns(Context& ctx, ArenaScope& scope, const OperandRound
     rounded.offsets = offsets;
     return rounded;
   }
-  RoundedOperand rounded = round_e2m1_groups(ctx, scope, rounding.random, x, groups);
+  RoundedOperand rounded = round_e2m1_groups(ctx, scope, rounding, x, groups);
   if (!has_offsets) rounded.values = rounded.values.rows(0, ceil_div(x.dim(0), kNvFp4Block) * kNvFp4Block);
   return rounded;
 }

@@ -30,8 +30,9 @@ void widen_nvfp4(Context& ctx, const Arguments& args, const Widened<Arguments>& 
   const RandomRounding& random = args.rounding.random;
   const Tensor offsets = offsets_of(args);
   if constexpr (requires { args.dw; }) {
-    nvfp4_columns(ctx, args.x, offsets, {}, values_of(widened.x), to.amax);
-    nvfp4_columns(ctx, args.dy, offsets, random, values_of(widened.dy), to.other_amax);
+    const bool transform = args.rounding.transform;
+    nvfp4_columns(ctx, args.x, offsets, transform, {}, values_of(widened.x), to.amax);
+    nvfp4_columns(ctx, args.dy, offsets, transform, random, values_of(widened.dy), to.other_amax);
     if constexpr (requires { args.offsets; }) nvfp4_column_offsets(ctx, offsets, widened.offsets);
   } else {
     if constexpr (requires { args.x; }) {

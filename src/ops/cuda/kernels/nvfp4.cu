@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(const __nv_bfloat16* x,
 }
 
 // Blocks of all groups are numbered as they lie in y. Grid (blocks, columns).
-__global__ void __launch_bounds__(kThreads) transform_kernel(Rows rows, GroupBounds bounds, float* amax) {
+__global__ void __launch_bounds__(kThreads)
+    transform_kernel(Rows rows, GroupBounds bounds, bool transform, float* amax) {
   GroupTileCursor<kBlock> cursor(bounds, rows.num_groups, /*num_col_tiles=*/1);
   if (!cursor.move_to(static_cast<int>(blockIdx.x))) return;  // all threads
   const int64_t col = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) transform_kernel(Rows rows, GroupBou
   for (int i = 0; i < kBlock; ++i) {
     values[i] = is_there && i < num_rows ? to_float(rows.source(cursor.row_begin() + first + i)[col]) : 0.0F;
   }
-  random_hadamard(values);
+  if (transform) random_hadamard(values);
   unsigned largest = 0;
   __nv_bfloat16* const y = rows.y + static_cast<int64_t>(blockIdx.x) * kBlock * rows.width + col;
 #pragma unroll
@@ -292,14 +293,14 @@ void nvfp4_weights(Context& ctx, Tensor w, Tensor y, Tensor amax) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void nvfp4_columns(Context& ctx, const OperandRows& x, Tensor offsets, const RandomRounding& random, Tensor y,
-                   Tensor amax) {
+void nvfp4_columns(Context& ctx, const OperandRows& x, Tensor offsets, bool transform, const RandomRounding& random,
+                   Tensor y, Tensor amax) {
   const Rows rows = rows_of(x, offsets, y);
   clear(ctx, amax);
   if (y.num_elements() == 0) return;
   const GroupBounds bounds = bounds_of(x, offsets);
   const dim3 grid(grid_size(most_tiles(x, offsets, kBlock)), short_grid_size(ceil_div<int64_t>(y.dim(1), kThreads)));
-  transform_kernel<<<grid, kThreads, 0, ctx.stream>>>(rows, bounds, amax.data<float>());
+  transform_kernel<<<grid, kThreads, 0, ctx.stream>>>(rows, bounds, transform, amax.data<float>());
   columns_kernel<<<grid, kThreads, 0, ctx.stream>>>(rows, bounds, amax.data<float>(), rounding_of(random));
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

@@ -15,10 +15,10 @@ void nvfp4_rows(Context& ctx, const OperandRows& x, Tensor offsets, const Random
                 Tensor amax);
 // Weights [out, in], or of E experts, each a tensor, in tiles.
 void nvfp4_weights(Context& ctx, Tensor w, Tensor y, Tensor amax);
-// y [R', width] = x's rows in blocks along columns, each transformed before (random_hadamard): a group's rows with zeros
-// up to whole blocks, group behind group.
-void nvfp4_columns(Context& ctx, const OperandRows& x, Tensor offsets, const RandomRounding& random, Tensor y,
-                   Tensor amax);
+// y [R', width] = x's rows in blocks along columns, each transformed before (random_hadamard) if `transform`: a group's
+// rows with zeros up to whole blocks, group behind group.
+void nvfp4_columns(Context& ctx, const OperandRows& x, Tensor offsets, bool transform, const RandomRounding& random,
+                   Tensor y, Tensor amax);
 // padded [G + 1] i32 = where nvfp4_columns leaves the groups.
 void nvfp4_column_offsets(Context& ctx, Tensor offsets, Tensor padded);
 // scale = what products of such operands are to be multiplied by. Of experts: scale [G], amax_b [G].
