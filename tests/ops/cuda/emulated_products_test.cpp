@@ -114,7 +114,7 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
   for (int64_t e = 0; e < E; ++e)
     bounds.push_back(bounds.back() + static_cast<double>(e * 7 % 3 * 9 + (e == 40 ? 50 : 0)));
   const auto rows = static_cast<int64_t>(bounds.back()), R = rows + 5;
-  const Tensor offsets = pool_.ints({E + 1}, bounds), device_offsets = up(offsets);
+  const Tensor offsets = pool_.ints({E + 1}, bounds);
   for (const OperandFormat format : kFormats) {
     for (const auto& [in, out] : {std::pair{32, 24}, {77, 45}}) {
       SCOPED_TRACE(fmt::format("format {}, {} to {}", static_cast<int>(format), in, out));
@@ -123,7 +123,8 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
       for (int64_t e = 0; e < E; ++e) set(w, e * out * in, 0.25 * static_cast<double>(1 + e % 4));  // scales differ
       set(x, 0, 64.0);                                                                              // and of rows
       for (int64_t i = rows * in; i < R * in; ++i) set(x, i, 0x1p100);                              // nobody's
-      const Tensor device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16), device_w = up(w, DType::kBF16);
+      const Tensor device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16), device_w = up(w, DType::kBF16),
+                   device_offsets = up(offsets);
       const OperandRounding rounding{.format = format}, gradient = gradients(format),
                                                         device_gradient = device_gradients(format);
       const Tensor y = poisoned({R, out}), dx = poisoned({R, in}), dw = up(pool_.full({E, out, in}, 7.0));
