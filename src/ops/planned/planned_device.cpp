@@ -181,7 +181,7 @@ void claim_operation(const Claims& claims, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
     if (cuda::is_emulated(args.rounding)) {
       ArenaScope scope(claims.scratch);
-      return claim_scratch(claims, cuda::claim_widened(scope, args));
+      return claim_scratch(claims, cuda::claim_widened(scope, args).args);
     }
   }
   claim_scratch(claims, args);
