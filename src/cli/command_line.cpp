@@ -376,15 +376,9 @@ class CommandLine::Commands {
     add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats [1e-05]");
     add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit [0.0001]");
     add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative [0.0001]");
-    const std::map<std::string, Precision> precisions = {{"fp32", Precision::kDevice},
-                                                         {"fp8", Precision::kFp8},
-                                                         {"mxfp8", Precision::kMxFp8},
-                                                         {"nvfp4", Precision::kNvFp4}};
-    parity
-        ->add_option("--precision", parity_.options.precision,
-                     "low ones are told beside what they are expected to cost")
-        ->transform(CLI::CheckedTransformer(precisions))
-        ->type_name("{fp32,fp8,mxfp8,nvfp4}");
+    parity->add_option("--precision", parity_.precision, "a low one is told beside what it is expected to cost")
+        ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
+        ->capture_default_str();
     parity->add_option("--device", parity_.options.device, "where it is computed here, in fp32: cpu or cuda")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();

@@ -62,6 +62,7 @@ void export_command(const ExportOptions& options);
 
 struct ParityArguments {
   ParityOptions options;
+  std::string precision = "fp32";  // or "fp8", "mxfp8", "nvfp4"
   // Not given: 1e-5, 1e-4 and 1e-4; in a low precision, none.
   std::optional<double> loss_tolerance;      // nats
   std::optional<double> logit_tolerance;     // absolute
