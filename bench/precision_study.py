@@ -31,6 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BASE = "device"
 
+NVFP4 = {"run.precision": "nvfp4", "precision.keep_last": "1"}
+
 # name: (settings beside the configuration's, largest relative difference that is accepted, in per cent)
 VARIANTS = {
     "device": ({}, None),
@@ -38,8 +40,11 @@ VARIANTS = {
     "fp8": ({"run.precision": "fp8"}, 0.5),
     "fp8-weight-gradients": ({"run.precision": "fp8", "precision.fp8_weight_gradients": "true"}, 0.5),
     "mxfp8": ({"run.precision": "mxfp8"}, 0.5),
-    "nvfp4": ({"run.precision": "nvfp4", "precision.keep_last": "1"}, 1.5),
-    "nvfp4-no-tail": ({"run.precision": "nvfp4"}, None),
+    "nvfp4": (NVFP4, 1.5),
+    # What of NVFP4's recipe counts.
+    "nvfp4-no-transform": (NVFP4 | {"precision.nvfp4_transform": "false"}, None),
+    "nvfp4-no-random": (NVFP4 | {"precision.nvfp4_random_rounding": "false"}, None),
+    "nvfp4-no-tail": (NVFP4 | {"precision.keep_last": "0"}, None),
 }
 
 # 97.5 % points of Student's t, by degrees of freedom from 1 on.

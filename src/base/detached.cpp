@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <string_view>
+
 namespace nmoe {
 
 bool DetachedPrograms::start(const std::vector<std::string>& command,
@@ -17,7 +19,10 @@ bool DetachedPrograms::start(const std::vector<std::string>& command,
   arguments.push_back(nullptr);
   std::string added = variable.first + '=' + variable.second;
   std::vector<char*> environment;
-  for (char** entry = ::environ; *entry != nullptr; ++entry) environment.push_back(*entry);
+  const std::string_view name = std::string_view(added).substr(0, variable.first.size() + 1);
+  for (char** entry = ::environ; *entry != nullptr; ++entry) {
+    if (!std::string_view(*entry).starts_with(name)) environment.push_back(*entry);
+  }
   environment.push_back(added.data());
   environment.push_back(nullptr);
 

@@ -370,12 +370,15 @@ class CommandLine::Commands {
     parity->add_option("model", parity_.options.model, "its folder: config.json, safetensors")->required();
     parity->add_option("expected", parity_.options.expected, "its loss, logits and gradients: scripts/hf_fixture.py")
         ->required();
-    const auto add_tolerance = [parity](const char* name, double& tolerance, const char* meaning) {
-      parity->add_option(name, tolerance, meaning)->check(number(0))->capture_default_str();
+    const auto add_tolerance = [parity](const char* name, std::optional<double>& tolerance, const char* meaning) {
+      parity->add_option(name, tolerance, meaning)->check(number(0));
     };
-    add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats");
-    add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit");
-    add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative");
+    add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats [1e-05]");
+    add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit [0.0001]");
+    add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative [0.0001]");
+    parity->add_option("--precision", parity_.precision, "a low one is told beside what it is expected to cost")
+        ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
+        ->capture_default_str();
     parity->add_option("--device", parity_.options.device, "where it is computed here, in fp32: cpu or cuda")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();

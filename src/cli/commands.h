@@ -62,9 +62,11 @@ void export_command(const ExportOptions& options);
 
 struct ParityArguments {
   ParityOptions options;
-  double loss_tolerance = 1e-5;      // nats
-  double logit_tolerance = 1e-4;     // absolute
-  double gradient_tolerance = 1e-4;  // relative, of each tensor
+  std::string precision = "fp32";  // or "fp8", "mxfp8", "nvfp4"
+  // Not given: 1e-5, 1e-4 and 1e-4; in a low precision, none.
+  std::optional<double> loss_tolerance;      // nats
+  std::optional<double> logit_tolerance;     // absolute
+  std::optional<double> gradient_tolerance;  // relative, of each tensor
 };
 // Error (runtime) when anything is beyond its tolerance.
 void parity_command(const ParityArguments& arguments);

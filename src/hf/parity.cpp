@@ -11,8 +11,10 @@
 
 #include "base/error.h"
 #include "checkpoint/safetensors.h"
+#include "config/layers.h"
 #include "hf/binding.h"
 #include "model/model.h"
+#include "model/operand_formats.h"
 #include "ops/storage.h"
 
 namespace nmoe {
@@ -62,13 +64,16 @@ class Expectation {
 // The model with one batch and everything one step needs.
 class Workspace {
  public:
-  Workspace(const ModelConfig& config, Storage& storage, int64_t num_seqs, int64_t seq_len)
+  Workspace(const Config& config, Storage& storage, int64_t num_seqs, int64_t seq_len)
       : device_(storage.device()),
         ops_(device_.ops()),
         activations_(storage[ArenaKind::kActivations]),
-        model_(config, ops_, seq_len) {
+        model_(config.model, ops_, seq_len) {
     Arena& state = storage[ArenaKind::kStepState];
     model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
+    rounding_key_ = state.allocate(DType::kI64, {1});
+    set_operand_formats(model_.weights(), config, rounding_key_);
+    allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
     const int64_t T = num_seqs * seq_len;
     batch_ = {.num_seqs = num_seqs,
               .seq_len = seq_len,
@@ -77,7 +82,7 @@ class Workspace {
               .positions = state.allocate(DType::kI32, {T})};
     losses_ = state.allocate(DType::kF32, {T});
     loss_scale_ = state.allocate(DType::kF64, {1});
-    logits_ = state.allocate(DType::kF32, {T, config.vocab_size});
+    logits_ = state.allocate(DType::kF32, {T, config.model.vocab_size});
   }
 
   void load(const HfBinding& binding) {
@@ -105,6 +110,8 @@ class Workspace {
   void run() {
     const int64_t T = batch_.num_tokens();
     const double mean = 1.0 / static_cast<double>(T);
+    constexpr int64_t kKey = 1;  // any, always the same
+    device_.upload(rounding_key_, &kKey);
     device_.upload(loss_scale_, &mean);
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     model_.begin_step();
@@ -136,9 +143,10 @@ class Workspace {
   Arena& activations_;
   Model model_;
   Batch batch_;
-  Tensor losses_;      // [T]
-  Tensor loss_scale_;  // [1] f64
-  Tensor logits_;      // [T, V]
+  Tensor rounding_key_;  // [1] i64
+  Tensor losses_;        // [T]
+  Tensor loss_scale_;    // [1] f64
+  Tensor logits_;        // [T, V]
 };
 
 // Larger, and NaN largest of all.
@@ -202,6 +210,15 @@ Shape shape_of_ids(Expectation& expectation) {
 
 double ParityReport::loss_error() const { return std::abs(loss - expected_loss); }
 
+double ParityReport::median_gradient() const {
+  return gradients.empty() ? 0.0 : gradients[gradients.size() / 2].relative;
+}
+
+double expected_rounding_error(Precision precision, int64_t num_products) {
+  const double product_db = (precision == Precision::kNvFp4 ? 20.4 : 31.5) - 10.0 * std::log10(2.0);
+  return std::pow(10.0, -product_db / 20.0) * std::sqrt(static_cast<double>(num_products));
+}
+
 ParityReport compare_with_reference(const ParityOptions& options) {
   const HfBinding binding(options.model);
   const ModelConfig& config = binding.model().config;
@@ -215,11 +232,17 @@ ParityReport compare_with_reference(const ParityOptions& options) {
   const auto expected_logits = expectation.values<float>("logits", {B, S, V});
   const double expected_loss = expectation.values<float>("loss", {1})[0];
 
-  const DeviceOptions where = {.kind = options.device, .num_threads = options.num_threads};
-  const StoragePlan plan = plan_storage(where, [&](Storage& storage) { Workspace(config, storage, B, S).run(); });
+  Config run;
+  run.model = config;
+  run.run.precision = options.precision;
+  const bool is_bf16 = options.device == "cuda" && is_low(options.precision);
+  const DeviceOptions where = {.kind = options.device,
+                               .num_threads = options.num_threads,
+                               .compute_dtype = is_bf16 ? DType::kBF16 : DType::kF32};
+  const StoragePlan plan = plan_storage(where, [&](Storage& storage) { Workspace(run, storage, B, S).run(); });
   const auto device = make_device(where);
   Storage storage(*device, plan);
-  Workspace work(config, storage, B, S);
+  Workspace work(run, storage, B, S);
   work.load(binding);
   work.set_batch(ids);
   work.run();
@@ -227,7 +250,11 @@ ParityReport compare_with_reference(const ParityOptions& options) {
   ParityReport report;
   report.loss = work.loss();
   report.expected_loss = expected_loss;
-  report.logits = worst_logit(work.logits(), expected_logits, S, V);
+  const std::vector<float> logits = work.logits();
+  report.logits = worst_logit(logits, expected_logits, S, V);
+  report.logits_relative = relative_error(logits, expected_logits);
+  // A mixer's into heads and out of them, MLA's through a latent between; a feed-forward part's two.
+  for (const LayerSpec& layer : layer_specs(config)) report.num_products += layer.mixer == MixerKind::kMla ? 5 : 4;
   for (const MappedParameter& parameter : binding.parameters()) {
     if (!work.is_trained(parameter.name)) continue;
     const std::vector<float> expected = expected_gradient(expectation, parameter);

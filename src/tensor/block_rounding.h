@@ -25,8 +25,10 @@ struct BlockRounding {
   }
 
   NMOE_HOST_DEVICE float element(float x) const {
-    return is_e2m1 ? e2m1_to_float(float_to_e2m1(x * factor)) : round_to_e4m3(x * factor);
+    return is_e2m1 ? round_to_e2m1(x * factor) : round_to_e4m3(x * factor);
   }
+  // What x becomes.
+  NMOE_HOST_DEVICE float rounded(float x) const { return element(x) * unit; }
   // Of a value that is none: its element is, or the block's scale.
   NMOE_HOST_DEVICE bool vanishes(float x) const { return element(x) == 0.0F || unit == 0.0F; }
   NMOE_HOST_DEVICE bool saturates(float x) const {

@@ -107,6 +107,17 @@ NMOE_HOST_DEVICE inline uint8_t float_to_e2m1(float x) {
   return static_cast<uint8_t>(sign | (rounded - (126U << 1)));
 }
 
+// e2m1_to_float(float_to_e2m1(x)), in few instructions without branches.
+NMOE_HOST_DEVICE inline float round_to_e2m1(float x) {
+  using namespace low_precision;
+  const uint32_t bits = bits_of(x), magnitude = bits & kMagnitude;
+  const uint32_t least = bits_of(1.0F), most = bits_of(kE2M1Max);
+  const uint32_t kept = magnitude > most ? most : magnitude;
+  const float anchor = float_of(((kept > least ? kept : least) & kInfinity) + (22U << 23));
+  const float rounded = (float_of(kept) + anchor) - anchor;
+  return magnitude > kInfinity ? kE2M1Max : float_of(bits_of(rounded) | (bits & ~kMagnitude));
+}
+
 // Up or down at random: up where the first 8 bits of the way between both neighbours, plus `random`, reach the upper.
 // Its mean is x, but for what those 8 bits leave out. Limits as above.
 NMOE_HOST_DEVICE inline uint8_t float_to_e2m1(float x, uint8_t random) {

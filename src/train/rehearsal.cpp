@@ -25,6 +25,7 @@ Config tiny_run(const Config& config, const RunConfig& run, int64_t ranks) {
   tiny.train.batch_seqs = 8 * ranks;
   tiny.optim = config.optim;
   tiny.run = run;
+  tiny.precision = {.fallback = config.precision.fallback, .check_every = 2};
   tiny.parallel = config.parallel;
   tiny.parallel.ranks = ranks;
   if (tiny.parallel.logical_shards > 0) tiny.parallel.logical_shards = ranks;
@@ -53,9 +54,10 @@ class Tracking {
   std::string run_;
 };
 
-// Two steps of a tiny model, of which the second is the first of a recording, and a validation; then, when what loads
-// lazily is loaded, a checkpoint and a write of metrics. Returns what these two take at most, beside the rest: in a run
-// they meet by chance, here one follows the other and both are added.
+// Steps of a tiny model and a validation: of steps that are checked (even numbers) and of those that are not, the first
+// of each kind, one from a recording, and one from that which is timed. Then, when what loads lazily is loaded, a
+// checkpoint and a write of metrics. Returns what these two take at most, beside the rest: in a run they meet by
+// chance, here one follows the other and both are added.
 int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) {
   const StoragePlan plan = plan_engine_storage(tiny);
   Tracking tracking(folder);
@@ -67,11 +69,11 @@ int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) 
     Engine engine(tiny, rank, memory->storage);
     engine.initialise();
     const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.microbatch_seqs * tiny.data.seq_len), 1);
-    for (int64_t step = 1; step <= 2; ++step) {
+    for (int64_t step = 1; step <= 6; ++step) {
       engine.load(0, ids, ids);
-      engine.step({.steps = step, .tokens = step}, 1);
+      engine.step({.steps = step, .tokens = step}, 1, /*with_routers=*/false, /*with_phases=*/step > 4);
+      engine.result();
     }
-    engine.result();
     std::vector<float> losses(ids.size());
     engine.evaluate(ids, ids, losses);
     if (rank.is_first()) tracking.write(1);
@@ -90,7 +92,7 @@ int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) 
     };
     CheckpointSaver saver(folder / "checkpoints", /*keep_last=*/1, rank);
     measure([&] {
-      saver.begin(engine, {.info = {.step = 2}, .config_toml = print_config(tiny)});
+      saver.begin(engine, {.info = {.step = 6}, .config_toml = print_config(tiny)});
       if (const auto error = saver.finish()) throw *error;
     });
     measure([&] {

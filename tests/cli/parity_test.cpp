@@ -30,6 +30,19 @@ TEST_F(ParityCommandTest, BeyondTolerance) {
   expect_error(n({"parity", model_, expected_, "--logit-tolerance", "0"}), 1, "beyond tolerance are logits", "float32");
 }
 
+// Low precisions are told, beside what they are expected to cost, and fail where a tolerance was asked for.
+TEST_F(ParityCommandTest, LowPrecisionsAreWhatIsExpectedOfThem) {
+  for (const char* precision : {"fp8", "mxfp8", "nvfp4"}) {
+    const std::string report = output({"parity", model_, expected_, "--precision", precision});
+    EXPECT_TRUE(contains(report, std::string(precision) + " is expected to cost")) << report;
+    EXPECT_TRUE(contains(report, ": as expected")) << report;
+    EXPECT_FALSE(contains(report, "tolerance")) << report;
+  }
+  expect_error(n({"parity", model_, expected_, "--precision", "fp8", "--logit-tolerance", "1e-4"}), 1,
+               "beyond tolerance are logits", "");
+  expect_error(n({"parity", model_, expected_, "--precision", "fp7"}), 2, "--precision", "");
+}
+
 TEST_F(ParityCommandTest, WrongArguments) {
   expect_error(n({"parity", model_, "missing.safetensors"}), 1, "missing.safetensors", "");
   expect_error(n({"parity", "nowhere", expected_}), 1, "nowhere", "");

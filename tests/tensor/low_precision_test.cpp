@@ -90,6 +90,14 @@ TEST(LowPrecision, RoundingToE4M3IsThereAndBack) {
   }
 }
 
+TEST(LowPrecision, RoundingToE2M1IsThereAndBack) {
+  for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 0x3FFF) {
+    const auto x = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    const float expected = e2m1_to_float(float_to_e2m1(x));
+    ASSERT_EQ(std::bit_cast<uint32_t>(round_to_e2m1(x)), std::bit_cast<uint32_t>(expected)) << x;
+  }
+}
+
 // Of all 256 bytes as many round up as the value is on its way, in 256ths.
 TEST(LowPrecision, RandomRoundingIsRightInTheMean) {
   for (const float x : {0.1F, 0.4921875F, 0.75F, 1.3F, -2.6F, 3.99F, 5.0F, -5.5F, 7.0F}) {

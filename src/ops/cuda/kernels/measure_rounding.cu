@@ -1,8 +1,16 @@
 // Counts what rounding to low precision loses of a matrix: the arithmetic of tensor/block_rounding.h, which the CPU
-// runs too. Seldom, so that it is simple: a warp has a block of values, reads it twice, the second time from a cache,
-// and keeps its counts until it has no more blocks. Counts are whole numbers: atomic sums have no order.
+// runs too, but with sums of a row in fp32 and in units of its block's scale. Bound by instructions, some 20 for each
+// value: memory would take half as long.
+//
+// A team of threads has a block: a row of it is on neighbouring lanes, 8 values each; of a tile, several rows at once.
+// Threads keep their counts until there are no more blocks. Counts are whole numbers: sums of blocks have no order.
+#include <cuda_fp8.h>
+
+#include <algorithm>
+
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -14,92 +22,183 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kBlocksPerSm = 4;
-constexpr int kPerLane = static_cast<int>(block_size(OperandFormat::kFp8)) / kWarp;  // of a row of the widest block
+constexpr int kBlocksPerSm = 8;
+constexpr int kValues = 8;  // of a lane, in a row
 
-struct Blocks {
-  OperandFormat format;
-  int64_t matrices, rows, cols;
-  int64_t width, height;    // of a block
+struct Matrices {
+  unsigned count, rows, cols;
+  bool vector;              // as can_vectorise says
   const int32_t* num_rows;  // null: `rows`
-  const float* amax;        // of matrices, or null
+  const float* amax;        // of matrices; NVFP4
 };
 
-// A lane's values of a row of a block, zeros where there are none.
-template <class T>
-__device__ void load_row(const T* row, int cols, int lane, float (&values)[kPerLane]) {
+// How threads are dealt to blocks.
+template <OperandFormat kFormat, BlockShape kShape>
+struct Teams {
+  static constexpr int kWidth = static_cast<int>(block_size(kFormat));
+  static constexpr int kHeight = kShape == BlockShape::kTiles ? kWidth : 1;
+  static constexpr int kLanes = kWidth / kValues;  // of a row
+  static constexpr int kRowsAtOnce = std::min(kHeight, kThreads / kLanes);
+  static constexpr int kSteps = kHeight / kRowsAtOnce;
+  static constexpr int kTeam = kLanes * kRowsAtOnce;
+  static constexpr int kTeamLanes = std::min(kTeam, kWarp);  // of a team, in a warp
+  static constexpr int kBlocksAtOnce = kThreads / kTeam;
+};
+
+struct Counts {
+  unsigned values = 0, underflows = 0, saturated = 0, rows = 0;
+  unsigned long long lost = 0;
+};
+
+// Over lanes that are neighbours, a power of two of them, aligned to it.
+template <int kLanes, class T, class Combine>
+__device__ T across_lanes(T value, const Combine& combine) {
 #pragma unroll
-  for (int k = 0; k < kPerLane; ++k) {
-    const int col = lane + k * kWarp;
-    values[k] = col < cols ? to_float(row[col]) : 0.0F;
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
   }
+  return value;
 }
-__device__ unsigned largest_bits(const float (&values)[kPerLane]) {
+
+__device__ unsigned largest_bits(const float (&values)[kValues]) {
   unsigned bits = 0;
 #pragma unroll
   for (const float value : values) bits = max(bits, magnitude_bits(value));
-  return __reduce_max_sync(kAllLanes, bits);
+  return bits;
 }
 
-// Adds a row of a block, of which all lanes take part: ratios count in lane 0 alone.
-__device__ void count_row(const BlockRounding& rounding, const float (&values)[kPerLane], int lane,
-                          RoundingCounts& counts) {
-  const unsigned largest = largest_bits(values);
-  unsigned first = ~0U;
+// Elements of values that were multiplied by their block's factor.
+template <OperandFormat kFormat>
+__device__ void round_elements(const float (&x)[kValues], float (&elements)[kValues]) {
 #pragma unroll
-  for (int k = kPerLane - 1; k >= 0; --k) {
-    if (magnitude_bits(values[k]) == largest) first = static_cast<unsigned>(lane + k * kWarp);
+  for (int k = 0; k < kValues; k += 2) {
+    if constexpr (kFormat == OperandFormat::kNvFp4) {
+      elements[k] = round_to_e2m1(x[k]);
+      elements[k + 1] = round_to_e2m1(x[k + 1]);
+    } else {
+      const float2 pair = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(e4m3_pair(x[k], x[k + 1]), __NV_E4M3)));
+      elements[k] = pair.x;
+      elements[k + 1] = pair.y;
+    }
   }
-  first = __reduce_min_sync(kAllLanes, first);
-  double signal = 0.0, noise = 0.0;
+}
+
+// Adds a row of a block, of which a lane has `values`: ratios count in the row's first lane alone.
+template <OperandFormat kFormat, int kLanes>
+__device__ void count_row(const BlockRounding& rounding, const float (&values)[kValues], int lane, Counts& counts) {
+  constexpr float kMost = kFormat == OperandFormat::kNvFp4 ? kE2M1Max : kE4M3Max;
+  const unsigned largest = across_lanes<kLanes>(largest_bits(values), [](unsigned a, unsigned b) { return max(a, b); });
+  int first = kLanes * kValues;
 #pragma unroll
-  for (int k = 0; k < kPerLane; ++k) {
-    const float x = values[k];
-    if (x == 0.0F) continue;
-    counts.values += 1;
-    counts.underflows += rounding.vanishes(x) ? 1 : 0;
-    counts.saturated += rounding.saturates(x) ? 1 : 0;
-    if (lane + k * kWarp == static_cast<int>(first)) continue;
-    const double error = rounding.error(x);
-    signal += static_cast<double>(x) * static_cast<double>(x);
+  for (int k = kValues - 1; k >= 0; --k) {
+    if (magnitude_bits(values[k]) == largest) first = lane * kValues + k;
+  }
+  first = across_lanes<kLanes>(first, [](int a, int b) { return min(a, b); }) - lane * kValues;
+  float scaled[kValues], elements[kValues];
+#pragma unroll
+  for (int k = 0; k < kValues; ++k) scaled[k] = values[k] * rounding.factor;
+  round_elements<kFormat>(scaled, elements);
+  const bool keeps_any = rounding.unit != 0.0F;
+  float signal = 0.0F, noise = 0.0F;  // of all but the row's largest
+  unsigned there = 0, kept = 0, others = 0;
+#pragma unroll
+  for (int k = 0; k < kValues; ++k) {
+    const bool is_there = values[k] != 0.0F, is_kept = keeps_any && elements[k] != 0.0F;
+    there += is_there ? 1 : 0;
+    kept += is_kept ? 1 : 0;
+    counts.saturated += is_there && magnitude_bits(scaled[k]) > low_precision::bits_of(kMost) ? 1 : 0;
+    if (k == first) continue;
+    const float error = elements[k] - scaled[k];
+    signal += scaled[k] * scaled[k];
     noise += error * error;
+    others += (is_there ? 1 : 0) + (is_kept ? 1U << 16 : 0);  // two counts
   }
-  signal = warp_sum(signal);
-  noise = warp_sum(noise);
-  if (lane != 0 || !(signal > 0.0)) return;
+  counts.values += there;
+  counts.underflows += there - kept;
+  const auto sum = [](auto a, auto b) { return a + b; };
+  signal = across_lanes<kLanes>(signal, sum);
+  noise = across_lanes<kLanes>(noise, sum);
+  others = across_lanes<kLanes>(others, sum);
+  if (lane != 0 || (others & 0xFFFFU) == 0) return;
   counts.rows += 1;
-  counts.lost += rint(fmin(1.0, noise / signal) / kLostUnit);
+  // Where none is kept, all is lost: their squares may be too small for fp32.
+  const float share = others >> 16 == 0 ? 1.0F : fminf(1.0F, noise / signal);
+  counts.lost += __float2uint_rn(share * static_cast<float>(1.0 / kLostUnit));
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) measure_kernel(const T* x, Blocks p, double* sums) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t there = p.num_rows == nullptr ? p.rows : min(static_cast<int64_t>(*p.num_rows), p.rows);
-  const int64_t down = ceil_div(there, p.height), across = ceil_div(p.cols, p.width);
-  const int64_t count = p.matrices * down * across, stride = static_cast<int64_t>(gridDim.x) * kWarps;
-  RoundingCounts counts;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; i < count; i += stride) {
-    const int64_t matrix = i / across / down, row = i / across % down * p.height, col = i % across * p.width;
-    const int rows = static_cast<int>(min(p.height, there - row)), cols = static_cast<int>(min(p.width, p.cols - col));
-    const T* const block = x + (matrix * p.rows + row) * p.cols + col;
-    float values[kPerLane];
+template <class T, OperandFormat kFormat, BlockShape kShape>
+__global__ void __launch_bounds__(kThreads) measure_kernel(const T* x, Matrices p, double* sums) {
+  using Own = Teams<kFormat, kShape>;
+  __shared__ unsigned warps_largest[kWarps];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % Own::kLanes, own_row = thread / Own::kLanes % Own::kRowsAtOnce;
+  const unsigned there = p.num_rows == nullptr ? p.rows : min(static_cast<unsigned>(max(*p.num_rows, 0)), p.rows);
+  const unsigned down = ceil_div(there, static_cast<unsigned>(Own::kHeight)),
+                 across = ceil_div(p.cols, static_cast<unsigned>(Own::kWidth)), count = p.count * down * across;
+  Counts counts;
+  // All threads take as many turns, also those without a block: rows are summed by whole warps.
+  for (unsigned first = blockIdx.x * Own::kBlocksAtOnce; first < count; first += gridDim.x * Own::kBlocksAtOnce) {
+    const unsigned i = first + static_cast<unsigned>(thread / Own::kTeam);
+    const unsigned block_row = i / across, matrix = block_row / down;
+    const unsigned row = (block_row - matrix * down) * Own::kHeight + static_cast<unsigned>(own_row);
+    const unsigned col = (i - block_row * across) * Own::kWidth + static_cast<unsigned>(lane * kValues);
+    const T* const source = x + (static_cast<int64_t>(matrix) * p.rows + row) * p.cols;
+    float values[kValues];
+    const auto load = [&](int step) {
+      const unsigned ahead = static_cast<unsigned>(step * Own::kRowsAtOnce);
+      if (i < count && row + ahead < there && col < p.cols) {
+        load8(source + static_cast<int64_t>(ahead) * p.cols, col, p.cols, p.vector, values);
+      } else {
+#pragma unroll
+        for (float& value : values) value = 0.0F;
+      }
+    };
     unsigned largest = 0;
-    for (int r = 0; r < rows; ++r) {
-      load_row(block + r * p.cols, cols, lane, values);
+#pragma unroll
+    for (int step = 0; step < Own::kSteps; ++step) {
+      load(step);
       largest = max(largest, largest_bits(values));
     }
-    const float tensor_amax = p.amax == nullptr ? 0.0F : amax_of_bits(magnitude_bits(p.amax[matrix]));
-    const auto rounding = BlockRounding::of(p.format, amax_of_bits(largest), tensor_amax);
-    for (int r = 0; r < rows; ++r) {
-      if (rows > 1) load_row(block + r * p.cols, cols, lane, values);
-      count_row(rounding, values, lane, counts);
+    largest = across_lanes<Own::kTeamLanes>(largest, [](unsigned a, unsigned b) { return max(a, b); });
+    if constexpr (Own::kTeam > kWarp) {
+      static_assert(Own::kTeam == kThreads);
+      __syncthreads();  // those of the block before may still be read
+      if (thread % kWarp == 0) warps_largest[thread / kWarp] = largest;
+      __syncthreads();
+#pragma unroll
+      for (const unsigned other : warps_largest) largest = max(largest, other);
+    }
+    const float tensor_amax = p.amax == nullptr || i >= count ? 0.0F : amax_of_bits(magnitude_bits(p.amax[matrix]));
+    const auto rounding = BlockRounding::of(kFormat, amax_of_bits(largest), tensor_amax);
+#pragma unroll
+    for (int step = 0; step < Own::kSteps; ++step) {
+      if constexpr (Own::kSteps > 1) load(step);
+      count_row<kFormat, Own::kLanes>(rounding, values, lane, counts);
     }
   }
-  const double parts[] = {warp_sum(counts.values), warp_sum(counts.underflows), warp_sum(counts.saturated), counts.rows,
-                          counts.lost};
-  if (lane != 0) return;
+  const double all[] = {block_sum(static_cast<double>(counts.values)),
+                        block_sum(static_cast<double>(counts.underflows)),
+                        block_sum(static_cast<double>(counts.saturated)), block_sum(static_cast<double>(counts.rows)),
+                        block_sum(static_cast<double>(counts.lost))};
+  if (thread != 0) return;
 #pragma unroll
-  for (int i = 0; i < 5; ++i) atomicAdd(sums + i, parts[i]);
+  for (int i = 0; i < 5; ++i) atomicAdd(sums + i, all[i]);
+}
+
+template <OperandFormat kFormat, BlockShape kShape>
+void launch(Context& ctx, Tensor x, const Matrices& matrices, Tensor counts) {
+  using Own = Teams<kFormat, kShape>;
+  const int64_t blocks =
+      matrices.count * ceil_div<int64_t>(matrices.rows, Own::kHeight) * ceil_div<int64_t>(matrices.cols, Own::kWidth);
+  NMOE_CHECK(blocks <= INT32_MAX, "{} blocks of {}", blocks, x.shape());
+  const int64_t grid =
+      std::min<int64_t>(ceil_div<int64_t>(blocks, Own::kBlocksAtOnce), int64_t{kBlocksPerSm} * ctx.num_sms);
+  dispatch_act(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    measure_kernel<T, kFormat, kShape>
+        <<<grid_size(grid), kThreads, 0, ctx.stream>>>(x.data<T>(), matrices, counts.data<double>());
+  });
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
@@ -110,22 +209,24 @@ void measure_rounding(Context& ctx, const MeasureRounding& args) {
   const Tensor amax = claim(scratch, args);
   if (ctx.counting() || args.x.num_elements() == 0) return;
   if (amax.defined()) abs_max(ctx, {.x = args.x, .num_rows = args.num_rows, .amax = amax});
-  const int64_t n = block_size(args.format), height = args.blocks == BlockShape::kTiles ? n : 1;
-  const Blocks blocks{.format = args.format,
-                      .matrices = args.x.dim(0),
-                      .rows = args.x.dim(1),
-                      .cols = args.x.dim(2),
-                      .width = n,
-                      .height = height,
-                      .num_rows = args.num_rows.defined() ? args.num_rows.data<int32_t>() : nullptr,
-                      .amax = amax.defined() ? amax.data<float>() : nullptr};
-  const int64_t count = blocks.matrices * ceil_div(blocks.rows, height) * ceil_div(blocks.cols, n);
-  const int64_t grid = std::min<int64_t>(ceil_div<int64_t>(count, kWarps), int64_t{kBlocksPerSm} * ctx.num_sms);
-  dispatch_act(args.x.dtype(), [&](auto element) {
-    using T = decltype(element);
-    measure_kernel<<<grid_size(grid), kThreads, 0, ctx.stream>>>(args.x.data<T>(), blocks, args.counts.data<double>());
-  });
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  const Matrices matrices{.count = static_cast<unsigned>(args.x.dim(0)),
+                          .rows = static_cast<unsigned>(args.x.dim(1)),
+                          .cols = static_cast<unsigned>(args.x.dim(2)),
+                          .vector = can_vectorise(args.x.dim(2), args.x),
+                          .num_rows = args.num_rows.defined() ? args.num_rows.data<int32_t>() : nullptr,
+                          .amax = amax.defined() ? amax.data<float>() : nullptr};
+  const bool tiles = args.blocks == BlockShape::kTiles;
+  if (args.format == OperandFormat::kMxFp8) {
+    launch<OperandFormat::kMxFp8, BlockShape::kRows>(ctx, args.x, matrices, args.counts);
+  } else if (args.format == OperandFormat::kFp8 && tiles) {
+    launch<OperandFormat::kFp8, BlockShape::kTiles>(ctx, args.x, matrices, args.counts);
+  } else if (args.format == OperandFormat::kFp8) {
+    launch<OperandFormat::kFp8, BlockShape::kRows>(ctx, args.x, matrices, args.counts);
+  } else if (tiles) {
+    launch<OperandFormat::kNvFp4, BlockShape::kTiles>(ctx, args.x, matrices, args.counts);
+  } else {
+    launch<OperandFormat::kNvFp4, BlockShape::kRows>(ctx, args.x, matrices, args.counts);
+  }
 }
 
 }  // namespace nmoe::cuda
