@@ -153,9 +153,6 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
   rules.require(!any_nvfp4 || !on_cuda, {"run.device", "run.precision"}, "CUDA has no products in nvfp4",
                 "leave nvfp4 for fp8 or mxfp8 in run.precision and [precision], or set run.device = \"cpu\", which is "
                 "slow");
-  rules.require(!precision.fp8_weight_gradients || !on_cuda, {"precision.fp8_weight_gradients", "run.device"},
-                "CUDA computes gradients of weights in bf16 there",
-                "remove it, or set run.device = \"cpu\", which is slow");
   rules.require(!any_nvfp4 || config.parallel.ranks == 1, {"parallel.ranks", "run.precision"},
                 "a tensor in nvfp4 has one scale, which ranks do not share",
                 "set parallel.ranks = 1, or leave nvfp4 for mxfp8 in run.precision and [precision]");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/pass.h"
 #include "model/weight.h"
 
 namespace nmoe {
@@ -28,39 +29,51 @@ class Linear {
   void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, x, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    rounding.rows = codes;
+    if (weight_.takes_codes()) rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
   // pre = [N, out], and its activation: h =, with its codes where there is room for any
-  void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor pre, Tensor h, const RowCodes& h_codes) const {
-    weight_.measure_forward(ops, x, weight_.value);
+  void forward_activation(Ops& ops, Activation kind, const CodedRows& x, Tensor pre, Tensor h,
+                          const RowCodes& h_codes) const {
+    weight_.measure_forward(ops, x.rows, weight_.value);
+    OperandRounding rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) rounding.rows = x.codes;
     ops.linear_activation_forward({.kind = kind,
-                                   .x = x,
+                                   .x = x.rows,
                                    .w = weight_.value,
                                    .pre = pre,
                                    .h = h,
                                    .h_codes = h_codes,
-                                   .rounding = weight_.rounding(ops)});
+                                   .rounding = rounding});
   }
-  // dx =, or += with accumulate. codes: of dy, where there are any.
-  void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& codes = {}) const {
-    weight_.measure_gradient(ops, dy);
+  // dx =, or += with accumulate. dy_columns: = codes of dy's columns, where there is room for any.
+  void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false,
+                      const ColumnCodes& dy_columns = {}) const {
+    weight_.measure_gradient(ops, dy.rows);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
-    rounding.rows = codes;
-    ops.linear_backward_input({.dy = dy, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
+    if (weight_.takes_codes()) rounding.rows = dy.codes;
+    ops.linear_backward_input({.dy = dy.rows,
+                               .w = weight_.value,
+                               .dx = dx,
+                               .accumulate = accumulate,
+                               .rounding = rounding,
+                               .dy_columns = dy_columns});
   }
   // The weight's gradient, as model/weight.h says.
-  void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
+  void backward_weight(Ops& ops, Tensor x, Tensor dy, const ColumnCodes& dy_columns = {}) const {
     ops.linear_backward_weight({.x = x,
                                 .dy = dy,
                                 .dw = weight_.grad,
                                 .accumulate = weight_.accumulate_grad(),
-                                .rounding = weight_.weight_gradient_rounding()});
+                                .rounding = weight_.weight_gradient_rounding(),
+                                .dy_columns = dy_columns});
   }
   // Both. dx may not be the storage of x.
-  void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx, bool accumulate = false) const {
-    backward_weight(ops, x, dy);
-    backward_input(ops, dy, dx, accumulate);
+  void backward(const Pass& pass, Tensor x, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
+    const ArenaScope scope(pass.activations);
+    const ColumnCodes columns = weight_.push_columns(pass.activations, dy.rows.dim(0), dy.rows.dim(1), 1);
+    backward_input(pass.ops, dy, dx, accumulate, columns);
+    backward_weight(pass.ops, x, dy.rows, columns);
   }
   // Where what makes rows [N, width], which are x or dy of a product with this weight, leaves their codes too;
   // undefined where that product wants none.
@@ -85,26 +98,35 @@ class JoinedLinear {
   }
 
   // y =
-  void forward(Ops& ops, Tensor x, Tensor y) const {
-    parts_.front()->measure_forward(ops, x, joined(&Weight::value));
-    ops.linear_forward(
-        {.x = x, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = parts_.front()->rounding(ops)});
+  void forward(Ops& ops, const CodedRows& x, Tensor y) const {
+    Weight& first = *parts_.front();
+    first.measure_forward(ops, x.rows, joined(&Weight::value));
+    OperandRounding rounding = first.rounding(ops);
+    if (first.takes_codes()) rounding.rows = x.codes;
+    ops.linear_forward({.x = x.rows, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
   }
   // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
-  void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
+  void backward(const Pass& pass, Tensor x, Tensor dy, Tensor dx) const {
+    Ops& ops = pass.ops;
+    const ArenaScope scope(pass.activations);
     Weight& first = *parts_.front();
     const bool accumulate = first.accumulate_grad();
     for (Weight* part : std::span(parts_).subspan(1)) {
       NMOE_CHECK(part->accumulate_grad() == accumulate, "{} has a gradient of its own", part->spec.name);
     }
     first.measure_gradient(ops, dy);
+    const ColumnCodes columns = first.push_columns(pass.activations, dy.dim(0), dy.dim(1), 1);
+    ops.linear_backward_input({.dy = dy,
+                               .w = joined(&Weight::value),
+                               .dx = dx,
+                               .rounding = first.input_gradient_rounding(ops),
+                               .dy_columns = columns});
     ops.linear_backward_weight({.x = x,
                                 .dy = dy,
                                 .dw = joined(&Weight::grad),
                                 .accumulate = accumulate,
-                                .rounding = first.weight_gradient_rounding()});
-    ops.linear_backward_input(
-        {.dy = dy, .w = joined(&Weight::value), .dx = dx, .rounding = first.input_gradient_rounding(ops)});
+                                .rounding = first.weight_gradient_rounding(),
+                                .dy_columns = columns});
   }
 
  private:
@@ -140,11 +162,12 @@ class GroupedLinear {
     ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
   }
   // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight and rounding, which
-  // are this one's.
-  void forward_activation(Ops& ops, GroupedActivationForward args) const {
+  // are this one's. codes: of args.x.source, where there are any.
+  void forward_activation(Ops& ops, GroupedActivationForward args, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, args.x, weight_.value, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_forward(args);
   }
   // dx = [N, in]. codes: of dy, where there are any.
@@ -155,25 +178,35 @@ class GroupedLinear {
     ops.grouped_linear_backward_input(
         {.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx, .rounding = rounding});
   }
-  // The same through the activation in front of this layer. `args` is without the weight and rounding.
-  void backward_activation(Ops& ops, GroupedActivationBackward args) const {
+  // The same through the activation in front of this layer. `args` is without the weight and rounding. codes: of
+  // args.dy.source, where there are any.
+  void backward_activation(Ops& ops, GroupedActivationBackward args, const RowCodes& codes = {}) const {
     weight_.measure_gradient(ops, args.dy, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
+    if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/weight.h says.
-  void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets) const {
+  // x may be undefined where there are codes of its columns.
+  void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
+                       const ColumnCodes& x_columns = {}, const ColumnCodes& dy_columns = {}) const {
     ops.grouped_linear_backward_weight({.x = x,
                                         .dy = dy,
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = weight_.accumulate_grad(),
-                                        .rounding = weight_.weight_gradient_rounding()});
+                                        .rounding = weight_.weight_gradient_rounding(),
+                                        .x_columns = x_columns,
+                                        .dy_columns = dy_columns});
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
+  }
+  // Of rows [N, width] in this layer's groups, as Weight has it.
+  ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width) const {
+    return weight_.push_columns(activations, num_rows, width, weight_.shape[0]);
   }
 
   Weight& weight() const { return weight_; }

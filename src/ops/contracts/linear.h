@@ -24,7 +24,7 @@ struct OperandRounding {
   OperandFormat format = OperandFormat::kAct;
   RandomRounding random = {};
   WeightCodes weight = {};  // of w
-  RowCodes rows = {};       // of x or dy, in the order in which the product takes the rows
+  RowCodes rows = {};       // of x or dy, as their rows lie: where some are picked, so are codes
 };
 
 // How a device's products take weights that are to be rounded.
@@ -59,14 +59,16 @@ struct LinearBackwardInput {
   Tensor dx;  // = [T, in]
   bool accumulate = false;
   OperandRounding rounding = {};
+  ColumnCodes dy_columns = {};  // = what dy's columns are in FP8; undefined: not wanted
 };
-// dw = dy^T x
+// dw = dy^T x. With codes of an operand's columns it is not read itself, and x may be undefined.
 struct LinearBackwardWeight {
   Tensor x;   // [T, in]
   Tensor dy;  // [T, out]
   Tensor dw;  // = [out, in] stat
   bool accumulate = false;
   OperandRounding rounding = {};
+  ColumnCodes x_columns = {}, dy_columns = {};
 };
 
 // Rows that an operation reads: as they lie, or picked one by one, so that nobody copies them first.
@@ -122,8 +124,9 @@ struct GroupedActivationBackward {
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
   RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
+  ColumnCodes dy_columns = {};  // = what dy's columns are in FP8, in groups by offsets; undefined: not wanted
 };
-// At most one of x and dy is picked.
+// At most one of x and dy is picked. Codes as in LinearBackwardWeight.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]
@@ -131,6 +134,7 @@ struct GroupedLinearBackwardWeight {
   Tensor dw;       // = [E, out, in] stat
   bool accumulate = false;
   OperandRounding rounding = {};
+  ColumnCodes x_columns = {}, dy_columns = {};
 };
 
 }  // namespace nmoe

@@ -78,9 +78,9 @@ Arguments claim_widened(ArenaScope& scope, Arguments args) {
   return args;
 }
 
-// Of FP8 operands: codes of the rows that came without.
+// Of FP8 operands: codes of the rows that came without, or are picked.
 inline RowCodes claim_row_codes(ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows) {
-  if (rounding.format == OperandFormat::kAct || rounding.rows.defined()) return {};
+  if (rounding.format == OperandFormat::kAct || (rounding.rows.defined() && !rows.index.defined())) return {};
   RowCodes codes;
   codes.values = scope.allocate(DType::kU8, {rows.num_rows(), rows.width()});
   codes.scales =
@@ -213,6 +213,34 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
   GroupedActivationForwardScratch scratch;
   scratch.codes = claim_row_codes(scope, args.rounding, args.x);
   if (!fused && args.rounding.format == OperandFormat::kAct) scratch.x = claim_ordered(scope, args.x);
+  return scratch;
+}
+
+// --- gradients of weights from FP8 operands: codes of their columns, and of experts the order in which they are taken.
+struct Fp8WeightScratch {
+  ColumnCodes x, dy;   // of those that came without
+  Tensor order;        // [E] I32
+  Tensor tiles_taken;  // [1] I32
+};
+inline ColumnCodes claim_column_codes(ArenaScope& scope, const OperandRows& rows, int64_t num_groups) {
+  constexpr int64_t n = block_size(OperandFormat::kFp8);
+  const int64_t blocks = rows.num_rows() / n + num_groups;
+  ColumnCodes codes;
+  codes.values = scope.allocate(DType::kU8, {blocks, rows.width(), n});
+  codes.scales = scope.allocate(DType::kU8, {blocks, rows.width()});
+  return codes;
+}
+template <class Arguments>
+Fp8WeightScratch claim_fp8_weight(ArenaScope& scope, const Arguments& args) {
+  constexpr bool is_grouped = requires { args.offsets; };
+  const int64_t num_groups = is_grouped ? args.dw.dim(0) : 1;
+  Fp8WeightScratch scratch;
+  if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
+  if (!args.dy_columns.defined()) scratch.dy = claim_column_codes(scope, args.dy, num_groups);
+  if constexpr (is_grouped) {
+    scratch.order = scope.allocate(DType::kI32, {num_groups});
+    scratch.tiles_taken = scope.allocate(DType::kI32, {1});
+  }
   return scratch;
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/quantize_fp8.h"
+#include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
@@ -17,6 +18,7 @@
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
+#include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/cuda/sm90/grouped_linear.h"
 
 namespace nmoe::cuda {
@@ -212,6 +214,28 @@ void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRow
   }
 }
 
+// dw from codes of its operands' columns.
+void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  ArenaScope scratch(ctx.scratch);
+  const Fp8WeightScratch room = claim_fp8_weight(scratch, args);
+  if (ctx.counting()) return;
+  const auto columns = [&](const OperandRows& rows, const ColumnCodes& made, const ColumnCodes& own) {
+    if (made.defined()) return made;
+    quantize_fp8_columns(ctx, rows, args.offsets, own);
+    return own;
+  };
+  if constexpr (kHasSm90) {
+    sm90::grouped_fp8_weight(ctx, {.x = columns(args.x, args.x_columns, room.x),
+                                   .dy = columns(args.dy, args.dy_columns, room.dy),
+                                   .num_rows = args.dy.num_rows(),
+                                   .offsets = args.offsets,
+                                   .order = room.order,
+                                   .tiles_taken = room.tiles_taken,
+                                   .dw = args.dw,
+                                   .accumulate = args.accumulate});
+  }
+}
+
 // Codes of what an operation made, where they are wanted.
 void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
   if (codes.defined()) quantize_fp8_rows(ctx, x, num_rows_of(offsets), codes);
@@ -327,7 +351,8 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
         check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
         if (ctx.counting() || pre.num_elements() == 0) return;
         return sm90::grouped_fp8_swiglu_backward(
-            ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
+            ctx, {.x = product_codes(ctx, args.rounding, args.dy, offsets, num_rows_of(offsets), room,
+                                     args.dy_columns),
                   .w = codes.transposed_values,
                   .w_scales = codes.transposed_scales,
                   .offsets = offsets,
@@ -340,6 +365,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
       }
     }
     check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
+    if (!ctx.counting() && args.dy_columns.defined()) quantize_fp8_columns(ctx, args.dy, offsets, args.dy_columns);
     fp8_product(ctx, args.rounding, args.dy, room, codes.transposed_values, codes.transposed_scales, offsets, dh);
   } else {
     const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
@@ -357,8 +383,9 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   const Tensor offsets = args.offsets, dw = args.dw;
-  check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
+  if (args.rounding.format != OperandFormat::kAct) return fp8_weight_gradient(ctx, args);
+  check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   const bool sm90 = is_sm90(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
   ArenaScope scratch(ctx.scratch);
   const GroupedWeightScratch claimed = claim(scratch, args, sm90);

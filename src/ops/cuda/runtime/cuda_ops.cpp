@@ -11,7 +11,7 @@ namespace {
 
 constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
 
-// Codes of weights are for products with weights.
+// Codes of weights are for products with weights; their gradients round rows themselves.
 template <class Arguments>
 void check_rounding(DType compute, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
@@ -20,7 +20,7 @@ void check_rounding(DType compute, const Arguments& args) {
     const WeightRounding rounds = weight_rounding(kKernels, compute, rounding.format);
     const bool is_of_weight = requires { args.dw; };
     NMOE_CHECK(rounds == WeightRounding::kInside ||
-                   (rounds == WeightRounding::kCodes && !is_of_weight && rounding.weight.defined()),
+                   (rounds == WeightRounding::kCodes && (is_of_weight || rounding.weight.defined())),
                "CUDA does not round the operands of this product");
   }
 }

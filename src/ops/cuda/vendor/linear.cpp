@@ -1,12 +1,14 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h.
+// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h and grouped_fp8_weight.h.
 #include <algorithm>
 
 #include "base/error.h"
 #include "ops/cuda/kernels/quantize_fp8.h"
+#include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
+#include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
@@ -72,20 +74,42 @@ void multiply(Context& ctx, const Product& p) {
                          ctx.stream);
 }
 
-// The product of FP8 operands: w [1, cols, depth] in codes.
+// The product of FP8 operands: w [1, cols, depth] in codes. x_columns: = x's, where they are wanted.
 void multiply_fp8(Context& ctx, const OperandRounding& rounding, Tensor x, Tensor w, Tensor w_scales, Tensor addend,
-                  Tensor y) {
+                  Tensor y, const ColumnCodes& x_columns = {}) {
   ArenaScope scope(ctx.scratch);
   const RowCodes room = claim_linear(scope, rounding, x).codes;
   if (ctx.counting() || y.num_elements() == 0) return;
   NMOE_CHECK(y.dtype() == DType::kBF16, "a product of FP8 operands into {}", dtype_name(y.dtype()));
   if constexpr (kHasSm90) {
-    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, /*num_rows=*/{}, room),
+    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, /*offsets=*/{}, /*num_rows=*/{}, room, x_columns),
                             .w = w,
                             .w_scales = w_scales,
                             .offsets = {},
                             .y = y,
                             .addend = addend});
+  }
+}
+
+// dw from codes of its operands' columns.
+void weight_gradient_fp8(Context& ctx, const LinearBackwardWeight& args) {
+  ArenaScope scope(ctx.scratch);
+  const Fp8WeightScratch room = claim_fp8_weight(scope, args);
+  if (ctx.counting()) return;
+  const auto columns = [&](const Tensor& rows, const ColumnCodes& made, const ColumnCodes& own) {
+    if (made.defined()) return made;
+    quantize_fp8_columns(ctx, rows, /*offsets=*/{}, own);
+    return own;
+  };
+  if constexpr (kHasSm90) {
+    sm90::grouped_fp8_weight(ctx, {.x = columns(args.x, args.x_columns, room.x),
+                                   .dy = columns(args.dy, args.dy_columns, room.dy),
+                                   .num_rows = args.dy.dim(0),
+                                   .offsets = {},
+                                   .order = {},
+                                   .tiles_taken = {},
+                                   .dw = args.dw.reshape({1, args.dw.dim(0), args.dw.dim(1)}),
+                                   .accumulate = args.accumulate});
   }
 }
 
@@ -106,13 +130,15 @@ void linear_activation_forward(Context& ctx, const LinearActivationForward& args
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor addend = args.accumulate ? args.dx : Tensor();
   if (const WeightCodes& w = args.rounding.weight; w.defined()) {
-    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx);
+    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx,
+                        args.dy_columns);
   }
   multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx});
 }
 
 void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
+  if (args.rounding.format != OperandFormat::kAct) return weight_gradient_fp8(ctx, args);
   const Tensor addend = args.accumulate ? args.dw : Tensor();
   multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw});
 }
