@@ -205,14 +205,14 @@ class Cases {
                        return [&w, x, dy, dw] { w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true}); };
                      }});
     if (has_codes_) {
-      cases.push_back({"linear, weight gradient, FP8", shape_of(size), 2 * count(T, in, out),
-                       act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
-                         const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
-                         return [&w, x, dy, dw] {
-                           w.ops().linear_backward_weight(
-                               {x, dy, dw, /*accumulate=*/true, {.format = OperandFormat::kFp8}});
-                         };
-                       }});
+      cases.push_back(
+          {"linear, weight gradient, FP8", shape_of(size), 2 * count(T, in, out),
+           act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
+             const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
+             return [&w, x, dy, dw] {
+               w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true, {.format = OperandFormat::kFp8}});
+             };
+           }});
     }
   }
 
@@ -449,8 +449,8 @@ class Cases {
                          };
                        }});
       if (has_codes_) {
-        cases.push_back({"grouped linear, weight gradient, FP8", shape, flops, row_bytes + 2 * stat_ * count(E, in, out),
-                         [=](Workbench& w) -> Work {
+        cases.push_back({"grouped linear, weight gradient, FP8", shape, flops,
+                         row_bytes + 2 * stat_ * count(E, in, out), [=](Workbench& w) -> Work {
                            const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
                            const MoePlan plan = make_plan(w, size);
                            return [&w, x, dy, dw, plan] {

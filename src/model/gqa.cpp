@@ -110,7 +110,7 @@ void GroupedQueryAttention::backward(const Pass& pass, const CodedRows& dy, Tens
   const int64_t T = dy.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
-  out_.backward(pass, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
+  out_.backward(ops, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
 
   const Tensor dqkv = pass.push({T, (H + G + G) * C});
   const Tensor dq = heads_of(dqkv, 0, H, C), dk = heads_of(dqkv, H, G, C), dv = heads_of(dqkv, H + G, G, C);
@@ -128,7 +128,7 @@ void GroupedQueryAttention::backward(const Pass& pass, const CodedRows& dy, Tens
   if (q_norm_) q_norm_->backward(pass, dq, dq);
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 
-  qkv_.backward(pass, saved_.x, dqkv, dx);
+  qkv_.backward(ops, saved_.x, dqkv, dx);
 }
 
 }  // namespace nmoe

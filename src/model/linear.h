@@ -38,42 +38,29 @@ class Linear {
     weight_.measure_forward(ops, x.rows, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
     if (weight_.takes_codes()) rounding.rows = x.codes;
-    ops.linear_activation_forward({.kind = kind,
-                                   .x = x.rows,
-                                   .w = weight_.value,
-                                   .pre = pre,
-                                   .h = h,
-                                   .h_codes = h_codes,
-                                   .rounding = rounding});
+    ops.linear_activation_forward(
+        {.kind = kind, .x = x.rows, .w = weight_.value, .pre = pre, .h = h, .h_codes = h_codes, .rounding = rounding});
   }
-  // dx =, or += with accumulate. dy_columns: = codes of dy's columns, where there is room for any.
-  void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false,
-                      const ColumnCodes& dy_columns = {}) const {
+  // dx =, or += with accumulate.
+  void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
     weight_.measure_gradient(ops, dy.rows);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
     if (weight_.takes_codes()) rounding.rows = dy.codes;
-    ops.linear_backward_input({.dy = dy.rows,
-                               .w = weight_.value,
-                               .dx = dx,
-                               .accumulate = accumulate,
-                               .rounding = rounding,
-                               .dy_columns = dy_columns});
+    ops.linear_backward_input(
+        {.dy = dy.rows, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
   // The weight's gradient, as model/weight.h says.
-  void backward_weight(Ops& ops, Tensor x, Tensor dy, const ColumnCodes& dy_columns = {}) const {
+  void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
     ops.linear_backward_weight({.x = x,
                                 .dy = dy,
                                 .dw = weight_.grad,
                                 .accumulate = weight_.accumulate_grad(),
-                                .rounding = weight_.weight_gradient_rounding(),
-                                .dy_columns = dy_columns});
+                                .rounding = weight_.weight_gradient_rounding()});
   }
   // Both. dx may not be the storage of x.
-  void backward(const Pass& pass, Tensor x, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
-    const ArenaScope scope(pass.activations);
-    const ColumnCodes columns = weight_.push_columns(pass.activations, dy.rows.dim(0), dy.rows.dim(1), 1);
-    backward_input(pass.ops, dy, dx, accumulate, columns);
-    backward_weight(pass.ops, x, dy.rows, columns);
+  void backward(Ops& ops, Tensor x, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
+    backward_weight(ops, x, dy.rows);
+    backward_input(ops, dy, dx, accumulate);
   }
   // Where what makes rows [N, width], which are x or dy of a product with this weight, leaves their codes too;
   // undefined where that product wants none.
@@ -106,27 +93,20 @@ class JoinedLinear {
     ops.linear_forward({.x = x.rows, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
   }
   // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
-  void backward(const Pass& pass, Tensor x, Tensor dy, Tensor dx) const {
-    Ops& ops = pass.ops;
-    const ArenaScope scope(pass.activations);
+  void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
     Weight& first = *parts_.front();
     const bool accumulate = first.accumulate_grad();
     for (Weight* part : std::span(parts_).subspan(1)) {
       NMOE_CHECK(part->accumulate_grad() == accumulate, "{} has a gradient of its own", part->spec.name);
     }
     first.measure_gradient(ops, dy);
-    const ColumnCodes columns = first.push_columns(pass.activations, dy.dim(0), dy.dim(1), 1);
-    ops.linear_backward_input({.dy = dy,
-                               .w = joined(&Weight::value),
-                               .dx = dx,
-                               .rounding = first.input_gradient_rounding(ops),
-                               .dy_columns = columns});
     ops.linear_backward_weight({.x = x,
                                 .dy = dy,
                                 .dw = joined(&Weight::grad),
                                 .accumulate = accumulate,
-                                .rounding = first.weight_gradient_rounding(),
-                                .dy_columns = columns});
+                                .rounding = first.weight_gradient_rounding()});
+    ops.linear_backward_input(
+        {.dy = dy, .w = joined(&Weight::value), .dx = dx, .rounding = first.input_gradient_rounding(ops)});
   }
 
  private:
@@ -190,15 +170,14 @@ class GroupedLinear {
   // The weight's gradient, as model/weight.h says.
   // x may be undefined where there are codes of its columns.
   void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
-                       const ColumnCodes& x_columns = {}, const ColumnCodes& dy_columns = {}) const {
+                       const ColumnCodes& x_columns = {}) const {
     ops.grouped_linear_backward_weight({.x = x,
                                         .dy = dy,
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = weight_.accumulate_grad(),
                                         .rounding = weight_.weight_gradient_rounding(),
-                                        .x_columns = x_columns,
-                                        .dy_columns = dy_columns});
+                                        .x_columns = x_columns});
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {

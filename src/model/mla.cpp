@@ -157,7 +157,7 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
                 U = mla.v_head_dim;
 
   const Tensor dout = pass.push({T, H, U});
-  out_.backward(pass, saved_.out.reshape({T, H * U}), dy, dout.reshape({T, H * U}));
+  out_.backward(ops, saved_.out.reshape({T, H * U}), dy, dout.reshape({T, H * U}));
 
   const Projections d = push_projections(pass, T);
   const Tensor dq = q_low_rank_ ? pass.push({T, H, N + P}) : d.q.reshape({T, H, N + P});
@@ -179,17 +179,17 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
   ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = d.k_rope});
   ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  kv_up_.backward(pass, saved_.kv_latent, dkv.reshape({T, H * (N + U)}), dkv_latent);
+  kv_up_.backward(ops, saved_.kv_latent, dkv.reshape({T, H * (N + U)}), dkv_latent);
   kv_norm_.backward(pass, dkv_latent, d.kv_latent);
 
   // Queries.
   ops.rope_backward(pass.rotation(dq, P, config_.rope.layout, N));
   if (q_low_rank_) {
     const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
-    q_low_rank_->up.backward(pass, saved_.q_latent, dq.reshape({T, H * (N + P)}), dq_latent);
+    q_low_rank_->up.backward(ops, saved_.q_latent, dq.reshape({T, H * (N + P)}), dq_latent);
     q_low_rank_->norm.backward(pass, dq_latent, d.q);
   }
-  projections_.backward(pass, saved_.x, d.all, dx);
+  projections_.backward(ops, saved_.x, d.all, dx);
 }
 
 }  // namespace nmoe

@@ -47,7 +47,7 @@ void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
     pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
   }
   const Tensor dhidden = pass.push({T, hidden_});
-  out_.backward(pass, saved_.hidden, dy, dhidden);
+  out_.backward(pass.ops, saved_.hidden, dy, dhidden);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
   const RowCodes codes = in_.push_codes(pass.activations, T, dpre.dim(1));
   pass.ops.activation_backward(

@@ -88,14 +88,15 @@ void Moe::compute_hidden(const Pass& pass, const ExpertPass& of) {
 }
 
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
-  experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
-                                            .x = part.of(of.rows),
-                                            .w = {},
-                                            .offsets = part.offsets,
-                                            .row_weight = part.of(of.row_weight),
-                                            .pre = part.of(of.pre),
-                                            .h = part.of(of.hidden),
-                                            .h_codes = part.of(of.hidden_codes)},
+  experts_in_.forward_activation(pass.ops,
+                                 {.kind = config_.activation,
+                                  .x = part.of(of.rows),
+                                  .w = {},
+                                  .offsets = part.offsets,
+                                  .row_weight = part.of(of.row_weight),
+                                  .pre = part.of(of.pre),
+                                  .h = part.of(of.hidden),
+                                  .h_codes = part.of(of.hidden_codes)},
                                  of.source_codes);
 }
 
@@ -105,20 +106,20 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   const OperandRows dy = part.of(gradients.dy);
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
   const ArenaScope scope(pass.activations);
-  const int64_t N = dpre.dim(0);
-  const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, N, dpre.dim(1));
-  const ColumnCodes dy_columns = experts_out_.push_columns(pass.activations, N, dy.width());
-  const bool has_hidden = of.hidden.defined();
-  const ColumnCodes hidden_columns =
-      has_hidden ? ColumnCodes{} : experts_out_.push_columns(pass.activations, N, expert_dim_);
-  if (!has_hidden) {
+  const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, dpre.dim(0), dpre.dim(1));
+  if (of.hidden.defined()) {
+    experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
+  } else {
+    const ArenaScope columns_scope(pass.activations);
+    const ColumnCodes columns = experts_out_.push_columns(pass.activations, dpre.dim(0), expert_dim_);
     ops.activation_forward({.kind = config_.activation,
                             .pre = dpre,
                             .row_weight = part.of(of.row_weight),
                             .h = {},
                             .num_rows = part.count(),
-                            .h_columns = hidden_columns,
+                            .h_columns = columns,
                             .offsets = part.offsets});
+    experts_out_.backward_weight(ops, Tensor(), dy, part.offsets, columns);
   }
   experts_out_.backward_activation(ops,
                                    {.kind = config_.activation,
@@ -129,11 +130,8 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .row_weight = part.of(of.row_weight),
                                     .dpre = dpre,
                                     .drow_weight = part.of(gradients.drow_weight),
-                                    .dpre_codes = dpre_codes,
-                                    .dy_columns = dy_columns},
+                                    .dpre_codes = dpre_codes},
                                    gradients.source_codes);
-  experts_out_.backward_weight(ops, has_hidden ? part.of(of.hidden) : Tensor(), dy, part.offsets, hidden_columns,
-                               dy_columns);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
@@ -335,7 +333,7 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
                        .weights = saved_.weights,
                        .dweights = dweights,
                        .dlogits = dlogits});
-  router_.backward(pass, saved_.x, dlogits, dx, /*accumulate=*/true);
+  router_.backward(ops, saved_.x, dlogits, dx, /*accumulate=*/true);
 }
 
 }  // namespace nmoe

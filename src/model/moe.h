@@ -72,9 +72,9 @@ class Moe final : public FeedForward {
     RowCodes source_codes = {};  // [T, D] of what rows are picked from, where there are any
   };
   struct ExpertGradients {
-    OperandRows dy;      // [N, D] of what the experts made of the rows; may lie in drows
-    Tensor drows;        // [N, D] of the rows
-    Tensor drow_weight;  // [N]
+    OperandRows dy;              // [N, D] of what the experts made of the rows; may lie in drows
+    Tensor drows;                // [N, D] of the rows
+    Tensor drow_weight;          // [N]
     RowCodes source_codes = {};  // [T, D] of what dy's rows are picked from, where there are any
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }

@@ -15,9 +15,9 @@ namespace nmoe {
 // not there. dy alone is rounded at random, where there is a key.
 //
 // Which formats a device takes, and how, Ops::weight_rounding() says. The CPU in F32 takes all, and counts as the
-// oracle of other devices. CUDA on Hopper takes kFp8 in BF16, but for gradients of weights: products of codes, whose
-// sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there. It
-// emulates kMxFp8 in BF16: products of operands that were rounded and widened again.
+// oracle of other devices. CUDA on Hopper takes kFp8 in BF16: products of codes, of columns for gradients of weights,
+// whose sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there.
+// It emulates kMxFp8 in BF16: products of operands that were rounded and widened again.
 //
 // Where an operand was rounded before, its codes may come along: to the same as the product would round it to.
 struct OperandRounding {
@@ -59,16 +59,14 @@ struct LinearBackwardInput {
   Tensor dx;  // = [T, in]
   bool accumulate = false;
   OperandRounding rounding = {};
-  ColumnCodes dy_columns = {};  // = what dy's columns are in FP8; undefined: not wanted
 };
-// dw = dy^T x. With codes of an operand's columns it is not read itself, and x may be undefined.
+// dw = dy^T x
 struct LinearBackwardWeight {
   Tensor x;   // [T, in]
   Tensor dy;  // [T, out]
   Tensor dw;  // = [out, in] stat
   bool accumulate = false;
   OperandRounding rounding = {};
-  ColumnCodes x_columns = {}, dy_columns = {};
 };
 
 // Rows that an operation reads: as they lie, or picked one by one, so that nobody copies them first.
@@ -124,9 +122,8 @@ struct GroupedActivationBackward {
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
   RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
-  ColumnCodes dy_columns = {};  // = what dy's columns are in FP8, in groups by offsets; undefined: not wanted
 };
-// At most one of x and dy is picked. Codes as in LinearBackwardWeight.
+// At most one of x and dy is picked. With codes of x's columns, in groups by offsets, x itself may be undefined.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]
@@ -134,7 +131,7 @@ struct GroupedLinearBackwardWeight {
   Tensor dw;       // = [E, out, in] stat
   bool accumulate = false;
   OperandRounding rounding = {};
-  ColumnCodes x_columns = {}, dy_columns = {};
+  ColumnCodes x_columns = {};
 };
 
 }  // namespace nmoe

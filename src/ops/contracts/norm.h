@@ -13,8 +13,8 @@ struct RmsNormForward {
   Tensor x;
   Tensor gain;  // [D] stat
   double eps = 1e-6;
-  Tensor y;     // = like x
-  Tensor rstd;  // = [N] stat, kept for backward
+  Tensor y;               // = like x
+  Tensor rstd;            // = [N] stat, kept for backward
   RowCodes y_codes = {};  // = what y is in FP8; undefined: not wanted
 };
 struct RmsNormBackward {

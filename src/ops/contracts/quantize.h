@@ -63,8 +63,8 @@ struct ColumnCodes {
 
   bool defined() const { return values.defined(); }
 };
-// The codes of weights [E, out, in], in tiles; and transposed, for products that sum over `out`: tensor cores take 8-bit
-// operands with what is summed over along their rows alone. A tile's scale is that of the transposed tile.
+// The codes of weights [E, out, in], in tiles; and transposed, for products that sum over `out`: tensor cores take
+// 8-bit operands with what is summed over along their rows alone. A tile's scale is that of the transposed tile.
 struct WeightCodes {
   Tensor values;             // [E, out, in] u8
   Tensor scales;             // [E, ceil(out / 128), ceil(in / 128)] u8

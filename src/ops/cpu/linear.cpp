@@ -113,7 +113,6 @@ void linear_forward(Context& ctx, const LinearForward& args) {
 
 template <class Real>
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
-  write_columns<Real>(ctx, args.dy, /*offsets=*/{}, args.dy_columns);
   ArenaScope scope(ctx.scratch);
   const RoundedOperand rounded_dy = round_rows(ctx, scope, args.rounding, args.dy),
                        rounded_w = round_weights(ctx, scope, args.rounding, args.w, SumOver::kOut);
@@ -124,6 +123,21 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
     gemm<Real>(scratch, t.rows, t.cols, out, product_factor(rounded_dy, rounded_w),
                {dy.data<Real>() + t.row * out, out}, {w.data<Real>() + t.col, in}, accumulate ? 1 : 0,
                dx.data<Real>() + t.row * in + t.col, in);
+  });
+}
+
+template <class Real>
+void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
+  ArenaScope scope(ctx.scratch);
+  const RoundedOperand rounded_x = round_columns(ctx, scope, to_nearest(args.rounding), args.x),
+                       rounded_dy = round_columns(ctx, scope, args.rounding, args.dy);
+  const Tensor x = rounded_x.values, dy = rounded_dy.values, dw = args.dw;
+  const bool accumulate = args.accumulate;
+  const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
+  parallel_tiles<Real>(ctx, out, in, [&](const Tile& t, Real* scratch) {
+    gemm<Real>(scratch, t.rows, t.cols, num_tokens, product_factor(rounded_x, rounded_dy),
+               {dy.data<Real>() + t.row, out, Transpose::kYes}, {x.data<Real>() + t.col, in}, accumulate ? 1 : 0,
+               dw.data<Real>() + t.row * in + t.col, in);
   });
 }
 
@@ -159,39 +173,6 @@ Tensor in_order(Context& ctx, ArenaScope& scratch, const OperandRows& rows, Tens
                   });
   return ordered;
 }
-
-// The columns of an operand of a gradient of weights: rounded here, or before.
-template <class Real>
-RoundedOperand columns_operand(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
-                               Tensor offsets, const ColumnCodes& columns, int64_t num_rows) {
-  if (!columns.defined()) {
-    const Tensor ordered = rows.index.defined() ? in_order<Real>(ctx, scope, rows, offsets) : rows.source;
-    return round_columns(ctx, scope, rounding, ordered, offsets);
-  }
-  return {.values = widen_columns(ctx, scope, columns, offsets, num_rows), .offsets = offsets};
-}
-
-}  // namespace
-
-template <class Real>
-void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
-  ArenaScope scope(ctx.scratch);
-  const auto operand = [&](const OperandRounding& rounding, const Tensor& rows, const ColumnCodes& columns) {
-    return columns_operand<Real>(ctx, scope, rounding, rows, /*offsets=*/{}, columns, args.dy.dim(0));
-  };
-  const RoundedOperand rounded_x = operand(to_nearest(args.rounding), args.x, args.x_columns),
-                       rounded_dy = operand(args.rounding, args.dy, args.dy_columns);
-  const Tensor x = rounded_x.values, dy = rounded_dy.values, dw = args.dw;
-  const bool accumulate = args.accumulate;
-  const int64_t num_tokens = x.dim(0), in = x.dim(1), out = dy.dim(1);
-  parallel_tiles<Real>(ctx, out, in, [&](const Tile& t, Real* scratch) {
-    gemm<Real>(scratch, t.rows, t.cols, num_tokens, product_factor(rounded_x, rounded_dy),
-               {dy.data<Real>() + t.row, out, Transpose::kYes}, {x.data<Real>() + t.col, in}, accumulate ? 1 : 0,
-               dw.data<Real>() + t.row * in + t.col, in);
-  });
-}
-
-namespace {
 
 // Calls fn(expert, begin, end, block, scratch) in parallel for blocks of the rows of every expert: `block` points to
 // row `begin` of `rows`, behind which the others lie; scratch is gemm's.
@@ -312,9 +293,6 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
 template <class Real>
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
   ArenaScope scratch(ctx.scratch);
-  if (args.dy_columns.defined()) {
-    write_columns<Real>(ctx, in_order<Real>(ctx, scratch, args.dy, args.offsets), args.offsets, args.dy_columns);
-  }
   const Tensor dh = scratch.allocate(DTypeOf<Real>::value, {args.dy.num_rows(), args.w.dim(2)});
   grouped_product<Real>(ctx, args.dy, args.w, args.offsets, dh, args.rounding, SumOver::kOut);
   activation_backward<Real>(ctx, {.kind = args.kind,
@@ -330,11 +308,14 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   ArenaScope scope(ctx.scratch);
-  const auto operand = [&](const OperandRounding& rounding, const OperandRows& rows, const ColumnCodes& columns) {
-    return columns_operand<Real>(ctx, scope, rounding, rows, args.offsets, columns, args.dy.num_rows());
-  };
-  const RoundedOperand rounded_x = operand(to_nearest(args.rounding), args.x, args.x_columns),
-                       rounded_dy = operand(args.rounding, args.dy, args.dy_columns);
+  const int64_t R = args.dy.num_rows();
+  const RoundedOperand rounded_x =
+      args.x_columns.defined() ? RoundedOperand{.values = widen_columns(ctx, scope, args.x_columns, args.offsets, R),
+                                                .offsets = args.offsets}
+                               : round_columns(ctx, scope, to_nearest(args.rounding),
+                                               in_order<Real>(ctx, scope, args.x, args.offsets), args.offsets);
+  const RoundedOperand rounded_dy =
+      round_columns(ctx, scope, args.rounding, in_order<Real>(ctx, scope, args.dy, args.offsets), args.offsets);
   const Tensor x = rounded_x.values, dy = rounded_dy.values, offsets = rounded_x.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);

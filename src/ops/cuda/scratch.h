@@ -218,7 +218,7 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
 
 // --- gradients of weights from FP8 operands: codes of their columns, and of experts the order in which they are taken.
 struct Fp8WeightScratch {
-  ColumnCodes x, dy;   // of those that came without
+  ColumnCodes x, dy;   // x: undefined where they came along
   Tensor order;        // [E] I32
   Tensor tiles_taken;  // [1] I32
 };
@@ -235,9 +235,11 @@ Fp8WeightScratch claim_fp8_weight(ArenaScope& scope, const Arguments& args) {
   constexpr bool is_grouped = requires { args.offsets; };
   const int64_t num_groups = is_grouped ? args.dw.dim(0) : 1;
   Fp8WeightScratch scratch;
-  if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
-  if (!args.dy_columns.defined()) scratch.dy = claim_column_codes(scope, args.dy, num_groups);
-  if constexpr (is_grouped) {
+  scratch.dy = claim_column_codes(scope, args.dy, num_groups);
+  if constexpr (!is_grouped) {
+    scratch.x = claim_column_codes(scope, args.x, num_groups);
+  } else {
+    if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
     scratch.order = scope.allocate(DType::kI32, {num_groups});
     scratch.tiles_taken = scope.allocate(DType::kI32, {1});
   }

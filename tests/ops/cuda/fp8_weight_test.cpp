@@ -40,7 +40,7 @@ class CudaFp8WeightFewSms : public CudaFp8Weight {
 };
 
 TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
-  const int64_t R = 700, T = 300, C = 272, across = 3;
+  const int64_t R = 700, T = 300, C = 272;
   const std::vector<double> bounds{0, 0, 300, 300, 301, 557, 690};
   const int64_t G = std::ssize(bounds) - 1;
   const Tensor tokens = normal({T, C}, DType::kBF16);
@@ -56,13 +56,10 @@ TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
   for (const bool picked : {true, false}) {
     const int64_t num_rows = picked ? R : T, groups = picked ? G : 1;
     const OperandRows x = picked ? OperandRows(device_tokens, up(pool_.ints({R}, picks))) : OperandRows(device_tokens);
-    const ColumnCodes columns = room_for_columns(num_rows, C, groups), alone = room_for_columns(num_rows, C, groups);
-    const RowCodes rows{.values = bytes({num_rows, C}), .scales = bytes({num_rows, across})};
-    cuda::quantize_fp8_columns(context(), x, picked ? offsets : Tensor(), columns, rows);
-    cuda::quantize_fp8_columns(context(), x, picked ? offsets : Tensor(), alone);
+    const ColumnCodes columns = room_for_columns(num_rows, C, groups);
+    cuda::quantize_fp8_columns(context(), x, picked ? offsets : Tensor(), columns);
     const Tensor expected = pool_.zeros(DType::kU8, columns.values.shape()),
-                 expected_scales = pool_.zeros(DType::kU8, columns.scales.shape()),
-                 ordered = pool_.zeros({num_rows, C});
+                 expected_scales = pool_.zeros(DType::kU8, columns.scales.shape());
     std::ranges::fill(expected.span<uint8_t>(), uint8_t{0x55});
     std::ranges::fill(expected_scales.span<uint8_t>(), uint8_t{0x55});
     const auto value = [&](int64_t row, int64_t col) {
@@ -88,7 +85,6 @@ TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
         }
       }
     }
-    for (int64_t i = 0; i < num_rows * C; ++i) set(ordered, i, static_cast<double>(value(i / C, i % C)));
     // A NaN has no one code.
     const auto plain = [](const Tensor& codes) {
       for (uint8_t& code : codes.span<uint8_t>()) code = (code & 0x7F) == 0x7F ? uint8_t{0x7F} : code;
@@ -96,18 +92,65 @@ TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
     };
     EXPECT_TRUE(same_bits(plain(down(columns.values)), plain(expected)));
     EXPECT_TRUE(same_bits(down(columns.scales), expected_scales));
-    EXPECT_TRUE(same_bits(down(alone.values), down(columns.values)));
-    EXPECT_TRUE(same_bits(down(alone.scales), down(columns.scales)));
-    const RowCodes row_by_row{.values = bytes({num_rows, C}), .scales = bytes({num_rows, across})};
-    const int64_t there = picked ? static_cast<int64_t>(bounds.back()) : T;
-    gpu().quantize({.format = OperandFormat::kFp8,
-                    .x = up(ordered, DType::kBF16).reshape({1, num_rows, C}),
-                    .num_rows = up(pool_.ints({1}, {static_cast<double>(there)})),
-                    .values = row_by_row.values.reshape({1, num_rows, C}),
-                    .scales = row_by_row.scales.reshape({1, num_rows, across})});
-    EXPECT_TRUE(same_bits(down(rows.values), down(row_by_row.values)));
-    EXPECT_TRUE(same_bits(down(rows.scales), down(row_by_row.scales)));
   }
+}
+
+TEST_F(CudaFp8Weight, ActivationsLeaveColumns) {
+  const int64_t E = 4, R = 1000;
+  const ExpertRows of = expert_rows(R, 300);
+  const Tensor offsets = up(of.offsets), row_weight = up(of.row_weight), count = offsets.rows(E, E + 1);
+  for (const int64_t F : {128, 112, 272}) {
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+      const int64_t W = kind == Activation::kSwiGlu ? 2 * F : F;
+      const Tensor pre = up(normal({R, W}, DType::kBF16), DType::kBF16), h = poisoned({R, F});
+      const ColumnCodes actual = room_for_columns(R, F, E), expected = room_for_columns(R, F, E);
+      gpu().activation_forward({.kind = kind, .pre = pre, .row_weight = row_weight, .h = h, .num_rows = count});
+      cuda::quantize_fp8_columns(context(), h, offsets, expected);
+      gpu().activation_forward({.kind = kind,
+                                .pre = pre,
+                                .row_weight = row_weight,
+                                .h = {},
+                                .num_rows = count,
+                                .h_columns = actual,
+                                .offsets = offsets});
+      EXPECT_TRUE(same_bits(down(actual.values), down(expected.values)));
+      EXPECT_TRUE(same_bits(down(actual.scales), down(expected.scales)));
+    }
+  }
+}
+
+// Columns that come along are as good as rows, on either device, and a gradient needs no x beside its own.
+TEST_F(CudaFp8Weight, GradientsTakeColumns) {
+  const int64_t E = 4, R = 1000, in = 144, out = 272;
+  const ExpertRows of = expert_rows(R, 300);
+  const Tensor x = normal({R, in}, DType::kBF16), dy = normal({R, out}, DType::kBF16, 1e-3), offsets = up(of.offsets),
+               device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16);
+  const ColumnCodes x_columns = room_for_columns(R, in, E);
+  cuda::quantize_fp8_columns(context(), device_x, offsets, x_columns);
+  const Tensor zeros = pool_.zeros({E, out, in}), from_rows = up(zeros), from_columns = up(zeros),
+               on_cpu = pool_.zeros({E, out, in}), on_cpu_from_rows = pool_.zeros({E, out, in});
+  constexpr OperandRounding kRounding{.format = OperandFormat::kFp8};
+  run([&](Ops& ops) {
+    ops.grouped_linear_backward_weight(
+        {.x = device_x, .dy = device_dy, .offsets = offsets, .dw = from_rows, .rounding = kRounding});
+    ops.grouped_linear_backward_weight({.x = Tensor(),
+                                        .dy = device_dy,
+                                        .offsets = offsets,
+                                        .dw = from_columns,
+                                        .rounding = kRounding,
+                                        .x_columns = x_columns});
+  });
+  EXPECT_TRUE(same_bits(down(from_columns), down(from_rows)));
+  cpu().grouped_linear_backward_weight(
+      {.x = Tensor(),
+       .dy = dy,
+       .offsets = of.offsets,
+       .dw = on_cpu,
+       .rounding = kRounding,
+       .x_columns = {.values = down(x_columns.values), .scales = down(x_columns.scales)}});
+  cpu().grouped_linear_backward_weight(
+      {.x = x, .dy = dy, .offsets = of.offsets, .dw = on_cpu_from_rows, .rounding = kRounding});
+  EXPECT_TRUE(same_bits(on_cpu, on_cpu_from_rows));
 }
 
 // Blocks of 128 rows by the model, times both scales, added in fp32. Every value of some rows of dw.

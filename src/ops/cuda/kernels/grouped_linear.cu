@@ -219,14 +219,12 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
   ArenaScope scratch(ctx.scratch);
   const Fp8WeightScratch room = claim_fp8_weight(scratch, args);
   if (ctx.counting()) return;
-  const auto columns = [&](const OperandRows& rows, const ColumnCodes& made, const ColumnCodes& own) {
-    if (made.defined()) return made;
-    quantize_fp8_columns(ctx, rows, args.offsets, own);
-    return own;
-  };
+  const bool has_x = args.x_columns.defined();
+  if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, room.x);
+  quantize_fp8_columns(ctx, args.dy, args.offsets, room.dy);
   if constexpr (kHasSm90) {
-    sm90::grouped_fp8_weight(ctx, {.x = columns(args.x, args.x_columns, room.x),
-                                   .dy = columns(args.dy, args.dy_columns, room.dy),
+    sm90::grouped_fp8_weight(ctx, {.x = has_x ? args.x_columns : room.x,
+                                   .dy = room.dy,
                                    .num_rows = args.dy.num_rows(),
                                    .offsets = args.offsets,
                                    .order = room.order,
@@ -351,8 +349,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
         check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
         if (ctx.counting() || pre.num_elements() == 0) return;
         return sm90::grouped_fp8_swiglu_backward(
-            ctx, {.x = product_codes(ctx, args.rounding, args.dy, offsets, num_rows_of(offsets), room,
-                                     args.dy_columns),
+            ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
                   .w = codes.transposed_values,
                   .w_scales = codes.transposed_scales,
                   .offsets = offsets,
@@ -365,7 +362,6 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
       }
     }
     check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
-    if (!ctx.counting() && args.dy_columns.defined()) quantize_fp8_columns(ctx, args.dy, offsets, args.dy_columns);
     fp8_product(ctx, args.rounding, args.dy, room, codes.transposed_values, codes.transposed_scales, offsets, dh);
   } else {
     const Tensor dy = in_order(ctx, args.dy, offsets, ordered);

@@ -70,8 +70,6 @@ struct Columns {
   int64_t cols;
   uint8_t* values;
   uint8_t* scales;
-  uint8_t* row_values;  // null: not wanted
-  uint8_t* row_scales;
 };
 
 // The rows of a block.
@@ -97,21 +95,8 @@ __device__ uint32_t word_of(const uint4& vector, int i) {
   return i == 0 ? vector.x : (i == 1 ? vector.y : (i == 2 ? vector.z : vector.w));
 }
 
-// The codes of eight values of a row, which sixteen threads have 128 of.
-__device__ void store_row(const Columns& p, const uint4& vector, int64_t row, int64_t col, bool is_there) {
-  uint32_t largest = larger_magnitudes(0, vector);
-#pragma unroll
-  for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
-    largest = __vmaxu2(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  }
-  if (!is_there) return;
-  const uint8_t scale = e8m0_scale(amax_of_bits(larger_magnitude(largest)));
-  *reinterpret_cast<uint2*>(p.row_values + row * p.cols + col) = e4m3_eight(vector, e8m0_to_inverse(scale));
-  if (col % kBlock == 0) p.row_scales[row * ((p.cols + kBlock - 1) / kBlock) + col / kBlock] = scale;
-}
-
 // Grid (blocks of rows, tiles of columns).
-template <bool kRows, class Source>
+template <class Source>
 __global__ void __launch_bounds__(kThreads) columns_kernel(Source source, Columns p) {
   __shared__ CodeTile tile;
   __shared__ uint4 largest_of[kThreads / kWarp][kRowLanes];  // by warps, of eight columns each
@@ -136,20 +121,12 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(Source source, Column
   for (int i = 0; i < kSteps; ++i) {
     constexpr uint32_t kMagnitudes = 0x7FFF7FFFU;
     const uint4 v = vectors[i];
-    take_larger(largest,
-                make_uint4(v.x & kMagnitudes, v.y & kMagnitudes, v.z & kMagnitudes, v.w & kMagnitudes));
+    take_larger(largest, make_uint4(v.x & kMagnitudes, v.y & kMagnitudes, v.z & kMagnitudes, v.w & kMagnitudes));
   }
   const auto of_other_row = [](uint32_t bits) { return __shfl_xor_sync(kAllLanes, bits, kRowLanes); };
   take_larger(largest, make_uint4(of_other_row(largest.x), of_other_row(largest.y), of_other_row(largest.z),
                                   of_other_row(largest.w)));
   if (thread % kWarp < kRowLanes) largest_of[thread / kWarp][thread % kRowLanes] = largest;
-  if constexpr (kRows) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int row = own_row + i * kRowsAtOnce;
-      store_row(p, vectors[i], rows.first + row, col, row < rows.count && col_exists);
-    }
-  }
   __syncthreads();
 #pragma unroll
   for (int warp = 0; warp < kThreads / kWarp; ++warp) take_larger(largest, largest_of[warp][thread % kRowLanes]);
@@ -198,45 +175,31 @@ void check_columns(const ColumnCodes& columns, int64_t num_rows, int64_t width, 
 
 int64_t num_groups_of(Tensor offsets) { return offsets.defined() ? offsets.dim(0) - 1 : 1; }
 
-template <bool kRows, class Source>
-void launch(Context& ctx, const Source& source, int64_t num_rows, Tensor offsets, const ColumnCodes& columns,
-            const RowCodes& rows) {
+template <class Source>
+void launch(Context& ctx, const Source& source, int64_t num_rows, Tensor offsets, const ColumnCodes& columns) {
   const int64_t cols = columns.values.dim(1);
-  const Columns args{.bounds = offsets.defined()
-                                   ? GroupBounds(offsets.data<int32_t>())
-                                   : GroupBounds(static_cast<int>(num_rows), static_cast<int>(num_rows)),
+  const Columns args{.bounds = offsets.defined() ? GroupBounds(offsets.data<int32_t>())
+                                                 : GroupBounds(static_cast<int>(num_rows), static_cast<int>(num_rows)),
                      .num_groups = static_cast<int>(num_groups_of(offsets)),
                      .cols = cols,
                      .values = columns.values.data<uint8_t>(),
-                     .scales = columns.scales.data<uint8_t>(),
-                     .row_values = kRows ? rows.values.data<uint8_t>() : nullptr,
-                     .row_scales = kRows ? rows.scales.data<uint8_t>() : nullptr};
+                     .scales = columns.scales.data<uint8_t>()};
   const dim3 grid(grid_size(columns.values.dim(0)), short_grid_size(ceil_div<int64_t>(cols, kBlock)));
-  columns_kernel<kRows><<<grid, kThreads, 0, ctx.stream>>>(source, args);
+  columns_kernel<<<grid, kThreads, 0, ctx.stream>>>(source, args);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
 
-void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, const ColumnCodes& columns,
-                          const RowCodes& rows) {
+void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, const ColumnCodes& columns) {
   const int64_t R = x.num_rows(), C = x.width();
   check_columns(columns, R, C, num_groups_of(offsets));
   NMOE_CHECK(takes_fp8(x.source, columns.values), "FP8 columns of {} {}", dtype_name(x.source.dtype()),
              x.source.shape());
-  NMOE_CHECK(!rows.defined() || (rows.values.shape() == Shape({R, C}) &&
-                                 rows.scales.shape() == Shape({R, ceil_div<int64_t>(C, kBlock)}) &&
-                                 aligned16(rows.values.raw())),
-             "FP8 codes {} and scales {} of {} rows of {}", rows.values.shape(), rows.scales.shape(), R, C);
   if (ctx.counting() || R * C == 0) return;
-  const PickedRows source{.x = x.source.data<__nv_bfloat16>(),
-                          .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
-                          .width = C};
-  if (rows.defined()) {
-    launch<true>(ctx, source, R, offsets, columns, rows);
-  } else {
-    launch<false>(ctx, source, R, offsets, columns, rows);
-  }
+  const PickedRows source{
+      .x = x.source.data<__nv_bfloat16>(), .index = x.index.defined() ? x.index.data<int32_t>() : nullptr, .width = C};
+  launch(ctx, source, R, offsets, columns);
 }
 
 void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
@@ -253,24 +216,13 @@ void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
     const ActivatedRows<kKind> source{.pre = pre.data<__nv_bfloat16>(),
                                       .weights = row_weight.defined() ? row_weight.data<float>() : nullptr,
                                       .width = width};
-    launch<false>(ctx, source, R, args.offsets, args.h_columns, /*rows=*/{});
+    launch(ctx, source, R, args.offsets, args.h_columns);
   };
   if (is_swiglu) {
     run.template operator()<Activation::kSwiGlu>();
   } else {
     run.template operator()<Activation::kReluSquared>();
   }
-}
-
-RowCodes product_codes(Context& ctx, const OperandRounding& rounding, const OperandRows& x, Tensor offsets,
-                       Tensor num_rows, const RowCodes& room, const ColumnCodes& columns) {
-  if (!columns.defined()) return product_codes(ctx, rounding, x, num_rows, room);
-  if (rounding.rows.defined()) {
-    quantize_fp8_columns(ctx, x, offsets, columns);
-    return product_codes(ctx, rounding, x, num_rows, room);
-  }
-  quantize_fp8_columns(ctx, x, offsets, columns, room);
-  return room;
 }
 
 }  // namespace nmoe::cuda

@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class Group, int kVectors, class T>
 __global__ void __launch_bounds__(kRowThreads)
     backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
-                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
-                    bool vector, CodeRows codes) {
+                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, bool vector,
+                    CodeRows codes) {
   extern __shared__ float sums[];  // [width], where several rows are worked on at once
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows, end = min(begin + chunk_rows, num_rows);
   const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;

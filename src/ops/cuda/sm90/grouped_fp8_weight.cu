@@ -1,9 +1,9 @@
 // Gradients of weights from FP8 operands on Hopper: dw_e = or += dy_e^T x_e, both in blocks of 128 rows, transposed.
 //
-// A persistent, warp-specialised kernel as in grouped_fp8.cu: tiles of 256 x 128 of dw, the rows that are summed over in
-// steps of a block. A consumer warpgroup has 128 of the tile's rows, as two products of 64 that share x. Here a scale
-// belongs to a column of dy and one to a column of x, so that each sum has a factor of its own: the producer's warp
-// leaves the block's 256 + 128 scales as numbers beside the stage, and consumers take them from there.
+// A persistent, warp-specialised kernel as in grouped_fp8.cu: tiles of 256 x 128 of dw, the rows that are summed over
+// in steps of a block. A consumer warpgroup has 128 of the tile's rows, as two products of 64 that share x. Here a
+// scale belongs to a column of dy and one to a column of x, so that each sum has a factor of its own: the producer's
+// warp leaves the block's 256 + 128 scales as numbers beside the stage, and consumers take them from there.
 //
 // A sum has one order: tensor cores add a block of 128 (wgmma_fp8.cuh says how), blocks are added in their order.
 //
@@ -46,21 +46,26 @@ struct alignas(16) Tile {
   int group;  // negative: there are no more tiles
 };
 
-using Pipeline = TmaPipeline<4, kBoxes * kBoxBytes, Tile>;
+using Pipeline = TmaPipeline<3, kBoxes * kBoxBytes, Tile>;
 constexpr int kScales = kTileRows + kTileCols;  // of a stage, as numbers: dy's, then x's
 constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
 constexpr int kScaleBytes = Pipeline::kStages * kScales * static_cast<int>(sizeof(float));
-constexpr int kSharedBytes = kStageBytes + kScaleBytes + Pipeline::kBarrierBytes;
+// Of dw, on its way to memory: a product of each consumer, in boxes of 32 columns.
+constexpr int kBoxSums = 32, kSumBoxBytes = kProductRows * kBoxSums * static_cast<int>(sizeof(float));
+constexpr int kStagedBytes = kTileCols / kBoxSums * kSumBoxBytes;  // of a consumer
+constexpr int kSharedBytes = kStageBytes + kConsumers * kStagedBytes + kScaleBytes + Pipeline::kBarrierBytes;
+constexpr int kConsumerBarrier = 1;  // the first consumer's named barrier
 static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kScaleBytes) % alignof(Tile) == 0);
+static_assert(kStageBytes % kPanelAlignment == 0 && kSumBoxBytes % kPanelAlignment == 0 && kBoxSums * 4 == 128);
 
 struct Product {
   CUtensorMap dy, x;  // [blocks * columns, 128]
+  CUtensorMap dw;     // [groups, rows, cols]
   const uint8_t* dy_scales;
   const uint8_t* x_scales;
   GroupBounds bounds;
   const int* order;  // with tiles_taken: of groups; or null
   int* tiles_taken;
-  float* dw;
   int num_groups, rows, cols;  // of a group's dw
   bool accumulate;
 };
@@ -188,10 +193,41 @@ __device__ __forceinline__ void multiply_blocks(const Pipeline& pipeline, Pipeli
   }
 }
 
-__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales) {
+// dw = or += a product's sums, by TMA. `staged`: the consumer's, from which an earlier product may still be read.
+__device__ __forceinline__ void store_product(const Product& p, const float (&total)[kTileCols / 2], const Tile& tile,
+                                              int row, int consumer, std::byte* staged) {
+  const bool elected = threadIdx.x % kWarpgroup == 0;
+  if (elected) tma_wait_reads();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows + lane / 4;
+#pragma unroll
+  for (int j = 0; j < kTileCols / 8; ++j) {
+    // 128 bytes a row, of which the 16 bytes are where TMA's swizzle has them.
+    const int vector = (j % 4 * 2 + lane % 4 / 2) ^ (lane / 4);
+    std::byte* const place = staged + j / 4 * kSumBoxBytes + first_row * 128 + vector * 16 + lane % 2 * 8;
+    *reinterpret_cast<float2*>(place) = make_float2(total[4 * j], total[4 * j + 1]);
+    *reinterpret_cast<float2*>(place + 8 * 128) = make_float2(total[4 * j + 2], total[4 * j + 3]);
+  }
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  if (!elected) return;
+  for (int box = 0; box < kTileCols / kBoxSums; ++box) {
+    if (box * kBoxSums >= tile.num_cols) break;
+    const int col = tile.col + box * kBoxSums;
+    if (p.accumulate) {
+      tma_add(p.dw, col, row, tile.group, staged + box * kSumBoxBytes);
+    } else {
+      tma_store(p.dw, col, row, tile.group, staged + box * kSumBoxBytes);
+    }
+  }
+  tma_commit();
+}
+
+__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales, std::byte* staging) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-  const int warp_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows;
   const bool elected = threadIdx.x % kWarp == 0;
+  std::byte* const staged = staging + consumer * kStagedBytes;
   Pipeline::Position at;
   for (;;) {
     pipeline.wait(at);
@@ -211,33 +247,25 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
     } else {
       multiply_blocks<1>(pipeline, at, tile.num_blocks, scales, total);
     }
-    const int64_t first_row =
-        static_cast<int64_t>(tile.group) * p.rows + tile.row + consumer * kConsumerRows + warp_row;
-    float* const target = p.dw + first_row * p.cols + tile.col;
-    const int rows_left = num_rows - warp_row;
-    const auto store = [&]<bool kAccumulate>() {
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        const int row = product * kProductRows;
-        store_sums<kTileCols, kAccumulate>(total[product], rows_left - row, tile.num_cols,
-                                           target + static_cast<int64_t>(row) * p.cols, p.cols);
-      }
-    };
-    if (p.accumulate) {
-      store.template operator()<true>();
-    } else {
-      store.template operator()<false>();
-    }
+    // Each by itself: a loop would keep sums in local memory.
+    static_assert(kProducts == 2);
+    const int row = tile.row + consumer * kConsumerRows;
+    if (num_rows > 0) store_product(p, total[0], tile, row, consumer, staged);
+    if (num_rows > kProductRows) store_product(p, total[1], tile, row + kProductRows, consumer, staged);
   }
+  if (threadIdx.x % kWarpgroup == 0) tma_wait_writes();
 }
 
 __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
-  auto* const scales = reinterpret_cast<float*>(shared + kStageBytes);
-  const Pipeline pipeline(shared, shared + kStageBytes + kScaleBytes);
+  std::byte* const staging = shared + kStageBytes;
+  std::byte* const behind = staging + kConsumers * kStagedBytes;
+  auto* const scales = reinterpret_cast<float*>(behind);
+  const Pipeline pipeline(shared, behind + kScaleBytes);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.dy);
     tma_prefetch_map(p.x);
+    tma_prefetch_map(p.dw);
     pipeline.init(/*num_copiers=*/0, /*num_releases=*/kConsumerWarps);
   }
   __syncthreads();
@@ -246,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const _
     if (threadIdx.x < kWarp) load_tiles(p, pipeline, scales);
   } else {
     setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles(p, pipeline, scales);
+    multiply_tiles(p, pipeline, scales, staging);
   }
 }
 
@@ -262,8 +290,8 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
   const int64_t E = dw.dim(0), out = dw.dim(1), in = dw.dim(2), blocks = args.num_rows / kBlock + E;
   NMOE_CHECK(out % 16 == 0 && in % 16 == 0 && dw.dtype() == DType::kF32 &&
                  args.dy.values.shape() == Shape({blocks, out, kBlock}) &&
-                 args.x.values.shape() == Shape({blocks, in, kBlock}) && args.dy.scales.shape() == Shape({blocks, out}) &&
-                 args.x.scales.shape() == Shape({blocks, in}) &&
+                 args.x.values.shape() == Shape({blocks, in, kBlock}) &&
+                 args.dy.scales.shape() == Shape({blocks, out}) && args.x.scales.shape() == Shape({blocks, in}) &&
                  (offsets.defined() ? offsets.shape() == Shape({E + 1}) && args.order.shape() == Shape({E}) : E == 1),
              "gradients {} of {} rows from FP8 columns {} and {}, offsets {}", dw.shape(), args.num_rows,
              args.dy.values.shape(), args.x.values.shape(), offsets.shape());
@@ -279,12 +307,12 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
   const auto num_rows = static_cast<int>(args.num_rows);
   const Product product{.dy = columns_map(args.dy),
                         .x = columns_map(args.x),
+                        .dw = sums_map(dw.raw(), E, out, in, kProductRows),
                         .dy_scales = args.dy.scales.data<uint8_t>(),
                         .x_scales = args.x.scales.data<uint8_t>(),
                         .bounds = ragged ? GroupBounds(offsets.data<int32_t>()) : GroupBounds(num_rows, num_rows),
                         .order = ragged ? args.order.data<int32_t>() : nullptr,
                         .tiles_taken = ragged ? args.tiles_taken.data<int32_t>() : nullptr,
-                        .dw = dw.data<float>(),
                         .num_groups = static_cast<int>(E),
                         .rows = static_cast<int>(out),
                         .cols = static_cast<int>(in),

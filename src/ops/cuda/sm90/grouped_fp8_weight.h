@@ -9,13 +9,13 @@ namespace nmoe::cuda::sm90 {
 
 // dw_e = or += dy_e^T x_e, over the rows [offsets[e], offsets[e + 1]) of each group, from codes of their columns.
 struct GroupedFp8Weight {
-  ColumnCodes x;   // of [R, in]
-  ColumnCodes dy;  // of [R, out]
-  int64_t num_rows = 0;      // R
-  Tensor offsets;            // [E + 1] i32; undefined: all rows are the only group's
-  Tensor order;              // scratch [E] i32, with offsets
-  Tensor tiles_taken;        // scratch [1] i32, with offsets
-  Tensor dw;                 // = or += [E, out, in] F32
+  ColumnCodes x;         // of [R, in]
+  ColumnCodes dy;        // of [R, out]
+  int64_t num_rows = 0;  // R
+  Tensor offsets;        // [E + 1] i32; undefined: all rows are the only group's
+  Tensor order;          // scratch [E] i32, with offsets
+  Tensor tiles_taken;    // scratch [1] i32, with offsets
+  Tensor dw;             // = or += [E, out, in] F32
   bool accumulate = false;
 };
 

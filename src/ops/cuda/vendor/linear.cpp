@@ -1,4 +1,5 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h and grouped_fp8_weight.h.
+// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h and
+// grouped_fp8_weight.h.
 #include <algorithm>
 
 #include "base/error.h"
@@ -74,15 +75,15 @@ void multiply(Context& ctx, const Product& p) {
                          ctx.stream);
 }
 
-// The product of FP8 operands: w [1, cols, depth] in codes. x_columns: = x's, where they are wanted.
+// The product of FP8 operands: w [1, cols, depth] in codes.
 void multiply_fp8(Context& ctx, const OperandRounding& rounding, Tensor x, Tensor w, Tensor w_scales, Tensor addend,
-                  Tensor y, const ColumnCodes& x_columns = {}) {
+                  Tensor y) {
   ArenaScope scope(ctx.scratch);
   const RowCodes room = claim_linear(scope, rounding, x).codes;
   if (ctx.counting() || y.num_elements() == 0) return;
   NMOE_CHECK(y.dtype() == DType::kBF16, "a product of FP8 operands into {}", dtype_name(y.dtype()));
   if constexpr (kHasSm90) {
-    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, /*offsets=*/{}, /*num_rows=*/{}, room, x_columns),
+    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, /*num_rows=*/{}, room),
                             .w = w,
                             .w_scales = w_scales,
                             .offsets = {},
@@ -96,14 +97,11 @@ void weight_gradient_fp8(Context& ctx, const LinearBackwardWeight& args) {
   ArenaScope scope(ctx.scratch);
   const Fp8WeightScratch room = claim_fp8_weight(scope, args);
   if (ctx.counting()) return;
-  const auto columns = [&](const Tensor& rows, const ColumnCodes& made, const ColumnCodes& own) {
-    if (made.defined()) return made;
-    quantize_fp8_columns(ctx, rows, /*offsets=*/{}, own);
-    return own;
-  };
+  quantize_fp8_columns(ctx, args.x, /*offsets=*/{}, room.x);
+  quantize_fp8_columns(ctx, args.dy, /*offsets=*/{}, room.dy);
   if constexpr (kHasSm90) {
-    sm90::grouped_fp8_weight(ctx, {.x = columns(args.x, args.x_columns, room.x),
-                                   .dy = columns(args.dy, args.dy_columns, room.dy),
+    sm90::grouped_fp8_weight(ctx, {.x = room.x,
+                                   .dy = room.dy,
                                    .num_rows = args.dy.dim(0),
                                    .offsets = {},
                                    .order = {},
@@ -130,8 +128,7 @@ void linear_activation_forward(Context& ctx, const LinearActivationForward& args
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   const Tensor addend = args.accumulate ? args.dx : Tensor();
   if (const WeightCodes& w = args.rounding.weight; w.defined()) {
-    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx,
-                        args.dy_columns);
+    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx);
   }
   multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx});
 }
