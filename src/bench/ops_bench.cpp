@@ -204,16 +204,6 @@ class Cases {
                        const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
                        return [&w, x, dy, dw] { w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true}); };
                      }});
-    if (has_codes_) {
-      cases.push_back(
-          {"linear, weight gradient, FP8", shape_of(size), 2 * count(T, in, out),
-           act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
-             const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
-             return [&w, x, dy, dw] {
-               w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true, {.format = OperandFormat::kFp8}});
-             };
-           }});
-    }
   }
 
   // What products of FP8 operands have in them beside the product.

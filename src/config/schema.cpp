@@ -293,7 +293,8 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   f.key("keep_first", precision.keep_first, kSizeOrNone,
         "so many first layers stay as with run.precision = \"device\"");
   f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
-  f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag, "gradients of weights in fp8 too")
+  f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag,
+        "gradients of routed experts' weights in fp8 too")
       .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
   // Whoever only looks on changes nothing.
   const auto defines_run_if_it_acts = [&](Field& field) {

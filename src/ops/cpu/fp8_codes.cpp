@@ -12,11 +12,9 @@ constexpr int64_t kBlock = block_size(OperandFormat::kFp8);
 
 // Calls fn(block, first row, rows) in parallel for the blocks of all groups.
 template <class Fn>
-void parallel_row_blocks(Context& ctx, Tensor offsets, int64_t num_rows, const Fn& fn) {
-  const int64_t num_groups = offsets.defined() ? offsets.dim(0) - 1 : 1;
-  ctx.pool.parallel_for(num_groups, [&](int64_t group, int) {
-    const int64_t begin = offsets.defined() ? offsets.data<int32_t>()[group] : 0,
-                  end = offsets.defined() ? offsets.data<int32_t>()[group + 1] : num_rows;
+void parallel_row_blocks(Context& ctx, Tensor offsets, const Fn& fn) {
+  ctx.pool.parallel_for(offsets.dim(0) - 1, [&](int64_t group, int) {
+    const int64_t begin = offsets.data<int32_t>()[group], end = offsets.data<int32_t>()[group + 1];
     for (int64_t row = begin; row < end; row += kBlock) {
       fn(begin / kBlock + group + (row - begin) / kBlock, row, std::min(kBlock, end - row));
     }
@@ -40,7 +38,7 @@ template <class Real>
 void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
   if (!columns.defined() || ctx.counting()) return;
   const int64_t C = x.dim(1);
-  parallel_row_blocks(ctx, offsets, x.dim(0), [&](int64_t block, int64_t first, int64_t rows) {
+  parallel_row_blocks(ctx, offsets, [&](int64_t block, int64_t first, int64_t rows) {
     for (int64_t col = 0; col < C; ++col) {
       const Real* const values = x.data<Real>() + first * C + col;
       uint32_t bits = 0;
@@ -60,7 +58,7 @@ Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns
   const int64_t C = columns.values.dim(1);
   const Tensor x = scope.allocate(DType::kF32, {num_rows, C});
   if (ctx.counting()) return x;
-  parallel_row_blocks(ctx, offsets, num_rows, [&](int64_t block, int64_t first, int64_t rows) {
+  parallel_row_blocks(ctx, offsets, [&](int64_t block, int64_t first, int64_t rows) {
     for (int64_t col = 0; col < C; ++col) {
       const float scale = e8m0_to_float(columns.scales.data<uint8_t>()[block * C + col]);
       const uint8_t* const codes = columns.values.data<uint8_t>() + (block * C + col) * kBlock;

@@ -11,7 +11,7 @@ namespace nmoe::cpu {
 // Of the rows of x [N, C] that are there (num_rows [1] i32; undefined: N).
 template <class Real>
 void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes);
-// Of x's columns, in groups of rows as offsets [G + 1] i32 says; undefined: one group.
+// Of x's columns, in groups of rows as offsets [G + 1] i32 says.
 template <class Real>
 void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns);
 // [num_rows, C] F32 in `scope`: what the columns of rows stand for. A counting run claims the same.

@@ -216,7 +216,8 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
   return scratch;
 }
 
-// --- gradients of weights from FP8 operands: codes of their columns, and of experts the order in which they are taken.
+// --- gradients of experts' weights from FP8 operands: codes of their columns, and the order in which experts are
+// taken.
 struct Fp8WeightScratch {
   ColumnCodes x, dy;   // x: undefined where they came along
   Tensor order;        // [E] I32
@@ -230,19 +231,13 @@ inline ColumnCodes claim_column_codes(ArenaScope& scope, const OperandRows& rows
   codes.scales = scope.allocate(DType::kU8, {blocks, rows.width()});
   return codes;
 }
-template <class Arguments>
-Fp8WeightScratch claim_fp8_weight(ArenaScope& scope, const Arguments& args) {
-  constexpr bool is_grouped = requires { args.offsets; };
-  const int64_t num_groups = is_grouped ? args.dw.dim(0) : 1;
+inline Fp8WeightScratch claim_fp8(ArenaScope& scope, const GroupedLinearBackwardWeight& args) {
+  const int64_t num_groups = args.dw.dim(0);
   Fp8WeightScratch scratch;
+  if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
   scratch.dy = claim_column_codes(scope, args.dy, num_groups);
-  if constexpr (!is_grouped) {
-    scratch.x = claim_column_codes(scope, args.x, num_groups);
-  } else {
-    if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
-    scratch.order = scope.allocate(DType::kI32, {num_groups});
-    scratch.tiles_taken = scope.allocate(DType::kI32, {1});
-  }
+  scratch.order = scope.allocate(DType::kI32, {num_groups});
+  scratch.tiles_taken = scope.allocate(DType::kI32, {1});
   return scratch;
 }
 

@@ -97,11 +97,7 @@ void claim_scratch(const Claims& claims, const LinearBackwardInput& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_linear(scope, args.rounding, args.dy);
 }
-void claim_scratch(const Claims& claims, const LinearBackwardWeight& args) {
-  if (args.rounding.format == OperandFormat::kAct) return claim_product(claims);
-  ArenaScope scope(claims.scratch);
-  cuda::claim_fp8_weight(scope, args);
-}
+void claim_scratch(const Claims& claims, const LinearBackwardWeight&) { claim_product(claims); }
 
 void claim_scratch(const Claims& claims, const HeadLoss& args) {
   ArenaScope scope(claims.scratch);
@@ -135,7 +131,7 @@ void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args
   if (args.dw.num_elements() == 0) return;
   ArenaScope scope(claims.scratch);
   if (args.rounding.format != OperandFormat::kAct) {
-    cuda::claim_fp8_weight(scope, args);
+    cuda::claim_fp8(scope, args);
     return;
   }
   cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));

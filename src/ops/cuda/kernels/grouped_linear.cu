@@ -217,7 +217,7 @@ void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRow
 // dw from codes of its operands' columns.
 void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) {
   ArenaScope scratch(ctx.scratch);
-  const Fp8WeightScratch room = claim_fp8_weight(scratch, args);
+  const Fp8WeightScratch room = claim_fp8(scratch, args);
   if (ctx.counting()) return;
   const bool has_x = args.x_columns.defined();
   if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, room.x);

@@ -10,7 +10,6 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/fp8_tile.cuh"
-#include "ops/cuda/primitives/group_tiles.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -65,7 +64,7 @@ struct ActivatedRows {
 };
 
 struct Columns {
-  GroupBounds bounds;
+  const int32_t* offsets;
   int num_groups;
   int64_t cols;
   uint8_t* values;
@@ -83,7 +82,7 @@ __device__ BlockRows find_rows(const Columns& p, int block) {
   if (threadIdx.x == 0) found.count = 0;
   __syncthreads();
   for (int group = static_cast<int>(threadIdx.x); group < p.num_groups; group += kThreads) {
-    const int begin = p.bounds.begin(group), rows = p.bounds.begin(group + 1) - begin;
+    const int begin = p.offsets[group], rows = p.offsets[group + 1] - begin;
     const int before = (block - begin / kBlock - group) * kBlock;
     if (before >= 0 && before < rows) found = {begin + before, min(kBlock, rows - before)};
   }
@@ -173,14 +172,11 @@ void check_columns(const ColumnCodes& columns, int64_t num_rows, int64_t width, 
              columns.scales.shape(), num_rows, width, num_groups);
 }
 
-int64_t num_groups_of(Tensor offsets) { return offsets.defined() ? offsets.dim(0) - 1 : 1; }
-
 template <class Source>
-void launch(Context& ctx, const Source& source, int64_t num_rows, Tensor offsets, const ColumnCodes& columns) {
+void launch(Context& ctx, const Source& source, Tensor offsets, const ColumnCodes& columns) {
   const int64_t cols = columns.values.dim(1);
-  const Columns args{.bounds = offsets.defined() ? GroupBounds(offsets.data<int32_t>())
-                                                 : GroupBounds(static_cast<int>(num_rows), static_cast<int>(num_rows)),
-                     .num_groups = static_cast<int>(num_groups_of(offsets)),
+  const Columns args{.offsets = offsets.data<int32_t>(),
+                     .num_groups = static_cast<int>(offsets.dim(0)) - 1,
                      .cols = cols,
                      .values = columns.values.data<uint8_t>(),
                      .scales = columns.scales.data<uint8_t>()};
@@ -193,20 +189,20 @@ void launch(Context& ctx, const Source& source, int64_t num_rows, Tensor offsets
 
 void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, const ColumnCodes& columns) {
   const int64_t R = x.num_rows(), C = x.width();
-  check_columns(columns, R, C, num_groups_of(offsets));
+  check_columns(columns, R, C, offsets.dim(0) - 1);
   NMOE_CHECK(takes_fp8(x.source, columns.values), "FP8 columns of {} {}", dtype_name(x.source.dtype()),
              x.source.shape());
   if (ctx.counting() || R * C == 0) return;
   const PickedRows source{
       .x = x.source.data<__nv_bfloat16>(), .index = x.index.defined() ? x.index.data<int32_t>() : nullptr, .width = C};
-  launch(ctx, source, R, offsets, columns);
+  launch(ctx, source, offsets, columns);
 }
 
 void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
   const Tensor pre = args.pre, row_weight = args.row_weight;
   const int64_t R = pre.dim(0), width = args.h_columns.values.dim(1);
   const bool is_swiglu = args.kind == Activation::kSwiGlu;
-  check_columns(args.h_columns, R, width, num_groups_of(args.offsets));
+  check_columns(args.h_columns, R, width, args.offsets.dim(0) - 1);
   NMOE_CHECK(pre.dim(1) == (is_swiglu ? 2 : 1) * width && pre.dtype() == DType::kBF16 && aligned16(pre.raw()) &&
                  (!row_weight.defined() || row_weight.dim(0) == R) && !args.h_codes.defined(),
              "FP8 columns {} of an activation of {} {} with weights {}", args.h_columns.values.shape(),
@@ -216,7 +212,7 @@ void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
     const ActivatedRows<kKind> source{.pre = pre.data<__nv_bfloat16>(),
                                       .weights = row_weight.defined() ? row_weight.data<float>() : nullptr,
                                       .width = width};
-    launch(ctx, source, R, args.offsets, args.h_columns);
+    launch(ctx, source, args.offsets, args.h_columns);
   };
   if (is_swiglu) {
     run.template operator()<Activation::kSwiGlu>();

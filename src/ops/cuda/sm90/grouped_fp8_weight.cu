@@ -1,4 +1,5 @@
-// Gradients of weights from FP8 operands on Hopper: dw_e = or += dy_e^T x_e, both in blocks of 128 rows, transposed.
+// Gradients of experts' weights from FP8 operands on Hopper: dw_e = or += dy_e^T x_e, both in blocks of 128 rows,
+// transposed.
 //
 // A persistent, warp-specialised kernel as in grouped_fp8.cu: tiles of 256 x 128 of dw, the rows that are summed over
 // in steps of a block. A consumer warpgroup has 128 of the tile's rows, as two products of 64 that share x. Here a
@@ -63,8 +64,8 @@ struct Product {
   CUtensorMap dw;     // [groups, rows, cols]
   const uint8_t* dy_scales;
   const uint8_t* x_scales;
-  GroupBounds bounds;
-  const int* order;  // with tiles_taken: of groups; or null
+  const int32_t* offsets;
+  const int* order;  // of the groups
   int* tiles_taken;
   int num_groups, rows, cols;  // of a group's dw
   bool accumulate;
@@ -100,7 +101,7 @@ struct LaneScales {
 // By one warp.
 __device__ void load_tiles(const Product& p, const Pipeline& pipeline, float* scales) {
   const bool elected = threadIdx.x == 0;
-  DynamicTileScheduler<kTileRows, kTileCols> scheduler(p.bounds, p.num_groups, p.order, p.tiles_taken, p.rows, p.cols,
+  DynamicTileScheduler<kTileRows, kTileCols> scheduler(p.offsets, p.num_groups, p.order, p.tiles_taken, p.rows, p.cols,
                                                        /*skip_empty=*/p.accumulate);
   Pipeline::Position at;
   GroupTile next;
@@ -292,7 +293,7 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                  args.dy.values.shape() == Shape({blocks, out, kBlock}) &&
                  args.x.values.shape() == Shape({blocks, in, kBlock}) &&
                  args.dy.scales.shape() == Shape({blocks, out}) && args.x.scales.shape() == Shape({blocks, in}) &&
-                 (offsets.defined() ? offsets.shape() == Shape({E + 1}) && args.order.shape() == Shape({E}) : E == 1),
+                 offsets.shape() == Shape({E + 1}) && args.order.shape() == Shape({E}),
              "gradients {} of {} rows from FP8 columns {} and {}, offsets {}", dw.shape(), args.num_rows,
              args.dy.values.shape(), args.x.values.shape(), offsets.shape());
   NMOE_CHECK(blocks * std::max(out, in) <= INT32_MAX && aligned16(args.dy.values.raw()) &&
@@ -302,17 +303,15 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
   const int64_t tiles = E * ceil_div<int64_t>(out, kTileRows) * ceil_div<int64_t>(in, kTileCols);
   NMOE_CHECK(tiles <= INT32_MAX / 2, "a gradient of {} tiles", tiles);
   if (ctx.counting() || dw.num_elements() == 0) return;
-  const bool ragged = offsets.defined();
-  if (ragged) order_longest_first(ctx, offsets, args.order, args.tiles_taken);
-  const auto num_rows = static_cast<int>(args.num_rows);
+  order_longest_first(ctx, offsets, args.order, args.tiles_taken);
   const Product product{.dy = columns_map(args.dy),
                         .x = columns_map(args.x),
                         .dw = sums_map(dw.raw(), E, out, in, kProductRows),
                         .dy_scales = args.dy.scales.data<uint8_t>(),
                         .x_scales = args.x.scales.data<uint8_t>(),
-                        .bounds = ragged ? GroupBounds(offsets.data<int32_t>()) : GroupBounds(num_rows, num_rows),
-                        .order = ragged ? args.order.data<int32_t>() : nullptr,
-                        .tiles_taken = ragged ? args.tiles_taken.data<int32_t>() : nullptr,
+                        .offsets = offsets.data<int32_t>(),
+                        .order = args.order.data<int32_t>(),
+                        .tiles_taken = args.tiles_taken.data<int32_t>(),
                         .num_groups = static_cast<int>(E),
                         .rows = static_cast<int>(out),
                         .cols = static_cast<int>(in),

@@ -1,4 +1,4 @@
-// Gradients of weights from FP8 operands on Hopper by TMA and wgmma. Compiled for sm_90a only.
+// Gradients of experts' weights from FP8 operands on Hopper by TMA and wgmma. Compiled for sm_90a only.
 #pragma once
 
 #include "ops/contracts/quantize.h"
@@ -12,9 +12,9 @@ struct GroupedFp8Weight {
   ColumnCodes x;         // of [R, in]
   ColumnCodes dy;        // of [R, out]
   int64_t num_rows = 0;  // R
-  Tensor offsets;        // [E + 1] i32; undefined: all rows are the only group's
-  Tensor order;          // scratch [E] i32, with offsets
-  Tensor tiles_taken;    // scratch [1] i32, with offsets
+  Tensor offsets;        // [E + 1] i32
+  Tensor order;          // scratch [E] i32
+  Tensor tiles_taken;    // scratch [1] i32
   Tensor dw;             // = or += [E, out, in] F32
   bool accumulate = false;
 };

@@ -51,11 +51,11 @@ class StaticTileScheduler {
 template <int kTileRows, int kTileCols>
 class DynamicTileScheduler {
  public:
-  // `order` and `tiles_taken` are those of order_longest_first(), or null for a single group: then a block has every
-  // gridDim.x-th tile. C is [rows, width] in every group. skip_empty: groups without rows have no tiles.
-  __device__ DynamicTileScheduler(const GroupBounds& bounds, int num_groups, const int* order, int* tiles_taken,
-                                  int rows, int width, bool skip_empty)
-      : bounds_(bounds),
+  // `order` and `tiles_taken` are those of order_longest_first(). C is [rows, width] in every group. skip_empty: groups
+  // without rows have no tiles.
+  __device__ DynamicTileScheduler(const int32_t* offsets, int num_groups, const int* order, int* tiles_taken, int rows,
+                                  int width, bool skip_empty)
+      : offsets_(offsets),
         order_(order),
         tiles_taken_(tiles_taken),
         num_groups_(num_groups),
@@ -69,9 +69,9 @@ class DynamicTileScheduler {
     const int place = next_ / tiles, in_group = next_ % tiles;
     if (place >= num_groups_) return false;
     next_ = take();  // early, so that the answer is there when it is needed
-    tile.group = order_ == nullptr ? place : order_[place];
-    tile.group_begin = bounds_.begin(tile.group);
-    tile.group_rows = bounds_.begin(tile.group + 1) - tile.group_begin;
+    tile.group = order_[place];
+    tile.group_begin = offsets_[tile.group];
+    tile.group_rows = offsets_[tile.group + 1] - tile.group_begin;
     if (tile.group_rows <= 0 && skip_empty_) return false;  // and all groups behind it are empty too
     tile.row = in_group % row_tiles * kTileRows;
     tile.col = in_group / row_tiles * kTileCols;
@@ -80,12 +80,11 @@ class DynamicTileScheduler {
 
  private:
   __device__ int take() const {
-    if (tiles_taken_ == nullptr) return next_ < 0 ? static_cast<int>(blockIdx.x) : next_ + static_cast<int>(gridDim.x);
     const int tile = threadIdx.x % kWarp == 0 ? atomicAdd(tiles_taken_, 1) : 0;
     return __shfl_sync(kAllLanes, tile, 0);
   }
 
-  GroupBounds bounds_;
+  const int32_t* offsets_;
   const int* order_;
   int* tiles_taken_;
   int num_groups_, rows_, width_;

@@ -1,15 +1,12 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h and
-// grouped_fp8_weight.h.
+// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h.
 #include <algorithm>
 
 #include "base/error.h"
 #include "ops/cuda/kernels/quantize_fp8.h"
-#include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
-#include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
@@ -92,25 +89,6 @@ void multiply_fp8(Context& ctx, const OperandRounding& rounding, Tensor x, Tenso
   }
 }
 
-// dw from codes of its operands' columns.
-void weight_gradient_fp8(Context& ctx, const LinearBackwardWeight& args) {
-  ArenaScope scope(ctx.scratch);
-  const Fp8WeightScratch room = claim_fp8_weight(scope, args);
-  if (ctx.counting()) return;
-  quantize_fp8_columns(ctx, args.x, /*offsets=*/{}, room.x);
-  quantize_fp8_columns(ctx, args.dy, /*offsets=*/{}, room.dy);
-  if constexpr (kHasSm90) {
-    sm90::grouped_fp8_weight(ctx, {.x = room.x,
-                                   .dy = room.dy,
-                                   .num_rows = args.dy.dim(0),
-                                   .offsets = {},
-                                   .order = {},
-                                   .tiles_taken = {},
-                                   .dw = args.dw.reshape({1, args.dw.dim(0), args.dw.dim(1)}),
-                                   .accumulate = args.accumulate});
-  }
-}
-
 }  // namespace
 
 void linear_forward(Context& ctx, const LinearForward& args) {
@@ -135,7 +113,6 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
 
 void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
-  if (args.rounding.format != OperandFormat::kAct) return weight_gradient_fp8(ctx, args);
   const Tensor addend = args.accumulate ? args.dw : Tensor();
   multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw});
 }
