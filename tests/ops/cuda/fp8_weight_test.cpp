@@ -250,7 +250,6 @@ TEST_F(CudaFp8Weight, GradientsOfExpertsAreThoseOfTheCpu) {
                                             .rounding = kFp8});
       EXPECT_GT(signal_to_noise(down(dw), expected), kLeastRatio) << picks_x << accumulate;
     }
-    tensors_.rewind(0);
   }
 }
 

@@ -47,26 +47,21 @@ struct alignas(16) Tile {
   int group;  // negative: there are no more tiles
 };
 
-using Pipeline = TmaPipeline<3, kBoxes * kBoxBytes, Tile>;
+using Pipeline = TmaPipeline<4, kBoxes * kBoxBytes, Tile>;
 constexpr int kScales = kTileRows + kTileCols;  // of a stage, as numbers: dy's, then x's
 constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
 constexpr int kScaleBytes = Pipeline::kStages * kScales * static_cast<int>(sizeof(float));
-// Of dw, on its way to memory: a product of each consumer, in boxes of 32 columns.
-constexpr int kBoxSums = 32, kSumBoxBytes = kProductRows * kBoxSums * static_cast<int>(sizeof(float));
-constexpr int kStagedBytes = kTileCols / kBoxSums * kSumBoxBytes;  // of a consumer
-constexpr int kSharedBytes = kStageBytes + kConsumers * kStagedBytes + kScaleBytes + Pipeline::kBarrierBytes;
-constexpr int kConsumerBarrier = 1;  // the first consumer's named barrier
+constexpr int kSharedBytes = kStageBytes + kScaleBytes + Pipeline::kBarrierBytes;
 static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kScaleBytes) % alignof(Tile) == 0);
-static_assert(kStageBytes % kPanelAlignment == 0 && kSumBoxBytes % kPanelAlignment == 0 && kBoxSums * 4 == 128);
 
 struct Product {
   CUtensorMap dy, x;  // [blocks * columns, 128]
-  CUtensorMap dw;     // [groups, rows, cols]
   const uint8_t* dy_scales;
   const uint8_t* x_scales;
   const int32_t* offsets;
   const int* order;  // of the groups
   int* tiles_taken;
+  float* dw;
   int num_groups, rows, cols;  // of a group's dw
   bool accumulate;
 };
@@ -194,41 +189,10 @@ __device__ __forceinline__ void multiply_blocks(const Pipeline& pipeline, Pipeli
   }
 }
 
-// dw = or += a product's sums, by TMA. `staged`: the consumer's, from which an earlier product may still be read.
-__device__ __forceinline__ void store_product(const Product& p, const float (&total)[kTileCols / 2], const Tile& tile,
-                                              int row, int consumer, std::byte* staged) {
-  const bool elected = threadIdx.x % kWarpgroup == 0;
-  if (elected) tma_wait_reads();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows + lane / 4;
-#pragma unroll
-  for (int j = 0; j < kTileCols / 8; ++j) {
-    // 128 bytes a row, of which the 16 bytes are where TMA's swizzle has them.
-    const int vector = (j % 4 * 2 + lane % 4 / 2) ^ (lane / 4);
-    std::byte* const place = staged + j / 4 * kSumBoxBytes + first_row * 128 + vector * 16 + lane % 2 * 8;
-    *reinterpret_cast<float2*>(place) = make_float2(total[4 * j], total[4 * j + 1]);
-    *reinterpret_cast<float2*>(place + 8 * 128) = make_float2(total[4 * j + 2], total[4 * j + 3]);
-  }
-  fence_proxy_async();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-  if (!elected) return;
-  for (int box = 0; box < kTileCols / kBoxSums; ++box) {
-    if (box * kBoxSums >= tile.num_cols) break;
-    const int col = tile.col + box * kBoxSums;
-    if (p.accumulate) {
-      tma_add(p.dw, col, row, tile.group, staged + box * kSumBoxBytes);
-    } else {
-      tma_store(p.dw, col, row, tile.group, staged + box * kSumBoxBytes);
-    }
-  }
-  tma_commit();
-}
-
-__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales, std::byte* staging) {
+__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+  const int warp_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows;
   const bool elected = threadIdx.x % kWarp == 0;
-  std::byte* const staged = staging + consumer * kStagedBytes;
   Pipeline::Position at;
   for (;;) {
     pipeline.wait(at);
@@ -248,25 +212,33 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
     } else {
       multiply_blocks<1>(pipeline, at, tile.num_blocks, scales, total);
     }
-    // Each by itself: a loop would keep sums in local memory.
-    static_assert(kProducts == 2);
-    const int row = tile.row + consumer * kConsumerRows;
-    if (num_rows > 0) store_product(p, total[0], tile, row, consumer, staged);
-    if (num_rows > kProductRows) store_product(p, total[1], tile, row + kProductRows, consumer, staged);
+    const int64_t first_row =
+        static_cast<int64_t>(tile.group) * p.rows + tile.row + consumer * kConsumerRows + warp_row;
+    float* const target = p.dw + first_row * p.cols + tile.col;
+    const int rows_left = num_rows - warp_row;
+    const auto store = [&]<bool kAccumulate>() {
+#pragma unroll
+      for (int product = 0; product < kProducts; ++product) {
+        const int row = product * kProductRows;
+        store_sums<kTileCols, kAccumulate>(total[product], rows_left - row, tile.num_cols,
+                                           target + static_cast<int64_t>(row) * p.cols, p.cols);
+      }
+    };
+    if (p.accumulate) {
+      store.template operator()<true>();
+    } else {
+      store.template operator()<false>();
+    }
   }
-  if (threadIdx.x % kWarpgroup == 0) tma_wait_writes();
 }
 
 __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
-  std::byte* const staging = shared + kStageBytes;
-  std::byte* const behind = staging + kConsumers * kStagedBytes;
-  auto* const scales = reinterpret_cast<float*>(behind);
-  const Pipeline pipeline(shared, behind + kScaleBytes);
+  auto* const scales = reinterpret_cast<float*>(shared + kStageBytes);
+  const Pipeline pipeline(shared, shared + kStageBytes + kScaleBytes);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.dy);
     tma_prefetch_map(p.x);
-    tma_prefetch_map(p.dw);
     pipeline.init(/*num_copiers=*/0, /*num_releases=*/kConsumerWarps);
   }
   __syncthreads();
@@ -275,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const _
     if (threadIdx.x < kWarp) load_tiles(p, pipeline, scales);
   } else {
     setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles(p, pipeline, scales, staging);
+    multiply_tiles(p, pipeline, scales);
   }
 }
 
@@ -306,12 +278,12 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
   order_longest_first(ctx, offsets, args.order, args.tiles_taken);
   const Product product{.dy = columns_map(args.dy),
                         .x = columns_map(args.x),
-                        .dw = sums_map(dw.raw(), E, out, in, kProductRows),
                         .dy_scales = args.dy.scales.data<uint8_t>(),
                         .x_scales = args.x.scales.data<uint8_t>(),
                         .offsets = offsets.data<int32_t>(),
                         .order = args.order.data<int32_t>(),
                         .tiles_taken = args.tiles_taken.data<int32_t>(),
+                        .dw = dw.data<float>(),
                         .num_groups = static_cast<int>(E),
                         .rows = static_cast<int>(out),
                         .cols = static_cast<int>(in),

@@ -29,24 +29,4 @@ __device__ inline void tma_load(const CUtensorMap& map, int column, int row, voi
       : "memory");
 }
 
-// --- stores, by one thread, which waits for its own. Shared memory was written before a fence_proxy_async().
-// The map's box whose first element is (column, row, matrix) = what lies at `source`; what lies outside of the tensor
-// is not written.
-__device__ inline void tma_store(const CUtensorMap& map, int column, int row, int matrix, const void* source) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(&map),
-               "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
-               : "memory");
-}
-// The same, added (+=).
-__device__ inline void tma_add(const CUtensorMap& map, int column, int row, int matrix, const void* source) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(&map),
-      "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
-      : "memory");
-}
-__device__ inline void tma_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// Until shared memory of all stores that were committed is free, or these are done.
-__device__ inline void tma_wait_reads() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
-__device__ inline void tma_wait_writes() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
-
 }  // namespace nmoe::cuda::sm90

@@ -19,21 +19,19 @@ auto encode_function() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// Boxes of `box_rows` rows of 128 bytes of row-major matrices, one behind the other. rank: 3, or 2 for one matrix.
-CUtensorMap matrix_map(CUtensorMapDataType type, int element_bytes, const void* data, int64_t matrices, int64_t rows,
-                       int64_t cols, int box_rows, cuuint32_t rank) {
+// Boxes of `box_rows` rows of 128 bytes of a row-major matrix.
+CUtensorMap matrix_map(CUtensorMapDataType type, int element_bytes, const void* data, int64_t rows, int64_t cols,
+                       int box_rows) {
   static const auto encode = encode_function();
-  constexpr cuuint32_t kElementStrides[] = {1, 1, 1};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(matrices)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(cols * element_bytes),
-                                static_cast<cuuint64_t>(rows * cols * element_bytes)};
+  constexpr cuuint32_t kElementStrides[] = {1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows)};
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols * element_bytes)};
   CUtensorMap map;
-  const CUresult result = encode(&map, type, rank, const_cast<void*>(data), sizes, strides, box, kElementStrides,
+  const CUresult result = encode(&map, type, 2, const_cast<void*>(data), sizes, row_bytes, box, kElementStrides,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  NMOE_CHECK(result == CUDA_SUCCESS, "a tensor map of {} x {} x {} values: CUDA driver error {}", matrices, rows, cols,
+  NMOE_CHECK(result == CUDA_SUCCESS, "a tensor map of {} x {} values: CUDA driver error {}", rows, cols,
              static_cast<int>(result));
   return map;
 }
@@ -41,15 +39,11 @@ CUtensorMap matrix_map(CUtensorMapDataType type, int element_bytes, const void* 
 }  // namespace
 
 CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols) {
-  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, 1, rows, cols, 64, /*rank=*/2);
+  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, rows, cols, 64);
 }
 
 CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows) {
-  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, 1, rows, cols, box_rows, /*rank=*/2);
-}
-
-CUtensorMap sums_map(const void* data, int64_t matrices, int64_t rows, int64_t cols, int box_rows) {
-  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, data, matrices, rows, cols, box_rows, /*rank=*/3);
+  return matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, rows, cols, box_rows);
 }
 
 }  // namespace nmoe::cuda

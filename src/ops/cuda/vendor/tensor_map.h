@@ -13,8 +13,5 @@ namespace nmoe::cuda {
 CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols);
 // The same of a matrix of bytes: boxes of 128 of each of `box_rows` (at most 256) rows; cols is a multiple of 16.
 CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows);
-// The same of F32 matrices [matrices, rows, cols]: boxes of 32 columns of each of `box_rows` rows of one of them; cols
-// is a multiple of 4.
-CUtensorMap sums_map(const void* data, int64_t matrices, int64_t rows, int64_t cols, int box_rows);
 
 }  // namespace nmoe::cuda
