@@ -449,6 +449,17 @@ class Cases {
                            w.ops().grouped_linear_backward_weight({x, dy, plan.offsets, dw, /*accumulate=*/true});
                          };
                        }});
+      if (has_codes_) {
+        cases.push_back({"grouped linear, weight gradient, FP8", shape, flops,
+                         row_bytes + 2 * stat_ * count(E, in, out), [=](Workbench& w) -> Work {
+                           const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
+                           const MoePlan plan = make_plan(w, size);
+                           return [&w, x, dy, dw, plan] {
+                             w.ops().grouped_linear_backward_weight(
+                                 {x, dy, plan.offsets, dw, /*accumulate=*/true, {.format = OperandFormat::kFp8}});
+                           };
+                         }});
+      }
       // The tokens' side is picked: what goes into the first layer, and the gradient of what comes out of the second.
       cases.push_back(
           {"grouped linear, weight gradient, tokens picked", shape, flops,

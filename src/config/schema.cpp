@@ -294,7 +294,8 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   f.key("keep_first", precision.keep_first, kSizeOrNone,
         "so many first layers stay as with run.precision = \"device\"");
   f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
-  f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag, "gradients of weights in fp8 too")
+  f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag,
+        "gradients of routed experts' weights in fp8 too")
       .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
   const auto is_nvfp4 = [&](PartPrecision part) {
     return part == PartPrecision::kNvFp4 || (part == PartPrecision::kRun && run.precision == Precision::kNvFp4);

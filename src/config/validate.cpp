@@ -144,9 +144,6 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
                 {"precision.keep_first", "precision.keep_last"},
                 fmt::format("of {} layers none is left to run.precision", num_layers),
                 "lower one of them, or remove run.precision");
-  rules.require(!precision.fp8_weight_gradients || config.run.device != "cuda",
-                {"precision.fp8_weight_gradients", "run.device"}, "CUDA computes gradients of weights in bf16 there",
-                "remove it, or set run.device = \"cpu\", which is slow");
 }
 
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {

@@ -20,8 +20,11 @@ class Block {
   Tensor forward(const Pass& pass, Tensor x);
   // The same with what is cached of earlier tokens (model/mixer.h); x becomes the output.
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
-  // dx [T, D]: on entry the gradient of the output, on return that of the input.
-  void backward(const Pass& pass, Tensor dx);
+  // dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that of the input, whose
+  // codes are in pass.gradient_codes where `leaves_codes`.
+  void backward(const Pass& pass, const CodedRows& dx, bool leaves_codes);
+  // Whether codes of the output's gradient are of use.
+  bool takes_codes() const { return feed_forward_->takes_codes(); }
 
   Moe* moe() const { return dynamic_cast<Moe*>(feed_forward_.get()); }  // null in a dense layer
 
@@ -33,7 +36,7 @@ class Block {
   Tensor run_feed_forward(const Pass& pass, Tensor mixed);
   Tensor run(const Pass& pass, Tensor x);
   // Backward of the last run().
-  void run_backward(const Pass& pass, Tensor dx);
+  void run_backward(const Pass& pass, const CodedRows& dx, bool leaves_codes);
 
   int64_t layer_;
   Norm mixer_norm_;

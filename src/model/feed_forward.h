@@ -16,11 +16,13 @@ class FeedForward {
  public:
   virtual ~FeedForward() = default;
   // x [T, D] (normed), y [T, D] = residual [T, D], which may be y, and what x becomes
-  virtual void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) = 0;
+  virtual void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) = 0;
   // The same for generation: no backward can follow.
   virtual void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) { forward(pass, x, residual, y); }
   // dy [T, D] is left alone, dx [T, D] =
-  virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
+  virtual void backward(const Pass& pass, const CodedRows& dy, Tensor dx) = 0;
+  // Whether codes of x and dy are of use.
+  virtual bool takes_codes() const = 0;
 };
 
 // Adds the weights of a layer's feed-forward part.

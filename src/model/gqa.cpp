@@ -47,13 +47,13 @@ double GroupedQueryAttention::softmax_scale() const {
   return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
 }
 
-void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
+void GroupedQueryAttention::project(const Pass& pass, const CodedRows& x) {
   Ops& ops = pass.ops;
-  const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor qkv = pass.push({T, (H + G + G) * C});
   // What norms make of queries and keys lies elsewhere: backward needs both.
   const Tensor qk = q_norm_ ? pass.push({T, (H + G) * C}) : qkv;
-  saved_.x = x;
+  saved_.x = x.rows;
   saved_.q = heads_of(qk, 0, H, C);
   saved_.k = heads_of(qk, H, G, C);
   saved_.v = heads_of(qkv, H + G, G, C);
@@ -66,9 +66,9 @@ void GroupedQueryAttention::project(const Pass& pass, Tensor x) {
   pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
 }
 
-void GroupedQueryAttention::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
+void GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
-  const int64_t T = x.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
@@ -104,10 +104,10 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Lay
   out_.forward(ops, out.reshape({T, H * C}), y, residual);
 }
 
-void GroupedQueryAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
+void GroupedQueryAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
-  const int64_t T = dy.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const int64_t T = dy.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
   out_.backward(ops, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));

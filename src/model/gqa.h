@@ -18,8 +18,9 @@ class GroupedQueryAttention final : public Mixer {
   static MixerSpec describe(const Layer& layer, WeightList& weights);
   GroupedQueryAttention(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override { return out_.weight().takes_codes(); }
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
                       Tensor y) override;
 
@@ -34,7 +35,7 @@ class GroupedQueryAttention final : public Mixer {
   };
   double softmax_scale() const;
   // Fills saved_.q, .k and .v.
-  void project(const Pass& pass, Tensor x);
+  void project(const Pass& pass, const CodedRows& x);
 
   const ModelConfig& config_;
   int64_t layer_;

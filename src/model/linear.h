@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/pass.h"
 #include "model/weight.h"
 
 namespace nmoe {
@@ -28,26 +29,25 @@ class Linear {
   void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, x, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    rounding.rows = codes;
+    if (weight_.takes_codes()) rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
   // pre = [N, out], and its activation: h =, with its codes where there is room for any
-  void forward_activation(Ops& ops, Activation kind, Tensor x, Tensor pre, Tensor h, const RowCodes& h_codes) const {
-    weight_.measure_forward(ops, x, weight_.value);
-    ops.linear_activation_forward({.kind = kind,
-                                   .x = x,
-                                   .w = weight_.value,
-                                   .pre = pre,
-                                   .h = h,
-                                   .h_codes = h_codes,
-                                   .rounding = weight_.rounding(ops)});
+  void forward_activation(Ops& ops, Activation kind, const CodedRows& x, Tensor pre, Tensor h,
+                          const RowCodes& h_codes) const {
+    weight_.measure_forward(ops, x.rows, weight_.value);
+    OperandRounding rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) rounding.rows = x.codes;
+    ops.linear_activation_forward(
+        {.kind = kind, .x = x.rows, .w = weight_.value, .pre = pre, .h = h, .h_codes = h_codes, .rounding = rounding});
   }
-  // dx =, or += with accumulate. codes: of dy, where there are any.
-  void backward_input(Ops& ops, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& codes = {}) const {
-    weight_.measure_gradient(ops, dy);
+  // dx =, or += with accumulate.
+  void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
+    weight_.measure_gradient(ops, dy.rows);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
-    rounding.rows = codes;
-    ops.linear_backward_input({.dy = dy, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
+    if (weight_.takes_codes()) rounding.rows = dy.codes;
+    ops.linear_backward_input(
+        {.dy = dy.rows, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
   // The weight's gradient, as model/weight.h says.
   void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
@@ -58,8 +58,8 @@ class Linear {
                                 .rounding = weight_.weight_gradient_rounding()});
   }
   // Both. dx may not be the storage of x.
-  void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx, bool accumulate = false) const {
-    backward_weight(ops, x, dy);
+  void backward(Ops& ops, Tensor x, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
+    backward_weight(ops, x, dy.rows);
     backward_input(ops, dy, dx, accumulate);
   }
   // Where what makes rows [N, width], which are x or dy of a product with this weight, leaves their codes too;
@@ -85,10 +85,12 @@ class JoinedLinear {
   }
 
   // y =
-  void forward(Ops& ops, Tensor x, Tensor y) const {
-    parts_.front()->measure_forward(ops, x, joined(&Weight::value));
-    ops.linear_forward(
-        {.x = x, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = parts_.front()->rounding(ops)});
+  void forward(Ops& ops, const CodedRows& x, Tensor y) const {
+    Weight& first = *parts_.front();
+    first.measure_forward(ops, x.rows, joined(&Weight::value));
+    OperandRounding rounding = first.rounding(ops);
+    if (first.takes_codes()) rounding.rows = x.codes;
+    ops.linear_forward({.x = x.rows, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
   }
   // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
@@ -140,11 +142,12 @@ class GroupedLinear {
     ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
   }
   // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight and rounding, which
-  // are this one's.
-  void forward_activation(Ops& ops, GroupedActivationForward args) const {
+  // are this one's. codes: of args.x.source, where there are any.
+  void forward_activation(Ops& ops, GroupedActivationForward args, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, args.x, weight_.value, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_forward(args);
   }
   // dx = [N, in]. codes: of dy, where there are any.
@@ -155,25 +158,34 @@ class GroupedLinear {
     ops.grouped_linear_backward_input(
         {.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx, .rounding = rounding});
   }
-  // The same through the activation in front of this layer. `args` is without the weight and rounding.
-  void backward_activation(Ops& ops, GroupedActivationBackward args) const {
+  // The same through the activation in front of this layer. `args` is without the weight and rounding. codes: of
+  // args.dy.source, where there are any.
+  void backward_activation(Ops& ops, GroupedActivationBackward args, const RowCodes& codes = {}) const {
     weight_.measure_gradient(ops, args.dy, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
+    if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/weight.h says.
-  void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets) const {
+  // x may be undefined where there are codes of its columns.
+  void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
+                       const ColumnCodes& x_columns = {}) const {
     ops.grouped_linear_backward_weight({.x = x,
                                         .dy = dy,
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = weight_.accumulate_grad(),
-                                        .rounding = weight_.weight_gradient_rounding()});
+                                        .rounding = weight_.weight_gradient_rounding(),
+                                        .x_columns = x_columns});
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
+  }
+  // Of rows [N, width] in this layer's groups, as Weight has it.
+  ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width) const {
+    return weight_.push_columns(activations, num_rows, width, weight_.shape[0]);
   }
 
   Weight& weight() const { return weight_; }

@@ -21,9 +21,11 @@ class Mixer {
  public:
   virtual ~Mixer() = default;
   // x [T, D] (normed), y [T, D] = residual [T, D], which may be y, and what x becomes
-  virtual void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) = 0;
+  virtual void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) = 0;
   // dy [T, D] is left alone, dx [T, D] =
-  virtual void backward(const Pass& pass, Tensor dy, Tensor dx) = 0;
+  virtual void backward(const Pass& pass, const CodedRows& dy, Tensor dx) = 0;
+  // Whether codes of x and dy are of use.
+  virtual bool takes_codes() const = 0;
   // As forward, but a row sees what is cached of its slot, after it has been added to that itself. No backward can
   // follow. slots [T] i32; positions are the batch's.
   virtual void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,

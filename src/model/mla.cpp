@@ -77,11 +77,11 @@ Tensor LatentAttention::queries(const Pass& pass, const Projections& raw) {
   return q;
 }
 
-Tensor LatentAttention::project(const Pass& pass, Tensor x) {
+Tensor LatentAttention::project(const Pass& pass, const CodedRows& x) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
-  saved_.x = x;
+  const int64_t T = x.rows.dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
+  saved_.x = x.rows;
   saved_.kv_latent = pass.push({T, mla.kv_lora_rank});
   const Projections raw = push_projections(pass, T);
   projections_.forward(ops, x, raw.all);
@@ -93,10 +93,10 @@ Tensor LatentAttention::project(const Pass& pass, Tensor x) {
   return raw.k_rope;
 }
 
-void LatentAttention::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
+void LatentAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
   const Tensor k_rope = project(pass, x);
   saved_.k = pass.push({T, H, N + P});
@@ -149,11 +149,11 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
   out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
 }
 
-void LatentAttention::backward(const Pass& pass, Tensor dy, Tensor dx) {
+void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const MlaConfig& mla = config_.mla;
-  const int64_t T = dy.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+  const int64_t T = dy.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
 
   const Tensor dout = pass.push({T, H, U});

@@ -20,8 +20,9 @@ class LatentAttention final : public Mixer {
   static MixerSpec describe(const Layer& layer, WeightList& weights);
   LatentAttention(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override { return out_.weight().takes_codes(); }
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
                       Tensor y) override;
 
@@ -53,7 +54,7 @@ class LatentAttention final : public Mixer {
   // [T, H, N + P], before their rotation; fills saved_.q_latent.
   Tensor queries(const Pass& pass, const Projections& raw);
   // Fills saved_.q_latent, .q and .kv_latent. Returns the rotated key part that heads share, [T, P].
-  Tensor project(const Pass& pass, Tensor x);
+  Tensor project(const Pass& pass, const CodedRows& x);
   // k_rope [T, P] as a head, to be rotated.
   Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
 

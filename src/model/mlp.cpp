@@ -17,10 +17,10 @@ Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSe
       in_(weights, layer.name + prefix + "in"),
       out_(weights, layer.name + prefix + "out") {}
 
-void Mlp::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
-  const int64_t T = x.dim(0);
+void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+  const int64_t T = x.rows.dim(0);
   const int64_t without_pre = pass.activations.mark();
-  saved_ = {.x = x, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
+  saved_ = {.x = x.rows, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({T, hidden_});
   {
@@ -35,9 +35,9 @@ void Mlp::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   }
 }
 
-void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
+void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
-  const int64_t T = dy.dim(0);
+  const int64_t T = dy.rows.dim(0);
   if (pass.drops(Recompute::kExperts)) {
     saved_.pre = pass.push(saved_.pre.shape());
     in_.forward(pass.ops, saved_.x, saved_.pre);
@@ -53,7 +53,7 @@ void Mlp::backward(const Pass& pass, Tensor dy, Tensor dx) {
   pass.ops.activation_backward(
       {.kind = activation_, .pre = saved_.pre, .dh = dhidden, .dpre = dpre, .dpre_codes = codes});
   in_.backward_weight(pass.ops, saved_.x, dpre);
-  in_.backward_input(pass.ops, dpre, dx, /*accumulate=*/false, codes);
+  in_.backward_input(pass.ops, {dpre, codes}, dx);
 }
 
 }  // namespace nmoe

@@ -20,8 +20,9 @@ class Mlp final : public FeedForward {
   // `hidden_as` is what its hidden units are captured as.
   Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
-  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override { return in_.weight().takes_codes(); }
 
  private:
   struct Saved {

@@ -140,6 +140,11 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.recompute = recompute_;
   const bool keeps_norms = !pass.drops(Recompute::kNorms) || pass.drops(Recompute::kBlocks);
   if (!keeps_norms) pass.normed = pass.push(stream);
+  const auto has_codes = [](const Weight& weight) { return weight.codes.defined(); };
+  if (std::ranges::any_of(weights_.all(), has_codes)) {
+    pass.normed_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
+    pass.gradient_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
+  }
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
@@ -163,10 +168,13 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
                   .dw = head_.weight().grad,
                   .accumulate_dw = head_.weight().accumulate_grad()});
   pass.capture(Intermediate::kLosses, kNoLayer, losses);
-  final_norm_.backward(pass, dx, dx);
+  RowCodes dx_codes = blocks_.back()->takes_codes() ? pass.gradient_codes : RowCodes{};
+  final_norm_.backward(pass, dx, dx, /*accumulate=*/false, dx_codes);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);
-    blocks_[layer]->backward(pass, dx);
+    const bool leaves_codes = layer > 0 && blocks_[layer - 1]->takes_codes();
+    blocks_[layer]->backward(pass, {dx, dx_codes}, leaves_codes);
+    dx_codes = leaves_codes ? pass.gradient_codes : RowCodes{};
   }
   ops_.embedding_backward({.ids = batch.tokens, .dy = dx, .dtable = embedding_.grad_to_add_to(ops_)});
   weights_.check_grads();

@@ -88,14 +88,16 @@ void Moe::compute_hidden(const Pass& pass, const ExpertPass& of) {
 }
 
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
-  experts_in_.forward_activation(pass.ops, {.kind = config_.activation,
-                                            .x = part.of(of.rows),
-                                            .w = {},
-                                            .offsets = part.offsets,
-                                            .row_weight = part.of(of.row_weight),
-                                            .pre = part.of(of.pre),
-                                            .h = part.of(of.hidden),
-                                            .h_codes = part.of(of.hidden_codes)});
+  experts_in_.forward_activation(pass.ops,
+                                 {.kind = config_.activation,
+                                  .x = part.of(of.rows),
+                                  .w = {},
+                                  .offsets = part.offsets,
+                                  .row_weight = part.of(of.row_weight),
+                                  .pre = part.of(of.pre),
+                                  .h = part.of(of.hidden),
+                                  .h_codes = part.of(of.hidden_codes)},
+                                 of.source_codes);
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
@@ -105,16 +107,31 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
   const ArenaScope scope(pass.activations);
   const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, dpre.dim(0), dpre.dim(1));
-  experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
-  experts_out_.backward_activation(ops, {.kind = config_.activation,
-                                         .dy = dy,
-                                         .w = {},
-                                         .offsets = part.offsets,
-                                         .pre = part.of(of.pre),
-                                         .row_weight = part.of(of.row_weight),
-                                         .dpre = dpre,
-                                         .drow_weight = part.of(gradients.drow_weight),
-                                         .dpre_codes = dpre_codes});
+  if (of.hidden.defined()) {
+    experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
+  } else {
+    const ArenaScope columns_scope(pass.activations);
+    const ColumnCodes columns = experts_out_.push_columns(pass.activations, dpre.dim(0), expert_dim_);
+    ops.activation_forward({.kind = config_.activation,
+                            .pre = dpre,
+                            .row_weight = part.of(of.row_weight),
+                            .h = {},
+                            .num_rows = part.count(),
+                            .h_columns = columns,
+                            .offsets = part.offsets});
+    experts_out_.backward_weight(ops, Tensor(), dy, part.offsets, columns);
+  }
+  experts_out_.backward_activation(ops,
+                                   {.kind = config_.activation,
+                                    .dy = dy,
+                                    .w = {},
+                                    .offsets = part.offsets,
+                                    .pre = part.of(of.pre),
+                                    .row_weight = part.of(of.row_weight),
+                                    .dpre = dpre,
+                                    .drow_weight = part.of(gradients.drow_weight),
+                                    .dpre_codes = dpre_codes},
+                                   gradients.source_codes);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
@@ -174,8 +191,9 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
           }};
 }
 
-void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
+void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
+  const Tensor x = coded_x.rows;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
   saved_ = {.x = x,
@@ -206,7 +224,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   const int64_t R = saved_.routed.capacity;
   exchange_->begin_dispatch(pass, x, saved_.weights);
   if (shared_) {
-    shared_->forward(pass, x, residual, y);
+    shared_->forward(pass, coded_x, residual, y);
   } else if (residual.raw() != y.raw()) {
     ops.copy({.source = residual, .destination = y});
   }
@@ -220,6 +238,7 @@ void Moe::forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
     const ArenaScope scope(pass.activations);
     ExpertPass rows = saved_rows();
     rows.hidden_codes = experts_out_.push_codes(pass.activations, R, F);
+    if (saved_.rows.index.defined()) rows.source_codes = coded_x.codes;
     compute_hidden(pass, rows);
     for (const RaggedRows& part : saved_.routed.parts) {
       pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
@@ -271,12 +290,16 @@ void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) 
   ops.moe_combine({.rows = rows_out, .plan = plan, .y = y, .accumulate = true});
 }
 
-void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
+void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
   Ops& ops = pass.ops;
+  const Tensor dy = coded_dy.rows;
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity;
 
+  // Codes of hidden units' columns are made from pre-activations; chunks of overflow want the place of hidden units.
+  const bool makes_hidden_columns =
+      experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0;
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
     exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
@@ -284,6 +307,8 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
     compute_hidden(pass, saved_rows());
+  } else if (pass.drops(Recompute::kNorms) && makes_hidden_columns) {
+    saved_.hidden = {};
   } else if (pass.drops(Recompute::kNorms)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     for (const RaggedRows& part : saved_.routed.parts) {
@@ -298,9 +323,10 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   const bool dispatched_again = pass.drops(Recompute::kExperts);
   exchange_->begin_combine_backward(pass, dy, dispatched_again ? Tensor() : saved_.x,
                                     dispatched_again ? Tensor() : saved_.weights);
-  if (shared_) shared_->backward(pass, dy, dx);
+  if (shared_) shared_->backward(pass, coded_dy, dx);
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
   gradients.dy = exchange_->end_combine_backward(pass, gradients.drows);
+  if (gradients.dy.index.defined()) gradients.source_codes = coded_dy.codes;
   for_each_part([&](const RaggedRows& part) { backward_experts(pass, part, saved_rows(), gradients); });
   exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
   for_each_part([&](const RaggedRows& part) { backward_in_weight(pass, part, saved_rows()); });

@@ -28,10 +28,13 @@ class Moe final : public FeedForward {
   static void describe(const Layer& layer, WeightList& weights);
   Moe(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
   // All experts are here.
   void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, Tensor dy, Tensor dx) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override {
+    return experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
+  }
 
   // Where its router's statistics are kept. Before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
@@ -54,7 +57,7 @@ class Moe final : public FeedForward {
     Tensor row_weight;  // [R] weights dispatched
     OperandRows rows;   // [R, D] x dispatched
     Tensor pre;         // [R, W]
-    Tensor hidden;      // [R, F], times row_weight
+    Tensor hidden;      // [R, F], times row_weight; undefined where it is made again as codes of columns
   };
   // Whether experts on one rank read tokens where they are.
   bool reads_in_place() const;
@@ -65,13 +68,15 @@ class Moe final : public FeedForward {
     OperandRows rows;            // [N, D]
     Tensor row_weight;           // [N]
     Tensor pre;                  // [N, W]
-    Tensor hidden;               // [N, F]
+    Tensor hidden;               // [N, F]; backward: undefined where codes of its columns serve
     RowCodes hidden_codes = {};  // [N, F], where the second layer wants them
+    RowCodes source_codes = {};  // [T, D] of what rows are picked from, where there are any
   };
   struct ExpertGradients {
-    OperandRows dy;      // [N, D] of what the experts made of the rows; may lie in drows
-    Tensor drows;        // [N, D] of the rows
-    Tensor drow_weight;  // [N]
+    OperandRows dy;              // [N, D] of what the experts made of the rows; may lie in drows
+    Tensor drows;                // [N, D] of the rows
+    Tensor drow_weight;          // [N]
+    RowCodes source_codes = {};  // [T, D] of what dy's rows are picked from, where there are any
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
   // pre and hidden = of all saved rows.

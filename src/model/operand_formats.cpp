@@ -94,7 +94,8 @@ void set_operand_formats(WeightSet& weights, const Config& config, Tensor roundi
     const bool is_kept = layer < precision.keep_first || layer >= num_layers - precision.keep_last;
     const OperandFormat format =
         is_kept ? OperandFormat::kAct : format_of(precision_of(weight.spec.part, precision), config.run.precision);
-    const bool keeps_gradient = format == OperandFormat::kFp8 && !precision.fp8_weight_gradients;
+    const bool keeps_gradient =
+        format == OperandFormat::kFp8 && !(precision.fp8_weight_gradients && weight.spec.part == WeightPart::kExperts);
     weight.format = format;
     weight.grad_format = keeps_gradient ? OperandFormat::kAct : format;
     weight.rounding_key = precision.nvfp4_random_rounding ? rounding_key : Tensor();

@@ -1,7 +1,7 @@
 // In which formats the operands of a model's products are: run.precision, as [precision] limits it.
 //
 //   format  forward and the gradient of inputs  the gradient of weights
-//   fp8     E4M3                                as they are, or E4M3 (precision.fp8_weight_gradients)
+//   fp8     E4M3                                as they are; experts' E4M3 with precision.fp8_weight_gradients
 //   mxfp8   MXFP8                               MXFP8
 //   nvfp4   NVFP4                               NVFP4, transformed (precision.nvfp4_transform)
 //

@@ -51,6 +51,14 @@ struct RopeTables {
   const RopeTable& of(int64_t rope_dim) const { return by_dim.at(rope_dim); }
 };
 
+// Rows [N, D] and what they are in FP8, where something left that.
+struct CodedRows {
+  Tensor rows;
+  RowCodes codes;
+
+  CodedRows(Tensor of, RowCodes made = {}) : rows(of), codes(made) {}
+};
+
 // Activations are a stack: forward pushes what backward needs, backward pops it again.
 //
 // `inspect`, when set, is called with every intermediate value (model/intermediate.h). It is how a non-finite loss is
@@ -68,6 +76,9 @@ struct Pass {
   // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what
   // comes next needs, backward fills it again.
   Tensor normed = {};
+  // Where there are weights in FP8: the one place, [T, D], for codes of what the last norm of a block made, and that
+  // for codes of the gradient of the residual stream.
+  RowCodes normed_codes = {}, gradient_codes = {};
 
   // Whether it is of a step, which backward follows.
   bool in_step() const { return scale.loss.defined(); }

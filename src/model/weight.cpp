@@ -46,13 +46,26 @@ OperandRounding Weight::input_gradient_rounding(Ops& ops) {
   return rounding;
 }
 
-RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-  if (!codes.defined() || in_act) return {};
+RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width) {
   constexpr int64_t n = block_size(OperandFormat::kFp8);
   RowCodes rows;
   rows.values = activations.allocate(DType::kU8, {num_rows, width});
   rows.scales = activations.allocate(DType::kU8, {num_rows, (width + n - 1) / n});
   return rows;
+}
+
+RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
+  return takes_codes() ? push_row_codes(activations, num_rows, width) : RowCodes{};
+}
+
+ColumnCodes Weight::push_columns(Arena& activations, int64_t num_rows, int64_t width, int64_t num_groups) const {
+  if (!rounds_gradient_in_fp8()) return {};
+  constexpr int64_t n = block_size(OperandFormat::kFp8);
+  const int64_t blocks = num_rows / n + num_groups;
+  ColumnCodes columns;
+  columns.values = activations.allocate(DType::kU8, {blocks, width, n});
+  columns.scales = activations.allocate(DType::kU8, {blocks, width});
+  return columns;
 }
 
 void Weight::measure_rows(Ops& ops, Operand operand, const OperandRows& rows, Tensor offsets) {

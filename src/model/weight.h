@@ -24,6 +24,9 @@ namespace nmoe {
 enum class Operand { kInputs, kWeights, kGradients };
 inline constexpr int64_t kNumOperands = 3;
 
+// Room for codes of rows [N, width] on the activation stack.
+RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width);
+
 // One weight. In a step, whoever writes its gradient first writes it (=), all later ones add to it (+=): several
 // microbatches, and several uses such as a tied head's.
 //
@@ -95,6 +98,13 @@ class Weight {
   void measure_gradient(Ops& ops, const OperandRows& dy, Tensor offsets = {});
   // Room for codes of rows [N, width] that go into a product with this weight; undefined where it has no codes itself.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
+  // Room for codes of the columns of such rows, which lie in groups, for the weight's gradient; undefined where that is
+  // not from FP8 operands.
+  ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width, int64_t num_groups) const;
+  // Whether products take codes of rows, at present.
+  bool takes_codes() const { return codes.defined() && !in_act; }
+  // Whether the weight's gradient takes codes of columns, at present.
+  bool rounds_gradient_in_fp8() const { return takes_codes() && grad_format == OperandFormat::kFp8; }
   // Before the first product of a step, or of a pass by itself: values may be others than before.
   void restart_rounding();
   // The products that come are of this shard of a step's batch: a microbatch of a rank, by microbatch and rank. Random

@@ -212,7 +212,9 @@ Counts run_self_test(const DeviceOptions& options, const std::function<void(cons
                                                 {Precision::kNvFp4, OperandFormat::kNvFp4, "nvfp4"}}) {
     if (device->ops().weight_rounding(format) == WeightRounding::kNone) continue;
     say(fmt::format("training steps in {}", name));
-    train(even_config(precision), options, wrap, counts);
+    Config config = even_config(precision);
+    config.precision.fp8_weight_gradients = precision == Precision::kFp8;
+    train(config, options, wrap, counts);
   }
   return counts;
 }

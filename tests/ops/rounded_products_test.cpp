@@ -190,6 +190,25 @@ TEST_F(RoundedProducts, HaveTheFormatsNoise) {
 }
 
 // The same key and stream give the same bits, another either of them others; and the mean over many is the product.
+// Codes of columns that one operation leaves are what the next would make of the same values.
+TEST_F(RoundedProducts, GradientsTakeColumns) {
+  const int64_t E = 3, R = 300, in = 40, out = 24, blocks = R / 128 + E;
+  const Tensor offsets = pool_.ints({E + 1}, {0, 150, 150, 290});
+  const OperandRounding rounding{.format = OperandFormat::kFp8};
+  const Tensor pre = pool_.normal({R, 2 * in}), h = pool_.zeros({R, in}), dy = pool_.normal({R, out}),
+               row_weight = pool_.normal({R}), count = offsets.rows(E, E + 1);
+  const ColumnCodes h_columns{.values = pool_.zeros(DType::kU8, {blocks, in, 128}),
+                              .scales = pool_.zeros(DType::kU8, {blocks, in})};
+  ops_->activation_forward({.pre = pre, .row_weight = row_weight, .h = h, .num_rows = count});
+  ops_->activation_forward(
+      {.pre = pre, .row_weight = row_weight, .h = {}, .num_rows = count, .h_columns = h_columns, .offsets = offsets});
+  const Tensor expected = pool_.zeros({E, out, in}), actual = pool_.zeros({E, out, in});
+  ops_->grouped_linear_backward_weight({.x = h, .dy = dy, .offsets = offsets, .dw = expected, .rounding = rounding});
+  ops_->grouped_linear_backward_weight(
+      {.x = Tensor(), .dy = dy, .offsets = offsets, .dw = actual, .rounding = rounding, .x_columns = h_columns});
+  EXPECT_TRUE(same_bits(actual, expected));
+}
+
 TEST_F(RoundedProducts, RandomRoundingRepeatsAndIsRightInTheMean) {
   const int64_t T = 32, in = 16, out = 48;
   const Tensor x = pool_.normal({T, in}), dy = pool_.normal({T, out}), w = pool_.normal({out, in});

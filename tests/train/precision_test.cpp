@@ -210,6 +210,7 @@ TEST(OperandFormats, FollowPartsAndLayers) {
   EXPECT_EQ(formats["layers.2.moe.experts_in"], (std::pair{kAct, kAct}));
   formats = formats_of(config_of(model + "run.precision = \"fp8\"\nprecision.fp8_weight_gradients = true"));
   EXPECT_EQ(formats["layers.2.moe.experts_in"], (std::pair{kFp8, kFp8}));
+  EXPECT_EQ(formats["layers.2.moe.shared.in"], (std::pair{kFp8, kAct}));
 }
 
 // What NVFP4 does beyond rounding can be left out, alone.

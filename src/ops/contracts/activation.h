@@ -18,6 +18,10 @@ struct ActivationForward {
   Tensor h;               // = [N, F]
   Tensor num_rows;        // [1] i32; undefined: N
   RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
+  // = what h's columns are in FP8, in groups of rows as offsets [G + 1] i32 says; undefined:
+  // not wanted. With them h is not written, and may be undefined, as h_codes are.
+  ColumnCodes h_columns = {};
+  Tensor offsets = {};
 };
 struct ActivationBackward {
   Activation kind = Activation::kSwiGlu;

@@ -16,9 +16,9 @@ namespace nmoe {
 // NVFP4, as each expert's weights are.
 //
 // Which formats a device takes, and how, Ops::weight_rounding() says. The CPU in F32 takes all, and counts as the
-// oracle of other devices. CUDA on Hopper takes kFp8 in BF16, but for gradients of weights: products of codes, whose
-// sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there. It
-// emulates kMxFp8 in BF16: products of operands that were rounded and widened again.
+// oracle of other devices. CUDA on Hopper takes kFp8 in BF16: products of codes, of columns for gradients of weights,
+// whose sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there.
+// It emulates kMxFp8 in BF16: products of operands that were rounded and widened again.
 //
 // Where an operand was rounded before, its codes may come along: to the same as the product would round it to.
 struct OperandRounding {
@@ -26,7 +26,7 @@ struct OperandRounding {
   RandomRounding random = {};
   bool transform = true;    // NVFP4, gradients of weights: whether operands are transformed
   WeightCodes weight = {};  // of w
-  RowCodes rows = {};       // of x or dy, in the order in which the product takes the rows
+  RowCodes rows = {};       // of x or dy, as their rows lie: where some are picked, so are codes
   // Of operands that hold what they were rounded to but for their tensors' scales, which CUDA's emulation makes: [E]
   // stat, what products are to be multiplied by; dense: [2], behind it 1 where something is added, else 0. With kAct
   // alone.
@@ -129,7 +129,7 @@ struct GroupedActivationBackward {
   OperandRounding rounding = {};
   RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
 };
-// At most one of x and dy is picked.
+// At most one of x and dy is picked. With codes of x's columns, in groups by offsets, x itself may be undefined.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]
@@ -137,6 +137,7 @@ struct GroupedLinearBackwardWeight {
   Tensor dw;       // = [E, out, in] stat
   bool accumulate = false;
   OperandRounding rounding = {};
+  ColumnCodes x_columns = {};
 };
 
 }  // namespace nmoe

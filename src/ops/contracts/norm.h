@@ -2,17 +2,20 @@
 // dimension.
 #pragma once
 
+#include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
 
-// N vectors of D values: [N, D], or [T, H, D] with N = T*H. x, y, dx and dy are of one shape, and apart.
+// N vectors of D values: [N, D], or [T, H, D] with N = T*H. x, y, dx and dy are of one shape, and apart; but [N, D] and
+// dense where codes are wanted.
 struct RmsNormForward {
   Tensor x;
   Tensor gain;  // [D] stat
   double eps = 1e-6;
-  Tensor y;     // = like x
-  Tensor rstd;  // = [N] stat, kept for backward
+  Tensor y;               // = like x
+  Tensor rstd;            // = [N] stat, kept for backward
+  RowCodes y_codes = {};  // = what y is in FP8; undefined: not wanted
 };
 struct RmsNormBackward {
   Tensor x, gain, rstd;  // as in forward
@@ -20,6 +23,7 @@ struct RmsNormBackward {
   Tensor dx;             // = like x; may be the storage of dy
   Tensor dgain;          // += [D] stat
   bool accumulate_dx = false;
+  RowCodes dx_codes = {};  // = what dx is in FP8; undefined: not wanted
 };
 
 // How many vectors a row has: H.

@@ -58,8 +58,17 @@ struct RowCodes {
 
   bool defined() const { return values.defined(); }
 };
-// The same of weights [E, out, in], in tiles; and transposed, for products that sum over `out`: tensor cores take 8-bit
-// operands with what is summed over along their rows alone. A tile's scale is that of the transposed tile.
+// The columns of a matrix [R, C], FP8, for sums over rows: blocks of 128 rows, each of C columns of 128 codes. No block
+// crosses one of G groups of rows: that of rows [begin, end) has ceil((end - begin) / 128) blocks, from block
+// begin / 128 + g on. Rows that a group's last block has no rows for are zeros; blocks between groups are not written.
+struct ColumnCodes {
+  Tensor values;  // [R / 128 + G, C, 128] u8
+  Tensor scales;  // [R / 128 + G, C] u8
+
+  bool defined() const { return values.defined(); }
+};
+// The codes of weights [E, out, in], in tiles; and transposed, for products that sum over `out`: tensor cores take
+// 8-bit operands with what is summed over along their rows alone. A tile's scale is that of the transposed tile.
 struct WeightCodes {
   Tensor values;             // [E, out, in] u8
   Tensor scales;             // [E, ceil(out / 128), ceil(in / 128)] u8

@@ -1,3 +1,4 @@
+#include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
@@ -70,24 +71,16 @@ int64_t count_rows(Tensor num_rows, int64_t capacity) {
   return count;
 }
 
-// What the rows of x that are there are in FP8, where that is wanted.
-template <class Real>
-void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes) {
-  if (!codes.defined()) return;
-  const auto stacked = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-  quantize<Real>(ctx, {.format = OperandFormat::kFp8,
-                       .x = stacked(x),
-                       .num_rows = num_rows,
-                       .values = stacked(codes.values),
-                       .scales = stacked(codes.scales)});
-}
-
 }  // namespace
 
 template <class Real>
 void activation_forward(Context& ctx, const ActivationForward& args) {
   const Activation kind = args.kind;
-  const Tensor pre = args.pre, row_weight = args.row_weight, h = args.h;
+  const Tensor pre = args.pre, row_weight = args.row_weight;
+  ArenaScope scope(ctx.scratch);
+  const Tensor h = args.h_columns.defined()
+                       ? scope.allocate(DTypeOf<Real>::value, {pre.dim(0), args.h_columns.values.dim(1)})
+                       : args.h;
   check_shapes(kind, pre, row_weight, h);
   if (ctx.counting()) return;
   const int64_t num_rows = count_rows(args.num_rows, h.dim(0)), width = h.dim(1), pre_width = pre.dim(1);
@@ -101,6 +94,7 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
     }
   });
   write_codes<Real>(ctx, h, args.num_rows, args.h_codes);
+  write_columns<Real>(ctx, h, args.offsets, args.h_columns);
 }
 
 template <class Real>

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/rounded_operands.h"
@@ -306,10 +307,14 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   ArenaScope scope(ctx.scratch);
-  const RoundedOperand rounded_x = round_columns(ctx, scope, to_nearest(args.rounding),
-                                                 in_order<Real>(ctx, scope, args.x, args.offsets), args.offsets),
-                       rounded_dy = round_columns(ctx, scope, args.rounding,
-                                                  in_order<Real>(ctx, scope, args.dy, args.offsets), args.offsets);
+  const int64_t R = args.dy.num_rows();
+  const RoundedOperand rounded_x =
+      args.x_columns.defined() ? RoundedOperand{.values = widen_columns(ctx, scope, args.x_columns, args.offsets, R),
+                                                .offsets = args.offsets}
+                               : round_columns(ctx, scope, to_nearest(args.rounding),
+                                               in_order<Real>(ctx, scope, args.x, args.offsets), args.offsets);
+  const RoundedOperand rounded_dy =
+      round_columns(ctx, scope, args.rounding, in_order<Real>(ctx, scope, args.dy, args.offsets), args.offsets);
   const Tensor x = rounded_x.values, dy = rounded_dy.values, offsets = rounded_x.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);

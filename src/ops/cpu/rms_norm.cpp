@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
@@ -77,6 +78,7 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
       for (int64_t i = 0; i < width; ++i) out[i] = in[i] * scale * gains[i];
     }
   });
+  write_codes<Real>(ctx, y, /*num_rows=*/{}, args.y_codes);
 }
 
 template <class Real>
@@ -107,6 +109,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) dgains[i] += partial[i];
   }
+  write_codes<Real>(ctx, dx, /*num_rows=*/{}, args.dx_codes);
 }
 
 NMOE_CPU_INSTANTIATE(rms_norm_forward, RmsNormForward)

@@ -107,9 +107,9 @@ Widened<Arguments> claim_widened(ArenaScope& scope, const Arguments& args) {
   return to;
 }
 
-// Of FP8 operands: codes of the rows that came without.
+// Of FP8 operands: codes of the rows that came without, or are picked.
 inline RowCodes claim_row_codes(ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows) {
-  if (rounding.format == OperandFormat::kAct || rounding.rows.defined()) return {};
+  if (rounding.format == OperandFormat::kAct || (rounding.rows.defined() && !rows.index.defined())) return {};
   RowCodes codes;
   codes.values = scope.allocate(DType::kU8, {rows.num_rows(), rows.width()});
   codes.scales =
@@ -242,6 +242,31 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
   GroupedActivationForwardScratch scratch;
   scratch.codes = claim_row_codes(scope, args.rounding, args.x);
   if (!fused && args.rounding.format == OperandFormat::kAct) scratch.x = claim_ordered(scope, args.x);
+  return scratch;
+}
+
+// --- gradients of experts' weights from FP8 operands: codes of their columns, and the order in which experts are
+// taken.
+struct Fp8WeightScratch {
+  ColumnCodes x, dy;   // x: undefined where they came along
+  Tensor order;        // [E] I32
+  Tensor tiles_taken;  // [1] I32
+};
+inline ColumnCodes claim_column_codes(ArenaScope& scope, const OperandRows& rows, int64_t num_groups) {
+  constexpr int64_t n = block_size(OperandFormat::kFp8);
+  const int64_t blocks = rows.num_rows() / n + num_groups;
+  ColumnCodes codes;
+  codes.values = scope.allocate(DType::kU8, {blocks, rows.width(), n});
+  codes.scales = scope.allocate(DType::kU8, {blocks, rows.width()});
+  return codes;
+}
+inline Fp8WeightScratch claim_fp8(ArenaScope& scope, const GroupedLinearBackwardWeight& args) {
+  const int64_t num_groups = args.dw.dim(0);
+  Fp8WeightScratch scratch;
+  if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
+  scratch.dy = claim_column_codes(scope, args.dy, num_groups);
+  scratch.order = scope.allocate(DType::kI32, {num_groups});
+  scratch.tiles_taken = scope.allocate(DType::kI32, {1});
   return scratch;
 }
 

@@ -130,6 +130,10 @@ void claim_scratch(const Claims& claims, const GroupedActivationBackward& args) 
 void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args) {
   if (args.dw.num_elements() == 0) return;
   ArenaScope scope(claims.scratch);
+  if (args.rounding.format != OperandFormat::kAct) {
+    cuda::claim_fp8(scope, args);
+    return;
+  }
   cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));
 }
 

@@ -221,6 +221,31 @@ TEST_F(CudaFp8Operations, ActivationsLeaveTheirCodes) {
   }
 }
 
+// By a warp and a block a row, and where a block of codes is not whole in one of them.
+TEST_F(CudaFp8Operations, NormsLeaveTheirCodes) {
+  const int64_t N = 70;
+  for (const int64_t D : {128, 384, 2048, 2304, 112}) {
+    const Tensor x = up(normal({N, D}, DType::kBF16), DType::kBF16), gain = up(pool_.normal({D})),
+                 rstd = up(pool_.zeros({N})), y = poisoned({N, D}), dgain = up(pool_.zeros({D})),
+                 dy = up(normal({N, D}, DType::kBF16, 1e-4), DType::kBF16), dx = up(normal({N, D}), DType::kBF16);
+    const RowCodes y_codes = room_for_codes(N, D), dx_codes = room_for_codes(N, D);
+    gpu().rms_norm_forward({.x = x, .gain = gain, .eps = 1e-6, .y = y, .rstd = rstd, .y_codes = y_codes});
+    expect_codes(y_codes, y, N);
+    run([&](Ops& ops) {
+      ops.rms_norm_backward({.x = x,
+                             .gain = gain,
+                             .rstd = rstd,
+                             .dy = dy,
+                             .dx = dx,
+                             .dgain = dgain,
+                             .accumulate_dx = true,
+                             .dx_codes = dx_codes});
+    });
+    expect_codes(dx_codes, dx, N);
+    tensors_.rewind(0);
+  }
+}
+
 // Experts, forward and backward, with hidden widths that the product's epilogue takes and others.
 TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
   const int64_t E = 4, R = 1000, T = 300, D = 272;
@@ -270,6 +295,28 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     EXPECT_TRUE(same_bits(down(pre), down(plain_pre))) << F;
     EXPECT_TRUE(same_bits(down(h), down(plain_h))) << F;
     expect_codes(h_codes, h, rows);
+    // Tokens' codes are picked as tokens are.
+    const Tensor pre_from_codes = poisoned({R, W}), h_from_codes = poisoned({R, F});
+    const auto with_source_codes = [&](OperandRounding rounding, const Tensor& source) {
+      rounding.rows = room_for_codes(T, D);
+      gpu().quantize({.format = kFp8,
+                      .x = source.reshape({1, T, D}),
+                      .values = rounding.rows.values.reshape({1, T, D}),
+                      .scales = rounding.rows.scales.reshape({1, T, blocks(D)})});
+      return rounding;
+    };
+    const OperandRounding in_with_codes = with_source_codes(in, device_tokens.source);
+    run([&](Ops& ops) {
+      ops.grouped_activation_forward({.x = device_tokens,
+                                      .w = device_in,
+                                      .offsets = device_offsets,
+                                      .row_weight = weight,
+                                      .pre = pre_from_codes,
+                                      .h = h_from_codes,
+                                      .rounding = in_with_codes});
+    });
+    EXPECT_TRUE(same_bits(down(pre), down(pre_from_codes))) << F;
+    EXPECT_TRUE(same_bits(down(h), down(h_from_codes))) << F;
     const Tensor expected_pre = pool_.zeros({R, W}), expected_h = pool_.zeros({R, F});
     cpu().grouped_activation_forward({.x = x,
                                       .w = w_in,

@@ -9,6 +9,7 @@ namespace nmoe::test {
 
 class CudaRoundedTest : public CudaTest {
  protected:
+  explicit CudaRoundedTest(int num_sms = 0) : CudaTest(num_sms) {}
   Tensor poisoned(Shape shape) { return up(pool_.full(shape, 7.0), DType::kBF16); }
 
   // On the host: rows of 4 experts, half of them the first one's and none the second's, that pick among tokens.

@@ -59,28 +59,40 @@ std::vector<std::string> fp8(const std::string& precision, int64_t steps) {
 }
 
 TEST_F(CudaTrainer, Fp8ResumesToTheBitWhateverIsKept) {
-  run("straight", fp8("fp8", 12));
-  run("halves", fp8("fp8", 6));
-  run("halves", fp8("fp8", 12), /*resume=*/true);
-  expect_same_state("straight", "halves");
-  for (const char* recompute : {"norms", "experts", "blocks"}) {
-    std::vector<std::string> overrides = fp8("fp8", 12);
-    overrides.push_back(fmt::format("train.recompute={}", recompute));
-    run(recompute, overrides);
-    expect_same_state("straight", recompute);
+  for (const std::string gradients : {"false", "true"}) {
+    const auto settings = [&](int64_t steps, const std::string& recompute) {
+      std::vector<std::string> overrides = fp8("fp8", steps);
+      overrides.insert(overrides.end(),
+                       {"precision.fp8_weight_gradients=" + gradients, "train.recompute=" + recompute});
+      return overrides;
+    };
+    const auto name = [&](const std::string& what) { return what + "_" + gradients; };
+    run(name("straight"), settings(12, "none"));
+    run(name("halves"), settings(6, "none"));
+    run(name("halves"), settings(12, "none"), /*resume=*/true);
+    expect_same_state(name("straight"), name("halves"));
+    for (const char* recompute : {"norms", "experts", "blocks"}) {
+      run(name(recompute), settings(12, recompute));
+      expect_same_state(name("straight"), name(recompute));
+    }
   }
   run("bf16", fp8("bf16", 12));
-  EXPECT_NE(checkpoint("bf16").weights_sha256(), checkpoint("straight").weights_sha256());
+  for (const char* other : {"bf16", "straight_true"}) {
+    EXPECT_NE(checkpoint(other).weights_sha256(), checkpoint("straight_false").weights_sha256());
+  }
 }
 
 // The same formats, but for bf16 between operations, which takes runs apart: at these rates by 0.8 % in a dozen steps.
 // So in the first ones.
 TEST_F(CudaTrainer, Fp8LearnsWhatTheCpuDoes) {
-  const double gpu = run("gpu", fp8("fp8", 3)).valid->loss();
-  std::vector<std::string> on_cpu = fp8("fp8", 3);
-  on_cpu.insert(on_cpu.end(), {"run.device=cpu", "run.name=cpu"});
-  const double cpu = train(tiny_config(dir_, on_cpu), {}).valid->loss();
-  EXPECT_NEAR(gpu, cpu, 5e-3 * cpu);
+  for (const std::string gradients : {"false", "true"}) {
+    std::vector<std::string> overrides = fp8("fp8", 3);
+    overrides.push_back("precision.fp8_weight_gradients=" + gradients);
+    const double gpu = run("gpu_" + gradients, overrides).valid->loss();
+    overrides.insert(overrides.end(), {"run.device=cpu", "run.name=cpu_" + gradients});
+    const double cpu = train(tiny_config(dir_, overrides), {}).valid->loss();
+    EXPECT_NEAR(gpu, cpu, 5e-3 * cpu) << gradients;
+  }
   const double long_run = run("long", fp8("fp8", 12)).valid->loss(), bf16 = run("bf16", fp8("bf16", 12)).valid->loss();
   EXPECT_NEAR(long_run, bf16, 1.5e-2 * bf16);
 }

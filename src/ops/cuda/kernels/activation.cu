@@ -2,14 +2,14 @@
 // pre-activations are 2F wide, gate then up. The grid is for the capacity of rows; those beyond the number that is
 // there end at once. Codes in FP8 are made of what is written, before it leaves: sixteen threads have a block.
 #include "ops/cuda/kernels/quantize_fp8.h"
+#include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
-#include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
-#include "tensor/low_precision.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -18,37 +18,6 @@ namespace {
 __device__ int64_t num_rows_of(const int32_t* count, int64_t capacity) {
   return count == nullptr ? capacity : min(static_cast<int64_t>(*count), capacity);
 }
-
-// FP8 of rows that a kernel writes, whose width is a multiple of a block's. Null: not wanted.
-struct CodeRows {
-  static constexpr int kBlock = static_cast<int>(block_size(OperandFormat::kFp8));
-  uint8_t* values;
-  uint8_t* scales;
-  int64_t width;
-
-  // Of the row's values [i, i + 8), rounded as they are stored. i is a multiple of 8; the sixteen threads of a block,
-  // half a warp, come together.
-  template <class T>
-  __device__ void store8(int64_t row, int64_t i, const float (&v)[8]) const {
-    const unsigned lane = threadIdx.x % kWarp, half = 0xFFFFU << (lane & 16U);
-    float stored[8];
-    unsigned largest = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      stored[j] = to_float(from_float<T>(v[j]));
-      largest = max(largest, magnitude_bits(stored[j]));
-    }
-#pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) largest = max(largest, __shfl_xor_sync(half, largest, offset));
-    const uint8_t scale = e8m0_scale(amax_of_bits(largest));
-    const float factor = e8m0_to_inverse(scale);
-#pragma unroll
-    for (float& value : stored) value *= factor;
-    *reinterpret_cast<uint2*>(values + row * width + i) = make_uint2(
-        e4m3_four(stored[0], stored[1], stored[2], stored[3]), e4m3_four(stored[4], stored[5], stored[6], stored[7]));
-    if (i % kBlock == 0) scales[row * (width / kBlock) + i / kBlock] = scale;
-  }
-};
 
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -130,11 +99,21 @@ void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h, Tens
              row_weight.shape(), dtype_name(h.dtype()), h.shape(), num_rows.shape());
 }
 
+// Calls fn with the row group for rows of `width`. Where there are many, blocks of which each has a wide one would come
+// and go with two turns of their loop.
+template <class Fn>
+void dispatch_activation_rows(int64_t num_rows, int64_t width, const Fn& fn) {
+  constexpr int64_t kManyRows = 4096;
+  using WarpRows = RowGroup<kWarp>;
+  if (num_rows < kManyRows || width <= kWarpRowWidth) return dispatch_rows(num_rows, width, fn);
+  fn(WarpRows{}, grid_size(ceil_div(num_rows, WarpRows::kRowsPerBlock)));
+}
+
 // Calls fn with an element, a row group, the activation as a type, and the grid.
 template <class Fn>
 void dispatch(Activation kind, Tensor h, const Fn& fn) {
   dispatch_act(h.dtype(), [&](auto element) {
-    dispatch_rows(h.dim(0), h.dim(1), [&](auto group, unsigned grid) {
+    dispatch_activation_rows(h.dim(0), h.dim(1), [&](auto group, unsigned grid) {
       if (kind == Activation::kSwiGlu) {
         fn(element, group, std::integral_constant<Activation, Activation::kSwiGlu>{}, grid);
       } else {
@@ -145,17 +124,6 @@ void dispatch(Activation kind, Tensor h, const Fn& fn) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// Whether the kernels make x's codes, whose blocks do not leave one of its `parts`.
-bool makes_codes(Tensor x, int64_t parts, const RowCodes& codes) {
-  return codes.defined() && x.dtype() == DType::kBF16 && x.dim(1) / parts % CodeRows::kBlock == 0;
-}
-CodeRows code_rows(Tensor x, const RowCodes& codes) {
-  NMOE_CHECK(
-      codes.values.shape() == x.shape() && codes.scales.shape() == Shape({x.dim(0), x.dim(1) / CodeRows::kBlock}),
-      "codes {} and scales {} of {}", codes.values.shape(), codes.scales.shape(), x.shape());
-  return {.values = codes.values.data<uint8_t>(), .scales = codes.scales.data<uint8_t>(), .width = x.dim(1)};
-}
-
 template <class T>
 T* data_or_null(Tensor x) {
   return x.defined() ? x.data<T>() : nullptr;
@@ -164,6 +132,7 @@ T* data_or_null(Tensor x) {
 }  // namespace
 
 void activation_forward(Context& ctx, const ActivationForward& args) {
+  if (args.h_columns.defined()) return activation_fp8_columns(ctx, args);
   const Tensor pre = args.pre, h = args.h;
   check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (ctx.counting() || h.num_elements() == 0) return;

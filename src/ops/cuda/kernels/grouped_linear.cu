@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/quantize_fp8.h"
+#include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
@@ -17,6 +18,7 @@
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
+#include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/cuda/sm90/grouped_linear.h"
 
 namespace nmoe::cuda {
@@ -220,6 +222,26 @@ void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRow
   }
 }
 
+// dw from codes of its operands' columns.
+void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  ArenaScope scratch(ctx.scratch);
+  const Fp8WeightScratch room = claim_fp8(scratch, args);
+  if (ctx.counting()) return;
+  const bool has_x = args.x_columns.defined();
+  if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, room.x);
+  quantize_fp8_columns(ctx, args.dy, args.offsets, room.dy);
+  if constexpr (kHasSm90) {
+    sm90::grouped_fp8_weight(ctx, {.x = has_x ? args.x_columns : room.x,
+                                   .dy = room.dy,
+                                   .num_rows = args.dy.num_rows(),
+                                   .offsets = args.offsets,
+                                   .order = room.order,
+                                   .tiles_taken = room.tiles_taken,
+                                   .dw = args.dw,
+                                   .accumulate = args.accumulate});
+  }
+}
+
 // Codes of what an operation made, where they are wanted.
 void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
   if (codes.defined()) quantize_fp8_rows(ctx, x, num_rows_of(offsets), codes);
@@ -369,8 +391,9 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   const Tensor offsets = args.offsets, dw = args.dw;
-  check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
+  if (args.rounding.format != OperandFormat::kAct) return fp8_weight_gradient(ctx, args);
+  check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   const bool sm90 = is_sm90(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
   ArenaScope scratch(ctx.scratch);
   const GroupedWeightScratch claimed = claim(scratch, args, sm90);

@@ -6,6 +6,7 @@
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
+#include "ops/cuda/primitives/fp8_tile.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -21,23 +22,7 @@ constexpr int kBlocksOfRows = kThreads / kBlockLanes;  // that a thread block ha
 constexpr int kTileVectors = kBlock / 8;               // across a tile, of 8 values
 constexpr int kTileRowsAtOnce = kThreads / kTileVectors;
 constexpr int kTileSteps = kBlock / kTileRowsAtOnce;
-constexpr int kTileWords = kBlock / 4;  // of a row of codes
-constexpr int kSegments = kBlock / 16;  // of a column
-static_assert(kThreads == kTileWords * kSegments, "a thread transposes a word of 16 rows");
-
-// The word of shared memory where a row's word is: columns of words from all segments are in different banks, and two
-// neighbours stay neighbours.
-__device__ int swizzled(int row, int word) { return word ^ (row / 16 * 4 % kTileWords); }
-
-// The bytes of four words as columns: columns[i] has byte i of each.
-__device__ void transpose_bytes(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
-  const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140), high01 = __byte_perm(rows[0], rows[1], 0x7362),
-                 low23 = __byte_perm(rows[2], rows[3], 0x5140), high23 = __byte_perm(rows[2], rows[3], 0x7362);
-  columns[0] = __byte_perm(low01, low23, 0x5410);
-  columns[1] = __byte_perm(low01, low23, 0x7632);
-  columns[2] = __byte_perm(high01, high23, 0x5410);
-  columns[3] = __byte_perm(high01, high23, 0x7632);
-}
+static_assert(kThreads == CodeTile::kThreads && kBlock == CodeTile::kSize);
 
 struct Rows {
   const __nv_bfloat16* x;
@@ -74,6 +59,39 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(Rows p) {
       make_uint4(low.x, low.y, high.x, high.y);
 }
 
+struct PickedCodes {
+  const uint8_t* values;
+  const uint8_t* scales;
+  const int32_t* index;
+  const int32_t* num_rows;
+  int vectors, across;  // of a row: 16 codes each, blocks
+  uint8_t* to_values;
+  uint8_t* to_scales;
+};
+
+// A warp a row.
+__global__ void __launch_bounds__(kThreads) pick_codes_kernel(PickedCodes p) {
+  constexpr int kAtOnce = 4;
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (row >= *p.num_rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t source = p.index[row];
+  const auto* const from = reinterpret_cast<const uint4*>(p.values) + source * p.vectors;
+  auto* const to = reinterpret_cast<uint4*>(p.to_values) + row * p.vectors;
+  for (int first = lane; first < p.vectors; first += kAtOnce * kWarp) {
+    uint4 vectors[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * kWarp < p.vectors) vectors[i] = from[first + i * kWarp];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * kWarp < p.vectors) to[first + i * kWarp] = vectors[i];
+    }
+  }
+  for (int i = lane; i < p.across; i += kWarp) p.to_scales[row * p.across + i] = p.scales[source * p.across + i];
+}
+
 struct Tiles {
   const __nv_bfloat16* x;
   int64_t rows, cols;  // of a matrix
@@ -86,7 +104,7 @@ struct Tiles {
 // A block has a tile; they go across, then down, so that those which run at a time have whole rows.
 __global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
   __shared__ unsigned largest;
-  __shared__ alignas(16) uint32_t tile[kBlock][kTileWords];
+  __shared__ CodeTile tile;
   if (threadIdx.x == 0) largest = 0;
   __syncthreads();
   const auto down = static_cast<unsigned>(ceil_div(p.rows, int64_t{kBlock})),
@@ -126,31 +144,14 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
     if (at >= rows || own_col >= cols) continue;
     const uint2 codes = e4m3_eight(vectors[i], factor);
     *reinterpret_cast<uint2*>(p.values + origin + at * p.cols + own_col) = codes;
-    *reinterpret_cast<uint2*>(&tile[at][swizzled(at, own_col / 4)]) = codes;
+    tile.store(at, own_col, codes);
   }
   if (!transposes) return;
   __syncthreads();
-  const int segment = thread % kSegments, word = thread / kSegments;
-  if (word * 4 >= cols || segment * 16 >= rows) return;
-  uint32_t columns[4][4];  // of the word's four columns, a word for each four rows
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint32_t four_rows[4], four_columns[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int at = segment * 16 + 4 * i + j;
-      four_rows[j] = tile[at][swizzled(at, word)];
-    }
-    transpose_bytes(four_rows, four_columns);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) columns[j][i] = four_columns[j];
-  }
-  uint8_t* const target = p.transposed_values + (matrix * p.cols + col + word * 4) * p.rows + row + segment * 16;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    *reinterpret_cast<uint4*>(target + j * p.rows) =
-        make_uint4(columns[j][0], columns[j][1], columns[j][2], columns[j][3]);
-  }
+  uint8_t* const target = p.transposed_values + (matrix * p.cols + col) * p.rows + row;
+  tile.read_columns([&](int column, int first_row, const uint4& codes) {
+    if (column < cols && first_row < rows) *reinterpret_cast<uint4*>(target + column * p.rows + first_row) = codes;
+  });
 }
 
 }  // namespace
@@ -197,10 +198,39 @@ void quantize_fp8_tiles(Context& ctx, const Quantize& args) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+namespace {
+
+// room's row r = the codes of row index[r], for the first *num_rows.
+void pick_codes(Context& ctx, const RowCodes& codes, Tensor index, Tensor num_rows, const RowCodes& room) {
+  const int64_t R = room.values.dim(0), C = room.values.dim(1), across = room.scales.dim(1);
+  NMOE_CHECK(codes.values.shape() == Shape({codes.values.dim(0), C}) && index.dim(0) == R &&
+                 codes.scales.shape() == Shape({codes.values.dim(0), across}) && C % kPerLane == 0 &&
+                 aligned16(codes.values.raw()) && aligned16(room.values.raw()),
+             "codes {} and scales {} of {} rows into {}", codes.values.shape(), codes.scales.shape(), index.shape(),
+             room.values.shape());
+  if (ctx.counting() || R * C == 0) return;
+  pick_codes_kernel<<<grid_size(ceil_div<int64_t>(R, kThreads / kWarp)), kThreads, 0, ctx.stream>>>(
+      {.values = codes.values.data<uint8_t>(),
+       .scales = codes.scales.data<uint8_t>(),
+       .index = index.data<int32_t>(),
+       .num_rows = num_rows.data<int32_t>(),
+       .vectors = static_cast<int>(C / kPerLane),
+       .across = static_cast<int>(across),
+       .to_values = room.values.data<uint8_t>(),
+       .to_scales = room.scales.data<uint8_t>()});
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
 RowCodes product_codes(Context& ctx, const OperandRounding& rounding, const OperandRows& x, Tensor num_rows,
                        const RowCodes& room) {
-  if (rounding.rows.defined()) return rounding.rows;
-  quantize_fp8_rows(ctx, x, num_rows, room);
+  if (!rounding.rows.defined()) {
+    quantize_fp8_rows(ctx, x, num_rows, room);
+    return room;
+  }
+  if (!x.index.defined()) return rounding.rows;
+  pick_codes(ctx, rounding.rows, x.index, num_rows, room);
   return room;
 }
 

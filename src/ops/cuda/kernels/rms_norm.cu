@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
@@ -44,7 +46,7 @@ constexpr int kGainWarps = 8;  // of a block that adds partial sums; each takes 
 template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(Vectors<T> inputs, const float* gain, float eps, Vectors<T> outputs, float* rstds, int64_t num_rows,
-                   int64_t width, bool vector) {
+                   int64_t width, bool vector, CodeRows codes) {
   let_next_start();
   if (blockIdx.x == 0) prefetch_rows(gain, 1, width);
   wait_for_work_before();
@@ -67,6 +69,7 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[j] = values[j] * rstd * gains[j];
     store8(y, i, width, vector, values);
+    if (codes.values != nullptr) codes.store8<T>(row, i, values);
   }
   if (Group::thread() == 0) rstds[row] = rstd;
 }
@@ -76,8 +79,8 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class Group, int kVectors, class T>
 __global__ void __launch_bounds__(kRowThreads)
     backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
-                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
-                    bool vector) {
+                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, bool vector,
+                    CodeRows codes) {
   extern __shared__ float sums[];  // [width], where several rows are worked on at once
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows, end = min(begin + chunk_rows, num_rows);
   const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;
@@ -118,6 +121,7 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
       for (int j = 0; j < 8; ++j) result[j] += rstd * gradients[v][j] - slope * values[v][j];
       store8(dx, column_of(v), width, vector, result);
+      if (codes.values != nullptr) codes.store8<T>(row, column_of(v), result);
     }
   }
   float* const partial = partials + static_cast<int64_t>(blockIdx.x) * width;
@@ -187,18 +191,20 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   check_shapes(x, gain, y, rstd);
   const int64_t num_rows = norm_vectors(x), width = x.dim(-1);
   if (ctx.counting() || num_rows == 0) return;
-  const bool vector = can_vectorise(width, x, gain, y);
+  const bool vector = can_vectorise(width, x, gain, y), with_codes = makes_codes(y, 1, args.y_codes);
+  const CodeRows codes = with_codes ? code_rows(y, args.y_codes) : CodeRows{};
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
     const auto launch = [&](auto group, unsigned grid) {
       launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, vectors_of<T>(x), gain.data<float>(),
-                   eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector);
+                   eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector, codes);
     };
     // Where there are few rows, the sooner one is done the better.
     constexpr int64_t kBlockWidth = 512;
     if (ctx.starts_early && width >= kBlockWidth) return launch(RowGroup<kRowThreads>{}, grid_size(num_rows));
     dispatch_rows(num_rows, width, launch);
   });
+  if (args.y_codes.defined() && !with_codes) quantize_fp8_rows(ctx, y, /*num_rows=*/{}, args.y_codes);
 }
 
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
@@ -212,7 +218,8 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const Tensor partials = claim(scratch, args);
   const int64_t num_chunks = partials.dim(0);
   if (ctx.counting() || num_rows == 0 || width == 0) return;
-  const bool vector = can_vectorise(width, x, gain, dy, dx);
+  const bool vector = can_vectorise(width, x, gain, dy, dx), with_codes = makes_codes(dx, 1, args.dx_codes);
+  const CodeRows codes = with_codes ? code_rows(dx, args.dx_codes) : CodeRows{};
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_backward(width, [&](auto group, auto vectors) {
@@ -221,10 +228,11 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
           static_cast<size_t>(Group::kRowsPerBlock > 1 ? width * static_cast<int64_t>(sizeof(float)) : 0);
       backward_kernel<Group, decltype(vectors)::value, T><<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
           vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
-          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, vector);
+          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, vector, codes);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
+  if (args.dx_codes.defined() && !with_codes) quantize_fp8_rows(ctx, dx, /*num_rows=*/{}, args.dx_codes);
   add_gain_partials_kernel<<<grid_size(ceil_div(width, kWarp)), kGainWarps * kWarp, 0, ctx.stream>>>(
       partials.data<float>(), dgain.data<float>(), num_chunks, width);
   NMOE_CUDA_CHECK(cudaGetLastError());

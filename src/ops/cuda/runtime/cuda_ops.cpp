@@ -1,5 +1,7 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 
+#include <type_traits>
+
 #include "ops/cuda/kernels/emulated_operands.h"
 #include "ops/cuda/kernels/invariant_products.h"
 #include "ops/cuda/operations.h"
@@ -11,16 +13,16 @@ namespace {
 
 constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
 
-// Codes of weights are for products with weights.
+// Codes of weights are for products with weights; gradients of experts' round rows themselves.
 template <class Arguments>
 void check_rounding(DType compute, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
     const OperandRounding& rounding = args.rounding;
     if (rounding.format == OperandFormat::kAct) return;
     const WeightRounding rounds = weight_rounding(kKernels, compute, rounding.format);
-    const bool is_of_weight = requires { args.dw; };
+    constexpr bool is_of_experts = std::is_same_v<Arguments, GroupedLinearBackwardWeight>;
     NMOE_CHECK(rounds == WeightRounding::kInside ||
-                   (rounds == WeightRounding::kCodes && !is_of_weight && rounding.weight.defined()),
+                   (rounds == WeightRounding::kCodes && (is_of_experts || rounding.weight.defined())),
                "CUDA does not round the operands of this product");
   }
 }

@@ -1,0 +1,76 @@
+#include "ops/cpu/fp8_codes.h"
+
+#include <algorithm>
+
+#include "ops/cpu/operations.h"
+#include "tensor/low_precision.h"
+
+namespace nmoe::cpu {
+namespace {
+
+constexpr int64_t kBlock = block_size(OperandFormat::kFp8);
+
+// Calls fn(block, first row, rows) in parallel for the blocks of all groups.
+template <class Fn>
+void parallel_row_blocks(Context& ctx, Tensor offsets, const Fn& fn) {
+  ctx.pool.parallel_for(offsets.dim(0) - 1, [&](int64_t group, int) {
+    const int64_t begin = offsets.data<int32_t>()[group], end = offsets.data<int32_t>()[group + 1];
+    for (int64_t row = begin; row < end; row += kBlock) {
+      fn(begin / kBlock + group + (row - begin) / kBlock, row, std::min(kBlock, end - row));
+    }
+  });
+}
+
+}  // namespace
+
+template <class Real>
+void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes) {
+  if (!codes.defined()) return;
+  const auto stacked = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
+  quantize<Real>(ctx, {.format = OperandFormat::kFp8,
+                       .x = stacked(x),
+                       .num_rows = num_rows,
+                       .values = stacked(codes.values),
+                       .scales = stacked(codes.scales)});
+}
+
+template <class Real>
+void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
+  if (!columns.defined() || ctx.counting()) return;
+  const int64_t C = x.dim(1);
+  parallel_row_blocks(ctx, offsets, [&](int64_t block, int64_t first, int64_t rows) {
+    for (int64_t col = 0; col < C; ++col) {
+      const Real* const values = x.data<Real>() + first * C + col;
+      uint32_t bits = 0;
+      for (int64_t i = 0; i < rows; ++i) bits = std::max(bits, magnitude_bits(static_cast<float>(values[i * C])));
+      const uint8_t scale = e8m0_scale(amax_of_bits(bits));
+      const float factor = e8m0_to_inverse(scale);
+      columns.scales.data<uint8_t>()[block * C + col] = scale;
+      uint8_t* const codes = columns.values.data<uint8_t>() + (block * C + col) * kBlock;
+      for (int64_t i = 0; i < kBlock; ++i) {
+        codes[i] = float_to_e4m3((i < rows ? static_cast<float>(values[i * C]) : 0.0F) * factor);
+      }
+    }
+  });
+}
+
+Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns, Tensor offsets, int64_t num_rows) {
+  const int64_t C = columns.values.dim(1);
+  const Tensor x = scope.allocate(DType::kF32, {num_rows, C});
+  if (ctx.counting()) return x;
+  parallel_row_blocks(ctx, offsets, [&](int64_t block, int64_t first, int64_t rows) {
+    for (int64_t col = 0; col < C; ++col) {
+      const float scale = e8m0_to_float(columns.scales.data<uint8_t>()[block * C + col]);
+      const uint8_t* const codes = columns.values.data<uint8_t>() + (block * C + col) * kBlock;
+      for (int64_t i = 0; i < rows; ++i) x.data<float>()[(first + i) * C + col] = e4m3_to_float(codes[i]) * scale;
+    }
+  });
+  return x;
+}
+
+template void write_codes<float>(Context&, Tensor, Tensor, const RowCodes&);
+template void write_codes<double>(Context&, Tensor, Tensor, const RowCodes&);
+template void write_columns<float>(Context&, Tensor, Tensor, const ColumnCodes&);
+template void write_columns<double>(Context&, Tensor, Tensor, const ColumnCodes&);
+
+}  // namespace nmoe::cpu

@@ -1,0 +1,20 @@
+// FP8 codes beside an operation's result, where they are wanted, and what codes of columns stand for. Formats:
+// ops/contracts/quantize.h.
+#pragma once
+
+#include "ops/contracts/quantize.h"
+#include "ops/cpu/context.h"
+#include "tensor/arena.h"
+
+namespace nmoe::cpu {
+
+// Of the rows of x [N, C] that are there (num_rows [1] i32; undefined: N).
+template <class Real>
+void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes);
+// Of x's columns, in groups of rows as offsets [G + 1] i32 says.
+template <class Real>
+void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns);
+// [num_rows, C] F32 in `scope`: what the columns of rows stand for. A counting run claims the same.
+Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns, Tensor offsets, int64_t num_rows);
+
+}  // namespace nmoe::cpu

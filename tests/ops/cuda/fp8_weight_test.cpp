@@ -1,0 +1,257 @@
+// Gradients of weights from FP8 operands on Hopper: columns' codes against their definition, the product against the
+// bit model of tensor cores, and both against the CPU.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/cuda/kernels/quantize_fp8_columns.h"
+#include "ops/cuda/rounded_experts.h"
+#include "ops/cuda/runtime/cuda_ops.h"
+#include "ops/cuda/sm90/grouped_fp8_weight.h"
+#include "ops/signal_to_noise.h"
+#include "ops/tensor_core_model.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr int64_t kBlock = 128;
+
+class CudaFp8Weight : public CudaRoundedTest {
+ protected:
+  explicit CudaFp8Weight(int num_sms = 0) : CudaRoundedTest(num_sms) {}
+  cuda::Context& context() { return static_cast<cuda::CudaOps&>(gpu()).context(); }
+  // Filled with a byte that shows.
+  Tensor bytes(Shape shape) {
+    const Tensor x = pool_.zeros(DType::kU8, shape);
+    std::ranges::fill(x.span<uint8_t>(), uint8_t{0x55});
+    return up(x);
+  }
+  ColumnCodes room_for_columns(int64_t rows, int64_t width, int64_t groups) {
+    const int64_t blocks = rows / kBlock + groups;
+    return {.values = bytes({blocks, width, kBlock}), .scales = bytes({blocks, width})};
+  }
+  void expect_bit_model(const std::vector<double>& bounds, int64_t R, int64_t out, int64_t in, bool accumulate);
+};
+// Two multiprocessors, so that each block has many tiles.
+class CudaFp8WeightFewSms : public CudaFp8Weight {
+ protected:
+  CudaFp8WeightFewSms() : CudaFp8Weight(2) {}
+};
+
+TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
+  const int64_t R = 700, T = 300, C = 272;
+  const std::vector<double> bounds{0, 0, 300, 300, 301, 557, 690};
+  const int64_t G = std::ssize(bounds) - 1;
+  const Tensor tokens = normal({T, C}, DType::kBF16);
+  const float odd[] = {0.0F, -0.0F, 448.0F, 449.0F, 1e-39F, 3e38F, -1e-30F};
+  for (int64_t i = 0; i < T * C; i += 7) set(tokens, i, static_cast<double>(odd[i / 7 % 7]));
+  rounded(tokens, DType::kBF16);
+  set(tokens, 5 * C + 3, std::numeric_limits<double>::quiet_NaN());
+  set(tokens, 9 * C + 200, std::numeric_limits<double>::infinity());
+  for (int64_t row = 0; row < T; ++row) set(tokens, row * C + 17, 0.0);
+  std::vector<double> picks;
+  for (int64_t i = 0; i < R; ++i) picks.push_back(static_cast<double>(i * 7 % T));
+  const Tensor offsets = up(pool_.ints({G + 1}, bounds)), device_tokens = up(tokens, DType::kBF16);
+  for (const bool picked : {true, false}) {
+    const int64_t num_rows = picked ? R : T, groups = picked ? G : 1;
+    const Tensor of_groups = picked ? offsets : up(pool_.ints({2}, {0, T}));
+    const OperandRows x = picked ? OperandRows(device_tokens, up(pool_.ints({R}, picks))) : OperandRows(device_tokens);
+    const ColumnCodes columns = room_for_columns(num_rows, C, groups);
+    cuda::quantize_fp8_columns(context(), x, of_groups, columns);
+    const Tensor expected = pool_.zeros(DType::kU8, columns.values.shape()),
+                 expected_scales = pool_.zeros(DType::kU8, columns.scales.shape());
+    std::ranges::fill(expected.span<uint8_t>(), uint8_t{0x55});
+    std::ranges::fill(expected_scales.span<uint8_t>(), uint8_t{0x55});
+    const auto value = [&](int64_t row, int64_t col) {
+      const int64_t source = picked ? static_cast<int64_t>(picks[static_cast<size_t>(row)]) : row;
+      return static_cast<float>(get(tokens, source * C + col));
+    };
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t begin = picked ? static_cast<int64_t>(bounds[static_cast<size_t>(g)]) : 0,
+                    end = picked ? static_cast<int64_t>(bounds[static_cast<size_t>(g) + 1]) : T;
+      for (int64_t first = begin; first < end; first += kBlock) {
+        const int64_t block = begin / kBlock + g + (first - begin) / kBlock;
+        for (int64_t col = 0; col < C; ++col) {
+          uint32_t bits = 0;
+          const int64_t last = std::min(first + kBlock, end);
+          for (int64_t row = first; row < last; ++row) bits = std::max(bits, magnitude_bits(value(row, col)));
+          const uint8_t scale = e8m0_scale(amax_of_bits(bits));
+          expected_scales.data<uint8_t>()[block * C + col] = scale;
+          uint8_t* const codes = expected.data<uint8_t>() + (block * C + col) * kBlock;
+          for (int64_t i = 0; i < kBlock; ++i) {
+            const float of_row = first + i < last ? value(first + i, col) : 0.0F;
+            codes[i] = float_to_e4m3(of_row * e8m0_to_inverse(scale));
+          }
+        }
+      }
+    }
+    // A NaN has no one code.
+    const auto plain = [](const Tensor& codes) {
+      for (uint8_t& code : codes.span<uint8_t>()) code = (code & 0x7F) == 0x7F ? uint8_t{0x7F} : code;
+      return codes;
+    };
+    EXPECT_TRUE(same_bits(plain(down(columns.values)), plain(expected)));
+    EXPECT_TRUE(same_bits(down(columns.scales), expected_scales));
+  }
+}
+
+TEST_F(CudaFp8Weight, ActivationsLeaveColumns) {
+  const int64_t E = 4, R = 1000;
+  const ExpertRows of = expert_rows(R, 300);
+  const Tensor offsets = up(of.offsets), row_weight = up(of.row_weight), count = offsets.rows(E, E + 1);
+  for (const int64_t F : {128, 112, 272}) {
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+      const int64_t W = kind == Activation::kSwiGlu ? 2 * F : F;
+      const Tensor pre = up(normal({R, W}, DType::kBF16), DType::kBF16), h = poisoned({R, F});
+      const ColumnCodes actual = room_for_columns(R, F, E), expected = room_for_columns(R, F, E);
+      gpu().activation_forward({.kind = kind, .pre = pre, .row_weight = row_weight, .h = h, .num_rows = count});
+      cuda::quantize_fp8_columns(context(), h, offsets, expected);
+      gpu().activation_forward({.kind = kind,
+                                .pre = pre,
+                                .row_weight = row_weight,
+                                .h = {},
+                                .num_rows = count,
+                                .h_columns = actual,
+                                .offsets = offsets});
+      EXPECT_TRUE(same_bits(down(actual.values), down(expected.values)));
+      EXPECT_TRUE(same_bits(down(actual.scales), down(expected.scales)));
+    }
+  }
+}
+
+// Columns that come along are as good as rows, on either device, and a gradient needs no x beside its own.
+TEST_F(CudaFp8Weight, GradientsTakeColumns) {
+  const int64_t E = 4, R = 1000, in = 144, out = 272;
+  const ExpertRows of = expert_rows(R, 300);
+  const Tensor x = normal({R, in}, DType::kBF16), dy = normal({R, out}, DType::kBF16, 1e-3), offsets = up(of.offsets),
+               device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16);
+  const ColumnCodes x_columns = room_for_columns(R, in, E);
+  cuda::quantize_fp8_columns(context(), device_x, offsets, x_columns);
+  const Tensor zeros = pool_.zeros({E, out, in}), from_rows = up(zeros), from_columns = up(zeros),
+               on_cpu = pool_.zeros({E, out, in}), on_cpu_from_rows = pool_.zeros({E, out, in});
+  constexpr OperandRounding kRounding{.format = OperandFormat::kFp8};
+  run([&](Ops& ops) {
+    ops.grouped_linear_backward_weight(
+        {.x = device_x, .dy = device_dy, .offsets = offsets, .dw = from_rows, .rounding = kRounding});
+    ops.grouped_linear_backward_weight({.x = Tensor(),
+                                        .dy = device_dy,
+                                        .offsets = offsets,
+                                        .dw = from_columns,
+                                        .rounding = kRounding,
+                                        .x_columns = x_columns});
+  });
+  EXPECT_TRUE(same_bits(down(from_columns), down(from_rows)));
+  cpu().grouped_linear_backward_weight(
+      {.x = Tensor(),
+       .dy = dy,
+       .offsets = of.offsets,
+       .dw = on_cpu,
+       .rounding = kRounding,
+       .x_columns = {.values = down(x_columns.values), .scales = down(x_columns.scales)}});
+  cpu().grouped_linear_backward_weight(
+      {.x = x, .dy = dy, .offsets = of.offsets, .dw = on_cpu_from_rows, .rounding = kRounding});
+  EXPECT_TRUE(same_bits(on_cpu, on_cpu_from_rows));
+}
+
+// Blocks of 128 rows by the model, times both scales, added in fp32. Every value of some rows of dw.
+void CudaFp8Weight::expect_bit_model(const std::vector<double>& bounds, int64_t R, int64_t out, int64_t in,
+                                     bool accumulate) {
+  const int64_t E = std::ssize(bounds) - 1, blocks = R / kBlock + E;
+  const auto random_codes = [&](Shape shape, uint64_t stream) {
+    const Tensor x = pool_.zeros(DType::kU8, shape);
+    const Philox rng(17, stream);
+    for (int64_t i = 0; i < x.num_elements(); ++i) {
+      const uint8_t code = float_to_e4m3(100 * static_cast<float>(rng.normal(static_cast<uint64_t>(i))));
+      x.data<uint8_t>()[i] = (code & 0x7F) == 0x7F ? uint8_t{0} : code;
+    }
+    return x;
+  };
+  const auto scales = [&](Shape shape, int least) {
+    const Tensor x = pool_.zeros(DType::kU8, shape);
+    for (int64_t i = 0; i < x.num_elements(); ++i) x.data<uint8_t>()[i] = static_cast<uint8_t>(least + 5 * i % 7);
+    return x;
+  };
+  const Tensor x = random_codes({blocks, in, kBlock}, 1), dy = random_codes({blocks, out, kBlock}, 2),
+               x_scales = scales({blocks, in}, 117), dy_scales = scales({blocks, out}, 113);
+  const Tensor before = pool_.normal({E, out, in}, 100.0), dw = up(before);
+  const Tensor order = tensors_.allocate(DType::kI32, {E}), tiles_taken = tensors_.allocate(DType::kI32, {1});
+  cuda::sm90::grouped_fp8_weight(context(), {.x = {.values = up(x), .scales = up(x_scales)},
+                                             .dy = {.values = up(dy), .scales = up(dy_scales)},
+                                             .num_rows = R,
+                                             .offsets = up(pool_.ints({E + 1}, bounds)),
+                                             .order = order,
+                                             .tiles_taken = tiles_taken,
+                                             .dw = dw,
+                                             .accumulate = accumulate});
+  const Tensor actual = down(dw);
+  const auto codes_of = [](const Tensor& of, int64_t row) {
+    return std::span<const uint8_t>(of.data<uint8_t>() + row * kBlock, static_cast<size_t>(kBlock));
+  };
+  for (int64_t e = 0; e < E; ++e) {
+    const auto begin = static_cast<int64_t>(bounds[static_cast<size_t>(e)]),
+               end = static_cast<int64_t>(bounds[static_cast<size_t>(e) + 1]);
+    const int64_t first = begin / kBlock + e, count = (end - begin + kBlock - 1) / kBlock;
+    for (int64_t row = 0; row < out; row += row % 64 == 63 ? 1 : 21) {
+      for (int64_t col = 0; col < in; ++col) {
+        float total = 0.0F;
+        for (int64_t block = first; block < first + count; ++block) {
+          const float sum = hopper_e4m3_dot(codes_of(dy, block * out + row), codes_of(x, block * in + col));
+          const float scale = e8m0_to_float(dy_scales.data<uint8_t>()[block * out + row]) *
+                              e8m0_to_float(x_scales.data<uint8_t>()[block * in + col]);
+          total = std::fma(sum, scale, total);
+        }
+        const int64_t at = (e * out + row) * in + col;
+        const float expected = accumulate ? before.data<float>()[at] + total : total;
+        ASSERT_EQ(actual.data<float>()[at], expected) << "group " << e << ", row " << row << ", column " << col;
+      }
+    }
+  }
+  tensors_.rewind(0);
+}
+
+TEST_F(CudaFp8Weight, ProductIsTheBitModel) {
+  expect_bit_model({0, 0, 300, 300, 301, 470}, 512, 208, 144, /*accumulate=*/false);
+  expect_bit_model({0, 0, 300, 300, 301, 470}, 512, 208, 144, /*accumulate=*/true);
+  expect_bit_model({0, 0, 0}, 16, 16, 16, /*accumulate=*/false);
+  expect_bit_model({0, 1000}, 1000, 272, 80, /*accumulate=*/true);
+  expect_bit_model({0, 128}, 128, 64, 400, /*accumulate=*/false);
+}
+TEST_F(CudaFp8WeightFewSms, ProductIsTheBitModel) {
+  expect_bit_model({0, 200, 1000, 1000, 1090, 1200}, 1300, 400, 272, /*accumulate=*/false);
+  expect_bit_model({0, 700}, 700, 528, 272, /*accumulate=*/true);
+}
+
+// Sums that keep 13 bits leave some 60 dB.
+constexpr double kLeastRatio = 50;
+constexpr OperandRounding kFp8{.format = OperandFormat::kFp8};
+
+TEST_F(CudaFp8Weight, GradientsOfExpertsAreThoseOfTheCpu) {
+  const int64_t E = 4, R = 1000, T = 300, in = 144, out = 272;
+  const ExpertRows of = expert_rows(R, T);
+  const Tensor offsets = up(of.offsets), index = up(of.index);
+  for (const bool picks_x : {false, true}) {
+    const Tensor x = normal({picks_x ? T : R, in}, DType::kBF16),
+                 dy = normal({picks_x ? R : T, out}, DType::kBF16, 1e-3), expected = pool_.normal({E, out, in}, 1e-2);
+    const Tensor device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16), dw = up(expected);
+    for (const bool accumulate : {true, false}) {
+      run([&](Ops& ops) {
+        ops.grouped_linear_backward_weight({.x = {device_x, picks_x ? index : Tensor()},
+                                            .dy = {device_dy, picks_x ? Tensor() : index},
+                                            .offsets = offsets,
+                                            .dw = dw,
+                                            .accumulate = accumulate,
+                                            .rounding = kFp8});
+      });
+      cpu().grouped_linear_backward_weight({.x = {x, picks_x ? of.index : Tensor()},
+                                            .dy = {dy, picks_x ? Tensor() : of.index},
+                                            .offsets = of.offsets,
+                                            .dw = expected,
+                                            .accumulate = accumulate,
+                                            .rounding = kFp8});
+      EXPECT_GT(signal_to_noise(down(dw), expected), kLeastRatio) << picks_x << accumulate;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
