@@ -98,7 +98,8 @@ struct Sizes {
     int64_t T, in, out;
   };
   struct Heads {
-    int64_t B, S, H, Dk, Dv;
+    int64_t B, S, H, G, Dk, Dv;
+    int64_t document_tokens = 0;  // 0: every sequence is one document
   };
   struct Layer {
     int64_t T, D, F, E, K;
@@ -119,7 +120,11 @@ Sizes full_sizes() {
           .gemm = 8192,
           .weights = int64_t{1} << 28,
           .linears = {{32768, 2048, 2048}, {65536, 768, 768}, {65536, 768, 2304}},
-          .attentions = {{32, 2048, 12, 64, 64}, {8, 4096, 16, 128, 128}, {8, 4096, 16, 192, 128}},
+          .attentions = {{32, 2048, 12, 12, 64, 64},
+                         {32, 2048, 12, 12, 64, 64, 256},
+                         {8, 4096, 16, 16, 128, 128},
+                         {4, 4096, 32, 4, 128, 128},
+                         {8, 4096, 16, 16, 192, 128}},
           .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
           .heads = {{16384, 2048, 163840}, {65536, 768, 50304}}};
 }
@@ -129,7 +134,7 @@ Sizes small_sizes() {
           .gemm = 1024,
           .weights = int64_t{1} << 22,
           .linears = {{2048, 512, 512}},
-          .attentions = {{4, 256, 4, 64, 64}, {2, 256, 4, 192, 128}},
+          .attentions = {{4, 256, 4, 2, 64, 64}, {2, 256, 4, 4, 64, 64, 64}, {2, 256, 4, 4, 192, 128}},
           .layers = {{2048, 256, 128, 16, 2}},
           .heads = {{1024, 256, 4096}}};
 }
@@ -229,35 +234,41 @@ class Cases {
   // Products of queries with keys and of probabilities with values, over the pairs a causal mask leaves; backward has
   // five such products to forward's two, the repeated one of queries with keys among them, as is usual.
   void add_attention(std::vector<Case>& cases, const Sizes::Heads& size) const {
-    const int64_t B = size.B, S = size.S, H = size.H, Dk = size.Dk, Dv = size.Dv;
-    const std::string shape = fmt::format("{} x {} tokens, {} heads of {}/{}", B, S, H, Dk, Dv);
-    const int64_t T = B * S;
-    const double pairs = count(T, H) * static_cast<double>(S + 1) / 2;
-    const double q_bytes = act_ * count(T, H, Dk), v_bytes = act_ * count(T, H, Dv), lse_bytes = stat_ * count(T, H);
+    const int64_t B = size.B, S = size.S, H = size.H, G = size.G, Dk = size.Dk, Dv = size.Dv;
+    const bool has_documents = size.document_tokens > 0;
+    const int64_t T = B * S, length = has_documents ? size.document_tokens : S;
+    const std::string shape = fmt::format("{} x {} tokens{}, {} heads{} of {}/{}", B, S,
+                                          has_documents ? fmt::format(" in documents of {}", length) : std::string(), H,
+                                          G < H ? fmt::format(" over {}", G) : std::string(), Dk, Dv);
+    const double pairs = count(T, H) * static_cast<double>(length + 1) / 2;
+    const double q_bytes = act_ * count(T, H, Dk), k_bytes = act_ * count(T, G, Dk), v_bytes = act_ * count(T, G, Dv);
+    const double out_bytes = act_ * count(T, H, Dv), lse_bytes = stat_ * count(T, H);
     struct Tensors {
       AttentionShape shape;
       Tensor q, k, v, out, lse;
     };
     const auto make = [=](Workbench& w) -> Tensors {
       const double scale = 1.0 / std::sqrt(static_cast<double>(Dk));
-      return {{.num_seqs = B, .seq_len = S, .scale = scale},
-              w.act({T, H, Dk}),
-              w.act({T, H, Dk}),
-              w.act({T, H, Dv}),
-              w.empty({T, H, Dv}),
-              w.empty_stat({B, H, S})};
+      AttentionShape sequences{.num_seqs = B, .seq_len = S, .scale = scale, .window = 0, .cu_seqlens = {}};
+      if (has_documents) {
+        std::vector<int32_t> bounds;
+        for (int64_t at = 0; at <= T; at += length) bounds.push_back(static_cast<int32_t>(at));
+        sequences.cu_seqlens = w.i32(bounds);
+      }
+      return {sequences,         w.act({T, H, Dk}),   w.act({T, G, Dk}),
+              w.act({T, G, Dv}), w.empty({T, H, Dv}), w.empty_stat({B, H, S})};
     };
     cases.push_back({"attention, forward", shape, 2 * pairs * static_cast<double>(Dk + Dv),
-                     2 * q_bytes + 2 * v_bytes + lse_bytes, [=](Workbench& w) -> Work {
+                     q_bytes + k_bytes + v_bytes + out_bytes + lse_bytes, [=](Workbench& w) -> Work {
                        const Tensors t = make(w);
                        return [&w, t] { w.ops().attention_forward({t.shape, t.q, t.k, t.v, t.out, t.lse}); };
                      }});
     cases.push_back({"attention, backward", shape, 2 * pairs * static_cast<double>(3 * Dk + 2 * Dv),
-                     4 * q_bytes + 4 * v_bytes + lse_bytes, [=](Workbench& w) -> Work {
+                     2 * (q_bytes + k_bytes + v_bytes + out_bytes) + lse_bytes, [=](Workbench& w) -> Work {
                        const Tensors t = make(w);
                        w.ops().attention_forward({t.shape, t.q, t.k, t.v, t.out, t.lse});
                        const Tensor dout = w.act({T, H, Dv});
-                       const Tensor dq = w.empty({T, H, Dk}), dk = w.empty({T, H, Dk}), dv = w.empty({T, H, Dv});
+                       const Tensor dq = w.empty({T, H, Dk}), dk = w.empty({T, G, Dk}), dv = w.empty({T, G, Dv});
                        return [&w, t, dout, dq, dk, dv] {
                          w.ops().attention_backward({t.shape, t.q, t.k, t.v, t.out, t.lse, dout, dq, dk, dv});
                        };
@@ -567,18 +578,27 @@ class Cases {
                        const Tensor x = w.stat({n}), out = w.f64({0.0});
                        return [&w, x, out] { w.ops().sum_of_squares({x, out}); };
                      }});
-    // A master weight takes as much as one of stat; it and both moments are read and written.
-    cases.push_back({"AdamW", shape, 0.0, 7 * stat_ * count(n), [n, masters = has_masters_](Workbench& w) -> Work {
-                       const AdamWStep args = {.w = w.act({n}, 0.02),
-                                               .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
-                                               .grad = w.stat({n}),
-                                               .m = w.stat({n}),
-                                               .v = w.empty_stat({n}),
-                                               .grad_scale = w.f64({1.0}),
-                                               .rates = w.f64({1e-4, 1.0, 1.0})};
-                       w.ops().fill({args.v, 1.0});
-                       return [&w, args] { w.ops().adamw_step(args); };
-                     }});
+    // A master weight takes as much as one of stat; it and both moments are read and written, and the gradient read.
+    for (const bool rounds : {false, true}) {
+      const std::string name = rounds ? "AdamW, moments in bf16" : "AdamW";
+      const double bytes = 3 * stat_ + 4 * (rounds ? static_cast<double>(dtype_bytes(DType::kBF16)) : stat_);
+      cases.push_back({name, shape, 0.0, bytes * count(n), [n, rounds, masters = has_masters_](Workbench& w) -> Work {
+                         const auto moment = [&] {
+                           return rounds ? w.arena().allocate(DType::kBF16, {n}) : w.empty_stat({n});
+                         };
+                         AdamWStep args = {.w = w.act({n}, 0.02),
+                                           .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
+                                           .grad = w.stat({n}),
+                                           .m = moment(),
+                                           .v = moment(),
+                                           .grad_scale = w.f64({1.0}),
+                                           .rates = w.f64({1e-4, 1.0, 1.0})};
+                         if (rounds) args.random.key = w.arena().allocate(DType::kI64, {1});
+                         w.ops().fill({args.m, 0.0});
+                         w.ops().fill({args.v, 1.0});
+                         return [&w, args] { w.ops().adamw_step(args); };
+                       }});
+    }
   }
 
   Sizes sizes_;

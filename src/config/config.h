@@ -33,6 +33,7 @@ enum class PrecisionFallback {
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
+enum class MomentFormat { kFp32, kBf16 };
 
 struct RunConfig {
   std::string name = "run";            // letters, digits, '.', '_' and '-'
@@ -54,6 +55,8 @@ struct PrecisionConfig {
   int64_t keep_first = 0;                       // layers that stay kDevice, whatever the above says ...
   int64_t keep_last = 0;                        // ... and those at the end
   bool fp8_weight_gradients = false;            // FP8: those products too; else they are as with kDevice
+  bool nvfp4_transform = true;                  // NVFP4: the operands of gradients of weights are transformed
+  bool nvfp4_random_rounding = true;            // NVFP4: gradients of outputs are rounded at random
   PrecisionFallback fallback = PrecisionFallback::kReport;
   int64_t check_every = 100;  // steps between looks at what rounding leaves of operands
 };
@@ -164,6 +167,7 @@ struct GroupConfig {
   double weight_decay = 0.1;
 };
 struct AdamWConfig {
+  MomentFormat state = MomentFormat::kFp32;  // of both moments
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;

@@ -124,6 +124,7 @@ constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interl
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
+constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
 constexpr Named<Shuffle> kShuffles[] = {
@@ -295,6 +296,19 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
   f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag, "gradients of weights in fp8 too")
       .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
+  const auto is_nvfp4 = [&](PartPrecision part) {
+    return part == PartPrecision::kNvFp4 || (part == PartPrecision::kRun && run.precision == Precision::kNvFp4);
+  };
+  const bool any_nvfp4 = is_nvfp4(precision.mixer) || is_nvfp4(precision.dense) || is_nvfp4(precision.shared) ||
+                         is_nvfp4(precision.experts);
+  f.key("nvfp4_transform", precision.nvfp4_transform, kFlag,
+        "operands of gradients of weights in nvfp4 go through the random Hadamard transform")
+      .needs(any_nvfp4, "a part in nvfp4")
+      .leave_out_if(precision.nvfp4_transform);
+  f.key("nvfp4_random_rounding", precision.nvfp4_random_rounding, kFlag,
+        "gradients of outputs are rounded to nvfp4 at random, else to nearest")
+      .needs(any_nvfp4, "a part in nvfp4")
+      .leave_out_if(precision.nvfp4_random_rounding);
   // Whoever only looks on changes nothing.
   const auto defines_run_if_it_acts = [&](Field& field) {
     if (precision.fallback != PrecisionFallback::kAct) field.not_in_fingerprint();
@@ -430,6 +444,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
+  f.key("state", optim.adamw.state, kMomentFormats, "of its moments; bf16: rounded at random")
+      .leave_out_if(optim.adamw.state == MomentFormat::kFp32);
   f.key("beta1", optim.adamw.beta1, kBelowOne, "decay of the first moment");
   f.key("beta2", optim.adamw.beta2, kBelowOne, "decay of the second moment");
   f.key("eps", optim.adamw.eps, kPositive, "added to the root of the second moment");

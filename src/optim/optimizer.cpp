@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/rng.h"
+
 namespace nmoe {
 
 const GroupConfig& group_of(const OptimConfig& config, WeightGroup group) {
@@ -33,27 +35,50 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
 }
 
-Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates)
+Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates,
+                     Tensor rounding_key)
     : config_(config), ops_(ops) {
+  const bool rounds = config_.adamw.state == MomentFormat::kBf16;
   for (Weight& weight : weights.all()) {
     if (!weight.spec.is_trained()) continue;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
     auto index = std::ranges::find(groups_, &settings);
     if (index == groups_.end()) index = groups_.insert(index, &settings);
+    const bool is_muon = settings.optimizer == OptimizerKind::kMuon;
+    const DType dtype = rounds && !is_muon ? DType::kBF16 : ops.stat_dtype();
     Slot slot{.weight = &weight,
               .rates = rates[index - groups_.begin()],
-              .m = arena.allocate(ops.stat_dtype(), weight.updated_shape()),
-              .v = {}};
-    if (settings.optimizer == OptimizerKind::kMuon) {
+              .m = arena.allocate(dtype, weight.updated_shape()),
+              .v = {},
+              .random = {}};
+    if (dtype == DType::kBF16) {
+      slot.random = {.key = rounding_key,
+                     .stream = fnv1a64("adamw." + weight.spec.name),
+                     .first = weight.updated.offset,
+                     .matrices = {}};
+      if (weight.spec.group == WeightGroup::kExperts) {
+        slot.random.matrices = arena.allocate(DType::kI32, {weight.shape[0]});
+      }
+    }
+    if (is_muon) {
       state_.push_back({{"muon.momentum." + weight.spec.name, slot.m}, &weight});
     } else {
-      slot.v = arena.allocate(ops.stat_dtype(), weight.updated_shape());
+      slot.v = arena.allocate(dtype, weight.updated_shape());
       state_.push_back({{"adamw.m." + weight.spec.name, slot.m}, &weight});
       state_.push_back({{"adamw.v." + weight.spec.name, slot.v}, &weight});
     }
     if (weight.updated.extent > 0) slots_.push_back(slot);
   }
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
+  place_experts();
+}
+
+void Optimizer::place_experts() {
+  for (const Slot& slot : slots_) {
+    if (!slot.random.matrices.defined()) continue;
+    const std::vector<int32_t> experts = slot.weight->experts_here();
+    ops_.device().upload(slot.random.matrices, experts.data());
+  }
 }
 
 void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
@@ -91,6 +116,7 @@ void Optimizer::step(Tensor grad_scale) {
                        .v = slot.v,
                        .grad_scale = grad_scale,
                        .rates = slot.rates,
+                       .random = slot.random,
                        .beta1 = config_.adamw.beta1,
                        .beta2 = config_.adamw.beta2,
                        .eps = config_.adamw.eps,

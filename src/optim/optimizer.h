@@ -31,9 +31,12 @@ class Optimizer {
   // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
   static Tensor allocate_rates(Arena& arena);
 
-  // State starts at zero in `arena`. `rates`, made by allocate_rates, is read by step(). `config` and `weights` must
-  // outlive the optimizer.
-  Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates);
+  // State starts at zero in `arena`. `rates`, made by allocate_rates, and rounding_key ([1] i64, another number in
+  // every step, of moments in BF16) are read by step(). `config` and `weights` must outlive the optimizer.
+  Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates, Tensor rounding_key);
+
+  // After weights were told which experts are here (Weight::place_experts).
+  void place_experts();
 
   // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
   // number, from 1.
@@ -49,9 +52,10 @@ class Optimizer {
  private:
   struct Slot {
     Weight* weight;
-    Tensor rates;  // [3] f64
-    Tensor m;      // AdamW's first moment or Muon's momentum
-    Tensor v;      // AdamW's second moment; undefined for Muon
+    Tensor rates;           // [3] f64
+    Tensor m;               // AdamW's first moment or Muon's momentum
+    Tensor v;               // AdamW's second moment; undefined for Muon
+    MomentRounding random;  // of BF16 moments
   };
 
   const OptimConfig& config_;

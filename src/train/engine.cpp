@@ -66,7 +66,9 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
               .bucket_bytes = config_.parallel.bucket_bytes,
-              .in_order = in_order()}) {
+              .in_order = in_order(),
+              .first_rank = rank.index() - domain_.index(),
+              .num_ranks = rank.count()}) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
@@ -88,8 +90,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
   precision_ = PrecisionChecks::make(config_, model_.weights(), step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
-  optimizer_ =
-      std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer], inputs_.rates);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer],
+                                           inputs_.rates, inputs_.rounding_key);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
                         /*with_expert_rows=*/!experts_.rows.empty(), precision_ ? precision_->counts() : Tensor());
@@ -177,6 +179,7 @@ void Engine::leave_precision() {
 void Engine::set_places(ExpertPlacement places) {
   experts_.places = std::move(places);
   model_.place_experts(experts_.places);
+  optimizer_->place_experts();
   const auto& weights = model_.weights().all();
   for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].updated_elements();
   for (size_t i = 0; i < staging_.optimizer.size(); ++i) {

@@ -30,7 +30,7 @@ struct StepInputs {
   std::vector<std::vector<Batch>> batches;
   Tensor loss_scale;    // [1] f64: 1 / (targets with a loss in the step, on all ranks)
   Tensor rates;         // optim/optimizer.h
-  Tensor rounding_key;  // [1] i64: of gradients that are rounded at random (model/operand_formats.h)
+  Tensor rounding_key;  // [1] i64: of what is rounded at random, gradients (model/operand_formats.h) and moments
   Tensor block;         // all of the above, [bytes] u8
 };
 

@@ -75,7 +75,7 @@ class RoundedProducts : public ::testing::Test {
     return rounded(w, format, format == OperandFormat::kMxFp8 ? BlockShape::kRows : BlockShape::kTiles);
   }
   // Along columns, as rows of the result.
-  Matrix rounded_columns(const Matrix& x, OperandFormat format) {
+  Matrix rounded_columns(const Matrix& x, OperandFormat format, bool transform = true) {
     Matrix columns = transposed(x);
     for (std::vector<double>& column : columns) {
       if (format != OperandFormat::kNvFp4) break;
@@ -83,7 +83,7 @@ class RoundedProducts : public ::testing::Test {
       for (size_t first = 0; first < column.size(); first += 16) {
         float block[16];
         for (size_t i = 0; i < 16; ++i) block[i] = static_cast<float>(column[first + i]);
-        random_hadamard(block);
+        if (transform) random_hadamard(block);
         for (size_t i = 0; i < 16; ++i) column[first + i] = static_cast<double>(block[i]);
       }
     }
@@ -115,20 +115,28 @@ TEST_F(RoundedProducts, AreThoseOfTheRoundedOperands) {
 
     ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = rounding});
     EXPECT_TRUE(near(dw, flat(product(rounded_columns(matrix(dy), format), rounded_columns(matrix(x), format))), 3e-4));
+    if (format == OperandFormat::kNvFp4) {
+      ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = {.format = format, .transform = false}});
+      EXPECT_TRUE(near(dw,
+                       flat(product(rounded_columns(matrix(dy), format, /*transform=*/false),
+                                    rounded_columns(matrix(x), format, /*transform=*/false))),
+                       3e-4));
+      ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = rounding});
+    }
     const Tensor twice = pool_.clone(dw);
     ops_->linear_backward_weight({.x = x, .dy = dy, .dw = twice, .accumulate = true, .rounding = rounding});
     for (int64_t i = 0; i < dw.num_elements(); ++i) ASSERT_NEAR(get(twice, i), 2 * get(dw, i), 1e-6);
   }
 }
 
-// Each expert's product is as if it were alone: blocks along tokens begin with it, and its weights have a scale of
-// their own. The largest value of the rows is in each expert's, so that the rows' scale is the same.
+// Each expert's product is as if it were alone: blocks along tokens begin with it, and its rows and weights have scales
+// of their own.
 TEST_F(RoundedProducts, ExpertsAreApart) {
   const int64_t in = 40, out = 35, E = 4, capacity = 60;
   const Tensor offsets = pool_.ints({E + 1}, {0, 21, 21, 22, 53});
   for (const OperandFormat format : kFormats) {
     const Tensor x = pool_.normal({capacity, in}), dy = pool_.normal({capacity, out}), w = pool_.normal({E, out, in});
-    for (int64_t row = 0; row < capacity; ++row) set(x, row * in, 8.0), set(dy, row * out, -8.0);
+    for (int64_t row = 0; row < 21; ++row) set(x, row * in, 800.0), set(dy, row * out, -800.0);
     for (int64_t i = 53 * in; i < capacity * in; ++i) set(x, i, 1e30);  // nobody's rows
     const Tensor y = pool_.zeros({capacity, out}), dx = pool_.zeros({capacity, in}), dw = pool_.full({E, out, in}, 3);
     const OperandRounding rounding{.format = format};
@@ -149,10 +157,7 @@ TEST_F(RoundedProducts, ExpertsAreApart) {
       EXPECT_TRUE(near(dx.rows(begin, end), one_dx, 3e-4));
       ops_->linear_backward_weight(
           {.x = x.rows(begin, end), .dy = dy.rows(begin, end), .dw = one_dw, .rounding = rounding});
-      // Transformed rows have another largest value in each expert.
-      if (format != OperandFormat::kNvFp4) {
-        EXPECT_TRUE(near(dw[e], one_dw, 3e-4));
-      }
+      EXPECT_TRUE(near(dw[e], one_dw, 3e-4));
     }
   }
 }

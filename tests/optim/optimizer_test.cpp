@@ -7,6 +7,7 @@
 #include "model/model.h"
 #include "model/small_models.h"
 #include "support/tensors.h"
+#include "tensor/convert.h"
 
 namespace nmoe::test {
 namespace {
@@ -38,12 +39,13 @@ class OptimizerTest : public ::testing::Test {
   Model model_;
   OptimConfig config_;
   TensorPool pool_;
+  Tensor rounding_key_ = pool_.zeros(DType::kI64, {1});
   Tensor grad_scale_ = pool_.zeros(DType::kF64, {1});
 };
 
 // With zero gradients nothing moves but what decays, and that by exactly lr * weight_decay * w.
 TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
-  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_);
+  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
   const auto before = weights();
   for (const Weight& weight : model_.weights().all()) {
     if (weight.grad.defined()) ops_->fill({weight.grad, 0.0});
@@ -66,7 +68,7 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
 }
 
 TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
-  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_);
+  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
   std::map<std::string, int64_t> elements;
   for (const NamedTensor& state : optimizer.state()) {
     EXPECT_TRUE(elements.emplace(state.name, state.tensor.num_elements()).second) << state.name;
@@ -77,6 +79,30 @@ TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
     EXPECT_EQ(elements.count("muon.momentum." + weight.spec.name), muon ? 1U : 0U) << weight.spec.name;
     EXPECT_EQ(elements.count("adamw.m." + weight.spec.name), trained && !muon ? 1U : 0U) << weight.spec.name;
     EXPECT_EQ(elements.count("adamw.v." + weight.spec.name), trained && !muon ? 1U : 0U) << weight.spec.name;
+  }
+}
+
+TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
+  config_.adamw.state = MomentFormat::kBf16;
+  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
+  int64_t rounded = 0;
+  for (const NamedTensor& state : optimizer.state()) {
+    const bool adamw = state.name.starts_with("adamw.");
+    EXPECT_EQ(state.tensor.dtype(), adamw ? DType::kBF16 : ops_->stat_dtype()) << state.name;
+    rounded += adamw ? 1 : 0;
+  }
+  EXPECT_GT(rounded, 0);
+  for (const Weight& weight : model_.weights().all()) {
+    if (weight.grad.defined()) ops_->fill({weight.grad, 0.25});
+  }
+  optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
+  optimizer.step(grad_scale_);
+  for (const NamedTensor& state : optimizer.state()) {
+    if (!state.name.starts_with("adamw.m.")) continue;
+    const auto* const bits = static_cast<const uint16_t*>(state.tensor.raw());
+    for (int64_t i = 0; i < state.tensor.num_elements(); ++i) {
+      ASSERT_NEAR(bf16_to_float(bits[i]), 0.025, 0.025 * 0x1p-7) << state.name;
+    }
   }
 }
 

@@ -81,6 +81,16 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   EXPECT_LT(activations("blocks"), activations("experts"));
 }
 
+TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
+  const auto with = [](const std::string& state) {
+    return plan_engine_storage(
+        config_with({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
+                     "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
+  };
+  EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
+              0.01 * static_cast<double>(with("fp32")));
+}
+
 TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
   const auto with = [](const std::string& factor, const std::string& recompute = "none") {
     return config_with({"model.num_layers=8", "model.moe.num_experts=16", "train.batch_seqs=16",

@@ -321,14 +321,19 @@ Bytes whole_state(const Config& config, int64_t steps) {
   return whole;
 }
 
+// And the format of AdamW's moments.
+constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
+    {"muon", "fp32"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
+
 // Under routing that gives experts few rows of a shard, or none; with a weight that is cut, and with Muon.
 TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
-  for (const char* experts : {"muon", "adamw"}) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
     const auto with = [&](int64_t ranks) {
       return test::tiny_config(
-          "/nowhere", {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16",
-                       "model.moe.balance_loss=1e-3", "train.microbatch_seqs=1", "parallel.logical_shards=8",
-                       fmt::format("parallel.ranks={}", ranks), fmt::format("optim.experts.optimizer={}", experts)});
+          "/nowhere",
+          {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16", "model.moe.balance_loss=1e-3",
+           "train.microbatch_seqs=1", "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
+           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.adamw.state={}", state)});
     };
     const Bytes expected = whole_state(with(1), 3);
     for (const int64_t ranks : {2, 4, 8}) {
@@ -338,10 +343,11 @@ TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
 }
 
 TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
-  for (const char* experts : {"muon", "adamw"}) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
     const auto with = [&](int64_t ranks) {
       std::vector<std::string> overrides = {"parallel.logical_shards=8",
-                                            fmt::format("optim.experts.optimizer={}", experts)};
+                                            fmt::format("optim.experts.optimizer={}", experts),
+                                            fmt::format("optim.adamw.state={}", state)};
       if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
       return uneven(ranks, overrides);
     };
@@ -621,16 +627,34 @@ TEST_F(MovingExpertsTest, GoOnWithAnotherNumberOfRanks) {
 }
 
 TEST_F(MovingExpertsTest, WithLogicalShardsEndWithTheHashOfOneRank) {
-  const auto sharded = [](int64_t ranks, int64_t steps) {
-    return moving(ranks, steps, {"parallel.logical_shards=8", "train.microbatch_seqs=1"});
+  // In nvfp4 rows of experts have scales and random bits, which are those of the expert wherever it is.
+  for (const std::string precision : {"fp32", "nvfp4"}) {
+    const auto sharded = [&](int64_t ranks, int64_t steps) {
+      return moving(ranks, steps,
+                    {"parallel.logical_shards=8", "train.microbatch_seqs=1", "run.precision=" + precision});
+    };
+    const std::string one = precision + "_one", four = precision + "_four", turns = precision + "_turns";
+    run(one, sharded(1, 9));
+    run(four, sharded(4, 9));
+    EXPECT_GT(series(four, "parallel/expert_moves").at(5), 0);
+    expect_same_state(checkpoints(four), checkpoints(one));
+    run(turns, sharded(4, 6));
+    resume(turns, sharded(2, 9));
+    expect_same_state(checkpoints(turns), checkpoints(one));
+  }
+}
+
+// Without logical shards the tokens of all ranks are one tensor to an expert.
+TEST_F(RankTrainingTest, LearnsInNvFp4) {
+  const auto low = [](int64_t ranks) {
+    return on(ranks, {"train.steps=4", "run.precision=nvfp4", "model.dim=48", "model.moe.expert_dim=40"});
   };
-  run("one", sharded(1, 9));
-  run("four", sharded(4, 9));
-  EXPECT_GT(series("four", "parallel/expert_moves").at(5), 0);
-  expect_same_state(checkpoints("four"), checkpoints("one"));
-  run("turns", sharded(4, 6));
-  resume("turns", sharded(2, 9));
-  expect_same_state(checkpoints("turns"), checkpoints("one"));
+  run("one", low(1));
+  run("two", low(2));
+  run("again", low(2));
+  expect_same_state(checkpoints("again"), checkpoints("two"));
+  EXPECT_NEAR(series("two", "train/loss").at(4), series("one", "train/loss").at(4),
+              0.01 * series("one", "train/loss").at(4));
 }
 
 TEST_F(RankTrainingTest, StartsFromTheWeightsOfACheckpoint) {

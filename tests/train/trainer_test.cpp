@@ -80,6 +80,31 @@ TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
   EXPECT_LT(losses.at(40), losses.at(1) - 0.5);
 }
 
+TEST_F(TrainerTest, MomentsInBf16AreKeptAsTheyAre) {
+  const std::string rounded = "optim.adamw.state=bf16", adamw = "optim.experts.optimizer=adamw";
+  run("straight", {rounded, adamw, "train.steps=8"});
+  run("halves", {rounded, adamw, "train.steps=3"});
+  resume("halves", {rounded, adamw, "train.steps=8"});
+  expect_same_state(checkpoints("straight"), checkpoints("halves"));
+  const CheckpointReader reader = CheckpointReader::open(checkpoints("straight"));
+  int64_t moments = 0;
+  for (const ManifestTensor& tensor : reader.optimizer()) {
+    if (!tensor.name.starts_with("adamw.")) continue;
+    EXPECT_EQ(tensor.dtype, DType::kBF16) << tensor.name;
+    ++moments;
+  }
+  EXPECT_GT(moments, 4);
+  // Another format is another run, either way.
+  const Error to_fp32 = error_of([&] { resume("halves", {adamw, "train.steps=9"}); });
+  EXPECT_TRUE(contains(to_fp32.what(), "optim.adamw.state: \"bf16\" != unused"));
+  EXPECT_TRUE(contains(to_fp32.remedy(), "undo these changes"));
+  run("whole", {adamw, "train.steps=2"});
+  EXPECT_TRUE(contains(error_of([&] {
+                         resume("whole", {rounded, adamw, "train.steps=3"});
+                       }).what(),
+                       "optim.adamw.state: unused != \"bf16\""));
+}
+
 TEST_F(TrainerTest, EveryRateHasOneName) {
   run("rates", {"train.steps=1", "optim.matrices.lr=1e-3", "optim.experts.lr=2e-3", "optim.router.lr=3e-3",
                 "optim.rest.lr=4e-3"});

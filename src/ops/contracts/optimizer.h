@@ -1,18 +1,33 @@
 // Optimizers. Letters and conventions: ops/ops.h.
 #pragma once
 
+#include <cstdint>
+
+#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
 
+// Stochastic rounding of moments in BF16 (ops/adamw_math.h). Random bits belong to elements of whole tensors: they do
+// not depend on which of those are here, or where.
+struct MomentRounding {
+  Tensor key;           // [1] i64, another for each step
+  uint64_t stream = 0;  // another for each tensor
+  int64_t first = 0;    // which element of the whole tensor the first one here is; with matrices 0
+  Tensor matrices;      // [n] i32: which of a stack of matrices the n are that are here, of equal size; undefined: one
+                        // range of elements
+};
+
 // AdamW with decoupled decay (arXiv 1711.05101): m, v updated, then
 //   w -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)
+// The same bits on every device.
 struct AdamWStep {
-  Tensor w, low;      // updated
-  Tensor grad;        // stat; read only
-  Tensor m, v;        // stat; updated
-  Tensor grad_scale;  // [1] f64: gradients are multiplied by it first (clipping). Not finite: nothing is changed
-  Tensor rates;       // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
+  Tensor w, low;          // updated
+  Tensor grad;            // stat; read only
+  Tensor m, v;            // stat, or BF16 both; updated
+  Tensor grad_scale;      // [1] f64: gradients are multiplied by it first (clipping). Not finite: nothing is changed
+  Tensor rates;           // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
+  MomentRounding random;  // of BF16
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
 };
 
@@ -28,5 +43,19 @@ struct MuonStep {
   double beta = 0.95, weight_decay = 0.0;
   int iterations = 5;
 };
+
+// What every device checks.
+inline void check_adamw_step(const AdamWStep& args) {
+  const int64_t size = args.w.num_elements();
+  NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,
+             "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(), args.m.shape(), args.v.shape());
+  NMOE_CHECK(args.rates.num_elements() == 3, "AdamW with {} rates", args.rates.num_elements());
+  NMOE_CHECK(args.m.dtype() == args.v.dtype() && (args.m.dtype() == DType::kBF16) == args.random.key.defined(),
+             "AdamW of moments in {} and {}, {} random bits", dtype_name(args.m.dtype()), dtype_name(args.v.dtype()),
+             args.random.key.defined() ? "with" : "without");
+  const Tensor& matrices = args.random.matrices;
+  NMOE_CHECK(!matrices.defined() || (size % matrices.num_elements() == 0 && args.random.first == 0),
+             "AdamW of {} elements from {} on, in {} matrices", size, args.random.first, matrices.shape());
+}
 
 }  // namespace nmoe

@@ -1,36 +1,68 @@
+#include <algorithm>
 #include <cmath>
 
+#include "ops/adamw_math.h"
 #include "ops/cpu/operations.h"
+#include "tensor/convert.h"
 
 namespace nmoe::cpu {
+namespace {
+
+// Elements [begin, end) of moments in BF16, where element i is number `index` + i - begin of the whole tensor.
+template <class Real>
+void update_rounded(const AdamWStep& args, const adamw::Constants<Real>& constants, const adamw::Rates<Real>& rates,
+                    int64_t begin, int64_t end, int64_t index) {
+  const auto key = static_cast<uint64_t>(*args.random.key.data<int64_t>());
+  Real* const w = args.w.data<Real>();
+  const Real* const grad = args.grad.data<Real>();
+  auto* const m_bits = static_cast<uint16_t*>(args.m.raw());
+  auto* const v_bits = static_cast<uint16_t*>(args.v.raw());
+  random::Words words{};
+  for (int64_t i = begin; i < end; ++i, ++index) {
+    if (i == begin || index % 8 == 0) words = adamw::rounding_words(key, args.random.stream, index / 8);
+    Real m = bf16_to_float(m_bits[i]), v = bf16_to_float(v_bits[i]);
+    adamw::update(constants, rates, grad[i], m, v, w[i]);
+    const uint32_t random = adamw::first_bits(words, static_cast<int>(index % 8));
+    const auto bf16 = [](Real x, uint32_t bits) {
+      return static_cast<uint16_t>(adamw::to_bf16(static_cast<float>(x), bits) >> 16);
+    };
+    m_bits[i] = bf16(m, random);
+    v_bits[i] = bf16(v, adamw::second_bits(random));
+  }
+}
+
+}  // namespace
 
 template <class Real>
 void adamw_step(Context& ctx, const AdamWStep& args) {
-  const int64_t size = args.w.num_elements();
-  NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,
-             "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(), args.m.shape(), args.v.shape());
-  NMOE_CHECK(args.rates.num_elements() == 3, "AdamW with {} rates", args.rates.num_elements());
+  check_adamw_step(args);
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
-  const double* rates = args.rates.data<double>();
-  const auto beta1 = static_cast<Real>(args.beta1), beta2 = static_cast<Real>(args.beta2);
-  const auto gain1 = static_cast<Real>(1 - args.beta1), gain2 = static_cast<Real>(1 - args.beta2);
-  const auto correction1 = static_cast<Real>(rates[1]), correction2 = static_cast<Real>(rates[2]);
-  const auto grad_scale = static_cast<Real>(*args.grad_scale.data<double>());
-  const auto lr = static_cast<Real>(rates[0]), eps = static_cast<Real>(args.eps);
-  const auto decay = static_cast<Real>(args.weight_decay);
+  const double* rate = args.rates.data<double>();
+  const auto real = [](double value) { return static_cast<Real>(value); };
+  const adamw::Constants<Real> constants{real(args.beta1),     real(args.beta2), real(1 - args.beta1),
+                                         real(1 - args.beta2), real(args.eps),   real(args.weight_decay)};
+  const adamw::Rates<Real> rates{real(*args.grad_scale.data<double>()), real(rate[0]), real(rate[1]), real(rate[2])};
+  const int64_t size = args.w.num_elements();
+  if (args.m.dtype() == DType::kBF16) {
+    const Tensor& matrices = args.random.matrices;
+    const int64_t matrix_size = matrices.defined() ? size / matrices.num_elements() : size;
+    parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
+      while (begin < end) {
+        const int64_t matrix = begin / matrix_size, stop = std::min(end, (matrix + 1) * matrix_size);
+        const int64_t first = matrices.defined() ? matrices.data<int32_t>()[matrix] * matrix_size : args.random.first;
+        update_rounded(args, constants, rates, begin, stop, first + begin - matrix * matrix_size);
+        begin = stop;
+      }
+    });
+    return;
+  }
   Real* w = args.w.data<Real>();
   const Real* grad = args.grad.data<Real>();
   Real* m = args.m.data<Real>();
   Real* v = args.v.data<Real>();
   parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
 #pragma omp simd
-    for (int64_t i = begin; i < end; ++i) {
-      const Real g = grad[i] * grad_scale;
-      m[i] = beta1 * m[i] + gain1 * g;
-      v[i] = beta2 * v[i] + gain2 * g * g;
-      const Real direction = m[i] * correction1 / (std::sqrt(v[i] * correction2) + eps);
-      w[i] -= lr * (direction + decay * w[i]);
-    }
+    for (int64_t i = begin; i < end; ++i) adamw::update(constants, rates, grad[i], m[i], v[i], w[i]);
   });
 }
 

@@ -154,18 +154,18 @@ void claim_scratch(const Claims& claims, const MuonStep& args) {
 void claim_scratch(const Claims& claims, const AttentionForward& args) {
   if (args.q.dim(0) == 0) return;
   ArenaScope scope(claims.scratch);
-  if (cuda::cudnn_takes(claims.kernels, args.q, args.k, args.v)) {
-    cuda::claim_first_keys(scope, args.shape);
-    cuda::claim_attention_forward(scope);
-  } else {
+  const cuda::AttentionEngine engine = cuda::attention_engine(claims.kernels, args);
+  if (engine == cuda::AttentionEngine::kPlain) {
     cuda::claim_spans(scope, args.q.dim(0));
+  } else {
+    cuda::claim_first_keys(scope, args.shape);
+    if (engine == cuda::AttentionEngine::kCudnn) cuda::claim_attention_forward(scope);
   }
 }
 void claim_scratch(const Claims& claims, const AttentionBackward& args) {
   if (args.q.dim(0) == 0) return;
   ArenaScope scope(claims.scratch);
-  if (cuda::cudnn_takes(claims.kernels, args.q, args.k, args.v) &&
-      cuda::cudnn_takes(claims.kernels, args.dq, args.dk, args.dv)) {
+  if (cuda::attention_engine(claims.kernels, args) == cuda::AttentionEngine::kCudnn) {
     cuda::claim_first_keys(scope, args.shape);
     const cuda::AttentionSizes sizes = cuda::attention_sizes(args.shape, args.q, args.k, args.v);
     cuda::claim_attention_backward(scope, sizes, cuda::attention_part(sizes));  // the first part is the largest
@@ -181,7 +181,7 @@ void claim_operation(const Claims& claims, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
     if (cuda::is_emulated(args.rounding)) {
       ArenaScope scope(claims.scratch);
-      return claim_scratch(claims, cuda::claim_widened(scope, args));
+      return claim_scratch(claims, cuda::claim_widened(scope, args).args);
     }
   }
   claim_scratch(claims, args);

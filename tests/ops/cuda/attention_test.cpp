@@ -1,5 +1,5 @@
-// Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that cuDNN and the plain kernels have
-// their turn, and lengths, windows and documents that cross tiles. Needs a GPU: label gpu.
+// Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that Hopper's kernels, cuDNN's and the
+// plain ones have their turn, and lengths, windows and documents that cross tiles. Needs a GPU: label gpu.
 #include "ops/cuda/cuda_test.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/scratch.h"
@@ -42,6 +42,18 @@ const Case kCases[] = {
     {"documents, spare capacity", 2, 300, 4, 2, 64, 64, 0, {0, 1, 130, 300, 340, 404, 600, 600, 600, 600}},
     {"heads of 128, documents and a window, shared heads", 2, 200, 4, 2, 128, 128, 30, {0, 5, 145, 200, 250, 400}},
     {"MLA's heads, documents and a window", 2, 150, 2, 2, 192, 128, 40, {0, 5, 145, 150, 250, 300}},
+    // Tiles of 192 rows (heads of 64) and 128, of which each consumer's 64 go through blocks of 128 keys.
+    {"heads of 64, tiles of which the first is a third", 2, 448, 6, 2, 64, 64, 0},
+    {"heads of 64, many tiles, the last row alone", 1, 1025, 4, 4, 64, 64, 0},
+    {"heads of 64, window of blocks", 1, 1000, 2, 1, 64, 64, 300},
+    {"heads of 64, documents of blocks and of rows", 2, 640, 3, 3, 64, 64, 0, {0, 130, 131, 500, 640, 1100, 1280}},
+    {"heads of 128, tiles that are not full", 2, 449, 8, 2, 128, 128, 0},
+    {"heads of 128, window within a block", 1, 777, 2, 2, 128, 128, 64},
+    {"heads of 128, documents of blocks and of rows", 1, 900, 4, 1, 128, 128, 0, {0, 256, 257, 600, 900}},
+    {"MLA's heads, many tiles", 1, 961, 3, 3, 192, 128, 0},
+    {"MLA's heads, shared, window of blocks", 2, 512, 4, 2, 192, 128, 200},
+    {"MLA's heads, documents of blocks and of rows", 1, 830, 2, 2, 192, 128, 0, {0, 1, 310, 640, 830}},
+    {"more tiles than multiprocessors", 12, 320, 12, 4, 64, 64, 0},
 };
 
 struct Problem {
@@ -136,7 +148,9 @@ TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
 }
 
 TEST_F(CudaAttention, SameBitsEveryTime) {
-  for (const Case& c : {Case{"odd", 2, 133, 4, 2, 33, 21, 0}, Case{"MLA", 2, 333, 4, 2, 192, 128, 0}}) {
+  for (const Case& c :
+       {Case{"odd", 2, 133, 4, 2, 33, 21, 0}, Case{"MLA", 2, 333, 4, 2, 192, 128, 0},
+        Case{"heads of 128, window", 4, 700, 8, 2, 128, 128, 200}, Case{"heads of 64", 8, 400, 8, 8, 64, 64, 0}}) {
     SCOPED_TRACE(c.name);
     TensorPool pool(DType::kF32);
     const Problem problem = make_problem(pool, c);

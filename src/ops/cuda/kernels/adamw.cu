@@ -1,5 +1,10 @@
-// AdamW, memory-bound: a weight's 4 bytes, gradient, m and v are read once, all but the gradient written once.
+// AdamW, memory-bound: a weight's 4 bytes, gradient, m and v are read once, all but the gradient written once: 28 bytes
+// a weight, 20 with moments in BF16.
+#include <type_traits>
+
+#include "ops/adamw_math.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/master_weight.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -7,62 +12,121 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kVector = 4;
-
-struct Constants {
-  float beta1, beta2, gain1, gain2, eps, weight_decay;
+// How moments are stored, and how many values a thread takes that has 16 bytes of each.
+struct Fp32Moments {
+  using Element = float;
+  static constexpr int kVector = 4, kThreads = 256;
+};
+struct Bf16Moments {
+  using Element = __nv_bfloat16;
+  static constexpr int kVector = 8, kThreads = 128;
 };
 
-// kValues: elements a thread takes at a time, 4 where all tensors are aligned for that.
-template <class Weights, int kValues>
-__global__ void __launch_bounds__(kThreads)
-    adamw_kernel(Weights w, const float* grad, float* m, float* v, const double* grad_scale, const double* rates,
-                 Constants constants, int64_t size) {
-  if (!isfinite(*grad_scale)) return;
-  const auto scale = static_cast<float>(*grad_scale), lr = static_cast<float>(rates[0]);
-  const auto correction1 = static_cast<float>(rates[1]), correction2 = static_cast<float>(rates[2]);
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kValues;
-  if (i >= size) return;
-  float g[kValues], new_m[kValues], new_v[kValues], weight[kValues];
-  load_values(grad + i, g);
-  load_values(m + i, new_m);
-  load_values(v + i, new_v);
+template <class Moments>
+struct Task {
+  const float* grad;
+  typename Moments::Element* m;
+  typename Moments::Element* v;
+  int64_t size;  // of a matrix
+  const double* grad_scale;
+  const double* rates;
+  adamw::Constants<float> constants;
+  // Of random bits, for BF16.
+  const int64_t* key;
+  uint64_t stream;
+  const int32_t* matrices;  // null: there is one, whose first element is number `first` of the whole tensor
+  int64_t first;
+};
+
+// Rounds m and v, of elements `index` on of the whole tensor, at random.
+__device__ void store_rounded(const Task<Bf16Moments>& task, int64_t i, int64_t index, const float (&m)[1],
+                              const float (&v)[1]) {
+  const random::Words words = adamw::rounding_words(static_cast<uint64_t>(*task.key), task.stream, index / 8);
+  const uint32_t random = adamw::first_bits(words, static_cast<int>(index % 8));
+  const auto bf16 = [](uint32_t bits) { return __ushort_as_bfloat16(static_cast<uint16_t>(bits >> 16)); };
+  task.m[i] = bf16(adamw::to_bf16(m[0], random));
+  task.v[i] = bf16(adamw::to_bf16(v[0], adamw::second_bits(random)));
+}
+__device__ void store_rounded(const Task<Bf16Moments>& task, int64_t i, int64_t index, const float (&m)[8],
+                              const float (&v)[8]) {
+  const random::Words words = adamw::rounding_words(static_cast<uint64_t>(*task.key), task.stream, index / 8);
+  constexpr unsigned kUpperHalves = 0x7632;
+  uint32_t first[4], second[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t low = adamw::first_bits(words, 2 * j), high = adamw::first_bits(words, 2 * j + 1);
+    first[j] = __byte_perm(adamw::to_bf16(m[2 * j], low), adamw::to_bf16(m[2 * j + 1], high), kUpperHalves);
+    second[j] = __byte_perm(adamw::to_bf16(v[2 * j], adamw::second_bits(low)),
+                            adamw::to_bf16(v[2 * j + 1], adamw::second_bits(high)), kUpperHalves);
+  }
+  *reinterpret_cast<uint4*>(task.m + i) = make_uint4(first[0], first[1], first[2], first[3]);
+  *reinterpret_cast<uint4*>(task.v + i) = make_uint4(second[0], second[1], second[2], second[3]);
+}
+
+// kValues: elements a thread takes, 1 where a tensor is not aligned for more. Grid (parts of a matrix, matrices).
+template <class Weights, class Moments, int kValues>
+__global__ void __launch_bounds__(Moments::kThreads) adamw_kernel(Weights w, Task<Moments> task) {
+  if (!isfinite(*task.grad_scale)) return;
+  const adamw::Rates<float> rates{static_cast<float>(*task.grad_scale), static_cast<float>(task.rates[0]),
+                                  static_cast<float>(task.rates[1]), static_cast<float>(task.rates[2])};
+  const int64_t part = (static_cast<int64_t>(blockIdx.x) * Moments::kThreads + threadIdx.x) * kValues;
+  if (part >= task.size) return;
+  const int64_t i = blockIdx.y * task.size + part;
+  float grad[kValues], m[kValues], v[kValues], weight[kValues];
+  load_values(task.grad + i, grad);
+  load_values(task.m + i, m);
+  load_values(task.v + i, v);
   w.load(i, weight);
 #pragma unroll
-  for (int j = 0; j < kValues; ++j) {
-    g[j] *= scale;
-    new_m[j] = constants.beta1 * new_m[j] + constants.gain1 * g[j];
-    new_v[j] = constants.beta2 * new_v[j] + constants.gain2 * g[j] * g[j];
-    const float direction = new_m[j] * correction1 / (sqrtf(new_v[j] * correction2) + constants.eps);
-    weight[j] -= lr * (direction + constants.weight_decay * weight[j]);
+  for (int j = 0; j < kValues; ++j) adamw::update(task.constants, rates, grad[j], m[j], v[j], weight[j]);
+  if constexpr (std::is_same_v<Moments, Bf16Moments>) {
+    const int64_t first = task.matrices == nullptr ? task.first : task.matrices[blockIdx.y] * task.size;
+    store_rounded(task, i, first + part, m, v);
+  } else {
+    store_values(task.m + i, m);
+    store_values(task.v + i, v);
   }
-  store_values(m + i, new_m);
-  store_values(v + i, new_v);
   w.store(i, weight);
+}
+
+template <class Moments>
+void launch(Context& ctx, const AdamWStep& args) {
+  const MomentRounding& random = args.random;
+  const int64_t num_matrices = random.matrices.defined() ? random.matrices.num_elements() : 1;
+  const auto constant = [](double value) { return static_cast<float>(value); };
+  const auto moment = [](const Tensor& x) { return x.data<typename Moments::Element>(); };
+  const Task<Moments> task{.grad = args.grad.data<float>(),
+                           .m = moment(args.m),
+                           .v = moment(args.v),
+                           .size = args.w.num_elements() / num_matrices,
+                           .grad_scale = args.grad_scale.data<double>(),
+                           .rates = args.rates.data<double>(),
+                           .constants = {constant(args.beta1), constant(args.beta2), constant(1 - args.beta1),
+                                         constant(1 - args.beta2), constant(args.eps), constant(args.weight_decay)},
+                           .key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+                           .stream = random.stream,
+                           .matrices = random.matrices.defined() ? random.matrices.data<int32_t>() : nullptr,
+                           .first = random.first};
+  dispatch_weights(args.w, args.low, [&](auto weights) {
+    if (ctx.counting() || task.size == 0) return;
+    using Weights = decltype(weights);
+    constexpr int kVector = Moments::kVector;
+    const bool vectors = task.size % kVector == 0 && task.first % kVector == 0 && weights.aligned() &&
+                         aligned16(task.grad) && aligned16(task.m) && aligned16(task.v);
+    const auto kernel = vectors ? adamw_kernel<Weights, Moments, kVector> : adamw_kernel<Weights, Moments, 1>;
+    const int64_t values = Moments::kThreads * (vectors ? kVector : 1);
+    const dim3 grid(grid_size(ceil_div(task.size, values)), short_grid_size(num_matrices));
+    kernel<<<grid, Moments::kThreads, 0, ctx.stream>>>(weights, task);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
 }
 
 }  // namespace
 
 void adamw_step(Context& ctx, const AdamWStep& args) {
-  const int64_t size = args.w.num_elements();
-  NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,
-             "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(), args.m.shape(), args.v.shape());
-  NMOE_CHECK(args.rates.num_elements() == 3, "AdamW with {} rates", args.rates.num_elements());
-  const Constants constants{static_cast<float>(args.beta1),     static_cast<float>(args.beta2),
-                            static_cast<float>(1 - args.beta1), static_cast<float>(1 - args.beta2),
-                            static_cast<float>(args.eps),       static_cast<float>(args.weight_decay)};
-  dispatch_weights(args.w, args.low, [&](auto weights) {
-    if (ctx.counting() || size == 0) return;
-    using Weights = decltype(weights);
-    const bool vectors = size % kVector == 0 && weights.aligned() && aligned16(args.grad.raw()) &&
-                         aligned16(args.m.raw()) && aligned16(args.v.raw());
-    const auto kernel = vectors ? adamw_kernel<Weights, kVector> : adamw_kernel<Weights, 1>;
-    kernel<<<grid_size(ceil_div(size, kThreads * (vectors ? kVector : 1))), kThreads, 0, ctx.stream>>>(
-        weights, args.grad.data<float>(), args.m.data<float>(), args.v.data<float>(), args.grad_scale.data<double>(),
-        args.rates.data<double>(), constants, size);
-    NMOE_CUDA_CHECK(cudaGetLastError());
-  });
+  check_adamw_step(args);
+  if (args.m.dtype() == DType::kBF16) return launch<Bf16Moments>(ctx, args);
+  launch<Fp32Moments>(ctx, args);
 }
 
 }  // namespace nmoe::cuda

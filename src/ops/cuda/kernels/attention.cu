@@ -1,7 +1,8 @@
-// Checks, which keys each query attends to, delta, and the choice of a kernel:
+// Checks, which keys each query attends to, delta, and what attention_engine (scratch.h) says:
 //
-//   BF16, heads that cuDNN takes (cudnn_attention_takes)   cuDNN, with documents and windows or without
-//   F32, and any other heads                               attention_plain.cu
+//   kSm90    sm90/attention_forward.cu
+//   kCudnn   cuDNN, with documents and windows or without
+//   kPlain   attention_plain.cu
 #include <algorithm>
 #include <climits>
 
@@ -11,11 +12,13 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::cuda {
 namespace {
 
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
 constexpr int kThreads = 256;
 
 AttentionGeometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -135,7 +138,13 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
-  if (cudnn_attention_takes(args.q, args.k, args.v)) {
+  const AttentionEngine engine = attention_engine(kKernels, args);
+  if constexpr (kKernels.has_sm90()) {
+    if (engine == AttentionEngine::kSm90) {
+      return sm90::attention_forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    }
+  }
+  if (engine == AttentionEngine::kCudnn) {
     return ctx.cudnn_attention.forward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
   const Tensor spans = claim_spans(scope, g.T);
@@ -155,7 +164,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
              dtype_name(act));
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
-  if (cudnn_attention_takes(args.q, args.k, args.v) && cudnn_attention_takes(args.dq, args.dk, args.dv)) {
+  if (attention_engine(kKernels, args) == AttentionEngine::kCudnn) {
     return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
   const Tensor spans = claim_spans(scope, g.T), delta = scope.allocate(DType::kF32, args.lse.shape());

@@ -83,14 +83,16 @@ struct Tiles {
   uint8_t* transposed_scales;
 };
 
-// Grid (tiles down of all matrices, tiles across).
+// A block has a tile; they go across, then down, so that those which run at a time have whole rows.
 __global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
   __shared__ unsigned largest;
   __shared__ alignas(16) uint32_t tile[kBlock][kTileWords];
   if (threadIdx.x == 0) largest = 0;
   __syncthreads();
-  const int64_t down = ceil_div(p.rows, int64_t{kBlock}), across = gridDim.y;
-  const int64_t matrix = blockIdx.x / down, down_idx = blockIdx.x % down, across_idx = blockIdx.y;
+  const auto down = static_cast<unsigned>(ceil_div(p.rows, int64_t{kBlock})),
+             across = static_cast<unsigned>(ceil_div(p.cols, int64_t{kBlock}));
+  const unsigned of_all = blockIdx.x / across;
+  const int64_t matrix = of_all / down, down_idx = of_all % down, across_idx = blockIdx.x % across;
   const int64_t row = down_idx * kBlock, col = across_idx * kBlock;
   const int rows = static_cast<int>(min(int64_t{kBlock}, p.rows - row)),
             cols = static_cast<int>(min(int64_t{kBlock}, p.cols - col));
@@ -115,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(Tiles p) {
   const float factor = e8m0_to_inverse(scale);
   const bool transposes = p.transposed_values != nullptr;
   if (thread == 0) {
-    p.scales[blockIdx.x * across + across_idx] = scale;
+    p.scales[blockIdx.x] = scale;
     if (transposes) p.transposed_scales[(matrix * across + across_idx) * down + down_idx] = scale;
   }
 #pragma unroll
@@ -190,8 +192,8 @@ void quantize_fp8_tiles(Context& ctx, const Quantize& args) {
                     .scales = args.scales.data<uint8_t>(),
                     .transposed_values = transposes ? args.transposed_values.data<uint8_t>() : nullptr,
                     .transposed_scales = transposes ? args.transposed_scales.data<uint8_t>() : nullptr};
-  const dim3 grid(grid_size(G * ceil_div<int64_t>(N, kBlock)), short_grid_size(ceil_div<int64_t>(C, kBlock)));
-  tiles_kernel<<<grid, kThreads, 0, ctx.stream>>>(tiles);
+  const unsigned num_tiles = grid_size(G * ceil_div<int64_t>(N, kBlock) * ceil_div<int64_t>(C, kBlock));
+  tiles_kernel<<<num_tiles, kThreads, 0, ctx.stream>>>(tiles);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -88,7 +88,7 @@ __device__ inline void store8(__nv_bfloat16* target, const float (&v)[8]) {
   *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// One value, or 16 bytes of them at a pointer that is aligned to that.
+// One value, or 16 or 32 bytes of them at a pointer that is aligned to 16.
 template <class T>
 __device__ inline void load_values(const T* source, float (&v)[1]) {
   v[0] = to_float(*source);
@@ -97,6 +97,7 @@ __device__ inline void load_values(const float* source, float (&v)[4]) {
   const float4 packed = *reinterpret_cast<const float4*>(source);
   v[0] = packed.x, v[1] = packed.y, v[2] = packed.z, v[3] = packed.w;
 }
+__device__ inline void load_values(const float* source, float (&v)[8]) { load8(source, v); }
 __device__ inline void load_values(const __nv_bfloat16* source, float (&v)[8]) { load8(source, v); }
 template <class T>
 __device__ inline void store_values(T* target, const float (&v)[1]) {
@@ -105,6 +106,7 @@ __device__ inline void store_values(T* target, const float (&v)[1]) {
 __device__ inline void store_values(float* target, const float (&v)[4]) {
   *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
 }
+__device__ inline void store_values(float* target, const float (&v)[8]) { store8(target, v); }
 __device__ inline void store_values(__nv_bfloat16* target, const float (&v)[8]) { store8(target, v); }
 
 // Two values at `target`, which is aligned to their size.

@@ -25,7 +25,7 @@ __device__ inline float join_master(WeightHalves halves) {
   return __uint_as_float((static_cast<unsigned>(halves.w) << 16) + static_cast<unsigned>(static_cast<int>(halves.low)));
 }
 
-// One weight at index i, or four, where aligned() and i is a multiple of four.
+// One weight at index i, or four or eight, where aligned() and i is a multiple of as many.
 struct WholeWeights {
   float* w;
   bool aligned() const { return aligned16(w); }
@@ -51,6 +51,15 @@ struct HalvedWeights {
     master[2] = join_master({high.z, rest.z});
     master[3] = join_master({high.w, rest.w});
   }
+  __device__ void load(int64_t i, float (&master)[8]) const {
+    const uint4 high = *reinterpret_cast<const uint4*>(w + i), rest = *reinterpret_cast<const uint4*>(low + i);
+    const unsigned highs[4] = {high.x, high.y, high.z, high.w}, lows[4] = {rest.x, rest.y, rest.z, rest.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      master[2 * j] = join_master({static_cast<uint16_t>(highs[j]), static_cast<int16_t>(lows[j])});
+      master[2 * j + 1] = join_master({static_cast<uint16_t>(highs[j] >> 16), static_cast<int16_t>(lows[j] >> 16)});
+    }
+  }
   __device__ void store(int64_t i, const float (&master)[1]) const {
     const WeightHalves halves = split_master(master[0]);
     w[i] = halves.w;
@@ -61,6 +70,17 @@ struct HalvedWeights {
                        d = split_master(master[3]);
     *reinterpret_cast<ushort4*>(w + i) = make_ushort4(a.w, b.w, c.w, d.w);
     *reinterpret_cast<short4*>(low + i) = make_short4(a.low, b.low, c.low, d.low);
+  }
+  __device__ void store(int64_t i, const float (&master)[8]) const {
+    unsigned highs[4], lows[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const WeightHalves first = split_master(master[2 * j]), second = split_master(master[2 * j + 1]);
+      highs[j] = first.w | static_cast<unsigned>(second.w) << 16;
+      lows[j] = static_cast<uint16_t>(first.low) | static_cast<unsigned>(static_cast<uint16_t>(second.low)) << 16;
+    }
+    *reinterpret_cast<uint4*>(w + i) = make_uint4(highs[0], highs[1], highs[2], highs[3]);
+    *reinterpret_cast<uint4*>(low + i) = make_uint4(lows[0], lows[1], lows[2], lows[3]);
   }
 };
 

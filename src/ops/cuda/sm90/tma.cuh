@@ -28,5 +28,16 @@ __device__ inline void tma_load(const CUtensorMap& map, int column, int row, voi
       "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
+// The same of a head_map (vendor/tensor_map.h): the box whose first element is (value, head, position, sequence).
+struct HeadPlace {
+  int value, head, position, sequence;
+};
+__device__ inline void tma_load(const CUtensorMap& map, const HeadPlace& at, void* target, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];\n" ::"r"(shared_address(target)),
+      "l"(&map), "r"(at.value), "r"(at.head), "r"(at.position), "r"(at.sequence), "r"(shared_address(barrier))
+      : "memory");
+}
 
 }  // namespace nmoe::cuda::sm90

@@ -20,23 +20,28 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/sm90/mbarrier.cuh"
 
 namespace nmoe::cuda::sm90 {
 
+// Stages that need no header.
+struct NoHeader {};
+
 // Header: what the producer tells consumers of a stage, beside its bytes; trivially copyable.
-template <int kNumStages, int kNumBytes, class Header>
+template <int kNumStages, int kNumBytes, class Header = NoHeader>
 class TmaPipeline {
+  static constexpr int kHeaderBytes = std::is_empty_v<Header> ? 0 : static_cast<int>(sizeof(Header));
+
  public:
   static constexpr int kStages = kNumStages;
   static constexpr int kStageBytes = kNumBytes;  // of one stage
-  static constexpr int kBarrierBytes =
-      kStages * (static_cast<int>(sizeof(Header)) + 2 * static_cast<int>(sizeof(uint64_t)));
+  static constexpr int kBarrierBytes = kStages * (kHeaderBytes + 2 * static_cast<int>(sizeof(uint64_t)));
   static_assert(kStages >= 2, "one stage is filled while another is read");
   static_assert(kStageBytes > 0 && kStageBytes % 1024 == 0, "TMA's swizzle of 128 bytes wants stages aligned to 1024");
   static_assert(kStageBytes < (1 << 20), "an mbarrier counts at most 2^20 - 1 bytes a phase");
-  static_assert(sizeof(Header) % alignof(uint64_t) == 0, "mbarriers lie behind the headers, aligned to 8 bytes");
+  static_assert(kHeaderBytes % alignof(uint64_t) == 0, "mbarriers lie behind the headers, aligned to 8 bytes");
 
   // Where a side is in the ring.
   struct Position {
@@ -50,11 +55,11 @@ class TmaPipeline {
   };
 
   // `stages`: kStages * kStageBytes of shared memory, aligned to 1024. `control`: kBarrierBytes of it, aligned as
-  // Header is.
+  // Header is, and to 8.
   __device__ TmaPipeline(std::byte* stages, std::byte* control)
       : stages_(stages),
         headers_(reinterpret_cast<Header*>(control)),
-        full_(reinterpret_cast<uint64_t*>(headers_ + kStages)),
+        full_(reinterpret_cast<uint64_t*>(control + kStages * kHeaderBytes)),
         empty_(full_ + kStages) {}
 
   // By one thread, before a __syncthreads() that all threads pass.

@@ -14,6 +14,11 @@ __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Counts this warp's threads among them and goes on.
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
 // setmaxnreg, by all warps of a warpgroup: from here on its threads have kRegisters each. `dec` gives registers back to
 // the block's pool; `inc` waits until the pool has enough.
 //

@@ -19,11 +19,14 @@ constexpr int kPanelAlignment = 1024;  // bytes; the swizzle is a function of th
 constexpr int kProductDepth = 16;      // of k, a wgmma
 static_assert(kPanelBytes % kPanelAlignment == 0);
 
-// The matrix descriptor of the operand that begins at `panel`; more of i are in the panels behind it.
-__device__ inline uint64_t wgmma_descriptor(const void* panel) {
+// The matrix descriptor of the operand that begins at `panel`; more of i are in the panels behind it, where k is not
+// along the rows. Panels may have another number of rows, a multiple of 8.
+template <int kBytes = kPanelBytes>
+__device__ uint64_t wgmma_descriptor(const void* panel) {
+  static_assert(kBytes % kPanelAlignment == 0);
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = 8 * 128 / 16;      // between groups of eight rows, in 16 bytes
-  constexpr uint64_t kNextPanel = kPanelBytes / 16;  // between panels of i, where k is not along the rows
+  constexpr uint64_t kEightRows = 8 * 128 / 16;  // between groups of eight rows, in 16 bytes
+  constexpr uint64_t kNextPanel = kBytes / 16;   // between panels of i, where k is not along the rows
   return kSwizzle128 | kEightRows << 32 | kNextPanel << 16 | (shared_address(panel) & 0x3FFFF) >> 4;
 }
 // What to add to it for the next kProductDepth of k.
@@ -71,9 +74,9 @@ __device__ inline void wgmma_n256(float (&d)[128], uint64_t a, uint64_t b, bool 
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
 }
 
-// D[64, 128] = A B, or += with `accumulate`. 64 values a thread.
-template <bool kTransA, bool kTransB>
-__device__ inline void wgmma_n128(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
+// D[64, 128] = A B, or += with `accumulate`. 64 values a thread, the first of d.
+template <bool kTransA, bool kTransB, int kValues>
+__device__ void wgmma_n128(float (&d)[kValues], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
@@ -88,6 +91,52 @@ __device__ inline void wgmma_n128(float (&d)[128], uint64_t a, uint64_t b, bool 
       : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24), NMOE_EIGHT(d, 32), NMOE_EIGHT(d, 40),
         NMOE_EIGHT(d, 48), NMOE_EIGHT(d, 56)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
+}
+
+// D[64, 64]. 32 values a thread.
+template <bool kTransA, bool kTransB>
+__device__ void wgmma_n64(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, %35, %36;\n"
+      "}\n"
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
+}
+
+// D += A B with A[64, 16] in registers: thread t holds, in a[2 i + h], A[16 (t / 32) + 8 h + t % 32 / 4, 8 i + 2 (t %
+// 4)] and the value behind it. So the sums of a product are, in pairs of bf16, the operand of the next. NOTE: the
+// registers are read until wgmma_wait_group() says that the product is done.
+
+// D[64, 64]. 32 values a thread.
+template <bool kTransB>
+__device__ void wgmma_rows(float (&d)[32], const uint32_t* a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, 1, 1, 1, %37;\n"
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));
+}
+// D[64, 128]. 64 values a thread.
+template <bool kTransB>
+__device__ void wgmma_rows(float (&d)[64], const uint32_t* a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, 1, 1, 1, %69;\n"
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24), NMOE_EIGHT(d, 32), NMOE_EIGHT(d, 40),
+        NMOE_EIGHT(d, 48), NMOE_EIGHT(d, 56)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));
 }
 
 #undef NMOE_EIGHT

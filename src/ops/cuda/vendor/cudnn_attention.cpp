@@ -231,10 +231,6 @@ using Bf16 = uint16_t;
 
 }  // namespace
 
-bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const Tensor& v) {
-  return cudnn_takes({.major = NMOE_CUDA_MAJOR}, q, k, v);
-}
-
 struct CudnnAttention::Plans {
   std::mutex mutex;  // of the map; held too while a plan runs, for its handle has one stream at a time
   std::map<Key, std::shared_future<Plan>> all;

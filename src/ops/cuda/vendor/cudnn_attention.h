@@ -15,9 +15,6 @@
 
 namespace nmoe::cuda {
 
-// cudnn_takes() (scratch.h) for the kernels that are compiled.
-bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const Tensor& v);
-
 // Attention on one device, with the plans that were built for it.
 //
 // A plan for a shape is built when the shape is first met, in a counting run or not: some 0.7 s of the host where

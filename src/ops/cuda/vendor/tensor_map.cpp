@@ -1,5 +1,9 @@
 #include "ops/cuda/vendor/tensor_map.h"
 
+#include <fmt/ranges.h>
+
+#include <array>
+
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
 
@@ -19,21 +23,39 @@ auto encode_function() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
+// A tensor's sizes, the fastest dimension first, the bytes from an element to the next of the other dimensions, and how
+// many elements of each dimension are a box, 128 bytes of the first.
+template <size_t kDims>
+struct Boxes {
+  CUtensorMapDataType type;
+  std::array<cuuint64_t, kDims> sizes;
+  std::array<cuuint64_t, kDims - 1> bytes;
+  std::array<cuuint32_t, kDims> box;
+};
+
+template <size_t kDims>
+CUtensorMap encode_map(const void* data, const Boxes<kDims>& boxes) {
+  static const auto encode = encode_function();
+  std::array<cuuint32_t, kDims> element_strides;
+  element_strides.fill(1);
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, boxes.type, kDims, const_cast<void*>(data), boxes.sizes.data(), boxes.bytes.data(), boxes.box.data(),
+             element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  NMOE_CHECK(result == CUDA_SUCCESS, "a tensor map of {} values: CUDA driver error {}", fmt::join(boxes.sizes, " x "),
+             static_cast<int>(result));
+  return map;
+}
+
 // Boxes of `box_rows` rows of 128 bytes of a row-major matrix.
 CUtensorMap matrix_map(CUtensorMapDataType type, int element_bytes, const void* data, int64_t rows, int64_t cols,
                        int box_rows) {
-  static const auto encode = encode_function();
-  constexpr cuuint32_t kElementStrides[] = {1, 1};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows)};
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols * element_bytes)};
-  CUtensorMap map;
-  const CUresult result = encode(&map, type, 2, const_cast<void*>(data), sizes, row_bytes, box, kElementStrides,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  NMOE_CHECK(result == CUDA_SUCCESS, "a tensor map of {} x {} values: CUDA driver error {}", rows, cols,
-             static_cast<int>(result));
-  return map;
+  return encode_map<2>(data,
+                       {.type = type,
+                        .sizes = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)},
+                        .bytes = {static_cast<cuuint64_t>(cols * element_bytes)},
+                        .box = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows)}});
 }
 
 }  // namespace
@@ -44,6 +66,15 @@ CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols) {
 
 CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows) {
   return matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, rows, cols, box_rows);
+}
+
+CUtensorMap head_map(const HeadRows& rows, int box_rows) {
+  const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
+  return encode_map<4>(rows.data,
+                       {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        .sizes = {of(rows.size), of(rows.heads), of(rows.seq_len), of(rows.num_seqs)},
+                        .bytes = {of(rows.size * 2), of(rows.stride * 2), of(rows.seq_len * rows.stride * 2)},
+                        .box = {64, 1, static_cast<cuuint32_t>(box_rows), 1}});
 }
 
 }  // namespace nmoe::cuda
