@@ -14,19 +14,20 @@
 // Masks. Row i sees the keys [low(i), i]: low(i) is where its document begins, or where its window does. low never
 // falls, so that a warpgroup's blocks are those from low of its first row to its last row; blocks outside are not
 // multiplied, and those that no consumer wants are not loaded. Only blocks that some of its rows see in part are
-// masked. A row sees itself and a block is as wide as two warpgroups are high, so that every row sees a key of its
-// first block: the highest score is finite from there on.
+// masked. The rows of a consumer lie in one block of keys, its first, so that each sees a key there, itself: its
+// highest score is finite from there on.
 //
-// Tiles are counted from a sequence's end, so that where the length is no multiple of a tile it is the first tile, of
-// little work, whose warpgroups stand idle. Tiles of the same keys are taken at about the same time, those of the most
-// work first (tile_at). Every row of `out` is written by one thread quad once, from sums in one order.
+// Tiles are counted from a sequence's end: where the length is no multiple of a tile it is the first tile, of little
+// work, whose consumers stand idle. Every row of `out` is written once, from sums in one order.
 //
-// Bound by tensor cores, with softmax close behind for heads of 64: a block of 128 keys costs a warpgroup 1,024 cycles
-// of wgmma there and 512 of exp2.
+// Bound by tensor cores, with softmax close behind for heads of 64: a block of 128 keys costs a consumer 1,024 cycles
+// of wgmma there, while the multiprocessor makes its 8,192 exponentials in 512, of which all consumers share both.
 #include <math_constants.h>
 
 #include <algorithm>
+#include <limits>
 #include <numbers>
+#include <vector>
 
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -58,6 +59,7 @@ struct Layout {
   // Of a consumer's 64 rows, a thread's. With p, in pairs, they are most of its registers.
   static constexpr int kScores = kKeys / 2, kOut = kValueSize / 2;
   static_assert(kScores + kScores / 2 + kOut <= 128);
+  static constexpr bool kLags = kOut > kScores;  // where more sums have to follow than there are scores (softmax)
 
   static constexpr int kKeyPanels = kKeySize / kPanel, kValuePanels = kValueSize / kPanel;
   static constexpr int kBlockPanelBytes = kKeys * kPanel * 2;  // of keys or values
@@ -84,6 +86,7 @@ struct Attention {
   float scale;
   int tiles;    // of a sequence's rows; the first begins `missing` rows before the sequence
   int missing;  // a multiple of 64, less than a tile
+  int section;  // heads whose tiles are taken before those of the next ones
 };
 
 // 64 rows of queries for each consumer.
@@ -92,26 +95,25 @@ struct Tile {
   int head, seq;
 };
 
-// Tiles in pairs of much the same work under a causal mask: the last of one head with the first of the next, and so on.
-// Block b of a grid of n takes the pairs b, n + b, ...: so the blocks work on few heads at a time, whose keys and
-// values stay in L2.
+// Tiles in the order of the sections, within one those of all heads' last rows first. Block b of a grid of n takes the
+// tiles b, 2 n - 1 - b, 2 n + b, ... of that order; so all have much the same work if the section is well chosen
+// (balanced_section), and work on few heads at a time, whose keys and values stay in L2.
 template <class L>
 struct Schedule {
   const Attention& a;
-  int step = 0;  // two a pair
+  int turn = 0;
 
   __device__ bool next(Tile& tile) {
+    const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x);
+    const int place = turn * n + (turn % 2 == 0 ? b : n - 1 - b);
     const int heads = a.num_seqs * a.heads;
-    for (;;) {
-      const int index = step / 2 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x), second = step % 2;
-      const int pair_of_heads = index / a.tiles, place = index - pair_of_heads * a.tiles;
-      const int head = 2 * pair_of_heads + second;  // of all sequences
-      if (2 * pair_of_heads >= heads) return false;
-      ++step;
-      if (head >= heads) continue;
-      tile = {(second == 1 ? place : a.tiles - 1 - place) * L::kTileRows - a.missing, head % a.heads, head / a.heads};
-      return true;
-    }
+    if (place >= heads * a.tiles) return false;
+    ++turn;
+    const int section = place / (a.section * a.tiles), rest = place - section * a.section * a.tiles;
+    const int section_heads = min(a.section, heads - section * a.section), row = rest / section_heads;
+    const int head = section * a.section + rest - row * section_heads;  // of all sequences
+    tile = {(a.tiles - 1 - row) * L::kTileRows - a.missing, head % a.heads, head / a.heads};
+    return true;
   }
 };
 
@@ -252,9 +254,12 @@ struct RowPair {
   float sum[2];      // of p, of this thread's columns
 };
 
-// s becomes p. factor: of all sums so far.
-template <bool kFirst, int kScores>
-__device__ __forceinline__ void softmax(float scale_log2, float (&s)[kScores], RowPair& rows, float (&factor)[2]) {
+// s becomes p, and `factor` what sums so far are multiplied by; returns whether that is not 1 for all rows of the warp.
+// With kLags, scores may exceed `highest` by 2^kLag in p before sums follow, which they seldom have to.
+constexpr float kLag = 8.0F;
+template <bool kFirst, bool kLags, int kScores>
+__device__ __forceinline__ bool softmax(float scale_log2, float (&s)[kScores], RowPair& rows, float (&factor)[2]) {
+  float highest[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float even = s[2 * h], odd = s[2 * h + 1];
@@ -263,16 +268,27 @@ __device__ __forceinline__ void softmax(float scale_log2, float (&s)[kScores], R
       even = fmaxf(even, s[i]);
       odd = fmaxf(odd, s[i + 1]);
     }
-    float highest = fmaxf(even, odd);
-    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
-    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
-    if constexpr (!kFirst) {
-      highest = fmaxf(highest, rows.highest[h]);
-      factor[h] = exp2_approximate((rows.highest[h] - highest) * scale_log2);
+    even = fmaxf(even, odd);
+    even = fmaxf(even, __shfl_xor_sync(kAllLanes, even, 1));
+    highest[h] = fmaxf(even, __shfl_xor_sync(kAllLanes, even, 2));
+  }
+  bool follows = true;
+  if constexpr (!kFirst) {
+    if constexpr (kLags) {
+      follows = __any_sync(kAllLanes, (highest[0] - rows.highest[0]) * scale_log2 > kLag ||
+                                          (highest[1] - rows.highest[1]) * scale_log2 > kLag);
     }
-    rows.highest[h] = highest;
-    const float offset = highest * scale_log2;
-    even = odd = 0.0F;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      highest[h] = follows ? fmaxf(highest[h], rows.highest[h]) : rows.highest[h];
+      factor[h] = exp2_approximate((rows.highest[h] - highest[h]) * scale_log2);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    rows.highest[h] = highest[h];
+    const float offset = highest[h] * scale_log2;
+    float even = 0.0F, odd = 0.0F;
 #pragma unroll
     for (int i = 2 * h; i < kScores; i += 4) {
       s[i] = exp2_approximate(fmaf(s[i], scale_log2, -offset));
@@ -282,6 +298,7 @@ __device__ __forceinline__ void softmax(float scale_log2, float (&s)[kScores], R
     }
     rows.sum[h] = kFirst ? even + odd : fmaf(rows.sum[h], factor[h], even + odd);
   }
+  return follows;
 }
 
 template <int kScores>
@@ -449,7 +466,7 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
     wgmma_wait_group<0>();
     rings.release_keys();
     mask_block(blocks.last, s);
-    softmax</*kFirst=*/true>(scale_log2, s, rows, factor);
+    softmax</*kFirst=*/true, L::kLags>(scale_log2, s, rows, factor);
     round_scores(s, p);
 
     for (int block = blocks.last - 1; block >= blocks.first; --block) {
@@ -464,11 +481,13 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
       wgmma_wait_group<1>();
       rings.release_keys();
       if (block * L::kKeys < lows_end) mask_block(block, s);
-      softmax</*kFirst=*/false>(scale_log2, s, rows, factor);
+      const bool follows = softmax</*kFirst=*/false, L::kLags>(scale_log2, s, rows, factor);
       wgmma_wait_group<0>();
       rings.release_values();
+      if (follows) {
 #pragma unroll
-      for (int i = 0; i < L::kOut; ++i) o[i] *= factor[i / 2 % 2];
+        for (int i = 0; i < L::kOut; ++i) o[i] *= factor[i / 2 % 2];
+      }
       round_scores(s, p);
     }
     if (lane == 0) mbarrier_arrive(shared.queries_empty(consumer));
@@ -540,30 +559,76 @@ HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
           .stride = x.stride()};
 }
 
+// How many heads make a section, of keys and values of some 4 to 24 MiB: the number, among some, for which the block
+// with the most work has the least, without documents. The order repeats itself, so that some are bad: with 256 tiles
+// of a section for 132 blocks, the same blocks would take the longest tiles in turn after turn.
+template <class L>
+int balanced_section(const Attention& a, int num_blocks) {
+  constexpr int64_t kLeastBytes = int64_t{4} << 20, kMostBytes = int64_t{24} << 20;
+  constexpr int kCandidates = 8;
+  const int64_t group_bytes = static_cast<int64_t>(a.seq_len) * (L::kKeySize + L::kValueSize) * 2;
+  const int groups = a.num_seqs * a.heads / a.group;
+  const int least = static_cast<int>(std::clamp<int64_t>(kLeastBytes / group_bytes, 1, groups));
+  const int most = static_cast<int>(std::clamp<int64_t>(kMostBytes / group_bytes, 1, groups));
+  std::vector<int64_t> work(static_cast<size_t>(a.tiles));  // blocks of keys of a tile, and one for what a tile costs
+  for (int row = 0; row < a.tiles; ++row) {
+    const int first = row * L::kTileRows - a.missing, last = std::min(first + L::kTileRows, a.seq_len) - 1;
+    const int low = a.window > 0 ? std::max(first - a.window + 1, 0) : 0;
+    work[static_cast<size_t>(row)] = last / L::kKeys - low / L::kKeys + 2;
+  }
+  int best = 0;
+  int64_t least_work = std::numeric_limits<int64_t>::max();
+  for (int candidate = 0; candidate < kCandidates; ++candidate) {
+    const int section = (least + (most - least) * candidate / (kCandidates - 1)) * a.group;
+    std::vector<int64_t> loads(static_cast<size_t>(num_blocks));
+    int turn = 0, block = 0;
+    for (int first = 0; first < a.num_seqs * a.heads; first += section) {
+      const int heads = std::min(section, a.num_seqs * a.heads - first);
+      for (int row = a.tiles - 1; row >= 0; --row) {
+        for (int head = 0; head < heads; ++head) {
+          loads[static_cast<size_t>(turn % 2 == 0 ? block : num_blocks - 1 - block)] += work[static_cast<size_t>(row)];
+          if (++block == num_blocks) {
+            block = 0;
+            ++turn;
+          }
+        }
+      }
+    }
+    const int64_t most_work = *std::max_element(loads.begin(), loads.end());
+    if (most_work < least_work) {
+      least_work = most_work;
+      best = section;
+    }
+  }
+  return best;
+}
+
 template <class L>
 void launch(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
   const AttentionShape& shape = args.shape;
   const int64_t S = shape.seq_len, heads = shape.num_seqs * args.q.dim(1), group = args.q.dim(1) / args.k.dim(1);
   const int64_t whole_rows = ceil_div<int64_t>(S, kRows) * kRows, tiles = ceil_div<int64_t>(whole_rows, L::kTileRows);
   NMOE_CHECK(heads * tiles <= INT32_MAX / 2, "attention of {} tiles", heads * tiles);
-  const Attention attention{.q = head_map(head_rows(shape, args.q), kRows),
-                            .k = head_map(head_rows(shape, args.k), L::kKeys),
-                            .v = head_map(head_rows(shape, args.v), L::kKeys),
-                            .out = args.out.data<__nv_bfloat16>(),
-                            .lse = args.lse.data<float>(),
-                            .first_keys = first_keys.defined() ? first_keys.data<int32_t>() : nullptr,
-                            .num_seqs = static_cast<int>(shape.num_seqs),
-                            .seq_len = static_cast<int>(S),
-                            .heads = static_cast<int>(args.q.dim(1)),
-                            .group = static_cast<int>(group),
-                            .window = shape.window < S ? static_cast<int>(shape.window) : 0,
-                            .scale = static_cast<float>(shape.scale),
-                            .tiles = static_cast<int>(tiles),
-                            .missing = static_cast<int>(tiles * L::kTileRows - whole_rows)};
-  const int64_t pairs = ceil_div<int64_t>(heads, 2) * tiles;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(pairs, ctx.num_sms));
+  Attention attention{.q = head_map(head_rows(shape, args.q), kRows),
+                      .k = head_map(head_rows(shape, args.k), L::kKeys),
+                      .v = head_map(head_rows(shape, args.v), L::kKeys),
+                      .out = args.out.data<__nv_bfloat16>(),
+                      .lse = args.lse.data<float>(),
+                      .first_keys = first_keys.defined() ? first_keys.data<int32_t>() : nullptr,
+                      .num_seqs = static_cast<int>(shape.num_seqs),
+                      .seq_len = static_cast<int>(S),
+                      .heads = static_cast<int>(args.q.dim(1)),
+                      .group = static_cast<int>(group),
+                      .window = shape.window < S ? static_cast<int>(shape.window) : 0,
+                      .scale = static_cast<float>(shape.scale),
+                      .tiles = static_cast<int>(tiles),
+                      .missing = static_cast<int>(tiles * L::kTileRows - whole_rows),
+                      .section = 0};
+  const int blocks = static_cast<int>(std::min<int64_t>(heads * tiles, ctx.num_sms));
+  attention.section = balanced_section<L>(attention, blocks);
   allow_dynamic_shared(attention_kernel<L>, L::kSharedBytes);
-  attention_kernel<L><<<blocks, L::Registers::kThreads, L::kSharedBytes, ctx.stream>>>(attention);
+  attention_kernel<L>
+      <<<static_cast<unsigned>(blocks), L::Registers::kThreads, L::kSharedBytes, ctx.stream>>>(attention);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
