@@ -56,12 +56,12 @@ struct BackwardArgs {
   float scale;
 };
 
-// kEarly: the scores of the next tile are multiplied before dk of this one, where registers allow.
-template <int kKeySize_, int kValueSize_, int kRows_, int kQueryStages_, int kScoreBuffers_, bool kEarly_>
+// kNarrow: for want of registers dout v^T is not multiplied before p is there, which is then kept as bf16 alone.
+template <int kKeySize_, int kValueSize_, int kRows_, int kQueryStages_, int kScoreBuffers_, bool kNarrow_>
 struct BackwardLayout {
   static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_, kRows = kRows_;
   static constexpr int kQueryStages = kQueryStages_, kDoutStages = 2, kScoreBuffers = kScoreBuffers_;
-  static constexpr bool kEarly = kEarly_;
+  static constexpr bool kNarrow = kNarrow_;
   static constexpr int kConsumers = 2, kKeys = kConsumers * kPanel;
   using Registers = WarpgroupRegisters<1, 24, kConsumers, 240>;
   using Tiles = TileRange<kRows, kKeys>;
@@ -85,8 +85,8 @@ struct BackwardLayout {
 
 // A ticket's work.
 struct BackwardWork {
-  int seq, kv_head, block;      // seq < 0: there is none
-  int first_tile, end_tile;     // of rows
+  int seq, kv_head, block;   // seq < 0: there is none
+  int first_tile, end_tile;  // of rows
 };
 struct RingPlace {
   int stage = 0, parity = 0;
@@ -245,7 +245,8 @@ __device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shar
         const int64_t place = (head * row_tiles + tile) * 2 + half;
         const int turn = L::Tiles::last_block(tile) - work.block;
         if (turn > 0) {
-          while (load_acquire(a.turns + place) < turn) {}
+          while (load_acquire(a.turns + place) < turn) {
+          }
         }
         mbarrier_wait(&control.sums_full[half], sums_parity);
         sums_parity ^= 1;
@@ -276,6 +277,9 @@ __device__ inline float exp2_fast(float x) {
 __device__ inline uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ inline float unpack(uint32_t pair, int which) {
+  return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
 }
 __device__ inline void store_matrices(uint32_t target, const uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(target), "r"(r[0]), "r"(r[1]),
@@ -335,17 +339,19 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
     wgmma_fence();
     multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
     wgmma_commit_group();
-    if constexpr (L::kEarly) wgmma_commit_group();  // in the place of the dk before
     int tile = work.first_tile, before = -1;
 #pragma unroll 1
     for (int i = 0;; ++i) {
       const int row0 = tile * kRows;
-      mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
-      wgmma_fence();
-      multiply_scores<L, L::kValueSize>(own_values, shared.dout(dout.stage), dp);
-      wgmma_commit_group();
-      wgmma_wait_group<L::kEarly ? 2 : 1>();  // s
-      if (key0 + L::kKeys - 1 > row0) {       // of consumers alike, so that neither runs ahead
+      if constexpr (!L::kNarrow) {
+        mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
+        wgmma_fence();
+        multiply_scores<L, L::kValueSize>(own_values, shared.dout(dout.stage), dp);
+        wgmma_commit_group();
+      }
+      wgmma_wait_group<L::kNarrow ? 0 : 1>();  // s, and dk before
+      if (before >= 0 && lane == 0) mbarrier_arrive(&control.query_empty[before]);
+      if (key0 + L::kKeys - 1 > row0) {  // of consumers alike, so that neither runs ahead
 #pragma unroll
         for (int j = 0; j < kScoreValues; ++j) {
           const int key = key0 + own_key + (j / 2 % 2) * 8, row = row0 + j / 4 * 8 + lane % 4 * 2 + j % 2;
@@ -378,8 +384,15 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
         p[j / 2] = pack(s[j], s[j + 1]);
         p[j / 2 + 1] = pack(s[j + 2], s[j + 3]);
       }
+      if constexpr (L::kNarrow) {
+        mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
+        wgmma_fence();
+        multiply_scores<L, L::kValueSize>(own_values, shared.dout(dout.stage), dp);
+        wgmma_commit_group();
+      } else {
+        wgmma_fence();
+      }
       // dv += p^T dout
-      wgmma_fence();
       {
         const uint64_t b = wgmma_descriptor<L::kRowPanel>(shared.dout(dout.stage));
 #pragma unroll
@@ -388,8 +401,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
         }
       }
       wgmma_commit_group();
-      wgmma_wait_group<1>();  // dp, and dk before
-      if (before >= 0 && lane == 0) mbarrier_arrive(&control.query_empty[before]);
+      wgmma_wait_group<1>();  // dp
       // ds^T
       if constexpr (L::kScoreBuffers == 1) named_barrier_sync(1, L::kConsumers * kWarpgroup);
       const float* const delta = shared.delta(dout.stage) + lane % 4 * 2;
@@ -398,10 +410,13 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       for (int j = 0; j < kScoreValues; j += 8) {
         const float2 d0 = *reinterpret_cast<const float2*>(delta + j * 2);
         const float2 d1 = *reinterpret_cast<const float2*>(delta + j * 2 + 8);
-        const uint32_t r[4] = {pack(s[j] * (dp[j] - d0.x), s[j + 1] * (dp[j + 1] - d0.y)),
-                               pack(s[j + 2] * (dp[j + 2] - d0.x), s[j + 3] * (dp[j + 3] - d0.y)),
-                               pack(s[j + 4] * (dp[j + 4] - d1.x), s[j + 5] * (dp[j + 5] - d1.y)),
-                               pack(s[j + 6] * (dp[j + 6] - d1.x), s[j + 7] * (dp[j + 7] - d1.y))};
+        float e[8];
+#pragma unroll
+        for (int n = 0; n < 8; ++n) e[n] = L::kNarrow ? unpack(p[(j + n) / 2], n % 2) : s[j + n];
+        const uint32_t r[4] = {pack(e[0] * (dp[j] - d0.x), e[1] * (dp[j + 1] - d0.y)),
+                               pack(e[2] * (dp[j + 2] - d0.x), e[3] * (dp[j + 3] - d0.y)),
+                               pack(e[4] * (dp[j + 4] - d1.x), e[5] * (dp[j + 5] - d1.y)),
+                               pack(e[6] * (dp[j + 6] - d1.x), e[7] * (dp[j + 7] - d1.y))};
         const int chunk = j / 4 + chunk0;  // of 8 rows
         store_matrices(matrices + j / 32 * L::kKeyPanel + ((chunk % 8) ^ swizzle) * 16, r);
       }
@@ -409,7 +424,8 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       named_barrier_sync(1, L::kConsumers * kWarpgroup);
 
       // A half of dq = ds k: the half of its rows or of its columns.
-      float dq[kSumValues < 32 ? kSumValues : 32], dq_middle[kSumValues > 32 ? kSumValues - 32 : 1];
+      constexpr int kWhole = kSumValues < 32 ? kSumValues : 32;
+      float dq[kWhole];
       wgmma_fence();
       {
         const std::byte* const ds = shared.scores(buffer);
@@ -420,38 +436,32 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
           const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds + consumer * L::kKeyPanel);
           const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k);
 #pragma unroll
-          for (int n = 0; n < L::kKeys / kProductDepth; ++n) wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n)
+            wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
         } else if constexpr (L::kKeySize == 128) {
           const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds);
           const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k + consumer * L::kKeyPanel);
 #pragma unroll
-          for (int n = 0; n < L::kKeys / kProductDepth; ++n) wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n)
+            wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
         } else if constexpr (L::kKeySize == 64) {
           const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds);
           const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k + consumer * 64);
 #pragma unroll
-          for (int n = 0; n < L::kKeys / kProductDepth; ++n) wgmma_n32<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
-        } else {  // a whole panel, and a half of the middle one
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n)
+            wgmma_n32<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+        } else {  // a whole panel; a half of the middle one follows
           const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds);
           const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k + consumer * 2 * L::kKeyPanel);
-          const uint64_t dm = wgmma_descriptor<L::kKeyPanel>(k + L::kKeyPanel + consumer * 64);
 #pragma unroll
           for (int n = 0; n < L::kKeys / kProductDepth; ++n) {
             wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
-            wgmma_n32<true, true>(dq_middle, da + n * kStep, dm + n * kStep, n > 0);
           }
         }
       }
       wgmma_commit_group();
       RingPlace next = query;
       next.template advance<L::kQueryStages>();
-      if constexpr (L::kEarly) {
-        const RingPlace at = i + 1 < count ? next : query;  // at the end once more, unused, so that loops are regular
-        mbarrier_wait(&control.query_full[at.stage], at.parity);
-        wgmma_fence();
-        multiply_scores<L, L::kKeySize>(own_keys, shared.query(at.stage), s);
-        wgmma_commit_group();
-      }
       // dk += ds^T q
       {
         const uint64_t da = wgmma_descriptor<L::kKeyPanel>(shared.scores(buffer) + consumer * kPanelBytes);
@@ -471,18 +481,31 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
         }
       }
       wgmma_commit_group();
-      wgmma_wait_group<L::kEarly ? 2 : 1>();  // dq, and dv
+      wgmma_wait_group<1>();  // dq, and dv
       if (lane == 0) mbarrier_arrive(&control.dout_empty[dout.stage]);
       mbarrier_wait(&control.sums_empty[consumer], sums_parity);
       sums_parity ^= 1;
       float4* const sums = reinterpret_cast<float4*>(shared.sums(consumer)) + thread;
 #pragma unroll
-      for (int c = 0; c < kSumValues / 4; ++c) {
-        if constexpr (kSumValues > 32) {
-          const float* const d = c < 8 ? dq + 4 * c : dq_middle + (4 * c - 32);
-          sums[c * kWarpgroup] = make_float4(d[0], d[1], d[2], d[3]);
-        } else {
-          sums[c * kWarpgroup] = make_float4(dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
+      for (int c = 0; c < kWhole / 4; ++c) {
+        sums[c * kWarpgroup] = make_float4(dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
+      }
+      if constexpr (kSumValues > kWhole) {
+        float half[kSumValues - kWhole];
+        const uint64_t da = wgmma_descriptor<L::kKeyPanel>(shared.scores(buffer));
+        const uint64_t db = wgmma_descriptor<L::kKeyPanel>(shared.base + L::kK + L::kKeyPanel + consumer * 64);
+        constexpr uint64_t kStep = wgmma_descriptor_step<false>();
+        wgmma_fence();
+#pragma unroll
+        for (int n = 0; n < L::kKeys / kProductDepth; ++n) {
+          wgmma_n32<true, true>(half, da + n * kStep, db + n * kStep, n > 0);
+        }
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+#pragma unroll
+        for (int c = 0; c < (kSumValues - kWhole) / 4; ++c) {
+          sums[(c + kWhole / 4) * kWarpgroup] =
+              make_float4(half[4 * c], half[4 * c + 1], half[4 * c + 2], half[4 * c + 3]);
         }
       }
       fence_proxy_async();
@@ -494,12 +517,10 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       if constexpr (L::kScoreBuffers == 2) buffer ^= 1;
       if (++tile == work.end_tile) tile = work.first_tile;
       if (i + 1 == count) break;
-      if constexpr (!L::kEarly) {
-        mbarrier_wait(&control.query_full[query.stage], query.parity);
-        wgmma_fence();
-        multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
-        wgmma_commit_group();
-      }
+      mbarrier_wait(&control.query_full[query.stage], query.parity);
+      wgmma_fence();
+      multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
+      wgmma_commit_group();
     }
     wgmma_wait_group<0>();
     if (lane == 0) {
@@ -664,8 +685,7 @@ __global__ void __launch_bounds__(256) attention_finish_kernel(const FinishArgs 
       high[t] = pack(a.scale * x.z, a.scale * x.w);
     }
     row += tile * L::kRows;
-    __nv_bfloat16* const target =
-        a.dq + (int64_t{seq} * a.seq_len + row) * a.dq_stride + head * L::kKeySize + column;
+    __nv_bfloat16* const target = a.dq + (int64_t{seq} * a.seq_len + row) * a.dq_stride + head * L::kKeySize + column;
     if (row < a.seq_len) *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
     if (row + 8 < a.seq_len) {
       *reinterpret_cast<uint4*>(target + 8 * a.dq_stride) = make_uint4(high[0], high[1], high[2], high[3]);

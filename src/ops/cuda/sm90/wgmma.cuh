@@ -139,13 +139,14 @@ __device__ void wgmma_n192(float (&d)[96], uint64_t a, uint64_t b, bool accumula
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
       "%96, %97, p, 1, 1, %99, %100;\n"
       "}\n"
-      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24), NMOE_EIGHT(d, 32), NMOE_EIGHT(d, 40), NMOE_EIGHT(d, 48), NMOE_EIGHT(d, 56), NMOE_EIGHT(d, 64), NMOE_EIGHT(d, 72), NMOE_EIGHT(d, 80), NMOE_EIGHT(d, 88)
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24), NMOE_EIGHT(d, 32), NMOE_EIGHT(d, 40),
+        NMOE_EIGHT(d, 48), NMOE_EIGHT(d, 56), NMOE_EIGHT(d, 64), NMOE_EIGHT(d, 72), NMOE_EIGHT(d, 80), NMOE_EIGHT(d, 88)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
 }
 
-// D = A B, or += with `accumulate`, with A[64, 16] in registers: thread t holds, in a[2 i + h], A[16 (t / 32) + 8 h + t % 32 / 4, 8 i + 2 (t %
-// 4)] and the value behind it. So the sums of a product are, in pairs of bf16, the operand of the next. NOTE: the
-// registers are read until wgmma_wait_group() says that the product is done.
+// D = A B, or += with `accumulate`, with A[64, 16] in registers: thread t holds, in a[2 i + h], A[16 (t / 32) + 8 h + t
+// % 32 / 4, 8 i + 2 (t % 4)] and the value behind it. So the sums of a product are, in pairs of bf16, the operand of
+// the next. NOTE: the registers are read until wgmma_wait_group() says that the product is done.
 
 // D[64, 64]. 32 values a thread.
 template <bool kTransB>
