@@ -326,8 +326,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
   for (int parity = 0;; parity ^= 1) {
     mbarrier_wait(&control.work_full, parity);
     const BackwardWork work = control.work;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&control.work_empty);
+    mbarrier_arrive(&control.work_empty);
     if (work.seq < 0) return;
     float dk[L::kKeySize / 2], dv[L::kValueSize / 2];
     const int tiles = work.end_tile - work.first_tile, count = tiles * a.group;
@@ -569,7 +568,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1)
       mbarrier_init(&control.sums_empty[i], 1);
     }
     mbarrier_init(&control.work_full, 1);
-    mbarrier_init(&control.work_empty, L::kConsumerWarps + 2);
+    mbarrier_init(&control.work_empty, L::kConsumers * kWarpgroup + 2);
     mbarrier_init_fence();
   }
   __syncthreads();
