@@ -28,8 +28,8 @@ struct Rope {
 // less than the one before, and the last is T. None crosses from one sequence into the next: every multiple of S up
 // to T is among the entries. The capacity C is at least the number of documents + 1 and may be more (it stays the same
 // from batch to batch); entries that are not needed repeat T. Work is proportional to the documents' lengths on the
-// CPU, and forward by Hopper's own kernels (ops/cuda/sm90/attention.h) but for tiles; elsewhere on CUDA it is that of
-// whole sequences.
+// CPU, and by Hopper's own kernels (ops/cuda/sm90/attention.h) but for tiles; elsewhere on CUDA it is that of whole
+// sequences.
 struct AttentionShape {
   int64_t num_seqs = 0;    // B
   int64_t seq_len = 0;     // S

@@ -384,6 +384,10 @@ inline AttentionEngine attention_engine(const KernelSet& kernels, const Attentio
   return cudnn_takes(kernels, args.q, args.k, args.v) ? AttentionEngine::kCudnn : AttentionEngine::kPlain;
 }
 inline AttentionEngine attention_engine(const KernelSet& kernels, const AttentionBackward& args) {
+  if (sm90_attention_takes(kernels, args.shape, args.q, args.k, args.v) &&
+      cudnn_takes(kernels, args.dq, args.dk, args.dv)) {
+    return AttentionEngine::kSm90;
+  }
   return cudnn_takes(kernels, args.q, args.k, args.v) && cudnn_takes(kernels, args.dq, args.dk, args.dv)
              ? AttentionEngine::kCudnn
              : AttentionEngine::kPlain;
@@ -408,6 +412,29 @@ inline Tensor claim(ArenaScope& scope, const SumAcross& args) {
 // What a token sees, where cuDNN does not take the heads: two I32 a token.
 inline Tensor claim_spans(ArenaScope& scope, int64_t num_tokens) {
   return scope.allocate(DType::kI32, {num_tokens, 2});
+}
+
+// Of Hopper's backward, in tiles of queries, of so many rows.
+constexpr int64_t sm90_attention_rows(int64_t key_size) { return key_size == 64 ? 128 : 64; }
+struct Sm90AttentionScratch {
+  Tensor sums;        // [B H, padded S, Dk] F32, in an order of its own: gradients of queries
+  Tensor lse, delta;  // [B H, padded S] F32
+  Tensor lows;        // [B, padded S] I32: the first key that a row sees; undefined where it is always 0
+  Tensor counters;    // [B H, tiles, 2] and 1 I32: who is next to add to a half of a tile, and to take a block
+};
+inline Sm90AttentionScratch claim_sm90(ArenaScope& scope, const AttentionBackward& args) {
+  const int64_t rows = sm90_attention_rows(args.q.dim(2)), tiles = blocks_for(args.shape.seq_len, rows);
+  const int64_t padded = tiles * rows;
+  const int64_t B = args.shape.num_seqs, heads = B * args.q.dim(1);
+  const bool is_bounded =
+      args.shape.cu_seqlens.defined() || (args.shape.window > 0 && args.shape.window < args.shape.seq_len);
+  Sm90AttentionScratch scratch;
+  scratch.sums = scope.allocate(DType::kF32, {heads, padded, args.q.dim(2)});
+  scratch.lse = scope.allocate(DType::kF32, {heads, padded});
+  scratch.delta = scope.allocate(DType::kF32, {heads, padded});
+  if (is_bounded) scratch.lows = scope.allocate(DType::kI32, {B, padded});
+  scratch.counters = scope.allocate(DType::kI32, {heads * tiles * 2 + 1});
+  return scratch;
 }
 
 // The sizes by which cuDNN's backward is divided into parts.

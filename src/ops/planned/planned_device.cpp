@@ -169,7 +169,11 @@ void claim_scratch(const Claims& claims, const AttentionForward& args) {
 void claim_scratch(const Claims& claims, const AttentionBackward& args) {
   if (args.q.dim(0) == 0) return;
   ArenaScope scope(claims.scratch);
-  if (cuda::attention_engine(claims.kernels, args) == cuda::AttentionEngine::kCudnn) {
+  const cuda::AttentionEngine engine = cuda::attention_engine(claims.kernels, args);
+  if (engine == cuda::AttentionEngine::kSm90) {
+    cuda::claim_first_keys(scope, args.shape);
+    cuda::claim_sm90(scope, args);
+  } else if (engine == cuda::AttentionEngine::kCudnn) {
     cuda::claim_first_keys(scope, args.shape);
     const cuda::AttentionSizes sizes = cuda::attention_sizes(args.shape, args.q, args.k, args.v);
     cuda::claim_attention_backward(scope, sizes, cuda::attention_part(sizes));  // the first part is the largest

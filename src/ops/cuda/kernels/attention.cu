@@ -164,7 +164,13 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
              dtype_name(act));
   if (g.T == 0) return;
   ArenaScope scope(ctx.scratch);
-  if (attention_engine(kKernels, args) == AttentionEngine::kCudnn) {
+  const AttentionEngine engine = attention_engine(kKernels, args);
+  if constexpr (kKernels.has_sm90()) {
+    if (engine == AttentionEngine::kSm90) {
+      return sm90::attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    }
+  }
+  if (engine == AttentionEngine::kCudnn) {
     return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
   }
   const Tensor spans = claim_spans(scope, g.T), delta = scope.allocate(DType::kF32, args.lse.shape());

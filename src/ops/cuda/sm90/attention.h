@@ -21,4 +21,7 @@ namespace nmoe::cuda::sm90 {
 // to a tile of queries. The same bits every time. No scratch.
 void attention_forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys);
 
+// The same for backward, whose gradients too are aligned to 16 bytes. Scratch: claim_sm90 (ops/cuda/scratch.h).
+void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys);
+
 }  // namespace nmoe::cuda::sm90

@@ -109,34 +109,77 @@ __device__ void wgmma_n64(float (&d)[32], uint64_t a, uint64_t b, bool accumulat
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
 }
 
-// D += A B with A[64, 16] in registers: thread t holds, in a[2 i + h], A[16 (t / 32) + 8 h + t % 32 / 4, 8 i + 2 (t %
-// 4)] and the value behind it. So the sums of a product are, in pairs of bf16, the operand of the next. NOTE: the
-// registers are read until wgmma_wait_group() says that the product is done.
+// D[64, 32] = A B, or += with `accumulate`. 16 values a thread.
+template <bool kTransA, bool kTransB>
+__device__ void wgmma_n32(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, %19, %20;\n"
+      "}\n"
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
+}
+// D[64, 192] = A B, or += with `accumulate`. 96 values a thread.
+template <bool kTransA, bool kTransB>
+__device__ void wgmma_n192(float (&d)[96], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      "%96, %97, p, 1, 1, %99, %100;\n"
+      "}\n"
+      : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24), NMOE_EIGHT(d, 32), NMOE_EIGHT(d, 40),
+        NMOE_EIGHT(d, 48), NMOE_EIGHT(d, 56), NMOE_EIGHT(d, 64), NMOE_EIGHT(d, 72), NMOE_EIGHT(d, 80), NMOE_EIGHT(d, 88)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
+}
+
+// D = A B, or += with `accumulate`, with A[64, 16] in registers: thread t holds, in a[2 i + h], A[16 (t / 32) + 8 h + t
+// % 32 / 4, 8 i + 2 (t % 4)] and the value behind it. So the sums of a product are, in pairs of bf16, the operand of
+// the next. NOTE: the registers are read until wgmma_wait_group() says that the product is done.
 
 // D[64, 64]. 32 values a thread.
 template <bool kTransB>
-__device__ void wgmma_rows(float (&d)[32], const uint32_t* a, uint64_t b) {
+__device__ void wgmma_rows(float (&d)[32], const uint32_t* a, uint64_t b, bool accumulate = true) {
   asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, 1, 1, 1, %37;\n"
+      "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
+      "}\n"
       : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB));
 }
 // D[64, 128]. 64 values a thread.
 template <bool kTransB>
-__device__ void wgmma_rows(float (&d)[64], const uint32_t* a, uint64_t b) {
+__device__ void wgmma_rows(float (&d)[64], const uint32_t* a, uint64_t b, bool accumulate = true) {
   asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, 1, 1, 1, %69;\n"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
+      "}\n"
       : NMOE_EIGHT(d, 0), NMOE_EIGHT(d, 8), NMOE_EIGHT(d, 16), NMOE_EIGHT(d, 24), NMOE_EIGHT(d, 32), NMOE_EIGHT(d, 40),
         NMOE_EIGHT(d, 48), NMOE_EIGHT(d, 56)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB));
 }
 
 #undef NMOE_EIGHT

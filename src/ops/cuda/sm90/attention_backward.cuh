@@ -1,0 +1,695 @@
+// Attention, backward. With p = exp(scale q k^T - lse) where a query sees a key, and 0 elsewhere:
+//
+//   delta = sum over a head of dout * out;   dv = p^T dout
+//   ds = p * (dout v^T - delta);   dk = scale ds^T q;   dq = scale ds k
+//
+// (arXiv 2307.08691, algorithm 2; the division of work is FlashAttention-3's, arXiv 2407.08608.) Three kernels:
+//
+//   prepare   delta, lse in base 2, the first visible key of each row, all of whole tiles; counters to zero
+//   main      dk and dv, and the sums of dq in F32
+//   finish    dq out of its sums
+//
+// The main kernel is persistent: one block a multiprocessor takes tickets, each a block of 128 keys of one key/value
+// head. It keeps dk and dv of it in registers and goes through the tiles of queries that see it, from the diagonal on,
+// of all query heads that share it. Its first warp loads by TMA. Two consumer warpgroups have 64 keys each and work on
+// transposed scores, keys by rows, so that p^T is an operand in registers; ds^T goes to shared memory, where it is an
+// operand of dk by rows and of dq by columns. They share the columns (or rows) of a tile's dq.
+//
+// The same bits every time: blocks of keys add to a tile of dq in one order, from the last that it sees to the first.
+// Two warps of the first warpgroup do that, a half of the tile each: they wait for its turn (a counter of blocks that
+// have added), add by a bulk reduction, or store where they are the first, and count. A block of keys begins with the
+// tile of which it is the first, and reaches the next one when the block behind it has just added to it. So with
+// tickets from a sequence's last block to its first, turns are seldom waited for; and as tickets are taken in order, a
+// block waits only for blocks that have begun.
+//
+// Masks: tiles that nothing is seen of are never loaded. Rows beyond the sequence have lse = inf, thus p = 0.
+//
+// Per tile of 64 x 128 with heads of 128: 2,560 cycles of wgmma, 512 of exp2, some 2,900 of shared memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <math_constants.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/sm90/attention_tiles.cuh"
+#include "ops/cuda/sm90/mbarrier.cuh"
+#include "ops/cuda/sm90/tma.cuh"
+#include "ops/cuda/sm90/warpgroup.cuh"
+#include "ops/cuda/sm90/wgmma.cuh"
+
+namespace nmoe::cuda::sm90 {
+
+struct BackwardArgs {
+  CUtensorMap q, k, v, dout;     // head_map, boxes of 64 values of L::kRows or L::kKeys positions
+  const float* lse;              // [B, H, padded S] in base 2
+  const float* delta;            // [B, H, padded S]
+  const int32_t* lows;           // [B, padded S], or null
+  float* dq_sums;                // [B, H, tiles of rows][2 halves][float4][128 threads]
+  int32_t* turns;                // [B, H, tiles of rows, 2]
+  int32_t* tickets;              // [1]
+  __nv_bfloat16 *dk, *dv;        // rows of a token dk_stride, dv_stride apart
+  int64_t dk_stride, dv_stride;  // elements
+  int num_seqs, seq_len, kv_heads, group;
+  float scale;
+};
+
+// kNarrow: for want of registers dout v^T is not multiplied before p is there, which is then kept as bf16 alone.
+template <int kKeySize_, int kValueSize_, int kRows_, int kQueryStages_, int kScoreBuffers_, bool kNarrow_>
+struct BackwardLayout {
+  static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_, kRows = kRows_;
+  static constexpr int kQueryStages = kQueryStages_, kDoutStages = 2, kScoreBuffers = kScoreBuffers_;
+  static constexpr bool kNarrow = kNarrow_;
+  static constexpr int kConsumers = 2, kKeys = kConsumers * kPanel;
+  using Registers = WarpgroupRegisters<1, 24, kConsumers, 240>;
+  using Tiles = TileRange<kRows, kKeys>;
+  static constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
+
+  // Shared memory, bytes.
+  static constexpr int kRowPanel = kRows * 128, kKeyPanel = kKeys * 128;
+  static constexpr int kKeyBytes = kKeySize / kPanel * kKeyPanel, kValueBytes = kValueSize / kPanel * kKeyPanel;
+  static constexpr int kQueryBytes = kKeySize / kPanel * kRowPanel, kDoutBytes = kValueSize / kPanel * kRowPanel;
+  static constexpr int kScoreBytes = kRows / kPanel * kKeyPanel;
+  static constexpr int kHalfSums = kRows * kKeySize / 2;  // values
+  static constexpr int kHalfBytes = kHalfSums * 4;
+  static constexpr int kStatBytes = kRows * 4;
+  static constexpr int kK = 0, kV = kK + kKeyBytes, kQ = kV + kValueBytes, kDout = kQ + kQueryStages * kQueryBytes;
+  static constexpr int kScores = kDout + kDoutStages * kDoutBytes, kSums = kScores + kScoreBuffers * kScoreBytes;
+  static constexpr int kLse = kSums + 2 * kHalfBytes, kLows = kLse + kQueryStages * kStatBytes;
+  static constexpr int kDelta = kLows + kQueryStages * kStatBytes, kControl = kDelta + kDoutStages * kStatBytes;
+  static constexpr int kSharedBytes = kControl + 256;
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+
+// A ticket's work.
+struct BackwardWork {
+  int seq, kv_head, block;   // seq < 0: there is none
+  int first_tile, end_tile;  // of rows
+};
+struct RingPlace {
+  int stage = 0, parity = 0;
+  template <int kStages>
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class L>
+struct BackwardShared {
+  std::byte* base;
+  struct Control {
+    uint64_t query_full[L::kQueryStages], query_empty[L::kQueryStages];
+    uint64_t dout_full[L::kDoutStages], dout_empty[L::kDoutStages];
+    uint64_t keys_full, keys_empty, sums_full[2], sums_empty[2], work_full, work_empty;
+    BackwardWork work;
+  };
+  static_assert(sizeof(Control) <= 256);
+  __device__ Control& control() const { return *reinterpret_cast<Control*>(base + L::kControl); }
+  __device__ std::byte* query(int stage) const { return base + L::kQ + stage * L::kQueryBytes; }
+  __device__ std::byte* dout(int stage) const { return base + L::kDout + stage * L::kDoutBytes; }
+  __device__ std::byte* scores(int buffer) const { return base + L::kScores + buffer * L::kScoreBytes; }
+  __device__ float* sums(int half) const { return reinterpret_cast<float*>(base + L::kSums + half * L::kHalfBytes); }
+  __device__ float* lse(int stage) const { return reinterpret_cast<float*>(base + L::kLse) + stage * L::kRows; }
+  __device__ int32_t* lows(int stage) const { return reinterpret_cast<int32_t*>(base + L::kLows) + stage * L::kRows; }
+  __device__ float* delta(int stage) const { return reinterpret_cast<float*>(base + L::kDelta) + stage * L::kRows; }
+};
+
+// --- bulk copies of the first warpgroup
+__device__ inline void bulk_load(const void* source, void* target, int bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                   shared_address(target)),
+               "l"(source), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+__device__ inline void bulk_store(float* target, const float* source, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(target),
+               "r"(shared_address(source)), "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_add(float* target, const float* source, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(target),
+               "r"(shared_address(source)), "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
+__device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
+__device__ inline int load_acquire(const int32_t* p) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+__device__ inline void count_release(int32_t* p) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(p) : "memory");
+}
+__device__ inline void fence_proxy_async_all() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
+
+// --- the loading warp
+template <class L>
+__device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& shared) {
+  auto& control = shared.control();
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const typename L::Tiles tiles{a.seq_len};
+  const int blocks = tiles.key_blocks(), padded = tiles.row_tiles() * L::kRows;
+  const int tickets = a.num_seqs * a.kv_heads * blocks;
+  RingPlace query, dout;
+  for (int parity = 0;; parity ^= 1) {
+    int ticket = 0;
+    if (lane == 0) ticket = atomicAdd(a.tickets, 1);
+    ticket = __shfl_sync(kAllLanes, ticket, 0);
+    BackwardWork work{-1, 0, 0, 0, 0};
+    if (ticket < tickets) {
+      const int head = ticket / blocks;
+      work.seq = head / a.kv_heads;
+      work.kv_head = head % a.kv_heads;
+      work.block = blocks - 1 - ticket % blocks;
+      work.first_tile = tiles.first_tile(work.block);
+      work.end_tile = tiles.end_tile(work.block, a.lows == nullptr ? nullptr : a.lows + int64_t{padded} * work.seq);
+    }
+    mbarrier_wait(&control.work_empty, parity ^ 1);
+    if (lane == 0) {
+      control.work = work;
+      mbarrier_arrive(&control.work_full);
+    }
+    if (work.seq < 0) return;
+    if (lane == 0) {
+      mbarrier_wait(&control.keys_empty, parity ^ 1);
+      mbarrier_arrive_expect_tx(&control.keys_full, L::kKeyBytes + L::kValueBytes);
+      const int key = work.block * L::kKeys;
+#pragma unroll 1
+      for (int p = 0; p < L::kKeySize / kPanel; ++p) {
+        tma_load(a.k, {p * kPanel, work.kv_head, key, work.seq}, shared.base + L::kK + p * L::kKeyPanel,
+                 &control.keys_full);
+      }
+#pragma unroll 1
+      for (int p = 0; p < L::kValueSize / kPanel; ++p) {
+        tma_load(a.v, {p * kPanel, work.kv_head, key, work.seq}, shared.base + L::kV + p * L::kKeyPanel,
+                 &control.keys_full);
+      }
+#pragma unroll 1
+      for (int g = 0; g < a.group; ++g) {
+        const int head = work.kv_head * a.group + g;
+        const int64_t stats = (int64_t{work.seq} * a.kv_heads * a.group + head) * padded;
+#pragma unroll 1
+        for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+          const int row = tile * L::kRows;
+          uint64_t* full = &control.query_full[query.stage];
+          mbarrier_wait(&control.query_empty[query.stage], query.parity ^ 1);
+          mbarrier_arrive_expect_tx(full, L::kQueryBytes + L::kStatBytes * (a.lows == nullptr ? 1 : 2));
+#pragma unroll 1
+          for (int p = 0; p < L::kKeySize / kPanel; ++p) {
+            tma_load(a.q, {p * kPanel, head, row, work.seq}, shared.query(query.stage) + p * L::kRowPanel, full);
+          }
+          bulk_load(a.lse + stats + row, shared.lse(query.stage), L::kStatBytes, full);
+          if (a.lows != nullptr) {
+            bulk_load(a.lows + int64_t{padded} * work.seq + row, shared.lows(query.stage), L::kStatBytes, full);
+          }
+          query.template advance<L::kQueryStages>();
+          full = &control.dout_full[dout.stage];
+          mbarrier_wait(&control.dout_empty[dout.stage], dout.parity ^ 1);
+          mbarrier_arrive_expect_tx(full, L::kDoutBytes + L::kStatBytes);
+#pragma unroll 1
+          for (int p = 0; p < L::kValueSize / kPanel; ++p) {
+            tma_load(a.dout, {p * kPanel, head, row, work.seq}, shared.dout(dout.stage) + p * L::kRowPanel, full);
+          }
+          bulk_load(a.delta + stats + row, shared.delta(dout.stage), L::kStatBytes, full);
+          dout.template advance<L::kDoutStages>();
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// --- the thread that adds a half of each tile of dq
+template <class L>
+__device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shared, int half) {
+  auto& control = shared.control();
+  const int row_tiles = typename L::Tiles{a.seq_len}.row_tiles();
+  int sums_parity = 0;
+  for (int parity = 0;; parity ^= 1) {
+    mbarrier_wait(&control.work_full, parity);
+    const BackwardWork work = control.work;
+    mbarrier_arrive(&control.work_empty);
+    if (work.seq < 0) return;
+#pragma unroll 1
+    for (int g = 0; g < a.group; ++g) {
+      const int64_t head = (int64_t{work.seq} * a.kv_heads + work.kv_head) * a.group + g;
+#pragma unroll 1
+      for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+        const int64_t place = (head * row_tiles + tile) * 2 + half;
+        const int turn = L::Tiles::last_block(tile) - work.block;
+        if (turn > 0) {
+          while (load_acquire(a.turns + place) < turn) {
+          }
+        }
+        mbarrier_wait(&control.sums_full[half], sums_parity);
+        sums_parity ^= 1;
+        fence_proxy_async_all();
+        float* target = a.dq_sums + place * L::kHalfSums;
+        if (turn == 0) {
+          bulk_store(target, shared.sums(half), L::kHalfBytes);
+        } else {
+          bulk_add(target, shared.sums(half), L::kHalfBytes);
+        }
+        bulk_commit();
+        bulk_wait_read();
+        mbarrier_arrive(&control.sums_empty[half]);
+        bulk_wait();
+        fence_proxy_async_all();
+        count_release(a.turns + place);
+      }
+    }
+  }
+}
+
+// --- consumers
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ inline float unpack(uint32_t pair, int which) {
+  return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
+}
+__device__ inline void store_matrices(uint32_t target, const uint32_t* r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(target), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// D[64 keys, rows] = keys x rows^T over `kSize` values: both operands by rows.
+template <class L, int kSize>
+__device__ void multiply_scores(const std::byte* keys, const std::byte* rows, float (&d)[L::kRows / 2]) {
+  const uint64_t a = wgmma_descriptor<L::kKeyPanel>(keys), b = wgmma_descriptor<L::kRowPanel>(rows);
+#pragma unroll
+  for (int k = 0; k < kSize / kProductDepth; ++k) {
+    constexpr int kPerPanel = kPanel / kProductDepth;
+    const uint64_t step = k % kPerPanel * wgmma_descriptor_step<true>();
+    const uint64_t at = a + k / kPerPanel * (L::kKeyPanel / 16) + step;
+    const uint64_t bt = b + k / kPerPanel * (L::kRowPanel / 16) + step;
+    if constexpr (L::kRows == 128) {
+      wgmma_n128<false, false>(d, at, bt, k > 0);
+    } else {
+      wgmma_n64<false, false>(d, at, bt, k > 0);
+    }
+  }
+}
+
+template <class L>
+__device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>& shared) {
+  constexpr int kRows = L::kRows, kScoreValues = kRows / 2;
+  constexpr int kSumValues = L::kHalfSums / kWarpgroup;
+  auto& control = shared.control();
+  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
+  const int own_key = consumer * kPanel + thread / kWarp * 16 + lane / 4;  // and the one 8 behind it
+  const std::byte* const own_keys = shared.base + L::kK + consumer * kPanelBytes;
+  const std::byte* const own_values = shared.base + L::kV + consumer * kPanelBytes;
+  const float scale2 = a.scale * 1.4426950408889634F;
+  // stmatrix: this lane's row of keys, and what its chunk of 16 bytes is swizzled by.
+  const int matrix_row = consumer * kPanel + thread / kWarp * 16 + (lane / 8 % 2) * 8 + lane % 8;
+  const uint32_t matrix_base = shared_address(shared.scores(0)) + matrix_row * 128;
+  const int chunk0 = lane / 16, swizzle = lane % 8;
+
+  RingPlace query, dout;
+  int sums_parity = 1, buffer = 0;
+  for (int parity = 0;; parity ^= 1) {
+    mbarrier_wait(&control.work_full, parity);
+    const BackwardWork work = control.work;
+    mbarrier_arrive(&control.work_empty);
+    if (work.seq < 0) return;
+    float dk[L::kKeySize / 2], dv[L::kValueSize / 2];
+    const int tiles = work.end_tile - work.first_tile, count = tiles * a.group;
+    const int key0 = work.block * L::kKeys;
+
+    float s[kScoreValues], dp[kScoreValues];
+    mbarrier_wait(&control.keys_full, parity);
+    mbarrier_wait(&control.query_full[query.stage], query.parity);
+    wgmma_fence();
+    multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
+    wgmma_commit_group();
+    int tile = work.first_tile, before = -1;
+#pragma unroll 1
+    for (int i = 0;; ++i) {
+      const int row0 = tile * kRows;
+      if constexpr (!L::kNarrow) {
+        mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
+        wgmma_fence();
+        multiply_scores<L, L::kValueSize>(own_values, shared.dout(dout.stage), dp);
+        wgmma_commit_group();
+      }
+      wgmma_wait_group<L::kNarrow ? 0 : 1>();  // s, and dk before
+      if (before >= 0 && lane == 0) mbarrier_arrive(&control.query_empty[before]);
+      if (key0 + L::kKeys - 1 > row0) {  // of consumers alike, so that neither runs ahead
+#pragma unroll
+        for (int j = 0; j < kScoreValues; ++j) {
+          const int key = key0 + own_key + (j / 2 % 2) * 8, row = row0 + j / 4 * 8 + lane % 4 * 2 + j % 2;
+          if (key > row) s[j] = -CUDART_INF_F;
+        }
+      }
+      if (a.lows != nullptr) {
+        const int32_t* const lows = shared.lows(query.stage);
+        if (lows[kRows - 1] > key0) {
+#pragma unroll
+          for (int j = 0; j < kScoreValues; j += 4) {
+            const int2 low = *reinterpret_cast<const int2*>(lows + j * 2 + lane % 4 * 2);
+            const int key = key0 + own_key;
+            if (key < low.x) s[j] = -CUDART_INF_F;
+            if (key < low.y) s[j + 1] = -CUDART_INF_F;
+            if (key + 8 < low.x) s[j + 2] = -CUDART_INF_F;
+            if (key + 8 < low.y) s[j + 3] = -CUDART_INF_F;
+          }
+        }
+      }
+      const float* const lse = shared.lse(query.stage) + lane % 4 * 2;
+      uint32_t p[kScoreValues / 2];
+#pragma unroll
+      for (int j = 0; j < kScoreValues; j += 4) {
+        const float2 l = *reinterpret_cast<const float2*>(lse + j * 2);
+        s[j] = exp2_fast(s[j] * scale2 - l.x);
+        s[j + 1] = exp2_fast(s[j + 1] * scale2 - l.y);
+        s[j + 2] = exp2_fast(s[j + 2] * scale2 - l.x);
+        s[j + 3] = exp2_fast(s[j + 3] * scale2 - l.y);
+        p[j / 2] = pack(s[j], s[j + 1]);
+        p[j / 2 + 1] = pack(s[j + 2], s[j + 3]);
+      }
+      if constexpr (L::kNarrow) {
+        mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
+        wgmma_fence();
+        multiply_scores<L, L::kValueSize>(own_values, shared.dout(dout.stage), dp);
+        wgmma_commit_group();
+      } else {
+        wgmma_fence();
+      }
+      // dv += p^T dout
+      {
+        const uint64_t b = wgmma_descriptor<L::kRowPanel>(shared.dout(dout.stage));
+#pragma unroll
+        for (int k = 0; k < kRows / kProductDepth; ++k) {
+          wgmma_rows<true>(dv, p + 4 * k, b + k * wgmma_descriptor_step<false>(), i > 0 || k > 0);
+        }
+      }
+      wgmma_commit_group();
+      wgmma_wait_group<1>();  // dp
+      // ds^T
+      if constexpr (L::kScoreBuffers == 1) named_barrier_sync(1, L::kConsumers * kWarpgroup);
+      const float* const delta = shared.delta(dout.stage) + lane % 4 * 2;
+      const uint32_t matrices = matrix_base + buffer * L::kScoreBytes;
+#pragma unroll
+      for (int j = 0; j < kScoreValues; j += 8) {
+        const float2 d0 = *reinterpret_cast<const float2*>(delta + j * 2);
+        const float2 d1 = *reinterpret_cast<const float2*>(delta + j * 2 + 8);
+        float e[8];
+#pragma unroll
+        for (int n = 0; n < 8; ++n) e[n] = L::kNarrow ? unpack(p[(j + n) / 2], n % 2) : s[j + n];
+        const uint32_t r[4] = {pack(e[0] * (dp[j] - d0.x), e[1] * (dp[j + 1] - d0.y)),
+                               pack(e[2] * (dp[j + 2] - d0.x), e[3] * (dp[j + 3] - d0.y)),
+                               pack(e[4] * (dp[j + 4] - d1.x), e[5] * (dp[j + 5] - d1.y)),
+                               pack(e[6] * (dp[j + 6] - d1.x), e[7] * (dp[j + 7] - d1.y))};
+        const int chunk = j / 4 + chunk0;  // of 8 rows
+        store_matrices(matrices + j / 32 * L::kKeyPanel + ((chunk % 8) ^ swizzle) * 16, r);
+      }
+      fence_proxy_async();
+      named_barrier_sync(1, L::kConsumers * kWarpgroup);
+
+      // A half of dq = ds k: the half of its rows or of its columns.
+      constexpr int kWhole = kSumValues < 32 ? kSumValues : 32;
+      float dq[kWhole];
+      wgmma_fence();
+      {
+        const std::byte* const ds = shared.scores(buffer);
+        const std::byte* const k = shared.base + L::kK;
+        constexpr uint64_t kStep = wgmma_descriptor_step<false>();
+        if constexpr (kRows == 128) {
+          static_assert(L::kKeySize == kPanel);
+          const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds + consumer * L::kKeyPanel);
+          const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k);
+#pragma unroll
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n)
+            wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+        } else if constexpr (L::kKeySize == 128) {
+          const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds);
+          const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k + consumer * L::kKeyPanel);
+#pragma unroll
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n)
+            wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+        } else if constexpr (L::kKeySize == 64) {
+          const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds);
+          const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k + consumer * 64);
+#pragma unroll
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n)
+            wgmma_n32<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+        } else {  // a whole panel; a half of the middle one follows
+          const uint64_t da = wgmma_descriptor<L::kKeyPanel>(ds);
+          const uint64_t db = wgmma_descriptor<L::kKeyPanel>(k + consumer * 2 * L::kKeyPanel);
+#pragma unroll
+          for (int n = 0; n < L::kKeys / kProductDepth; ++n) {
+            wgmma_n64<true, true>(dq, da + n * kStep, db + n * kStep, n > 0);
+          }
+        }
+      }
+      wgmma_commit_group();
+      RingPlace next = query;
+      next.template advance<L::kQueryStages>();
+      // dk += ds^T q
+      {
+        const uint64_t da = wgmma_descriptor<L::kKeyPanel>(shared.scores(buffer) + consumer * kPanelBytes);
+        const uint64_t db = wgmma_descriptor<L::kRowPanel>(shared.query(query.stage));
+#pragma unroll
+        for (int n = 0; n < kRows / kProductDepth; ++n) {
+          constexpr int kPerPanel = kPanel / kProductDepth;
+          const uint64_t at = da + n / kPerPanel * (L::kKeyPanel / 16) + n % kPerPanel * wgmma_descriptor_step<true>();
+          const uint64_t bt = db + n * wgmma_descriptor_step<false>();
+          if constexpr (L::kKeySize == 64) {
+            wgmma_n64<false, true>(dk, at, bt, i > 0 || n > 0);
+          } else if constexpr (L::kKeySize == 128) {
+            wgmma_n128<false, true>(dk, at, bt, i > 0 || n > 0);
+          } else {
+            wgmma_n192<false, true>(dk, at, bt, i > 0 || n > 0);
+          }
+        }
+      }
+      wgmma_commit_group();
+      wgmma_wait_group<1>();  // dq, and dv
+      if (lane == 0) mbarrier_arrive(&control.dout_empty[dout.stage]);
+      mbarrier_wait(&control.sums_empty[consumer], sums_parity);
+      sums_parity ^= 1;
+      float4* const sums = reinterpret_cast<float4*>(shared.sums(consumer)) + thread;
+#pragma unroll
+      for (int c = 0; c < kWhole / 4; ++c) {
+        sums[c * kWarpgroup] = make_float4(dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
+      }
+      if constexpr (kSumValues > kWhole) {
+        float half[kSumValues - kWhole];
+        const uint64_t da = wgmma_descriptor<L::kKeyPanel>(shared.scores(buffer));
+        const uint64_t db = wgmma_descriptor<L::kKeyPanel>(shared.base + L::kK + L::kKeyPanel + consumer * 64);
+        constexpr uint64_t kStep = wgmma_descriptor_step<false>();
+        wgmma_fence();
+#pragma unroll
+        for (int n = 0; n < L::kKeys / kProductDepth; ++n) {
+          wgmma_n32<true, true>(half, da + n * kStep, db + n * kStep, n > 0);
+        }
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+#pragma unroll
+        for (int c = 0; c < (kSumValues - kWhole) / 4; ++c) {
+          sums[(c + kWhole / 4) * kWarpgroup] =
+              make_float4(half[4 * c], half[4 * c + 1], half[4 * c + 2], half[4 * c + 3]);
+        }
+      }
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&control.sums_full[consumer]);
+      before = query.stage;
+      query = next;
+      dout.template advance<L::kDoutStages>();
+      if constexpr (L::kScoreBuffers == 2) buffer ^= 1;
+      if (++tile == work.end_tile) tile = work.first_tile;
+      if (i + 1 == count) break;
+      mbarrier_wait(&control.query_full[query.stage], query.parity);
+      wgmma_fence();
+      multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
+      wgmma_commit_group();
+    }
+    wgmma_wait_group<0>();
+    if (lane == 0) {
+      mbarrier_arrive(&control.query_empty[before]);
+      mbarrier_arrive(&control.keys_empty);
+    }
+    const int row = key0 + own_key;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row + 8 * h >= a.seq_len) continue;
+      const int64_t token = int64_t{work.seq} * a.seq_len + row + 8 * h;
+      __nv_bfloat16* const dk_row = a.dk + token * a.dk_stride + work.kv_head * L::kKeySize + lane % 4 * 2;
+      __nv_bfloat16* const dv_row = a.dv + token * a.dv_stride + work.kv_head * L::kValueSize + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < L::kKeySize / 8; ++j) {
+        *reinterpret_cast<uint32_t*>(dk_row + 8 * j) =
+            pack(a.scale * dk[4 * j + 2 * h], a.scale * dk[4 * j + 2 * h + 1]);
+      }
+#pragma unroll
+      for (int j = 0; j < L::kValueSize / 8; ++j) {
+        *reinterpret_cast<uint32_t*>(dv_row + 8 * j) = pack(dv[4 * j + 2 * h], dv[4 * j + 2 * h + 1]);
+      }
+    }
+  }
+}
+
+template <class L>
+__global__ void __launch_bounds__(L::Registers::kThreads, 1)
+    attention_backward_kernel(const __grid_constant__ BackwardArgs a) {
+  extern __shared__ __align__(kPanelAlignment) std::byte base[];
+  const BackwardShared<L> shared{base};
+  if (threadIdx.x == 0) {
+    auto& control = shared.control();
+    for (int i = 0; i < L::kQueryStages; ++i) {
+      mbarrier_init(&control.query_full[i], 1);
+      mbarrier_init(&control.query_empty[i], L::kConsumerWarps);
+    }
+    for (int i = 0; i < L::kDoutStages; ++i) {
+      mbarrier_init(&control.dout_full[i], 1);
+      mbarrier_init(&control.dout_empty[i], L::kConsumerWarps);
+    }
+    mbarrier_init(&control.keys_full, 1);
+    mbarrier_init(&control.keys_empty, L::kConsumerWarps);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&control.sums_full[i], kWarpgroup / kWarp);
+      mbarrier_init(&control.sums_empty[i], 1);
+    }
+    mbarrier_init(&control.work_full, 1);
+    mbarrier_init(&control.work_empty, L::kConsumers * kWarpgroup + 2);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    setmaxnreg_dec<L::Registers::kProducer>();
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    if (warp == 0) {
+      load_backward<L>(a, shared);
+    } else if (warp <= 2 && threadIdx.x % kWarp == 0) {
+      add_queries<L>(a, shared, warp - 1);
+    }
+  } else {
+    setmaxnreg_inc<L::Registers::kConsumer>();
+    consume_backward<L>(a, shared);
+  }
+}
+
+// --- before and behind
+struct PrepareArgs {
+  const __nv_bfloat16 *out, *dout;  // [T, H, Dv]
+  const float* lse;                 // [B, H, S]
+  const int32_t* first_keys;        // [B, S], or null
+  float *lse2, *delta;              // [B, H, padded]
+  int32_t* lows;                    // [B, padded], or null
+  int32_t* counters;                // turns and the tickets behind them
+  int64_t num_counters;
+  int num_seqs, seq_len, padded, heads, window;
+};
+// kValueSize / 8 lanes a row of a head.
+template <int kValueSize>
+__global__ void __launch_bounds__(256) attention_prepare_kernel(const PrepareArgs a) {
+  constexpr int kLanes = kValueSize / 8;
+  const int64_t thread = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (thread < a.num_counters) a.counters[thread] = 0;
+  const int64_t index = thread / kLanes;
+  const int lane = static_cast<int>(thread % kLanes);
+  const int head = static_cast<int>(index % a.heads);
+  const int64_t place = index / a.heads;
+  const int seq = static_cast<int>(place / a.padded), row = static_cast<int>(place % a.padded);
+  const bool exists = seq < a.num_seqs && row < a.seq_len;
+  float sum = 0.0F;
+  if (exists) {
+    const int64_t at = ((int64_t{seq} * a.seq_len + row) * a.heads + head) * kValueSize + lane * 8;
+    const uint4 x = *reinterpret_cast<const uint4*>(a.out + at), y = *reinterpret_cast<const uint4*>(a.dout + at);
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 f = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(xs[i]));
+      const float2 g = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(ys[i]));
+      sum += f.x * g.x + f.y * g.y;
+    }
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (lane != 0 || seq >= a.num_seqs) return;
+  const int64_t target = (int64_t{seq} * a.heads + head) * a.padded + row;
+  a.delta[target] = sum;
+  a.lse2[target] =
+      exists ? a.lse[(int64_t{seq} * a.heads + head) * a.seq_len + row] * 1.4426950408889634F : CUDART_INF_F;
+  if (head == 0 && a.lows != nullptr) {
+    const int last = min(row, a.seq_len - 1);
+    int low = a.first_keys == nullptr ? 0 : a.first_keys[int64_t{seq} * a.seq_len + last];
+    if (a.window > 0) low = max(low, last - a.window + 1);
+    a.lows[int64_t{seq} * a.padded + row] = low;
+  }
+}
+
+struct FinishArgs {
+  const float* dq_sums;
+  __nv_bfloat16* dq;
+  int64_t dq_stride;
+  float scale;
+  int num_seqs, seq_len, heads, row_tiles;
+};
+// A block a tile of rows of a head. A thread turns what four threads of a consumer had of two rows into 8 values of
+// each.
+template <class L>
+__global__ void __launch_bounds__(256) attention_finish_kernel(const FinishArgs a) {
+  constexpr int kChunks = L::kHalfSums / kWarpgroup / 4;  // of float4, a thread
+  const int tile = static_cast<int>(blockIdx.x % a.row_tiles);
+  const int64_t at = blockIdx.x / a.row_tiles;
+  const int head = static_cast<int>(at % a.heads), seq = static_cast<int>(at / a.heads);
+  const auto* const sums = reinterpret_cast<const float4*>(a.dq_sums + int64_t{blockIdx.x} * 2 * L::kHalfSums);
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kChunks * (kWarpgroup / 4); i += 256) {
+    const int c8 = i % 8, rest = i / 8;  // neighbours have chunks of one row
+    constexpr int kBlocks = kChunks >= 8 ? kChunks / 8 : 1;
+    int half, chunk, quad;
+    if constexpr (kChunks % 8 == 0) {
+      quad = rest % 32;
+      chunk = rest / 32 % kBlocks * 8 + c8;
+      half = rest / 32 / kBlocks;
+    } else {  // 4 or 12 chunks
+      const int all = i % kChunks;
+      chunk = all;
+      quad = i / kChunks % 32;
+      half = i / kChunks / 32;
+    }
+    int row = quad / 8 * 16 + quad % 8, column;
+    if constexpr (L::kRows == 128) {
+      row += half * 64;
+      column = chunk * 8;
+    } else if constexpr (L::kKeySize == 192) {
+      column = chunk < 8 ? half * 128 + chunk * 8 : 64 + half * 32 + (chunk - 8) * 8;
+    } else {
+      column = half * (L::kKeySize / 2) + chunk * 8;
+    }
+    const float4* const source = sums + half * (L::kHalfSums / 4) + chunk * kWarpgroup + quad * 4;
+    uint32_t low[4], high[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const float4 x = source[t];
+      low[t] = pack(a.scale * x.x, a.scale * x.y);
+      high[t] = pack(a.scale * x.z, a.scale * x.w);
+    }
+    row += tile * L::kRows;
+    __nv_bfloat16* const target = a.dq + (int64_t{seq} * a.seq_len + row) * a.dq_stride + head * L::kKeySize + column;
+    if (row < a.seq_len) *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
+    if (row + 8 < a.seq_len) {
+      *reinterpret_cast<uint4*>(target + 8 * a.dq_stride) = make_uint4(high[0], high[1], high[2], high[3]);
+    }
+  }
+}
+
+}  // namespace nmoe::cuda::sm90
