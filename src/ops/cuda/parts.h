@@ -13,6 +13,7 @@ namespace nmoe::cuda {
 struct KernelSet {
   int major = 9;
   constexpr bool has_sm90() const { return major == 9; }
+  constexpr bool has_sm100() const { return major == 10; }
 };
 
 struct Part {

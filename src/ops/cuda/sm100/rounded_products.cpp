@@ -1,0 +1,135 @@
+#include "ops/cuda/sm100/rounded_products.h"
+
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/sm100/block_operands.h"
+#include "ops/cuda/sm100/grouped_product.h"
+
+namespace nmoe::cuda::sm100 {
+namespace {
+
+// y = rows times weights, + addend.
+struct RowsProduct {
+  OperandRows rows;
+  Tensor w;
+  bool over_out = false;  // which of the weights' dimensions is summed over
+  Tensor offsets = {};
+  Tensor y;
+  Tensor addend = {};
+  OperandRounding rounding;
+};
+
+void multiply(Context& ctx, const BlockProductScratch& room, const RowsProduct& p) {
+  if (ctx.counting() || p.y.num_elements() == 0) return;
+  if (p.offsets.defined()) count_tiles(ctx, p.offsets, room.tile_offsets);
+  encode_rows(ctx, p.rows, p.offsets, p.rounding.random, room.a);
+  if (p.over_out) {
+    encode_weight_columns(ctx, p.w, room.b);
+  } else {
+    encode_weights(ctx, p.w, room.b);
+  }
+  block_rows_product(ctx, {.a = room.a,
+                           .b = room.b,
+                           .b_is_columns = p.over_out,
+                           .depth = p.rows.width(),
+                           .offsets = p.offsets,
+                           .tile_offsets = room.tile_offsets,
+                           .c = p.y,
+                           .addend = p.addend});
+}
+
+void multiply_weights(Context& ctx, const BlockProductScratch& room, const OperandRows& x, const OperandRows& dy,
+                      Tensor offsets, Tensor dw, bool accumulate, const OperandRounding& rounding) {
+  if (ctx.counting() || dw.num_elements() == 0) return;
+  NMOE_CHECK(dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(dw.dtype()));
+  if (x.num_rows() == 0) {  // the sums of nothing
+    if (!accumulate) NMOE_CUDA_CHECK(cudaMemsetAsync(dw.raw(), 0, static_cast<size_t>(dw.num_bytes()), ctx.stream));
+    return;
+  }
+  encode_columns(ctx, x, offsets, /*random=*/{}, room.b);
+  encode_columns(ctx, dy, offsets, rounding.random, room.a);
+  if (offsets.defined()) {
+    count_tiles(ctx, offsets, room.tile_offsets);
+    return block_weight_product(ctx,
+                                {.a = room.a,
+                                 .b = room.b,
+                                 .offsets = offsets,
+                                 .tile_offsets = room.tile_offsets,
+                                 .c = dw,
+                                 .accumulate = accumulate},
+                                room.order);
+  }
+  block_rows_product(ctx, {.a = room.a,
+                           .b = room.b,
+                           .depth = x.num_rows(),
+                           .offsets = {},
+                           .tile_offsets = {},
+                           .c = dw,
+                           .addend = accumulate ? dw : Tensor()});
+}
+
+}  // namespace
+
+void rounded_product(Context& ctx, const LinearForward& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply(ctx, claim_blocks(scope, args),
+           {.rows = args.x, .w = args.w, .y = args.y, .addend = args.addend, .rounding = args.rounding});
+}
+
+void rounded_product(Context& ctx, const LinearBackwardInput& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply(ctx, claim_blocks(scope, args),
+           {.rows = args.dy,
+            .w = args.w,
+            .over_out = true,
+            .y = args.dx,
+            .addend = args.accumulate ? args.dx : Tensor(),
+            .rounding = args.rounding});
+}
+
+void rounded_product(Context& ctx, const LinearBackwardWeight& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply_weights(ctx, claim_blocks(scope, args), args.x, args.dy, /*offsets=*/{}, args.dw, args.accumulate,
+                   args.rounding);
+}
+
+void rounded_product(Context& ctx, const GroupedLinearForward& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply(ctx, claim_blocks(scope, args),
+           {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.y, .rounding = args.rounding});
+}
+
+void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply(ctx, claim_blocks(scope, args),
+           {.rows = args.dy,
+            .w = args.w,
+            .over_out = true,
+            .offsets = args.offsets,
+            .y = args.dx,
+            .rounding = args.rounding});
+}
+
+void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply_weights(ctx, claim_blocks(scope, args), args.x, args.dy, args.offsets, args.dw, args.accumulate,
+                   args.rounding);
+}
+
+void rounded_product(Context& ctx, const GroupedActivationForward& args) {
+  ArenaScope scope(ctx.scratch);
+  multiply(ctx, claim_blocks(scope, args),
+           {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.pre, .rounding = args.rounding});
+}
+
+void rounded_product(Context& ctx, const GroupedActivationBackward& args, Tensor dh) {
+  ArenaScope scope(ctx.scratch);
+  multiply(ctx, claim_blocks(scope, args),
+           {.rows = args.dy,
+            .w = args.w,
+            .over_out = true,
+            .offsets = args.offsets,
+            .y = dh,
+            .rounding = args.rounding});
+}
+
+}  // namespace nmoe::cuda::sm100
