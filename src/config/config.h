@@ -54,6 +54,8 @@ struct PrecisionConfig {
   int64_t keep_first = 0;                       // layers that stay kDevice, whatever the above says ...
   int64_t keep_last = 0;                        // ... and those at the end
   bool fp8_weight_gradients = false;            // FP8: those products too; else they are as with kDevice
+  bool nvfp4_transform = true;                  // NVFP4: the operands of gradients of weights are transformed
+  bool nvfp4_random_rounding = true;            // NVFP4: gradients of outputs are rounded at random
   PrecisionFallback fallback = PrecisionFallback::kReport;
   int64_t check_every = 100;  // steps between looks at what rounding leaves of operands
 };

@@ -295,6 +295,19 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
   f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag, "gradients of weights in fp8 too")
       .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
+  const auto is_nvfp4 = [&](PartPrecision part) {
+    return part == PartPrecision::kNvFp4 || (part == PartPrecision::kRun && run.precision == Precision::kNvFp4);
+  };
+  const bool any_nvfp4 = is_nvfp4(precision.mixer) || is_nvfp4(precision.dense) || is_nvfp4(precision.shared) ||
+                         is_nvfp4(precision.experts);
+  f.key("nvfp4_transform", precision.nvfp4_transform, kFlag,
+        "operands of gradients of weights in nvfp4 go through the random Hadamard transform")
+      .needs(any_nvfp4, "a part in nvfp4")
+      .leave_out_if(precision.nvfp4_transform);
+  f.key("nvfp4_random_rounding", precision.nvfp4_random_rounding, kFlag,
+        "gradients of outputs are rounded to nvfp4 at random, else to nearest")
+      .needs(any_nvfp4, "a part in nvfp4")
+      .leave_out_if(precision.nvfp4_random_rounding);
   // Whoever only looks on changes nothing.
   const auto defines_run_if_it_acts = [&](Field& field) {
     if (precision.fallback != PrecisionFallback::kAct) field.not_in_fingerprint();

@@ -144,21 +144,9 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
                 {"precision.keep_first", "precision.keep_last"},
                 fmt::format("of {} layers none is left to run.precision", num_layers),
                 "lower one of them, or remove run.precision");
-  const auto has_nvfp4 = [&](PartPrecision part) {
-    return part == PartPrecision::kNvFp4 || (part == PartPrecision::kRun && config.run.precision == Precision::kNvFp4);
-  };
-  const bool any_nvfp4 = has_nvfp4(precision.mixer) || has_nvfp4(precision.dense) || has_nvfp4(precision.shared) ||
-                         has_nvfp4(precision.experts);
-  const bool on_cuda = config.run.device == "cuda";
-  rules.require(!any_nvfp4 || !on_cuda, {"run.device", "run.precision"}, "CUDA has no products in nvfp4",
-                "leave nvfp4 for fp8 or mxfp8 in run.precision and [precision], or set run.device = \"cpu\", which is "
-                "slow");
-  rules.require(!precision.fp8_weight_gradients || !on_cuda, {"precision.fp8_weight_gradients", "run.device"},
-                "CUDA computes gradients of weights in bf16 there",
+  rules.require(!precision.fp8_weight_gradients || config.run.device != "cuda",
+                {"precision.fp8_weight_gradients", "run.device"}, "CUDA computes gradients of weights in bf16 there",
                 "remove it, or set run.device = \"cpu\", which is slow");
-  rules.require(!any_nvfp4 || config.parallel.ranks == 1, {"parallel.ranks", "run.precision"},
-                "a tensor in nvfp4 has one scale, which ranks do not share",
-                "set parallel.ranks = 1, or leave nvfp4 for mxfp8 in run.precision and [precision]");
 }
 
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {

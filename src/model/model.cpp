@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/rope_table.h"
+#include "parallel/expert_placement.h"
 
 namespace nmoe {
 namespace {
@@ -77,6 +78,7 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, con
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
   window_.emplace(peers, ops_, config_, limits, received, window, state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
+  expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / peers.count()});
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
   exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, peers.count()}),
                      .waited = state.allocate(DType::kF64, by_transfer),
@@ -96,8 +98,14 @@ void Model::place_experts(const ExpertPlacement& placement) {
   NMOE_CHECK(window_ && placement.size() == moe_layers_.size(), "places of experts in {} layers of {}",
              placement.size(), moe_layers_.size());
   for (size_t i = 0; i < placement.size(); ++i) {
+    const Tensor numbers = expert_numbers_[static_cast<int64_t>(i)];
+    const std::vector<int32_t> here = experts_at(placement[i], weights_.share().index, numbers.dim(0));
     ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
-    for (Weight* weight : moe_layers_[i]->expert_weights()) weight->place_experts(placement[i], weights_.share().index);
+    ops_.device().upload(numbers, here.data());
+    for (Weight* weight : moe_layers_[i]->expert_weights()) {
+      weight->place_experts(placement[i], weights_.share().index);
+      weight->expert_numbers = numbers;
+    }
   }
 }
 

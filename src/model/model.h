@@ -111,6 +111,7 @@ class Model {
   std::vector<Moe*> moe_layers_;
   std::optional<ExchangeWindow> window_;
   Tensor places_;                       // [L, E] i32 of the experts; with a window
+  Tensor expert_numbers_;               // [L, slots] i32: which are this rank's; with a window
   Tensor router_counts_, router_sums_;  // undefined in a model without routers
   ExchangeStats exchange_stats_;
   RopeTables rope_;

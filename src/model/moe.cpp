@@ -122,6 +122,15 @@ void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const Exp
   experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets);
 }
 
+void Moe::for_each_part(const std::function<void(const RaggedRows&)>& work) {
+  int64_t count = 0;
+  for (const RaggedRows& part : saved_.routed.parts) {
+    for (Weight* weight : expert_weights()) weight->begin_part(count);
+    work(part);
+    ++count;
+  }
+}
+
 OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
   const int64_t C = saved_.routed.chunk_capacity();
   if (C == 0) return {};
@@ -292,9 +301,9 @@ void Moe::backward(const Pass& pass, Tensor dy, Tensor dx) {
   if (shared_) shared_->backward(pass, dy, dx);
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
   gradients.dy = exchange_->end_combine_backward(pass, gradients.drows);
-  for (const RaggedRows& part : saved_.routed.parts) backward_experts(pass, part, saved_rows(), gradients);
+  for_each_part([&](const RaggedRows& part) { backward_experts(pass, part, saved_rows(), gradients); });
   exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
-  for (const RaggedRows& part : saved_.routed.parts) backward_in_weight(pass, part, saved_rows());
+  for_each_part([&](const RaggedRows& part) { backward_in_weight(pass, part, saved_rows()); });
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
   exchange_->end_dispatch_backward(pass, dx, dweights, /*accumulate=*/shared_.has_value(),

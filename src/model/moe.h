@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -83,6 +84,8 @@ class Moe final : public FeedForward {
                         const ExpertGradients& gradients);
   // That of the first weight, behind backward_experts.
   void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // For each part of the rows; the random bits of gradients' rounding are then the part's.
+  void for_each_part(const std::function<void(const RaggedRows&)>& work);
   // How overflow passes the experts: forward in the memory of rows_out and what it pushes, backward in that of the rows
   // that were kept, which have served by then unless all overflow is empty (OverflowWork). pass outlives what they
   // return.

@@ -97,7 +97,8 @@ void set_operand_formats(WeightSet& weights, const Config& config, Tensor roundi
     const bool keeps_gradient = format == OperandFormat::kFp8 && !precision.fp8_weight_gradients;
     weight.format = format;
     weight.grad_format = keeps_gradient ? OperandFormat::kAct : format;
-    weight.rounding_key = rounding_key;
+    weight.rounding_key = precision.nvfp4_random_rounding ? rounding_key : Tensor();
+    weight.transforms = precision.nvfp4_transform;
   }
 }
 

@@ -3,9 +3,9 @@
 //   format  forward and the gradient of inputs  the gradient of weights
 //   fp8     E4M3                                as they are, or E4M3 (precision.fp8_weight_gradients)
 //   mxfp8   MXFP8                               MXFP8
-//   nvfp4   NVFP4                               NVFP4, transformed
+//   nvfp4   NVFP4                               NVFP4, transformed (precision.nvfp4_transform)
 //
-// Gradients of outputs are rounded to NVFP4 at random.
+// Gradients of outputs are rounded to NVFP4 at random (precision.nvfp4_random_rounding).
 #pragma once
 
 #include "config/config.h"

@@ -14,7 +14,12 @@ Tensor Weight::grad_to_add_to(Ops& ops) {
 OperandRounding Weight::gradient_rounding(OperandFormat of) {
   if (in_act) return {};
   if (of != OperandFormat::kNvFp4) return {.format = of};
-  return {.format = of, .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + num_rounded_++}};
+  constexpr uint64_t kMostOfShard = uint64_t{1} << 20;
+  const int64_t shard = shard_ + part_;
+  const uint64_t number = static_cast<uint64_t>(shard) * kMostOfShard + num_rounded_[shard]++;
+  return {.format = of,
+          .random = {.key = rounding_key, .stream = fnv1a64(spec.name) + number, .experts = expert_numbers},
+          .transform = transforms};
 }
 
 const WeightCodes& Weight::codes_now(Ops& ops) {
@@ -74,7 +79,7 @@ void Weight::measure_gradient(Ops& ops, const OperandRows& dy, Tensor offsets) {
 }
 
 void Weight::restart_rounding() {
-  num_rounded_ = 0;
+  num_rounded_.clear();
   codes_are_current_ = false;
 }
 
@@ -90,14 +95,9 @@ std::vector<ElementRange> Weight::updated_elements() const {
 void Weight::place_experts(std::span<const int32_t> places, int64_t rank) {
   NMOE_CHECK(spec.group == WeightGroup::kExperts && static_cast<int64_t>(places.size()) == spec.shape[0],
              "{} places of {} {}", places.size(), spec.name, spec.shape);
-  std::vector<int64_t> expert_in(static_cast<size_t>(shape[0]));
-  for (int64_t expert = 0; expert < spec.shape[0]; ++expert) {
-    const int64_t slot = places[static_cast<size_t>(expert)] - rank * shape[0];
-    if (slot >= 0 && slot < shape[0]) expert_in[static_cast<size_t>(slot)] = expert;
-  }
   const int64_t size = shape[1] * shape[2];
   experts_.clear();
-  for (const int64_t expert : expert_in) {
+  for (const int64_t expert : experts_at(places, rank, shape[0])) {
     const ElementRange elements{expert * size, size};
     if (!experts_.empty() && experts_.back().end() == elements.offset) {
       experts_.back().extent += size;
@@ -224,6 +224,7 @@ void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {
 
 void WeightSet::begin_step() {
   for (Weight& weight : weights_) weight.begin_step();
+  microbatch_ = -1;
   restart_rounding();
 }
 
@@ -232,8 +233,11 @@ void WeightSet::restart_rounding() {
 }
 
 void WeightSet::begin_microbatch() {
+  const int64_t first_shard = ++microbatch_ * share_.num_ranks + share_.first_rank;
   for (Weight& weight : weights_) {
-    if (share_.in_order && weight.spec.group != WeightGroup::kExperts) weight.begin_step();
+    const bool is_stacked = weight.spec.group == WeightGroup::kExperts;
+    weight.begin_microbatch(is_stacked ? first_shard : first_shard + share_.index);
+    if (share_.in_order && !is_stacked) weight.begin_step();
   }
 }
 

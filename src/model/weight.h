@@ -53,6 +53,8 @@ class Weight {
   OperandFormat grad_format = OperandFormat::kAct;  // ... and of those: model/operand_formats.h
   bool in_act = false;                              // whether products are, for now, as if both were kAct
   Tensor rounding_key;                              // [1] i64 (RandomRounding); undefined: gradients too to nearest
+  bool transforms = true;                           // OperandRounding::transform
+  Tensor expert_numbers;   // of stacked experts: [E] i32, which of all each is; undefined: they are all
   WeightCodes codes;       // where products want those (WeightRounding::kCodes), of the first of those that are joined
   Tensor coded;            // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)
   Tensor rounding_counts;  // [Operand, 5] f64: what rounding loses of a product's operands; undefined: not measured
@@ -93,6 +95,11 @@ class Weight {
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
   // Before the first product of a step, or of a pass by itself: values may be others than before.
   void restart_rounding();
+  // The products that come are of this shard of a step's batch: a microbatch of a rank, by microbatch and rank. Random
+  // bits go by it, and so not by the number of ranks. Of stacked experts: of the first rank's, and of one behind it
+  // where products are of one rank's tokens each.
+  void begin_microbatch(int64_t shard) { shard_ = shard, part_ = 0; }
+  void begin_part(int64_t part) { part_ = part; }
 
   // The values that this rank updates, or their master's, from and to stat numbers in host memory. Gradients are
   // overwritten: where there is a master, it passes through them. `host` is free, or has the values, when the device's
@@ -110,7 +117,8 @@ class Weight {
 
   std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
   bool has_grad_ = false;
-  uint64_t num_rounded_ = 0;  // gradients in this step
+  int64_t shard_ = 0, part_ = 0;
+  std::map<int64_t, uint64_t> num_rounded_;  // gradients in this step, by shard
   bool codes_are_current_ = false;
   bool measures_forward_ = false, measures_gradient_ = false;
 };
@@ -124,6 +132,7 @@ struct DomainShare {
   // The gradient of what every rank has is that of one microbatch: a new one with each, added up elsewhere, one after
   // the other. That of experts is added up as always.
   bool in_order = false;
+  int64_t first_rank = 0, num_ranks = 1;  // the domain's first of all ranks of the run
 };
 
 // Weights that every rank of a domain has, as two tensors of as many elements: this rank updates those of `updated`.
@@ -163,6 +172,7 @@ class WeightSet {
 
  private:
   DomainShare share_;
+  int64_t microbatch_ = -1;  // of this step
   std::deque<Weight> weights_;
   std::vector<FlatWeights> flat_;
   std::map<std::string, size_t, std::less<>> index_;

@@ -92,6 +92,15 @@ std::vector<int32_t> places_in_order(int64_t num_experts) {
   return places;
 }
 
+std::vector<int32_t> experts_at(std::span<const int32_t> places, int64_t rank, int64_t num_slots) {
+  std::vector<int32_t> experts(static_cast<size_t>(num_slots));
+  for (size_t expert = 0; expert < places.size(); ++expert) {
+    const int64_t slot = places[expert] - rank * num_slots;
+    if (slot >= 0 && slot < num_slots) experts[static_cast<size_t>(slot)] = static_cast<int32_t>(expert);
+  }
+  return experts;
+}
+
 double rank_load(std::span<const int64_t> rows, std::span<const int32_t> places, int64_t num_ranks) {
   return Ranks(rows, places, num_ranks).load();
 }

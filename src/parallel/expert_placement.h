@@ -26,6 +26,9 @@ struct ExpertState {
 // Expert e in place e.
 std::vector<int32_t> places_in_order(int64_t num_experts);
 
+// The experts in the slots of a rank, of which it has num_slots.
+std::vector<int32_t> experts_at(std::span<const int32_t> places, int64_t rank, int64_t num_slots);
+
 // The most loaded rank's rows over the mean of ranks; 1 where there are none. rows [E].
 double rank_load(std::span<const int64_t> rows, std::span<const int32_t> places, int64_t num_ranks);
 

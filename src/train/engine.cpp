@@ -66,7 +66,9 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
               .bucket_bytes = config_.parallel.bucket_bytes,
-              .in_order = in_order()}) {
+              .in_order = in_order(),
+              .first_rank = rank.index() - domain_.index(),
+              .num_ranks = rank.count()}) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");

@@ -621,16 +621,34 @@ TEST_F(MovingExpertsTest, GoOnWithAnotherNumberOfRanks) {
 }
 
 TEST_F(MovingExpertsTest, WithLogicalShardsEndWithTheHashOfOneRank) {
-  const auto sharded = [](int64_t ranks, int64_t steps) {
-    return moving(ranks, steps, {"parallel.logical_shards=8", "train.microbatch_seqs=1"});
+  // In nvfp4 rows of experts have scales and random bits, which are those of the expert wherever it is.
+  for (const std::string precision : {"fp32", "nvfp4"}) {
+    const auto sharded = [&](int64_t ranks, int64_t steps) {
+      return moving(ranks, steps,
+                    {"parallel.logical_shards=8", "train.microbatch_seqs=1", "run.precision=" + precision});
+    };
+    const std::string one = precision + "_one", four = precision + "_four", turns = precision + "_turns";
+    run(one, sharded(1, 9));
+    run(four, sharded(4, 9));
+    EXPECT_GT(series(four, "parallel/expert_moves").at(5), 0);
+    expect_same_state(checkpoints(four), checkpoints(one));
+    run(turns, sharded(4, 6));
+    resume(turns, sharded(2, 9));
+    expect_same_state(checkpoints(turns), checkpoints(one));
+  }
+}
+
+// Without logical shards the tokens of all ranks are one tensor to an expert.
+TEST_F(RankTrainingTest, LearnsInNvFp4) {
+  const auto low = [](int64_t ranks) {
+    return on(ranks, {"train.steps=4", "run.precision=nvfp4", "model.dim=48", "model.moe.expert_dim=40"});
   };
-  run("one", sharded(1, 9));
-  run("four", sharded(4, 9));
-  EXPECT_GT(series("four", "parallel/expert_moves").at(5), 0);
-  expect_same_state(checkpoints("four"), checkpoints("one"));
-  run("turns", sharded(4, 6));
-  resume("turns", sharded(2, 9));
-  expect_same_state(checkpoints("turns"), checkpoints("one"));
+  run("one", low(1));
+  run("two", low(2));
+  run("again", low(2));
+  expect_same_state(checkpoints("again"), checkpoints("two"));
+  EXPECT_NEAR(series("two", "train/loss").at(4), series("one", "train/loss").at(4),
+              0.01 * series("one", "train/loss").at(4));
 }
 
 TEST_F(RankTrainingTest, StartsFromTheWeightsOfACheckpoint) {

@@ -12,7 +12,8 @@ namespace nmoe {
 //
 // A gradient of weights sums over tokens: blocks begin anew with each expert. In NVFP4 its operands are transformed in
 // 16 tokens each first, and rounded to BF16 (random_hadamard, tensor/low_precision.h), with zeros for tokens that are
-// not there. dy alone is rounded at random, where there is a key.
+// not there. dy alone is rounded at random, where there is a key. The rows of each expert are a tensor, with a scale in
+// NVFP4, as each expert's weights are.
 //
 // Which formats a device takes, and how, Ops::weight_rounding() says. The CPU in F32 takes all, and counts as the
 // oracle of other devices. CUDA on Hopper takes kFp8 in BF16, but for gradients of weights: products of codes, whose
@@ -23,8 +24,13 @@ namespace nmoe {
 struct OperandRounding {
   OperandFormat format = OperandFormat::kAct;
   RandomRounding random = {};
+  bool transform = true;    // NVFP4, gradients of weights: whether operands are transformed
   WeightCodes weight = {};  // of w
   RowCodes rows = {};       // of x or dy, in the order in which the product takes the rows
+  // Of operands that hold what they were rounded to but for their tensors' scales, which CUDA's emulation makes: [E]
+  // stat, what products are to be multiplied by; dense: [2], behind it 1 where something is added, else 0. With kAct
+  // alone.
+  Tensor product_scale = {};
 };
 
 // How a device's products take weights that are to be rounded.

@@ -34,11 +34,15 @@ constexpr int64_t block_size(OperandFormat format) {
 enum class BlockShape { kRows, kTiles };
 
 // Stochastic rounding, for E2M1 alone: element i of block b (in row-major order) of a tensor gets random byte i of
-// (*key, stream, b).
+// (*key, stream, first_block + b). Where a product has experts, the rows of each are a tensor.
 struct RandomRounding {
-  Tensor key;           // [1] i64, another for each step; undefined: to nearest, ties to even
-  uint64_t stream = 0;  // another for each tensor of a step
+  Tensor key;                // [1] i64, another for each step; undefined: to nearest, ties to even
+  uint64_t stream = 0;       // another for each tensor of a step
+  uint64_t first_block = 0;  // of the tensor; in products first_block_of says it
+  Tensor experts = {};       // in those: [E] i32, which expert of all is the e-th; undefined: the e-th
 };
+// The first block of the rows of expert number e.
+NMOE_HOST_DEVICE constexpr uint64_t first_block_of(int64_t e) { return static_cast<uint64_t>(e) << 40; }
 
 // The largest magnitude of each of G matrices; not finite where an element is not.
 struct AbsMax {

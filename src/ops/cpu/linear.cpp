@@ -241,7 +241,7 @@ RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRoun
                               Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.rows = rows};
   const RoundedOperand rounded =
-      round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), num_rows_of(offsets));
+      round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
   return {.rows = rounded.values, .rounded = rounded};
 }
 

@@ -112,7 +112,8 @@ void quantize(Context& ctx, const Quantize& args) {
           continue;
         }
         const float tensor_factor = nvfp4_tensor_factor(amax_of_bits(magnitude_bits(args.amax.data<float>()[g])));
-        const auto number = static_cast<uint64_t>((g * args.scales.dim(1) + i % down) * across + b);
+        const uint64_t number =
+            args.random.first_block + static_cast<uint64_t>((g * args.scales.dim(1) + i % down) * across + b);
         const random::Words words = at_random ? rounding_bytes(key, args.random.stream, number) : random::Words{};
         scales[b] = quantize_e2m1(block, tensor_factor, at_random ? &words : nullptr, values);
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "ops/cpu/operations.h"
 #include "tensor/low_precision.h"
@@ -12,21 +13,50 @@ namespace {
 constexpr int64_t kNvFp4Block = block_size(OperandFormat::kNvFp4);
 constexpr int64_t kColumns = 64;  // that a task of round_columns works on at once
 
-// The codes of `args`, without their storage, and then what they stand for.
-RoundedOperand quantize_and_widen(Context& ctx, ArenaScope& scope, Quantize args) {
+// The number of the e-th group's first block.
+uint64_t first_block(const RandomRounding& random, int64_t e) {
+  return first_block_of(random.experts.defined() ? random.experts.data<int32_t>()[e] : e);
+}
+
+// The rows of experts, each expert's by themselves. `args`: of all rows.
+void quantize_experts(Context& ctx, const Quantize& args, Tensor offsets) {
+  if (ctx.counting()) return;
+  for (int64_t e = 0; e + 1 < offsets.dim(0); ++e) {
+    const int64_t begin = offsets.data<int32_t>()[e], end = offsets.data<int32_t>()[e + 1];
+    const auto rows_of = [&](const Tensor& x) {
+      return x.reshape({x.dim(1), x.dim(2)}).rows(begin, end).reshape({1, end - begin, x.dim(2)});
+    };
+    Quantize of_expert = args;
+    of_expert.x = rows_of(args.x);
+    of_expert.num_rows = {};
+    of_expert.amax = args.amax.rows(e, e + 1);
+    of_expert.random.first_block = first_block(args.random, e);
+    of_expert.values = rows_of(args.values);
+    of_expert.scales = rows_of(args.scales);
+    abs_max<float>(ctx, {.x = of_expert.x, .amax = of_expert.amax});
+    quantize<float>(ctx, of_expert);
+  }
+}
+
+// The codes of `args`, without their storage, and then what they stand for. offsets: of experts' rows, or undefined.
+RoundedOperand quantize_and_widen(Context& ctx, ArenaScope& scope, Quantize args, Tensor offsets = {}) {
   const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2), n = block_size(args.format);
   const bool is_nvfp4 = args.format == OperandFormat::kNvFp4;
   const int64_t height = args.blocks == BlockShape::kTiles ? n : 1, across = ceil_div(C, n);
   NMOE_CHECK(!ctx.batch_invariant, "a batch invariant device does not round operands");
   RoundedOperand rounded{.values = scope.allocate(DType::kF32, {G, N, C})};
-  if (is_nvfp4) {
-    args.amax = rounded.amax = scope.allocate(DType::kF32, {G});
-    abs_max<float>(ctx, {.x = args.x, .num_rows = args.num_rows, .amax = args.amax});
-  }
+  if (offsets.defined()) args.num_rows = offsets.rows(offsets.dim(0) - 1, offsets.dim(0));
+  const bool apart = is_nvfp4 && offsets.defined();
+  if (is_nvfp4) args.amax = rounded.amax = scope.allocate(DType::kF32, {apart ? offsets.dim(0) - 1 : G});
   ArenaScope codes(ctx.scratch);
   args.values = codes.allocate(DType::kU8, {G, N, is_nvfp4 ? ceil_div(C, 2) : C});
   args.scales = codes.allocate(DType::kU8, {G, ceil_div(N, height), across});
-  quantize<float>(ctx, args);
+  if (apart) {
+    quantize_experts(ctx, args, offsets);
+  } else {
+    if (is_nvfp4) abs_max<float>(ctx, {.x = args.x, .amax = args.amax});
+    quantize<float>(ctx, args);
+  }
   if (ctx.counting()) return rounded;
   const int64_t rows = args.num_rows.defined() ? *args.num_rows.data<int32_t>() : N;
   parallel_blocks(ctx, G * rows, task_rows(C), [&](int64_t begin, int64_t end, int) {
@@ -116,12 +146,13 @@ class SharedMax {
   std::atomic<uint32_t> bits_ = 0;
 };
 
-RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRounding& random, Tensor x,
+RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, Tensor x,
                                  const Groups& groups) {
+  const RandomRounding& random = rounding.random;
   const int64_t N = x.dim(0), C = x.dim(1);
   const RoundedOperand rounded{.values = scope.allocate(DType::kF32, {N + (kNvFp4Block - 1) * groups.count, C}),
                                .offsets = scope.allocate(DType::kI32, {groups.count + 1}),
-                               .amax = scope.allocate(DType::kF32, {1})};
+                               .amax = scope.allocate(DType::kF32, {groups.count})};
   if (ctx.counting()) return rounded;
   int32_t* const offset = rounded.offsets.data<int32_t>();
   offset[0] = 0;
@@ -130,7 +161,7 @@ RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRo
     offset[g + 1] = static_cast<int32_t>(offset[g] + blocks * kNvFp4Block);
   }
   float* const y = rounded.values.data<float>();
-  SharedMax largest;
+  std::vector<SharedMax> largest(static_cast<size_t>(groups.count));
   parallel_columns(ctx, groups.count, C, [&](int64_t g, int64_t first, int64_t last) {
     uint32_t bits = 0;
     for (int64_t row = offset[g]; row < offset[g + 1]; row += kNvFp4Block) {
@@ -139,19 +170,21 @@ RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRo
       for (int64_t col = first; col < last; ++col) {
         float values[kNvFp4Block] = {};
         for (int64_t i = 0; i < there; ++i) values[i] = x.data<float>()[(source + i) * C + col];
-        random_hadamard(values);
+        if (rounding.transform) random_hadamard(values);
         for (int64_t i = 0; i < kNvFp4Block; ++i) {
           y[(row + i) * C + col] = values[i];
           bits = std::max(bits, magnitude_bits(values[i]));
         }
       }
     }
-    largest.add(bits);
+    largest[static_cast<size_t>(g)].add(bits);
   });
-  *rounded.amax.data<float>() = largest.value();
-  const float tensor_factor = nvfp4_tensor_factor(largest.value());
+  for (int64_t g = 0; g < groups.count; ++g) {
+    rounded.amax.data<float>()[g] = largest[static_cast<size_t>(g)].value();
+  }
   const auto key = random.key.defined() ? static_cast<uint64_t>(*random.key.data<int64_t>()) : 0;
   parallel_columns(ctx, groups.count, C, [&](int64_t g, int64_t first, int64_t last) {
+    const float tensor_factor = nvfp4_tensor_factor(rounded.amax.data<float>()[g]);
     for (int64_t row = offset[g]; row < offset[g + 1]; row += kNvFp4Block) {
       for (int64_t col = first; col < last; ++col) {
         float* const block = y + row * C + col;
@@ -159,7 +192,8 @@ RoundedOperand round_e2m1_groups(Context& ctx, ArenaScope& scope, const RandomRo
         for (int64_t i = 0; i < kNvFp4Block; ++i) bits = std::max(bits, magnitude_bits(block[i * C]));
         const uint8_t scale = nvfp4_scale(amax_of_bits(bits), tensor_factor);
         const float factor = nvfp4_block_factor(scale, tensor_factor);
-        const auto number = static_cast<uint64_t>(row / kNvFp4Block * C + col);
+        const uint64_t number =
+            first_block(random, g) + static_cast<uint64_t>((row - offset[g]) / kNvFp4Block * C + col);
         const random::Words words = random.key.defined() ? rounding_bytes(key, random.stream, number) : random::Words{};
         for (int64_t i = 0; i < kNvFp4Block; ++i) {
           const float value = block[i * C] * factor;
@@ -181,15 +215,15 @@ float product_factor(const RoundedOperand& a, const RoundedOperand& b, int64_t g
   return nvfp4_product_scale(amax(a.amax), amax(b.amax));
 }
 
-RoundedOperand round_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, Tensor x, Tensor num_rows) {
+RoundedOperand round_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, Tensor x, Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.values = x};
   RoundedOperand rounded = quantize_and_widen(ctx, scope,
                                               {.format = rounding.format,
                                                .x = x.reshape({1, x.dim(0), x.dim(1)}),
-                                               .num_rows = num_rows,
                                                .random = rounding.random,
                                                .values = {},
-                                               .scales = {}});
+                                               .scales = {}},
+                                              offsets);
   rounded.values = like(rounded.values, x);
   return rounded;
 }
@@ -226,7 +260,7 @@ RoundedOperand round_columns(Context& ctx, ArenaScope& scope, const OperandRound
     rounded.offsets = offsets;
     return rounded;
   }
-  RoundedOperand rounded = round_e2m1_groups(ctx, scope, rounding.random, x, groups);
+  RoundedOperand rounded = round_e2m1_groups(ctx, scope, rounding, x, groups);
   if (!has_offsets) rounded.values = rounded.values.rows(0, ceil_div(x.dim(0), kNvFp4Block) * kNvFp4Block);
   return rounded;
 }

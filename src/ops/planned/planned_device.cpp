@@ -187,10 +187,10 @@ void claim_block_product(const Claims& claims, const Arguments& args) {
 template <class Arguments>
 void claim_operation(const Claims& claims, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
-    if (cuda::is_of_blocks(claims.kernels, args.rounding)) return claim_block_product(claims, args);
+    if (cuda::multiplies_blocks(claims.kernels, args.rounding)) return claim_block_product(claims, args);
     if (cuda::is_emulated(claims.kernels, args.rounding)) {
       ArenaScope scope(claims.scratch);
-      return claim_scratch(claims, cuda::claim_widened(scope, args));
+      return claim_scratch(claims, cuda::claim_widened(scope, args).args);
     }
   }
   claim_scratch(claims, args);

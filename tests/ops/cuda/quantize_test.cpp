@@ -182,7 +182,7 @@ TEST_F(CudaQuantize, WhatRoundingLosesIsWhatTheCpuSays) {
 
 // What cannot be done yet is refused, not done otherwise.
 TEST_F(CudaQuantize, ProductsRefuseWhatTheyDoNotRound) {
-  EXPECT_EQ(gpu().weight_rounding(OperandFormat::kNvFp4), WeightRounding::kNone);
+  EXPECT_EQ(gpu().weight_rounding(OperandFormat::kNvFp4), WeightRounding::kInside);
   const Tensor x = up(normal({8, 32})), w = up(normal({16, 32})), y = tensors_.allocate(DType::kF32, {8, 16});
   EXPECT_THROW(gpu().linear_forward({.x = x, .w = w, .y = y, .rounding = {.format = OperandFormat::kFp8}}),
                CheckFailure);

@@ -31,6 +31,9 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
   expect_same_plan("quickstart.toml", {"data.mask_documents=true", "train.recompute=blocks"});
   expect_same_plan("quickstart.toml", {"run.precision=fp8"});
   expect_same_plan("quickstart.toml", {"run.precision=fp8", "precision.fallback=act"});
+  expect_same_plan("quickstart.toml", {"run.precision=mxfp8", "precision.fallback=act"});
+  expect_same_plan("quickstart.toml", {"run.precision=nvfp4", "precision.mixer=fp8", "precision.fallback=act"});
+  expect_same_plan("speedrun/super.toml", {"run.precision=nvfp4", "train.batch_seqs=4", "train.microbatch_seqs=4"});
   expect_same_plan("speedrun/moonlet.toml", {"run.precision=fp8", "train.batch_seqs=4", "train.microbatch_seqs=4"});
   expect_same_plan("examples/mla_moe.toml", {});
   expect_same_plan("examples/gqa_dense.toml", {});

@@ -125,6 +125,34 @@ TEST_F(CudaTrainer, Fp8UsesThePlannedMemory) {
       << summary.device_bytes_used << " used, " << summary.device_bytes_planned << " planned";
 }
 
+// Emulated: blocks that are whole and short, and experts whose random bits begin anew. What is kept changes nothing.
+TEST_F(CudaTrainer, NvFp4ResumesToTheBitAndLearns) {
+  const TrainSummary straight = run("straight", fp8("nvfp4", 12));
+  run("halves", fp8("nvfp4", 6));
+  run("halves", fp8("nvfp4", 12), /*resume=*/true);
+  expect_same_state("straight", "halves");
+  for (const char* recompute : {"norms", "experts", "blocks"}) {
+    std::vector<std::string> overrides = fp8("nvfp4", 12);
+    overrides.push_back(fmt::format("train.recompute={}", recompute));
+    run(recompute, overrides);
+    expect_same_state("straight", recompute);
+  }
+  const auto planned = static_cast<double>(straight.device_bytes_planned);
+  EXPECT_LE(std::abs(static_cast<double>(straight.device_bytes_used) - planned), 0.01 * planned)
+      << straight.device_bytes_used << " used, " << straight.device_bytes_planned << " planned";
+  const double bf16 = run("bf16", fp8("bf16", 12)).valid->loss();
+  EXPECT_NE(straight.valid->loss(), bf16);
+  EXPECT_NEAR(straight.valid->loss(), bf16, 3e-2 * bf16);
+}
+
+TEST_F(CudaTrainer, NvFp4LearnsWhatTheCpuDoes) {
+  const double gpu = run("gpu", fp8("nvfp4", 3)).valid->loss();
+  std::vector<std::string> on_cpu = fp8("nvfp4", 3);
+  on_cpu.insert(on_cpu.end(), {"run.device=cpu", "run.name=cpu"});
+  const double cpu = train(tiny_config(dir_, on_cpu), {}).valid->loss();
+  EXPECT_NEAR(gpu, cpu, 5e-3 * cpu);
+}
+
 TEST_F(CudaTrainer, AStepThatIsNotFiniteStopsTheRunWithTheWeightsBeforeIt) {
   const std::vector<std::string> absurd = {"optim.rest.lr=1e30", "optim.schedule.warmup=0"};
   const auto with_steps = [&](const char* steps) {

@@ -35,7 +35,8 @@ struct RowsProduct {
   const T* x;  // [R, depth]
   const T* w;  // [E, width, depth], or [E, depth, width]
   const int32_t* offsets;
-  T* y;  // = [R, width]
+  T* y;                // = [R, width]
+  const float* scale;  // [E], what products are multiplied by; null: 1
   int num_experts, width, depth;
   bool x_vectors, w_vectors, y_pairs;  // accesses of 16 bytes, and of two values
 };
@@ -52,15 +53,16 @@ __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPer
     const GemmOperand<T, kWKMajor> b{p.w + cursor.expert() * weight_size, kWKMajor ? p.depth : p.width, p.width,
                                      p.w_vectors};
     T* y = p.y + row_begin * p.width;
+    const float scale = p.scale == nullptr ? 1.0F : p.scale[cursor.expert()];
     gemm_tile(a, b, p.depth, cursor.row_tile() * Tile::kRows, cursor.col_tile() * Tile::kCols, shared,
               [&](int i, int j, float c0, float c1) {
                 if (i >= num_rows || j >= p.width) return;
                 T* target = y + static_cast<int64_t>(i) * p.width + j;
                 if (p.y_pairs) {
-                  store2(target, c0, c1);
+                  store2(target, c0 * scale, c1 * scale);
                 } else {
-                  target[0] = from_float<T>(c0);
-                  if (j + 1 < p.width) target[1] = from_float<T>(c1);
+                  target[0] = from_float<T>(c0 * scale);
+                  if (j + 1 < p.width) target[1] = from_float<T>(c1 * scale);
                 }
               });
   }
@@ -71,7 +73,8 @@ struct WeightProduct {
   const T* dy;  // [R, rows]
   const T* x;   // [R, cols]
   const int32_t* offsets;
-  float* dw;  // += [E, rows, cols]
+  float* dw;           // += [E, rows, cols]
+  const float* scale;  // as above
   int rows, cols;
   bool dy_vectors, x_vectors;
   bool accumulate;
@@ -90,9 +93,11 @@ __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPer
   const GemmOperand<T, false> b{p.x + row_begin * p.cols, p.cols, p.cols, p.x_vectors};
   float* dw = p.dw + expert * p.rows * p.cols;
   const bool pairs = p.cols % 2 == 0;
+  const float scale = p.scale == nullptr ? 1.0F : p.scale[expert];
   gemm_tile(a, b, depth, tile % row_tiles * Tile::kRows, tile / row_tiles * Tile::kCols, shared,
             [&](int i, int j, float c0, float c1) {
               if (i >= p.rows || j >= p.cols) return;
+              c0 *= scale, c1 *= scale;
               float* target = dw + static_cast<int64_t>(i) * p.cols + j;
               if (pairs) {
                 auto* pair = reinterpret_cast<float2*>(target);
@@ -154,13 +159,14 @@ void check_groups(const OperandRows& rows, Tensor w, Tensor offsets, const Opera
 
 // y = the product of x [R, depth] with the experts' weights.
 template <class T, bool kWKMajor>
-void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
+void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y, Tensor scale) {
   using Tile = GemmTile<T>;
   const int64_t num_experts = w.dim(0), width = y.dim(1), depth = x.dim(1);
   const RowsProduct<T> product{.x = x.data<T>(),
                                .w = w.data<T>(),
                                .offsets = offsets.data<int32_t>(),
                                .y = y.data<T>(),
+                               .scale = scale.defined() ? scale.data<float>() : nullptr,
                                .num_experts = static_cast<int>(num_experts),
                                .width = static_cast<int>(width),
                                .depth = static_cast<int>(depth),
@@ -178,18 +184,20 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
 }
 
 template <class T>
-void weight_product(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate) {
+void weight_product(Context& ctx, Tensor x, Tensor dy, const GroupedLinearBackwardWeight& args) {
   using Tile = GemmTile<T>;
+  const Tensor dw = args.dw, scale = args.rounding.product_scale;
   const int64_t num_experts = dw.dim(0), rows = dw.dim(1), cols = dw.dim(2);
   const WeightProduct<T> product{.dy = dy.data<T>(),
                                  .x = x.data<T>(),
-                                 .offsets = offsets.data<int32_t>(),
+                                 .offsets = args.offsets.data<int32_t>(),
                                  .dw = dw.data<float>(),
+                                 .scale = scale.defined() ? scale.data<float>() : nullptr,
                                  .rows = static_cast<int>(rows),
                                  .cols = static_cast<int>(cols),
                                  .dy_vectors = vector_rows(dy, rows),
                                  .x_vectors = vector_rows(x, cols),
-                                 .accumulate = accumulate};
+                                 .accumulate = args.accumulate};
   const int64_t tiles = ceil_div<int64_t>(rows, Tile::kRows) * ceil_div<int64_t>(cols, Tile::kCols);
   NMOE_CHECK(tiles <= INT32_MAX, "grouped linear of {} tiles a weight", tiles);
   allow_dynamic_shared(weight_kernel<T>, Tile::kSharedBytes);
@@ -231,7 +239,7 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
     return fp8_product(ctx, args.rounding, x, room, codes.values, codes.scales, offsets, y);
   }
   if constexpr (kHasSm100) {
-    if (is_of_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
   }
   if (ctx.counting() || y.num_elements() == 0) return;
   if constexpr (kHasSm100) {
@@ -241,9 +249,9 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
     if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, args);
   }
   if (x.dtype() == DType::kBF16) {
-    rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y);
+    rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y, args.rounding.product_scale);
   } else {
-    rows_product<float, true>(ctx, x, w, offsets, y);
+    rows_product<float, true>(ctx, x, w, offsets, y, args.rounding.product_scale);
   }
 }
 
@@ -282,11 +290,15 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
       }
     }
     fp8_product(ctx, args.rounding, args.x, room, codes.values, codes.scales, offsets, pre);
-  } else if (is_of_blocks(kKernels, args.rounding)) {
+  } else if (multiplies_blocks(kKernels, args.rounding)) {
     check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
     if constexpr (kHasSm100) sm100::rounded_product(ctx, args);
   } else {
-    grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered), .w = w, .offsets = offsets, .y = pre});
+    grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered),
+                                 .w = w,
+                                 .offsets = offsets,
+                                 .y = pre,
+                                 .rounding = args.rounding});
   }
   activation_forward(ctx, {.kind = args.kind,
                            .pre = pre,
@@ -305,7 +317,7 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
     return fp8_product(ctx, args.rounding, dy, room, codes.transposed_values, codes.transposed_scales, offsets, dx);
   }
   if constexpr (kHasSm100) {
-    if (is_of_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
   }
   if (ctx.counting() || dx.num_elements() == 0) return;
   if constexpr (kHasSm100) {
@@ -315,9 +327,9 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
     if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, args);
   }
   if (dy.dtype() == DType::kBF16) {
-    rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx);
+    rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx, args.rounding.product_scale);
   } else {
-    rows_product<float, false>(ctx, dy, w, offsets, dx);
+    rows_product<float, false>(ctx, dy, w, offsets, dx, args.rounding.product_scale);
   }
 }
 
@@ -359,12 +371,12 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
     }
     check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
     fp8_product(ctx, args.rounding, args.dy, room, codes.transposed_values, codes.transposed_scales, offsets, dh);
-  } else if (is_of_blocks(kKernels, args.rounding)) {
+  } else if (multiplies_blocks(kKernels, args.rounding)) {
     check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
     if constexpr (kHasSm100) sm100::rounded_product(ctx, args, dh);
   } else {
     const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
-    grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh});
+    grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh, .rounding = args.rounding});
   }
   activation_backward(ctx, {.kind = args.kind,
                             .pre = pre,
@@ -381,7 +393,7 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
   check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   if (dw.num_elements() == 0) return;
   if constexpr (kHasSm100) {
-    if (is_of_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
   }
   const bool aligned = aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
   const bool sm90 = is_sm90(kKernels, args) && aligned, sm100 = is_sm100(kKernels, args) && aligned;
@@ -396,9 +408,9 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
     if (sm100) return sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, claimed.order);
   }
   if (x.dtype() == DType::kBF16) {
-    weight_product<__nv_bfloat16>(ctx, x, dy, offsets, dw, args.accumulate);
+    weight_product<__nv_bfloat16>(ctx, x, dy, args);
   } else {
-    weight_product<float>(ctx, x, dy, offsets, dw, args.accumulate);
+    weight_product<float>(ctx, x, dy, args);
   }
 }
 

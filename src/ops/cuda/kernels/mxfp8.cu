@@ -82,17 +82,6 @@ void check_bf16(const Tensor& x, const Tensor& y) {
              dtype_name(x.dtype()));
 }
 
-// y = x [..., width] in blocks along its rows.
-void widen_rows(Context& ctx, Tensor x, Tensor y) {
-  check_bf16(x, y);
-  if (x.num_elements() == 0) return;
-  const int64_t width = x.dim(-1), rows = x.num_elements() / width;
-  const int64_t threads = rows * ceil_div(width, int64_t{kBlock}) * kBlockLanes;
-  rows_kernel<<<grid_size(ceil_div(threads, int64_t{kThreads})), kThreads, 0, ctx.stream>>>(
-      x.data<__nv_bfloat16>(), y.data<__nv_bfloat16>(), rows, width, can_vectorise(width, x, y));
-  NMOE_CUDA_CHECK(cudaGetLastError());
-}
-
 // y [R, width] = the rows of x in blocks along columns. most_blocks: that the groups can have.
 void widen_columns(Context& ctx, const OperandRows& x, Tensor y, const GroupBounds& bounds, int64_t num_groups,
                    int64_t most_blocks) {
@@ -105,8 +94,19 @@ void widen_columns(Context& ctx, const OperandRows& x, Tensor y, const GroupBoun
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// Weights [out, in], or of E experts, in blocks along `out`.
-void widen_outputs(Context& ctx, Tensor w, Tensor y) {
+}  // namespace
+
+void mxfp8_rows(Context& ctx, Tensor x, Tensor y) {
+  check_bf16(x, y);
+  if (x.num_elements() == 0) return;
+  const int64_t width = x.dim(-1), rows = x.num_elements() / width;
+  const int64_t threads = rows * ceil_div(width, int64_t{kBlock}) * kBlockLanes;
+  rows_kernel<<<grid_size(ceil_div(threads, int64_t{kThreads})), kThreads, 0, ctx.stream>>>(
+      x.data<__nv_bfloat16>(), y.data<__nv_bfloat16>(), rows, width, can_vectorise(width, x, y));
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void mxfp8_outputs(Context& ctx, Tensor w, Tensor y) {
   const int64_t out = w.dim(-2), in = w.dim(-1), rows = in == 0 ? 0 : w.num_elements() / in;
   NMOE_CHECK(rows <= INT32_MAX - out, "weights {}", w.shape());
   if (rows == 0) return;
@@ -115,59 +115,15 @@ void widen_outputs(Context& ctx, Tensor w, Tensor y) {
                 GroupBounds(static_cast<int>(rows), static_cast<int>(out)), experts,
                 experts * ceil_div<int64_t>(out, kBlock));
 }
-// All rows as one group.
-void widen_tokens(Context& ctx, Tensor x, Tensor y) {
-  const auto rows = static_cast<int>(x.dim(0));
+
+void mxfp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, Tensor y) {
+  if (offsets.defined()) {
+    const int64_t groups = offsets.dim(0) - 1;
+    return widen_columns(ctx, x, y, GroupBounds(offsets.data<int32_t>()), groups,
+                         x.num_rows() / kBlock + std::min(groups, x.num_rows()));
+  }
+  const auto rows = static_cast<int>(x.num_rows());
   widen_columns(ctx, x, y, GroupBounds(rows, rows), 1, ceil_div<int64_t>(rows, kBlock));
-}
-// Groups of rows by offsets.
-void widen_tokens(Context& ctx, const OperandRows& x, Tensor y, Tensor offsets) {
-  const int64_t groups = offsets.dim(0) - 1;
-  widen_columns(ctx, x, y, GroupBounds(offsets.data<int32_t>()), groups,
-                x.num_rows() / kBlock + std::min(groups, x.num_rows()));
-}
-
-Tensor source(const OperandRows& rows) { return rows.source; }
-
-template <class Forward>
-void widen_forward(Context& ctx, const Forward& args, const Forward& widened) {
-  widen_rows(ctx, source(args.x), source(widened.x));
-  widen_rows(ctx, args.w, widened.w);
-}
-template <class BackwardInput>
-void widen_backward_input(Context& ctx, const BackwardInput& args, const BackwardInput& widened) {
-  widen_rows(ctx, source(args.dy), source(widened.dy));
-  widen_outputs(ctx, args.w, widened.w);
-}
-
-}  // namespace
-
-void widen(Context& ctx, const LinearForward& args, const LinearForward& widened) { widen_forward(ctx, args, widened); }
-void widen(Context& ctx, const LinearActivationForward& args, const LinearActivationForward& widened) {
-  widen_forward(ctx, args, widened);
-}
-void widen(Context& ctx, const GroupedLinearForward& args, const GroupedLinearForward& widened) {
-  widen_forward(ctx, args, widened);
-}
-void widen(Context& ctx, const GroupedActivationForward& args, const GroupedActivationForward& widened) {
-  widen_forward(ctx, args, widened);
-}
-void widen(Context& ctx, const LinearBackwardInput& args, const LinearBackwardInput& widened) {
-  widen_backward_input(ctx, args, widened);
-}
-void widen(Context& ctx, const GroupedLinearBackwardInput& args, const GroupedLinearBackwardInput& widened) {
-  widen_backward_input(ctx, args, widened);
-}
-void widen(Context& ctx, const GroupedActivationBackward& args, const GroupedActivationBackward& widened) {
-  widen_backward_input(ctx, args, widened);
-}
-void widen(Context& ctx, const LinearBackwardWeight& args, const LinearBackwardWeight& widened) {
-  widen_tokens(ctx, args.x, widened.x);
-  widen_tokens(ctx, args.dy, widened.dy);
-}
-void widen(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedLinearBackwardWeight& widened) {
-  widen_tokens(ctx, args.x, widened.x.source, args.offsets);
-  widen_tokens(ctx, args.dy, widened.dy.source, args.offsets);
 }
 
 }  // namespace nmoe::cuda

@@ -1,8 +1,5 @@
-// Operands in MXFP8 where tensor cores have no such format: rounded, and widened to BF16, which holds what an element
-// of E4M3 and a scale of a power of two stand for. Products of those differ from tensor cores with the format in the
-// order and width of sums alone.
-//
-// widen(): `widened` is `args` with room for operands in place of them, as claim_widened (ops/cuda/scratch.h) makes it.
+// Operands rounded to MXFP8 and widened to BF16, which holds what an element of E4M3 and a scale of a power of two stand
+// for. The arithmetic of tensor/low_precision.h.
 #pragma once
 
 #include "ops/contracts/linear.h"
@@ -10,14 +7,12 @@
 
 namespace nmoe::cuda {
 
-void widen(Context& ctx, const LinearForward& args, const LinearForward& widened);
-void widen(Context& ctx, const LinearActivationForward& args, const LinearActivationForward& widened);
-void widen(Context& ctx, const LinearBackwardInput& args, const LinearBackwardInput& widened);
-void widen(Context& ctx, const LinearBackwardWeight& args, const LinearBackwardWeight& widened);
-void widen(Context& ctx, const GroupedLinearForward& args, const GroupedLinearForward& widened);
-void widen(Context& ctx, const GroupedActivationForward& args, const GroupedActivationForward& widened);
-void widen(Context& ctx, const GroupedLinearBackwardInput& args, const GroupedLinearBackwardInput& widened);
-void widen(Context& ctx, const GroupedActivationBackward& args, const GroupedActivationBackward& widened);
-void widen(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedLinearBackwardWeight& widened);
+// y = x [..., width] in blocks along its rows.
+void mxfp8_rows(Context& ctx, Tensor x, Tensor y);
+// y = w: weights [out, in], or of E experts, in blocks along `out`.
+void mxfp8_outputs(Context& ctx, Tensor w, Tensor y);
+// y [R, width] = x's rows, in order, in blocks along columns, none of which crosses groups of rows: offsets [G + 1] i32;
+// undefined: one group.
+void mxfp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, Tensor y);
 
 }  // namespace nmoe::cuda

@@ -49,7 +49,7 @@ struct Target {
   int64_t stride;  // bytes of a row of values
   const float* amax;
   const int64_t* key;  // null: to nearest
-  uint64_t stream;
+  uint64_t stream, first_block;
 };
 
 // The scale of a block, and the factor from its values to its elements.
@@ -94,7 +94,9 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const T* x, Matrices m, 
   uint8_t* const out = target.values + row * target.stride;
   if constexpr (kE2M1) {
     random::Words words{};
-    if (target.key != nullptr) words = rounding_bytes(static_cast<uint64_t>(*target.key), target.stream, number);
+    if (target.key != nullptr) {
+      words = rounding_bytes(static_cast<uint64_t>(*target.key), target.stream, target.first_block + number);
+    }
     for (int i = 0; i < kPerLane; i += 2) {
       uint8_t pair = 0;
       for (int j = i; j < i + 2; ++j) {
@@ -201,7 +203,8 @@ void quantize(Context& ctx, const Quantize& args) {
                       .stride = args.values.dim(2),
                       .amax = args.amax.defined() ? args.amax.data<float>() : nullptr,
                       .key = args.random.key.defined() ? args.random.key.data<int64_t>() : nullptr,
-                      .stream = args.random.stream};
+                      .stream = args.random.stream,
+                      .first_block = args.random.first_block};
   dispatch_act(args.x.dtype(), [&](auto element) {
     using T = decltype(element);
     switch (args.format) {

@@ -1,7 +1,7 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 
+#include "ops/cuda/kernels/emulated_operands.h"
 #include "ops/cuda/kernels/invariant_products.h"
-#include "ops/cuda/kernels/mxfp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/scratch.h"
@@ -31,9 +31,9 @@ void run(Context& ctx, const Arguments& args, void (*operation)(Context&, const 
   if constexpr (requires { args.rounding; }) {
     if (is_emulated(kKernels, args.rounding)) {
       ArenaScope scope(ctx.scratch);
-      const Arguments widened = claim_widened(scope, args);
+      const Widened<Arguments> widened = claim_widened(scope, args);
       if (!ctx.counting()) widen(ctx, args, widened);
-      return operation(ctx, widened);
+      return operation(ctx, widened.args);
     }
   }
   operation(ctx, args);

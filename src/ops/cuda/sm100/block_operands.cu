@@ -62,10 +62,8 @@ struct Target {
   float* amax;                       // of groups
   const int64_t* key;                // null: to nearest
   uint64_t stream;
+  const int32_t* experts;  // RandomRounding::experts, or null
 };
-
-// The first block of a group's, among those that random bytes are drawn for.
-__device__ uint64_t first_block(int group) { return static_cast<uint64_t>(group) << 40; }
 
 template <class W>
 __device__ unsigned largest_of(const float (&values)[W::kValues]) {
@@ -102,7 +100,8 @@ __device__ uint8_t encode(const float (&values)[W::kValues], unsigned largest, c
     const float factor = nvfp4_block_factor(scale, tensor_factor);
     random::Words words{};
     if (to.key != nullptr) {
-      words = rounding_bytes(static_cast<uint64_t>(*to.key), to.stream, first_block(group) + number);
+      const uint64_t first_block = first_block_of(to.experts == nullptr ? group : to.experts[group]);
+      words = rounding_bytes(static_cast<uint64_t>(*to.key), to.stream, first_block + number);
     }
 #pragma unroll
     for (int i = 0; i < W::kValues; ++i) {
@@ -257,7 +256,8 @@ Target target_of(const BlockOperand& to, const RandomRounding& random) {
           .scales_across = to.scales.dim(1),
           .amax = to.amax.defined() ? to.amax.data<float>() : nullptr,
           .key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
-          .stream = random.stream};
+          .stream = random.stream,
+          .experts = random.experts.defined() ? random.experts.data<int32_t>() : nullptr};
 }
 
 template <class W>
@@ -305,7 +305,7 @@ void encode_rows(Context& ctx, const OperandRows& x, Tensor offsets, const Rando
   launch_rows<Way<kNvFp4, Blocks::kPlain, Pass::kEncode>>(ctx, from, groups, target);
 }
 
-void encode_columns(Context& ctx, const OperandRows& x, Tensor offsets, const RandomRounding& random,
+void encode_columns(Context& ctx, const OperandRows& x, Tensor offsets, bool transform, const RandomRounding& random,
                     const BlockOperand& to) {
   const Groups groups = groups_of(x, offsets);
   const Source from = source_of(x, groups);
@@ -314,8 +314,13 @@ void encode_columns(Context& ctx, const OperandRows& x, Tensor offsets, const Ra
     return launch_columns<Way<kMxFp8, Blocks::kPlain, Pass::kEncode>>(ctx, from, groups, target);
   }
   clear(ctx, to.amax);
-  launch_columns<Way<kNvFp4, Blocks::kTransformed, Pass::kMeasure>>(ctx, from, groups, target);
-  launch_columns<Way<kNvFp4, Blocks::kTransformed, Pass::kEncode>>(ctx, from, groups, target);
+  if (transform) {
+    launch_columns<Way<kNvFp4, Blocks::kTransformed, Pass::kMeasure>>(ctx, from, groups, target);
+    launch_columns<Way<kNvFp4, Blocks::kTransformed, Pass::kEncode>>(ctx, from, groups, target);
+  } else {
+    launch_columns<Way<kNvFp4, Blocks::kPlain, Pass::kMeasure>>(ctx, from, groups, target);
+    launch_columns<Way<kNvFp4, Blocks::kPlain, Pass::kEncode>>(ctx, from, groups, target);
+  }
 }
 
 void encode_weights(Context& ctx, Tensor w, const BlockOperand& to) {

@@ -16,9 +16,9 @@ void count_tiles(Context& ctx, Tensor offsets, Tensor tile_offsets);
 // x [R, K] in blocks along its rows, which are put in order.
 void encode_rows(Context& ctx, const OperandRows& x, Tensor offsets, const RandomRounding& random,
                  const BlockOperand& to);
-// x [R, C] transposed, in blocks along its columns; NVFP4: each transformed before (random_hadamard). Group e has the
-// columns from 128 * its tile offset on, with zeros up to a multiple of 128.
-void encode_columns(Context& ctx, const OperandRows& x, Tensor offsets, const RandomRounding& random,
+// x [R, C], columns as rows, in blocks along them; NVFP4: with `transform` each transformed before (random_hadamard).
+// Group e has what begins at 128 times its tile offset, with zeros up to a multiple of 128.
+void encode_columns(Context& ctx, const OperandRows& x, Tensor offsets, bool transform, const RandomRounding& random,
                     const BlockOperand& to);
 // Weights [out, in] or [E, out, in], each a group, in blocks along `in`; and transposed, in blocks along `out`, each
 // expert's in as many columns as are whole 128. NVFP4: in tiles of 16 x 16, to the same in both.

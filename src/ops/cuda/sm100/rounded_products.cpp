@@ -45,8 +45,8 @@ void multiply_weights(Context& ctx, const BlockProductScratch& room, const Opera
     if (!accumulate) NMOE_CUDA_CHECK(cudaMemsetAsync(dw.raw(), 0, static_cast<size_t>(dw.num_bytes()), ctx.stream));
     return;
   }
-  encode_columns(ctx, x, offsets, /*random=*/{}, room.b);
-  encode_columns(ctx, dy, offsets, rounding.random, room.a);
+  encode_columns(ctx, x, offsets, rounding.transform, /*random=*/{}, room.b);
+  encode_columns(ctx, dy, offsets, rounding.transform, rounding.random, room.a);
   if (offsets.defined()) {
     count_tiles(ctx, offsets, room.tile_offsets);
     return block_weight_product(ctx,

@@ -70,6 +70,7 @@ struct alignas(16) Tile {
   int a_i, a_k, b_i, b_k;  // first coordinates in the operands
   int c_col;               // first column and row in C
   int64_t c_row;
+  int group;
 };
 
 // The last tile that the first producer warp told the others, and the one before, which one of them may still read.
@@ -89,7 +90,8 @@ __device__ Tile read_by_warp(const Tile& shared) {
           .b_i = of_first(tile.b_i),
           .b_k = of_first(tile.b_k),
           .c_col = of_first(tile.c_col),
-          .c_row = of_first(tile.c_row)};
+          .c_row = of_first(tile.c_row),
+          .group = of_first(tile.group)};
 }
 
 // A sum of nothing takes a step, of zeros.
@@ -144,6 +146,7 @@ struct Product {
   float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
   int capacity;              // of rows
   bool accumulate;           // weights' gradients: whether C is added to
+  const float* scale;        // [num_experts], what sums are multiplied by; null: 1
 };
 
 template <class L>
@@ -160,6 +163,7 @@ __device__ Tile tile_of(const GroupTile& at, const Product& p) {
   Tile tile;
   tile.num_cols = p.width - at.col;
   tile.c_col = at.col;
+  tile.group = at.group;
   if constexpr (L::kRagged) {
     tile.num_rows = at.group_rows - at.row;
     tile.depth = p.depth;
@@ -368,6 +372,11 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     } else {
       multiply_tile<L, kTileCols / 2>(tile, pipeline, consumer, at, c);
     }
+    if (p.scale != nullptr) {
+      const float scale = p.scale[tile.group];
+#pragma unroll
+      for (float& sum : c) sum *= scale;
+    }
     if constexpr (L::kSwiGluBackward) {
       store_swiglu_gradients<kTileCols>(
           c, weights, pre_rows, p.row_sums + static_cast<int64_t>(tile.c_col / kTileCols) * p.capacity + first_row);
@@ -433,6 +442,10 @@ struct SwiGluOperands {
   float* row_sums = nullptr;
 };
 
+const float* scale_of(const OperandRounding& rounding) {
+  return rounding.product_scale.defined() ? rounding.product_scale.data<float>() : nullptr;
+}
+
 GatheredRows gathered_rows(const OperandRows& rows) {
   return {.rows = rows.source.data<__nv_bfloat16>(),
           .index = rows.index.data<int32_t>(),
@@ -451,7 +464,7 @@ void launch_rows_product(Context& ctx, const Product& product) {
 // picked.
 template <Form kForm, bool kGathers = false>
 void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor c, int64_t width,
-                  const SwiGluOperands& swiglu = {}) {
+                  const float* scale, const SwiGluOperands& swiglu = {}) {
   const int64_t num_experts = w.dim(0), R = x.num_rows(), depth = x.width();
   const bool gathers = x.index.defined();
   NMOE_CHECK(kGathers || !gathers, "rows that are picked in a product that does not gather");
@@ -471,7 +484,8 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
                         .pre = swiglu.pre,
                         .row_sums = swiglu.row_sums,
                         .capacity = static_cast<int>(R),
-                        .accumulate = false};
+                        .accumulate = false,
+                        .scale = scale};
   if constexpr (kGathers) {
     if (gathers) return launch_rows_product<kForm, Gathered::kA>(ctx, product);
   }
@@ -503,11 +517,12 @@ bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
 }
 
 void grouped_forward(Context& ctx, const GroupedLinearForward& args) {
-  rows_product<Form::kForward>(ctx, args.x, args.w, args.offsets, args.y, args.y.dim(1));
+  rows_product<Form::kForward>(ctx, args.x, args.w, args.offsets, args.y, args.y.dim(1), scale_of(args.rounding));
 }
 
 void grouped_swiglu(Context& ctx, const GroupedActivationForward& args) {
   rows_product<Form::kForwardSwiGlu, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre, args.h.dim(1),
+                                                        scale_of(args.rounding),
                                                         {.row_weight = args.row_weight.data<float>(),
                                                          .hidden = args.h.data<__nv_bfloat16>(),
                                                          .pre = nullptr,
@@ -515,14 +530,15 @@ void grouped_swiglu(Context& ctx, const GroupedActivationForward& args) {
 }
 
 void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
-  rows_product<Form::kInputGradient>(ctx, args.dy, args.w, args.offsets, args.dx, args.dx.dim(1));
+  rows_product<Form::kInputGradient>(ctx, args.dy, args.w, args.offsets, args.dx, args.dx.dim(1),
+                                     scale_of(args.rounding));
 }
 
 void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
   const int64_t num_tiles = row_sums.dim(0), num_experts = args.w.dim(0);
   float* const dweights = args.drow_weight.data<float>();
   rows_product<Form::kInputGradientSwiGlu, /*kGathers=*/true>(
-      ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2),
+      ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2), scale_of(args.rounding),
       {.row_weight = args.row_weight.data<float>(),
        .hidden = nullptr,
        .pre = args.pre.data<__nv_bfloat16>(),
@@ -552,7 +568,8 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .pre = nullptr,
                         .row_sums = nullptr,
                         .capacity = 0,
-                        .accumulate = args.accumulate};
+                        .accumulate = args.accumulate,
+                        .scale = scale_of(args.rounding)};
   const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   if (gathers_a) {
     launch<Layout<Form::kWeightGradient, Gathered::kA>>(ctx, product, tiles);

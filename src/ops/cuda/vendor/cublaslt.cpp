@@ -57,6 +57,9 @@ CublasLt::Plan CublasLt::make_plan(const GemmProblem& p) const {
   NMOE_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first)));
   NMOE_CUBLAS_CHECK(
       cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second)));
+  const cublasLtPointerMode_t scales = p.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+  NMOE_CUBLAS_CHECK(
+      cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_POINTER_MODE, &scales, sizeof(scales)));
   describe(plan.first, p.input, p.batch, p.transpose_b ? p.cols : p.depth, p.transpose_b ? p.depth : p.cols);
   describe(plan.second, p.input, p.batch, p.transpose_a ? p.depth : p.rows, p.transpose_a ? p.rows : p.depth);
   describe(plan.result, p.output, p.batch, p.rows, p.cols);
@@ -93,10 +96,12 @@ CublasLt::Plan CublasLt::plan_of(const GemmProblem& problem) {
 void CublasLt::multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream) {
   Plan plan = plan_of(problem);
   const void* c = operands.c != nullptr ? operands.c : operands.d;
-  NMOE_CUBLAS_CHECK(cublasLtMatmul(handle_, &plan.product, &operands.alpha, operands.b, &plan.first, operands.a,
-                                   &plan.second, &operands.beta, c, &plan.result, operands.d, &plan.result,
-                                   &plan.algorithm, operands.workspace, static_cast<size_t>(problem.workspace_bytes),
-                                   stream));
+  const bool on_device = problem.device_scales;
+  const float* const alpha = on_device ? operands.scales : &operands.alpha;
+  const float* const beta = on_device ? operands.scales + 1 : &operands.beta;
+  NMOE_CUBLAS_CHECK(cublasLtMatmul(handle_, &plan.product, alpha, operands.b, &plan.first, operands.a, &plan.second,
+                                   beta, c, &plan.result, operands.d, &plan.result, &plan.algorithm, operands.workspace,
+                                   static_cast<size_t>(problem.workspace_bytes), stream));
 }
 
 }  // namespace nmoe::cuda

@@ -27,6 +27,7 @@ struct GemmProblem {
   bool transpose_a = false;               // a is [depth, rows]
   bool transpose_b = false;               // b is [cols, depth]
   bool tf32 = false;                      // F32 factors are rounded to 11 bits for the tensor cores; sums stay F32
+  bool device_scales = false;             // alpha and beta are the device's (GemmOperands::scales)
   uint32_t align_a = 16, align_b = 16, align_d = 16;  // bytes that divide the address of every matrix
   int64_t workspace_bytes = 0;
 
@@ -44,6 +45,7 @@ struct GemmOperands {
   void* d = nullptr;
   void* workspace = nullptr;        // GemmProblem::workspace_bytes
   float alpha = 1.0F, beta = 0.0F;  // with a beta of 0, c is not read
+  const float* scales = nullptr;    // alpha and beta in device memory, in place of those
 };
 
 // Of the device that is current when it is made. Thread-safe.

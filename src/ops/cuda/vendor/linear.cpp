@@ -25,6 +25,7 @@ struct Product {
   bool transpose_b;
   Tensor c;  // may be d; undefined: not added
   Tensor d;
+  Tensor scale;  // OperandRounding::product_scale
 };
 
 GemmProblem problem_of(const Product& p) {
@@ -45,6 +46,7 @@ GemmProblem problem_of(const Product& p) {
           .output = output,
           .transpose_a = p.transpose_a,
           .transpose_b = p.transpose_b,
+          .device_scales = p.scale.defined(),
           .align_a = address_alignment(p.a.raw()),
           .align_b = address_alignment(p.b.raw()),
           .align_d = std::min(address_alignment(p.d.raw()), address_alignment((p.c.defined() ? p.c : p.d).raw())),
@@ -71,7 +73,8 @@ void multiply(Context& ctx, const Product& p) {
                           .c = p.c.defined() ? p.c.raw() : nullptr,
                           .d = p.d.raw(),
                           .workspace = workspace.raw(),
-                          .beta = p.c.defined() ? 1.0F : 0.0F},
+                          .beta = p.c.defined() ? 1.0F : 0.0F,
+                          .scales = p.scale.defined() ? p.scale.data<float>() : nullptr},
                          ctx.stream);
 }
 
@@ -99,9 +102,10 @@ void linear_forward(Context& ctx, const LinearForward& args) {
     return multiply_fp8(ctx, args.rounding, args.x, w.values, w.scales, args.addend, args.y);
   }
   if constexpr (kHasSm100) {
-    if (is_of_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
   }
-  multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y});
+  multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y,
+                 args.rounding.product_scale});
 }
 
 void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
@@ -115,18 +119,20 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
     return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx);
   }
   if constexpr (kHasSm100) {
-    if (is_of_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
   }
-  multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx});
+  multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx,
+                 args.rounding.product_scale});
 }
 
 void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
   const Tensor addend = args.accumulate ? args.dw : Tensor();
   if constexpr (kHasSm100) {
-    if (is_of_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
   }
-  multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw});
+  multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw,
+                 args.rounding.product_scale});
 }
 
 }  // namespace nmoe::cuda
