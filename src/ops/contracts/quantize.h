@@ -42,7 +42,7 @@ struct RandomRounding {
   Tensor experts = {};       // in those: [E] i32, which expert of all is the e-th; undefined: the e-th
 };
 // The first block of the rows of expert number e.
-NMOE_HOST_DEVICE constexpr uint64_t first_block_of(int64_t e) { return static_cast<uint64_t>(e) << 40; }
+constexpr uint64_t first_block_of(int64_t e) { return static_cast<uint64_t>(e) << 40; }
 
 // The largest magnitude of each of G matrices; not finite where an element is not.
 struct AbsMax {

@@ -52,8 +52,10 @@ inline TileOrder claim_tile_order(ArenaScope& scope, int64_t num_experts) {
 
 struct BlockProductScratch {
   BlockOperand a, b;
-  Tensor tile_offsets = {};  // [E + 1] I32, of groups
-  TileOrder order = {};      // of groups, for gradients of weights
+  Tensor tile_offsets = {};   // [E + 1] I32, of groups
+  TileOrder order = {};       // of groups, for gradients of weights
+  Tensor workspace = {};      // of cuBLASLt, and
+  Tensor product_scale = {};  // [2] F32, its factors of the product and of what is added: for dense products
 };
 
 // Rows [R, K] times weights [out, in], or those of E experts by groups of rows; which sum over `out` where over_out.

@@ -118,6 +118,17 @@ Widened<Arguments> claim_widened(ArenaScope& scope, const Arguments& args) {
   return to;
 }
 
+// Of a product of blocks.
+template <class Arguments>
+BlockProductScratch claim_block_product(ArenaScope& scope, const Arguments& args) {
+  BlockProductScratch scratch = claim_blocks(scope, args);
+  if constexpr (!requires { args.offsets; }) {
+    scratch.workspace = claim_product_workspace(scope);
+    scratch.product_scale = scope.allocate(DType::kF32, {2});
+  }
+  return scratch;
+}
+
 // Of FP8 operands: codes of the rows that came without.
 inline RowCodes claim_row_codes(ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows) {
   if (rounding.format != OperandFormat::kFp8 || rounding.rows.defined()) return {};

@@ -180,7 +180,7 @@ template <class Arguments>
 void claim_block_product(const Claims& claims, const Arguments& args) {
   ArenaScope scope(claims.scratch);
   if constexpr (std::is_same_v<Arguments, GroupedActivationBackward>) cuda::claim(scope, args, /*fused=*/false);
-  cuda::claim_blocks(scope, args);
+  cuda::claim_block_product(scope, args);
 }
 
 // Of a whole operation.

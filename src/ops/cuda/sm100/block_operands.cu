@@ -25,6 +25,7 @@ constexpr int kTileLanes = 16;  // rows, or columns, of an NVFP4 tile
 constexpr int kRowThreads = 256, kRowsAtOnce = kTile, kBlocksAtOnce = kRowThreads / kRowsAtOnce;
 constexpr int kBlocksEach = 16;  // along a row, of a thread block
 constexpr int kCountThreads = kWarp;
+constexpr uint64_t kExpertBlocks = first_block_of(1);
 static_assert(kTile == kScaleRows && kBlocksEach % kBlocksAtOnce == 0);
 
 // What a kernel does with a block.
@@ -100,7 +101,7 @@ __device__ uint8_t encode(const float (&values)[W::kValues], unsigned largest, c
     const float factor = nvfp4_block_factor(scale, tensor_factor);
     random::Words words{};
     if (to.key != nullptr) {
-      const uint64_t first_block = first_block_of(to.experts == nullptr ? group : to.experts[group]);
+      const uint64_t first_block = kExpertBlocks * (to.experts == nullptr ? group : to.experts[group]);
       words = rounding_bytes(static_cast<uint64_t>(*to.key), to.stream, first_block + number);
     }
 #pragma unroll
