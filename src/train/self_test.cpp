@@ -192,7 +192,8 @@ void products(const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
     }
     for (const int64_t rows : {R, int64_t{333}}) {
       const Tensor some = x.rows(0, rows), dsome = dy.rows(0, rows);
-      ops.linear_forward({.x = some, .w = w[0], .y = y.rows(0, rows), .addend = addend.rows(0, rows), .rounding = nearest});
+      ops.linear_forward(
+          {.x = some, .w = w[0], .y = y.rows(0, rows), .addend = addend.rows(0, rows), .rounding = nearest});
       ops.linear_backward_input(
           {.dy = dsome, .w = w[0], .dx = dx.rows(0, rows), .accumulate = true, .rounding = gradient});
       ops.linear_backward_weight({.x = some, .dy = dsome, .dw = dw[0], .accumulate = true, .rounding = gradient});

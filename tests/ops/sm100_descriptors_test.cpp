@@ -1,7 +1,5 @@
 // What Blackwell's tensor cores are told, bit by bit from the published tables (ops/cuda/sm100/descriptors.h names
 // them), and where scales lie, against the definition by reshaping. No CUDA.
-#include "ops/cuda/sm100/descriptors.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "ops/cuda/block_scratch.h"
+#include "ops/cuda/sm100/descriptors.h"
 
 namespace nmoe::cuda::sm100 {
 namespace {
@@ -159,8 +158,8 @@ TEST(Sm100Descriptors, AnInstructionTakes32BytesOfARow) {
   }
 }
 
-// "1D Block Scaling Factors Layout" of cuBLAS, and what TransformerEngine and torchao do: [rows / 128, 4, 32, blocks / 4,
-// 4] with its axes in the order 0, 3, 2, 1, 4.
+// "1D Block Scaling Factors Layout" of cuBLAS, and what TransformerEngine and torchao do: [rows / 128, 4, 32, blocks /
+// 4, 4] with its axes in the order 0, 3, 2, 1, 4.
 TEST(Sm100Descriptors, ScalesLieAsInTheReshapedMatrix) {
   constexpr int64_t kRows = 384, kScales = 20, kAcross = kScales / 4;
   std::vector<int64_t> expected(kRows * kScales);
@@ -184,8 +183,8 @@ TEST(Sm100Descriptors, ScalesLieAsInTheReshapedMatrix) {
   }
 }
 
-// tcgen05.cp 32x128b.warpx4: row l of 16 bytes goes to lane l, four bytes a column. There a product of M = 128 wants row
-// r's scales in lane r % 32 and column r / 32, in the byte that the scale id names.
+// tcgen05.cp 32x128b.warpx4: row l of 16 bytes goes to lane l, four bytes a column. There a product of M = 128 wants
+// row r's scales in lane r % 32 and column r / 32, in the byte that the scale id names.
 TEST(Sm100Descriptors, ScalesComeToTheirColumns) {
   for (int64_t row = 0; row < kScaleRows; ++row) {
     for (int64_t scale = 0; scale < kScalesAcross; ++scale) {

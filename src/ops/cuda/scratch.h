@@ -94,7 +94,8 @@ inline Tensor claim_columns(ArenaScope& scope, OperandFormat format, const Opera
 }
 template <class Arguments>
 Widened<Arguments> claim_widened(ArenaScope& scope, const Arguments& args) {
-  constexpr bool is_grouped = requires { args.offsets; }, is_of_weight = requires { args.dw; };
+  constexpr bool is_grouped = requires { args.offsets; }
+  , is_of_weight = requires { args.dw; };
   const OperandFormat format = args.rounding.format;
   const int64_t groups = is_grouped ? offsets_of(args).dim(0) - 1 : 1;
   Widened<Arguments> to{.args = args, .amax = {}, .other_amax = {}};

@@ -1,5 +1,5 @@
-// Operands for Blackwell's tensor cores, made on whatever GPU is here: multiplied on the host, as the product there finds
-// its values and scales (sm100/grouped_product.cu), they are the CPU's products.
+// Operands for Blackwell's tensor cores, made on whatever GPU is here: multiplied on the host, as the product there
+// finds its values and scales (sm100/grouped_product.cu), they are the CPU's products.
 #include "ops/cuda/sm100/block_operands.h"
 
 #include "ops/cuda/rounded_experts.h"
@@ -71,8 +71,8 @@ class CudaBlockOperands : public CudaRoundedTest {
     return y;
   }
   // And of gradients of weights [groups, M, N]; summed over whole tiles, whose rest is zeros.
-  Tensor weight_product(const BlockOperand& device_a, const BlockOperand& device_b, Tensor tile_offsets,
-                        int64_t groups, int64_t rows, int64_t width) {
+  Tensor weight_product(const BlockOperand& device_a, const BlockOperand& device_b, Tensor tile_offsets, int64_t groups,
+                        int64_t rows, int64_t width) {
     const BlockOperand a = fetched(device_a), b = fetched(device_b);
     const Tensor dw = pool_.zeros({groups, rows, width});
     for (int64_t e = 0; e < groups; ++e) {
@@ -151,8 +151,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusProductsOfExperts) {
     for (const bool transform : {true, false}) {
       const Tensor expected = pool_.zeros({E, out, in});
       random.transform = transform;
-      cpu().grouped_linear_backward_weight(
-          {.x = x, .dy = dy, .offsets = offsets, .dw = expected, .rounding = random});
+      cpu().grouped_linear_backward_weight({.x = x, .dy = dy, .offsets = offsets, .dw = expected, .rounding = random});
       ArenaScope scope(tensors_);
       const auto room = cuda::claim_block_weights(scope, format, device_x, device_dy, device_offsets);
       cuda::sm100::encode_columns(context(), device_x, device_offsets, transform, {}, room.b);

@@ -133,7 +133,8 @@ TEST_F(CudaFp8, GroupedProductIsTheBitModel) {
       const int32_t begin = offsets[static_cast<size_t>(e)], end = offsets[static_cast<size_t>(e) + 1];
       for (int64_t row = begin; row < end; row += row % 64 == 63 ? 1 : 21) {
         for (int64_t col = 0; col < N; ++col) {
-          ASSERT_EQ(get(product.y, row * N + col), product.expected(e, row, col)) << "row " << row << ", column " << col;
+          ASSERT_EQ(get(product.y, row * N + col), product.expected(e, row, col))
+              << "row " << row << ", column " << col;
         }
       }
     }

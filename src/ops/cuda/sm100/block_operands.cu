@@ -1,5 +1,5 @@
-// Rounds BF16 to blocks of MXFP8 and NVFP4, in the layouts of block_scratch.h: the arithmetic of tensor/low_precision.h,
-// which the CPU runs too, so the same bits. Memory-bound.
+// Rounds BF16 to blocks of MXFP8 and NVFP4, in the layouts of block_scratch.h: the arithmetic of
+// tensor/low_precision.h, which the CPU runs too, so the same bits. Memory-bound.
 //
 // A thread has one block, and a thread block a part of a tile of 128 rows of one group. Along rows, lanes 0 to 15 have
 // the blocks of 16 rows below each other, so that each reads whole sectors and NVFP4's tiles are half a warp. Along
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(Source from, GroupBou
 }
 
 template <class W>
-constexpr int kColumnThreads = kTile / W::kValues * kWarp;
+constexpr int kColumnThreads = kTile / W::kValues* kWarp;
 
 // Grid (tiles of all groups, columns in warps): a warp has a block of each of 32 columns.
 template <class W>
@@ -290,8 +290,8 @@ constexpr auto kMxFp8 = OperandFormat::kMxFp8, kNvFp4 = OperandFormat::kNvFp4;
 }  // namespace
 
 void count_tiles(Context& ctx, Tensor offsets, Tensor tile_offsets) {
-  count_kernel<<<1, kCountThreads, 0, ctx.stream>>>(
-      offsets.data<int32_t>(), static_cast<int>(offsets.dim(0)) - 1, tile_offsets.data<int32_t>());
+  count_kernel<<<1, kCountThreads, 0, ctx.stream>>>(offsets.data<int32_t>(), static_cast<int>(offsets.dim(0)) - 1,
+                                                    tile_offsets.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

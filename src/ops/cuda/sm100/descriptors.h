@@ -6,9 +6,10 @@
 //   PTX ISA 9.0, section "Tensorcore 5th Generation Family Instructions": tables "Instruction descriptor format" for
 //     .kind::f16, .kind::mxf8f6f4 and .kind::mxf4nvf4, "Shared memory descriptor layout", and the figures of "Layout of
 //     the Scale Factor A/B Matrix" for scale_vec::1X and scale_vec::4X
-//   NVIDIA CUTLASS 4, include/cute/arch/mma_sm100_desc.hpp: InstrDescriptor, InstrDescriptorBlockScaled, SmemDescriptor;
-//     for strides of operands DeepGEMM 2.1, deep_gemm/include/deep_gemm/mma/sm100.cuh: make_umma_desc, make_sf_desc; for
-//     scales the cuBLAS 13 documentation, "1D Block Scaling Factors Layout"
+//   NVIDIA CUTLASS 4, include/cute/arch/mma_sm100_desc.hpp: InstrDescriptor, InstrDescriptorBlockScaled,
+//   SmemDescriptor;
+//     for strides of operands DeepGEMM 2.1, deep_gemm/include/deep_gemm/mma/sm100.cuh: make_umma_desc, make_sf_desc;
+//     for scales the cuBLAS 13 documentation, "1D Block Scaling Factors Layout"
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,12 @@ namespace nmoe::cuda::sm100 {
 // The kinds of products. kDepth: of k, an instruction. All take 32 bytes of k.
 enum class Kind { kBf16, kMxFp8, kNvFp4 };
 
-NMOE_HOST_DEVICE constexpr int product_depth(Kind kind) { return kind == Kind::kBf16 ? 16 : (kind == Kind::kMxFp8 ? 32 : 64); }
-NMOE_HOST_DEVICE constexpr int scale_block(Kind kind) { return kind == Kind::kMxFp8 ? 32 : 16; }  // values that share a scale
+NMOE_HOST_DEVICE constexpr int product_depth(Kind kind) {
+  return kind == Kind::kBf16 ? 16 : (kind == Kind::kMxFp8 ? 32 : 64);
+}
+NMOE_HOST_DEVICE constexpr int scale_block(Kind kind) {
+  return kind == Kind::kMxFp8 ? 32 : 16;
+}  // values that share a scale
 // Bytes of `values` along k.
 NMOE_HOST_DEVICE constexpr int64_t value_bytes(Kind kind, int64_t values) {
   return kind == Kind::kBf16 ? 2 * values : (kind == Kind::kMxFp8 ? values : values / 2);
@@ -45,9 +50,9 @@ NMOE_HOST_DEVICE constexpr int64_t value_bytes(Kind kind, int64_t values) {
 // A scale id is the byte, within the 32 bits of a column of tensor memory, that holds an instruction's (first) scale.
 struct Instruction {
   Kind kind = Kind::kBf16;
-  int rows = 128, cols = 0;                           // M, N
-  bool a_rows_of_k = false, b_rows_of_k = false;      // BF16: rows are of k, and i is along them
-  int scale_id = 0;                                   // of both
+  int rows = 128, cols = 0;                       // M, N
+  bool a_rows_of_k = false, b_rows_of_k = false;  // BF16: rows are of k, and i is along them
+  int scale_id = 0;                               // of both
 };
 NMOE_HOST_DEVICE constexpr uint32_t instruction_descriptor(const Instruction& i) {
   const auto id = static_cast<uint32_t>(i.scale_id);
@@ -73,8 +78,8 @@ NMOE_HOST_DEVICE constexpr uint32_t instruction_descriptor(const Instruction& i)
 //   bit 52      the leading offset is relative: 0
 //   bits 61-63  0: as they lie; 2: swizzled by 128 bytes
 //
-// Operands lie in rows of 128 bytes, swizzled by 128 bytes as TMA writes them: with k along the rows, all of i one below
-// the other; or in panels of rows of k with 64 of i along them.
+// Operands lie in rows of 128 bytes, swizzled by 128 bytes as TMA writes them: with k along the rows, all of i one
+// below the other; or in panels of rows of k with 64 of i along them.
 //
 //   k along the rows   stride: between groups of eight rows
 //   i along the rows   stride: between groups of eight of k; leading: between panels

@@ -4,19 +4,19 @@
 // here too. One block a multiprocessor works on tiles of C:
 //
 //   warp 0     asks for tiles and keeps a ring of stages filled by TMA, 128 bytes of k each (sm90/tma_pipeline.cuh)
-//   warp 1     one lane starts the products, whose sums are in tensor memory; a stage is free when its products are done
-//   warp 2     has allocated tensor memory and gives it back
-//   warps 4-7  take the sums, 32 rows of the tile each, and write C
+//   warp 1     one lane starts the products, whose sums are in tensor memory; a stage is free when its products are
+//   done warp 2     has allocated tensor memory and gives it back warps 4-7  take the sums, 32 rows of the tile each,
+//   and write C
 //
-// There are two sets of sums, so that a tile is written while the next is multiplied: 128 x 256 in BF16, which is all of
-// tensor memory's 512 columns, and 128 x 128 where scales need columns too. A tile's description goes with its first
+// There are two sets of sums, so that a tile is written while the next is multiplied: 128 x 256 in BF16, which is all
+// of tensor memory's 512 columns, and 128 x 128 where scales need columns too. A tile's description goes with its first
 // stage, and on with its sums.
 //
 // Scales come in blocks of 128 rows by 4 (descriptors.h), by bulk copies into the stage and by tcgen05.cp into tensor
 // memory, in order with the products that read them. A stage has 4 scales of k in MXFP8, 16 in NVFP4.
 //
-// Rows of a tile beyond the expert's are multiplied and not stored. Where rows are what is summed over, BF16 rows behind
-// the expert's are made zeros in shared memory; blocks have zeros there (block_operands.h).
+// Rows of a tile beyond the expert's are multiplied and not stored. Where rows are what is summed over, BF16 rows
+// behind the expert's are made zeros in shared memory; blocks have zeros there (block_operands.h).
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
 //
@@ -53,8 +53,8 @@ constexpr int kAlignment = 1024;  // of what is swizzled by 128 bytes
 constexpr int kEpilogueWarps = 4, kFirstEpilogueWarp = 4;
 constexpr int kLoadWarp = 0, kProductWarp = 1, kMemoryWarp = 2;
 constexpr int kThreads = (kFirstEpilogueWarp + kEpilogueWarps) * kWarp;
-constexpr int kSums = 2;  // sets of sums
-constexpr int kChunkCols = 32;                                      // that go through shared memory at once
+constexpr int kSums = 2;                                          // sets of sums
+constexpr int kChunkCols = 32;                                    // that go through shared memory at once
 constexpr int kStagedRowBytes = kChunkCols * sizeof(float) + 16;  // rows begin 16 bytes apart in banks
 constexpr int kStagedBytes = kEpilogueWarps * kWarp * kStagedRowBytes;
 static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of tensor memory that its number names");
@@ -106,8 +106,8 @@ struct SumsControl {
 static_assert(alignof(Tile) >= alignof(uint64_t));
 
 template <class L>
-constexpr int kSharedBytes =
-    L::kStageBytes + kStagedBytes + L::Pipeline::kBarrierBytes + static_cast<int>(sizeof(SumsControl));
+constexpr int kSharedBytes = L::kStageBytes + kStagedBytes + L::Pipeline::kBarrierBytes +
+                             static_cast<int>(sizeof(SumsControl));
 
 struct Product {
   CUtensorMap a, b;
@@ -124,9 +124,9 @@ struct Product {
   void* c;
   const void* addend;  // or null; may be c
   int num_groups;
-  int rows, width, depth;                  // of C; rows of a group's C, and k, where those are the same for all
-  int b_step_i, b_step_k, b_step_scales;   // from an expert's B to the next: rows, k, blocks of scales
-  bool skip_empty, vectors;                // vectors: rows of C are whole 16 bytes
+  int rows, width, depth;                 // of C; rows of a group's C, and k, where those are the same for all
+  int b_step_i, b_step_k, b_step_scales;  // from an expert's B to the next: rows, k, blocks of scales
+  bool skip_empty, vectors;               // vectors: rows of C are whole 16 bytes
 };
 
 template <class L>
@@ -169,11 +169,10 @@ __device__ Tile tile_of(const GroupTile& at, const Product& p) {
 
 // 16 bytes and more from global to shared memory; they count towards those that the phase of `barrier` expects.
 __device__ void bulk_load(const void* source, int bytes, void* target, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-          shared_address(target)),
-      "l"(source), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                   shared_address(target)),
+               "l"(source), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 // Panels of 64 rows of BF16 with k along them, or of rows of k with 64 of i along them.
@@ -240,15 +239,17 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
       at.advance();
     }
   }
-  if (!elected) return;
-  pipeline.acquire(at);
-  pipeline.header(at).depth = -1;
-  pipeline.commit_header(at);
-  // Until the products of all stages are done, which arrive on mbarriers of this block.
-  for (int i = 1; i < L::kStages; ++i) {
-    at.advance();
+  if (elected) {
     pipeline.acquire(at);
+    pipeline.header(at).depth = -1;
+    pipeline.commit_header(at);
+    // Until the products of all stages are done, which arrive on mbarriers of this block.
+    for (int i = 1; i < L::kStages; ++i) {
+      at.advance();
+      pipeline.acquire(at);
+    }
   }
+  __syncwarp();
 }
 
 // Zeros for the rows of k from `first` on, up to a whole instruction's, of all panels of a stage. By a warp.
@@ -350,8 +351,8 @@ __device__ void multiply_tiles(const typename L::Pipeline& pipeline, SumsControl
   }
 }
 
-// 32 rows of kChunkCols sums from a warp's staging to C. `c`, `addend`: the first row's, at the chunk's columns; num_rows
-// and num_cols exist from there on.
+// 32 rows of kChunkCols sums from a warp's staging to C. `c`, `addend`: the first row's, at the chunk's columns;
+// num_rows and num_cols exist from there on.
 template <class T>
 __device__ void write_chunk(const std::byte* staged, T* c, const T* addend, int64_t stride, int num_rows, int num_cols,
                             bool vectors) {
@@ -398,8 +399,7 @@ __device__ void write_tiles(const Product& p, SumsControl& sums, std::byte* stag
     tcgen05_fence_after();
     const Tile tile = sums.tile[set];
     if (tile.depth < 0) break;
-    const float scale =
-        p.a_amax == nullptr ? 1.0F : nvfp4_product_scale(p.a_amax[tile.group], p.b_amax[tile.group]);
+    const float scale = p.a_amax == nullptr ? 1.0F : nvfp4_product_scale(p.a_amax[tile.group], p.b_amax[tile.group]);
     const int num_rows = tile.num_rows - first_row, num_cols = min(tile.num_cols, L::kTileCols);
     const int64_t corner = (tile.c_row + first_row) * p.width + tile.c_col;
     for (int col = 0; col < num_cols; col += kChunkCols) {
@@ -462,7 +462,8 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
 template <class L>
 void launch(Context& ctx, const Product& product, int64_t max_tiles) {
   static_assert(kSharedBytes<L> <= sm90::kMaxSharedBytes, "Blackwell's blocks have as much as Hopper's");
-  static_assert((L::kStageBytes + kStagedBytes) % alignof(Tile) == 0 && L::Pipeline::kBarrierBytes % alignof(Tile) == 0);
+  static_assert((L::kStageBytes + kStagedBytes) % alignof(Tile) == 0 &&
+                L::Pipeline::kBarrierBytes % alignof(Tile) == 0);
   NMOE_CHECK(max_tiles <= INT32_MAX / 2, "a grouped product of {} tiles", max_tiles);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
   allow_dynamic_shared(grouped_kernel<L>, kSharedBytes<L>);
@@ -478,9 +479,9 @@ void launch_rows(Context& ctx, const Product& product, int64_t capacity) {
 }
 template <class L>
 void launch_weights(Context& ctx, const Product& product) {
-  launch<L>(ctx, product,
-            product.num_groups * ceil_div<int64_t>(product.rows, kTileRows) *
-                ceil_div<int64_t>(product.width, L::kTileCols));
+  launch<L>(
+      ctx, product,
+      product.num_groups * ceil_div<int64_t>(product.rows, kTileRows) * ceil_div<int64_t>(product.width, L::kTileCols));
 }
 
 // Whether rows of C may be written by 16 bytes.
@@ -562,8 +563,7 @@ void check_sizes(int64_t rows, int64_t experts, int64_t n, int64_t k) {
 }  // namespace
 
 bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
-  return sm90_shapes(rows, other_rows) && aligned16(rows.raw()) && aligned16(other_rows.raw()) &&
-         aligned16(w.raw());
+  return sm90_shapes(rows, other_rows) && aligned16(rows.raw()) && aligned16(other_rows.raw()) && aligned16(w.raw());
 }
 
 void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
@@ -617,8 +617,7 @@ void block_rows_product(Context& ctx, const BlockRowsProduct& args) {
     product.b_step_scales = static_cast<int>(ceil_div<int64_t>(N, kScaleRows));
   }
   if (args.c.dtype() == DType::kBF16) {
-    with_kind<Form::kRows, __nv_bfloat16>(
-        args.a.format, [&]<class L>(L) { launch_rows<L>(ctx, product, R); });
+    with_kind<Form::kRows, __nv_bfloat16>(args.a.format, [&]<class L>(L) { launch_rows<L>(ctx, product, R); });
   } else {
     with_kind<Form::kRows, float>(args.a.format, [&]<class L>(L) { launch_rows<L>(ctx, product, R); });
   }

@@ -10,8 +10,8 @@
 
 namespace nmoe::cuda::sm100 {
 
-// --- BF16. Shapes as in the contracts, checked by the caller, R > 0; rows are in order, not picked. Rows from offsets[E]
-// on are neither read nor written.
+// --- BF16. Shapes as in the contracts, checked by the caller, R > 0; rows are in order, not picked. Rows from
+// offsets[E] on are neither read nor written.
 
 // Whether these kernels take the products of such rows and weights: BF16, in whole 16 bytes.
 bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows);
@@ -24,23 +24,23 @@ void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, 
 
 // C [R, N] = the rows of a times those of b, by groups of a's rows; + addend, which may be C.
 struct BlockRowsProduct {
-  BlockOperand a;       // [R, K]
-  BlockOperand b;       // rows [E * N, K], or [N, E * K']
+  BlockOperand a;             // [R, K]
+  BlockOperand b;             // rows [E * N, K], or [N, E * K']
   bool b_is_columns = false;  // the latter: an expert has every K' of k, a multiple of 128
-  int64_t depth = 0;    // K
-  Tensor offsets;       // [E + 1] i32; undefined: all rows go to the only expert
-  Tensor tile_offsets;  // [E + 1] i32, with offsets: tiles of 128 rows before each expert's
-  Tensor c;             // = [R, N] BF16 or F32
-  Tensor addend;        // as c; undefined: none
+  int64_t depth = 0;          // K
+  Tensor offsets;             // [E + 1] i32; undefined: all rows go to the only expert
+  Tensor tile_offsets;        // [E + 1] i32, with offsets: tiles of 128 rows before each expert's
+  Tensor c;                   // = [R, N] BF16 or F32
+  Tensor addend;              // as c; undefined: none
 };
 void block_rows_product(Context& ctx, const BlockRowsProduct& args);
 
 // C_e [M, N] = a_e b_e^T, summed over the rows that an expert has; + C_e with `accumulate`.
 struct BlockWeightProduct {
-  BlockOperand a, b;     // [M, P] and [N, P]: the expert's rows from column 128 tile_offsets[e] on, zeros up to a 128
-  Tensor offsets;        // [E + 1] i32
-  Tensor tile_offsets;   // [E + 1] i32
-  Tensor c;              // = [E, M, N] F32
+  BlockOperand a, b;    // [M, P] and [N, P]: the expert's rows from column 128 tile_offsets[e] on, zeros up to a 128
+  Tensor offsets;       // [E + 1] i32
+  Tensor tile_offsets;  // [E + 1] i32
+  Tensor c;             // = [E, M, N] F32
   bool accumulate = false;
 };
 void block_weight_product(Context& ctx, const BlockWeightProduct& args, const TileOrder& order);

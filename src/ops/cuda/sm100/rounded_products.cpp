@@ -162,13 +162,9 @@ void rounded_product(Context& ctx, const GroupedActivationForward& args) {
 
 void rounded_product(Context& ctx, const GroupedActivationBackward& args, Tensor dh) {
   ArenaScope scope(ctx.scratch);
-  multiply(ctx, claim_block_product(scope, args),
-           {.rows = args.dy,
-            .w = args.w,
-            .over_out = true,
-            .offsets = args.offsets,
-            .y = dh,
-            .rounding = args.rounding});
+  multiply(
+      ctx, claim_block_product(scope, args),
+      {.rows = args.dy, .w = args.w, .over_out = true, .offsets = args.offsets, .y = dh, .rounding = args.rounding});
 }
 
 }  // namespace nmoe::cuda::sm100

@@ -5,9 +5,9 @@
 // 0 to 15. A product of M = 128 has row i in lane i, and one column each of N. A warp reads the 32 lanes
 // 32 (warp % 4) ... alone.
 //
-// Order. Products and copies that one thread starts take effect in order. Between threads it takes an mbarrier: products
-// arrive on it by tcgen05_commit(), and reads of tensor memory are over after tensor_wait_load(); each side then puts a
-// fence between the barrier and its tcgen05 instructions.
+// Order. Products and copies that one thread starts take effect in order. Between threads it takes an mbarrier:
+// products arrive on it by tcgen05_commit(), and reads of tensor memory are over after tensor_wait_load(); each side
+// then puts a fence between the barrier and its tcgen05 instructions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -51,9 +51,9 @@ __device__ inline void tcgen05_fence_before() { asm volatile("tcgen05.fence::bef
 __device__ inline void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;\n" ::: "memory"); }
 // `barrier` gets an arrival when all that this thread has started is done.
 __device__ inline void tcgen05_commit(uint64_t* barrier) {
-  asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n" ::"r"(
-                   shared_address(barrier))
-               : "memory");
+  asm volatile(
+      "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n" ::"r"(shared_address(barrier))
+      : "memory");
 }
 
 // --- products: columns from `sums` on = a b^T, or += with `accumulate`

@@ -20,8 +20,8 @@ cudaDataType_t operand_type(const GemmProblem& p) {
 
 // Row-major [rows, cols] matrices without gaps.
 void describe(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64_t batch, int64_t rows, int64_t cols) {
-  NMOE_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(cols),
-                                             static_cast<uint64_t>(rows), cols));
+  NMOE_CUBLAS_CHECK(
+      cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(cols), static_cast<uint64_t>(rows), cols));
   if (batch == 0) return;
   const auto count = static_cast<int32_t>(batch);
   const int64_t stride = rows * cols;
@@ -69,8 +69,7 @@ CublasLt::CublasLt() { NMOE_CUBLAS_CHECK(cublasLtCreate(&handle_)); }
 CublasLt::~CublasLt() { cublasLtDestroy(handle_); }
 
 CublasLt::Plan CublasLt::make_plan(const GemmProblem& p, const GemmOperands& operands) const {
-  NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 &&
-                 types_match(p),
+  NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 && types_match(p),
              "{} products [{}, {}] x [{}, {}] of {} into {}", p.batch, p.rows, p.depth, p.depth, p.cols,
              dtype_name(p.input), dtype_name(p.output));
   Plan plan;
