@@ -240,7 +240,8 @@ template <class Real>
 RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
                               Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.rows = rows};
-  const RoundedOperand rounded = round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
+  const RoundedOperand rounded =
+      round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
   return {.rows = rounded.values, .rounded = rounded};
 }
 
