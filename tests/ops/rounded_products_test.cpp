@@ -75,7 +75,7 @@ class RoundedProducts : public ::testing::Test {
     return rounded(w, format, format == OperandFormat::kMxFp8 ? BlockShape::kRows : BlockShape::kTiles);
   }
   // Along columns, as rows of the result.
-  Matrix rounded_columns(const Matrix& x, OperandFormat format) {
+  Matrix rounded_columns(const Matrix& x, OperandFormat format, bool transform = true) {
     Matrix columns = transposed(x);
     for (std::vector<double>& column : columns) {
       if (format != OperandFormat::kNvFp4) break;
@@ -83,7 +83,7 @@ class RoundedProducts : public ::testing::Test {
       for (size_t first = 0; first < column.size(); first += 16) {
         float block[16];
         for (size_t i = 0; i < 16; ++i) block[i] = static_cast<float>(column[first + i]);
-        random_hadamard(block);
+        if (transform) random_hadamard(block);
         for (size_t i = 0; i < 16; ++i) column[first + i] = static_cast<double>(block[i]);
       }
     }
@@ -115,6 +115,14 @@ TEST_F(RoundedProducts, AreThoseOfTheRoundedOperands) {
 
     ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = rounding});
     EXPECT_TRUE(near(dw, flat(product(rounded_columns(matrix(dy), format), rounded_columns(matrix(x), format))), 3e-4));
+    if (format == OperandFormat::kNvFp4) {
+      ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = {.format = format, .transform = false}});
+      EXPECT_TRUE(near(dw,
+                       flat(product(rounded_columns(matrix(dy), format, /*transform=*/false),
+                                    rounded_columns(matrix(x), format, /*transform=*/false))),
+                       3e-4));
+      ops_->linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = rounding});
+    }
     const Tensor twice = pool_.clone(dw);
     ops_->linear_backward_weight({.x = x, .dy = dy, .dw = twice, .accumulate = true, .rounding = rounding});
     for (int64_t i = 0; i < dw.num_elements(); ++i) ASSERT_NEAR(get(twice, i), 2 * get(dw, i), 1e-6);

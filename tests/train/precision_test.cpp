@@ -212,6 +212,23 @@ TEST(OperandFormats, FollowPartsAndLayers) {
   EXPECT_EQ(formats["layers.2.moe.experts_in"], (std::pair{kFp8, kFp8}));
 }
 
+// What NVFP4 does beyond rounding can be left out, alone.
+TEST(OperandFormats, NvFp4GoesWithoutItsParts) {
+  const Tensor key(nullptr, DType::kI64, {1});
+  const auto gradient = [&](const std::string& keys) {
+    Config config = config_of("model.num_layers = 2\nrun.precision = \"nvfp4\"\n" + keys);
+    config.model.vocab_size = 32;
+    WeightSet weights(describe_model(config.model).weights);
+    set_operand_formats(weights, config, key);
+    return weights.at("layers.1.mlp.in").weight_gradient_rounding();
+  };
+  const OperandRounding all = gradient(""), plain = gradient("precision.nvfp4_transform = false"),
+                        nearest = gradient("precision.nvfp4_random_rounding = false");
+  EXPECT_TRUE(all.transform && all.random.key.defined());
+  EXPECT_TRUE(!plain.transform && plain.random.key.defined());
+  EXPECT_TRUE(nearest.transform && !nearest.random.key.defined());
+}
+
 // Planned for a part that is not here.
 StoragePlan plan_on(const std::string& part, std::vector<std::string> overrides) {
   overrides.insert(overrides.begin(), {"run.device=cuda", "run.precision=fp8"});

@@ -37,7 +37,7 @@ class CudaEmulated : public CudaRoundedTest {
     const int64_t T = x.dim(0), width = x.dim(1);
     const Tensor device_x = up(x, DType::kBF16);
     const OperandRounding rounding{.format = format}, gradient = gradients(format),
-                          device_gradient = device_gradients(format);
+                                                      device_gradient = device_gradients(format);
     const auto expect_same = [](const Tensor& actual, const Tensor& expected) {
       for (int64_t i = 0; i < expected.num_elements(); ++i) {
         if (std::isnan(get(expected, i)) && std::isnan(get(actual, i))) continue;
@@ -61,10 +61,8 @@ class CudaEmulated : public CudaRoundedTest {
                                    .dx = dx,
                                    .rounding = device_gradient});
       });
-      cpu().linear_backward_input({.dy = of_weights ? of_rows : x,
-                                   .w = of_weights ? x : of_width,
-                                   .dx = expected,
-                                   .rounding = gradient});
+      cpu().linear_backward_input(
+          {.dy = of_weights ? of_rows : x, .w = of_weights ? x : of_width, .dx = expected, .rounding = gradient});
       expect_same(down(dx), rounded(expected, DType::kBF16));
     }
     for (const bool of_inputs : {true, false}) {
@@ -76,10 +74,8 @@ class CudaEmulated : public CudaRoundedTest {
                                     .dw = dw,
                                     .rounding = device_gradient});
       });
-      cpu().linear_backward_weight({.x = of_inputs ? x : of_rows,
-                                    .dy = of_inputs ? of_rows : x,
-                                    .dw = expected,
-                                    .rounding = gradient});
+      cpu().linear_backward_weight(
+          {.x = of_inputs ? x : of_rows, .dy = of_inputs ? of_rows : x, .dw = expected, .rounding = gradient});
       expect_same(down(dw), expected);
     }
     tensors_.rewind(0);
@@ -115,7 +111,8 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
   constexpr double kLeastRatio = 50, kLeastRatioOfWeights = 100;
   const int64_t E = 70;
   std::vector<double> bounds = {0};
-  for (int64_t e = 0; e < E; ++e) bounds.push_back(bounds.back() + static_cast<double>(e * 7 % 3 * 9 + (e == 40 ? 50 : 0)));
+  for (int64_t e = 0; e < E; ++e)
+    bounds.push_back(bounds.back() + static_cast<double>(e * 7 % 3 * 9 + (e == 40 ? 50 : 0)));
   const auto rows = static_cast<int64_t>(bounds.back()), R = rows + 5;
   const Tensor offsets = pool_.ints({E + 1}, bounds), device_offsets = up(offsets);
   for (const OperandFormat format : kFormats) {
@@ -128,7 +125,7 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
       for (int64_t i = rows * in; i < R * in; ++i) set(x, i, 0x1p100);                              // nobody's
       const Tensor device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16), device_w = up(w, DType::kBF16);
       const OperandRounding rounding{.format = format}, gradient = gradients(format),
-                            device_gradient = device_gradients(format);
+                                                        device_gradient = device_gradients(format);
       const Tensor y = poisoned({R, out}), dx = poisoned({R, in}), dw = up(pool_.full({E, out, in}, 7.0));
       const Tensor expected_y = pool_.zeros({R, out}), expected_dx = pool_.zeros({R, in}),
                    expected_dw = pool_.zeros({E, out, in});
@@ -149,7 +146,8 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
             {.x = x, .dy = dy, .offsets = offsets, .dw = expected_dw, .accumulate = again, .rounding = gradient});
       }
       cpu().grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = expected_y, .rounding = rounding});
-      cpu().grouped_linear_backward_input({.dy = dy, .w = w, .offsets = offsets, .dx = expected_dx, .rounding = gradient});
+      cpu().grouped_linear_backward_input(
+          {.dy = dy, .w = w, .offsets = offsets, .dx = expected_dx, .rounding = gradient});
       EXPECT_GT(signal_to_noise(down(y).rows(0, rows), expected_y.rows(0, rows)), kLeastRatio);
       EXPECT_GT(signal_to_noise(down(dx).rows(0, rows), expected_dx.rows(0, rows)), kLeastRatio);
       EXPECT_GT(signal_to_noise(down(dw), expected_dw), kLeastRatioOfWeights);
@@ -165,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, CudaEmulatedExperts, ::testing::ValuesIn(kForm
 TEST_P(CudaEmulatedExperts, AreThoseOfTheCpu) {
   constexpr double kLeastRatio = 50, kLeastRatioOfWeights = 100;
   const OperandRounding forward{.format = GetParam()}, gradient = gradients(GetParam()),
-                        device_gradient = device_gradients(GetParam());
+                                                       device_gradient = device_gradients(GetParam());
   const int64_t E = 4, R = 400, T = 150, D = 136, F = 72, W = 2 * F;
   const ExpertRows of = expert_rows(R, T);
   const int64_t rows = of.count;

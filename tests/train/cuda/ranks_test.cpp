@@ -203,6 +203,25 @@ TEST_F(CudaRanks, LearnInFp8) {
   expect_same_state(checkpoints("shards2"), checkpoints("shards1"));
 }
 
+// Scales and random bits are those of a shard and of an expert, wherever it is.
+TEST_F(CudaRanks, LearnInNvFp4) {
+  const auto nvfp4 = [](int64_t ranks, std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"run.precision=nvfp4", "model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128"});
+    return on(ranks, more);
+  };
+  run("two", nvfp4(2, {"train.steps=6"}));
+  run("again", nvfp4(2, {"train.steps=6", "train.valid_every=1"}));
+  EXPECT_EQ(weights_of(checkpoints("two")), weights_of(checkpoints("again")));
+  for (const int64_t ranks : {1, 2}) {
+    std::vector<std::string> overrides = {"train.steps=8", "parallel.logical_shards=8", "train.batch_seqs=16",
+                                          "optim.router.lr=1e-4"};
+    if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=3");
+    run(fmt::format("shards{}", ranks), nvfp4(ranks, overrides));
+  }
+  expect_same_state(checkpoints("shards2"), checkpoints("shards1"));
+}
+
 // Twenty steps more are twenty launches more of each rank, and nothing that allocates or holds up a device.
 TEST_F(CudaRanks, MoreStepsAreMoreLaunchesOnly) {
   ApiCalls calls;
