@@ -50,3 +50,9 @@ if(NOT NMOE_NCCL_INCLUDE OR NOT NMOE_NCCL_LIBRARY)
     "${NMOE_NCCL_MINIMUM} or newer for CUDA 13, or set NCCL_HOME to the folder above its include/ and lib/.")
 endif()
 set(NMOE_CUDA ON)
+
+# A way out where `n selftest` finds that the products of our own for Blackwell, which no test has run, are wrong there.
+option(NMOE_PLAIN_PRODUCTS "Blackwell: grouped products by the kernels for any GPU, and none in mxfp8 and nvfp4" OFF)
+if(NMOE_PLAIN_PRODUCTS)
+  add_compile_definitions(NMOE_PLAIN_PRODUCTS)
+endif()

@@ -62,10 +62,11 @@ void allocate_codes(Weight& weight, int64_t joining, Ops& ops, Arena& codes) {
   if (weight.format == OperandFormat::kAct) return;
   const WeightRounding rounding = ops.weight_rounding(weight.format);
   if (rounding == WeightRounding::kNone) {
-    throw usage_error(
-        fmt::format("run.precision: {} has no products in the format of {}", ops.device().description(),
-                    weight.spec.name),
-        "remove run.precision; fp8 and mxfp8 are for the CPU and for Hopper (preset 'hopper'), nvfp4 is for the CPU");
+    throw usage_error(fmt::format("run.precision: {} has no products in the format of {}", ops.device().description(),
+                                  weight.spec.name),
+                      "remove run.precision, or choose another: the CPU and Hopper (preset 'hopper') have fp8, mxfp8 "
+                      "and nvfp4, Blackwell "
+                      "(preset 'blackwell') mxfp8 and nvfp4, unless it was built with NMOE_PLAIN_PRODUCTS");
   }
   if (rounding == WeightRounding::kInside) return;
   const int64_t E = weight.shape.rank() == 3 ? weight.shape[0] : 1, in = weight.shape[-1],

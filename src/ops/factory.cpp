@@ -46,7 +46,8 @@ bool is_tested_device_kind(std::string_view kind) { return kind == "cpu" || kCud
 std::string compiled_devices() {
   std::string text = "cpu: x86-64-v3, fp32";
   if (!kCudaArch.empty()) text += fmt::format("\ncuda: sm_{}, bf16 and fp32", kCudaArch);
-  if (kCudaArch == "90a") text += ", operands in fp8 and mxfp8";
+  if (kCudaArch == "90a") text += ", operands in fp8, mxfp8 and nvfp4";
+  if (kCudaArch == "100a") text += cuda::kPlainProducts ? ", by plain kernels" : ", operands in mxfp8 and nvfp4";
   return text;
 }
 

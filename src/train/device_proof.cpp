@@ -66,9 +66,12 @@ std::map<std::string, int64_t> prove_device(const DeviceOptions& options, std::s
     proofs.add(proof_of(*device, program));
     return counts;
   } catch (const checked::MismatchError& error) {
-    throw runtime_error(fmt::format("{} computes {} otherwise than the CPU: {}", device->description(),
-                                    error.mismatch().operation, error.mismatch().what),
-                        "do not train on it; report this line with the versions that n --version prints");
+    throw runtime_error(
+        fmt::format("{} computes {} otherwise than the CPU: {}", device->description(), error.mismatch().operation,
+                    error.mismatch().what),
+        "do not train on it; report this line with the versions that n --version prints. On Blackwell, a "
+        "program built with -DNMOE_PLAIN_PRODUCTS=ON has fewer kernels that can be wrong "
+        "(docs/troubleshooting.md)");
   }
 }
 

@@ -92,6 +92,51 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }
 
+Tensor random_act(Ops& ops, Arena& arena, const Shape& shape, uint64_t seed) {
+  const DType act = ops.compute_dtype();
+  const Tensor master = arena.allocate(DType::kF32, shape), x = arena.allocate(act, shape),
+               low = act == DType::kBF16 ? arena.allocate(DType::kI16, shape) : Tensor();
+  ops.fill_truncated_normal({.x = master, .draws = {.seed = seed}});
+  ops.split_weight({.master = master, .w = x, .low = low});
+  ops.join_weight({.w = x, .low = low, .master = master});
+  return x;
+}
+
+// Products of sizes that small models have not: of several tiles each way, with experts that have many rows, one and
+// none, in every format that products round to themselves.
+void products(checked::CheckedDevice& checked, Arena& arena) {
+  Ops& ops = checked.ops();
+  constexpr int64_t R = 704, E = 5, in = 336, out = 400;
+  uint64_t seed = 1;
+  const auto random = [&](const Shape& shape) { return random_act(ops, arena, shape, seed++); };
+  const Tensor x = random({R, in}), dy = random({R, out}), w = random({E, out, in}), addend = random({R, out}),
+               y = arena.allocate(ops.compute_dtype(), {R, out}), dx = random({R, in}),
+               dw = arena.allocate(DType::kF32, {E, out, in}), offsets = arena.allocate(DType::kI32, {E + 1}),
+               key = arena.allocate(DType::kI64, {1});
+  checked.upload(offsets, std::vector<int32_t>{0, 130, 130, 131, 560, 690}.data());
+  checked.upload(key, std::vector<int64_t>{77}.data());
+  for (const OperandFormat format : {OperandFormat::kAct, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
+    if (format != OperandFormat::kAct && ops.weight_rounding(format) != WeightRounding::kInside) continue;
+    const OperandRounding nearest{.format = format};
+    OperandRounding gradient = nearest;
+    if (format == OperandFormat::kNvFp4) gradient.random = {.key = key, .stream = 3};
+    ops.grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = y, .rounding = nearest});
+    ops.grouped_linear_backward_input({.dy = dy, .w = w, .offsets = offsets, .dx = dx, .rounding = gradient});
+    for (const bool accumulate : {false, true}) {
+      ops.grouped_linear_backward_weight(
+          {.x = x, .dy = dy, .offsets = offsets, .dw = dw, .accumulate = accumulate, .rounding = gradient});
+    }
+    for (const int64_t rows : {R, int64_t{333}}) {
+      const Tensor some = x.rows(0, rows), dsome = dy.rows(0, rows);
+      ops.linear_forward(
+          {.x = some, .w = w[0], .y = y.rows(0, rows), .addend = addend.rows(0, rows), .rounding = nearest});
+      ops.linear_backward_input(
+          {.dy = dsome, .w = w[0], .dx = dx.rows(0, rows), .accumulate = true, .rounding = gradient});
+      ops.linear_backward_weight({.x = some, .dy = dsome, .dw = dw[0], .accumulate = true, .rounding = gradient});
+    }
+  }
+}
+
 // What small models have no use for.
 void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
   const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
@@ -102,12 +147,7 @@ void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& c
   arena.reserve(checked.memory(), kArenaBytes);
   constexpr int64_t T = 200, D = 208, E = 5, K = 2;
   const DType act = ops.compute_dtype();
-  const Tensor master = arena.allocate(DType::kF32, {T, D}), x = arena.allocate(act, {T, D}),
-               low = act == DType::kBF16 ? arena.allocate(DType::kI16, {T, D}) : Tensor();
-  ops.fill_truncated_normal({.x = master, .draws = {.seed = 1}});
-  ops.split_weight({.master = master, .w = x, .low = low});
-  ops.join_weight({.w = x, .low = low, .master = master});
-
+  const Tensor x = random_act(ops, arena, {T, D}, /*seed=*/1);
   for (const OperandFormat format : {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
     for (const BlockShape blocks : {BlockShape::kRows, BlockShape::kTiles}) {
       const bool tiles = blocks == BlockShape::kTiles, is_nvfp4 = format == OperandFormat::kNvFp4;
@@ -151,6 +191,7 @@ void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& c
                       .positions = positions,
                       .bounds = bounds,
                       .parents = parents});
+  products(checked, arena);
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }
 

@@ -87,6 +87,38 @@ TEST(TensorCoreModel, BlackwellSumsSixteenOfNvFp4Exactly) {
   EXPECT_EQ(blackwell_nvfp4_dot(e2m1(a), scales, e2m1(b), scales, -large), 0.0F);  // 2^-20 is cut
 }
 
+// What `n selftest` allows between such sums and the CPU's is a 32nd of a value and of its tensor's root mean square.
+TEST(TensorCoreModel, BlackwellsSumsAreThoseOfTheSelfTest) {
+  constexpr size_t kDepth = 2048;
+  const Philox rng(3, 4);
+  std::vector<uint8_t> a8, b8, a4, b4, a8_scales, b8_scales, a4_scales, b4_scales;
+  for (uint64_t i = 0; i < kDepth; ++i) {
+    a8.push_back(float_to_e4m3(100 * static_cast<float>(rng.normal(2 * i))));
+    b8.push_back(float_to_e4m3(100 * static_cast<float>(rng.normal(2 * i + 1))));
+    a4.push_back(static_cast<uint8_t>(rng.bits(i) & 15));
+    b4.push_back(static_cast<uint8_t>(rng.bits(i) >> 4 & 15));
+  }
+  for (uint64_t i = 0; i < kDepth / 16; ++i) {
+    a8_scales.push_back(static_cast<uint8_t>(120 + rng.bits(i) % 9));
+    b8_scales.push_back(static_cast<uint8_t>(110 + rng.bits(i) % 7));
+    a4_scales.push_back(static_cast<uint8_t>(40 + rng.bits(i) % 60));
+    b4_scales.push_back(static_cast<uint8_t>(30 + (rng.bits(i) >> 8) % 60));
+  }
+  double exact8 = 0, squares8 = 0, exact4 = 0, squares4 = 0;
+  for (size_t i = 0; i < kDepth; ++i) {
+    const double product8 = static_cast<double>(e4m3_to_float(a8[i]) * e8m0_to_float(a8_scales[i / 32])) *
+                            static_cast<double>(e4m3_to_float(b8[i]) * e8m0_to_float(b8_scales[i / 32]));
+    const double product4 = static_cast<double>(e2m1_to_float(a4[i]) * e4m3_to_float(a4_scales[i / 16])) *
+                            static_cast<double>(e2m1_to_float(b4[i]) * e4m3_to_float(b4_scales[i / 16]));
+    exact8 += product8, squares8 += product8 * product8;
+    exact4 += product4, squares4 += product4 * product4;
+  }
+  const auto sum8 = static_cast<double>(blackwell_mxfp8_dot(a8, a8_scales, b8, b8_scales));
+  const auto sum4 = static_cast<double>(blackwell_nvfp4_dot(a4, a4_scales, b4, b4_scales));
+  EXPECT_NEAR(sum8, exact8, 1e-5 * std::sqrt(squares8));  // of a sum's standard deviation
+  EXPECT_NEAR(sum4, exact4, 1e-5 * std::sqrt(squares4));
+}
+
 // The products of emulation: elements with their block's scale are BF16, and sums differ in order and width alone.
 TEST(TensorCoreModel, BlocksAreExactInBf16) {
   for (int scale = 0; scale < 127; ++scale) {

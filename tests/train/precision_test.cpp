@@ -232,7 +232,7 @@ TEST(OperandFormats, NvFp4GoesWithoutItsParts) {
 
 // Planned for a part that is not here.
 StoragePlan plan_on(const std::string& part, std::vector<std::string> overrides) {
-  overrides.insert(overrides.end(), {"run.device=cuda", "run.precision=fp8"});
+  overrides.insert(overrides.begin(), {"run.device=cuda", "run.precision=fp8"});
   Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", overrides);
   config.model.vocab_size = 512;
   return plan_engine_storage(config, 0, cuda::parse_part(part, "part"));
@@ -255,6 +255,9 @@ TEST(OperandFormats, WhatADeviceDoesNotMultiplyIsRefused) {
   EXPECT_EQ(blackwell.exit_code(), 2);
   EXPECT_TRUE(contains(blackwell.what(), "run.precision: b200-192g, planned has no products in the format of layers.0"))
       << blackwell.what();
+  for (const char* format : {"mxfp8", "nvfp4"}) {  // in blocks that products make: no codes are kept
+    EXPECT_EQ(plan_on("b200-192g", {"run.precision=" + std::string(format)})[ArenaKind::kWeightCodes], 0);
+  }
   const Error narrow = error_of([] { plan_on("h200-141g", {"model.moe.expert_dim=100"}); });
   EXPECT_EQ(narrow.exit_code(), 2);
   EXPECT_TRUE(contains(narrow.what(), "layers.1.moe.experts_in has 200 outputs of 128 inputs")) << narrow.what();

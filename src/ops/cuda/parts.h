@@ -9,10 +9,18 @@
 
 namespace nmoe::cuda {
 
+#ifdef NMOE_PLAIN_PRODUCTS
+inline constexpr bool kPlainProducts = true;
+#else
+inline constexpr bool kPlainProducts = false;
+#endif
+
 // Which kernels there are: the compute capability's major number, 9 for Hopper, 10 for Blackwell.
 struct KernelSet {
   int major = 9;
   constexpr bool has_sm90() const { return major == 9; }
+  // Not in a program that is built without Blackwell's own products (NMOE_PLAIN_PRODUCTS in cmake/NmoeCuda.cmake).
+  constexpr bool has_sm100() const { return major == 10 && !kPlainProducts; }
 };
 
 struct Part {

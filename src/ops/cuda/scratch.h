@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cuda/block_scratch.h"
 #include "ops/cuda/parts.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
@@ -43,15 +44,26 @@ inline Tensor claim_product_workspace(ArenaScope& scope) {
 
 // --- products whose operands are rounded.
 constexpr WeightRounding weight_rounding(const KernelSet& kernels, DType compute, OperandFormat format) {
-  if (!kernels.has_sm90() || compute != DType::kBF16) return WeightRounding::kNone;
+  if (compute != DType::kBF16) return WeightRounding::kNone;
+  if (kernels.has_sm100()) {
+    return format == OperandFormat::kMxFp8 || format == OperandFormat::kNvFp4 ? WeightRounding::kInside
+                                                                              : WeightRounding::kNone;
+  }
+  if (!kernels.has_sm90()) return WeightRounding::kNone;
   if (format == OperandFormat::kFp8) return WeightRounding::kCodes;
   return format == OperandFormat::kAct ? WeightRounding::kNone : WeightRounding::kInside;
 }
 
 // Where it is emulated: the same product, with room for operands as they are after rounding
-// (kernels/emulated_operands.h).
-inline bool is_emulated(const OperandRounding& rounding) {
+// (kernels/emulated_operands.h). Blackwell multiplies blocks (block_scratch.h).
+inline bool has_short_blocks(const OperandRounding& rounding) {
   return rounding.format == OperandFormat::kMxFp8 || rounding.format == OperandFormat::kNvFp4;
+}
+inline bool is_emulated(const KernelSet& kernels, const OperandRounding& rounding) {
+  return !kernels.has_sm100() && has_short_blocks(rounding);
+}
+inline bool multiplies_blocks(const KernelSet& kernels, const OperandRounding& rounding) {
+  return kernels.has_sm100() && has_short_blocks(rounding);
 }
 template <class Arguments>
 Tensor offsets_of(const Arguments& args) {
@@ -107,9 +119,20 @@ Widened<Arguments> claim_widened(ArenaScope& scope, const Arguments& args) {
   return to;
 }
 
+// Of a product of blocks.
+template <class Arguments>
+BlockProductScratch claim_block_product(ArenaScope& scope, const Arguments& args) {
+  BlockProductScratch scratch = claim_blocks(scope, args);
+  if constexpr (!requires { args.offsets; }) {
+    scratch.workspace = claim_product_workspace(scope);
+    scratch.product_scale = scope.allocate(DType::kF32, {2});
+  }
+  return scratch;
+}
+
 // Of FP8 operands: codes of the rows that came without, or are picked.
 inline RowCodes claim_row_codes(ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows) {
-  if (rounding.format == OperandFormat::kAct || (rounding.rows.defined() && !rows.index.defined())) return {};
+  if (rounding.format != OperandFormat::kFp8 || (rounding.rows.defined() && !rows.index.defined())) return {};
   RowCodes codes;
   codes.values = scope.allocate(DType::kU8, {rows.num_rows(), rows.width()});
   codes.scales =
@@ -218,8 +241,9 @@ inline Tensor claim(ArenaScope& scope, const BuildExchangePlan& args) {
   return scope.allocate(DType::kI32, {exchange_chunks(args), args.plan.num_sent.dim(0)});
 }
 
-// --- grouped products on Hopper.
-// Whether the shapes are those of wgmma's products; what else they need is that addresses are multiples of 16.
+// --- grouped products on Hopper, and on Blackwell.
+// Whether the shapes are those of wgmma's products, and of tcgen05's; what else they need is that addresses are
+// multiples of 16.
 inline bool sm90_shapes(const Tensor& rows, const Tensor& other_rows) {
   return rows.dtype() == DType::kBF16 && rows.dim(1) % 8 == 0 && other_rows.dim(1) % 8 == 0;
 }
@@ -270,21 +294,21 @@ inline Fp8WeightScratch claim_fp8(ArenaScope& scope, const GroupedLinearBackward
   return scratch;
 }
 
-// --- gradients of experts' weights: on Hopper the order in which experts are taken.
+// --- gradients of experts' weights: on Hopper and on Blackwell the order in which experts are taken.
 struct GroupedWeightScratch {
-  Tensor order;        // [E] I32
-  Tensor tiles_taken;  // [1] I32
-  Tensor x, dy;        // elsewhere: rows that were picked, in order
+  TileOrder order;
+  Tensor x, dy;  // but on Hopper: rows that were picked, in order
 };
 inline bool is_sm90(const KernelSet& kernels, const GroupedLinearBackwardWeight& args) {
   return kernels.has_sm90() && args.x.num_rows() > 0 && sm90_shapes(args.x.source, args.dy.source);
 }
-inline GroupedWeightScratch claim(ArenaScope& scope, const GroupedLinearBackwardWeight& args, bool sm90) {
+inline bool is_sm100(const KernelSet& kernels, const GroupedLinearBackwardWeight& args) {
+  return kernels.has_sm100() && args.x.num_rows() > 0 && sm90_shapes(args.x.source, args.dy.source);
+}
+inline GroupedWeightScratch claim(ArenaScope& scope, const GroupedLinearBackwardWeight& args, bool sm90, bool sm100) {
   GroupedWeightScratch scratch;
-  if (sm90) {
-    scratch.order = scope.allocate(DType::kI32, {args.dw.dim(0)});
-    scratch.tiles_taken = scope.allocate(DType::kI32, {1});
-  } else {
+  if (sm90 || sm100) scratch.order = claim_tile_order(scope, args.dw.dim(0));
+  if (!sm90) {
     scratch.x = claim_ordered(scope, args.x);
     scratch.dy = claim_ordered(scope, args.dy);
   }

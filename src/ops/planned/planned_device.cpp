@@ -130,11 +130,11 @@ void claim_scratch(const Claims& claims, const GroupedActivationBackward& args) 
 void claim_scratch(const Claims& claims, const GroupedLinearBackwardWeight& args) {
   if (args.dw.num_elements() == 0) return;
   ArenaScope scope(claims.scratch);
-  if (args.rounding.format != OperandFormat::kAct) {
+  if (args.rounding.format == OperandFormat::kFp8) {
     cuda::claim_fp8(scope, args);
     return;
   }
-  cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args));
+  cuda::claim(scope, args, cuda::is_sm90(claims.kernels, args), cuda::is_sm100(claims.kernels, args));
 }
 
 void claim_scratch(const Claims& claims, const MlaCachedAttention& args) {
@@ -183,11 +183,20 @@ void claim_scratch(const Claims& claims, const AttentionBackward& args) {
   }
 }
 
+// On Blackwell: with what lies between the product and the activation.
+template <class Arguments>
+void claim_block_product(const Claims& claims, const Arguments& args) {
+  ArenaScope scope(claims.scratch);
+  if constexpr (std::is_same_v<Arguments, GroupedActivationBackward>) cuda::claim(scope, args, /*fused=*/false);
+  cuda::claim_block_product(scope, args);
+}
+
 // Of a whole operation.
 template <class Arguments>
 void claim_operation(const Claims& claims, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
-    if (cuda::is_emulated(args.rounding)) {
+    if (cuda::multiplies_blocks(claims.kernels, args.rounding)) return claim_block_product(claims, args);
+    if (cuda::is_emulated(claims.kernels, args.rounding)) {
       ArenaScope scope(claims.scratch);
       return claim_scratch(claims, cuda::claim_widened(scope, args).args);
     }

@@ -13,6 +13,31 @@
 namespace nmoe::test {
 namespace {
 
+// Of the last dimension, `count` codes of row `index` from `first` on.
+std::span<const uint8_t> part(Tensor x, int64_t index, int64_t first, int64_t count) {
+  return {x.data<uint8_t>() + index * x.dim(-1) + first, static_cast<size_t>(count)};
+}
+
+// Operands of a grouped product, with scales, and what comes of them.
+struct GroupedProduct {
+  Tensor x, w, x_scales, w_scales, offsets;
+  Tensor y;  // of the device
+
+  // By the model: blocks of 128 of k, times their scales, added in fp32, and rounded to BF16.
+  double expected(int64_t expert, int64_t row, int64_t col) const {
+    const int64_t N = w.dim(1), K = w.dim(2), k_blocks = x_scales.dim(1), col_blocks = w_scales.dim(1);
+    float total = 0.0F;
+    for (int64_t block = 0; block < k_blocks; ++block) {
+      const int64_t first = block * 128, count = std::min<int64_t>(128, K - first);
+      const float sum = hopper_e4m3_dot(part(x, row, first, count), part(w, expert * N + col, first, count));
+      const float scale = e8m0_to_float(x_scales.data<uint8_t>()[row * k_blocks + block]) *
+                          e8m0_to_float(w_scales.data<uint8_t>()[(expert * col_blocks + col / 128) * k_blocks + block]);
+      total = std::fma(sum, scale, total);
+    }
+    return static_cast<double>(bf16_to_float(float_to_bf16(total)));
+  }
+};
+
 class CudaFp8 : public CudaTest {
  protected:
   // Codes of finite E4M3 numbers: all alike, or those of normal numbers as blocks have them.
@@ -32,9 +57,26 @@ class CudaFp8 : public CudaTest {
     for (int64_t i = 0; i < x.num_elements(); ++i) x.data<uint8_t>()[i] = static_cast<uint8_t>(least + 5 * i % 7);
     return x;
   }
-  // Of the last dimension, `count` codes of row `index` from `first` on.
-  static std::span<const uint8_t> part(Tensor x, int64_t index, int64_t first, int64_t count) {
-    return {x.data<uint8_t>() + index * x.dim(-1) + first, static_cast<size_t>(count)};
+  // R rows, all offsets within them.
+  GroupedProduct grouped_product(const std::vector<double>& bounds, int64_t R, int64_t N, int64_t K) {
+    const int64_t E = std::ssize(bounds) - 1, k_blocks = (K + 127) / 128, col_blocks = (N + 127) / 128;
+    GroupedProduct product{.x = codes({R, K}, false),
+                           .w = codes({E, N, K}, false),
+                           .x_scales = scales({R, k_blocks}, 117),
+                           .w_scales = scales({E, col_blocks, k_blocks}, 113),
+                           .offsets = pool_.ints({E + 1}, bounds),
+                           .y = {}};
+    const Tensor y = tensors_.allocate(DType::kBF16, {R, N});
+    gpu().fill({.x = y, .value = 7.0});
+    cuda::sm90::grouped_fp8(static_cast<cuda::CudaOps&>(gpu()).context(),
+                            {.x = {.values = up(product.x), .scales = up(product.x_scales)},
+                             .w = up(product.w),
+                             .w_scales = up(product.w_scales),
+                             .offsets = up(product.offsets),
+                             .y = y,
+                             .addend = {}});
+    product.y = down(y);
+    return product;
   }
 
  private:
@@ -77,47 +119,69 @@ struct GroupedCase {
   int64_t capacity, width, depth;
 };
 
-// Blocks of 128 of k by the model, times their scales, added in fp32, and rounded to BF16. Every value of some rows.
+// Every value of some rows.
 TEST_F(CudaFp8, GroupedProductIsTheBitModel) {
   const GroupedCase cases[] = {{{0, 40}, 40, 128, 128},
                                {{0, 0, 300, 300, 301, 470}, 512, 200, 400},
                                {{0, 257, 513}, 513, 136, 144},
                                {{0, 0, 0}, 16, 8, 16}};
   for (const auto& [bounds, R, N, K] : cases) {
-    const int64_t E = std::ssize(bounds) - 1, k_blocks = (K + 127) / 128, col_blocks = (N + 127) / 128;
-    const Tensor x = codes({R, K}, false), w = codes({E, N, K}, false), offsets = pool_.ints({E + 1}, bounds);
-    const Tensor x_scales = scales({R, k_blocks}, 117), w_scales = scales({E, col_blocks, k_blocks}, 113);
-    const Tensor y = tensors_.allocate(DType::kBF16, {R, N});
-    gpu().fill({.x = y, .value = 7.0});
-    cuda::sm90::grouped_fp8(static_cast<cuda::CudaOps&>(gpu()).context(),
-                            {.x = {.values = up(x), .scales = up(x_scales)},
-                             .w = up(w),
-                             .w_scales = up(w_scales),
-                             .offsets = up(offsets),
-                             .y = y,
-                             .addend = {}});
-    const Tensor actual = down(y);
+    const GroupedProduct product = grouped_product(bounds, R, N, K);
+    const int64_t E = std::ssize(bounds) - 1;
+    const auto offsets = product.offsets.span<int32_t>();
     for (int64_t e = 0; e < E; ++e) {
-      const int32_t begin = offsets.data<int32_t>()[e], end = offsets.data<int32_t>()[e + 1];
+      const int32_t begin = offsets[static_cast<size_t>(e)], end = offsets[static_cast<size_t>(e) + 1];
       for (int64_t row = begin; row < end; row += row % 64 == 63 ? 1 : 21) {
         for (int64_t col = 0; col < N; ++col) {
-          float total = 0.0F;
-          for (int64_t block = 0; block < k_blocks; ++block) {
-            const int64_t first = block * 128, count = std::min<int64_t>(128, K - first);
-            const float sum = hopper_e4m3_dot(part(x, row, first, count), part(w, e * N + col, first, count));
-            const float scale =
-                e8m0_to_float(x_scales.data<uint8_t>()[row * k_blocks + block]) *
-                e8m0_to_float(w_scales.data<uint8_t>()[(e * col_blocks + col / 128) * k_blocks + block]);
-            total = std::fma(sum, scale, total);
-          }
-          const float expected = bf16_to_float(float_to_bf16(total));
-          ASSERT_EQ(get(actual, row * N + col), static_cast<double>(expected)) << "row " << row << ", column " << col;
+          ASSERT_EQ(get(product.y, row * N + col), product.expected(e, row, col))
+              << "row " << row << ", column " << col;
         }
       }
     }
-    for (int64_t i = offsets.data<int32_t>()[E] * N; i < R * N; ++i) ASSERT_EQ(get(actual, i), 7.0);
+    for (int64_t i = int64_t{offsets.back()} * N; i < R * N; ++i) ASSERT_EQ(get(product.y, i), 7.0);
     tensors_.rewind(0);
   }
+}
+
+// Tiles of 256 x 128 of experts with random numbers of rows, of which some tiles are short both ways: values of each at
+// random, and those at its corners.
+TEST_F(CudaFp8, ThousandTilesAreTheBitModel) {
+  constexpr int64_t kRows = 256, kCols = 128, kLeastTiles = 1000, kValues = 48, N = 39 * kCols + 72, K = 528;
+  const Philox rng(23, "tiles");
+  uint64_t draw = 0;
+  std::vector<double> bounds{0};
+  for (int64_t tiles = 0; tiles * ((N + kCols - 1) / kCols) < kLeastTiles;) {
+    const auto rows = static_cast<int64_t>(rng.bits(draw++) % 1000);
+    bounds.push_back(bounds.back() + static_cast<double>(rows));
+    tiles += (rows + kRows - 1) / kRows;
+  }
+  const GroupedProduct product = grouped_product(bounds, static_cast<int64_t>(bounds.back()), N, K);
+  int64_t num_tiles = 0, num_wrong = 0;
+  for (int64_t e = 0; e + 1 < std::ssize(bounds); ++e) {
+    const auto begin = static_cast<int64_t>(bounds[static_cast<size_t>(e)]),
+               end = static_cast<int64_t>(bounds[static_cast<size_t>(e) + 1]);
+    for (int64_t first_row = begin; first_row < end; first_row += kRows) {
+      for (int64_t first_col = 0; first_col < N; first_col += kCols, ++num_tiles) {
+        const int64_t rows = std::min(kRows, end - first_row), cols = std::min(kCols, N - first_col);
+        for (int64_t i = 0; i < kValues; ++i) {
+          const bool corner = i < 4;
+          const auto at = [&](int64_t size, bool last) {
+            if (corner) return last ? size - 1 : 0;
+            return static_cast<int64_t>(rng.bits(draw++) % static_cast<uint64_t>(size));
+          };
+          const int64_t row = first_row + at(rows, i % 2 == 1), col = first_col + at(cols, i / 2 == 1);
+          const double actual = get(product.y, row * N + col), expected = product.expected(e, row, col);
+          if (actual == expected) continue;
+          if (++num_wrong <= 3) {
+            ADD_FAILURE() << "expert " << e << ", row " << row << ", column " << col << ": " << actual << ", expected "
+                          << expected;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(num_tiles, kLeastTiles);
+  EXPECT_EQ(num_wrong, 0) << "of " << num_tiles * kValues;
 }
 
 constexpr auto kFp8 = OperandFormat::kFp8;

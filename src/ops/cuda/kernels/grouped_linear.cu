@@ -1,10 +1,11 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// BF16 rows of whole 16 bytes go to the kernels of sm90/grouped_linear.h, where the program has them; what is rounded
-// to FP8 goes to those of sm90/grouped_fp8.h, rows as codes in order. Elsewhere rows that are picked are put in order
-// first, and each product is a set of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills
-// the device: a block takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time.
+// BF16 rows of whole 16 bytes go to the kernels of sm90/grouped_linear.h or sm100/grouped_product.h, where the program
+// has them; what is rounded goes to those of sm90/grouped_fp8.h, rows as codes in order, or sm100/rounded_products.h.
+// But on Hopper, BF16 rows that are picked are put in order first. Elsewhere each product is a set of tiles of
+// gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes every gridDim.x-th
+// tile and finds its expert by walking the offsets, 32 experts at a time.
 // In the third, C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
@@ -17,6 +18,8 @@
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm100/grouped_product.h"
+#include "ops/cuda/sm100/rounded_products.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/cuda/sm90/grouped_linear.h"
@@ -24,8 +27,8 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr bool kHasSm90 = NMOE_CUDA_MAJOR == 9;
 constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+constexpr bool kHasSm90 = kKernels.has_sm90(), kHasSm100 = kKernels.has_sm100();
 constexpr int kOrderThreads = 256;
 
 // y[r, n] = sum over k of x[r, k] w_e[n, k], or of w_e[k, n] when not kWKMajor.
@@ -257,7 +260,13 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
     const RowCodes room = claim_row_codes(scratch, args.rounding, x);
     return fp8_product(ctx, args.rounding, x, room, codes.values, codes.scales, offsets, y);
   }
+  if constexpr (kHasSm100) {
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+  }
   if (ctx.counting() || y.num_elements() == 0) return;
+  if constexpr (kHasSm100) {
+    if (sm100::grouped_takes(x, w, y)) return sm100::grouped_forward(ctx, x, w, offsets, y);
+  }
   if constexpr (kHasSm90) {
     if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, args);
   }
@@ -303,6 +312,9 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
       }
     }
     fp8_product(ctx, args.rounding, args.x, room, codes.values, codes.scales, offsets, pre);
+  } else if (multiplies_blocks(kKernels, args.rounding)) {
+    check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
+    if constexpr (kHasSm100) sm100::rounded_product(ctx, args);
   } else {
     grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered),
                                  .w = w,
@@ -326,7 +338,13 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
     const RowCodes room = claim_row_codes(scratch, args.rounding, dy);
     return fp8_product(ctx, args.rounding, dy, room, codes.transposed_values, codes.transposed_scales, offsets, dx);
   }
+  if constexpr (kHasSm100) {
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+  }
   if (ctx.counting() || dx.num_elements() == 0) return;
+  if constexpr (kHasSm100) {
+    if (sm100::grouped_takes(dy, w, dx)) return sm100::grouped_backward_input(ctx, dy, w, offsets, dx);
+  }
   if constexpr (kHasSm90) {
     if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, args);
   }
@@ -375,6 +393,9 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
     }
     check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
     fp8_product(ctx, args.rounding, args.dy, room, codes.transposed_values, codes.transposed_scales, offsets, dh);
+  } else if (multiplies_blocks(kKernels, args.rounding)) {
+    check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
+    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, dh);
   } else {
     const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
     grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh, .rounding = args.rounding});
@@ -392,16 +413,23 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   const Tensor offsets = args.offsets, dw = args.dw;
   if (dw.num_elements() == 0) return;
+  if constexpr (kHasSm100) {
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+  }
   if (args.rounding.format != OperandFormat::kAct) return fp8_weight_gradient(ctx, args);
   check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
-  const bool sm90 = is_sm90(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
+  const bool aligned = aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
+  const bool sm90 = is_sm90(kKernels, args) && aligned, sm100 = is_sm100(kKernels, args) && aligned;
   ArenaScope scratch(ctx.scratch);
-  const GroupedWeightScratch claimed = claim(scratch, args, sm90);
+  const GroupedWeightScratch claimed = claim(scratch, args, sm90, sm100);
   if (ctx.counting()) return;
   if constexpr (kHasSm90) {
     if (sm90) return sm90::grouped_backward_weight(ctx, args, claimed);
   }
   const Tensor x = in_order(ctx, args.x, offsets, claimed.x), dy = in_order(ctx, args.dy, offsets, claimed.dy);
+  if constexpr (kHasSm100) {
+    if (sm100) return sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, claimed.order);
+  }
   if (x.dtype() == DType::kBF16) {
     weight_product<__nv_bfloat16>(ctx, x, dy, args);
   } else {

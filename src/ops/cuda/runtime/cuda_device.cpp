@@ -108,7 +108,7 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::make_current() const { cuda::make_current(index_); }
 
 std::string CudaDevice::description() const {
-  return fmt::format("{}, {} SMs, {}", name_, num_sms_,
+  return fmt::format("{}, {} SMs{}, {}", name_, num_sms_, kPlainProducts ? ", plain kernels" : "",
                      compute_dtype_ == DType::kBF16 ? fmt::format("bf16 with fp32 master weights, cuDNN {}",
                                                                   cudnn_version_text(cudnn().get_version()))
                                                     : "fp32");

@@ -31,7 +31,7 @@ void check_rounding(DType compute, const Arguments& args) {
 template <class Arguments>
 void run(Context& ctx, const Arguments& args, void (*operation)(Context&, const Arguments&)) {
   if constexpr (requires { args.rounding; }) {
-    if (is_emulated(args.rounding)) {
+    if (is_emulated(kKernels, args.rounding)) {
       ArenaScope scope(ctx.scratch);
       const Widened<Arguments> widened = claim_widened(scope, args);
       if (!ctx.counting()) widen(ctx, args, widened);

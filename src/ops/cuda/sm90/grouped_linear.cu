@@ -550,14 +550,14 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                              const GroupedWeightScratch& scratch) {
   const OperandRows &x = args.x, &dy = args.dy;
   const int64_t num_experts = args.dw.dim(0), rows = args.dw.dim(1), cols = args.dw.dim(2);
-  order_longest_first(ctx, args.offsets, scratch.order, scratch.tiles_taken);
+  order_longest_first(ctx, args.offsets, scratch.order.order, scratch.order.tiles_taken);
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
   const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
                         .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
-                        .order = scratch.order.data<int32_t>(),
-                        .tiles_taken = scratch.tiles_taken.data<int32_t>(),
+                        .order = scratch.order.order.data<int32_t>(),
+                        .tiles_taken = scratch.order.tiles_taken.data<int32_t>(),
                         .c = args.dw.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),

@@ -86,7 +86,9 @@ class TmaPipeline {
   // --- the consumers' side
   __device__ void wait(const Position& at) const { mbarrier_wait(full(at), at.parity); }
   // NOTE: reads by wgmma must have completed (wgmma_wait_group).
-  __device__ void release(int stage) const { mbarrier_arrive(&empty_[stage]); }
+  __device__ void release(int stage) const { mbarrier_arrive(empty(stage)); }
+  // For those whose release is an arrival that hardware makes (tcgen05.commit).
+  __device__ uint64_t* empty(int stage) const { return &empty_[stage]; }
 
  private:
   std::byte* stages_;

@@ -13,11 +13,15 @@ void check_cublas(cublasStatus_t status, const char* call) {
 #define NMOE_CUBLAS_CHECK(call) check_cublas((call), #call)
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t operand_type(const GemmProblem& p) {
+  if (p.blocks == OperandFormat::kAct) return cuda_type(p.input);
+  return p.blocks == OperandFormat::kNvFp4 ? CUDA_R_4F_E2M1 : CUDA_R_8F_E4M3;
+}
 
 // Row-major [rows, cols] matrices without gaps.
-void describe(cublasLtMatrixLayoutOpaque_t& layout, DType dtype, int64_t batch, int64_t rows, int64_t cols) {
-  NMOE_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(dtype), static_cast<uint64_t>(cols),
-                                             static_cast<uint64_t>(rows), cols));
+void describe(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64_t batch, int64_t rows, int64_t cols) {
+  NMOE_CUBLAS_CHECK(
+      cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(cols), static_cast<uint64_t>(rows), cols));
   if (batch == 0) return;
   const auto count = static_cast<int32_t>(batch);
   const int64_t stride = rows * cols;
@@ -32,6 +36,27 @@ void set_preference(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmul
   NMOE_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, name, &value, sizeof(value)));
 }
 
+template <class T>
+void set_attribute(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t name, T value) {
+  NMOE_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&product, name, &value, sizeof(value)));
+}
+
+// b comes first.
+void set_scales(cublasLtMatmulDescOpaque_t& product, const GemmProblem& p, const GemmOperands& operands) {
+  if (p.blocks == OperandFormat::kAct) return;
+  set_attribute(product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.b_scales);
+  set_attribute(product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.a_scales);
+}
+
+// Whether operands and result are of types that go together.
+bool types_match(const GemmProblem& p) {
+  if (p.blocks != OperandFormat::kAct) {
+    return p.input == DType::kU8 && !p.transpose_a && p.transpose_b && p.batch == 0 &&
+           (p.output == DType::kF32 || p.output == DType::kBF16);
+  }
+  return (p.input == DType::kF32 || p.input == DType::kBF16) && (p.output == DType::kF32 || p.output == p.input);
+}
+
 }  // namespace
 
 uint32_t address_alignment(const void* address) {
@@ -43,10 +68,8 @@ CublasLt::CublasLt() { NMOE_CUBLAS_CHECK(cublasLtCreate(&handle_)); }
 
 CublasLt::~CublasLt() { cublasLtDestroy(handle_); }
 
-CublasLt::Plan CublasLt::make_plan(const GemmProblem& p) const {
-  NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 &&
-                 (p.input == DType::kF32 || p.input == DType::kBF16) &&
-                 (p.output == DType::kF32 || p.output == p.input),
+CublasLt::Plan CublasLt::make_plan(const GemmProblem& p, const GemmOperands& operands) const {
+  NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 && types_match(p),
              "{} products [{}, {}] x [{}, {}] of {} into {}", p.batch, p.rows, p.depth, p.depth, p.cols,
              dtype_name(p.input), dtype_name(p.output));
   Plan plan;
@@ -60,9 +83,17 @@ CublasLt::Plan CublasLt::make_plan(const GemmProblem& p) const {
   const cublasLtPointerMode_t scales = p.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
   NMOE_CUBLAS_CHECK(
       cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_POINTER_MODE, &scales, sizeof(scales)));
-  describe(plan.first, p.input, p.batch, p.transpose_b ? p.cols : p.depth, p.transpose_b ? p.depth : p.cols);
-  describe(plan.second, p.input, p.batch, p.transpose_a ? p.depth : p.rows, p.transpose_a ? p.rows : p.depth);
-  describe(plan.result, p.output, p.batch, p.rows, p.cols);
+  if (p.blocks != OperandFormat::kAct) {
+    const cublasLtMatmulMatrixScale_t mode = p.blocks == OperandFormat::kNvFp4
+                                                 ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3
+                                                 : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    set_attribute(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+    set_attribute(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+    set_scales(plan.product, p, operands);
+  }
+  describe(plan.first, operand_type(p), p.batch, p.transpose_b ? p.cols : p.depth, p.transpose_b ? p.depth : p.cols);
+  describe(plan.second, operand_type(p), p.batch, p.transpose_a ? p.depth : p.rows, p.transpose_a ? p.rows : p.depth);
+  describe(plan.result, cuda_type(p.output), p.batch, p.rows, p.cols);
 
   cublasLtMatmulPreferenceOpaque_t preference;
   NMOE_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
@@ -87,14 +118,15 @@ CublasLt::Plan CublasLt::make_plan(const GemmProblem& p) const {
   return plan;
 }
 
-CublasLt::Plan CublasLt::plan_of(const GemmProblem& problem) {
+CublasLt::Plan CublasLt::plan_of(const GemmProblem& problem, const GemmOperands& operands) {
   const std::lock_guard lock(mutex_);
   const auto known = plans_.find(problem);
-  return known != plans_.end() ? known->second : plans_.emplace(problem, make_plan(problem)).first->second;
+  return known != plans_.end() ? known->second : plans_.emplace(problem, make_plan(problem, operands)).first->second;
 }
 
 void CublasLt::multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream) {
-  Plan plan = plan_of(problem);
+  Plan plan = plan_of(problem, operands);
+  set_scales(plan.product, problem, operands);
   const void* c = operands.c != nullptr ? operands.c : operands.d;
   const bool on_device = problem.device_scales;
   const float* const alpha = on_device ? operands.scales : &operands.alpha;

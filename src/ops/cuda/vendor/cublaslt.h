@@ -1,6 +1,7 @@
 // Matrix products by cuBLASLt, on one device.
 //
-// BF16 operands are multiplied with F32 accumulation, F32 operands without TF32 unless that is asked for. The same
+// BF16 operands and blocks of low precision are multiplied with F32 accumulation, F32 operands without TF32 unless that
+// is asked for. The same
 // problem gives the same bits every time: cuBLASLt is asked for its first choice of algorithm once, the answer is kept,
 // and where an algorithm splits a sum, the parts meet in the workspace in one order and are not added by atomics.
 #pragma once
@@ -13,6 +14,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/kinds.h"
 #include "tensor/dtype.h"
 
 namespace nmoe::cuda {
@@ -20,14 +22,15 @@ namespace nmoe::cuda {
 // All that an algorithm is chosen by: d [rows, cols] = op(a) [rows, depth] op(b) [depth, cols], of matrices or of
 // stacks of them, row-major and dense; op transposes or does not.
 struct GemmProblem {
-  int64_t batch = 0;                      // matrices of a stack, one after another; 0: single matrices
-  int64_t rows = 0, cols = 0, depth = 0;  // > 0
-  DType input = DType::kF32;              // F32 or BF16
-  DType output = DType::kF32;             // F32 or `input`
-  bool transpose_a = false;               // a is [depth, rows]
-  bool transpose_b = false;               // b is [cols, depth]
-  bool tf32 = false;                      // F32 factors are rounded to 11 bits for the tensor cores; sums stay F32
-  bool device_scales = false;             // alpha and beta are the device's (GemmOperands::scales)
+  int64_t batch = 0;                           // matrices of a stack, one after another; 0: single matrices
+  int64_t rows = 0, cols = 0, depth = 0;       // > 0
+  DType input = DType::kF32;                   // F32 or BF16; U8: codes, of these blocks:
+  OperandFormat blocks = OperandFormat::kAct;  // kMxFp8 or kNvFp4, depth along the rows of a and b
+  DType output = DType::kF32;                  // F32, or `input`; of blocks F32 or BF16
+  bool transpose_a = false;                    // a is [depth, rows]
+  bool transpose_b = false;                    // b is [cols, depth]
+  bool tf32 = false;                           // F32 factors are rounded to 11 bits for the tensor cores; sums stay F32
+  bool device_scales = false;                  // alpha and beta are the device's (GemmOperands::scales)
   uint32_t align_a = 16, align_b = 16, align_d = 16;  // bytes that divide the address of every matrix
   int64_t workspace_bytes = 0;
 
@@ -46,6 +49,8 @@ struct GemmOperands {
   void* workspace = nullptr;        // GemmProblem::workspace_bytes
   float alpha = 1.0F, beta = 0.0F;  // with a beta of 0, c is not read
   const float* scales = nullptr;    // alpha and beta in device memory, in place of those
+  const void* a_scales = nullptr;   // of blocks, as block_scratch.h has them
+  const void* b_scales = nullptr;
 };
 
 // Of the device that is current when it is made. Thread-safe.
@@ -66,9 +71,9 @@ class CublasLt {
     cublasLtMatrixLayoutOpaque_t first{}, second{}, result{};
     cublasLtMatmulAlgo_t algorithm{};
   };
-  Plan make_plan(const GemmProblem& problem) const;
+  Plan make_plan(const GemmProblem& problem, const GemmOperands& operands) const;
   // A copy, for cuBLASLt takes no const descriptions.
-  Plan plan_of(const GemmProblem& problem);
+  Plan plan_of(const GemmProblem& problem, const GemmOperands& operands);
 
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;  // guards plans_

@@ -1,4 +1,5 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h.
+// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h, of blocks by
+// sm100/rounded_products.h.
 #include <algorithm>
 
 #include "base/error.h"
@@ -6,13 +7,15 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm100/rounded_products.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
 namespace {
 
-constexpr bool kHasSm90 = NMOE_CUDA_MAJOR == 9;
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+constexpr bool kHasSm90 = kKernels.has_sm90(), kHasSm100 = kKernels.has_sm100();
 
 // d [rows, cols] = op(a) [rows, depth] op(b) [depth, cols] + c; all row-major and dense, op transposes or does not.
 struct Product {
@@ -98,6 +101,9 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   if (const WeightCodes& w = args.rounding.weight; w.defined()) {
     return multiply_fp8(ctx, args.rounding, args.x, w.values, w.scales, args.addend, args.y);
   }
+  if constexpr (kHasSm100) {
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+  }
   multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y,
                  args.rounding.product_scale});
 }
@@ -112,6 +118,9 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
   if (const WeightCodes& w = args.rounding.weight; w.defined()) {
     return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx);
   }
+  if constexpr (kHasSm100) {
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+  }
   multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx,
                  args.rounding.product_scale});
 }
@@ -119,6 +128,9 @@ void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
 void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
   NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
   const Tensor addend = args.accumulate ? args.dw : Tensor();
+  if constexpr (kHasSm100) {
+    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+  }
   multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw,
                  args.rounding.product_scale});
 }

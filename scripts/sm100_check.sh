@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# That a build for Blackwell multiplies by its tensor cores, which nobody here can run: looks for the instructions.
+#
+#   scripts/sm100_check.sh BUILD     BUILD: a folder that `cmake --preset blackwell` and `cmake --build` made
+#
+# In the program's machine code where there is cuobjdump; else in the PTX of the kernel, whose instructions ptxas has
+# translated one by one.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly build=${1:?usage: scripts/sm100_check.sh BUILD}
+readonly kernel=src/ops/cuda/sm100/grouped_product.cu
+text=$(mktemp)
+trap 'rm -f "$text"' EXIT
+
+if cuobjdump=$(command -v cuobjdump || command -v /usr/local/cuda/bin/cuobjdump); then
+  "$cuobjdump" -sass "$build/n" > "$text"
+  # BF16, FP8 with scales, FP4 with scales, scales to tensor memory.
+  wanted=(UTCHMMA UTCQMMA UTCOMMA UTCCP)
+else
+  command=$(python3 - "$build/compile_commands.json" "$kernel" "$text" << 'PYTHON'
+import json, re, sys
+commands, kernel, target = sys.argv[1:]
+[entry] = [e for e in json.load(open(commands)) if e["file"].endswith(kernel)]
+print("cd", entry["directory"], "&&", re.sub(r" -c (\S+) -o \S+", rf" -ptx \1 -o {target}", entry["command"]))
+PYTHON
+)
+  bash -c "$command"
+  wanted=(tcgen05.mma.cta_group::1.kind::f16
+    tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale
+    tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale
+    tcgen05.cp.cta_group::1.32x128b.warpx4)
+fi
+for instruction in "${wanted[@]}"; do
+  count=$(grep -cF "$instruction" "$text" || true)
+  printf '%6d  %s\n' "$count" "$instruction"
+  if [[ $count == 0 ]]; then
+    printf 'error: no %s in %s\n' "$instruction" "$build/n" >&2
+    exit 1
+  fi
+done
