@@ -18,8 +18,8 @@ namespace nmoe {
 // Which formats a device takes, and how, Ops::weight_rounding() says. The CPU in F32 takes all, and counts as the
 // oracle of other devices. CUDA on Hopper takes kFp8 in BF16: products of codes, of columns for gradients of weights,
 // whose sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there.
-// It emulates kMxFp8 and kNvFp4 in BF16: products of operands that were rounded and widened again. Blackwell takes those
-// two in BF16, by tensor cores that have them.
+// It emulates kMxFp8 and kNvFp4 in BF16: products of operands that were rounded and widened again. Blackwell takes
+// those two in BF16, by tensor cores that have them.
 //
 // Where an operand was rounded before, its codes may come along: to the same as the product would round it to.
 struct OperandRounding {
