@@ -64,8 +64,18 @@ inline Config low_precision_config() {
                       "low_precision.toml");
 }
 
+inline Config nvfp4_config() {
+  return parse_config(R"(
+    run.precision = "nvfp4"
+    precision.nvfp4_transform = false
+    [model.moe]
+    num_experts = 8)",
+                      "nvfp4.toml");
+}
+
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(), dense_gqa_config(), mla_moe_config(), hybrid_config(), low_precision_config()};
+  return {Config(),        dense_gqa_config(),     mla_moe_config(),
+          hybrid_config(), low_precision_config(), nvfp4_config()};
 }
 
 // The values of all keys, those without effect included.
