@@ -303,11 +303,11 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   const bool any_nvfp4 = is_nvfp4(precision.mixer) || is_nvfp4(precision.dense) || is_nvfp4(precision.shared) ||
                          is_nvfp4(precision.experts);
   f.key("nvfp4_transform", precision.nvfp4_transform, kFlag,
-        "operands of gradients of weights in nvfp4 go through the random Hadamard transform")
+        "random Hadamard transform ahead of nvfp4's gradients of weights")
       .needs(any_nvfp4, "a part in nvfp4")
       .leave_out_if(precision.nvfp4_transform);
   f.key("nvfp4_random_rounding", precision.nvfp4_random_rounding, kFlag,
-        "gradients of outputs are rounded to nvfp4 at random, else to nearest")
+        "gradients of outputs are rounded at random in nvfp4")
       .needs(any_nvfp4, "a part in nvfp4")
       .leave_out_if(precision.nvfp4_random_rounding);
   // Whoever only looks on changes nothing.

@@ -74,8 +74,7 @@ inline Config nvfp4_config() {
 }
 
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(),        dense_gqa_config(),     mla_moe_config(),
-          hybrid_config(), low_precision_config(), nvfp4_config()};
+  return {Config(), dense_gqa_config(), mla_moe_config(), hybrid_config(), low_precision_config(), nvfp4_config()};
 }
 
 // The values of all keys, those without effect included.
