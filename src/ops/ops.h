@@ -39,6 +39,7 @@
 #include "ops/contracts/exchange.h"
 #include "ops/contracts/head.h"
 #include "ops/contracts/linear.h"
+#include "ops/contracts/measure_product.h"
 #include "ops/contracts/moe.h"
 #include "ops/contracts/norm.h"
 #include "ops/contracts/optimizer.h"
@@ -63,6 +64,7 @@
   X(abs_max, AbsMax)                                             \
   X(quantize, Quantize)                                          \
   X(measure_rounding, MeasureRounding)                           \
+  X(measure_product, MeasureProduct)                             \
   X(embedding_forward, EmbeddingForward)                         \
   X(embedding_backward, EmbeddingBackward)                       \
   X(linear_forward, LinearForward)                               \

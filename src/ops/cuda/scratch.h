@@ -36,6 +36,15 @@ inline Tensor claim(ArenaScope& scope, const MeasureRounding& args) {
   return args.format == OperandFormat::kNvFp4 ? scope.allocate(DType::kF32, {args.x.dim(0)}) : Tensor();
 }
 
+struct ProductMagnitudes {
+  Tensor x, w;  // [1], [E] F32
+};
+inline ProductMagnitudes claim(ArenaScope& scope, const MeasureProduct& args) {
+  if (args.format != OperandFormat::kNvFp4) return {};
+  const Tensor x = scope.allocate(DType::kF32, {1});
+  return {x, scope.allocate(DType::kF32, {args.w.dim(0)})};
+}
+
 // --- dense products: cuBLASLt's workspace, of the size that NVIDIA recommends for Hopper.
 constexpr int64_t kProductWorkspaceBytes = int64_t{32} << 20;
 inline Tensor claim_product_workspace(ArenaScope& scope) {

@@ -180,6 +180,55 @@ TEST_F(CudaQuantize, WhatRoundingLosesIsWhatTheCpuSays) {
   }
 }
 
+// Both sum up in fp64; the order of sums may change the last bit of a ratio.
+TEST_F(CudaQuantize, WhatRoundingLosesOfAProductIsWhatTheCpuSays) {
+  struct Case {
+    int64_t experts, rows, out, in;
+    bool picked;
+  };
+  for (const Case& c : {Case{1, 300, 200, 144, false},
+                        {1, 40, 16, 32, false},
+                        {1, 5, 48, 2048, false},
+                        {6, 500, 96, 384, false},
+                        {6, 500, 384, 96, true},
+                        {1, 77, 33, 19, false}}) {
+    for (const OperandFormat format : {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
+      for (const DType dtype : kActDTypes) {
+        for (const bool over_out : {false, true}) {
+          const int64_t depth = over_out ? c.out : c.in;
+          const Tensor x = normal({c.rows, depth}, dtype), w = normal({c.experts, c.out, c.in}, dtype, 0.02);
+          for (int64_t i = 0; i < x.num_elements(); i += 97) set(x, i, i % 2 == 0 ? 0.0 : std::ldexp(1.0, 9));
+          std::vector<double> picks, ends = {0};
+          for (int64_t i = 0; i < c.rows; ++i) picks.push_back(static_cast<double>(i * 13 % c.rows));
+          for (int64_t e = 0; e < c.experts; ++e) {  // some without rows, and rows that are not there
+            ends.push_back(e % 3 == 1 ? ends.back() : static_cast<double>((e + 1) * c.rows / (c.experts + 1)));
+          }
+          const Tensor index = c.picked ? pool_.ints({c.rows}, picks) : Tensor();
+          const Tensor offsets = c.experts > 1 ? pool_.ints({c.experts + 1}, ends) : Tensor();
+          const Tensor counts = pool_.zeros(DType::kF64, {5});
+          cpu().measure_product(
+              {.format = format, .x = {x, index}, .w = w, .over_out = over_out, .offsets = offsets, .counts = counts});
+          const Tensor device_counts = up(pool_.zeros(DType::kF64, {5}));
+          const MeasureProduct device{.format = format,
+                                      .x = {up(x, dtype), up(index)},
+                                      .w = up(w, dtype),
+                                      .over_out = over_out,
+                                      .offsets = up(offsets),
+                                      .counts = device_counts};
+          run([&](Ops& ops) { ops.measure_product(device); });
+          const Tensor found = down(device_counts);
+          const double *expected = counts.data<double>(), *actual = found.data<double>();
+          EXPECT_GT(expected[3], 0);
+          for (size_t i = 0; i < 4; ++i) EXPECT_EQ(actual[i], expected[i]) << i;
+          EXPECT_NEAR(actual[4], expected[4], 1e-6 * expected[4])
+              << c.rows << " " << c.out << " " << c.in << " " << static_cast<int>(format) << over_out;
+          tensors_.rewind(0);
+        }
+      }
+    }
+  }
+}
+
 // What cannot be done yet is refused, not done otherwise.
 TEST_F(CudaQuantize, ProductsRefuseWhatTheyDoNotRound) {
   EXPECT_EQ(gpu().weight_rounding(OperandFormat::kNvFp4), WeightRounding::kInside);
