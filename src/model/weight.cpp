@@ -76,10 +76,12 @@ ColumnCodes Weight::push_columns(Arena& activations, int64_t num_rows, int64_t w
 
 void Weight::measure_rows(Ops& ops, Measured operand, const OperandRows& rows, Tensor offsets) {
   const Tensor& x = rows.source;
-  const bool ragged = offsets.defined() && !rows.index.defined();
+  // Every token is picked as often as every other: without scales of experts, shares are those of each once.
+  const bool each_once = rows.index.defined() && format != OperandFormat::kNvFp4;
   ops.measure_rounding({.format = format,
                         .x = x.reshape({1, x.dim(0), x.dim(1)}),
-                        .num_rows = ragged ? offsets.rows(offsets.dim(0) - 1, offsets.dim(0)) : Tensor(),
+                        .offsets = each_once ? Tensor() : offsets,
+                        .index = each_once ? Tensor() : rows.index,
                         .counts = rounding_counts[static_cast<int64_t>(operand)]});
 }
 

@@ -94,8 +94,8 @@ class Weight {
   // From here on the next product of each kind measures: adds to rounding_counts what rounding its operands to `format`
   // loses of them (contracts/quantize.h) and of its outputs (contracts/measure_product.h), whatever it rounds them to.
   void measure_next() { measures_forward_ = measures_gradient_ = rounding_counts.defined(); }
-  // For those products, in front of each. Rows as they take them: picked ones are measured where they lie, each once;
-  // of others those are there that `offsets` covers. `value`: with what joins it.
+  // For those products, in front of each. Rows as they take them, of experts those that `offsets` covers. `value`: with
+  // what joins it.
   void measure_forward(Ops& ops, const OperandRows& x, Tensor value, Tensor offsets = {});
   void measure_gradient(Ops& ops, const OperandRows& dy, Tensor value, Tensor offsets = {});
   // Room for codes of rows [N, width] that go into a product with this weight; undefined where it has no codes itself.

@@ -1,8 +1,9 @@
 // How much of a product rounding its operands loses, without the product: what a run looks at beside its operands
 // (contracts/quantize.h) to see that a layer bears a format. Letters and conventions: ops/ops.h.
 //
-// A sample of outputs: 8 runs of 8 neighbouring rows by 8 runs of 8 neighbouring columns, spread evenly over those that
-// there are. For each of these 64 tiles what is lost is the sum of squared errors over that of the squares, 1 at most,
+// A sample of outputs: tiles of 8 neighbouring rows by 8 neighbouring columns, of 8 runs of rows and 8 of columns that
+// are spread evenly over those that there are: all 64, of experts 8 each, one of every run of rows and of columns. So
+// what is found of an expert does not depend on which others are here. For each tile what is lost is the sum of squared errors over that of the squares, 1 at most,
 // of the outputs of operands rounded to nearest against those of operands as they are, both summed up in fp64. Not
 // transformed, as NVFP4's gradients of weights are: those products are not measured.
 #pragma once
@@ -26,9 +27,11 @@ NMOE_HOST_DEVICE inline int64_t sampled_row(int64_t run, int64_t rows) { return 
 NMOE_HOST_DEVICE inline int64_t sampled_col(int64_t run, int64_t cols) {
   return run * cols / kSampledRuns / kSampledRun * kSampledRun;
 }
+// With how many runs of columns each run of rows is looked at: run r with r, r + 1, ... around.
+constexpr int64_t sampled_runs_of_columns(bool of_experts) { return of_experts ? 1 : kSampledRuns; }
 
 // x w^T, or x w with over_out, as a forward product or one of an input's gradient. With offsets the rows [offsets[e],
-// offsets[e + 1]) go through expert e's matrix; a run of rows ends where those of its first row's expert do.
+// offsets[e + 1]) go through expert e's matrix, and have a tensor scale of their own in NVFP4.
 struct MeasureProduct {
   OperandFormat format = OperandFormat::kFp8;
   OperandRows x;  // [R, in]; over_out: [R, out]

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "ops/cpu/expert_rows.h"
 #include "ops/cpu/operations.h"
 #include "tensor/block_rounding.h"
 
@@ -86,32 +87,33 @@ void measure_product(Context& ctx, const MeasureProduct& args) {
   const int64_t E = args.w.dim(0), out = args.w.dim(1), in = args.w.dim(2);
   ArenaScope scope(ctx.scratch);
   Tensor x_amax, w_amax;
-  const bool is_nvfp4 = args.format == OperandFormat::kNvFp4;
-  const bool ragged = args.offsets.defined() && !args.x.index.defined();
-  if (is_nvfp4) {
-    x_amax = scope.allocate(DType::kF32, {1});
+  if (args.format == OperandFormat::kNvFp4) {
+    x_amax = scope.allocate(DType::kF32, {E});
     w_amax = scope.allocate(DType::kF32, {E});
     const Tensor& x = args.x.source;
-    abs_max<Real>(ctx, {.x = x.reshape({1, x.dim(0), x.dim(1)}),
-                        .num_rows = ragged ? args.offsets.rows(E, E + 1) : Tensor(),
-                        .amax = x_amax});
+    if (args.offsets.defined()) {
+      expert_abs_max(ctx, args.x, args.offsets, x_amax);
+    } else {
+      abs_max<Real>(ctx, {.x = x.reshape({1, x.dim(0), x.dim(1)}), .amax = x_amax});
+    }
     abs_max<Real>(ctx, {.x = args.w, .amax = w_amax});
   }
   if (ctx.counting()) return;
   const int32_t* const offsets = args.offsets.defined() ? args.offsets.data<int32_t>() : nullptr;
-  const int64_t R = offsets == nullptr ? args.x.num_rows() : offsets[E];
-  if (R == 0) return;
   const int64_t depth = args.x.width(), cols = args.over_out ? in : out;
+  const int64_t across = sampled_runs_of_columns(offsets != nullptr), tiles = kSampledRuns * across;
   const auto amax_of = [](const Tensor& amax, int64_t i) {
     return amax.defined() ? amax_of_bits(magnitude_bits(amax.data<float>()[i])) : 0.0F;
   };
   double* const sums = args.counts.data<double>();
-  parallel_blocks(ctx, kSampledRuns * kSampledRuns, 1, [&](int64_t begin, int64_t end, int) {
+  parallel_blocks(ctx, E * tiles, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t row = sampled_row(tile / kSampledRuns, R), col = sampled_col(tile % kSampledRuns, cols);
-      const int64_t expert = offsets == nullptr ? 0 : std::upper_bound(offsets, offsets + E + 1, row) - offsets - 1;
-      const int64_t last = offsets == nullptr ? R : offsets[expert + 1];
+      const int64_t expert = tile / tiles, run = tile % tiles / across, col_run = (run + tile % across) % kSampledRuns;
+      const int64_t first = offsets == nullptr ? 0 : offsets[expert];
+      const int64_t last = offsets == nullptr ? args.x.num_rows() : offsets[expert + 1];
+      const int64_t row = first + sampled_row(run, last - first), col = sampled_col(col_run, cols);
       const int64_t num_rows = std::min(kSampledRun, last - row), num_cols = std::min(kSampledRun, cols - col);
+      if (num_rows == 0) continue;
       std::array<Operand, kSampledRun> rows = {};
       for (int64_t i = 0; i < num_rows; ++i) {
         const int64_t source = args.x.index.defined() ? args.x.index.data<int32_t>()[row + i] : row + i;
@@ -121,7 +123,7 @@ void measure_product(Context& ctx, const MeasureProduct& args) {
                                         .row_stride = depth,
                                         .depth_stride = 1,
                                         .height = 1,
-                                        .tensor_amax = amax_of(x_amax, 0)};
+                                        .tensor_amax = amax_of(x_amax, expert)};
       }
       const Operand w{.data = args.w.data<float>() + expert * out * in,
                       .count = cols,

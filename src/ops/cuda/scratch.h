@@ -31,17 +31,18 @@ inline Tensor claim_partials(ArenaScope& scope, const Tensor& x, DType partial) 
   return scope.allocate(partial, {blocks_for(x.num_elements(), kReduceElements)});
 }
 
-// --- what rounding loses: the largest magnitudes of matrices, where these have a scale.
+// --- what rounding loses: the largest magnitudes of matrices, or of experts' rows, where these have a scale.
 inline Tensor claim(ArenaScope& scope, const MeasureRounding& args) {
-  return args.format == OperandFormat::kNvFp4 ? scope.allocate(DType::kF32, {args.x.dim(0)}) : Tensor();
+  if (args.format != OperandFormat::kNvFp4) return {};
+  return scope.allocate(DType::kF32, {args.offsets.defined() ? args.offsets.dim(0) - 1 : args.x.dim(0)});
 }
 
 struct ProductMagnitudes {
-  Tensor x, w;  // [1], [E] F32
+  Tensor x, w;  // [E] F32
 };
 inline ProductMagnitudes claim(ArenaScope& scope, const MeasureProduct& args) {
   if (args.format != OperandFormat::kNvFp4) return {};
-  const Tensor x = scope.allocate(DType::kF32, {1});
+  const Tensor x = scope.allocate(DType::kF32, {args.w.dim(0)});
   return {x, scope.allocate(DType::kF32, {args.w.dim(0)})};
 }
 

@@ -1,9 +1,10 @@
 // How much of a sample of a product's outputs rounding loses (contracts/measure_product.h): the arithmetic of
 // tensor/block_rounding.h, which the CPU runs too, in fp64 from there on.
 //
-// A thread block has one of the 64 tiles of outputs, and goes through what is summed over in chunks of 128, which are
+// A thread block has one of the tiles of outputs, and goes through what is summed over in chunks of 128, which are
 // whole blocks of every format: largest magnitudes, then values as they are and rounded in shared memory, then
 // products.
+#include "ops/cuda/kernels/expert_amax.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -28,7 +29,7 @@ struct Product {
   const int32_t* index;                      // null: row r is x's
   const int32_t* offsets;                    // null: one matrix, all rows
   const float *x_amax, *w_amax;              // NVFP4
-  int64_t num_experts, num_rows;             // num_rows: without offsets
+  int64_t num_rows;                          // without offsets
   int64_t depth, cols;                       // of what is summed over, of outputs
   int64_t matrix, col_stride, depth_stride;  // of w, in elements
 };
@@ -44,22 +45,16 @@ __global__ void __launch_bounds__(kThreads) product_kernel(const T* x, const T* 
   __shared__ double ws[2][kRun][kChunk + 1];       // as they are, rounded
   __shared__ unsigned largest[kRun][kMostBlocks];  // of w's blocks: of tiles in the first row
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
-  const int64_t there = p.offsets == nullptr ? p.num_rows : p.offsets[p.num_experts];
-  if (there <= 0) return;
-  const int64_t row = sampled_row(blockIdx.x, there), col = sampled_col(blockIdx.y, p.cols);
-  int64_t expert = 0, last = there;
-  if (p.offsets != nullptr) {
-    int64_t above = p.num_experts;  // offsets[expert] <= row < offsets[above]
-    while (above - expert > 1) {
-      const int64_t middle = (expert + above) / 2;
-      (p.offsets[middle] <= row ? expert : above) = middle;
-    }
-    last = p.offsets[above];
-  }
+  const int64_t expert = blockIdx.z;
+  const int64_t first = p.offsets == nullptr ? 0 : p.offsets[expert],
+                last = p.offsets == nullptr ? p.num_rows : p.offsets[expert + 1];
+  if (last <= first) return;
+  const int64_t row = first + sampled_row(blockIdx.x, last - first),
+                col = sampled_col((blockIdx.x + blockIdx.y) % kSampledRuns, p.cols);
   const int rows = static_cast<int>(min(int64_t{kRun}, last - row)),
             cols = static_cast<int>(min(int64_t{kRun}, p.cols - col));
   const T* const matrix = w + expert * p.matrix;
-  const float x_amax = p.x_amax == nullptr ? 0.0F : amax_of_bits(magnitude_bits(*p.x_amax)),
+  const float x_amax = p.x_amax == nullptr ? 0.0F : amax_of_bits(magnitude_bits(p.x_amax[expert])),
               w_amax = p.w_amax == nullptr ? 0.0F : amax_of_bits(magnitude_bits(p.w_amax[expert]));
   const int width = p.width;
   const bool tiles = p.format != OperandFormat::kMxFp8;
@@ -153,10 +148,11 @@ void measure_product(Context& ctx, const MeasureProduct& args) {
   const ProductMagnitudes amax = claim(scratch, args);
   if (ctx.counting() || args.x.num_rows() == 0 || w.num_elements() == 0) return;
   if (amax.x.defined()) {
-    const bool ragged = args.offsets.defined() && !args.x.index.defined();
-    abs_max(ctx, {.x = x.reshape({1, x.dim(0), x.dim(1)}),
-                  .num_rows = ragged ? args.offsets.rows(E, E + 1) : Tensor(),
-                  .amax = amax.x});
+    if (args.offsets.defined()) {
+      expert_abs_max(ctx, args.x, args.offsets, amax.x);
+    } else {
+      abs_max(ctx, {.x = x.reshape({1, x.dim(0), x.dim(1)}), .amax = amax.x});
+    }
     abs_max(ctx, {.x = w, .amax = amax.w});
   }
   const Product product{.format = args.format,
@@ -165,14 +161,14 @@ void measure_product(Context& ctx, const MeasureProduct& args) {
                         .offsets = args.offsets.defined() ? args.offsets.data<int32_t>() : nullptr,
                         .x_amax = amax.x.defined() ? amax.x.data<float>() : nullptr,
                         .w_amax = amax.w.defined() ? amax.w.data<float>() : nullptr,
-                        .num_experts = E,
                         .num_rows = args.x.num_rows(),
                         .depth = args.x.width(),
                         .cols = args.over_out ? in : out,
                         .matrix = out * in,
                         .col_stride = args.over_out ? 1 : in,
                         .depth_stride = args.over_out ? in : 1};
-  const dim3 grid(static_cast<unsigned>(kSampledRuns), static_cast<unsigned>(kSampledRuns));
+  const dim3 grid(static_cast<unsigned>(kSampledRuns),
+                  short_grid_size(sampled_runs_of_columns(args.offsets.defined())), short_grid_size(E));
   dispatch_act(w.dtype(), [&](auto element) {
     using T = decltype(element);
     product_kernel<<<grid, kThreads, 0, ctx.stream>>>(x.data<T>(), w.data<T>(), product, args.counts.data<double>());
