@@ -61,6 +61,20 @@ TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   }
 }
 
+// A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept.
+TEST_F(PrecisionTest, AValueThatIsNotFiniteReachesNoCheckpoint) {
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    const auto absurd = [&](int64_t steps) {
+      std::vector<std::string> overrides = settings(precision, steps);
+      overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0"});
+      return overrides;
+    };
+    EXPECT_TRUE(contains(error_of([&] { run(precision, absurd(9)); }).what(), "step 2: loss "));
+    run(precision + "_one", absurd(1));
+    expect_same_state(checkpoints(precision), checkpoints(precision + "_one"));
+  }
+}
+
 TEST_F(PrecisionTest, LowPrecisionDefinesTheRun) {
   run("low", settings("mxfp8", 2));
   const auto goes_on = [&](const std::string& key) {
