@@ -192,10 +192,10 @@ class Workspace {
   Arena& activations_;
   Model model_;
   Batch batch_;
-  Tensor rounding_key_;  // [1] i64
-  Tensor losses_;        // [T]
-  Tensor loss_scale_;    // [1] f64
-  Tensor logits_;        // [T, V]
+  Tensor rounding_key_;               // [1] i64
+  Tensor losses_;                     // [T]
+  Tensor loss_scale_;                 // [1] f64
+  Tensor logits_;                     // [T, V]
   std::vector<Tensor> given_logits_;  // [T, E] of each router, where they are given
   Routing routing_;
 };

@@ -51,10 +51,10 @@ struct RelativeErrors {
 // routers' logits of fp32 in place of their own.
 struct LowPrecisionReport {
   RelativeErrors found;
-  // By first order: what errors of the products' operands do to this model on this text. In fp32, with the same routers'
-  // logits, all weights that would be rounded get random errors of a sixteenth of what rounding costs a product; the
-  // consequences are multiplied by 16. Operands are taken for normal values (31.5 dB in E4M3; NVFP4: 20.4 in rows, 19.1
-  // in tiles). A gradient that is itself a product of rounded operands has that error, too.
+  // By first order: what errors of the products' operands do to this model on this text. In fp32, with the same
+  // routers' logits, all weights that would be rounded get random errors of a sixteenth of what rounding costs a
+  // product; the consequences are multiplied by 16. Operands are taken for normal values (31.5 dB in E4M3; NVFP4: 20.4
+  // in rows, 19.1 in tiles). A gradient that is itself a product of rounded operands has that error, too.
   RelativeErrors expected;
   int64_t choices = 0, other_choices = 0;  // of experts; those that are others with the routers' own logits
 
@@ -77,8 +77,9 @@ struct ParityReport {
 // What rounding both operands costs a product, relative.
 double rounding_error_of_product(Precision precision);
 
-// One forward and backward, in a low precision four. Error (usage) when there is no such device; Error (runtime) when a file is damaged, or
-// `expected` lacks a tensor, has one of another shape or dtype, or one that is no part of the model.
+// One forward and backward, in a low precision four. Error (usage) when there is no such device; Error (runtime) when a
+// file is damaged, or `expected` lacks a tensor, has one of another shape or dtype, or one that is no part of the
+// model.
 ParityReport compare_with_reference(const ParityOptions& options);
 
 }  // namespace nmoe

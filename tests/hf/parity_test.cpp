@@ -204,9 +204,8 @@ TEST_F(Parity, LowPrecisionsDoNotExplainAnotherModel) {
     Tensors changed = tensors_;
     change(changed);
     write_tensors(dir_.path() / "expected.safetensors", changed);
-    return compare_with_reference({.model = model_,
-                                   .expected = dir_.path() / "expected.safetensors",
-                                   .precision = Precision::kFp8})
+    return compare_with_reference(
+               {.model = model_, .expected = dir_.path() / "expected.safetensors", .precision = Precision::kFp8})
         .low->as_expected();
   };
   EXPECT_TRUE(is_as_expected([](Tensors&) {}));

@@ -87,7 +87,9 @@ inline std::vector<QuantizeCase> read_quantize_cases(TensorPool& pool) {
 }
 
 // The odd numbers below 32, of which those from 17 on lie between two of E4M3, and 256, so that a block's scale is 1.
-inline double tie(int64_t i) { return i % 16 == 0 ? 256.0 : static_cast<double>(i % 16 * 2 + 1) * (i % 3 == 0 ? -1 : 1); }
+inline double tie(int64_t i) {
+  return i % 16 == 0 ? 256.0 : static_cast<double>(i % 16 * 2 + 1) * (i % 3 == 0 ? -1 : 1);
+}
 
 // Overwrites the first 8 rows of x [N, C] with what is not ordinary: row r with kind (r + shift) % 8 of zeros of both
 // signs, ordinary values with a NaN, with an infinity of either sign, subnormals, ties, large values, halves.

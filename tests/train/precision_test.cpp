@@ -190,8 +190,8 @@ TEST_F(FallbackTest, WithLogicalShardsSoDoAnyNumberOfRanks) {
   for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
     for (const std::string ranks : {"1", "2", "4"}) {
       run(precision + ranks, 8,
-          {"run.precision=" + precision, "precision.fallback=act", "precision.check_every=2",
-           "train.microbatch_seqs=2", "model.moe.num_experts=8", "parallel.logical_shards=4", "parallel.ranks=" + ranks},
+          {"run.precision=" + precision, "precision.fallback=act", "precision.check_every=2", "train.microbatch_seqs=2",
+           "model.moe.num_experts=8", "parallel.logical_shards=4", "parallel.ranks=" + ranks},
           3);
     }
     EXPECT_EQ(left(precision + "1"), "1 experts;");

@@ -3,9 +3,10 @@
 //
 // A sample of outputs: tiles of 8 neighbouring rows by 8 neighbouring columns, of 8 runs of rows and 8 of columns that
 // are spread evenly over those that there are: all 64, of experts 8 each, one of every run of rows and of columns. So
-// what is found of an expert does not depend on which others are here. For each tile what is lost is the sum of squared errors over that of the squares, 1 at most,
-// of the outputs of operands rounded to nearest against those of operands as they are, both summed up in fp64. Not
-// transformed, as NVFP4's gradients of weights are: those products are not measured.
+// what is found of an expert does not depend on which others are here. For each tile what is lost is the sum of squared
+// errors over that of the squares, 1 at most, of the outputs of operands rounded to nearest against those of operands
+// as they are, both summed up in fp64. Not transformed, as NVFP4's gradients of weights are: those products are not
+// measured.
 #pragma once
 
 #include <cstdint>

@@ -308,9 +308,8 @@ TEST_F(CudaFp8Operations, NormsLeaveTheirCodes) {
     set_specials(host_dy);
     set_specials(host_dx, 5);  // ties where dy is zero
     for (int64_t j = 0; j < D / 2; ++j) set(host_gain, j, tie(j));
-    const Tensor x = up(host_x, DType::kBF16), gain = up(host_gain), rstd = up(pool_.zeros({N})),
-                 y = poisoned({N, D}), dgain = up(pool_.zeros({D})), dy = up(host_dy, DType::kBF16),
-                 dx = up(host_dx, DType::kBF16);
+    const Tensor x = up(host_x, DType::kBF16), gain = up(host_gain), rstd = up(pool_.zeros({N})), y = poisoned({N, D}),
+                 dgain = up(pool_.zeros({D})), dy = up(host_dy, DType::kBF16), dx = up(host_dx, DType::kBF16);
     const RowCodes y_codes = room_for_codes(N, D), dx_codes = room_for_codes(N, D);
     gpu().rms_norm_forward({.x = x, .gain = gain, .eps = 1e-6, .y = y, .rstd = rstd, .y_codes = y_codes});
     expect_codes(y_codes, y, N);
@@ -343,8 +342,7 @@ TEST_F(CudaFp8Operations, WhatIsNotFiniteLeavesItsCodes) {
     const Tensor w_in = up(normal({E, W, D}, DType::kBF16, 0.05), DType::kBF16),
                  w_out = up(normal({E, D, F}, DType::kBF16, 0.05), DType::kBF16);
     const OperandRounding in = rounding(w_in), out = rounding(w_out);
-    const Tensor pre = poisoned({R, W}), h = poisoned({R, F}), dpre = poisoned({R, W}),
-                 dweight = up(pool_.zeros({R}));
+    const Tensor pre = poisoned({R, W}), h = poisoned({R, F}), dpre = poisoned({R, W}), dweight = up(pool_.zeros({R}));
     const RowCodes h_codes = room_for_codes(R, F), dpre_codes = room_for_codes(R, W);
     run([&](Ops& ops) {
       ops.grouped_activation_forward({.x = x,

@@ -1,6 +1,5 @@
 // A thread block has some rows of an expert. Memory-bound.
 #include "ops/cuda/kernels/expert_amax.h"
-
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/group_tiles.cuh"
 #include "ops/cuda/runtime/check.h"

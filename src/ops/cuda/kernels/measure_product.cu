@@ -167,8 +167,8 @@ void measure_product(Context& ctx, const MeasureProduct& args) {
                         .matrix = out * in,
                         .col_stride = args.over_out ? 1 : in,
                         .depth_stride = args.over_out ? in : 1};
-  const dim3 grid(static_cast<unsigned>(kSampledRuns),
-                  short_grid_size(sampled_runs_of_columns(args.offsets.defined())), short_grid_size(E));
+  const dim3 grid(static_cast<unsigned>(kSampledRuns), short_grid_size(sampled_runs_of_columns(args.offsets.defined())),
+                  short_grid_size(E));
   dispatch_act(w.dtype(), [&](auto element) {
     using T = decltype(element);
     product_kernel<<<grid, kThreads, 0, ctx.stream>>>(x.data<T>(), w.data<T>(), product, args.counts.data<double>());

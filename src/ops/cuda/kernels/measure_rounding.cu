@@ -28,7 +28,7 @@ constexpr int kValues = 8;  // of a lane, in a row
 
 struct Matrices {
   unsigned count, rows, cols;
-  bool vector;  // as can_vectorise says
+  bool vector;                     // as can_vectorise says
   const int32_t *offsets, *index;  // of experts' rows; null: there are `rows`, and as they lie
   int num_experts;
   const float* amax;  // of matrices or experts' rows; NVFP4
