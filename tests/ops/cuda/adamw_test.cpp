@@ -22,14 +22,15 @@ TEST_F(CudaAdamW, StepsAreThoseOfTheCpu) {
       for (int step = 1; step <= 3; ++step) {
         const Tensor grad = normal({size}), scale = f64({0.7});
         const Tensor rates = f64({1e-2, 1 / (1 - std::pow(0.9, step)), 1 / (1 - std::pow(0.95, step))});
-        cpu().adamw_steps({.all = {with_settings({.w = w, .grad = grad, .m = m, .v = v, .grad_scale = scale, .rates = rates})}});
+        cpu().adamw_steps(
+            {.all = {with_settings({.w = w, .grad = grad, .m = m, .v = v, .grad_scale = scale, .rates = rates})}});
         gpu().adamw_steps({.all = {with_settings({.w = device_w.w,
-                                        .low = device_w.low,
-                                        .grad = up(grad),
-                                        .m = device_m,
-                                        .v = device_v,
-                                        .grad_scale = up(scale),
-                                        .rates = up(rates)})}});
+                                                  .low = device_w.low,
+                                                  .grad = up(grad),
+                                                  .m = device_m,
+                                                  .v = device_v,
+                                                  .grad_scale = up(scale),
+                                                  .rates = up(rates)})}});
       }
       EXPECT_TRUE(same_bits(master(device_w), w)) << dtype_name(dtype) << " " << size;
       EXPECT_TRUE(same_bits(down(device_m), m)) << size;
@@ -105,7 +106,8 @@ TEST_F(CudaAdamW, MomentsInBf16AreThoseOfTheCpu) {
           return of;
         };
         cpu().adamw_steps({.all = {args(w, {}, m, v, [](Tensor x) { return x; })}});
-        gpu().adamw_steps({.all = {args(device_w.w, device_w.low, device_m, device_v, [&](Tensor x) { return up(x); })}});
+        gpu().adamw_steps(
+            {.all = {args(device_w.w, device_w.low, device_m, device_v, [&](Tensor x) { return up(x); })}});
       }
       const auto widened = [&](Tensor x) {
         const Tensor wide = pool_.zeros(DType::kF32, x.shape());
@@ -126,12 +128,12 @@ TEST_F(CudaAdamW, NothingChangesWithoutAFiniteScale) {
       const Weight device_w = weight(w, dtype);
       const Tensor device_m = up(m), device_v = up(v);
       gpu().adamw_steps({.all = {with_settings({.w = device_w.w,
-                                      .low = device_w.low,
-                                      .grad = up(normal({100})),
-                                      .m = device_m,
-                                      .v = device_v,
-                                      .grad_scale = up(f64({scale})),
-                                      .rates = up(f64({1, 1, 1}))})}});
+                                                .low = device_w.low,
+                                                .grad = up(normal({100})),
+                                                .m = device_m,
+                                                .v = device_v,
+                                                .grad_scale = up(f64({scale})),
+                                                .rates = up(f64({1, 1, 1}))})}});
       EXPECT_TRUE(same_bits(master(device_w), w));
       EXPECT_TRUE(same_bits(down(device_m), m));
       EXPECT_TRUE(same_bits(down(device_v), v));

@@ -1,5 +1,5 @@
-// AdamW, of all tensors in one launch for each kind of them. Memory-bound: a weight's 4 bytes, gradient, m and v are read once, all but the gradient written once: 28 bytes
-// a weight, 20 with moments in BF16.
+// AdamW, of all tensors in one launch for each kind of them. Memory-bound: a weight's 4 bytes, gradient, m and v are
+// read once, all but the gradient written once: 28 bytes a weight, 20 with moments in BF16.
 #include <type_traits>
 
 #include "ops/adamw_math.h"

@@ -1,5 +1,5 @@
-// Many tensors in one launch: a table of them in the kernel's parameters, by which a block finds its own. Up to 32 KB of
-// parameters come with a launch (CUDA 12.1 on, Volta on), and stay with a recording of it.
+// Many tensors in one launch: a table of them in the kernel's parameters, by which a block finds its own. Up to 32 KB
+// of parameters come with a launch (CUDA 12.1 on, Volta on), and stay with a recording of it.
 #pragma once
 
 #include <cstdint>
