@@ -57,7 +57,7 @@
   X(join_weight, JoinWeight)                                     \
   X(add_time, AddTime)                                           \
   X(sum, Sum)                                                    \
-  X(sum_of_squares, SumOfSquares)                                \
+  X(sums_of_squares, SumsOfSquares)                              \
   X(sum_in_order, SumInOrder)                                    \
   X(count_non_finite, CountNonFinite)                            \
   X(clip_scale, ClipScale)                                       \
@@ -111,7 +111,7 @@
   X(peer_fetch, PeerFetch)                                       \
   X(sum_across, SumAcross)                                       \
   X(head_loss, HeadLoss)                                         \
-  X(adamw_step, AdamWStep)                                       \
+  X(adamw_steps, AdamWSteps)                                     \
   X(muon_step, MuonStep)
 
 namespace nmoe {

@@ -25,10 +25,22 @@ constexpr int64_t device_allocation_bytes(int64_t bytes) {
   return bytes <= kPage / 2 ? bytes : blocks_for(bytes, kPage) * kPage;
 }
 
-// --- reductions to one number (Sum, SumOfSquares, CountNonFinite): a partial sum for each block.
+// --- reductions to one number (Sum, SumsOfSquares, CountNonFinite): a partial sum for each block.
 constexpr int64_t kReduceElements = int64_t{1} << 14;
 inline Tensor claim_partials(ArenaScope& scope, const Tensor& x, DType partial) {
   return scope.allocate(partial, {blocks_for(x.num_elements(), kReduceElements)});
+}
+struct SquaresScratch {
+  Tensor partials;  // [blocks of all tensors] F64
+  Tensor totals;    // [tensors] F64
+};
+inline SquaresScratch claim(ArenaScope& scope, const SumsOfSquares& args) {
+  int64_t blocks = 0;
+  for (const SumOfSquares& one : args.all) blocks += blocks_for(one.x.num_elements(), kReduceElements);
+  SquaresScratch scratch;
+  scratch.partials = scope.allocate(DType::kF64, {blocks});
+  scratch.totals = scope.allocate(DType::kF64, {static_cast<int64_t>(args.all.size())});
+  return scratch;
 }
 
 // --- what rounding loses: the largest magnitudes of matrices, or of experts' rows, where these have a scale.
