@@ -274,6 +274,8 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.expert_moves = steps.expert_moves();
   bench.last_rebalancing = steps.last_rebalancing();
   bench.rebalancing_ms = steps.rebalancing_ms();
+  bench.product_identity = product_identity(device);
+  bench.product_counts = product_counts(device);
   bench.memory = memory_of(task.plan, device);
   bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();

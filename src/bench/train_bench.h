@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "model/cost.h"
 #include "model/exchange_stats.h"
 #include "ops/device.h"
+#include "ops/products.h"
 #include "train/expert_moves.h"
 
 namespace nmoe {
@@ -38,6 +40,8 @@ struct TrainBench {
   };
   std::string device;
   SoftwareVersions software;
+  std::string product_identity;                  // product_identity() of the first rank's device
+  std::optional<ProductCounts> product_counts;  // of what the process has run
   std::string fingerprint;  // of the configuration, its vocabulary resolved
   std::string tokens;       // where they came from: the corpus, or random ids
   int64_t warmup = 0;       // steps before

@@ -1,0 +1,23 @@
+#include "bench/tune_bench.h"
+
+#include "base/error.h"
+#include "bench/train_bench.h"
+#include "ops/factory.h"
+#include "train/engine.h"
+
+namespace nmoe {
+
+TuneBench bench_tune(std::span<const Config> configs, const std::function<void(const TunedProduct&)>& told) {
+  NMOE_CHECK(!configs.empty(), "products of no configuration");
+  for (const Config& config : configs) {
+    if (config.run.device == "cuda") continue;
+    throw usage_error(fmt::format("run.device = \"{}\": there is nothing to tune on it", config.run.device),
+                      "add --set run.device=cuda");
+  }
+  for (const Config& config : configs) bench_train(config, /*warmup=*/1, /*steps=*/1);
+  // The library's record is of the device, not of the object.
+  const auto device = make_device(device_options(configs[0].run, /*num_ranks=*/1, /*rank=*/0));
+  return {.device = device->description(), .software = device->software(), .tuning = tune_products(*device, told)};
+}
+
+}  // namespace nmoe
