@@ -66,10 +66,11 @@ void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer)
 
 std::string warn_of_other_products(const std::string& before, const std::string& now) {
   if (before.empty() || now.empty() || before == now) return "";
-  return fmt::format("warning: dense products were computed by other algorithms until here ({}; now {}): this run's bits "
-                     "are no longer those of one that was never interrupted. With that device, library and program it "
-                     "goes on to the bit",
-                     before, now);
+  return fmt::format(
+      "warning: dense products were computed by other algorithms until here ({}; now {}): this run's bits "
+      "are no longer those of one that was never interrupted. With that device, library and program it "
+      "goes on to the bit",
+      before, now);
 }
 
 TrainingStart::TrainingStart(const Config& config, const TrainingData& data, const StreamPlan& plan,

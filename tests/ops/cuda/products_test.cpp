@@ -150,7 +150,9 @@ TEST_F(CudaProducts, TuningTimesWhatMatters) {
     EXPECT_GT(product.heuristic_us, 0.0);
     EXPECT_LE(product.chosen_us, product.heuristic_us);
     EXPECT_EQ(product.num_candidates > 1, product.problem == large);
-    if (product.choice) EXPECT_TRUE(used.plan_with(product.problem, product.choice->algorithm));
+    if (product.choice) {
+      EXPECT_TRUE(used.plan_with(product.problem, product.choice->algorithm));
+    }
   }
 }
 

@@ -40,9 +40,9 @@ struct ProductAlgorithm {
 bool is_deterministic(const ProductAlgorithm& algorithm);
 
 struct ProductChoice {
-  std::string device;        // as CUDA names it
-  int64_t library = 0;       // cublasLtGetVersion()
-  GemmProblem problem;       // not of blocks
+  std::string device;   // as CUDA names it
+  int64_t library = 0;  // cublasLtGetVersion()
+  GemmProblem problem;  // not of blocks
   ProductAlgorithm algorithm;
   double gain = 0.0;  // share of the heuristic's time that was saved when it was measured; for readers
 };

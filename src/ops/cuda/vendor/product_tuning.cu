@@ -185,8 +185,8 @@ class Bench {
                                                             reinterpret_cast<Difference*>(difference_.get()));
     NMOE_CUDA_CHECK(cudaGetLastError());
     Difference difference{};
-    NMOE_CUDA_CHECK(cudaMemcpyAsync(&difference, difference_.get(), sizeof(difference), cudaMemcpyDeviceToHost,
-                                    stream_.get()));
+    NMOE_CUDA_CHECK(
+        cudaMemcpyAsync(&difference, difference_.get(), sizeof(difference), cudaMemcpyDeviceToHost, stream_.get()));
     NMOE_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
     const auto value = [](unsigned bits) { return static_cast<double>(std::bit_cast<float>(bits)); };
     return difference.has_nan == 0 && value(difference.largest) <= tolerance * value(difference.magnitude);
