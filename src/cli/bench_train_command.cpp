@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "bench/train_bench.h"
@@ -119,7 +120,13 @@ std::string describe_ranks(const TrainBench& bench) {
 
 void bench_train_command(const BenchTrainArguments& arguments) {
   const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
-  if (!arguments.products.empty()) use_product_table(read_file(arguments.products), arguments.products);
+  if (!arguments.products.empty()) {
+    if (config.run.device != "cuda") {
+      throw usage_error(fmt::format("--products on {}, which has one algorithm for a product", config.run.device),
+                        "leave it out, or add --set run.device=cuda");
+    }
+    use_product_table(read_file(arguments.products), arguments.products);
+  }
   const TrainBench bench = bench_train(config, arguments.warmup, arguments.steps);
   if (arguments.json) {
     fmt::print("{}\n", to_json(bench, arguments.config.file).dump());
