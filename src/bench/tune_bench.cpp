@@ -1,5 +1,7 @@
 #include "bench/tune_bench.h"
 
+#include <map>
+
 #include "base/error.h"
 #include "bench/train_bench.h"
 #include "ops/factory.h"
@@ -14,10 +16,19 @@ TuneBench bench_tune(std::span<const Config> configs, const std::function<void(c
     throw usage_error(fmt::format("run.device = \"{}\": there is nothing to tune on it", config.run.device),
                       "add --set run.device=cuda");
   }
-  for (const Config& config : configs) bench_train(config, /*warmup=*/1, /*steps=*/1);
-  // The library's record is of the device, not of the object.
+  std::map<cuda::GemmProblem, cuda::ProductUse> used;
+  for (const Config& config : configs) {
+    for (const cuda::ProductUse& use : bench_train(config, /*warmup=*/1, /*steps=*/1).products) {
+      cuda::ProductUse& all = used.emplace(use.problem, cuda::ProductUse{.problem = use.problem}).first->second;
+      all.plain += use.plain;
+      all.added += use.added;
+    }
+  }
+  std::vector<cuda::ProductUse> uses;
+  for (const auto& [problem, use] : used) uses.push_back(use);
   const auto device = make_device(device_options(configs[0].run, /*num_ranks=*/1, /*rank=*/0));
-  return {.device = device->description(), .software = device->software(), .tuning = tune_products(*device, told)};
+  return {
+      .device = device->description(), .software = device->software(), .tuning = tune_products(*device, uses, told)};
 }
 
 }  // namespace nmoe

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -53,9 +54,9 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
     after.push_back(layer.load_after);
   }
   nlohmann::ordered_json products = nullptr;
-  if (bench.product_counts) {
-    products = {{"all", bench.product_counts->all},
-                {"from_table", bench.product_counts->from_table},
+  if (!bench.product_identity.empty()) {
+    products = {{"all", bench.products.size()},
+                {"from_table", std::ranges::count(bench.products, true, &cuda::ProductUse::from_table)},
                 {"identity", bench.product_identity}};
   }
   nlohmann::ordered_json json = bench_origin(bench.device, bench.software);
@@ -147,9 +148,10 @@ void bench_train_command(const BenchTrainArguments& arguments) {
        fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
                    count(bench.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(bench))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
-  if (bench.product_counts) {
-    line("products", fmt::format("{} of {} by the table; {}", bench.product_counts->from_table,
-                                 bench.product_counts->all, bench.product_identity));
+  if (!bench.product_identity.empty()) {
+    line("products", fmt::format("{} of {} by the table; {}",
+                                 std::ranges::count(bench.products, true, &cuda::ProductUse::from_table),
+                                 bench.products.size(), bench.product_identity));
   }
   const std::string which = fmt::format("mean of steps {} to {}", bench.warmup + 1, bench.warmup + bench.steps);
   line("loss", fmt::format("{:.4f} nats, {}", bench.loss, which));

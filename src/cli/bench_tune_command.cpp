@@ -17,13 +17,13 @@ std::string describe(const cuda::GemmProblem& p) {
 }
 
 void tell(const TunedProduct& product) {
-  const std::string shape = describe(product.problem);
+  const std::string shape = describe(product.use.problem);
   if (product.num_candidates == 0) {
-    say("{:<58}{:>9.1f} us  {:>5} calls  not timed\n", shape, product.heuristic_us, product.calls);
+    say("{:<58}{:>9.1f} us  {:>5} calls  not timed\n", shape, product.heuristic_us, product.use.calls());
     return;
   }
   const double gain = 1.0 - product.chosen_us / product.heuristic_us;
-  say("{:<58}{:>9.1f} us  {:>5} calls  {}\n", shape, product.heuristic_us, product.calls,
+  say("{:<58}{:>9.1f} us  {:>5} calls  {}\n", shape, product.heuristic_us, product.use.calls(),
       product.choice ? fmt::format("{:.1f} us, {:.1f} % less", product.chosen_us, 100.0 * gain)
                      : fmt::format("none of {} is faster", product.num_candidates));
 }
@@ -43,8 +43,8 @@ void bench_tune_command(const BenchTuneArguments& arguments) {
   double heuristic_us = 0.0, chosen_us = 0.0;
   int64_t num_timed = 0, num_choices = 0;
   for (const TunedProduct& product : bench.tuning.products) {
-    heuristic_us += product.heuristic_us * static_cast<double>(product.calls);
-    chosen_us += product.chosen_us * static_cast<double>(product.calls);
+    heuristic_us += product.heuristic_us * static_cast<double>(product.use.calls());
+    chosen_us += product.chosen_us * static_cast<double>(product.use.calls());
     num_timed += product.num_candidates > 0 ? 1 : 0;
     num_choices += product.choice ? 1 : 0;
   }

@@ -111,27 +111,21 @@ std::string product_identity(const Device& device) {
   const cuda::CublasLt* library = library_of_products(device);
   return library == nullptr ? "" : library->identity();
 }
-std::optional<ProductCounts> product_counts(const Device& device) {
+std::vector<cuda::ProductUse> products_of(const Device& device) {
   cuda::CublasLt* library = library_of_products(device);
-  if (library == nullptr) return {};
-  ProductCounts counts;
-  for (const cuda::CublasLt::Use& use : library->uses()) {
-    ++counts.all;
-    counts.from_table += use.from_table ? 1 : 0;
-  }
-  return counts;
+  return library == nullptr ? std::vector<cuda::ProductUse>() : library->uses();
 }
 #else
 std::string product_identity(const Device& /*device*/) { return ""; }
-std::optional<ProductCounts> product_counts(const Device& /*device*/) { return {}; }
+std::vector<cuda::ProductUse> products_of(const Device& /*device*/) { return {}; }
 #endif
 
-ProductTuning tune_products(const Device& device,
+ProductTuning tune_products(const Device& device, [[maybe_unused]] const std::vector<cuda::ProductUse>& uses,
                             [[maybe_unused]] const std::function<void(const TunedProduct&)>& told) {
 #ifdef NMOE_CUDA
-  if (cuda::CublasLt* library = library_of_products(device)) {
+  if (library_of_products(device) != nullptr) {
     cuda::make_current(device.index());
-    return cuda::tune_products(*library, told);
+    return cuda::tune_products(uses, told);
   }
 #endif
   throw usage_error(fmt::format("{} has one algorithm for a product: there is nothing to tune", device.description()),

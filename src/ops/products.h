@@ -18,18 +18,18 @@ namespace nmoe {
 // choice. Where it is the same, the same products have the same bits.
 std::string product_identity(const Device& device);
 
-// Of the different products that the process has computed on a device: how many, and how many as the table says.
-struct ProductCounts {
-  int64_t all = 0, from_table = 0;
-};
-std::optional<ProductCounts> product_counts(const Device& device);  // nothing where there is no choice
+// The products that the process has computed on a device so far; none where there is no choice.
+std::vector<cuda::ProductUse> products_of(const Device& device);
+
+// What came since, of two such lists.
+std::vector<cuda::ProductUse> products_since(const std::vector<cuda::ProductUse>& before,
+                                             std::vector<cuda::ProductUse> now);
 
 // Another table than the program's own, for devices that are made from here on. Error: parse_product_table's.
 void use_product_table(std::string_view text, std::string_view name);
 
 struct TunedProduct {
-  cuda::GemmProblem problem;
-  int64_t calls = 0;
+  cuda::ProductUse use;
   int num_candidates = 0;     // algorithms that were timed; 0: it is too short, or too small a part of all
   double heuristic_us = 0.0;  // of a call
   double chosen_us = 0.0;     // the same without a choice
@@ -40,9 +40,10 @@ struct ProductTuning {
   int64_t library = 0;  // same
   std::vector<TunedProduct> products;
 };
-// Times algorithms of the products that the process has computed on a device, which is idle but for this; `told` is
-// called with each as it is done. Error (usage) where there is no choice.
-ProductTuning tune_products(const Device& device, const std::function<void(const TunedProduct&)>& told);
+// Times algorithms of products on a device, which is idle but for this; `told` is called with each as it is done. Error
+// (usage) where there is no choice.
+ProductTuning tune_products(const Device& device, const std::vector<cuda::ProductUse>& uses,
+                            const std::function<void(const TunedProduct&)>& told);
 
 // `table` with what was found: for products that were timed, choices take the place of those that it had.
 cuda::ProductTable merge_choices(cuda::ProductTable table, const ProductTuning& tuning);

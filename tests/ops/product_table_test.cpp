@@ -136,7 +136,7 @@ TEST(ProductTable, DigestIsOfChoicesAlone) {
 
 TEST(ProductTable, TuningReplacesWhatWasTimed) {
   const auto tuned = [](int64_t rows, int num_candidates, std::optional<int32_t> id) {
-    TunedProduct product{.problem = choice(rows).problem, .num_candidates = num_candidates};
+    TunedProduct product{.use = {.problem = choice(rows).problem}, .num_candidates = num_candidates};
     if (id) product.choice = choice(rows, *id);
     return product;
   };
@@ -151,6 +151,19 @@ TEST(ProductTable, TuningReplacesWhatWasTimed) {
   std::map<int64_t, int32_t> ids;
   for (const ProductChoice& kept : after) ids[kept.problem.rows] = kept.algorithm.id;
   EXPECT_EQ(ids, (std::map<int64_t, int32_t>{{8, 70}, {32, 66}, {64, 66}, {128, 71}}));
+}
+
+TEST(ProductTable, UsesAreCountedFromAMomentOn) {
+  const auto use = [](int64_t rows, int64_t plain, int64_t added) {
+    return cuda::ProductUse{.problem = choice(rows).problem, .plain = plain, .added = added};
+  };
+  const auto since = products_since({use(8, 1, 2), use(16, 3, 0)}, {use(8, 2, 4), use(16, 3, 0), use(32, 0, 5)});
+  ASSERT_EQ(since.size(), 2U);
+  EXPECT_EQ(since[0].problem.rows, 8);
+  EXPECT_EQ(since[0].plain, 1);
+  EXPECT_EQ(since[0].added, 2);
+  EXPECT_EQ(since[1].problem.rows, 32);
+  EXPECT_EQ(since[1].calls(), 5);
 }
 
 // As the command would write it, so that its next lines are the only change.

@@ -140,18 +140,18 @@ TEST_F(CudaProducts, TuningTimesWhatMatters) {
                 static_cast<cuda::CudaOps&>(gpu()).context().stream);
   wait();
   int64_t num_told = 0;
-  const ProductTuning tuning = cuda::tune_products(used, [&](const TunedProduct&) { ++num_told; });
+  const ProductTuning tuning = cuda::tune_products(used.uses(), [&](const TunedProduct&) { ++num_told; });
   EXPECT_EQ(tuning.device, used.device());
   EXPECT_EQ(tuning.library, used.version());
   ASSERT_EQ(tuning.products.size(), 2U);
   EXPECT_EQ(num_told, 2);
   for (const TunedProduct& product : tuning.products) {
-    EXPECT_EQ(product.calls, 1);
+    EXPECT_EQ(product.use.calls(), 1);
     EXPECT_GT(product.heuristic_us, 0.0);
     EXPECT_LE(product.chosen_us, product.heuristic_us);
-    EXPECT_EQ(product.num_candidates > 1, product.problem == large);
+    EXPECT_EQ(product.num_candidates > 1, product.use.problem == large);
     if (product.choice) {
-      EXPECT_TRUE(used.plan_with(product.problem, product.choice->algorithm));
+      EXPECT_TRUE(used.plan_with(product.use.problem, product.choice->algorithm));
     }
   }
 }
@@ -159,11 +159,14 @@ TEST_F(CudaProducts, TuningTimesWhatMatters) {
 TEST_F(CudaProducts, ADeviceCountsWhatItMultiplied) {
   TensorPool pool(DType::kF32);
   const Tensor d = up(pool.zeros({kRows, kCols}), DType::kBF16);
+  const auto before = products_of(*device_);
   run([&](Ops& ops) { ops.linear_forward({a_, b_, d, Tensor()}); });
-  const auto counts = product_counts(*device_);
-  ASSERT_TRUE(counts);
-  EXPECT_GE(counts->all, 1);
-  EXPECT_LE(counts->from_table, counts->all);
+  run([&](Ops& ops) { ops.linear_forward({a_, b_, d, d}); });
+  const auto since = products_since(before, products_of(*device_));
+  ASSERT_EQ(since.size(), 1U);
+  EXPECT_EQ(since[0].problem, kProblem);
+  EXPECT_EQ(since[0].plain, 1);
+  EXPECT_EQ(since[0].added, 1);
   EXPECT_NE(product_identity(*device_).find("cuBLASLt "), std::string::npos);
 }
 

@@ -140,9 +140,9 @@ std::string CublasLt::identity() const {
                      device_, choices_.size(), digest_of(choices_));
 }
 
-std::vector<CublasLt::Use> CublasLt::uses() {
+std::vector<ProductUse> CublasLt::uses() {
   const std::lock_guard lock(mutex_);
-  std::vector<Use> uses;
+  std::vector<ProductUse> uses;
   for (const auto& [problem, planned] : plans_) {
     uses.push_back({problem, planned.plain, planned.added, planned.from_table});
   }

@@ -46,12 +46,6 @@ class CublasLt {
     cublasLtMatrixLayoutOpaque_t first{}, second{}, result{};
     cublasLtMatmulAlgo_t algorithm{};
   };
-  // How often a problem was multiplied, without and with something added, and whether the table has it.
-  struct Use {
-    GemmProblem problem;
-    int64_t plain = 0, added = 0;
-    bool from_table = false;
-  };
 
   explicit CublasLt(const ProductTable& table);
   ~CublasLt();
@@ -66,7 +60,7 @@ class CublasLt {
   int64_t version() const { return version_; }           // cublasLtGetVersion()
   // What chooses algorithms: "cuBLASLt 13.1.0 on NVIDIA H200, 9 choices 0123456789ab".
   std::string identity() const;
-  std::vector<Use> uses();
+  std::vector<ProductUse> uses();  // since it was made
 
   // For tuning. The heuristic's first algorithms that are deterministic, the first first; not of blocks.
   std::vector<ProductAlgorithm> candidates(const GemmProblem& problem, int max_count) const;

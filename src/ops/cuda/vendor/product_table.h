@@ -39,6 +39,15 @@ struct ProductAlgorithm {
 // Whether the same operands give the same bits every time: no atomics, no rounding between parts of a sum.
 bool is_deterministic(const ProductAlgorithm& algorithm);
 
+// How often a product was computed, without and with something added, and whether as a table says.
+struct ProductUse {
+  GemmProblem problem;
+  int64_t plain = 0, added = 0;
+  bool from_table = false;
+
+  int64_t calls() const { return plain + added; }
+};
+
 struct ProductChoice {
   std::string device;   // as CUDA names it
   int64_t library = 0;  // cublasLtGetVersion()

@@ -1,10 +1,13 @@
-// Candidates are run in turns, in blocks of calls that last long enough for the clock to settle at the power limit:
-// first all of them in short blocks, then the best few and the heuristic's first choice in long ones.
+// A step's products run at the power limit, where an algorithm is worth the energy that it saves, not the time at some
+// clock. So what counts is time at the clock that an algorithm itself leaves: candidates are run in turns, first all in
+// short blocks of calls, which share a clock, then the fastest and the heuristic's first choice in blocks that are
+// long enough for the clock to settle before they are timed.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <span>
 
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
@@ -15,9 +18,9 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kMaxCandidates = 16, kFinalists = 2;
-constexpr int kFirstRounds = 3, kLastRounds = 5;
-constexpr double kEstimateUs = 3e3, kFirstBlockUs = 8e3, kLastBlockUs = 60e3;
+constexpr int kMaxCandidates = 16;
+constexpr int kRounds = 3;
+constexpr double kEstimateUs = 3e3, kShortBlockUs = 8e3, kSettleUs = 150e3, kLongBlockUs = 150e3;
 // Shorter calls cost as much to launch, and run out of a graph in a step.
 constexpr double kLeastUs = 20.0;
 constexpr double kLeastShare = 1e-3;  // of the time of all products
@@ -92,7 +95,7 @@ double median(std::vector<double> values) {
 // One product with its operands: enough sets of them that none is in the cache when its turn comes again.
 class Bench {
  public:
-  Bench(const CublasLt::Use& use, CublasLt& library) : use_(use), problem_(use.problem), library_(library) {
+  Bench(const ProductUse& use, CublasLt& library) : use_(use), problem_(use.problem), library_(library) {
     const int64_t batch = std::max<int64_t>(problem_.batch, 1);
     const auto room = [&](int64_t elements, DType dtype) {
       return elements * static_cast<int64_t>(dtype_bytes(dtype)) / 256 * 256 + 512;  // 256 for an offset
@@ -192,7 +195,7 @@ class Bench {
     return difference.has_nan == 0 && value(difference.largest) <= tolerance * value(difference.magnitude);
   }
 
-  CublasLt::Use use_;
+  ProductUse use_;
   GemmProblem problem_;
   CublasLt& library_;
   CudaStream stream_{StreamPriority::kNormal};
@@ -207,35 +210,36 @@ struct Candidate {
   std::vector<double> us;
 };
 
-// Each of `candidates`, and the heuristic's choice, for some rounds; each round begins with another of them.
-std::vector<double> time_in_turns(Bench& bench, std::vector<Candidate>& candidates, int rounds, double block_us,
+// Each of `candidates`, and the heuristic's choice, whose times are returned, in turns; each round begins with another.
+// Blocks are timed behind calls for `settle_us`.
+std::vector<double> time_in_turns(Bench& bench, std::span<Candidate> candidates, double settle_us, double block_us,
                                   double us_of_call) {
   std::vector<double> heuristic;
+  const size_t turns = candidates.size() + 1;
   for (Candidate& candidate : candidates) candidate.us.clear();
-  for (int round = 0; round < rounds; ++round) {
-    const size_t turns = candidates.size() + 1;
+  for (int round = 0; round < kRounds; ++round) {
     for (size_t turn = 0; turn < turns; ++turn) {
       const size_t which = (turn + static_cast<size_t>(round)) % turns;
-      if (which == candidates.size()) {
-        heuristic.push_back(bench.time(nullptr, block_us, us_of_call));
-      } else {
-        candidates[which].us.push_back(bench.time(&candidates[which].plan, block_us, us_of_call));
-      }
+      const bool is_candidate = which < candidates.size();
+      const CublasLt::Plan* plan = is_candidate ? &candidates[which].plan : nullptr;
+      if (settle_us > 0.0) bench.time(plan, settle_us, us_of_call);
+      (is_candidate ? candidates[which].us : heuristic).push_back(bench.time(plan, block_us, us_of_call));
     }
   }
   return heuristic;
 }
 
-// Faster in the median by more than measurements vary, and in all rounds but one at the most.
+// Faster in the median by more than measurements vary, and in every round.
 bool is_faster(const std::vector<double>& us, const std::vector<double>& heuristic) {
-  int faster = 0;
-  for (size_t i = 0; i < us.size(); ++i) faster += us[i] < heuristic[i] ? 1 : 0;
-  return median(us) < (1.0 - kLeastGain) * median(heuristic) && faster + 1 >= static_cast<int>(us.size());
+  for (size_t i = 0; i < us.size(); ++i) {
+    if (us[i] >= heuristic[i]) return false;
+  }
+  return median(us) < (1.0 - kLeastGain) * median(heuristic);
 }
 
-void tune(CublasLt& library, const CublasLt::Use& use, TunedProduct& product) {
-  const GemmProblem& problem = use.problem;
-  Bench bench(use, library);
+void tune(CublasLt& library, TunedProduct& product) {
+  const GemmProblem& problem = product.use.problem;
+  Bench bench(product.use, library);
   std::vector<Candidate> candidates;
   for (const ProductAlgorithm& algorithm : library.candidates(problem, kMaxCandidates)) {
     if (const auto plan = library.plan_with(problem, algorithm)) candidates.push_back({algorithm, *plan, {}});
@@ -243,21 +247,16 @@ void tune(CublasLt& library, const CublasLt::Use& use, TunedProduct& product) {
   product.num_candidates = static_cast<int>(candidates.size());
   const double estimate = product.heuristic_us;
   for (Candidate& candidate : candidates) bench.time(&candidate.plan, 0.0, estimate);  // loads its kernel
-  time_in_turns(bench, candidates, kFirstRounds, kFirstBlockUs, estimate);
-  std::ranges::stable_sort(candidates, {}, [](const Candidate& candidate) { return median(candidate.us); });
-  std::vector<Candidate> finalists;
-  for (const Candidate& candidate : candidates) {
-    if (finalists.size() < kFinalists && bench.is_right(candidate.plan)) finalists.push_back(candidate);
-  }
-  const std::vector<double> heuristic = time_in_turns(bench, finalists, kLastRounds, kLastBlockUs, estimate);
+  std::vector<double> heuristic = time_in_turns(bench, candidates, /*settle_us=*/0.0, kShortBlockUs, estimate);
   product.heuristic_us = product.chosen_us = median(heuristic);
-  const Candidate* best = nullptr;
-  for (const Candidate& candidate : finalists) {
-    if (!is_faster(candidate.us, heuristic) || median(candidate.us) >= product.chosen_us) continue;
-    product.chosen_us = median(candidate.us);
-    best = &candidate;
-  }
-  if (best == nullptr) return;
+  std::ranges::stable_sort(candidates, {}, [](const Candidate& candidate) { return median(candidate.us); });
+  const auto best =
+      std::ranges::find_if(candidates, [&](const Candidate& candidate) { return bench.is_right(candidate.plan); });
+  if (best == candidates.end() || !is_faster(best->us, heuristic)) return;
+  heuristic = time_in_turns(bench, std::span(&*best, 1), kSettleUs, kLongBlockUs, estimate);
+  product.heuristic_us = product.chosen_us = median(heuristic);
+  if (!is_faster(best->us, heuristic)) return;
+  product.chosen_us = median(best->us);
   product.choice = ProductChoice{.device = library.device(),
                                  .library = library.version(),
                                  .problem = problem,
@@ -265,7 +264,7 @@ void tune(CublasLt& library, const CublasLt::Use& use, TunedProduct& product) {
                                  .gain = 1.0 - product.chosen_us / product.heuristic_us};
 }
 
-double estimate_us(CublasLt& library, const CublasLt::Use& use) {
+double estimate_us(CublasLt& library, const ProductUse& use) {
   Bench bench(use, library);
   bench.time(nullptr, 0.0, 1.0);
   const double once = bench.time(nullptr, 0.0, 1.0);
@@ -274,22 +273,19 @@ double estimate_us(CublasLt& library, const CublasLt::Use& use) {
 
 }  // namespace
 
-ProductTuning tune_products(CublasLt& used, const std::function<void(const TunedProduct&)>& told) {
+ProductTuning tune_products(const std::vector<ProductUse>& uses, const std::function<void(const TunedProduct&)>& told) {
   CublasLt library{ProductTable{}};  // whose choices are all the heuristic's
-  std::vector<CublasLt::Use> uses = used.uses();
-  std::erase_if(uses, [](const CublasLt::Use& use) { return use.problem.blocks != OperandFormat::kAct; });
   ProductTuning tuning{.device = library.device(), .library = library.version(), .products = {}};
-  std::vector<TunedProduct>& products = tuning.products;
   double all_us = 0.0;
-  for (const CublasLt::Use& use : uses) {
+  for (const ProductUse& use : uses) {
+    if (use.problem.blocks != OperandFormat::kAct) continue;
     const double us = estimate_us(library, use);
-    products.push_back({.problem = use.problem, .calls = use.plain + use.added, .heuristic_us = us, .chosen_us = us});
-    all_us += us * static_cast<double>(products.back().calls);
+    tuning.products.push_back({.use = use, .heuristic_us = us, .chosen_us = us});
+    all_us += us * static_cast<double>(use.calls());
   }
-  for (size_t i = 0; i < uses.size(); ++i) {
-    TunedProduct& product = products[i];
-    const bool matters = product.heuristic_us * static_cast<double>(product.calls) > kLeastShare * all_us;
-    if (matters && product.heuristic_us >= kLeastUs) tune(library, uses[i], product);
+  for (TunedProduct& product : tuning.products) {
+    const bool matters = product.heuristic_us * static_cast<double>(product.use.calls()) > kLeastShare * all_us;
+    if (matters && product.heuristic_us >= kLeastUs) tune(library, product);
     told(product);
   }
   return tuning;
