@@ -35,7 +35,7 @@ ProductChoice choice(int64_t rows, int32_t id = 66) {
                         .custom = 5,
                         .inner_shape = 3,
                         .cluster_shape = 4},
-          .gain = 0.0312};
+          .gain = 0.0418};
 }
 
 // A line of a table, in which `from` is replaced.
@@ -83,7 +83,7 @@ TEST(ProductTable, NamesPlaceAndRemedyOfALineThatIsNoChoice) {
       {line_with("\"split_k\":2", "\"split_k\":0"), "\"split_k\" is 0"},
       {line_with("\"stages\":31,", ""), "it has no \"stages\""},
       {line_with("\"cluster_shape\":4", "\"cluster_shape\":65536"), "\"cluster_shape\" is 65536"},
-      {line_with("\"gain\":0.0312", "\"gain\":\"much\""), "\"gain\" is no number"},
+      {line_with("\"gain\":0.0418", "\"gain\":\"much\""), "\"gain\" is no number"},
       {line_with("\"NVIDIA H200\"", "5"), "\"device\" is no text"},
   };
   for (const auto& [line, why] : lines) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <tuple>
 
@@ -211,7 +212,7 @@ std::string print_product_table(ProductTable table) {
     Json json = {{"device", choice.device}, {"cublaslt", choice.library}};
     put(json, choice.problem);
     json["algorithm"] = to_json(choice.algorithm);
-    json["gain"] = static_cast<double>(static_cast<int64_t>(choice.gain * 1e4)) / 1e4;
+    json["gain"] = std::round(choice.gain * 1e4) / 1e4;
     text += json.dump() + "\n";
   }
   return text;
