@@ -25,6 +25,7 @@ TuneBench bench_tune(std::span<const Config> configs, const std::function<void(c
     }
   }
   std::vector<cuda::ProductUse> uses;
+  uses.reserve(used.size());
   for (const auto& [problem, use] : used) uses.push_back(use);
   const auto device = make_device(device_options(configs[0].run, /*num_ranks=*/1, /*rank=*/0));
   return {
