@@ -233,6 +233,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   const auto memory = RankMemory::make(device_options(config.run, communicator.count(), communicator.index()),
                                        task.plan.storage, communicator);
   Device& device = *memory->device;
+  const std::vector<cuda::ProductUse> products_before = products_of(device);  // of the rehearsal
   Engine engine(config, {device, communicator}, memory->storage, task.seq_lens);
   engine.initialise();
   Batches batches(config, task.data, task.plan.cost, engine.rank());
@@ -274,6 +275,8 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.expert_moves = steps.expert_moves();
   bench.last_rebalancing = steps.last_rebalancing();
   bench.rebalancing_ms = steps.rebalancing_ms();
+  bench.product_identity = product_identity(device);
+  bench.products = products_since(products_before, products_of(device));
   bench.memory = memory_of(task.plan, device);
   bench.peak_flops = static_cast<double>(communicator.count()) * std::max(peak_before, device.peak_flops());
   bench.peak_source = device.peak_source();

@@ -51,6 +51,7 @@ struct CheckpointInfo {
   std::string run_id;              // whose metrics go with it
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration
   std::string data_fingerprint;    // names the corpus and its tokenizer
+  std::string product_identity;    // of the first rank's device (ops/products.h); "" where it has none
   std::string nmoe_version;
   std::string nmoe_commit;
   std::string created_at{};  // UTC, ISO 8601; set by write_checkpoint

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/error.h"
+#include "base/files.h"
 #include "base/text.h"
 #include "bench/train_bench.h"
 #include "cli/bench_report.h"
@@ -50,6 +53,12 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
     before.push_back(layer.load_before);
     after.push_back(layer.load_after);
   }
+  nlohmann::ordered_json products = nullptr;
+  if (!bench.product_identity.empty()) {
+    products = {{"all", bench.products.size()},
+                {"from_table", std::ranges::count(bench.products, true, &cuda::ProductUse::from_table)},
+                {"identity", bench.product_identity}};
+  }
   nlohmann::ordered_json json = bench_origin(bench.device, bench.software);
   json.update(nlohmann::ordered_json{{"config", config},
                                      {"config_fingerprint", bench.fingerprint},
@@ -64,6 +73,7 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
                                      {"active_matrix_parameters", bench.cost.active_matrix_parameters},
                                      {"flops_per_token", bench.flops_per_token},
                                      {"flops_formula", kFlopsFormula},
+                                     {"products", products},
                                      {"first_step_s", bench.first_step_s},
                                      {"ms_per_step", bench.ms_per_step},
                                      {"ms_by_phase", to_json(bench.phases)},
@@ -111,6 +121,13 @@ std::string describe_ranks(const TrainBench& bench) {
 
 void bench_train_command(const BenchTrainArguments& arguments) {
   const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
+  if (!arguments.products.empty()) {
+    if (config.run.device != "cuda") {
+      throw usage_error(fmt::format("--products on {}, which has one algorithm for a product", config.run.device),
+                        "leave it out, or add --set run.device=cuda");
+    }
+    use_product_table(read_file(arguments.products), arguments.products);
+  }
   const TrainBench bench = bench_train(config, arguments.warmup, arguments.steps);
   if (arguments.json) {
     fmt::print("{}\n", to_json(bench, arguments.config.file).dump());
@@ -131,6 +148,11 @@ void bench_train_command(const BenchTrainArguments& arguments) {
        fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
                    count(bench.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(bench))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
+  if (!bench.product_identity.empty()) {
+    line("products", fmt::format("{} of {} by the table; {}",
+                                 std::ranges::count(bench.products, true, &cuda::ProductUse::from_table),
+                                 bench.products.size(), bench.product_identity));
+  }
   const std::string which = fmt::format("mean of steps {} to {}", bench.warmup + 1, bench.warmup + bench.steps);
   line("loss", fmt::format("{:.4f} nats, {}", bench.loss, which));
   if (bench.load_max_over_mean > 0.0) {

@@ -548,8 +548,26 @@ class CommandLine::Commands {
                      "steps before, of which the first is timed from the program's start")
         ->check(number(1))
         ->capture_default_str();
+    train->add_option("--products", bench_train_.products,
+                      "on cuda: a table of dense products' algorithms, instead of the program's; one without lines: "
+                      "all by cuBLASLt's choice");
     train->add_flag("--json", bench_train_.json, "print JSON");
     train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
+
+    CLI::App* tune = bench->add_subcommand(
+        "tune", "find algorithms of dense products that are faster than cuBLASLt's first choices, on cuda");
+    tune->add_option("config", bench_tune_.configs, "configuration files (TOML), whose steps' products are timed")
+        ->required()
+        ->type_name("FILE");
+    tune->add_option("--set", bench_tune_.overrides, "change one key of all configurations (repeatable)")
+        ->type_name("KEY=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
+    tune->add_option("--out", bench_tune_.out,
+                     "table to write; one that is there is kept, but for the products that are timed")
+        ->required()
+        ->type_name("FILE");
+    tune->callback([this] { run_ = [this] { bench_tune_command(bench_tune_); }; });
 
     CLI::App* ops = bench->add_subcommand("ops", "time each operation of a training step against what bounds it");
     ops->add_option("--device", bench_ops_.run.device, "cpu or cuda")
@@ -659,6 +677,7 @@ class CommandLine::Commands {
   EvalArguments eval_;
   EvalCompareArguments eval_compare_;
   BenchTrainArguments bench_train_;
+  BenchTuneArguments bench_tune_;
   BenchOpsArguments bench_ops_;
   BenchDecodeArguments bench_decode_;
   BenchExchangeArguments bench_exchange_;

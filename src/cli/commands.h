@@ -233,9 +233,17 @@ struct BenchTrainArguments {
   ConfigArguments config;
   int64_t steps = 10;
   int64_t warmup = 3;
+  std::string products;  // file with a table of dense products' algorithms (ops/products.h), instead of the program's
   bool json = false;
 };
 void bench_train_command(const BenchTrainArguments& arguments);
+
+struct BenchTuneArguments {
+  std::vector<std::string> configs;    // files
+  std::vector<std::string> overrides;  // of each
+  std::string out;                     // a table that is there is kept, but for the lines of products that are timed
+};
+void bench_tune_command(const BenchTuneArguments& arguments);
 
 struct BenchOpsArguments {
   RunConfig run;     // device, precision and threads of it

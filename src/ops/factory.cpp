@@ -9,11 +9,13 @@
 #include "ops/cpu/cpu_device.h"
 #include "ops/marks.h"
 #include "ops/planned/planned_device.h"
+#include "ops/products.h"
 #include "ops/sampling.h"
 #ifdef NMOE_CUDA
 #include "ops/cuda/kernels/token_sampler.h"
 #include "ops/cuda/runtime/cuda_device.h"
 #include "ops/cuda/runtime/current_device.h"
+#include "ops/cuda/vendor/product_tuning.h"
 #endif
 
 namespace nmoe {
@@ -98,5 +100,36 @@ void penalise_logits(Device& device, const PenaliseLogits& /*args*/) {
   NMOE_CHECK(false, "{} samples no tokens", device.description());
 }
 #endif
+
+#ifdef NMOE_CUDA
+// Null where there is none.
+static cuda::CublasLt* library_of_products(const Device& device) {
+  const auto* gpu = dynamic_cast<const cuda::CudaDevice*>(&device);
+  return gpu == nullptr ? nullptr : &cuda::device_libraries(gpu->index()).cublas_lt;
+}
+std::string product_identity(const Device& device) {
+  const cuda::CublasLt* library = library_of_products(device);
+  return library == nullptr ? "" : library->identity();
+}
+std::vector<cuda::ProductUse> products_of(const Device& device) {
+  cuda::CublasLt* library = library_of_products(device);
+  return library == nullptr ? std::vector<cuda::ProductUse>() : library->uses();
+}
+#else
+std::string product_identity(const Device& /*device*/) { return ""; }
+std::vector<cuda::ProductUse> products_of(const Device& /*device*/) { return {}; }
+#endif
+
+ProductTuning tune_products(const Device& device, [[maybe_unused]] const std::vector<cuda::ProductUse>& uses,
+                            [[maybe_unused]] const std::function<void(const TunedProduct&)>& told) {
+#ifdef NMOE_CUDA
+  if (library_of_products(device) != nullptr) {
+    cuda::make_current(device.index());
+    return cuda::tune_products(uses, told);
+  }
+#endif
+  throw usage_error(fmt::format("{} has one algorithm for a product: there is nothing to tune", device.description()),
+                    "set run.device = \"cuda\"");
+}
 
 }  // namespace nmoe

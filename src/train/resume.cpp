@@ -64,6 +64,15 @@ void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer)
   check_start(CheckpointReader::open(config.model.init.from), config, tokenizer);
 }
 
+std::string warn_of_other_products(const std::string& before, const std::string& now) {
+  if (before.empty() || now.empty() || before == now) return "";
+  return fmt::format(
+      "warning: dense products were computed by other algorithms until here ({}; now {}): this run's bits "
+      "are no longer those of one that was never interrupted. With that device, library and program it "
+      "goes on to the bit",
+      before, now);
+}
+
 TrainingStart::TrainingStart(const Config& config, const TrainingData& data, const StreamPlan& plan,
                              const fs::path& folder, bool resume) {
   const auto latest = latest_checkpoint(folder);
@@ -103,6 +112,7 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
   if (info.flops >= 0.0) flops_ = info.flops;
   cursor_ = info.cursor;
   run_id_ = info.run_id;
+  product_identity_ = info.product_identity;
   carried_ = reader.carried();
 }
 

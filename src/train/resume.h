@@ -17,6 +17,11 @@ namespace nmoe {
 // `config`, or its tokenizer not `tokenizer` (null: not known yet); (runtime) when there is none, or it is damaged.
 void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer);
 
+// What a run is told that goes on where its dense products are computed by other algorithms than before (`before` and
+// `now` as product_identity() has them); "" where they are the same, or one of the two has no choice. The device is
+// free at a resume, so it is no error.
+std::string warn_of_other_products(const std::string& before, const std::string& now);
+
 // Decided once for a run and then applied to each engine that takes part in it. Const members may be called from
 // several threads.
 class TrainingStart {
@@ -35,9 +40,10 @@ class TrainingStart {
   const Progress& progress() const { return progress_; }  // nothing unless it resumes
   // What that took; nothing where the checkpoint does not tell.
   const std::optional<double>& flops() const { return flops_; }
-  const std::optional<StreamCursor>& cursor() const { return cursor_; }  // of the data plan; same
-  const std::string& run_id() const { return run_id_; }                  // "" unless it resumes: a new run
-  const fs::path& checkpoint() const { return checkpoint_; }             // empty: new weights
+  const std::optional<StreamCursor>& cursor() const { return cursor_; }      // of the data plan; same
+  const std::string& run_id() const { return run_id_; }                      // "" unless it resumes: a new run
+  const fs::path& checkpoint() const { return checkpoint_; }                 // empty: new weights
+  const std::string& product_identity() const { return product_identity_; }  // of what it ran on; "" unless it resumes
   // What checkpoints of this run carry along from an imported model (checkpoint.h).
   const std::vector<CarriedFile>& carried() const { return carried_; }
 
@@ -55,7 +61,7 @@ class TrainingStart {
   Progress progress_;
   std::optional<double> flops_;
   std::optional<StreamCursor> cursor_;
-  std::string run_id_;
+  std::string run_id_, product_identity_;
   std::vector<CarriedFile> carried_;
 };
 

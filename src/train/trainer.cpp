@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
+#include "ops/products.h"
 #include "parallel/process_group.h"
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
@@ -164,6 +165,9 @@ void Trainer::start() {
   if (rank_.is_first()) {
     say("device: {}{}\n", rank_.device.description(),
         rank_.count() > 1 ? fmt::format(", on each of {} ranks", rank_.count()) : "");
+    if (const std::string products = product_identity(rank_.device); !products.empty()) {
+      say("dense products: {}\n", products);
+    }
   }
   const TrainingStart& start = *run_.start;
   if (start.resumes()) {
@@ -185,6 +189,8 @@ void Trainer::start() {
                                            run_.alert_command, run_.memory);
     place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
     if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
+    const std::string warning = warn_of_other_products(start.product_identity(), product_identity(rank_.device));
+    if (!warning.empty()) recorder_->message(warning);
   }
   const std::string run_id = rank_.communicator.all_gather(recorder_ ? recorder_->run_id() : "")[0];
   own_recorder_.emplace(config_, rank_, run_id, progress_.steps, recorder_.get());
@@ -419,6 +425,7 @@ void Trainer::save() {
   if (recorder_) head.info.run_id = recorder_->run_id();
   head.info.config_fingerprint = config_fingerprint(config_);
   head.info.data_fingerprint = data_fingerprint(run_.data, run_.stream);
+  head.info.product_identity = product_identity(rank_.device);
   head.info.nmoe_version = run_.options.version;
   head.info.nmoe_commit = run_.options.commit;
   head.config_toml = print_config(config_);

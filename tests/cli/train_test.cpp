@@ -306,5 +306,22 @@ TEST_F(TrainCommandTest, BenchOfOperations) {
   expect_error(n(with({"convolution"})), 2, "--only convolution", "RMS norm, forward");
 }
 
+// The CPU has one algorithm for a product. A table is read before anything runs.
+TEST_F(TrainCommandTest, BenchOfProductsIsForGpus) {
+  expect_error(n({"bench", "tune", "tiny.toml", "--out", "table.jsonl"}), 2, "run.device = \"cpu\": there is nothing",
+               "--set run.device=cuda");
+  EXPECT_FALSE(fs::exists(dir_ / "table.jsonl"));
+  write_file_atomically(dir_ / "bad.jsonl", "# a table\n{\"device\": 5}\n");
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"bench", "tune", "tiny.toml", "--set", "run.device=cuda", "--out", "bad.jsonl"},
+        {"bench", "train", "tiny.toml", "--set", "run.device=cuda", "--products", "bad.jsonl"}}) {
+    expect_error(n(command), 1, "bad.jsonl:2: no choice of an algorithm: \"device\" is no text", "n bench tune");
+  }
+  write_file_atomically(dir_ / "none.jsonl", "# a table\n");
+  expect_error(n({"bench", "train", "tiny.toml", "--products", "none.jsonl"}), 2, "--products", "run.device=cuda");
+  const std::string json = output({"bench", "train", "tiny.toml", "--steps", "1", "--warmup", "1", "--json"});
+  EXPECT_TRUE(contains(json, "\"products\":null")) << json;
+}
+
 }  // namespace
 }  // namespace nmoe

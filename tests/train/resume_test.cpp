@@ -95,6 +95,24 @@ TEST_F(ResumeTest, RefusesPlacesOfOtherExperts) {
   }
 }
 
+// The CPU has no choice of products: its runs go on anywhere without a word, and so do GPU's on it.
+TEST_F(ResumeTest, TellsOfOtherProducts) {
+  train(test::tiny_config(dir_, {"run.name=run", "train.steps=2"}), {});
+  const fs::path path = start({"train.steps=9"}, /*resume=*/true).checkpoint() / "manifest.json";
+  const std::string text = read_file(path);
+  CheckpointManifest manifest = parse_manifest(std::string_view(text), path);
+  EXPECT_EQ(manifest.info.product_identity, "");
+  manifest.info.product_identity = "cuBLASLt 1 on A";
+  write_file_atomically(path, print_manifest(manifest));
+  EXPECT_EQ(start({"train.steps=9"}, /*resume=*/true).product_identity(), "cuBLASLt 1 on A");
+
+  const std::string warning = warn_of_other_products("cuBLASLt 1 on A", "cuBLASLt 2 on A");
+  EXPECT_TRUE(contains(warning, "(cuBLASLt 1 on A; now cuBLASLt 2 on A)")) << warning;
+  EXPECT_EQ(warn_of_other_products("cuBLASLt 1 on A", "cuBLASLt 1 on A"), "");
+  EXPECT_EQ(warn_of_other_products("", "cuBLASLt 1 on A"), "");
+  EXPECT_EQ(warn_of_other_products("cuBLASLt 1 on A", ""), "");
+}
+
 // The tokenizer that an import could not use means nothing to text of another one.
 TEST_F(ResumeTest, CarriesTheTokenizersFilesOnlyWithTheirTokenizer) {
   const std::string both = fmt::format("model.init.from={}", imported(byte_tokenizer()->json()).string());

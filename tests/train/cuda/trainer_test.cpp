@@ -44,6 +44,26 @@ TEST_F(CudaTrainer, ResumesToTheBit) {
   expect_same_state("straight", "halves");
 }
 
+TEST_F(CudaTrainer, TellsWhereItGoesOnWithOtherProducts) {
+  run("run", {"train.steps=2"});
+  const fs::path path = checkpoint("run").path() / "manifest.json";
+  const std::string text = read_file(path);
+  CheckpointManifest manifest = parse_manifest(std::string_view(text), path);
+  const std::string own = manifest.info.product_identity;
+  EXPECT_TRUE(contains(own, "cuBLASLt ")) << own;
+  const auto told_at_resume = [&](const std::string& before, int64_t steps) {
+    manifest.info.product_identity = before;
+    write_file_atomically(path, print_manifest(manifest));
+    testing::internal::CaptureStderr();
+    run("run", {fmt::format("train.steps={}", steps), "checkpoint.keep_last=0"}, /*resume=*/true);
+    fs::remove_all(checkpoint("run").path());
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string warned = told_at_resume("cuBLASLt 1.2.3 on nothing", 4);
+  EXPECT_TRUE(contains(warned, "other algorithms until here (cuBLASLt 1.2.3 on nothing; now " + own)) << warned;
+  EXPECT_FALSE(contains(told_at_resume(own, 6), "other algorithms"));
+}
+
 // Sizes that products of FP8 operands take, with blocks that are whole and short.
 std::vector<std::string> fp8(const std::string& precision, int64_t steps) {
   return {"run.precision=" + precision,

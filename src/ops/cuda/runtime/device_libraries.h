@@ -26,7 +26,7 @@ struct DeviceLibraries {
 
   std::mutex mutex;
   std::set<int> reached;  // indices of devices
-  CublasLt cublas_lt;
+  CublasLt cublas_lt{product_table()};
   CudnnAttention cudnn_attention;
 };
 

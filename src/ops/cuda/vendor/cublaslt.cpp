@@ -3,6 +3,8 @@
 #include "ops/cuda/vendor/cublaslt.h"
 
 #include "base/error.h"
+#include "base/say.h"
+#include "ops/cuda/runtime/check.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -13,6 +15,9 @@ void check_cublas(cublasStatus_t status, const char* call) {
 #define NMOE_CUBLAS_CHECK(call) check_cublas((call), #call)
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cublasComputeType_t compute_type(const GemmProblem& p) {
+  return p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
 cudaDataType_t operand_type(const GemmProblem& p) {
   if (p.blocks == OperandFormat::kAct) return cuda_type(p.input);
   return p.blocks == OperandFormat::kNvFp4 ? CUDA_R_4F_E2M1 : CUDA_R_8F_E4M3;
@@ -57,32 +62,17 @@ bool types_match(const GemmProblem& p) {
   return (p.input == DType::kF32 || p.input == DType::kBF16) && (p.output == DType::kF32 || p.output == p.input);
 }
 
-}  // namespace
-
-uint32_t address_alignment(const void* address) {
-  const auto bits = reinterpret_cast<uintptr_t>(address) | 256U;
-  return static_cast<uint32_t>(bits & -bits);
-}
-
-CublasLt::CublasLt() { NMOE_CUBLAS_CHECK(cublasLtCreate(&handle_)); }
-
-CublasLt::~CublasLt() { cublasLtDestroy(handle_); }
-
-CublasLt::Plan CublasLt::make_plan(const GemmProblem& p, const GemmOperands& operands) const {
+// The problem without an algorithm.
+CublasLt::Plan describe(const GemmProblem& p, const GemmOperands& operands) {
   NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 && types_match(p),
              "{} products [{}, {}] x [{}, {}] of {} into {}", p.batch, p.rows, p.depth, p.depth, p.cols,
              dtype_name(p.input), dtype_name(p.output));
-  Plan plan;
-  NMOE_CUBLAS_CHECK(
-      cublasLtMatmulDescInit(&plan.product, p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  const cublasOperation_t first = p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-  const cublasOperation_t second = p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-  NMOE_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first)));
-  NMOE_CUBLAS_CHECK(
-      cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second)));
-  const cublasLtPointerMode_t scales = p.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
-  NMOE_CUBLAS_CHECK(
-      cublasLtMatmulDescSetAttribute(&plan.product, CUBLASLT_MATMUL_DESC_POINTER_MODE, &scales, sizeof(scales)));
+  CublasLt::Plan plan;
+  NMOE_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, compute_type(p), CUDA_R_32F));
+  set_attribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set_attribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set_attribute(plan.product, CUBLASLT_MATMUL_DESC_POINTER_MODE,
+                p.device_scales ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST);
   if (p.blocks != OperandFormat::kAct) {
     const cublasLtMatmulMatrixScale_t mode = p.blocks == OperandFormat::kNvFp4
                                                  ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3
@@ -94,7 +84,73 @@ CublasLt::Plan CublasLt::make_plan(const GemmProblem& p, const GemmOperands& ope
   describe(plan.first, operand_type(p), p.batch, p.transpose_b ? p.cols : p.depth, p.transpose_b ? p.depth : p.cols);
   describe(plan.second, operand_type(p), p.batch, p.transpose_a ? p.depth : p.rows, p.transpose_a ? p.rows : p.depth);
   describe(plan.result, cuda_type(p.output), p.batch, p.rows, p.cols);
+  return plan;
+}
 
+// Calls `attribute` with each of an algorithm's attributes and where its value is.
+template <class Algorithm, class Attribute>
+void for_each_attribute(Algorithm& algorithm, const Attribute& attribute) {
+  attribute(CUBLASLT_ALGO_CONFIG_TILE_ID, algorithm.tile);
+  attribute(CUBLASLT_ALGO_CONFIG_STAGES_ID, algorithm.stages);
+  attribute(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, algorithm.split_k);
+  attribute(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, algorithm.reduction);
+  attribute(CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, algorithm.swizzle);
+  attribute(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, algorithm.custom);
+  attribute(CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, algorithm.inner_shape);
+  attribute(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, algorithm.cluster_shape);
+}
+
+ProductAlgorithm attributes_of(const cublasLtMatmulAlgo_t& algorithm) {
+  ProductAlgorithm attributes;
+  size_t written = 0;
+  const auto read = [&](cublasLtMatmulAlgoConfigAttributes_t name, auto& value) {
+    NMOE_CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, name, &value, sizeof(value), &written));
+  };
+  read(CUBLASLT_ALGO_CONFIG_ID, attributes.id);
+  for_each_attribute(attributes, read);
+  return attributes;
+}
+
+std::string current_device_name() {
+  int index = 0;
+  cudaDeviceProp properties{};
+  NMOE_CUDA_CHECK(cudaGetDevice(&index));
+  NMOE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return properties.name;
+}
+
+}  // namespace
+
+uint32_t address_alignment(const void* address) {
+  const auto bits = reinterpret_cast<uintptr_t>(address) | 256U;
+  return static_cast<uint32_t>(bits & -bits);
+}
+
+CublasLt::CublasLt(const ProductTable& table)
+    : device_(current_device_name()),
+      version_(static_cast<int64_t>(cublasLtGetVersion())),
+      choices_(choices_for(table, device_, version_)) {
+  NMOE_CUBLAS_CHECK(cublasLtCreate(&handle_));
+}
+
+CublasLt::~CublasLt() { cublasLtDestroy(handle_); }
+
+std::string CublasLt::identity() const {
+  return fmt::format("cuBLASLt {}.{}.{} on {}, {} choices {}", version_ / 10000, version_ / 100 % 100, version_ % 100,
+                     device_, choices_.size(), digest_of(choices_));
+}
+
+std::vector<ProductUse> CublasLt::uses() {
+  const std::lock_guard lock(mutex_);
+  std::vector<ProductUse> uses;
+  for (const auto& [problem, planned] : plans_) {
+    uses.push_back({problem, planned.plain, planned.added, planned.from_table});
+  }
+  return uses;
+}
+
+// `plan` by value: cuBLASLt takes no const descriptions.
+std::vector<cublasLtMatmulAlgo_t> CublasLt::ask_heuristic(Plan plan, const GemmProblem& p, int max_count) const {
   cublasLtMatmulPreferenceOpaque_t preference;
   NMOE_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
   set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(p.workspace_bytes));
@@ -106,26 +162,80 @@ CublasLt::Plan CublasLt::make_plan(const GemmProblem& p, const GemmOperands& ope
   set_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.align_d);
   set_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.align_d);
 
-  cublasLtMatmulHeuristicResult_t found{};
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(max_count));
   int num_found = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.first, &plan.second, &plan.result, &plan.result,
-                                     &preference, 1, &found, &num_found);
-  NMOE_CHECK(status == CUBLAS_STATUS_SUCCESS && num_found == 1,
+                                     &preference, max_count, found.data(), &num_found);
+  NMOE_CHECK(status == CUBLAS_STATUS_SUCCESS && num_found > 0,
              "cuBLASLt has no algorithm for {} products [{}, {}] x [{}, {}] of {} into {}: {}", p.batch, p.rows,
              p.depth, p.depth, p.cols, dtype_name(p.input), dtype_name(p.output), cublasLtGetStatusString(status));
-  plan.algorithm = found.algo;
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < num_found; ++i) {
+    const auto& result = found[static_cast<size_t>(i)];
+    if (result.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(result.algo);
+  }
+  return algorithms;
+}
+
+std::vector<ProductAlgorithm> CublasLt::candidates(const GemmProblem& problem, int max_count) const {
+  std::vector<ProductAlgorithm> algorithms;
+  for (const cublasLtMatmulAlgo_t& algorithm : ask_heuristic(describe(problem, {}), problem, max_count)) {
+    const ProductAlgorithm attributes = attributes_of(algorithm);
+    if (is_deterministic(attributes)) algorithms.push_back(attributes);
+  }
+  return algorithms;
+}
+
+std::optional<CublasLt::Plan> CublasLt::plan_with(const GemmProblem& p, const ProductAlgorithm& algorithm) const {
+  Plan plan = describe(p, {});
+  const cudaDataType_t input = operand_type(p), output = cuda_type(p.output);
+  if (cublasLtMatmulAlgoInit(handle_, compute_type(p), CUDA_R_32F, input, input, output, output, algorithm.id,
+                             &plan.algorithm) != CUBLAS_STATUS_SUCCESS) {
+    return {};
+  }
+  bool is_known = true;
+  for_each_attribute(algorithm, [&](cublasLtMatmulAlgoConfigAttributes_t name, const auto& value) {
+    is_known = is_known && cublasLtMatmulAlgoConfigSetAttribute(&plan.algorithm, name, &value, sizeof(value)) ==
+                               CUBLAS_STATUS_SUCCESS;
+  });
+  cublasLtMatmulHeuristicResult_t result{};
+  if (!is_known || cublasLtMatmulAlgoCheck(handle_, &plan.product, &plan.first, &plan.second, &plan.result,
+                                           &plan.result, &plan.algorithm, &result) != CUBLAS_STATUS_SUCCESS) {
+    return {};
+  }
+  if (result.workspaceSize > static_cast<size_t>(p.workspace_bytes)) return {};
   return plan;
+}
+
+CublasLt::Planned CublasLt::make_plan(const GemmProblem& problem, const GemmOperands& operands) const {
+  if (const auto choice = choices_.find(problem); choice != choices_.end()) {
+    if (const auto plan = plan_with(problem, choice->second)) return {.plan = *plan, .from_table = true};
+    say("warning: cuBLASLt refuses the algorithm that the table of products has for [{}, {}] x [{}, {}] of {} into {}; "
+        "its heuristic chooses. `n bench tune` writes the table anew\n",
+        problem.rows, problem.depth, problem.depth, problem.cols, dtype_name(problem.input),
+        dtype_name(problem.output));
+  }
+  Planned planned{.plan = describe(problem, operands)};
+  planned.plan.algorithm = ask_heuristic(planned.plan, problem, /*max_count=*/1).at(0);
+  return planned;
 }
 
 CublasLt::Plan CublasLt::plan_of(const GemmProblem& problem, const GemmOperands& operands) {
   const std::lock_guard lock(mutex_);
-  const auto known = plans_.find(problem);
-  return known != plans_.end() ? known->second : plans_.emplace(problem, make_plan(problem, operands)).first->second;
+  auto known = plans_.find(problem);
+  if (known == plans_.end()) known = plans_.emplace(problem, make_plan(problem, operands)).first;
+  const bool adds = problem.device_scales ? operands.c != nullptr : operands.beta != 0.0F;
+  ++(adds ? known->second.added : known->second.plain);
+  return known->second.plan;
 }
 
 void CublasLt::multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream) {
-  Plan plan = plan_of(problem, operands);
+  multiply_by(plan_of(problem, operands), problem, operands, stream);
+}
+
+void CublasLt::multiply_by(Plan plan, const GemmProblem& problem, const GemmOperands& operands,
+                           cudaStream_t stream) const {
   set_scales(plan.product, problem, operands);
   const void* c = operands.c != nullptr ? operands.c : operands.d;
   const bool on_device = problem.device_scales;

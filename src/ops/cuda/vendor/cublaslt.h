@@ -2,40 +2,24 @@
 //
 // BF16 operands and blocks of low precision are multiplied with F32 accumulation, F32 operands without TF32 unless that
 // is asked for. The same
-// problem gives the same bits every time: cuBLASLt is asked for its first choice of algorithm once, the answer is kept,
-// and where an algorithm splits a sum, the parts meet in the workspace in one order and are not added by atomics.
+// problem gives the same bits every time: its algorithm is the table's (product_table.h) or else the first choice of
+// cuBLASLt's heuristic, which is asked once. Where an algorithm splits a sum, the parts meet in the workspace in one
+// order and are not added by atomics.
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
 
-#include "base/kinds.h"
-#include "tensor/dtype.h"
+#include "ops/cuda/vendor/product_table.h"
 
 namespace nmoe::cuda {
-
-// All that an algorithm is chosen by: d [rows, cols] = op(a) [rows, depth] op(b) [depth, cols], of matrices or of
-// stacks of them, row-major and dense; op transposes or does not.
-struct GemmProblem {
-  int64_t batch = 0;                           // matrices of a stack, one after another; 0: single matrices
-  int64_t rows = 0, cols = 0, depth = 0;       // > 0
-  DType input = DType::kF32;                   // F32 or BF16; U8: codes, of these blocks:
-  OperandFormat blocks = OperandFormat::kAct;  // kMxFp8 or kNvFp4, depth along the rows of a and b
-  DType output = DType::kF32;                  // F32, or `input`; of blocks F32 or BF16
-  bool transpose_a = false;                    // a is [depth, rows]
-  bool transpose_b = false;                    // b is [cols, depth]
-  bool tf32 = false;                           // F32 factors are rounded to 11 bits for the tensor cores; sums stay F32
-  bool device_scales = false;                  // alpha and beta are the device's (GemmOperands::scales)
-  uint32_t align_a = 16, align_b = 16, align_d = 16;  // bytes that divide the address of every matrix
-  int64_t workspace_bytes = 0;
-
-  auto operator<=>(const GemmProblem&) const = default;
-};
 
 // The power of two that divides the address, 256 at most.
 uint32_t address_alignment(const void* address);
@@ -56,28 +40,51 @@ struct GemmOperands {
 // Of the device that is current when it is made. Thread-safe.
 class CublasLt {
  public:
-  CublasLt();
-  ~CublasLt();
-  CublasLt(const CublasLt&) = delete;
-  CublasLt& operator=(const CublasLt&) = delete;
-
-  // Enqueues the product; capturable. The device must be current. A bug (CheckFailure) if cuBLASLt knows no algorithm.
-  void multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream);
-
- private:
   // A problem in cuBLASLt's terms, and the algorithm.
   struct Plan {
     cublasLtMatmulDescOpaque_t product{};
     cublasLtMatrixLayoutOpaque_t first{}, second{}, result{};
     cublasLtMatmulAlgo_t algorithm{};
   };
-  Plan make_plan(const GemmProblem& problem, const GemmOperands& operands) const;
+
+  explicit CublasLt(const ProductTable& table);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  // Enqueues the product; capturable. The device must be current. A bug (CheckFailure) if cuBLASLt knows no algorithm.
+  // Where cuBLASLt refuses the table's, that is said on standard error once, and the heuristic chooses.
+  void multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream);
+
+  const std::string& device() const { return device_; }  // as CUDA names it
+  int64_t version() const { return version_; }           // cublasLtGetVersion()
+  // What chooses algorithms: "cuBLASLt 13.1.0 on NVIDIA H200, 9 choices 0123456789ab".
+  std::string identity() const;
+  std::vector<ProductUse> uses();  // since it was made
+
+  // For tuning. The heuristic's first algorithms that are deterministic, the first first; not of blocks.
+  std::vector<ProductAlgorithm> candidates(const GemmProblem& problem, int max_count) const;
+  // With this algorithm; nothing where cuBLASLt refuses it, or it wants more workspace than the problem has.
+  std::optional<Plan> plan_with(const GemmProblem& problem, const ProductAlgorithm& algorithm) const;
+  void multiply_by(Plan plan, const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream) const;
+
+ private:
+  struct Planned {
+    Plan plan;
+    int64_t plain = 0, added = 0;
+    bool from_table = false;
+  };
+  Planned make_plan(const GemmProblem& problem, const GemmOperands& operands) const;
   // A copy, for cuBLASLt takes no const descriptions.
   Plan plan_of(const GemmProblem& problem, const GemmOperands& operands);
+  std::vector<cublasLtMatmulAlgo_t> ask_heuristic(Plan plan, const GemmProblem& problem, int max_count) const;
 
+  std::string device_;
+  int64_t version_;
+  ProductChoices choices_;  // of the table
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;  // guards plans_
-  std::map<GemmProblem, Plan> plans_;
+  std::map<GemmProblem, Planned> plans_;
 };
 
 }  // namespace nmoe::cuda

@@ -1,0 +1,10 @@
+// product_table.jsonl, as it is compiled into the program.
+#pragma once
+
+#include <string_view>
+
+namespace nmoe::cuda {
+
+extern const std::string_view kProductTableText;
+
+}  // namespace nmoe::cuda
