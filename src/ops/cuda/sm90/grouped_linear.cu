@@ -312,8 +312,8 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
   wgmma_commit_group();
 }
 
-// The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done, one step
-// after they were issued.
+// The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done: once the
+// next one's were issued, or before if that one has not come.
 template <class L, int kCols>
 __device__ void multiply_tile(const Product& p, const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
                               typename L::Pipeline::Position& at, float (&c)[kTileCols / 2]) {
@@ -322,6 +322,11 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
   const int num_steps = num_steps_of(tile);
   for (int step = 0; step < num_steps; ++step) {
     const int k = step * kStepK;
+    if (step > 0 && !__any_sync(kAllLanes, pipeline.is_full(at))) {  // late: so that one more is under way meanwhile
+      wgmma_wait_group<0>();
+      if (in_use >= 0 && elected) pipeline.release(in_use);
+      in_use = -1;
+    }
     pipeline.wait(at);
     if constexpr (L::kGathers) fence_proxy_async();
     std::byte* const stage = pipeline.stage(at);

@@ -49,4 +49,19 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
       : "memory");
 }
 
+// Whether the phase of that parity has completed; does not wait.
+__device__ inline bool mbarrier_test(uint64_t* barrier, int parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 }  // namespace nmoe::cuda::sm90

@@ -84,6 +84,7 @@ class TmaPipeline {
   __device__ void commit_copies(const Position& at) const { mbarrier_arrive_after_copies(full(at)); }
 
   // --- the consumers' side
+  __device__ bool is_full(const Position& at) const { return mbarrier_test(full(at), at.parity); }
   __device__ void wait(const Position& at) const { mbarrier_wait(full(at), at.parity); }
   // NOTE: reads by wgmma must have completed (wgmma_wait_group).
   __device__ void release(int stage) const { mbarrier_arrive(empty(stage)); }
