@@ -27,29 +27,45 @@ constexpr float kA = 3.4445F, kB = -4.7750F, kC = 2.0315F;
 constexpr float kNormEpsilon = 1e-7F;
 
 constexpr int kThreads = 256;
+constexpr int kAtOnce = 8;  // elements of a thread that are loaded before the first is needed
+constexpr int64_t kShortSlice = int64_t{kThreads} * kAtOnce;
 
 // Block (slice, matrix) of a stack of [size] matrices: its elements.
 struct Slice {
   int64_t begin, end, offset;  // inside of the matrix; of the matrix in the stack
 };
-__device__ Slice own_slice(int64_t size) {
-  const int64_t begin = blockIdx.x * kMuonSlice;
-  return {begin, min(begin + kMuonSlice, size), blockIdx.y * size};
+__device__ Slice own_slice(int64_t size, int64_t elements) {
+  const int64_t begin = blockIdx.x * elements;
+  return {begin, min(begin + elements, size), blockIdx.y * size};
+}
+// The thread's elements of a kShortSlice.
+template <class Fn>
+__device__ void for_each_own(const Slice& slice, const Fn& fn) {
+#pragma unroll
+  for (int j = 0; j < kAtOnce; ++j) {
+    const int64_t i = slice.begin + threadIdx.x + j * kThreads;
+    if (i < slice.end) fn(j, slice.offset + i);
+  }
 }
 
 // momentum = beta * momentum + g;  x = g + beta * momentum;  partials[matrix, slice] = the sum of x^2.
 __global__ void __launch_bounds__(kThreads)
-    nesterov_kernel(const float* grad, float* momentum, const double* grad_scale, float beta, float* x, float* partials,
-                    int64_t size) {
+    nesterov_kernel(const float* __restrict__ grad, float* __restrict__ momentum, const double* grad_scale, float beta,
+                    float* __restrict__ x, float* partials, int64_t size) {
   if (!isfinite(*grad_scale)) return;
   const auto scale = static_cast<float>(*grad_scale);
-  const Slice slice = own_slice(size);
+  const Slice all = own_slice(size, kMuonSlice);
   float squares = 0.0F;
-  for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
-    const float g = scale * grad[i], new_momentum = beta * momentum[i] + g, direction = g + beta * new_momentum;
-    momentum[i] = new_momentum;
-    x[i] = direction;
-    squares += direction * direction;
+  for (int64_t begin = all.begin; begin < all.end; begin += kShortSlice) {
+    const Slice slice{begin, min(begin + kShortSlice, all.end), all.offset};
+    float g[kAtOnce] = {}, old_momentum[kAtOnce] = {};
+    for_each_own(slice, [&](int j, int64_t i) { g[j] = scale * grad[i], old_momentum[j] = momentum[i]; });
+    for_each_own(slice, [&](int j, int64_t i) {
+      const float new_momentum = beta * old_momentum[j] + g[j], direction = g[j] + beta * new_momentum;
+      momentum[i] = new_momentum;
+      x[i] = direction;
+      squares += direction * direction;
+    });
   }
   squares = block_sum(squares);
   if (threadIdx.x == 0) partials[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = squares;
@@ -65,11 +81,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) scale_kernel(float* x, const float* inverse_norms, int64_t size) {
-  const Slice slice = own_slice(size);
+  const Slice slice = own_slice(size, kShortSlice);
   const float factor = inverse_norms[blockIdx.y];
-  for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
-    x[i] *= factor;
-  }
+  float value[kAtOnce];
+  for_each_own(slice, [&](int j, int64_t i) { value[j] = x[i]; });
+  for_each_own(slice, [&](int j, int64_t i) { x[i] = value[j] * factor; });
 }
 
 // w -= lr * (step * x + weight_decay * w). `first` is the stack's first element among the weights.
@@ -80,13 +96,16 @@ __global__ void __launch_bounds__(kThreads)
   if (!isfinite(*grad_scale)) return;
   const auto lr = static_cast<float>(rates[0]);
   const float keep = 1.0F - lr * weight_decay, rate = lr * step;
-  const Slice slice = own_slice(size);
-  for (int64_t i = slice.offset + slice.begin + threadIdx.x; i < slice.offset + slice.end; i += kThreads) {
-    float weight[1];
-    w.load(first + i, weight);
-    weight[0] = keep * weight[0] - rate * x[i];
-    w.store(first + i, weight);
-  }
+  const Slice slice = own_slice(size, kShortSlice);
+  float weight[kAtOnce][1], direction[kAtOnce];
+  for_each_own(slice, [&](int j, int64_t i) {
+    w.load(first + i, weight[j]);
+    direction[j] = x[i];
+  });
+  for_each_own(slice, [&](int j, int64_t i) {
+    weight[j][0] = keep * weight[j][0] - rate * direction[j];
+    w.store(first + i, weight[j]);
+  });
 }
 
 // A product of stacks of F32 matrices: [rows, depth] by [depth, cols].
@@ -155,6 +174,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
     for (int64_t begin = 0; begin < batch; begin += stack) {
       const int64_t count = std::min(stack, batch - begin), first = begin * size;
       const dim3 grid(grid_size(num_slices), short_grid_size(count));
+      const dim3 short_grid(grid_size(ceil_div(size, kShortSlice)), grid.y);
       float* x = scratch.x.data<float>();
       float* next = scratch.next.data<float>();
       nesterov_kernel<<<grid, kThreads, 0, ctx.stream>>>(
@@ -164,14 +184,14 @@ void muon_step(Context& ctx, const MuonStep& args) {
       norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(scratch.partials.data<float>(), num_slices,
                                                                  scratch.inverse_norms.data<float>());
       NMOE_CUDA_CHECK(cudaGetLastError());
-      scale_kernel<<<grid, kThreads, 0, ctx.stream>>>(x, scratch.inverse_norms.data<float>(), size);
+      scale_kernel<<<short_grid, kThreads, 0, ctx.stream>>>(x, scratch.inverse_norms.data<float>(), size);
       NMOE_CUDA_CHECK(cudaGetLastError());
       for (int iteration = 0; iteration < args.iterations; ++iteration) {
         iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, next, buffers);
         std::swap(x, next);
       }
-      apply_kernel<<<grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(), step,
-                                                      static_cast<float>(args.weight_decay), size);
+      apply_kernel<<<short_grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(),
+                                                            step, static_cast<float>(args.weight_decay), size);
       NMOE_CUDA_CHECK(cudaGetLastError());
     }
   });
