@@ -221,8 +221,13 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
         load_values(logits + i, values);
 #pragma unroll
         for (int j = 0; j < kValues; ++j) {
-          const float scaled = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
-          values[j] = begin + i + j == target ? scaled - scale : scaled;
+          values[j] = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
+        }
+        if (const int at = in_slice - i; at >= 0 && at < kValues) {  // seldom
+#pragma unroll
+          for (int j = 0; j < kValues; ++j) {
+            if (j == at) values[j] -= scale;
+          }
         }
         store_values(gradient + i, values);
       }

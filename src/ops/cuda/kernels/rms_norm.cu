@@ -14,6 +14,7 @@
 #include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/packed.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -30,11 +31,17 @@ struct Vectors {
   int64_t stride, width;
   unsigned per_row;
 
-  __device__ T* operator[](int64_t i) const {
-    if (per_row == 1) return first + i * stride;
+  // Of vector i, the same for all that have as many a row.
+  struct Place {
+    int64_t row, vector;
+  };
+  __device__ Place place_of(int64_t i) const {
+    if (per_row == 1) return {i, 0};
     const auto index = static_cast<unsigned>(i);
-    return first + index / per_row * stride + index % per_row * width;
+    return {index / per_row, index % per_row};
   }
+  __device__ T* at(const Place& place) const { return first + place.row * stride + place.vector * width; }
+  __device__ T* operator[](int64_t i) const { return at(place_of(i)); }
 };
 template <class T>
 Vectors<T> vectors_of(const Tensor& x) {
@@ -74,54 +81,93 @@ __global__ void __launch_bounds__(kRowThreads)
   if (Group::thread() == 0) rstds[row] = rstd;
 }
 
+// Of backward: how many rows ahead a thread fetches, and the blocks that a multiprocessor is to have. What is on its way
+// covers the memory's latency.
+template <class Group, int kVectors>
+constexpr int kRowsAhead = Group::kThreads < kWarp ? 4 : 1;
+template <class Group, int kVectors>
+constexpr int kBlocksAtOnce = kVectors > 3 ? 1 : Group::kThreads == kRowThreads && kVectors == 1 ? 4 : 2;
+
 // partials[chunk, column] = the sum of dy x rstd over the chunk's rows, and dx. A thread has kVectors times 8 columns
 // of a row. dx and dy may be the same: a thread reads the elements that it then writes, and no other does.
-template <class Group, int kVectors, class T>
-__global__ void __launch_bounds__(kRowThreads)
+template <class Group, int kVectors, bool kVector, class T>
+__global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
     backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
-                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, bool vector,
+                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
                     CodeRows codes) {
+  constexpr int kAhead = kRowsAhead<Group, kVectors>, kStep = Group::kRowsPerBlock;
+  struct Row {
+    Packed8<T> x[kVectors], dy[kVectors];
+    float rstd;
+  };
   extern __shared__ float sums[];  // [width], where several rows are worked on at once
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows, end = min(begin + chunk_rows, num_rows);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows;
+  const int size = static_cast<int>(min(chunk_rows, num_rows - begin));
   const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;
-  const auto column_of = [](int v) { return (static_cast<int64_t>(v) * Group::kThreads + Group::thread()) * 8; };
-  float totals[kVectors][8] = {};
-  for (int64_t row = begin + own_row; row < end; row += Group::kRowsPerBlock) {
-    const T* x = inputs[row];
-    const T* dy = dys[row];
-    T* dx = dxs[row];
-    const float rstd = rstds[row];
-    float values[kVectors][8], gradients[kVectors][8];
+  const auto column_of = [](int v) { return (v * Group::kThreads + Group::thread()) * 8; };
+  const auto fetch = [&](int row, Row& fetched) {
+    if (row >= size) return;
+    const auto place = inputs.place_of(begin + row);
+    const T *x = inputs.at(place), *dy = dys.at({place.row, place.vector});
+    fetched.rstd = rstds[begin + row];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (column_of(v) < width) {
-        load8(x, column_of(v), width, vector, values[v]);
-        load8(dy, column_of(v), width, vector, gradients[v]);
+      if (column_of(v) >= width) continue;
+      fetched.x[v] = fetch8(x, column_of(v), width, kVector);
+      fetched.dy[v] = fetch8(dy, column_of(v), width, kVector);
+    }
+  };
+  float totals[kVectors][8] = {};
+  const auto work = [&](int row, const Row& fetched) {
+    T* const dx = dxs.at(dxs.place_of(begin + row));
+    Packed8<T> before[kVectors];
+    if (accumulate) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (column_of(v) < width) before[v] = fetch8(dx, column_of(v), width, kVector);
       }
     }
+    const float rstd = fetched.rstd;
     float products = 0.0F;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= width) continue;
-      float gains[8];
-      load8(gain, column_of(v), width, vector, gains);
+      float x[8], dy[8], gains[8];
+      unpack8(fetched.x[v], x);
+      unpack8(fetched.dy[v], dy);
+      load8(gain, column_of(v), width, kVector, gains);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        totals[v][j] += gradients[v][j] * (values[v][j] * rstd);
-        gradients[v][j] *= gains[j];
-        products += gradients[v][j] * values[v][j];
+        totals[v][j] += dy[j] * (x[j] * rstd);
+        products += dy[j] * gains[j] * x[j];
       }
     }
     const float slope = rstd * rstd * rstd * (Group::sum(products) / static_cast<float>(width));
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= width) continue;
-      float result[8] = {};
-      if (accumulate) load8(dx, column_of(v), width, vector, result);
+      float x[8], dy[8], gains[8], result[8] = {};
+      unpack8(fetched.x[v], x);
+      unpack8(fetched.dy[v], dy);
+      load8(gain, column_of(v), width, kVector, gains);
+      if (accumulate) unpack8(before[v], result);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) result[j] += rstd * gradients[v][j] - slope * values[v][j];
-      store8(dx, column_of(v), width, vector, result);
-      if (codes.values != nullptr) codes.store8<T>(row, column_of(v), result);
+      for (int j = 0; j < 8; ++j) result[j] += rstd * (dy[j] * gains[j]) - slope * x[j];
+      store8(dx, column_of(v), width, kVector, result);
+      if (codes.values != nullptr) codes.store8<T>(begin + row, column_of(v), result);
+    }
+  };
+  Row ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) fetch(own_row + i * kStep, ahead[i]);
+  for (int first = own_row; first < size; first += kAhead * kStep) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = first + i * kStep;
+      if (row >= size) break;
+      const Row fetched = ahead[i];
+      fetch(row + kAhead * kStep, ahead[i]);
+      work(row, fetched);
     }
   }
   float* const partial = partials + static_cast<int64_t>(blockIdx.x) * width;
@@ -167,10 +213,11 @@ void dispatch_backward(int64_t width, const Fn& fn) {
     fn(RowGroup<kThreads>{}, std::integral_constant<int, kVectors>{});
     return true;
   };
-  const bool done = with.template operator()<kWarp, 1>() || with.template operator()<kWarp, 2>() ||
-                    with.template operator()<kWarp, 3>() || with.template operator()<kWarp, 4>() ||
-                    with.template operator()<kRowThreads, 1>() || with.template operator()<kRowThreads, 2>() ||
-                    with.template operator()<kRowThreads, 4>() || with.template operator()<kRowThreads, 8>();
+  const bool done = with.template operator()<kWarp / 2, 1>() || with.template operator()<kWarp, 1>() ||
+                    with.template operator()<kWarp, 2>() || with.template operator()<kWarp, 3>() ||
+                    with.template operator()<kWarp, 4>() || with.template operator()<kRowThreads, 1>() ||
+                    with.template operator()<kRowThreads, 2>() || with.template operator()<kRowThreads, 4>() ||
+                    with.template operator()<kRowThreads, 8>();
   NMOE_CHECK(done, "the gradient of a norm over {} values: {} are possible", width, 8 * kRowThreads * 8);
 }
 
@@ -226,9 +273,11 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
       using Group = decltype(group);
       const auto shared =
           static_cast<size_t>(Group::kRowsPerBlock > 1 ? width * static_cast<int64_t>(sizeof(float)) : 0);
-      backward_kernel<Group, decltype(vectors)::value, T><<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
+      const auto kernel = vector ? backward_kernel<Group, decltype(vectors)::value, true, T>
+                                 : backward_kernel<Group, decltype(vectors)::value, false, T>;
+      kernel<<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
           vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
-          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, vector, codes);
+          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, codes);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
