@@ -81,12 +81,31 @@ __global__ void __launch_bounds__(kRowThreads)
   if (Group::thread() == 0) rstds[row] = rstd;
 }
 
-// Of backward: how many rows ahead a thread fetches, and the blocks that a multiprocessor is to have. What is on its way
-// covers the memory's latency.
-template <class Group, int kVectors>
-constexpr int kRowsAhead = Group::kThreads < kWarp ? 4 : 1;
+// Of backward: blocks that a multiprocessor is to have.
 template <class Group, int kVectors>
 constexpr int kBlocksAtOnce = kVectors > 3 ? 1 : Group::kThreads == kRowThreads && kVectors == 1 ? 4 : 2;
+
+// partial[column] = the sum of `totals` over the block's row groups, in their order; all threads together. sums:
+// [groups, width]. A thread has kVectors times 8 columns.
+template <class Group, int kVectors>
+__device__ void add_groups(const float (&totals)[kVectors][8], float* sums, float* partial, int64_t width) {
+  const int own_group = static_cast<int>(threadIdx.x) / Group::kThreads;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * Group::kThreads + Group::thread()) * 8;
+    if (column >= width) continue;
+    float* const target = Group::kRowsPerBlock > 1 ? sums + own_group * width : partial;
+    store8(target, column, width, width % 8 == 0, totals[v]);
+  }
+  if constexpr (Group::kRowsPerBlock == 1) return;
+  __syncthreads();
+  for (int64_t column = threadIdx.x; column < width; column += kRowThreads) {
+    float sum = sums[column];
+#pragma unroll
+    for (int group = 1; group < Group::kRowsPerBlock; ++group) sum += sums[group * width + column];
+    partial[column] = sum;
+  }
+}
 
 // partials[chunk, column] = the sum of dy x rstd over the chunk's rows, and dx. A thread has kVectors times 8 columns
 // of a row. dx and dy may be the same: a thread reads the elements that it then writes, and no other does.
@@ -95,12 +114,12 @@ __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
     backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
                     float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
                     CodeRows codes) {
-  constexpr int kAhead = kRowsAhead<Group, kVectors>, kStep = Group::kRowsPerBlock;
+  constexpr int kStep = Group::kRowsPerBlock;
   struct Row {
     Packed8<T> x[kVectors], dy[kVectors];
     float rstd;
   };
-  extern __shared__ float sums[];  // [width], where several rows are worked on at once
+  extern __shared__ __align__(16) float sums[];  // [groups, width], where there are several
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows;
   const int size = static_cast<int>(min(chunk_rows, num_rows - begin));
   const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;
@@ -157,34 +176,84 @@ __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
       if (codes.values != nullptr) codes.store8<T>(begin + row, column_of(v), result);
     }
   };
-  Row ahead[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) fetch(own_row + i * kStep, ahead[i]);
-  for (int first = own_row; first < size; first += kAhead * kStep) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int row = first + i * kStep;
-      if (row >= size) break;
-      const Row fetched = ahead[i];
-      fetch(row + kAhead * kStep, ahead[i]);
-      work(row, fetched);
-    }
+  Row ahead;
+  fetch(own_row, ahead);
+  for (int row = own_row; row < size; row += kStep) {
+    const Row fetched = ahead;
+    fetch(row + kStep, ahead);
+    work(row, fetched);
   }
-  float* const partial = partials + static_cast<int64_t>(blockIdx.x) * width;
-  for (int turn = 0; turn < Group::kRowsPerBlock; ++turn) {  // in the order of the block's groups
-    const bool first = turn == 0, last = turn + 1 == Group::kRowsPerBlock;
+  add_groups<Group, kVectors>(totals, sums, partials + blockIdx.x * width, width);
+}
+
+// The same of heads of at most 128 values, dx =. A group of lanes has kHeads of them at a time, of one token, the next of
+// which are on their way; a block every gridDim.x-th of those.
+using HeadGroup = RowGroup<kWarp / 2>;
+constexpr int kHeads = 4;
+constexpr int64_t kMaxHeadSize = int64_t{8} * HeadGroup::kThreads;
+template <bool kVector, class T>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    heads_backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
+                          float* partials, unsigned num_tasks, unsigned head_groups) {
+  struct Heads {
+    Packed8<T> x[kHeads], dy[kHeads];
+    float rstds[kHeads];
+    T* dx;
+    unsigned count;
+  };
+  extern __shared__ __align__(16) float sums[];  // [groups, width]
+  const int64_t width = inputs.width;
+  const int column = HeadGroup::thread() * 8;
+  const bool in_head = column < width;
+  float gains[8] = {}, totals[1][8] = {};
+  if (in_head) load8(gain, column, width, kVector, gains);
+  const auto fetch = [&](unsigned task, Heads& heads) {
+    heads.count = 0;
+    if (task >= num_tasks) return;
+    const unsigned token = task / head_groups, first = task % head_groups * kHeads;
+    const typename Vectors<T>::Place place{token, first};
+    const T *x = inputs.at(place), *dy = dys.at({token, first});
+    heads.dx = dxs.at({token, first});
+    heads.count = min(inputs.per_row - first, unsigned{kHeads});
+    const float* const rstd = rstds + static_cast<int64_t>(token) * inputs.per_row + first;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t column = column_of(v);
+    for (unsigned h = 0; h < kHeads; ++h) {
+      if (h >= heads.count) continue;
+      heads.rstds[h] = rstd[h];
+      if (!in_head) continue;
+      heads.x[h] = fetch8(x + h * width, column, width, kVector);
+      heads.dy[h] = fetch8(dy + h * width, column, width, kVector);
+    }
+  };
+  const unsigned step = gridDim.x * HeadGroup::kRowsPerBlock;
+  const auto first_task = static_cast<unsigned>(HeadGroup::row());
+  Heads ahead;
+  fetch(first_task, ahead);
+  for (unsigned task = first_task; task < num_tasks; task += step) {
+    const Heads heads = ahead;
+    fetch(task + step, ahead);
+#pragma unroll
+    for (unsigned h = 0; h < kHeads; ++h) {
+      if (h >= heads.count) continue;  // all of the group
+      const float rstd = heads.rstds[h];
+      float x[8] = {}, dy[8] = {}, products = 0.0F;
+      if (in_head) {
+        unpack8(heads.x[h], x);
+        unpack8(heads.dy[h], dy);
+      }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (turn != own_row || column + j >= width) continue;
-        const float sum = first ? totals[v][j] : sums[column + j] + totals[v][j];
-        (last ? partial : sums)[column + j] = sum;
+        totals[0][j] += dy[j] * (x[j] * rstd);
+        dy[j] *= gains[j];
+        products += dy[j] * x[j];
       }
+      const float slope = rstd * rstd * rstd * (HeadGroup::sum(products) / static_cast<float>(width));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) dy[j] = rstd * dy[j] - slope * x[j];
+      if (in_head) store8(heads.dx + h * width, column, width, kVector, dy);
     }
-    if (!last) __syncthreads();
   }
+  add_groups<HeadGroup, 1>(totals, sums, partials + blockIdx.x * width, width);
 }
 
 // dgain[column] += the sum of partials[chunk, column], a column a thread; warps take every eighth chunk of 32 columns.
@@ -213,12 +282,17 @@ void dispatch_backward(int64_t width, const Fn& fn) {
     fn(RowGroup<kThreads>{}, std::integral_constant<int, kVectors>{});
     return true;
   };
-  const bool done = with.template operator()<kWarp / 2, 1>() || with.template operator()<kWarp, 1>() ||
-                    with.template operator()<kWarp, 2>() || with.template operator()<kWarp, 3>() ||
-                    with.template operator()<kWarp, 4>() || with.template operator()<kRowThreads, 1>() ||
-                    with.template operator()<kRowThreads, 2>() || with.template operator()<kRowThreads, 4>() ||
-                    with.template operator()<kRowThreads, 8>();
+  const bool done = with.template operator()<kWarp, 1>() || with.template operator()<kWarp, 2>() ||
+                    with.template operator()<kWarp, 3>() || with.template operator()<kWarp, 4>() ||
+                    with.template operator()<kRowThreads, 1>() || with.template operator()<kRowThreads, 2>() ||
+                    with.template operator()<kRowThreads, 4>() || with.template operator()<kRowThreads, 8>();
   NMOE_CHECK(done, "the gradient of a norm over {} values: {} are possible", width, 8 * kRowThreads * 8);
+}
+
+// What a block of backward has of its groups' sums.
+template <class Group>
+size_t shared_bytes(int64_t width) {
+  return Group::kRowsPerBlock > 1 ? static_cast<size_t>(Group::kRowsPerBlock * width) * sizeof(float) : 0;
 }
 
 void check_shapes(Tensor x, Tensor gain, Tensor y, Tensor rstd) {
@@ -269,13 +343,19 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const CodeRows codes = with_codes ? code_rows(dx, args.dx_codes) : CodeRows{};
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
+    if (x.shape().rank() == 3 && width <= kMaxHeadSize && !args.accumulate_dx) {
+      const int64_t head_groups = ceil_div(x.dim(1), int64_t{kHeads});
+      const auto kernel = vector ? heads_backward_kernel<true, T> : heads_backward_kernel<false, T>;
+      kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<HeadGroup>(width), ctx.stream>>>(
+          vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
+          partials.data<float>(), static_cast<unsigned>(x.dim(0) * head_groups), static_cast<unsigned>(head_groups));
+      return;
+    }
     dispatch_backward(width, [&](auto group, auto vectors) {
       using Group = decltype(group);
-      const auto shared =
-          static_cast<size_t>(Group::kRowsPerBlock > 1 ? width * static_cast<int64_t>(sizeof(float)) : 0);
       const auto kernel = vector ? backward_kernel<Group, decltype(vectors)::value, true, T>
                                  : backward_kernel<Group, decltype(vectors)::value, false, T>;
-      kernel<<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
+      kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<Group>(width), ctx.stream>>>(
           vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
           partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, codes);
     });
