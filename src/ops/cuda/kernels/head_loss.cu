@@ -7,8 +7,8 @@
 // The kernel: a row belongs to a cluster of blocks, each of which has a slice of it in shared memory, so that the row
 // is read from memory once. A thread keeps the largest of the logits it reads, the first index of that, and the sum of
 // exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged over the block, then over the
-// cluster, in an order that V alone fixes. Memory-bound: clusters stay for many rows, and a segment of the next row is on
-// its way as soon as the gradients of one are made.
+// cluster, in an order that V alone fixes. Memory-bound: clusters stay for many rows, and a segment of the next row is
+// on its way as soon as the gradients of one are made.
 #include <cooperative_groups.h>
 
 #include <algorithm>

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const T* dk, const T
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
         const int task = first + p * kThreads, head = task / chunks, chunk = task % chunks;
-        if (task < tasks) fn(pieces[p], head, chunk < nope_chunks, (chunk < nope_chunks ? chunk : chunk - nope_chunks) * 8);
+        if (task < tasks)
+          fn(pieces[p], head, chunk < nope_chunks, (chunk < nope_chunks ? chunk : chunk - nope_chunks) * 8);
       }
     };
     each([&](Packed8<T>& piece, int head, bool nope, int i) {

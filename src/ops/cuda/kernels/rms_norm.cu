@@ -83,7 +83,9 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // Of backward: blocks that a multiprocessor is to have.
 template <class Group, int kVectors>
-constexpr int kBlocksAtOnce = kVectors > 3 ? 1 : Group::kThreads == kRowThreads && kVectors == 1 ? 4 : 2;
+constexpr int kBlocksAtOnce = kVectors > 3                                     ? 1
+                              : Group::kThreads == kRowThreads&& kVectors == 1 ? 4
+                                                                               : 2;
 
 // partial[column] = the sum of `totals` over the block's row groups, in their order; all threads together. sums:
 // [groups, width]. A thread has kVectors times 8 columns.
@@ -186,8 +188,8 @@ __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
   add_groups<Group, kVectors>(totals, sums, partials + blockIdx.x * width, width);
 }
 
-// The same of heads of at most 128 values, dx =. A group of lanes has kHeads of them at a time, of one token, the next of
-// which are on their way; a block every gridDim.x-th of those.
+// The same of heads of at most 128 values, dx =. A group of lanes has kHeads of them at a time, of one token, the next
+// of which are on their way; a block every gridDim.x-th of those.
 using HeadGroup = RowGroup<kWarp / 2>;
 constexpr int kHeads = 4;
 constexpr int64_t kMaxHeadSize = int64_t{8} * HeadGroup::kThreads;

@@ -503,10 +503,14 @@ TokenLaunch token_launch(int64_t num_tokens, int64_t floats_per_warp) {
 template <class Fn>
 void dispatch_experts(int64_t num_experts, const Fn& fn) {
   switch (num_experts) {
-    case 64: return fn(std::integral_constant<int, 64>{});
-    case 128: return fn(std::integral_constant<int, 128>{});
-    case 256: return fn(std::integral_constant<int, 256>{});
-    default: return fn(std::integral_constant<int, 0>{});
+    case 64:
+      return fn(std::integral_constant<int, 64>{});
+    case 128:
+      return fn(std::integral_constant<int, 128>{});
+    case 256:
+      return fn(std::integral_constant<int, 256>{});
+    default:
+      return fn(std::integral_constant<int, 0>{});
   }
 }
 
