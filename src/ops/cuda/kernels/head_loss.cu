@@ -29,8 +29,8 @@ namespace {
 template <class T>
 constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
-constexpr int kMaxSegments = 64;
-constexpr int kSegmentReads = 2;  // of a thread
+constexpr int kMaxSegments = 64;      // more than fit in shared memory
+constexpr int kSegmentReads = 2;      // of a thread, 16 bytes each
 
 // exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
 // where it is not far below 1.
