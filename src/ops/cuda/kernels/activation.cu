@@ -106,12 +106,12 @@ void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h, Tens
 }
 
 // Calls fn with the row group for rows of `width`, and the grid. Where there are many, blocks of which each has a wide
-// one would come and go with two turns of their loop; a warp has 256 columns of one, unless rows are summed.
+// one would come and go with two turns of their loop. Unless a row is summed, a thread has 8 columns of it.
 template <class Fn>
 void dispatch_activation_rows(int64_t num_rows, int64_t width, bool sums_rows, const Fn& fn) {
   constexpr int64_t kManyRows = 4096;
   const auto with_parts = [&](auto group, unsigned blocks) {
-    const int64_t parts = sums_rows || width <= kWarpRowWidth ? 1 : ceil_div(width, decltype(group)::kThreads * 8);
+    const int64_t parts = sums_rows ? 1 : ceil_div(width, decltype(group)::kThreads * 8);
     fn(group, dim3(blocks, short_grid_size(parts)));
   };
   using WarpRows = RowGroup<kWarp>;

@@ -1,5 +1,5 @@
-// Rotates pairs of values in place (primitives/rotation.cuh); memory-bound. A thread takes 8 pairs of a head, or of
-// each of several of a token: it reads their angles once, and has all of it on its way before it works on any.
+// Rotates pairs of values in place (primitives/rotation.cuh); memory-bound. A thread takes 8 pairs of each of kHeads
+// heads of a token: it reads their angles once, and has all of it on its way before it works on any.
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
@@ -12,9 +12,10 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kHeads = 4;
 
 // x: the rotated part of the first head. Tasks: (token, heads, 8 pairs), the last of which changes first.
-template <int kHeads, class T>
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* x, RotationTables tables, float direction, unsigned num_heads, unsigned head_groups, unsigned chunks,
                 unsigned num_tasks, int64_t stride, int64_t head_size, bool vector) {
@@ -50,9 +51,7 @@ __global__ void __launch_bounds__(kThreads)
 void rotate(Context& ctx, const Rope& args, float direction) {
   const int64_t num_tokens = args.x.dim(0), num_heads = args.x.dim(1), head_size = args.x.dim(2);
   const int64_t num_pairs = args.cos.dim(1);
-  // Parts of heads lie apart; of these the more there are at once, the better.
-  const int64_t heads_at_once = 2 * num_pairs == head_size && num_heads > 1 ? 4 : 1;
-  const int64_t chunks = ceil_div(num_pairs, int64_t{8}), head_groups = ceil_div(num_heads, heads_at_once);
+  const int64_t chunks = ceil_div(num_pairs, int64_t{8}), head_groups = ceil_div(num_heads, int64_t{kHeads});
   const int64_t num_tasks = num_tokens * head_groups * chunks;
   NMOE_CHECK(args.positions.dim(0) == num_tokens && args.sin.shape() == args.cos.shape() && args.rope_offset >= 0 &&
                  args.rope_offset + 2 * num_pairs <= head_size && num_tasks <= std::numeric_limits<int32_t>::max(),
@@ -63,10 +62,10 @@ void rotate(Context& ctx, const Rope& args, float direction) {
       can_vectorise(head_size, args.x) && args.rope_offset % 8 == 0 && can_vectorise(num_pairs, args.cos, args.sin);
   dispatch_act(args.x.dtype(), [&](auto element) {
     using T = decltype(element);
-    launch_early(ctx, heads_at_once > 1 ? rope_kernel<4, T> : rope_kernel<1, T>,
-                 grid_size(ceil_div(num_tasks, kThreads)), kThreads, 0, args.x.rows_data<T>() + args.rope_offset,
-                 RotationTables(args), direction, static_cast<unsigned>(num_heads), static_cast<unsigned>(head_groups),
-                 static_cast<unsigned>(chunks), static_cast<unsigned>(num_tasks), args.x.stride(), head_size, vector);
+    launch_early(ctx, rope_kernel<T>, grid_size(ceil_div(num_tasks, kThreads)), kThreads, 0,
+                 args.x.rows_data<T>() + args.rope_offset, RotationTables(args), direction,
+                 static_cast<unsigned>(num_heads), static_cast<unsigned>(head_groups), static_cast<unsigned>(chunks),
+                 static_cast<unsigned>(num_tasks), args.x.stride(), head_size, vector);
   });
 }
 
