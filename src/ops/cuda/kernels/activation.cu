@@ -19,6 +19,12 @@ __device__ int64_t num_rows_of(const int32_t* count, int64_t capacity) {
   return count == nullptr ? capacity : min(static_cast<int64_t>(*count), capacity);
 }
 
+// Of a thread in its row, of which a block has every gridDim.y-th part.
+template <class Group>
+__device__ int64_t first_column() {
+  return (static_cast<int64_t>(blockIdx.y) * Group::kThreads + Group::thread()) * 8;
+}
+
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
@@ -29,7 +35,7 @@ __global__ void __launch_bounds__(kRowThreads)
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
   const T* pre = pres + row * kParts * width;
   const float weight = weights != nullptr ? weights[row] : 1.0F;
-  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
+  for (int64_t i = first_column<Group>(); i < width; i += Group::kThreads * 8 * gridDim.y) {
     float gate[8], h[8];
     load8(pre, i, width, vector, gate);
     if constexpr (kKind == Activation::kSwiGlu) {
@@ -58,7 +64,7 @@ __global__ void __launch_bounds__(kRowThreads)
   T* dpre = dpres + row * kParts * width;
   const float weight = weights != nullptr ? weights[row] : 1.0F;
   float dweight = 0.0F;
-  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
+  for (int64_t i = first_column<Group>(); i < width; i += Group::kThreads * 8 * gridDim.y) {
     float gate[8], dh[8], dgate[8];
     load8(pre, i, width, vector, gate);
     load8(dhs + row * width, i, width, vector, dh);
@@ -99,21 +105,25 @@ void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h, Tens
              row_weight.shape(), dtype_name(h.dtype()), h.shape(), num_rows.shape());
 }
 
-// Calls fn with the row group for rows of `width`. Where there are many, blocks of which each has a wide one would come
-// and go with two turns of their loop.
+// Calls fn with the row group for rows of `width`, and the grid. Where there are many, blocks of which each has a wide
+// one would come and go with two turns of their loop. Unless a row is summed, a thread has 8 columns of it.
 template <class Fn>
-void dispatch_activation_rows(int64_t num_rows, int64_t width, const Fn& fn) {
+void dispatch_activation_rows(int64_t num_rows, int64_t width, bool sums_rows, const Fn& fn) {
   constexpr int64_t kManyRows = 4096;
+  const auto with_parts = [&](auto group, unsigned blocks) {
+    const int64_t parts = sums_rows ? 1 : ceil_div(width, decltype(group)::kThreads * 8);
+    fn(group, dim3(blocks, short_grid_size(parts)));
+  };
   using WarpRows = RowGroup<kWarp>;
-  if (num_rows < kManyRows || width <= kWarpRowWidth) return dispatch_rows(num_rows, width, fn);
-  fn(WarpRows{}, grid_size(ceil_div(num_rows, WarpRows::kRowsPerBlock)));
+  if (num_rows < kManyRows || width <= kWarpRowWidth) return dispatch_rows(num_rows, width, with_parts);
+  with_parts(WarpRows{}, grid_size(ceil_div(num_rows, WarpRows::kRowsPerBlock)));
 }
 
 // Calls fn with an element, a row group, the activation as a type, and the grid.
 template <class Fn>
-void dispatch(Activation kind, Tensor h, const Fn& fn) {
+void dispatch(Activation kind, Tensor h, bool sums_rows, const Fn& fn) {
   dispatch_act(h.dtype(), [&](auto element) {
-    dispatch_activation_rows(h.dim(0), h.dim(1), [&](auto group, unsigned grid) {
+    dispatch_activation_rows(h.dim(0), h.dim(1), sums_rows, [&](auto group, dim3 grid) {
       if (kind == Activation::kSwiGlu) {
         fn(element, group, std::integral_constant<Activation, Activation::kSwiGlu>{}, grid);
       } else {
@@ -139,7 +149,7 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   const int64_t width = h.dim(1);
   const bool with_codes = makes_codes(h, 1, args.h_codes);
   const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
-  dispatch(args.kind, h, [&](auto element, auto group, auto kind, unsigned grid) {
+  dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto kind, dim3 grid) {
     using T = decltype(element);
     launch_early(ctx, forward_kernel<decltype(group), decltype(kind)::value, T>, grid, kRowThreads, 0, pre.data<T>(),
                  data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows), h.dim(0),
@@ -158,7 +168,7 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   const int64_t width = dh.dim(1);
   const bool with_codes = makes_codes(dpre, dpre.dim(1) / width, args.dpre_codes);
   const CodeRows codes = with_codes ? code_rows(dpre, args.dpre_codes) : CodeRows{};
-  dispatch(args.kind, dh, [&](auto element, auto group, auto kind, unsigned grid) {
+  dispatch(args.kind, dh, args.drow_weight.defined(), [&](auto element, auto group, auto kind, dim3 grid) {
     using T = decltype(element);
     backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
         pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),

@@ -7,8 +7,8 @@
 // The kernel: a row belongs to a cluster of blocks, each of which has a slice of it in shared memory, so that the row
 // is read from memory once. A thread keeps the largest of the logits it reads, the first index of that, and the sum of
 // exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged over the block, then over the
-// cluster, in an order that V alone fixes. Memory-bound: clusters stay for many rows, and the next row is on its way to
-// a second buffer while one is worked on.
+// cluster, in an order that V alone fixes. Memory-bound: clusters stay for many rows, and a segment of the next row is
+// on its way as soon as the gradients of one are made.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -29,6 +29,8 @@ namespace {
 template <class T>
 constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
+constexpr int kMaxSegments = 64;      // more than fit in shared memory
+constexpr int kSegmentReads = 2;      // of a thread, 16 bytes each
 
 // exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
 // where it is not far below 1.
@@ -137,21 +139,22 @@ struct RowArgs {
   float* losses;             // = [rows]
   int32_t* predictions;      // = [rows]; null: not wanted
   int num_rows, vocab;
-  int slice;        // logits that a block has of a row, the last of the cluster maybe fewer
-  int num_buffers;  // for slices: 1 or 2
+  int slice;  // logits that a block has of a row, the last of the cluster maybe fewer
 };
 
-// kValues: logits a thread takes at a time, 16 bytes where rows are a multiple of that. Those travel by bulk copies.
+// kValues: logits a thread takes at a time, 16 bytes where rows are a multiple of that. Those travel by bulk copies, a
+// segment of the slice each.
 template <class T, int kValues, int kThreads>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
   namespace cg = cooperative_groups;
   using Barrier = ::cuda::barrier<::cuda::thread_scope_block>;
   constexpr bool kBulk = kValues == kVector<T>;
+  constexpr int kSegment = kSegmentReads * kThreads * kValues;
   extern __shared__ __align__(128) std::byte shared[];
-  T* const buffers = reinterpret_cast<T*>(shared);
+  T* const logits = reinterpret_cast<T*>(shared);
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 20054  // their constructor does not run: init() does what is to be done
-  __shared__ Barrier filled[2];
+  __shared__ Barrier filled[kMaxSegments];
 #pragma nv_diagnostic pop
 
   const cg::cluster_group cluster = cg::this_cluster();
@@ -166,40 +169,39 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
   }
   __syncthreads();
 
-  const auto fetch = [&](int row, int buffer) {
+  // The part of a row's slice that begins at `first`.
+  const auto fetch = [&](int row, int first) {
     if (row >= args.num_rows) return;
-    T* const target = buffers + buffer * args.slice;
-    const T* const source = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
+    const int count = min(kSegment, size - first);
+    const T* const source = args.logits + static_cast<int64_t>(row) * args.vocab + begin + first;
     if constexpr (kBulk) {
       if (threadIdx.x != 0) return;
-      const auto bytes = static_cast<unsigned>(size * sizeof(T));
-      if (size > 0) {
-        ::cuda::device::memcpy_async_tx(target, source, ::cuda::aligned_size_t<16>(bytes), filled[buffer]);
-      }
-      static_cast<void>(::cuda::device::barrier_arrive_tx(filled[buffer], 1, bytes));
+      const auto bytes = static_cast<unsigned>(count * sizeof(T));
+      Barrier& barrier = filled[first / kSegment];
+      ::cuda::device::memcpy_async_tx(logits + first, source, ::cuda::aligned_size_t<16>(bytes), barrier);
+      static_cast<void>(::cuda::device::barrier_arrive_tx(barrier, 1, bytes));
     } else {
-      for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) target[i] = source[i];
+      for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) logits[first + i] = source[i];
     }
   };
-  for (int buffer = 0; buffer < args.num_buffers; ++buffer) fetch(first_row + buffer * num_clusters, buffer);
+  for (int first = 0; first < size; first += kSegment) fetch(first_row, first);
 
   int turn = 0;
   for (int row = first_row; row < args.num_rows; row += num_clusters, ++turn) {
-    const int buffer = turn % args.num_buffers;
-    if constexpr (kBulk) {
-      filled[buffer].wait_parity(turn / args.num_buffers % 2 != 0);
-    } else {
-      __syncthreads();
-    }
-    const T* const logits = buffers + buffer * args.slice;
     const int target = args.targets[row];
     const bool has_target = target >= 0 && target < args.vocab;
-
+    if constexpr (!kBulk) __syncthreads();
     OnlineSoftmax softmax = OnlineSoftmax::of_nothing();
-    for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
-      float x[kValues];
-      load_values(logits + i, x);
-      softmax.add(x, begin + i);
+    for (int first = 0; first < size; first += kSegment) {
+      if constexpr (kBulk) filled[first / kSegment].wait_parity(turn % 2 != 0);
+#pragma unroll
+      for (int r = 0; r < kSegmentReads; ++r) {
+        const int i = first + (r * kThreads + static_cast<int>(threadIdx.x)) * kValues;
+        if (i >= size) break;
+        float x[kValues];
+        load_values(logits + i, x);
+        softmax.add(x, begin + i);
+      }
     }
     SliceResult result{.softmax = merge_block<kThreads>(softmax), .target_logit = 0.0F};
     const int in_slice = target - begin;
@@ -216,29 +218,41 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
     if (args.grad_scale != nullptr) {
       const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / softmax.sum;
       T* const gradient = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
-      for (int i = static_cast<int>(threadIdx.x) * kValues; i < size; i += kThreads * kValues) {
-        float values[kValues];
-        load_values(logits + i, values);
+      for (int first = 0; first < size; first += kSegment) {
 #pragma unroll
-        for (int j = 0; j < kValues; ++j) {
-          const float scaled = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
-          values[j] = begin + i + j == target ? scaled - scale : scaled;
+        for (int r = 0; r < kSegmentReads; ++r) {
+          const int i = first + (r * kThreads + static_cast<int>(threadIdx.x)) * kValues;
+          if (i >= size) break;
+          float values[kValues];
+          load_values(logits + i, values);
+#pragma unroll
+          for (int j = 0; j < kValues; ++j) {
+            values[j] = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
+          }
+          if (const int at = in_slice - i; at >= 0 && at < kValues) {  // seldom
+#pragma unroll
+            for (int j = 0; j < kValues; ++j) {
+              if (j == at) values[j] -= scale;
+            }
+          }
+          store_values(gradient + i, values);
         }
-        store_values(gradient + i, values);
+        __syncthreads();  // the segment is read
+        fetch(row + num_clusters, first);
       }
+    } else {
+      __syncthreads();
+      for (int first = 0; first < size; first += kSegment) fetch(row + num_clusters, first);
     }
-    __syncthreads();  // the buffer is read
-    fetch(row + args.num_buffers * num_clusters, buffer);
   }
   cluster.sync();  // shared memory stays until the others have read it
 }
 
-// Blocks of a cluster: few, but so many that two slices fit, twice on a multiprocessor if that can be.
+// Blocks of a cluster: few, but so many that two slices fit on a multiprocessor, if that can be.
 int cluster_blocks(int64_t row_bytes, int64_t shared_bytes) {
-  for (int blocks = 1; blocks < kMaxClusterBlocks; blocks *= 2) {
-    if (2 * ceil_div<int64_t>(row_bytes, blocks) <= shared_bytes / 2) return blocks;
-  }
-  return kMaxClusterBlocks;
+  int blocks = 1;
+  while (blocks < kMaxClusterBlocks && ceil_div<int64_t>(row_bytes, blocks) > shared_bytes / 2) blocks *= 2;
+  return blocks;
 }
 
 template <class T, int kValues>
@@ -248,10 +262,9 @@ void launch_cross_entropy(Context& ctx, RowArgs<T> args) {
   const int blocks = cluster_blocks(args.vocab * kValueBytes, kSharedBytes);
   args.slice = ceil_div(ceil_div(args.vocab, blocks), kVector<T>) * kVector<T>;
   const int64_t slice_bytes = args.slice * kValueBytes;
-  args.num_buffers = 2 * slice_bytes <= kSharedBytes ? 2 : 1;
   NMOE_CHECK(slice_bytes <= kSharedBytes, "a head over {} words: {} are possible", args.vocab,
              kMaxClusterBlocks * kSharedBytes / kValueBytes);
-  const auto shared = static_cast<size_t>(args.num_buffers * slice_bytes);
+  const auto shared = static_cast<size_t>(slice_bytes);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {.x = static_cast<unsigned>(blocks), .y = 1, .z = 1};

@@ -2,6 +2,7 @@
 // A block takes a token. Backward adds up the heads' gradients of the shared part in the heads' order.
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/packed.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 
@@ -47,12 +48,38 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const T* dk, const T
   dk += token * sizes.num_heads * k_head;
   dv += token * sizes.num_heads * sizes.value;
   dkv += token * sizes.num_heads * kv_head;
-  copy_heads(dk, k_head, dkv, kv_head, sizes.nope, sizes);
-  copy_heads(dv, sizes.value, dkv + sizes.nope, kv_head, sizes.value, sizes);
   for (int64_t i = threadIdx.x; i < sizes.rope; i += kThreads) {
     float total = 0.0F;
-    for (int64_t head = 0; head < sizes.num_heads; ++head) total += to_float(dk[head * k_head + sizes.nope + i]);
+#pragma unroll 16
+    for (int head = 0; head < static_cast<int>(sizes.num_heads); ++head) {
+      total += to_float(dk[head * k_head + sizes.nope + i]);
+    }
     dk_rope[token * sizes.rope_stride + i] = from_float<T>(total);
+  }
+  // All of a thread's pieces are on their way before it writes one.
+  constexpr int kPieces = 4;
+  const int nope_chunks = static_cast<int>(ceil_div(sizes.nope, 8));
+  const int chunks = nope_chunks + static_cast<int>(ceil_div(sizes.value, 8));
+  const int tasks = static_cast<int>(sizes.num_heads) * chunks;
+  for (int first = static_cast<int>(threadIdx.x); first < tasks; first += kPieces * kThreads) {
+    Packed8<T> pieces[kPieces];
+    const auto each = [&](const auto& fn) {
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        const int task = first + p * kThreads, head = task / chunks, chunk = task % chunks;
+        if (task < tasks)
+          fn(pieces[p], head, chunk < nope_chunks, (chunk < nope_chunks ? chunk : chunk - nope_chunks) * 8);
+      }
+    };
+    each([&](Packed8<T>& piece, int head, bool nope, int i) {
+      piece = nope ? fetch8(dk + head * k_head, i, sizes.nope, sizes.vector)
+                   : fetch8(dv + head * sizes.value, i, sizes.value, sizes.vector);
+    });
+    each([&](const Packed8<T>& piece, int head, bool nope, int i) {
+      float values[8];
+      unpack8(piece, values);
+      store8(dkv + head * kv_head + (nope ? 0 : sizes.nope), i, nope ? sizes.nope : sizes.value, sizes.vector, values);
+    });
   }
 }
 

@@ -14,6 +14,7 @@
 #include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/packed.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -30,11 +31,17 @@ struct Vectors {
   int64_t stride, width;
   unsigned per_row;
 
-  __device__ T* operator[](int64_t i) const {
-    if (per_row == 1) return first + i * stride;
+  // Of vector i, the same for all that have as many a row.
+  struct Place {
+    int64_t row, vector;
+  };
+  __device__ Place place_of(int64_t i) const {
+    if (per_row == 1) return {i, 0};
     const auto index = static_cast<unsigned>(i);
-    return first + index / per_row * stride + index % per_row * width;
+    return {index / per_row, index % per_row};
   }
+  __device__ T* at(const Place& place) const { return first + place.row * stride + place.vector * width; }
+  __device__ T* operator[](int64_t i) const { return at(place_of(i)); }
 };
 template <class T>
 Vectors<T> vectors_of(const Tensor& x) {
@@ -74,71 +81,181 @@ __global__ void __launch_bounds__(kRowThreads)
   if (Group::thread() == 0) rstds[row] = rstd;
 }
 
+// Of backward: blocks that a multiprocessor is to have.
+template <class Group, int kVectors>
+constexpr int kBlocksAtOnce = kVectors > 3                                     ? 1
+                              : Group::kThreads == kRowThreads&& kVectors == 1 ? 4
+                                                                               : 2;
+
+// partial[column] = the sum of `totals` over the block's row groups, in their order; all threads together. sums:
+// [groups, width]. A thread has kVectors times 8 columns.
+template <class Group, int kVectors>
+__device__ void add_groups(const float (&totals)[kVectors][8], float* sums, float* partial, int64_t width) {
+  const int own_group = static_cast<int>(threadIdx.x) / Group::kThreads;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * Group::kThreads + Group::thread()) * 8;
+    if (column >= width) continue;
+    float* const target = Group::kRowsPerBlock > 1 ? sums + own_group * width : partial;
+    store8(target, column, width, width % 8 == 0, totals[v]);
+  }
+  if constexpr (Group::kRowsPerBlock == 1) return;
+  __syncthreads();
+  for (int64_t column = threadIdx.x; column < width; column += kRowThreads) {
+    float sum = sums[column];
+#pragma unroll
+    for (int group = 1; group < Group::kRowsPerBlock; ++group) sum += sums[group * width + column];
+    partial[column] = sum;
+  }
+}
+
 // partials[chunk, column] = the sum of dy x rstd over the chunk's rows, and dx. A thread has kVectors times 8 columns
 // of a row. dx and dy may be the same: a thread reads the elements that it then writes, and no other does.
-template <class Group, int kVectors, class T>
-__global__ void __launch_bounds__(kRowThreads)
+template <class Group, int kVectors, bool kVector, class T>
+__global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
     backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
-                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, bool vector,
+                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
                     CodeRows codes) {
-  extern __shared__ float sums[];  // [width], where several rows are worked on at once
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows, end = min(begin + chunk_rows, num_rows);
+  constexpr int kStep = Group::kRowsPerBlock;
+  struct Row {
+    Packed8<T> x[kVectors], dy[kVectors];
+    float rstd;
+  };
+  extern __shared__ __align__(16) float sums[];  // [groups, width], where there are several
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * chunk_rows;
+  const int size = static_cast<int>(min(chunk_rows, num_rows - begin));
   const int own_row = static_cast<int>(threadIdx.x) / Group::kThreads;
-  const auto column_of = [](int v) { return (static_cast<int64_t>(v) * Group::kThreads + Group::thread()) * 8; };
-  float totals[kVectors][8] = {};
-  for (int64_t row = begin + own_row; row < end; row += Group::kRowsPerBlock) {
-    const T* x = inputs[row];
-    const T* dy = dys[row];
-    T* dx = dxs[row];
-    const float rstd = rstds[row];
-    float values[kVectors][8], gradients[kVectors][8];
+  const auto column_of = [](int v) { return (v * Group::kThreads + Group::thread()) * 8; };
+  const auto fetch = [&](int row, Row& fetched) {
+    if (row >= size) return;
+    const auto place = inputs.place_of(begin + row);
+    const T *x = inputs.at(place), *dy = dys.at({place.row, place.vector});
+    fetched.rstd = rstds[begin + row];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (column_of(v) < width) {
-        load8(x, column_of(v), width, vector, values[v]);
-        load8(dy, column_of(v), width, vector, gradients[v]);
+      if (column_of(v) >= width) continue;
+      fetched.x[v] = fetch8(x, column_of(v), width, kVector);
+      fetched.dy[v] = fetch8(dy, column_of(v), width, kVector);
+    }
+  };
+  float totals[kVectors][8] = {};
+  const auto work = [&](int row, const Row& fetched) {
+    T* const dx = dxs.at(dxs.place_of(begin + row));
+    Packed8<T> before[kVectors];
+    if (accumulate) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (column_of(v) < width) before[v] = fetch8(dx, column_of(v), width, kVector);
       }
     }
+    const float rstd = fetched.rstd;
     float products = 0.0F;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= width) continue;
-      float gains[8];
-      load8(gain, column_of(v), width, vector, gains);
+      float x[8], dy[8], gains[8];
+      unpack8(fetched.x[v], x);
+      unpack8(fetched.dy[v], dy);
+      load8(gain, column_of(v), width, kVector, gains);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        totals[v][j] += gradients[v][j] * (values[v][j] * rstd);
-        gradients[v][j] *= gains[j];
-        products += gradients[v][j] * values[v][j];
+        totals[v][j] += dy[j] * (x[j] * rstd);
+        products += dy[j] * gains[j] * x[j];
       }
     }
     const float slope = rstd * rstd * rstd * (Group::sum(products) / static_cast<float>(width));
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= width) continue;
-      float result[8] = {};
-      if (accumulate) load8(dx, column_of(v), width, vector, result);
+      float x[8], dy[8], gains[8], result[8] = {};
+      unpack8(fetched.x[v], x);
+      unpack8(fetched.dy[v], dy);
+      load8(gain, column_of(v), width, kVector, gains);
+      if (accumulate) unpack8(before[v], result);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) result[j] += rstd * gradients[v][j] - slope * values[v][j];
-      store8(dx, column_of(v), width, vector, result);
-      if (codes.values != nullptr) codes.store8<T>(row, column_of(v), result);
+      for (int j = 0; j < 8; ++j) result[j] += rstd * (dy[j] * gains[j]) - slope * x[j];
+      store8(dx, column_of(v), width, kVector, result);
+      if (codes.values != nullptr) codes.store8<T>(begin + row, column_of(v), result);
     }
+  };
+  Row ahead;
+  fetch(own_row, ahead);
+  for (int row = own_row; row < size; row += kStep) {
+    const Row fetched = ahead;
+    fetch(row + kStep, ahead);
+    work(row, fetched);
   }
-  float* const partial = partials + static_cast<int64_t>(blockIdx.x) * width;
-  for (int turn = 0; turn < Group::kRowsPerBlock; ++turn) {  // in the order of the block's groups
-    const bool first = turn == 0, last = turn + 1 == Group::kRowsPerBlock;
+  add_groups<Group, kVectors>(totals, sums, partials + blockIdx.x * width, width);
+}
+
+// The same of heads of at most 128 values, dx =. A group of lanes has kHeads of them at a time, of one token, the next
+// of which are on their way; a block every gridDim.x-th of those.
+using HeadGroup = RowGroup<kWarp / 2>;
+constexpr int kHeads = 4;
+constexpr int64_t kMaxHeadSize = int64_t{8} * HeadGroup::kThreads;
+template <bool kVector, class T>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    heads_backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
+                          float* partials, unsigned num_tasks, unsigned head_groups) {
+  struct Heads {
+    Packed8<T> x[kHeads], dy[kHeads];
+    float rstds[kHeads];
+    T* dx;
+    unsigned count;
+  };
+  extern __shared__ __align__(16) float sums[];  // [groups, width]
+  const int64_t width = inputs.width;
+  const int column = HeadGroup::thread() * 8;
+  const bool in_head = column < width;
+  float gains[8] = {}, totals[1][8] = {};
+  if (in_head) load8(gain, column, width, kVector, gains);
+  const auto fetch = [&](unsigned task, Heads& heads) {
+    heads.count = 0;
+    if (task >= num_tasks) return;
+    const unsigned token = task / head_groups, first = task % head_groups * kHeads;
+    const typename Vectors<T>::Place place{token, first};
+    const T *x = inputs.at(place), *dy = dys.at({token, first});
+    heads.dx = dxs.at({token, first});
+    heads.count = min(inputs.per_row - first, unsigned{kHeads});
+    const float* const rstd = rstds + static_cast<int64_t>(token) * inputs.per_row + first;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t column = column_of(v);
+    for (unsigned h = 0; h < kHeads; ++h) {
+      if (h >= heads.count) continue;
+      heads.rstds[h] = rstd[h];
+      if (!in_head) continue;
+      heads.x[h] = fetch8(x + h * width, column, width, kVector);
+      heads.dy[h] = fetch8(dy + h * width, column, width, kVector);
+    }
+  };
+  const unsigned step = gridDim.x * HeadGroup::kRowsPerBlock;
+  const auto first_task = static_cast<unsigned>(HeadGroup::row());
+  Heads ahead;
+  fetch(first_task, ahead);
+  for (unsigned task = first_task; task < num_tasks; task += step) {
+    const Heads heads = ahead;
+    fetch(task + step, ahead);
+#pragma unroll
+    for (unsigned h = 0; h < kHeads; ++h) {
+      if (h >= heads.count) continue;  // all of the group
+      const float rstd = heads.rstds[h];
+      float x[8] = {}, dy[8] = {}, products = 0.0F;
+      if (in_head) {
+        unpack8(heads.x[h], x);
+        unpack8(heads.dy[h], dy);
+      }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (turn != own_row || column + j >= width) continue;
-        const float sum = first ? totals[v][j] : sums[column + j] + totals[v][j];
-        (last ? partial : sums)[column + j] = sum;
+        totals[0][j] += dy[j] * (x[j] * rstd);
+        dy[j] *= gains[j];
+        products += dy[j] * x[j];
       }
+      const float slope = rstd * rstd * rstd * (HeadGroup::sum(products) / static_cast<float>(width));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) dy[j] = rstd * dy[j] - slope * x[j];
+      if (in_head) store8(heads.dx + h * width, column, width, kVector, dy);
     }
-    if (!last) __syncthreads();
   }
+  add_groups<HeadGroup, 1>(totals, sums, partials + blockIdx.x * width, width);
 }
 
 // dgain[column] += the sum of partials[chunk, column], a column a thread; warps take every eighth chunk of 32 columns.
@@ -172,6 +289,12 @@ void dispatch_backward(int64_t width, const Fn& fn) {
                     with.template operator()<kRowThreads, 1>() || with.template operator()<kRowThreads, 2>() ||
                     with.template operator()<kRowThreads, 4>() || with.template operator()<kRowThreads, 8>();
   NMOE_CHECK(done, "the gradient of a norm over {} values: {} are possible", width, 8 * kRowThreads * 8);
+}
+
+// What a block of backward has of its groups' sums.
+template <class Group>
+size_t shared_bytes(int64_t width) {
+  return Group::kRowsPerBlock > 1 ? static_cast<size_t>(Group::kRowsPerBlock * width) * sizeof(float) : 0;
 }
 
 void check_shapes(Tensor x, Tensor gain, Tensor y, Tensor rstd) {
@@ -222,13 +345,21 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const CodeRows codes = with_codes ? code_rows(dx, args.dx_codes) : CodeRows{};
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
+    if (x.shape().rank() == 3 && width <= kMaxHeadSize && !args.accumulate_dx) {
+      const int64_t head_groups = ceil_div(x.dim(1), int64_t{kHeads});
+      const auto kernel = vector ? heads_backward_kernel<true, T> : heads_backward_kernel<false, T>;
+      kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<HeadGroup>(width), ctx.stream>>>(
+          vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
+          partials.data<float>(), static_cast<unsigned>(x.dim(0) * head_groups), static_cast<unsigned>(head_groups));
+      return;
+    }
     dispatch_backward(width, [&](auto group, auto vectors) {
       using Group = decltype(group);
-      const auto shared =
-          static_cast<size_t>(Group::kRowsPerBlock > 1 ? width * static_cast<int64_t>(sizeof(float)) : 0);
-      backward_kernel<Group, decltype(vectors)::value, T><<<grid_size(num_chunks), kRowThreads, shared, ctx.stream>>>(
+      const auto kernel = vector ? backward_kernel<Group, decltype(vectors)::value, true, T>
+                                 : backward_kernel<Group, decltype(vectors)::value, false, T>;
+      kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<Group>(width), ctx.stream>>>(
           vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
-          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, vector, codes);
+          partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, codes);
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());

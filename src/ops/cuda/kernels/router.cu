@@ -85,9 +85,11 @@ struct SoftmaxSums {
 
 __device__ SoftmaxSums softmax_sums(const float* x, int num_experts, int lane) {
   float highest = -INFINITY;
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) highest = fmaxf(highest, x[i]);
   highest = warp_max(highest);
   float sum = 0.0F;
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) sum += expf(x[i] - highest);
   return {highest, warp_sum(sum)};
 }
@@ -125,6 +127,7 @@ class Selection {
     taken_ = 0;
     best_ = second_ = -INFINITY;
     best_at_ = second_at_ = INT32_MAX;
+#pragma unroll
     for (int i = lane_; i < size_; i += kWarp) {
       const float rank = ranks_[i];
       if (rank > best_) {
@@ -158,6 +161,7 @@ __device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ran
   Selection groups(group_ranks, rule.num_groups, lane);
   for (int chosen = 0; chosen < rule.top_groups; ++chosen) groups.take();
   __syncwarp();
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) {
     if (group_ranks[i / group_size] != -INFINITY) ranks[i] = -INFINITY;
   }
@@ -167,11 +171,14 @@ __device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ran
 // than half of the sum, its logarithm comes from what the others are, which are summed without it.
 __device__ float entropy_of(const float* scores, int num_experts, int lane) {
   float sum = 0.0F, sum_of_small = 0.0F, entropy = 0.0F;
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) sum += scores[i];
   sum = warp_sum(sum) + static_cast<float>(kTinySum);
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) sum_of_small += scores[i] > 0.5F * sum ? 0.0F : scores[i];
   sum_of_small = warp_sum(sum_of_small);
   const float inverse = 1.0F / sum;
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) {
     const float p = scores[i] * inverse;
     const float log_p = scores[i] > 0.5F * sum ? log1pf(-sum_of_small * inverse) : __logf(p);
@@ -199,12 +206,15 @@ __device__ Choice choose(const float* logits, const float* bias, float* all_scor
     log_sum = sums.log_sum();
     if (rule.softmax) {
       const float inverse = 1.0F / sums.sum;
+#pragma unroll
       for (int i = lane; i < num_experts; i += kWarp) scores[i] = expf(logits[i] - sums.highest) * inverse;
     }
   }
   if (!rule.softmax) {
+#pragma unroll
     for (int i = lane; i < num_experts; i += kWarp) scores[i] = 1.0F / (1.0F + expf(-logits[i]));
   }
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) {
     all_scores[warp.token * num_experts + i] = scores[i];
     ranks[i] = eligible_rank(__fadd_rn(scores[i], bias[i]));  // of the score as it was rounded
@@ -234,10 +244,13 @@ __device__ Choice choose(const float* logits, const float* bias, float* all_scor
 
 int64_t floats_per_choice(const RouterRule& rule, int64_t num_experts) { return 2 * num_experts + rule.num_groups; }
 
+// kExperts, here and below: how many there are, so that loops over them unroll; 0: as the argument says.
+template <int kExperts>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     forward_kernel(const float* logits, const float* bias, float* scores, int32_t* top_idx, float* weights, Rule rule,
-                   TokenTerms terms, int64_t num_tokens, int num_experts) {
+                   TokenTerms terms, int64_t num_tokens, int any_experts) {
   extern __shared__ float shared[];
+  const int num_experts = kExperts > 0 ? kExperts : any_experts;
   begin_behind_work_before();
   const TokenWarp warp = token_warp(shared, 2 * num_experts + rule.num_groups);
   if (warp.token >= num_tokens) return;  // the whole warp
@@ -337,6 +350,7 @@ struct BalanceSums {
 __device__ BalanceSums balance_sums(const float* scores, const int32_t* loads, float load_factor, int num_experts,
                                     int lane) {
   float score_sum = 0.0F, load_dot = 0.0F;
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) {
     score_sum += scores[i];
     load_dot += scores[i] * (static_cast<float>(loads[i]) * load_factor);
@@ -390,12 +404,13 @@ struct LossFactors {
   float z;  // 2 z; 0: no z loss
 };
 
-template <class T>
+template <int kExperts, class T>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     backward_kernel(const float* all_logits, const float* all_scores, const int32_t* top_idx, const float* weights,
                     const float* dweights, T* all_dlogits, Rule rule, LossFactors loss, int64_t num_tokens,
-                    int num_experts) {
+                    int any_experts) {
   extern __shared__ float shared[];
+  const int num_experts = kExperts > 0 ? kExperts : any_experts;
   const TokenWarp warp = token_warp(shared, num_experts);
   if (warp.token >= num_tokens) return;  // the whole warp
   const int lane = warp.lane;
@@ -403,6 +418,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
   const float* scores = all_scores + warp.token * num_experts;
   T* dlogits = all_dlogits + warp.token * num_experts;
   float* d = warp.shared;  // of the scores
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) d[i] = 0.0F;
   __syncwarp();
 
@@ -423,6 +439,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
     const int32_t* loads = loss.loads + warp.token / loss.seq_len * num_experts;
     const BalanceSums sums = balance_sums(scores, loads, loss.load_factor, num_experts, lane);
     const float mean_load = sums.load_dot / sums.score_sum, factor = loss.balance / sums.score_sum;
+#pragma unroll
     for (int i = lane; i < num_experts; i += kWarp) {
       d[i] += factor * (static_cast<float>(loads[i]) * loss.load_factor - mean_load);
     }
@@ -430,6 +447,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 
   float score_projection = 0.0F;
   if (rule.softmax) {
+#pragma unroll
     for (int i = lane; i < num_experts; i += kWarp) score_projection += scores[i] * d[i];
     score_projection = warp_sum(score_projection);
   }
@@ -440,6 +458,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
     highest = sums.highest;
     z_factor = loss.z * sums.log_sum() / sums.sum;
   }
+#pragma unroll
   for (int i = lane; i < num_experts; i += kWarp) {
     const float s = scores[i];
     float dlogit = rule.softmax ? s * (d[i] - score_projection) : d[i] * (s * (1.0F - s));
@@ -480,6 +499,21 @@ TokenLaunch token_launch(int64_t num_tokens, int64_t floats_per_warp) {
           .shared_bytes = static_cast<size_t>(warps * warp_bytes)};
 }
 
+// Calls fn with the number of experts as a type, 0 unless it is one that kernels are made for.
+template <class Fn>
+void dispatch_experts(int64_t num_experts, const Fn& fn) {
+  switch (num_experts) {
+    case 64:
+      return fn(std::integral_constant<int, 64>{});
+    case 128:
+      return fn(std::integral_constant<int, 128>{});
+    case 256:
+      return fn(std::integral_constant<int, 256>{});
+    default:
+      return fn(std::integral_constant<int, 0>{});
+  }
+}
+
 // f_i of a sequence is its load of i times this.
 float load_factor(const RouterLoss& loss, int64_t num_experts, int64_t top_k) {
   return static_cast<float>(num_experts) / static_cast<float>(loss.seq_len * top_k);
@@ -512,10 +546,12 @@ void router_forward(Context& ctx, const RouterForward& args) {
   float* scores = args.scores.data<float>();
 
   const TokenLaunch launch = token_launch(num_tokens, floats_per_choice(args.rule, num_experts));
-  launch_early(ctx, forward_kernel, launch.blocks, static_cast<int>(launch.threads),
-               static_cast<int64_t>(launch.shared_bytes), logits, args.bias.data<float>(), scores,
-               args.top_idx.data<int32_t>(), args.weights.data<float>(), Rule(args.rule), terms, num_tokens,
-               static_cast<int>(num_experts));
+  dispatch_experts(num_experts, [&](auto experts) {
+    launch_early(ctx, forward_kernel<decltype(experts)::value>, launch.blocks, static_cast<int>(launch.threads),
+                 static_cast<int64_t>(launch.shared_bytes), logits, args.bias.data<float>(), scores,
+                 args.top_idx.data<int32_t>(), args.weights.data<float>(), Rule(args.rule), terms, num_tokens,
+                 static_cast<int>(num_experts));
+  });
   if (balance) {
     count_sequence_loads(ctx, args.top_idx, args.loss, loads);
     const TokenLaunch tokens = token_launch(num_tokens, 0);
@@ -578,9 +614,12 @@ void router_backward(Context& ctx, const RouterBackward& args) {
   }
   const TokenLaunch launch = token_launch(num_tokens, num_experts);
   const auto run = [&]<class T>(T* dlogits) {
-    backward_kernel<T><<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
-        args.logits.data<float>(), args.scores.data<float>(), args.top_idx.data<int32_t>(), args.weights.data<float>(),
-        args.dweights.data<float>(), dlogits, Rule(args.rule), loss, num_tokens, static_cast<int>(num_experts));
+    dispatch_experts(num_experts, [&](auto experts) {
+      backward_kernel<decltype(experts)::value><<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
+          args.logits.data<float>(), args.scores.data<float>(), args.top_idx.data<int32_t>(),
+          args.weights.data<float>(), args.dweights.data<float>(), dlogits, Rule(args.rule), loss, num_tokens,
+          static_cast<int>(num_experts));
+    });
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
   if (args.dlogits.dtype() == DType::kBF16) {
