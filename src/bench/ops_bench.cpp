@@ -553,7 +553,7 @@ class Cases {
                      }});
     cases.push_back({"sum of squares", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
                        const Tensor x = w.stat({n}), out = w.f64({0.0});
-                       return [&w, x, out] { w.ops().sum_of_squares({x, out}); };
+                       return [&w, x, out] { w.ops().sums_of_squares({.all = {{x, out}}}); };
                      }});
     // A master weight takes as much as one of stat; it and both moments are read and written, and the gradient read.
     for (const bool rounds : {false, true}) {
@@ -573,7 +573,7 @@ class Cases {
                          if (rounds) args.random.key = w.arena().allocate(DType::kI64, {1});
                          w.ops().fill({args.m, 0.0});
                          w.ops().fill({args.v, 1.0});
-                         return [&w, args] { w.ops().adamw_step(args); };
+                         return [&w, args] { w.ops().adamw_steps({.all = {args}}); };
                        }});
     }
   }

@@ -21,22 +21,21 @@ std::string within(const std::optional<double>& tolerance) {
   return tolerance ? fmt::format(", tolerance {:g}", *tolerance) : "";
 }
 
-void print_expectation(const ParityReport& report, Precision precision, std::string_view name) {
-  // So much more was seen at most in small models with random routers, which may choose other experts then: choices are
-  // not compared.
-  constexpr double kRouters = 3.0;
-  const int64_t forward = report.num_products, both = 2 * forward;
-  const double logits = expected_rounding_error(precision, forward),
-               gradients = expected_rounding_error(precision, both), gradient = report.median_gradient();
-  const double over = std::max(report.logits_relative / logits, gradient / gradients);
-  fmt::print(
-      "{} is expected to cost {:.1f} % of a product, {:.1f} % of logits, behind {} of them, and {:.1f} % of gradients; "
-      "logits are off by {:.1f} %, gradients, in the median, by {:.1f} %: {}\n",
-      name, 100.0 * expected_rounding_error(precision, 1), 100.0 * logits, forward, 100.0 * gradients,
-      100.0 * report.logits_relative, 100.0 * gradient,
-      over <= 1.0        ? "as expected"
-      : over <= kRouters ? "as expected if routers chose other experts, too, which is not looked at"
-                         : "more than that explains");
+std::string percents(const RelativeErrors& errors) {
+  return fmt::format("{:.1f} % of logits, {:.1f} % of gradients in the median", 100.0 * errors.logits,
+                     100.0 * errors.gradients);
+}
+
+void print_low_precision(const ParityReport& report, std::string_view name) {
+  const LowPrecisionReport& low = *report.low;
+  fmt::print("{} costs {:.1f} % of a product; by first order, {}\n", name,
+             100.0 * rounding_error_of_product(precision_of(name)), percents(low.expected));
+  if (low.choices > 0) {
+    fmt::print("{} of {} choices of experts are others than in fp32: off by {}\n", low.other_choices, low.choices,
+               percents(report.relative));
+  }
+  fmt::print("{}off by {}: {}\n", low.choices > 0 ? "with fp32's routers' logits " : "", percents(low.found),
+             low.as_expected() ? "as expected" : "more than twice what is expected");
 }
 
 }  // namespace
@@ -56,13 +55,13 @@ void parity_command(const ParityArguments& given) {
              report.loss_error(), within(arguments.loss_tolerance));
   fmt::print("logits     largest difference {:.2e} (sequence {}, position {}, token {}){}; relative {:.2e}\n",
              logits.difference, logits.sequence, logits.position, logits.token, within(arguments.logit_tolerance),
-             report.logits_relative);
+             report.relative.logits);
   fmt::print("gradients  relative errors{}; of each parameter, the tensor that is furthest off\n",
              within(arguments.gradient_tolerance));
   for (const GradientError& error : report.gradients) {
     fmt::print("  {:.2e}  {:<32} {}\n", error.relative, error.parameter, error.tensor);
   }
-  if (is_low(precision)) print_expectation(report, precision, given.precision);
+  if (report.low) print_low_precision(report, given.precision);
 
   // A NaN is within no tolerance, nor is it what any precision explains.
   const auto exceeds = [](double error, const std::optional<double>& tolerance) {

@@ -10,8 +10,8 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/rng.h"
 #include "checkpoint/safetensors.h"
-#include "config/layers.h"
 #include "hf/binding.h"
 #include "model/model.h"
 #include "model/operand_formats.h"
@@ -61,11 +61,25 @@ class Expectation {
   std::set<std::string> read_;
 };
 
+// What routers did, layer by layer.
+struct Routing {
+  std::vector<std::vector<float>> logits;     // [T, E] each
+  std::vector<std::vector<int32_t>> choices;  // [T, K] each
+};
+
+// How a forward and backward is done.
+struct PassOptions {
+  bool rounds = false;             // whether products round as the run's precision says, or nothing
+  double weight_error = 0.0;       // relative, random, of each element of weights that such products round
+  const Routing* given = nullptr;  // whose logits routers have in place of their own; null: those
+};
+
 // The model with one batch and everything one step needs.
 class Workspace {
  public:
-  Workspace(const Config& config, Storage& storage, int64_t num_seqs, int64_t seq_len)
-      : device_(storage.device()),
+  Workspace(const Config& config, Storage& storage, int64_t num_seqs, int64_t seq_len, const PassOptions& options)
+      : options_(options),
+        device_(storage.device()),
         ops_(device_.ops()),
         activations_(storage[ArenaKind::kActivations]),
         model_(config.model, ops_, seq_len) {
@@ -73,7 +87,8 @@ class Workspace {
     model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
     rounding_key_ = state.allocate(DType::kI64, {1});
     set_operand_formats(model_.weights(), config, rounding_key_);
-    allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+    for (Weight& weight : model_.weights().all()) weight.in_act = !options.rounds;
+    if (options.rounds) allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
     const int64_t T = num_seqs * seq_len;
     batch_ = {.num_seqs = num_seqs,
               .seq_len = seq_len,
@@ -83,12 +98,25 @@ class Workspace {
     losses_ = state.allocate(DType::kF32, {T});
     loss_scale_ = state.allocate(DType::kF64, {1});
     logits_ = state.allocate(DType::kF32, {T, config.model.vocab_size});
+    if (options.given != nullptr) {
+      for (size_t i = 0; i < model_.moe_layers().size(); ++i) {
+        given_logits_.push_back(state.allocate(DType::kF32, {T, config.model.moe.num_experts}));
+      }
+    }
   }
 
   void load(const HfBinding& binding) {
     for (const MappedParameter& mapped : binding.parameters()) {
       std::vector<std::byte> bytes(static_cast<size_t>(mapped.shape.num_elements()) * sizeof(float));
-      const std::span<const std::byte> values = binding.source(mapped, DType::kF32).read(0, bytes);
+      const std::span<const std::byte> read = binding.source(mapped, DType::kF32).read(0, bytes);
+      std::vector<float> values(read.size() / sizeof(float));
+      std::memcpy(values.data(), read.data(), read.size());
+      if (options_.weight_error > 0.0 && weight(mapped.name).format != OperandFormat::kAct) {
+        const Philox random(/*seed=*/1, mapped.name);
+        for (size_t i = 0; i < values.size(); ++i) {
+          values[i] *= static_cast<float>(1.0 + options_.weight_error * random.normal(i));
+        }
+      }
       weight(mapped.name).upload(ops_, values.data());
     }
   }
@@ -113,40 +141,63 @@ class Workspace {
     constexpr int64_t kKey = 1;  // any, always the same
     device_.upload(rounding_key_, &kKey);
     device_.upload(loss_scale_, &mean);
+    for (size_t i = 0; i < given_logits_.size() && !device_.counting(); ++i) {
+      device_.upload(given_logits_[i], options_.given->logits[i].data());
+    }
+    routing_ = {};
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     model_.begin_step();
     // The model itself never makes all logits.
     model_.forward_backward(batch_, scale, activations_, losses_,
                             [&](Intermediate what, int64_t, Tensor value, Tensor) {
                               if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
+                              if (what == Intermediate::kRouterLogits) route(value);
+                              if (what == Intermediate::kExpertChoices) {
+                                routing_.choices.push_back(download<int32_t>(value));
+                              }
                             });
   }
 
   double loss() const {
-    const std::vector<float> losses = download(losses_);
+    const std::vector<float> losses = download<float>(losses_);
     return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
   }
-  std::vector<float> logits() const { return download(logits_); }
-  std::vector<float> gradient(const std::string& name) { return download(weight(name).grad); }
+  std::vector<float> logits() const { return download<float>(logits_); }
+  std::vector<float> gradient(const std::string& name) { return download<float>(weight(name).grad); }
+  const Routing& routing() const { return routing_; }
+  // Whether the gradients of weights are products of rounded operands.
+  bool rounds_gradients() const {
+    return std::ranges::any_of(model_.weights().all(),
+                               [](const Weight& weight) { return weight.grad_format != OperandFormat::kAct; });
+  }
   bool is_trained(const std::string& name) { return weight(name).spec.is_trained(); }
 
  private:
   Weight& weight(const std::string& name) { return model_.weights().at(name); }
-  std::vector<float> download(Tensor tensor) const {
-    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+  template <class T>
+  std::vector<T> download(Tensor tensor) const {
+    std::vector<T> values(static_cast<size_t>(tensor.num_elements()));
     device_.download(values.data(), tensor);
     return values;
   }
+  // A layer's router is about to choose by these logits.
+  void route(Tensor logits) {
+    if (!given_logits_.empty()) ops_.copy({.source = given_logits_[routing_.logits.size()], .destination = logits});
+    routing_.logits.push_back(download<float>(logits));
+  }
 
+  PassOptions options_;
   Device& device_;
   Ops& ops_;
   Arena& activations_;
   Model model_;
   Batch batch_;
-  Tensor rounding_key_;  // [1] i64
-  Tensor losses_;        // [T]
-  Tensor loss_scale_;    // [1] f64
-  Tensor logits_;        // [T, V]
+  Tensor rounding_key_;               // [1] i64
+  Tensor losses_;                     // [T]
+  Tensor loss_scale_;                 // [1] f64
+  Tensor logits_;                     // [T, V]
+  std::vector<Tensor> given_logits_;  // [T, E] of each router, where they are given
+  Routing routing_;
 };
 
 // Larger, and NaN largest of all.
@@ -206,62 +257,137 @@ Shape shape_of_ids(Expectation& expectation) {
   throw expectation.error("input_ids", fmt::format("is {}, should be [sequences, positions + 1]", shape));
 }
 
+// The two sides of a comparison, and its passes.
+class Comparison {
+ public:
+  explicit Comparison(const ParityOptions& options)
+      : options_(options), binding_(options.model), expectation_(options.expected) {
+    const Shape shape = shape_of_ids(expectation_);
+    num_seqs_ = shape[0], seq_len_ = shape[1] - 1, vocab_ = binding_.model().config.vocab_size;
+    ids_ = expectation_.values<int32_t>("input_ids", shape);
+    const auto bad = std::ranges::find_if(ids_, [this](int32_t id) { return id < 0 || id >= vocab_; });
+    if (bad != ids_.end()) {
+      throw expectation_.error("input_ids", fmt::format("has {}, and the vocabulary {} ids", *bad, vocab_));
+    }
+    logits_ = expectation_.values<float>("logits", {num_seqs_, seq_len_, vocab_});
+    loss_ = expectation_.values<float>("loss", {1})[0];
+    run_.model = binding_.model().config;
+    run_.run.precision = options.precision;
+  }
+
+  // Calls found(workspace) behind a pass.
+  template <class Found>
+  void pass(const PassOptions& pass, const Found& found) {
+    const bool is_bf16 = options_.device == "cuda" && pass.rounds;
+    const DeviceOptions where = {.kind = options_.device,
+                                 .num_threads = options_.num_threads,
+                                 .compute_dtype = is_bf16 ? DType::kBF16 : DType::kF32};
+    const StoragePlan plan =
+        plan_storage(where, [&](Storage& storage) { Workspace(run_, storage, num_seqs_, seq_len_, pass).run(); });
+    const auto device = make_device(where);
+    Storage storage(*device, plan);
+    Workspace work(run_, storage, num_seqs_, seq_len_, pass);
+    work.load(binding_);
+    work.set_batch(ids_);
+    work.run();
+    found(work);
+  }
+  ParityReport report(Workspace& work) {
+    ParityReport report;
+    report.loss = work.loss();
+    report.expected_loss = loss_;
+    report.logits = worst_logit(work.logits(), logits_, seq_len_, vocab_);
+    report.gradients = gradients(work);
+    report.relative = errors(work, report.gradients);
+    expectation_.check_all_read();
+    return report;
+  }
+  RelativeErrors errors(Workspace& work) { return errors(work, gradients(work)); }
+  int64_t top_k() const { return run_.model.moe.top_k; }
+
+ private:
+  // Worst first.
+  std::vector<GradientError> gradients(Workspace& work) {
+    std::vector<GradientError> errors;
+    for (const MappedParameter& parameter : binding_.parameters()) {
+      if (!work.is_trained(parameter.name)) continue;
+      const std::vector<float> expected = expected_gradient(expectation_, parameter);
+      errors.push_back(worst_piece(parameter, work.gradient(parameter.name), expected));
+    }
+    std::ranges::stable_sort(errors, is_worse, &GradientError::relative);
+    return errors;
+  }
+  RelativeErrors errors(Workspace& work, const std::vector<GradientError>& gradients) const {
+    return {.logits = relative_error(work.logits(), logits_),
+            .gradients = gradients.empty() ? 0.0 : gradients[gradients.size() / 2].relative};
+  }
+
+  const ParityOptions& options_;
+  HfBinding binding_;
+  Expectation expectation_;
+  Config run_;
+  int64_t num_seqs_ = 0, seq_len_ = 0, vocab_ = 0;
+  std::vector<int32_t> ids_;
+  std::vector<float> logits_;  // expected
+  double loss_ = 0.0;
+};
+
+void add_choices(const Routing& own, const Routing& exact, int64_t top_k, LowPrecisionReport& report) {
+  for (size_t layer = 0; layer < own.choices.size(); ++layer) {
+    const std::vector<int32_t>&a = own.choices[layer], &b = exact.choices[layer];
+    for (size_t token = 0; token < a.size(); token += static_cast<size_t>(top_k)) {
+      const auto chosen = std::span(b).subspan(token, static_cast<size_t>(top_k));
+      for (const int32_t expert : std::span(a).subspan(token, static_cast<size_t>(top_k))) {
+        report.choices += 1;
+        report.other_choices += std::ranges::find(chosen, expert) == chosen.end() ? 1 : 0;
+      }
+    }
+  }
+}
+
+// What operands of `db` each, signal to noise, leave wrong of a product of both, relative.
+double error_of_product(double db, double other_db) {
+  return std::sqrt(std::pow(10.0, -db / 10.0) + std::pow(10.0, -other_db / 10.0));
+}
+
 }  // namespace
 
 double ParityReport::loss_error() const { return std::abs(loss - expected_loss); }
 
-double ParityReport::median_gradient() const {
-  return gradients.empty() ? 0.0 : gradients[gradients.size() / 2].relative;
+bool LowPrecisionReport::as_expected() const {
+  constexpr double kFactor = 2.0;
+  return found.logits <= kFactor * expected.logits && found.gradients <= kFactor * expected.gradients;
 }
 
-double expected_rounding_error(Precision precision, int64_t num_products) {
-  const double product_db = (precision == Precision::kNvFp4 ? 20.4 : 31.5) - 10.0 * std::log10(2.0);
-  return std::pow(10.0, -product_db / 20.0) * std::sqrt(static_cast<double>(num_products));
+double rounding_error_of_product(Precision precision) {
+  return precision == Precision::kNvFp4 ? error_of_product(20.4, 19.1) : error_of_product(31.5, 31.5);
 }
 
 ParityReport compare_with_reference(const ParityOptions& options) {
-  const HfBinding binding(options.model);
-  const ModelConfig& config = binding.model().config;
-  Expectation expectation(options.expected);
-  const Shape ids_shape = shape_of_ids(expectation);
-  const int64_t B = ids_shape[0], S = ids_shape[1] - 1, V = config.vocab_size;
-  const auto ids = expectation.values<int32_t>("input_ids", ids_shape);
-  if (const auto bad = std::ranges::find_if(ids, [V](int32_t id) { return id < 0 || id >= V; }); bad != ids.end()) {
-    throw expectation.error("input_ids", fmt::format("has {}, and the vocabulary {} ids", *bad, V));
-  }
-  const auto expected_logits = expectation.values<float>("logits", {B, S, V});
-  const double expected_loss = expectation.values<float>("loss", {1})[0];
-
-  Config run;
-  run.model = config;
-  run.run.precision = options.precision;
-  const bool is_bf16 = options.device == "cuda" && is_low(options.precision);
-  const DeviceOptions where = {.kind = options.device,
-                               .num_threads = options.num_threads,
-                               .compute_dtype = is_bf16 ? DType::kBF16 : DType::kF32};
-  const StoragePlan plan = plan_storage(where, [&](Storage& storage) { Workspace(run, storage, B, S).run(); });
-  const auto device = make_device(where);
-  Storage storage(*device, plan);
-  Workspace work(run, storage, B, S);
-  work.load(binding);
-  work.set_batch(ids);
-  work.run();
-
+  Comparison comparison(options);
   ParityReport report;
-  report.loss = work.loss();
-  report.expected_loss = expected_loss;
-  const std::vector<float> logits = work.logits();
-  report.logits = worst_logit(logits, expected_logits, S, V);
-  report.logits_relative = relative_error(logits, expected_logits);
-  // A mixer's into heads and out of them, MLA's through a latent between; a feed-forward part's two.
-  for (const LayerSpec& layer : layer_specs(config)) report.num_products += layer.mixer == MixerKind::kMla ? 5 : 4;
-  for (const MappedParameter& parameter : binding.parameters()) {
-    if (!work.is_trained(parameter.name)) continue;
-    const std::vector<float> expected = expected_gradient(expectation, parameter);
-    report.gradients.push_back(worst_piece(parameter, work.gradient(parameter.name), expected));
+  if (!is_low(options.precision)) {
+    comparison.pass({}, [&](Workspace& work) { report = comparison.report(work); });
+    return report;
   }
-  expectation.check_all_read();
-  std::ranges::stable_sort(report.gradients, is_worse, &GradientError::relative);
+  constexpr double kShare = 1.0 / 16.0;  // small enough for first order, large beside fp32's rounding
+  LowPrecisionReport low;
+  Routing exact;
+  comparison.pass({}, [&](Workspace& work) { exact = work.routing(); });
+  bool rounds_gradients = false;
+  comparison.pass({.rounds = true}, [&](Workspace& work) {
+    report = comparison.report(work);
+    rounds_gradients = work.rounds_gradients();
+    add_choices(work.routing(), exact, comparison.top_k(), low);
+  });
+  const double error = rounding_error_of_product(options.precision);
+  comparison.pass({.weight_error = kShare * error, .given = &exact}, [&](Workspace& work) {
+    const RelativeErrors errors = comparison.errors(work);
+    low.expected = {.logits = errors.logits / kShare,
+                    .gradients = std::hypot(errors.gradients / kShare, rounds_gradients ? error : 0.0)};
+  });
+  comparison.pass({.rounds = true, .given = &exact}, [&](Workspace& work) { low.found = comparison.errors(work); });
+  report.low = low;
   return report;
 }
 

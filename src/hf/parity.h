@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,26 +40,46 @@ struct LogitError {
   int64_t token = 0;
 };
 
+// How far values are off, relative, as norms: of all logits, and the median of trained parameters' gradients.
+struct RelativeErrors {
+  double logits = 0.0;
+  double gradients = 0.0;
+};
+
+// What a low precision costs, beside what it should. Routers decide: where an expert is chosen by a hair's breadth,
+// rounding may choose another, and no small error is to be expected from there on. So errors are those with the
+// routers' logits of fp32 in place of their own.
+struct LowPrecisionReport {
+  RelativeErrors found;
+  // By first order: what errors of the products' operands do to this model on this text. In fp32, with the same
+  // routers' logits, all weights that would be rounded get random errors of a sixteenth of what rounding costs a
+  // product; the consequences are multiplied by 16. Operands are taken for normal values (31.5 dB in E4M3; NVFP4: 20.4
+  // in rows, 19.1 in tiles). A gradient that is itself a product of rounded operands has that error, too.
+  RelativeErrors expected;
+  int64_t choices = 0, other_choices = 0;  // of experts; those that are others with the routers' own logits
+
+  // One draw of errors, and their first order, say no more than to a factor of two.
+  bool as_expected() const;  // false: a NaN, too
+};
+
 // A NaN on either side makes its error NaN.
 struct ParityReport {
   double loss = 0.0;
   double expected_loss = 0.0;
   LogitError logits;
-  double logits_relative = 0.0;          // norm of all differences / norm of what is expected
   std::vector<GradientError> gradients;  // one for each trained parameter, worst first
-  int64_t num_products = 0;              // with weights of layers, one behind the other from ids to logits
+  RelativeErrors relative;
+  std::optional<LowPrecisionReport> low;  // with a low ParityOptions::precision
 
   double loss_error() const;
-  double median_gradient() const;  // of the relative errors
 };
 
-// What rounding operands to a low precision is expected to cost of values that are behind so many products: relative,
-// as norms. Each product adds an error of its own, independent of those before; operands have 31.5 dB each in
-// E4M3, 20.4 in NVFP4 (normal values), so that a product has 3 dB less.
-double expected_rounding_error(Precision precision, int64_t num_products);
+// What rounding both operands costs a product, relative.
+double rounding_error_of_product(Precision precision);
 
-// One forward and backward. Error (usage) when there is no such device; Error (runtime) when a file is damaged, or
-// `expected` lacks a tensor, has one of another shape or dtype, or one that is no part of the model.
+// One forward and backward, in a low precision four. Error (usage) when there is no such device; Error (runtime) when a
+// file is damaged, or `expected` lacks a tensor, has one of another shape or dtype, or one that is no part of the
+// model.
 ParityReport compare_with_reference(const ParityOptions& options);
 
 }  // namespace nmoe

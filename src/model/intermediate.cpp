@@ -23,6 +23,8 @@ std::string_view name_of(Intermediate what) {
       return "attention_out";
     case Intermediate::kRouterLogits:
       return "moe.logits";
+    case Intermediate::kExpertChoices:
+      return "moe.choices";
     case Intermediate::kGateWeights:
       return "moe.gate_weights";
     case Intermediate::kExpertHidden:

@@ -19,6 +19,7 @@ enum class Intermediate {
   kAttentionHeads,       // [T, H, Dv]
   kMixerOut,             // [T, D], with the residual stream
   kRouterLogits,         // [T, E] stat
+  kExpertChoices,        // [T, K] i32
   kGateWeights,          // [T, K] stat
   kExpertHidden,         // [R, F], times the gate weights
   kSharedHidden,         // [T, F] of the shared experts

@@ -43,7 +43,7 @@ class Linear {
   }
   // dx =, or += with accumulate.
   void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
-    weight_.measure_gradient(ops, dy.rows);
+    weight_.measure_gradient(ops, dy.rows, weight_.value);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
     if (weight_.takes_codes()) rounding.rows = dy.codes;
     ops.linear_backward_input(
@@ -99,7 +99,7 @@ class JoinedLinear {
     for (Weight* part : std::span(parts_).subspan(1)) {
       NMOE_CHECK(part->accumulate_grad() == accumulate, "{} has a gradient of its own", part->spec.name);
     }
-    first.measure_gradient(ops, dy);
+    first.measure_gradient(ops, dy, joined(&Weight::value));
     ops.linear_backward_weight({.x = x,
                                 .dy = dy,
                                 .dw = joined(&Weight::grad),
@@ -152,7 +152,7 @@ class GroupedLinear {
   }
   // dx = [N, in]. codes: of dy, where there are any.
   void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx, const RowCodes& codes = {}) const {
-    weight_.measure_gradient(ops, dy, offsets);
+    weight_.measure_gradient(ops, dy, weight_.value, offsets);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
     rounding.rows = codes;
     ops.grouped_linear_backward_input(
@@ -161,7 +161,7 @@ class GroupedLinear {
   // The same through the activation in front of this layer. `args` is without the weight and rounding. codes: of
   // args.dy.source, where there are any.
   void backward_activation(Ops& ops, GroupedActivationBackward args, const RowCodes& codes = {}) const {
-    weight_.measure_gradient(ops, args.dy, args.offsets);
+    weight_.measure_gradient(ops, args.dy, weight_.value, args.offsets);
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
     if (weight_.takes_codes()) args.rounding.rows = codes;

@@ -212,6 +212,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
                       .weights = saved_.weights,
                       .aux_loss = stats_.aux_loss,
                       .entropy = pass.statistics ? stats_.entropy : Tensor()});
+  pass.capture(Intermediate::kExpertChoices, layer_, saved_.top_idx);
   pass.capture(Intermediate::kGateWeights, layer_, saved_.weights);
 
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());

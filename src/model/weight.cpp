@@ -5,6 +5,12 @@
 #include "parallel/expert_placement.h"
 
 namespace nmoe {
+namespace {
+
+// [E, out, in] of stacked matrices or of one.
+Tensor as_matrices(const Tensor& w) { return w.shape().rank() == 3 ? w : w.reshape({1, w.dim(0), w.dim(1)}); }
+
+}  // namespace
 
 Tensor Weight::grad_to_add_to(Ops& ops) {
   if (!accumulate_grad()) ops.fill({.x = grad, .value = 0.0});
@@ -68,27 +74,41 @@ ColumnCodes Weight::push_columns(Arena& activations, int64_t num_rows, int64_t w
   return columns;
 }
 
-void Weight::measure_rows(Ops& ops, Operand operand, const OperandRows& rows, Tensor offsets) {
+void Weight::measure_rows(Ops& ops, Measured operand, const OperandRows& rows, Tensor offsets) {
   const Tensor& x = rows.source;
-  const bool ragged = offsets.defined() && !rows.index.defined();
+  // Every token is picked as often as every other: without scales of experts, shares are those of each once.
+  const bool each_once = rows.index.defined() && format != OperandFormat::kNvFp4;
   ops.measure_rounding({.format = format,
                         .x = x.reshape({1, x.dim(0), x.dim(1)}),
-                        .num_rows = ragged ? offsets.rows(offsets.dim(0) - 1, offsets.dim(0)) : Tensor(),
+                        .offsets = each_once ? Tensor() : offsets,
+                        .index = each_once ? Tensor() : rows.index,
                         .counts = rounding_counts[static_cast<int64_t>(operand)]});
 }
 
 void Weight::measure_forward(Ops& ops, const OperandRows& x, Tensor whole, Tensor offsets) {
   if (!std::exchange(measures_forward_, false)) return;
-  measure_rows(ops, Operand::kInputs, x, offsets);
-  const bool stacked = whole.shape().rank() == 3;
+  measure_rows(ops, Measured::kInputs, x, offsets);
+  const Tensor matrices = as_matrices(whole);
   ops.measure_rounding({.format = format,
                         .blocks = format == OperandFormat::kMxFp8 ? BlockShape::kRows : BlockShape::kTiles,
-                        .x = stacked ? whole : whole.reshape({1, whole.dim(0), whole.dim(1)}),
-                        .counts = rounding_counts[static_cast<int64_t>(Operand::kWeights)]});
+                        .x = matrices,
+                        .counts = rounding_counts[static_cast<int64_t>(Measured::kWeights)]});
+  ops.measure_product({.format = format,
+                       .x = x,
+                       .w = matrices,
+                       .offsets = offsets,
+                       .counts = rounding_counts[static_cast<int64_t>(Measured::kOutputs)]});
 }
 
-void Weight::measure_gradient(Ops& ops, const OperandRows& dy, Tensor offsets) {
-  if (std::exchange(measures_gradient_, false)) measure_rows(ops, Operand::kGradients, dy, offsets);
+void Weight::measure_gradient(Ops& ops, const OperandRows& dy, Tensor whole, Tensor offsets) {
+  if (!std::exchange(measures_gradient_, false)) return;
+  measure_rows(ops, Measured::kGradients, dy, offsets);
+  ops.measure_product({.format = format,
+                       .x = dy,
+                       .w = as_matrices(whole),
+                       .over_out = true,
+                       .offsets = offsets,
+                       .counts = rounding_counts[static_cast<int64_t>(Measured::kInputGradients)]});
 }
 
 void Weight::restart_rounding() {

@@ -20,9 +20,11 @@
 
 namespace nmoe {
 
-// The operands of a weight's products, as they are measured.
-enum class Operand { kInputs, kWeights, kGradients };
-inline constexpr int64_t kNumOperands = 3;
+// What is measured of a weight's products: operands, then outputs: those of the forward product, and gradients of
+// inputs.
+enum class Measured { kInputs, kWeights, kGradients, kOutputs, kInputGradients };
+inline constexpr int64_t kNumMeasured = 5;
+constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
 
 // Room for codes of rows [N, width] on the activation stack.
 RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width);
@@ -60,7 +62,7 @@ class Weight {
   Tensor expert_numbers;   // of stacked experts: [E] i32, which of all each is; undefined: they are all
   WeightCodes codes;       // where products want those (WeightRounding::kCodes), of the first of those that are joined
   Tensor coded;            // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)
-  Tensor rounding_counts;  // [Operand, 5] f64: what rounding loses of a product's operands; undefined: not measured
+  Tensor rounding_counts;  // [Measured, 5] f64: what rounding loses of its products; undefined: not measured
 
   // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
   // else flat.
@@ -90,15 +92,15 @@ class Weight {
   OperandRounding input_gradient_rounding(Ops& ops);
   OperandRounding weight_gradient_rounding() { return gradient_rounding(grad_format); }
   // From here on the next product of each kind measures: adds to rounding_counts what rounding its operands to `format`
-  // loses (contracts/quantize.h), whatever it rounds them to.
+  // loses of them (contracts/quantize.h) and of its outputs (contracts/measure_product.h), whatever it rounds them to.
   void measure_next() { measures_forward_ = measures_gradient_ = rounding_counts.defined(); }
   // Whether the next does: it takes rows as they are, beside codes.
   bool measures_forward() const { return measures_forward_; }
   bool measures_gradient() const { return measures_gradient_; }
-  // For those products, in front of each. Rows as they take them: picked ones are measured where they lie, each once;
-  // of others those are there that `offsets` covers. `value`: with what joins it.
+  // For those products, in front of each. Rows as they take them, of experts those that `offsets` covers. `value`: with
+  // what joins it.
   void measure_forward(Ops& ops, const OperandRows& x, Tensor value, Tensor offsets = {});
-  void measure_gradient(Ops& ops, const OperandRows& dy, Tensor offsets = {});
+  void measure_gradient(Ops& ops, const OperandRows& dy, Tensor value, Tensor offsets = {});
   // Room for codes of rows [N, width] that go into a product with this weight; undefined where it has no codes itself.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
   // Room for codes of the columns of such rows, which lie in groups, for the weight's gradient; undefined where that is
@@ -128,7 +130,7 @@ class Weight {
  private:
   OperandRounding gradient_rounding(OperandFormat format);
   const WeightCodes& codes_now(Ops& ops);
-  void measure_rows(Ops& ops, Operand operand, const OperandRows& rows, Tensor offsets);
+  void measure_rows(Ops& ops, Measured operand, const OperandRows& rows, Tensor offsets);
 
   std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
   bool has_grad_ = false;

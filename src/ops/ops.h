@@ -39,6 +39,7 @@
 #include "ops/contracts/exchange.h"
 #include "ops/contracts/head.h"
 #include "ops/contracts/linear.h"
+#include "ops/contracts/measure_product.h"
 #include "ops/contracts/moe.h"
 #include "ops/contracts/norm.h"
 #include "ops/contracts/optimizer.h"
@@ -56,13 +57,14 @@
   X(join_weight, JoinWeight)                                     \
   X(add_time, AddTime)                                           \
   X(sum, Sum)                                                    \
-  X(sum_of_squares, SumOfSquares)                                \
+  X(sums_of_squares, SumsOfSquares)                              \
   X(sum_in_order, SumInOrder)                                    \
   X(count_non_finite, CountNonFinite)                            \
   X(clip_scale, ClipScale)                                       \
   X(abs_max, AbsMax)                                             \
   X(quantize, Quantize)                                          \
   X(measure_rounding, MeasureRounding)                           \
+  X(measure_product, MeasureProduct)                             \
   X(embedding_forward, EmbeddingForward)                         \
   X(embedding_backward, EmbeddingBackward)                       \
   X(linear_forward, LinearForward)                               \
@@ -109,7 +111,7 @@
   X(peer_fetch, PeerFetch)                                       \
   X(sum_across, SumAcross)                                       \
   X(head_loss, HeadLoss)                                         \
-  X(adamw_step, AdamWStep)                                       \
+  X(adamw_steps, AdamWSteps)                                     \
   X(muon_step, MuonStep)
 
 namespace nmoe {

@@ -93,6 +93,7 @@ void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
 }
 
 void Optimizer::step(Tensor grad_scale) {
+  AdamWSteps steps;
   for (const Slot& slot : slots_) {
     const Weight& weight = *slot.weight;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
@@ -109,20 +110,21 @@ void Optimizer::step(Tensor grad_scale) {
                       .weight_decay = weight_decay,
                       .iterations = static_cast<int>(config_.muon.iterations)});
     } else {
-      ops_.adamw_step({.w = w,
-                       .low = weight.low,
-                       .grad = weight.total,
-                       .m = slot.m,
-                       .v = slot.v,
-                       .grad_scale = grad_scale,
-                       .rates = slot.rates,
-                       .random = slot.random,
-                       .beta1 = config_.adamw.beta1,
-                       .beta2 = config_.adamw.beta2,
-                       .eps = config_.adamw.eps,
-                       .weight_decay = weight_decay});
+      steps.all.push_back({.w = w,
+                           .low = weight.low,
+                           .grad = weight.total,
+                           .m = slot.m,
+                           .v = slot.v,
+                           .grad_scale = grad_scale,
+                           .rates = slot.rates,
+                           .random = slot.random,
+                           .beta1 = config_.adamw.beta1,
+                           .beta2 = config_.adamw.beta2,
+                           .eps = config_.adamw.eps,
+                           .weight_decay = weight_decay});
     }
   }
+  ops_.adamw_steps(steps);
 }
 
 }  // namespace nmoe

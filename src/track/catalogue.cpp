@@ -81,10 +81,12 @@ constexpr auto kTags = std::to_array<TagInfo>({
     {"router_agg/experts_active_mean", "", false, "experts with rows, mean over layers"},
 
     {"precision/layer_LL/OPERAND/snr_db", "dB", false,
-     "what rounding leaves of an operand's values beside each block's largest ([precision.md](precision.md))"},
-    {"precision/layer_LL/OPERAND/underflow_share", "", false, "of its values, those that became zero"},
+     "what rounding leaves, of values beside each block's largest or of a sample of outputs "
+     "([precision.md](precision.md))"},
+    {"precision/layer_LL/OPERAND/underflow_share", "", false, "of an operand's values, those that became zero"},
     {"precision/layer_LL/OPERAND/saturated_share", "", false, "those beyond the format's largest"},
     {"precision/lowest_snr_db", "dB", false, "of all operands of all layers"},
+    {"precision/lowest_output_snr_db", "dB", false, "of all outputs of all layers"},
     {"precision/roles_left", "", false,
      "parts of layers that are, or with precision.fallback = act were, left to bf16"},
 
@@ -182,7 +184,8 @@ std::string tag_reference() {
       "# Metrics\n\n"
       "What `n runs tags` prints: every tag that a run records. LL stands for a layer of the model (01 is that of the\n"
       "weights `layers.1`), RR for a rank, GG for a GPU of the host as nvidia-smi counts them, SOURCE for a source of\n"
-      "data, TASK and SUITE for what is evaluated, OPERAND for a part of a layer and what it multiplies\n"
+      "data, TASK and SUITE for what is evaluated, OPERAND for a part of a layer and an operand or output of its "
+      "products\n"
       "(experts_inputs, mixer_gradients, dense_weights). What a run has not (experts, exchanges, GPUs) is left out. A "
       "rank\n"
       "records what concerns it alone in its own file, rank 0 also what is of all ranks, the first rank of a process "

@@ -9,7 +9,7 @@ namespace nmoe {
 
 struct TagInfo {
   // Of tags: LL stands for a layer, RR for a rank, GG for a GPU, SOURCE for a source of data, TASK and SUITE for what
-  // is evaluated, OPERAND for a part of a layer and which of its operands.
+  // is evaluated, OPERAND for a part of a layer and which operand or output.
   std::string_view pattern;
   std::string_view unit;  // "" of a plain number
   bool is_array = false;

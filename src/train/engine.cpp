@@ -144,10 +144,10 @@ void Engine::allocate_sums(Arena& state) {
     const TensorChunks chunks = chunks_of(weight);
     // Experts are in order so far: later it is a place's squares that are here.
     const int64_t begin = weight.updated_elements().front().offset, size = weight.updated.extent;
-    if (!in_order() && size > 0) squares_.push_back({weight.total, partial_squares_});
+    if (!in_order() && size > 0) squares_.all.push_back({weight.total, partial_squares_});
     for (int64_t at = begin; in_order() && at < begin + size;) {
       const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
-      squares_.push_back(
+      squares_.all.push_back(
           {weight.total.reshape({size}).rows(at - begin, end - begin), partial_squares_.rows(entry, entry + 1)});
       at = end;
     }
@@ -379,7 +379,7 @@ void Engine::enqueue_update() {
   if (checks_) domain_.sum_across(device_.ops(Lane::kCommunication), counts);
   device_.order(Lane::kCommunication, Lane::kCompute);
   if (checks_) domain_.all_reduce_sum(ops_, counts);
-  for (const SumOfSquares& squares : squares_) ops_.sum_of_squares(squares);
+  ops_.sums_of_squares(squares_);
   domain_.all_reduce_sum(ops_, summed_);
   ops_.sum_in_order({partial_losses_, loss_sum_});
   ops_.sum_in_order({partial_squares_, square_sum_, square_order_});

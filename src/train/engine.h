@@ -215,7 +215,7 @@ class Engine {
   Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
   Tensor partial_losses_;               // its parts: one, or one a logical shard
   Tensor partial_squares_;              //            one, or one a chunk of a weight
-  std::vector<SumOfSquares> squares_;   // that this rank sums
+  SumsOfSquares squares_;               // that this rank sums
   Tensor square_order_;                 // i32: with logical shards, squares of experts in the experts' order
   Tensor sums_;                         // [2] f64: of all token losses, of all squares
   Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts

@@ -26,7 +26,7 @@ std::optional<PrecisionChecks> PrecisionChecks::make(const Config& config, Weigh
   }
   if (watched.empty()) return {};
   PrecisionChecks checks(config.precision, weights, std::move(watched), std::move(roles));
-  checks.counts_ = state.allocate(DType::kF64, {std::ssize(checks.watched_), kNumOperands, 5});
+  checks.counts_ = state.allocate(DType::kF64, {std::ssize(checks.watched_), kNumMeasured, 5});
   for (size_t i = 0; i < checks.watched_.size(); ++i) {
     checks.watched_[i].weight->rounding_counts = checks.counts_[static_cast<int64_t>(i)];
   }
@@ -44,13 +44,13 @@ PrecisionReport PrecisionChecks::observe(std::span<const double> counts) {
   NMOE_CHECK(std::ssize(counts) == counts_.num_elements(), "{} counts of {}", counts.size(), counts_.shape());
   PrecisionReport report;
   for (const PrecisionWatch::Role& role : watch_.roles()) {
-    report.roles.push_back({.layer = role.layer, .part = role.part});
+    report.roles.push_back({.layer = role.layer, .part = role.part, .format = role.format});
   }
   size_t next = 0;
   for (const Watched& one : watched_) {
-    for (OperandQuality& operand : report.roles[one.role].operands) {
+    for (MeasuredQuality& quality : report.roles[one.role].qualities) {
       const double* const c = counts.data() + next;
-      operand.add({.values = c[0], .underflows = c[1], .saturated = c[2], .rows = c[3], .lost = c[4]});
+      quality.add({.values = c[0], .underflows = c[1], .saturated = c[2], .rows = c[3], .lost = c[4]});
       next += 5;
     }
   }

@@ -1,4 +1,4 @@
-// The checks of precision of a run: where an engine's steps leave what rounding loses of operands, and what follows for
+// The checks of precision of a run: where an engine's steps leave what rounding loses of products, and what follows for
 // its weights' products (precision_watch.h).
 //
 // Every precision.check_every steps a step measures the first product of each weight and kind on each rank, of its
@@ -33,7 +33,7 @@ class PrecisionChecks {
   bool is_due(int64_t step) const { return step % config_.check_every == 0; }
   // Whether what a check finds changes what comes next.
   bool acts() const { return config_.fallback == PrecisionFallback::kAct; }
-  Tensor counts() const { return counts_; }  // [W, kNumOperands, 5] f64, on the device: RoundingCounts
+  Tensor counts() const { return counts_; }  // [W, kNumMeasured, 5] f64, on the device: RoundingCounts
   // Enqueues, in front of a step's first product, what makes it one that is checked. `dense`: whether this rank
   // measures what all ranks have.
   void begin(Ops& ops, bool dense);

@@ -9,35 +9,41 @@
 namespace nmoe {
 
 void report_precision(const PrecisionReport& report, MetricRecord& record) {
-  double lowest = std::numeric_limits<double>::infinity();
+  double lowest = std::numeric_limits<double>::infinity(), lowest_output = lowest;
   int left = 0;
   for (const RoleCheck& role : report.roles) {
     left += role.in_act ? 1 : 0;
-    lowest = std::min(lowest, role.snr_db());
-    for (size_t i = 0; i < role.operands.size(); ++i) {
-      const OperandQuality& operand = role.operands[i];
-      const std::string prefix = fmt::format("precision/layer_{:02}/{}_{}/", role.layer, part_name(role.part),
-                                             operand_name(static_cast<Operand>(i)));
-      if (std::isfinite(operand.snr_db)) record.scalars.emplace_back(prefix + "snr_db", operand.snr_db);
-      record.scalars.emplace_back(prefix + "underflow_share", operand.underflow_share);
-      record.scalars.emplace_back(prefix + "saturated_share", operand.saturated_share);
+    for (size_t i = 0; i < role.qualities.size(); ++i) {
+      const MeasuredQuality& quality = role.qualities[i];
+      const auto what = static_cast<Measured>(i);
+      double& least = is_output(what) ? lowest_output : lowest;
+      least = std::min(least, quality.snr_db);
+      const std::string prefix =
+          fmt::format("precision/layer_{:02}/{}_{}/", role.layer, part_name(role.part), measured_name(what));
+      if (std::isfinite(quality.snr_db)) record.scalars.emplace_back(prefix + "snr_db", quality.snr_db);
+      if (is_output(what)) continue;
+      record.scalars.emplace_back(prefix + "underflow_share", quality.underflow_share);
+      record.scalars.emplace_back(prefix + "saturated_share", quality.saturated_share);
     }
   }
   if (std::isfinite(lowest)) record.scalars.emplace_back("precision/lowest_snr_db", lowest);
+  if (std::isfinite(lowest_output)) record.scalars.emplace_back("precision/lowest_output_snr_db", lowest_output);
   record.scalars.emplace_back("precision/roles_left", left);
 }
 
 std::string precision_message(const PrecisionWatch::Change& change, PrecisionFallback fallback) {
   const std::string_view format = format_name(change.role.format), part = part_name(change.role.part);
-  const double threshold = PrecisionWatch::threshold_db(change.role.format);
+  std::string what(measured_name(change.lowest));
+  std::ranges::replace(what, '_', ' ');
+  const double threshold = PrecisionWatch::threshold_db(change.role.format, change.lowest);
   const std::string place = fmt::format("layer {}: {}", change.role.layer, part);
   if (!change.to_act) {
-    return fmt::format("{}: {} bears {} again ({:.1f} dB){}", place, operand_name(change.lowest), format, change.snr_db,
+    return fmt::format("{}: {} bear {} again ({:.1f} dB){}", place, measured_name(change.lowest), format, change.snr_db,
                        fallback == PrecisionFallback::kAct ? fmt::format("; back to {}", format) : "");
   }
   return fmt::format(
-      "warning: {}: rounded to {}, {} keep {:.1f} dB, below {} in {} of {} checks; {}", place, format,
-      operand_name(change.lowest), change.snr_db, threshold, PrecisionWatch::kVotesToLeave, PrecisionWatch::kVotes,
+      "warning: {}: rounded to {}, {} keep {:.1f} dB, below {} in {} of {} checks; {}", place, format, what,
+      change.snr_db, threshold, PrecisionWatch::kVotesToLeave, PrecisionWatch::kVotes,
       fallback == PrecisionFallback::kAct
           ? "computed without it from the next step on"
           : fmt::format(

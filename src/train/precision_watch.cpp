@@ -8,7 +8,7 @@
 
 namespace nmoe {
 
-void OperandQuality::add(const RoundingCounts& counts) {
+void MeasuredQuality::add(const RoundingCounts& counts) {
   if (counts.values == 0) return;
   underflow_share = std::max(underflow_share, counts.underflows / counts.values);
   saturated_share = std::max(saturated_share, counts.saturated / counts.values);
@@ -16,8 +16,15 @@ void OperandQuality::add(const RoundingCounts& counts) {
   snr_db = std::min(snr_db, -10.0 * std::log10(counts.lost * kLostUnit / counts.rows));
 }
 
-Operand RoleCheck::lowest() const {
-  return static_cast<Operand>(std::ranges::min_element(operands, {}, &OperandQuality::snr_db) - operands.begin());
+double RoleCheck::margin_db(Measured what) const { return snr_db(what) - PrecisionWatch::threshold_db(format, what); }
+
+Measured RoleCheck::lowest() const {
+  Measured lowest = Measured::kInputs;
+  for (int64_t i = 1; i < kNumMeasured; ++i) {
+    const auto what = static_cast<Measured>(i);
+    if (margin_db(what) < margin_db(lowest)) lowest = what;
+  }
+  return lowest;
 }
 
 std::string_view part_name(WeightPart part) {
@@ -36,16 +43,20 @@ std::string_view part_name(WeightPart part) {
   return "other";
 }
 
-std::string_view operand_name(Operand operand) {
-  switch (operand) {
-    case Operand::kInputs:
+std::string_view measured_name(Measured what) {
+  switch (what) {
+    case Measured::kInputs:
       return "inputs";
-    case Operand::kWeights:
+    case Measured::kWeights:
       return "weights";
-    case Operand::kGradients:
+    case Measured::kGradients:
+      return "gradients";
+    case Measured::kOutputs:
+      return "outputs";
+    case Measured::kInputGradients:
       break;
   }
-  return "gradients";
+  return "input_gradients";
 }
 
 std::string_view format_name(OperandFormat format) {
@@ -62,7 +73,10 @@ std::string_view format_name(OperandFormat format) {
   return "act";
 }
 
-double PrecisionWatch::threshold_db(OperandFormat format) { return format == OperandFormat::kNvFp4 ? 10.0 : 28.0; }
+double PrecisionWatch::threshold_db(OperandFormat format, Measured what) {
+  if (is_output(what)) return format == OperandFormat::kNvFp4 ? 12.0 : 25.0;
+  return format == OperandFormat::kNvFp4 ? 10.0 : 28.0;
+}
 
 PrecisionWatch::PrecisionWatch(std::vector<Role> roles) : roles_(std::move(roles)) {
   for (const Role& role : roles_) {
@@ -75,15 +89,17 @@ std::vector<PrecisionWatch::Change> PrecisionWatch::observe(std::span<RoleCheck>
   std::vector<Change> changes;
   for (size_t i = 0; i < roles_.size(); ++i) {
     PrecisionRole& state = state_[i];
-    const double threshold = threshold_db(roles_[i].format), snr_db = checks[i].snr_db();
-    const bool for_change = state.in_act ? snr_db >= threshold + kMarginDb : snr_db < threshold;
+    const Measured lowest = checks[i].lowest();
+    const double margin_db = checks[i].margin_db(lowest);
+    const bool for_change = state.in_act ? margin_db >= kMarginDb : margin_db < 0.0;
     if (state.votes.size() == kVotes) state.votes.erase(state.votes.begin());
     state.votes.push_back(for_change ? 1 : 0);
     const int count = std::accumulate(state.votes.begin(), state.votes.end(), 0);
     if (count >= (state.in_act ? static_cast<int>(kVotes) : kVotesToLeave)) {
       state.in_act = !state.in_act;
       state.votes.clear();
-      changes.push_back({.role = roles_[i], .to_act = state.in_act, .lowest = checks[i].lowest(), .snr_db = snr_db});
+      changes.push_back(
+          {.role = roles_[i], .to_act = state.in_act, .lowest = lowest, .snr_db = checks[i].snr_db(lowest)});
     }
     checks[i].in_act = state.in_act;
   }

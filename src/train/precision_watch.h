@@ -1,11 +1,11 @@
 // Whether the parts of layers bear the format of their products: from what rounding loses of operands, the decision for
 // which it is left, and for which it is taken up again. Pure: no device, no clock.
 //
-// A role is a part of a layer (WeightPart), which has one format. Its ratio in a check is the lowest signal-to-noise
-// ratio of an operand of its products, in dB: -10 log10 of the mean share that rounding loses (RoundingCounts). E4M3
-// leaves 31.5 dB of whatever is spread over less than 14 binades of a block, E2M1 13 to 19 dB. An outlier that leaves
-// nothing of its block costs that block everything: with one row of blocks in 600 lost, E4M3 is below its threshold.
-// Errors of operands add up: with 28 dB each, outputs have 25.
+// A role is a part of a layer (WeightPart), which has one format. What is measured of its products are operands and
+// outputs (Measured), each a signal-to-noise ratio in dB: -10 log10 of the mean share that rounding loses
+// (RoundingCounts). E4M3 leaves 31.5 dB of whatever is spread over less than 14 binades of a block, E2M1 13 to 19 dB.
+// An outlier that leaves nothing of its block costs that block everything: with one row of blocks in 600 lost, E4M3 is
+// below its threshold. Errors of operands add up: with 28 dB each, outputs have 25, unless what is summed cancels out.
 #pragma once
 
 #include <array>
@@ -23,11 +23,11 @@
 
 namespace nmoe {
 
-// What a check saw of one operand, over a role's weights.
-struct OperandQuality {
+// What a check saw of one operand or output, over a role's weights.
+struct MeasuredQuality {
   double snr_db = std::numeric_limits<double>::infinity();  // of the weight with the lowest; infinite without values
-  double underflow_share = 0.0;                             // of values that are not zero, the largest of its weights
-  double saturated_share = 0.0;                             // same
+  double underflow_share = 0.0;  // of an operand's values that are not zero, the largest of its weights
+  double saturated_share = 0.0;  // same
 
   void add(const RoundingCounts& counts);  // a weight's
 };
@@ -35,23 +35,25 @@ struct OperandQuality {
 struct RoleCheck {
   int64_t layer = 0;
   WeightPart part = WeightPart::kOther;
-  std::array<OperandQuality, kNumOperands> operands = {};  // by Operand
-  bool in_act = false;                                     // whether it computes without its format, as decided by now
+  OperandFormat format = OperandFormat::kAct;
+  std::array<MeasuredQuality, kNumMeasured> qualities = {};  // by Measured
+  bool in_act = false;  // whether it computes without its format, as decided by now
 
-  Operand lowest() const;
-  double snr_db() const { return operands[static_cast<size_t>(lowest())].snr_db; }
+  double snr_db(Measured what) const { return qualities[static_cast<size_t>(what)].snr_db; }
+  double margin_db(Measured what) const;  // over the threshold of its format
+  Measured lowest() const;                // the one with the least margin
 };
 
 std::string_view part_name(WeightPart part);         // "experts", as in [precision]
-std::string_view operand_name(Operand operand);      // "inputs"
+std::string_view measured_name(Measured what);       // "inputs"
 std::string_view format_name(OperandFormat format);  // "fp8"
 
 class PrecisionWatch {
  public:
   static constexpr size_t kVotes = 4;       // checks that count, the last ones
   static constexpr int kVotesToLeave = 3;   // of these below the threshold: the role goes to act
-  static constexpr double kMarginDb = 1.5;  // over the threshold in all of them: it returns
-  static double threshold_db(OperandFormat format);
+  static constexpr double kMarginDb = 1.5;  // over the thresholds in all of them: it returns
+  static double threshold_db(OperandFormat format, Measured what);
 
   struct Role {
     int64_t layer;
@@ -62,8 +64,8 @@ class PrecisionWatch {
   struct Change {
     Role role;
     bool to_act;  // false: back to its format
-    Operand lowest;
-    double snr_db;
+    Measured lowest;
+    double snr_db;  // of that
   };
 
   explicit PrecisionWatch(std::vector<Role> roles);

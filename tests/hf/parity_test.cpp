@@ -178,6 +178,40 @@ TEST_F(Parity, TakesExpertsOneByOne) {
   }
 }
 
+// What was found with the routers' logits of fp32 is what first order says, of every model; routers that may choose
+// others cost more.
+TEST_F(Parity, LowPrecisionsCostWhatFirstOrderSays) {
+  int64_t other_choices = 0;
+  for (const fs::path& fixture : test::hf_fixtures()) {
+    for (const Precision precision : {Precision::kFp8, Precision::kMxFp8, Precision::kNvFp4}) {
+      const ParityReport report = compare_with_reference(
+          {.model = fixture, .expected = fixture / "expected.safetensors", .precision = precision});
+      ASSERT_TRUE(report.low);
+      const LowPrecisionReport& low = *report.low;
+      EXPECT_TRUE(low.as_expected()) << fixture;
+      EXPECT_NEAR(std::log(low.found.logits / low.expected.logits), 0.0, std::log(1.5)) << fixture;
+      EXPECT_NEAR(std::log(low.found.gradients / low.expected.gradients), 0.0, std::log(1.5)) << fixture;
+      EXPECT_GT(low.choices, low.other_choices);
+      EXPECT_GE(report.relative.logits, low.found.logits) << fixture;
+      other_choices += low.other_choices;
+    }
+  }
+  EXPECT_GT(other_choices, 0);
+}
+
+TEST_F(Parity, LowPrecisionsDoNotExplainAnotherModel) {
+  const auto is_as_expected = [&](const std::function<void(Tensors&)>& change) {
+    Tensors changed = tensors_;
+    change(changed);
+    write_tensors(dir_.path() / "expected.safetensors", changed);
+    return compare_with_reference(
+               {.model = model_, .expected = dir_.path() / "expected.safetensors", .precision = Precision::kFp8})
+        .low->as_expected();
+  };
+  EXPECT_TRUE(is_as_expected([](Tensors&) {}));
+  EXPECT_FALSE(is_as_expected([](Tensors& t) { t["logits"].floats()[3] = std::numeric_limits<float>::quiet_NaN(); }));
+}
+
 TEST_F(Parity, RefusesExpectationsOfAnotherModel) {
   EXPECT_TRUE(
       contains(refusal_of([](Tensors& t) { t.erase("grad.model.norm.weight"); }), "grad.model.norm.weight is missing"));

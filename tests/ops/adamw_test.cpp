@@ -33,16 +33,16 @@ struct AdamWRun {
     set(grad_scale, 0, kGradScale);
     for (int step = 1; step <= kSteps; ++step) {
       gradients.push_back(pool.normal({size}, 2.0));
-      ops->adamw_step({.w = w,
-                       .grad = gradients.back(),
-                       .m = m,
-                       .v = v,
-                       .grad_scale = grad_scale,
-                       .rates = adamw_rates(pool, kLr, kBeta1, kBeta2, step),
-                       .beta1 = kBeta1,
-                       .beta2 = kBeta2,
-                       .eps = kEps,
-                       .weight_decay = kDecay});
+      ops->adamw_steps({.all = {{.w = w,
+                                 .grad = gradients.back(),
+                                 .m = m,
+                                 .v = v,
+                                 .grad_scale = grad_scale,
+                                 .rates = adamw_rates(pool, kLr, kBeta1, kBeta2, step),
+                                 .beta1 = kBeta1,
+                                 .beta2 = kBeta2,
+                                 .eps = kEps,
+                                 .weight_decay = kDecay}}});
     }
   }
   TensorPool pool;
@@ -88,13 +88,13 @@ TEST(AdamW, FirstStepMovesEveryWeightByTheRate) {
   const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.zeros({4}), grad = pool.of({4}, {3, -0.01, 1e3, 0}), m = pool.zeros({4}), v = pool.zeros({4});
-  ops->adamw_step({.w = w,
-                   .grad = grad,
-                   .m = m,
-                   .v = v,
-                   .grad_scale = pool.full({1}, 1.0),
-                   .rates = adamw_rates(pool, 0.5, 0.9, 0.95, 1),
-                   .eps = 1e-12});
+  ops->adamw_steps({.all = {{.w = w,
+                             .grad = grad,
+                             .m = m,
+                             .v = v,
+                             .grad_scale = pool.full({1}, 1.0),
+                             .rates = adamw_rates(pool, 0.5, 0.9, 0.95, 1),
+                             .eps = 1e-12}}});
   EXPECT_TRUE(near(w, {-0.5, 0.5, -0.5, 0}, 1e-9));
   EXPECT_TRUE(near(grad, {3, -0.01, 1e3, 0}, 0));
 }
@@ -103,13 +103,13 @@ TEST(AdamW, DecaysWithoutGradient) {
   const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.of({2}, {2, -4}), zero = pool.zeros({2}), m = pool.zeros({2}), v = pool.zeros({2});
-  ops->adamw_step({.w = w,
-                   .grad = zero,
-                   .m = m,
-                   .v = v,
-                   .grad_scale = pool.full({1}, 1.0),
-                   .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 1),
-                   .weight_decay = 0.5});
+  ops->adamw_steps({.all = {{.w = w,
+                             .grad = zero,
+                             .m = m,
+                             .v = v,
+                             .grad_scale = pool.full({1}, 1.0),
+                             .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 1),
+                             .weight_decay = 0.5}}});
   EXPECT_TRUE(near(w, {2 * 0.95, -4 * 0.95}, 1e-15));
 }
 
@@ -117,13 +117,13 @@ TEST(AdamW, AStepThatIsNotFiniteChangesNothing) {
   const auto ops = cpu_device();
   TensorPool pool;
   const Tensor w = pool.of({2}, {2, -4}), m = pool.of({2}, {1, 2}), v = pool.of({2}, {3, 4});
-  ops->adamw_step({.w = w,
-                   .grad = pool.of({2}, {NAN, 1}),
-                   .m = m,
-                   .v = v,
-                   .grad_scale = pool.full({1}, NAN),
-                   .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 3),
-                   .weight_decay = 0.5});
+  ops->adamw_steps({.all = {{.w = w,
+                             .grad = pool.of({2}, {NAN, 1}),
+                             .m = m,
+                             .v = v,
+                             .grad_scale = pool.full({1}, NAN),
+                             .rates = adamw_rates(pool, 0.1, 0.9, 0.95, 3),
+                             .weight_decay = 0.5}}});
   EXPECT_TRUE(near(w, {2, -4}, 0));
   EXPECT_TRUE(near(m, {1, 2}, 0));
   EXPECT_TRUE(near(v, {3, 4}, 0));
@@ -149,14 +149,14 @@ struct RoundedRun {
   void step(Tensor grads, int number, double beta2 = 0.95) {
     set(grad_scale, 0, 1.0);
     *key.data<int64_t>() = number;
-    ops->adamw_step({.w = w,
-                     .grad = grads.rows(begin, end),
-                     .m = m,
-                     .v = v,
-                     .grad_scale = grad_scale,
-                     .rates = adamw_rates(pool, 1e-3, 0.9, beta2, number),
-                     .random = {.key = key, .stream = 17, .first = begin},
-                     .beta2 = beta2});
+    ops->adamw_steps({.all = {{.w = w,
+                               .grad = grads.rows(begin, end),
+                               .m = m,
+                               .v = v,
+                               .grad_scale = grad_scale,
+                               .rates = adamw_rates(pool, 1e-3, 0.9, beta2, number),
+                               .random = {.key = key, .stream = 17, .first = begin},
+                               .beta2 = beta2}}});
   }
   int64_t begin, end;
   ReadyDevice ops;
@@ -257,13 +257,13 @@ TEST(RoundedMoments, BitsBelongToElements) {
     });
     *key.data<int64_t>() = step;
     cpu_device(DType::kF32, 2)
-        ->adamw_step({.w = w,
-                      .grad = grad,
-                      .m = m,
-                      .v = v,
-                      .grad_scale = scale,
-                      .rates = adamw_rates(pool, 1e-3, 0.9, 0.95, step),
-                      .random = {.key = key, .stream = 17, .matrices = matrices}});
+        ->adamw_steps({.all = {{.w = w,
+                                .grad = grad,
+                                .m = m,
+                                .v = v,
+                                .grad_scale = scale,
+                                .rates = adamw_rates(pool, 1e-3, 0.9, 0.95, step),
+                                .random = {.key = key, .stream = 17, .matrices = matrices}}}});
   }
   each_slot([&](int64_t from, int64_t to) {
     EXPECT_EQ(bits_of(v.rows(to, to + kMatrix)), bits_of(whole.v.rows(from, from + kMatrix))) << from;
@@ -277,11 +277,11 @@ TEST(RoundedMoments, WantRandomBits) {
   AdamWStep args{.w = w, .grad = w, .m = pool.zeros(DType::kBF16, {4}), .v = pool.zeros(DType::kBF16, {4})};
   args.grad_scale = scale;
   args.rates = adamw_rates(pool, 0.1, 0.9, 0.95, 1);
-  EXPECT_THROW(cpu_device(DType::kF32)->adamw_step(args), CheckFailure);
+  EXPECT_THROW(cpu_device(DType::kF32)->adamw_steps({.all = {args}}), CheckFailure);
   args.random.key = pool.zeros(DType::kI64, {1});
-  cpu_device(DType::kF32)->adamw_step(args);
+  cpu_device(DType::kF32)->adamw_steps({.all = {args}});
   args.v = w;
-  EXPECT_THROW(cpu_device(DType::kF32)->adamw_step(args), CheckFailure);
+  EXPECT_THROW(cpu_device(DType::kF32)->adamw_steps({.all = {args}}), CheckFailure);
 }
 
 }  // namespace

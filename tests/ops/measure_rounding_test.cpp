@@ -12,9 +12,10 @@ namespace {
 class MeasureRoundingTest : public ::testing::Test {
  protected:
   std::vector<double> measure(OperandFormat format, const Tensor& x, BlockShape blocks = BlockShape::kRows,
-                              const Tensor& num_rows = {}) {
+                              const Tensor& offsets = {}, const Tensor& index = {}) {
     const Tensor counts = Tensor(pool_.zeros(DType::kF64, {5}));
-    ops_->measure_rounding({.format = format, .blocks = blocks, .x = x, .num_rows = num_rows, .counts = counts});
+    ops_->measure_rounding(
+        {.format = format, .blocks = blocks, .x = x, .offsets = offsets, .index = index, .counts = counts});
     const auto all = counts.span<double>();
     return {all.begin(), all.end()};
   }
@@ -112,13 +113,40 @@ TEST_F(MeasureRoundingTest, AnOutlierCostsItsBlock) {
 TEST_F(MeasureRoundingTest, TakesNoticeOfRowsThatAreThereAlone) {
   const Tensor x = pool_.normal({1, 6, 40}), four = x.reshape({6, 40}).rows(0, 4).reshape({1, 4, 40});
   set(x, 4 * 40, 0x1p30);
-  EXPECT_EQ(measure(OperandFormat::kNvFp4, x, BlockShape::kRows, pool_.ints({1}, {4})),
+  EXPECT_EQ(measure(OperandFormat::kNvFp4, x, BlockShape::kRows, pool_.ints({2}, {0, 4})),
             measure(OperandFormat::kNvFp4, four));
-  EXPECT_EQ(measure(OperandFormat::kFp8, x, BlockShape::kRows, pool_.ints({1}, {0})), std::vector<double>(5));
+  EXPECT_EQ(measure(OperandFormat::kFp8, x, BlockShape::kRows, pool_.ints({2}, {0, 0})), std::vector<double>(5));
   const Tensor zeros = pool_.zeros({1, 3, 40});
   EXPECT_EQ(measure(OperandFormat::kMxFp8, zeros), std::vector<double>(5));
   set(zeros, 1, 2.0);  // alone in its block: nothing beside it can be lost
   EXPECT_EQ(measure(OperandFormat::kMxFp8, zeros), (std::vector<double>{1, 0, 0, 0, 0}));
+}
+
+// The rows of each expert are a tensor, with a scale that no other's rows change, wherever they lie.
+TEST_F(MeasureRoundingTest, ExpertsAreTensors) {
+  const Tensor x = pool_.normal({12, 40}), whole = x.reshape({1, 12, 40});
+  for (int64_t i = 0; i < 12 * 40; ++i) set(x, i, get(x, i) * std::exp2(static_cast<double>(i / 40)));
+  const Tensor offsets = pool_.ints({4}, {0, 5, 5, 9});
+  for (const OperandFormat format : {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
+    const auto of_rows = [&](int64_t begin, int64_t end) {
+      return measure(format, x.rows(begin, end).reshape({1, end - begin, 40}));
+    };
+    std::vector<double> apart = of_rows(0, 5);
+    const std::vector<double> others = of_rows(5, 9);
+    for (size_t i = 0; i < 5; ++i) apart[i] += others[i];
+    EXPECT_EQ(measure(format, whole, BlockShape::kRows, offsets), apart);
+    EXPECT_EQ(apart == of_rows(0, 9), format != OperandFormat::kNvFp4);
+
+    std::vector<double> picks;
+    const Tensor in_order = pool_.zeros({9, 40});
+    for (int64_t row = 0; row < 9; ++row) {
+      picks.push_back(static_cast<double>(row * 7 % 12));
+      for (int64_t j = 0; j < 40; ++j) set(in_order, row * 40 + j, get(x, row * 7 % 12 * 40 + j));
+    }
+    picks.insert(picks.end(), 3, 11.0);  // room that no expert has
+    EXPECT_EQ(measure(format, whole, BlockShape::kRows, offsets, pool_.ints({12}, picks)),
+              measure(format, in_order.reshape({1, 9, 40}), BlockShape::kRows, offsets));
+  }
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -82,6 +84,32 @@ inline std::vector<QuantizeCase> read_quantize_cases(TensorPool& pool) {
     one.args.scales = pool.zeros(DType::kU8, {1, (N + height - 1) / height, (C + n - 1) / n});
   }
   return cases;
+}
+
+// The odd numbers below 32, of which those from 17 on lie between two of E4M3, and 256, so that a block's scale is 1.
+inline double tie(int64_t i) {
+  return i % 16 == 0 ? 256.0 : static_cast<double>(i % 16 * 2 + 1) * (i % 3 == 0 ? -1 : 1);
+}
+
+// Overwrites the first 8 rows of x [N, C] with what is not ordinary: row r with kind (r + shift) % 8 of zeros of both
+// signs, ordinary values with a NaN, with an infinity of either sign, subnormals, ties, large values, halves.
+inline void set_specials(const Tensor& x, int64_t shift = 0) {
+  const int64_t C = x.dim(1);
+  for (int64_t row = 0; row < 8; ++row) {
+    const int64_t kind = (row + shift) % 8;
+    for (int64_t j = 0; j < C; ++j) {
+      const int64_t i = row * C + j;
+      if (kind == 0) set(x, i, j % 2 == 0 ? 0.0 : -0.0);
+      if (kind == 4) set(x, i, std::ldexp(get(x, i), -130));
+      if (kind == 5) set(x, i, tie(j));
+      if (kind == 6) set(x, i, std::ldexp(get(x, i), 100));
+      if (kind == 7) set(x, i, 0.5);
+    }
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    if (kind == 1) set(x, row * C + 3, std::numeric_limits<double>::quiet_NaN());
+    if (kind == 2) set(x, row * C + C - 1, kInfinity);
+    if (kind == 3) set(x, row * C, -kInfinity);
+  }
 }
 
 inline std::vector<uint8_t> bytes_of(const Tensor& x) {

@@ -112,9 +112,11 @@ TEST_F(QuantizeTest, TransposedTilesHaveTheSameCodes) {
 
 // Of the rows that are there, as the quantiser makes them of what was written.
 TEST_F(QuantizeTest, ActivationsLeaveTheirCodes) {
-  const int64_t N = 5, F = 150, W = 2 * F, rows = 3;
+  const int64_t N = 12, F = 150, W = 2 * F, rows = 10;
   const Tensor pre = pool_.normal({N, W}), dh = pool_.normal({N, F}), h = pool_.zeros({N, F}),
                dpre = pool_.zeros({N, W}), num_rows = pool_.ints({1}, {rows});
+  set_specials(pre);
+  set_specials(dh, 6);
   const auto room = [&](int64_t width) -> RowCodes {
     return {.values = pool_.zeros(DType::kU8, {N, width}), .scales = pool_.zeros(DType::kU8, {N, (width + 127) / 128})};
   };
@@ -138,6 +140,39 @@ TEST_F(QuantizeTest, ActivationsLeaveTheirCodes) {
                              .num_rows = num_rows,
                              .dpre_codes = dpre_codes});
   expect_codes(dpre_codes, dpre);
+}
+
+TEST_F(QuantizeTest, NormsLeaveTheirCodes) {
+  const int64_t N = 12, C = 150;
+  const Tensor x = pool_.normal({N, C}), gain = pool_.zeros({C}), rstd = pool_.zeros({N}), y = pool_.zeros({N, C}),
+               dy = pool_.normal({N, C}), dx = pool_.normal({N, C}), dgain = pool_.zeros({C});
+  for (int64_t j = 0; j < C; ++j) set(gain, j, tie(j));
+  set_specials(x);
+  set_specials(dy);
+  set_specials(dx, 5);  // ties where dy is zero
+  const auto room = [&]() -> RowCodes {
+    return {.values = pool_.zeros(DType::kU8, {N, C}), .scales = pool_.zeros(DType::kU8, {N, 2})};
+  };
+  const auto expect_codes = [&](const RowCodes& codes, const Tensor& of) {
+    const RowCodes expected = room();
+    ops_->quantize({.x = of.reshape({1, N, C}),
+                    .values = expected.values.reshape({1, N, C}),
+                    .scales = expected.scales.reshape({1, N, 2})});
+    EXPECT_EQ(bytes_of(codes.values), bytes_of(expected.values));
+    EXPECT_EQ(bytes_of(codes.scales), bytes_of(expected.scales));
+  };
+  const RowCodes y_codes = room(), dx_codes = room();
+  ops_->rms_norm_forward({.x = x, .gain = gain, .eps = 1e-6, .y = y, .rstd = rstd, .y_codes = y_codes});
+  expect_codes(y_codes, y);
+  ops_->rms_norm_backward({.x = x,
+                           .gain = gain,
+                           .rstd = rstd,
+                           .dy = dy,
+                           .dx = dx,
+                           .dgain = dgain,
+                           .accumulate_dx = true,
+                           .dx_codes = dx_codes});
+  expect_codes(dx_codes, dx);
 }
 
 TEST_F(QuantizeTest, WhatAFormatHasNotIsRefused) {

@@ -82,7 +82,7 @@ TEST(Sums, AreExactToDoubleAndAdd) {
     set(sum_out, 0, 5);
     set(squares_out, 0, 7);
     ops->sum({x, sum_out});
-    ops->sum_of_squares({x, squares_out});
+    ops->sums_of_squares({.all = {{x, squares_out}}});
     EXPECT_TRUE(near(sum_out, {static_cast<double>(sum)}, 1e-12));
     EXPECT_TRUE(near(squares_out, {static_cast<double>(squares)}, 1e-12));
   }
@@ -91,9 +91,19 @@ TEST(Sums, AreExactToDoubleAndAdd) {
 TEST(Sums, BitsDoNotDependOnThreads) {
   TensorPool pool(DType::kF32);
   const Tensor x = pool.normal({kLarge}), one = pool.zeros(DType::kF64, {1}), three = pool.zeros(DType::kF64, {1});
-  cpu_device(DType::kF32, 1)->sum_of_squares({x, one});
-  cpu_device(DType::kF32, 3)->sum_of_squares({x, three});
+  cpu_device(DType::kF32, 1)->sums_of_squares({.all = {{x, one}}});
+  cpu_device(DType::kF32, 3)->sums_of_squares({.all = {{x, three}}});
   EXPECT_TRUE(same_bits(one, three));
+}
+
+TEST(Sums, OfSquaresOfManyTensors) {
+  const auto ops = cpu_device();
+  TensorPool pool;
+  const Tensor x = pool.of({2}, {1, 2}), y = pool.of({3}, {3, 4, 5}), out = pool.of({2}, {0.5, 7});
+  const Tensor first = out.rows(0, 1), second = out.rows(1, 2);
+  ops->sums_of_squares({.all = {{x, first}, {y, first}, {x, second}}});
+  EXPECT_TRUE(near(out, {55.5, 12}, 0));
+  EXPECT_THROW(ops->sums_of_squares({.all = {{x, first}, {x, second}, {y, first}}}), CheckFailure);
 }
 
 TEST(Sums, OfNothingIsZero) {

@@ -61,6 +61,20 @@ TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   }
 }
 
+// A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept.
+TEST_F(PrecisionTest, AValueThatIsNotFiniteReachesNoCheckpoint) {
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    const auto absurd = [&](int64_t steps) {
+      std::vector<std::string> overrides = settings(precision, steps);
+      overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0"});
+      return overrides;
+    };
+    EXPECT_TRUE(contains(error_of([&] { run(precision, absurd(9)); }).what(), "step 2: loss "));
+    run(precision + "_one", absurd(1));
+    expect_same_state(checkpoints(precision), checkpoints(precision + "_one"));
+  }
+}
+
 TEST_F(PrecisionTest, LowPrecisionDefinesTheRun) {
   run("low", settings("mxfp8", 2));
   const auto goes_on = [&](const std::string& key) {
@@ -106,6 +120,17 @@ class FallbackTest : public PrecisionTest {
   }
   std::vector<PrecisionRole> roles(const std::string& name) const {
     return CheckpointReader::open(checkpoints(name)).info().precision;
+  }
+  // What is measured of every part of every layer, by tag and step.
+  std::map<std::string, std::map<int64_t, double>> ratios(const std::string& name) const {
+    std::map<std::string, std::map<int64_t, double>> all;
+    for (const char* part : {"00/mixer", "00/dense", "01/mixer", "01/shared", "01/experts"}) {
+      for (const char* what : {"inputs", "weights", "gradients", "outputs", "input_gradients"}) {
+        const std::string tag = fmt::format("precision/layer_{}_{}/snr_db", part, what);
+        all[tag] = series(name, tag);
+      }
+    }
+    return all;
   }
   // The parts of layers that went to act.
   std::string left(const std::string& name) const {
@@ -157,17 +182,26 @@ TEST_F(FallbackTest, RanksDecideAlike) {
   EXPECT_EQ(left("two"), "1 experts;");
   EXPECT_EQ(series("two", "precision/roles_left").at(6), 0);
   EXPECT_EQ(series("two", "precision/roles_left").at(8), 1);
-  const std::vector<std::string> shards = {"precision.fallback=act", "precision.check_every=2",
-                                           "parallel.logical_shards=2"};
-  run("shards_1", 6, shards, 3);
-  std::vector<std::string> on_two = shards;
-  on_two.emplace_back("parallel.ranks=2");
-  run("shards_2", 6, on_two, 3);
-  expect_same_state(checkpoints("shards_1"), checkpoints("shards_2"));
-  EXPECT_EQ(roles("shards_1"), roles("shards_2"));
-  for (const char* operand : {"experts_inputs", "experts_weights", "mixer_gradients", "shared_gradients"}) {
-    const std::string tag = fmt::format("precision/layer_01/{}/snr_db", operand);
-    EXPECT_EQ(series("shards_1", tag), series("shards_2", tag)) << tag;
+}
+
+// In every format, of which NVFP4 has scales of experts' rows: with logical shards what is found does not depend on the
+// number of ranks, to the bit, nor what follows.
+TEST_F(FallbackTest, WithLogicalShardsSoDoAnyNumberOfRanks) {
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    for (const std::string ranks : {"1", "2", "4"}) {
+      run(precision + ranks, 8,
+          {"run.precision=" + precision, "precision.fallback=act", "precision.check_every=2", "train.microbatch_seqs=2",
+           "model.moe.num_experts=8", "parallel.logical_shards=4", "parallel.ranks=" + ranks},
+          3);
+    }
+    EXPECT_EQ(left(precision + "1"), "1 experts;");
+    const auto found = ratios(precision + "1");
+    for (const auto& [tag, points] : found) EXPECT_EQ(points.size(), 4U) << tag;
+    for (const char* ranks : {"2", "4"}) {
+      expect_same_state(checkpoints(precision + "1"), checkpoints(precision + ranks));
+      EXPECT_EQ(roles(precision + "1"), roles(precision + ranks));
+      EXPECT_EQ(found, ratios(precision + ranks)) << precision << " on " << ranks;
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "train/precision_watch.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -16,10 +17,12 @@ PrecisionWatch make_watch(OperandFormat format = OperandFormat::kFp8) {
   return PrecisionWatch({{1, WeightPart::kExperts, format}, {2, WeightPart::kMixer, OperandFormat::kFp8}});
 }
 
-std::vector<PrecisionWatch::Change> observe(PrecisionWatch& watch, double snr_db) {
+std::vector<PrecisionWatch::Change> observe(PrecisionWatch& watch, double snr_db,
+                                            Measured measured = Measured::kWeights) {
   std::vector<RoleCheck> checks(2);
-  checks[0].operands[static_cast<size_t>(Operand::kWeights)].snr_db = snr_db;
-  checks[1].operands[0].snr_db = 31.5;
+  for (size_t i = 0; i < checks.size(); ++i) checks[i].format = watch.roles()[i].format;
+  checks[0].qualities[static_cast<size_t>(measured)].snr_db = snr_db;
+  checks[1].qualities[0].snr_db = 31.5;
   return watch.observe(checks);
 }
 
@@ -57,6 +60,35 @@ TEST(PrecisionWatch, ReturnsWhenAllChecksOfAWindowAreWellAboveIt) {
   EXPECT_EQ(first_change(watch, {20, 20, 31, 20}), 4);  // and may leave again
 }
 
+TEST(PrecisionWatch, OutputsHaveAThresholdOfTheirOwn) {
+  for (const Measured output : {Measured::kOutputs, Measured::kInputGradients}) {
+    PrecisionWatch watch = make_watch(), nvfp4 = make_watch(OperandFormat::kNvFp4);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_TRUE(observe(watch, 25.5, output).empty());
+      EXPECT_TRUE(observe(nvfp4, 12.5, output).empty());
+    }
+    observe(watch, 24.5, output);
+    observe(watch, 24.5, output);
+    const auto left = observe(watch, 24.5, output);
+    ASSERT_EQ(left.size(), 1U);
+    EXPECT_EQ(left[0].lowest, output);
+    EXPECT_EQ(precision_message(left[0], PrecisionFallback::kAct),
+              fmt::format("warning: layer 1: experts: rounded to fp8, {} keep 24.5 dB, below 25 in 3 of 4 checks; "
+                          "computed without it from the next step on",
+                          output == Measured::kOutputs ? "outputs" : "input gradients"));
+  }
+}
+
+// What is nearest to its own threshold, not what is lowest.
+TEST(PrecisionWatch, TheLeastMarginIsToldAndDecides) {
+  RoleCheck check;
+  check.format = OperandFormat::kFp8;
+  check.qualities[static_cast<size_t>(Measured::kInputs)].snr_db = 29.0;
+  check.qualities[static_cast<size_t>(Measured::kOutputs)].snr_db = 27.0;
+  EXPECT_EQ(check.lowest(), Measured::kInputs);
+  EXPECT_EQ(check.margin_db(Measured::kOutputs), 2.0);
+}
+
 TEST(PrecisionWatch, SaysWhatChangesAndWhy) {
   PrecisionWatch watch = make_watch();
   observe(watch, 3.25);
@@ -72,7 +104,7 @@ TEST(PrecisionWatch, SaysWhatChangesAndWhy) {
             "precision.fallback = \"act\" would compute them without it, as would precision.experts = \"device\"");
   for (int i = 0; i < 3; ++i) observe(watch, 31);
   EXPECT_EQ(precision_message(observe(watch, 31).at(0), PrecisionFallback::kAct),
-            "layer 1: experts: weights bears fp8 again (31.0 dB); back to fp8");
+            "layer 1: experts: weights bear fp8 again (31.0 dB); back to fp8");
 }
 
 TEST(PrecisionWatch, GoesOnFromItsState) {
@@ -92,7 +124,7 @@ TEST(PrecisionWatch, GoesOnFromItsState) {
 
 // The lowest of a role's weights, whatever the others have.
 TEST(PrecisionWatch, AnOperandIsAsGoodAsItsWorstWeight) {
-  OperandQuality quality;
+  MeasuredQuality quality;
   EXPECT_EQ(quality.snr_db, kInfinite);
   quality.add({.values = 100, .underflows = 1, .saturated = 0, .rows = 10, .lost = 10 * 0.001 / kLostUnit});
   EXPECT_NEAR(quality.snr_db, 30.0, 1e-9);

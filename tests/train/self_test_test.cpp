@@ -36,7 +36,7 @@ class BrokenDevice final : public checked::WrappedDevice {
     static void break_one(const LinearForward& args) { args.y.data<float>()[0] += 1.0F; }
     static void break_one(const Quantize& args) { args.values.data<uint8_t>()[3] ^= 1; }
     static void break_one(const MlaCachedAttention& args) { args.out.data<float>()[1] += 1.0F; }
-    static void break_one(const AdamWStep& args) { args.m.data<float>()[0] = 1.0F; }
+    static void break_one(const AdamWSteps& args) { args.all.back().m.data<float>()[0] = 1.0F; }
     template <class Arguments>
     static void break_one(const Arguments&) {
       FAIL() << "no way to break it";
@@ -70,7 +70,7 @@ TEST(SelfTest, CoversEveryOperationOfADevice) {
 }
 
 TEST(SelfTest, NamesTheOperationThatDiffers) {
-  for (const char* broken : {"linear_forward", "quantize", "mla_cached_attention", "adamw_step"}) {
+  for (const char* broken : {"linear_forward", "quantize", "mla_cached_attention", "adamw_steps"}) {
     try {
       test_with(broken);
       ADD_FAILURE() << broken;

@@ -78,6 +78,16 @@ class TensorCopy {
   Tensor host_;
 };
 
+// Calls fn with each struct that has a weight and the rest of its master.
+template <class Arguments, class Fn>
+void for_each_master(Arguments& args, const Fn& fn) {
+  if constexpr (requires { args.w, args.low; }) {
+    if (args.low.defined()) fn(args.w, args.low);
+  } else if constexpr (requires { args.all; }) {
+    for (auto& one : args.all) for_each_master(one, fn);
+  }
+}
+
 // Tensors that an operation may leave as it likes.
 template <class Arguments>
 bool is_left_open(const Arguments& args, const Tensor& tensor) {
@@ -143,12 +153,12 @@ class CheckedDevice::CheckedOps final : public Ops {
     if (lane() != Lane::kCompute) device.order(lane(), Lane::kCompute);  // transfers are on that lane
     Arguments here = args;
     std::vector<TensorCopy> copies;
-    if constexpr (requires { here.w, here.low; }) {
-      if (here.low.defined()) {
-        copies.emplace_back(device, here.w, here.low);
-        here.w = here.low = {};
-      }
-    }
+    std::vector<Tensor*> masters;  // of which the first copies are
+    for_each_master(here, [&](Tensor& w, Tensor& low) {
+      copies.emplace_back(device, w, low);
+      masters.push_back(&w);
+      w = low = {};
+    });
     checked::for_each_tensor(here, [&](Tensor& tensor) {
       if (!tensor.defined()) return;
       const auto is_same = [&](const TensorCopy& copy) {
@@ -158,9 +168,7 @@ class CheckedDevice::CheckedOps final : public Ops {
       const auto known = std::ranges::find_if(copies, is_same);
       tensor = known != copies.end() ? known->host() : copies.emplace_back(device, tensor, Tensor()).host();
     });
-    if constexpr (requires { here.w, here.low; }) {
-      if (args.low.defined()) here.w = copies.front().host();
-    }
+    for (size_t i = 0; i < masters.size(); ++i) *masters[i] = copies[i].host();
     if (lane() != Lane::kCompute) device.order(Lane::kCompute, lane());
     operation(checked_, args);
     operation(owner_.cpu_->ops(), here);

@@ -1,8 +1,9 @@
-// Every tensor of an operation's arguments: structs are taken apart member by member.
+// Every tensor of an operation's arguments: structs are taken apart member by member, vectors one by one.
 #pragma once
 
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "ops/contracts/linear.h"
 #include "tensor/tensor.h"
@@ -23,6 +24,11 @@ constexpr size_t num_members() {
   }
 }
 
+template <class T>
+constexpr bool kIsVector = false;
+template <class T>
+constexpr bool kIsVector<std::vector<T>> = true;
+
 // Calls fn(Tensor&) for each tensor, in the order of members.
 template <class T, class Fn>
 void for_each_tensor(T& value, const Fn& fn) {
@@ -31,6 +37,8 @@ void for_each_tensor(T& value, const Fn& fn) {
     fn(value);
   } else if constexpr (std::is_same_v<T, OperandRows>) {
     all(value.source, value.index);
+  } else if constexpr (kIsVector<T>) {
+    for (auto& one : value) for_each_tensor(one, fn);
   } else if constexpr (std::is_aggregate_v<T> && std::is_class_v<T>) {
     constexpr size_t kCount = num_members<T>();
     static_assert(kCount <= 15, "one more line below");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/tensor.h"
@@ -29,6 +30,10 @@ struct AdamWStep {
   Tensor rates;           // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
   MomentRounding random;  // of BF16
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
+};
+// Of many tensors at once, none of which is another's.
+struct AdamWSteps {
+  std::vector<AdamWStep> all;
 };
 
 // Muon, the Moonlight recipe (arXiv 2502.16982, section 2): for every matrix of a [batch, rows, cols] stack,

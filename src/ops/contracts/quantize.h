@@ -112,9 +112,12 @@ struct RoundingCounts {
 struct MeasureRounding {
   OperandFormat format = OperandFormat::kFp8;
   BlockShape blocks = BlockShape::kRows;
-  Tensor x;              // [G, N, C] act
-  Tensor num_rows = {};  // as in AbsMax; kRows
-  Tensor counts;         // [5] f64 +=, RoundingCounts
+  Tensor x;  // [G, N, C] act
+  // [E + 1] i32, kRows and G = 1: rows are those of experts, each of which has a tensor scale in NVFP4; expert e's are
+  // [offsets[e], offsets[e + 1]), and from offsets[E] on there are none. Undefined: all rows, one scale a matrix.
+  Tensor offsets = {};
+  Tensor index = {};  // [R] i32, with offsets: experts' row r is x's row index[r]; undefined: row r
+  Tensor counts;      // [5] f64 +=, RoundingCounts
 };
 
 // What every device checks.
@@ -129,8 +132,8 @@ inline void check_measure_rounding(const MeasureRounding& args) {
              "counts {} of {}", args.counts.shape(), args.x.shape());
   NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
              "there are no such blocks");
-  NMOE_CHECK(!args.num_rows.defined() || (args.x.dim(0) == 1 && !tiles), "a number of rows for {} matrices",
-             args.x.dim(0));
+  NMOE_CHECK(args.offsets.defined() ? args.x.dim(0) == 1 && !tiles : !args.index.defined(),
+             "experts' rows, or picked ones, of {} matrices", args.x.dim(0));
 }
 inline void check_quantize(const Quantize& args) {
   NMOE_CHECK(args.x.shape().rank() == 3, "rounding of {}", args.x.shape());

@@ -1,8 +1,11 @@
 // Filling, copying and reducing tensors, and the two halves of a BF16 weight. Letters and conventions: ops/ops.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -54,8 +57,12 @@ struct Sum {
   Tensor out;  // [1] f64 += sum of x
 };
 struct SumOfSquares {
-  Tensor x;
+  Tensor x;    // act or stat
   Tensor out;  // [1] f64 += sum of x^2
+};
+// Of many tensors at once. Those that are added to the same `out` follow each other, and are added in that order.
+struct SumsOfSquares {
+  std::vector<SumOfSquares> all;
 };
 // The elements one after the other, so that their order alone decides on the bits.
 struct SumInOrder {
@@ -63,6 +70,17 @@ struct SumInOrder {
   Tensor out;         // = [1] f64
   Tensor order = {};  // [N] i32: which element comes first, second and so on; undefined: as they are
 };
+// What every device checks.
+inline void check_sums_of_squares(const SumsOfSquares& args) {
+  std::vector<const void*> outs;
+  for (const SumOfSquares& one : args.all) {
+    if (outs.empty() || outs.back() != one.out.raw()) outs.push_back(one.out.raw());
+  }
+  std::ranges::sort(outs);
+  NMOE_CHECK(std::ranges::adjacent_find(outs) == outs.end(), "squares of {} tensors, those of a sum not together",
+             args.all.size());
+}
+
 struct CountNonFinite {
   Tensor x;    // apart
   Tensor out;  // [1] i32 += number of NaN and infinities

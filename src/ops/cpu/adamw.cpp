@@ -31,10 +31,8 @@ void update_rounded(const AdamWStep& args, const adamw::Constants<Real>& constan
   }
 }
 
-}  // namespace
-
 template <class Real>
-void adamw_step(Context& ctx, const AdamWStep& args) {
+void step(Context& ctx, const AdamWStep& args) {
   check_adamw_step(args);
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
   const double* rate = args.rates.data<double>();
@@ -66,6 +64,13 @@ void adamw_step(Context& ctx, const AdamWStep& args) {
   });
 }
 
-NMOE_CPU_INSTANTIATE(adamw_step, AdamWStep)
+}  // namespace
+
+template <class Real>
+void adamw_steps(Context& ctx, const AdamWSteps& args) {
+  for (const AdamWStep& one : args.all) step<Real>(ctx, one);
+}
+
+NMOE_CPU_INSTANTIATE(adamw_steps, AdamWSteps)
 
 }  // namespace nmoe::cpu

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "ops/cpu/expert_rows.h"
 #include "ops/cpu/operations.h"
 #include "tensor/block_rounding.h"
 
@@ -46,20 +47,28 @@ void measure_rounding(Context& ctx, const MeasureRounding& args) {
   ArenaScope scope(ctx.scratch);
   Tensor amax;
   if (args.format == OperandFormat::kNvFp4) {
-    amax = scope.allocate(DType::kF32, {G});
-    abs_max<Real>(ctx, {.x = args.x, .num_rows = args.num_rows, .amax = amax});
+    amax = scope.allocate(DType::kF32, {args.offsets.defined() ? args.offsets.dim(0) - 1 : G});
+    if (args.offsets.defined()) {
+      expert_abs_max(ctx, {args.x.reshape({N, C}), args.index}, args.offsets, amax);
+    } else {
+      abs_max<Real>(ctx, {.x = args.x, .amax = amax});
+    }
   }
   if (ctx.counting()) return;
-  const int64_t rows = args.num_rows.defined() ? *args.num_rows.data<int32_t>() : N;
-  NMOE_CHECK(rows >= 0 && rows <= N, "{} rows in {}", rows, args.x.shape());
+  const std::span<const int32_t> offsets = args.offsets.defined() ? args.offsets.span<int32_t>() : std::span<int32_t>();
+  const int32_t* const index = args.index.defined() ? args.index.data<int32_t>() : nullptr;
+  const int64_t rows = offsets.empty() ? N : offsets.back(), room = index == nullptr ? N : args.index.dim(0);
+  NMOE_CHECK(rows >= 0 && rows <= room, "{} rows of {}", rows, room);
   const int64_t height = args.blocks == BlockShape::kTiles ? n : 1, down = ceil_div(rows, height);
   double* const sums = args.counts.data<double>();
   parallel_blocks(ctx, G * down, ceil_div(task_rows(C), height), [&](int64_t begin, int64_t end, int) {
     RoundingCounts counts;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % down * height, last = std::min(first + height, rows);
-      const float* const x = args.x.data<float>() + i / down * N * C;
-      const float tensor_amax = amax.defined() ? amax_of_bits(magnitude_bits(amax.data<float>()[i / down])) : 0.0F;
+      // Experts' rows are blocks' only ones: where they are picked, `first` is where they lie.
+      const float* const x = args.x.data<float>() + (i / down * N + (index == nullptr ? 0 : index[first] - first)) * C;
+      const int64_t tensor = offsets.empty() ? i / down : expert_of(offsets, first);
+      const float tensor_amax = amax.defined() ? amax_of_bits(magnitude_bits(amax.data<float>()[tensor])) : 0.0F;
       for (int64_t col = 0; col < C; col += n) {
         const int64_t cols = std::min(n, C - col);
         uint32_t bits = 0;

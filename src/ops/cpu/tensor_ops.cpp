@@ -145,9 +145,10 @@ void sum(Context& ctx, const Sum& args) {
 }
 
 template <class Real>
-void sum_of_squares(Context& ctx, const SumOfSquares& args) {
-  const Tensor x = args.x, out = args.out;
-  reduce<double, Real>(ctx, x, out, [](Real value) { return static_cast<double>(value) * static_cast<double>(value); });
+void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
+  if (!ctx.counting()) check_sums_of_squares(args);
+  const auto square = [](Real value) { return static_cast<double>(value) * static_cast<double>(value); };
+  for (const SumOfSquares& one : args.all) reduce<double, Real>(ctx, one.x, one.out, square);
 }
 
 template <class Real>
@@ -197,7 +198,7 @@ NMOE_CPU_INSTANTIATE(copy, Copy)
 NMOE_CPU_INSTANTIATE(split_weight, SplitWeight)
 NMOE_CPU_INSTANTIATE(join_weight, JoinWeight)
 NMOE_CPU_INSTANTIATE(sum, Sum)
-NMOE_CPU_INSTANTIATE(sum_of_squares, SumOfSquares)
+NMOE_CPU_INSTANTIATE(sums_of_squares, SumsOfSquares)
 NMOE_CPU_INSTANTIATE(add_time, AddTime)
 NMOE_CPU_INSTANTIATE(sum_in_order, SumInOrder)
 NMOE_CPU_INSTANTIATE(count_non_finite, CountNonFinite)

@@ -25,15 +25,37 @@ constexpr int64_t device_allocation_bytes(int64_t bytes) {
   return bytes <= kPage / 2 ? bytes : blocks_for(bytes, kPage) * kPage;
 }
 
-// --- reductions to one number (Sum, SumOfSquares, CountNonFinite): a partial sum for each block.
+// --- reductions to one number (Sum, SumsOfSquares, CountNonFinite): a partial sum for each block.
 constexpr int64_t kReduceElements = int64_t{1} << 14;
 inline Tensor claim_partials(ArenaScope& scope, const Tensor& x, DType partial) {
   return scope.allocate(partial, {blocks_for(x.num_elements(), kReduceElements)});
 }
+struct SquaresScratch {
+  Tensor partials;  // [blocks of all tensors] F64
+  Tensor totals;    // [tensors] F64
+};
+inline SquaresScratch claim(ArenaScope& scope, const SumsOfSquares& args) {
+  int64_t blocks = 0;
+  for (const SumOfSquares& one : args.all) blocks += blocks_for(one.x.num_elements(), kReduceElements);
+  SquaresScratch scratch;
+  scratch.partials = scope.allocate(DType::kF64, {blocks});
+  scratch.totals = scope.allocate(DType::kF64, {static_cast<int64_t>(args.all.size())});
+  return scratch;
+}
 
-// --- what rounding loses: the largest magnitudes of matrices, where these have a scale.
+// --- what rounding loses: the largest magnitudes of matrices, or of experts' rows, where these have a scale.
 inline Tensor claim(ArenaScope& scope, const MeasureRounding& args) {
-  return args.format == OperandFormat::kNvFp4 ? scope.allocate(DType::kF32, {args.x.dim(0)}) : Tensor();
+  if (args.format != OperandFormat::kNvFp4) return {};
+  return scope.allocate(DType::kF32, {args.offsets.defined() ? args.offsets.dim(0) - 1 : args.x.dim(0)});
+}
+
+struct ProductMagnitudes {
+  Tensor x, w;  // [E] F32
+};
+inline ProductMagnitudes claim(ArenaScope& scope, const MeasureProduct& args) {
+  if (args.format != OperandFormat::kNvFp4) return {};
+  const Tensor x = scope.allocate(DType::kF32, {args.w.dim(0)});
+  return {x, scope.allocate(DType::kF32, {args.w.dim(0)})};
 }
 
 // --- dense products: cuBLASLt's workspace, of the size that NVIDIA recommends for Hopper.

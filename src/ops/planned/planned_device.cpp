@@ -42,7 +42,7 @@ NMOE_NO_SCRATCH(MoeDispatch)
 NMOE_NO_SCRATCH(MoeCombine)
 NMOE_NO_SCRATCH(MoeDispatchWeights)
 NMOE_NO_SCRATCH(MoeCombineWeights)
-NMOE_NO_SCRATCH(AdamWStep)
+NMOE_NO_SCRATCH(AdamWSteps)
 NMOE_NO_SCRATCH(PeerBarrier)
 NMOE_NO_SCRATCH(ExchangeSend)
 NMOE_NO_SCRATCH(ExchangeReturn)
@@ -64,15 +64,13 @@ NMOE_CLAIMED_SCRATCH(RouterForward)
 NMOE_CLAIMED_SCRATCH(BuildExchangePlan)
 NMOE_CLAIMED_SCRATCH(BuildMoePlan)
 NMOE_CLAIMED_SCRATCH(SumAcross)
+NMOE_CLAIMED_SCRATCH(SumsOfSquares)
 NMOE_CLAIMED_SCRATCH(MeasureRounding)
+NMOE_CLAIMED_SCRATCH(MeasureProduct)
 NMOE_CLAIMED_SCRATCH(CachedAttention)
 #undef NMOE_CLAIMED_SCRATCH
 
 void claim_scratch(const Claims& claims, const Sum& args) {
-  ArenaScope scope(claims.scratch);
-  cuda::claim_partials(scope, args.x, DType::kF64);
-}
-void claim_scratch(const Claims& claims, const SumOfSquares& args) {
   ArenaScope scope(claims.scratch);
   cuda::claim_partials(scope, args.x, DType::kF64);
 }

@@ -22,19 +22,60 @@ TEST_F(CudaAdamW, StepsAreThoseOfTheCpu) {
       for (int step = 1; step <= 3; ++step) {
         const Tensor grad = normal({size}), scale = f64({0.7});
         const Tensor rates = f64({1e-2, 1 / (1 - std::pow(0.9, step)), 1 / (1 - std::pow(0.95, step))});
-        cpu().adamw_step(with_settings({.w = w, .grad = grad, .m = m, .v = v, .grad_scale = scale, .rates = rates}));
-        gpu().adamw_step(with_settings({.w = device_w.w,
-                                        .low = device_w.low,
-                                        .grad = up(grad),
-                                        .m = device_m,
-                                        .v = device_v,
-                                        .grad_scale = up(scale),
-                                        .rates = up(rates)}));
+        cpu().adamw_steps(
+            {.all = {with_settings({.w = w, .grad = grad, .m = m, .v = v, .grad_scale = scale, .rates = rates})}});
+        gpu().adamw_steps({.all = {with_settings({.w = device_w.w,
+                                                  .low = device_w.low,
+                                                  .grad = up(grad),
+                                                  .m = device_m,
+                                                  .v = device_v,
+                                                  .grad_scale = up(scale),
+                                                  .rates = up(rates)})}});
       }
       EXPECT_TRUE(same_bits(master(device_w), w)) << dtype_name(dtype) << " " << size;
       EXPECT_TRUE(same_bits(down(device_m), m)) << size;
       EXPECT_TRUE(same_bits(down(device_v), v)) << size;
     }
+  }
+}
+
+// More than a launch takes, of every kind of tensor, in any order.
+TEST_F(CudaAdamW, ManyTensorsAtOnceAreEachAsIfAlone) {
+  constexpr int kTensors = 600;
+  const Tensor key = pool_.zeros(DType::kI64, {1}), scale = f64({0.7}), rates = f64({1e-2, 2, 3});
+  *key.data<int64_t>() = 77;
+  const Tensor device_key = up(key), device_scale = up(scale), device_rates = up(rates);
+  AdamWSteps here, there;
+  std::vector<Weight> weights;
+  for (int i = 0; i < kTensors; ++i) {
+    const DType dtype = kActDTypes[static_cast<size_t>(i) % std::size(kActDTypes)];
+    const DType moments = i % 3 == 0 ? DType::kBF16 : DType::kF32;
+    const int64_t size = i % 5 == 0 ? i : i % 5 * 1024 + (i % 7 == 0 ? 3 : 0);
+    AdamWStep one = with_settings({.w = normal({size}), .grad = normal({size})});
+    one.m = pool_.zeros(moments, {size}), one.v = pool_.zeros(moments, {size});
+    one.grad_scale = scale, one.rates = rates, one.weight_decay = 0.01 * (i % 4);
+    if (moments == DType::kBF16) one.random = {.key = key, .stream = static_cast<uint64_t>(i), .first = i % 2 * 8};
+    here.all.push_back(one);
+    const Weight& w = weights.emplace_back(weight(one.w, dtype));
+    one.w = w.w, one.low = w.low, one.grad = up(one.grad), one.m = up(one.m), one.v = up(one.v);
+    one.grad_scale = device_scale, one.rates = device_rates;
+    if (moments == DType::kBF16) one.random.key = device_key;
+    there.all.push_back(one);
+  }
+  for (int step = 0; step < 2; ++step) {
+    cpu().adamw_steps(here);
+    gpu().adamw_steps(there);
+  }
+  for (size_t i = 0; i < kTensors; ++i) {
+    EXPECT_TRUE(same_bits(master(weights[i]), here.all[i].w)) << i;
+    const auto wide = [&](Tensor x) {
+      if (x.dtype() != DType::kBF16) return x;
+      const Tensor y = pool_.zeros(DType::kF32, x.shape());
+      widen(DType::kBF16, x.raw(), y.data<float>(), static_cast<size_t>(x.num_elements()));
+      return y;
+    };
+    EXPECT_TRUE(same_bits(down(there.all[i].m), wide(here.all[i].m))) << i;
+    EXPECT_TRUE(same_bits(down(there.all[i].v), wide(here.all[i].v))) << i;
   }
 }
 
@@ -64,8 +105,9 @@ TEST_F(CudaAdamW, MomentsInBf16AreThoseOfTheCpu) {
           of.random = {.key = place(key), .stream = 0xFEDCBA9876543210, .first = c.first, .matrices = place(matrices)};
           return of;
         };
-        cpu().adamw_step(args(w, {}, m, v, [](Tensor x) { return x; }));
-        gpu().adamw_step(args(device_w.w, device_w.low, device_m, device_v, [&](Tensor x) { return up(x); }));
+        cpu().adamw_steps({.all = {args(w, {}, m, v, [](Tensor x) { return x; })}});
+        gpu().adamw_steps(
+            {.all = {args(device_w.w, device_w.low, device_m, device_v, [&](Tensor x) { return up(x); })}});
       }
       const auto widened = [&](Tensor x) {
         const Tensor wide = pool_.zeros(DType::kF32, x.shape());
@@ -85,13 +127,13 @@ TEST_F(CudaAdamW, NothingChangesWithoutAFiniteScale) {
       const Tensor w = normal({100}), m = normal({100}), v = pool_.full({100}, 1);
       const Weight device_w = weight(w, dtype);
       const Tensor device_m = up(m), device_v = up(v);
-      gpu().adamw_step(with_settings({.w = device_w.w,
-                                      .low = device_w.low,
-                                      .grad = up(normal({100})),
-                                      .m = device_m,
-                                      .v = device_v,
-                                      .grad_scale = up(f64({scale})),
-                                      .rates = up(f64({1, 1, 1}))}));
+      gpu().adamw_steps({.all = {with_settings({.w = device_w.w,
+                                                .low = device_w.low,
+                                                .grad = up(normal({100})),
+                                                .m = device_m,
+                                                .v = device_v,
+                                                .grad_scale = up(f64({scale})),
+                                                .rates = up(f64({1, 1, 1}))})}});
       EXPECT_TRUE(same_bits(master(device_w), w));
       EXPECT_TRUE(same_bits(down(device_m), m));
       EXPECT_TRUE(same_bits(down(device_v), v));
@@ -104,7 +146,7 @@ TEST_F(CudaAdamW, ABfloat16WeightNeedsItsLowPart) {
   AdamWStep args{.w = w, .grad = other, .m = other, .v = other};
   args.grad_scale = up(f64({1}));
   args.rates = up(f64({1, 1, 1}));
-  EXPECT_THROW(gpu().adamw_step(args), CheckFailure);
+  EXPECT_THROW(gpu().adamw_steps({.all = {args}}), CheckFailure);
 }
 
 }  // namespace

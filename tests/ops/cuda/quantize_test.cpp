@@ -139,7 +139,8 @@ TEST_F(CudaQuantize, WhatRoundingLosesIsWhatTheCpuSays) {
     OperandFormat format;
     BlockShape blocks;
     Shape shape;
-    int64_t rows;  // negative: all
+    int64_t rows;  // of four experts, one of them without; negative: all
+    bool picked = false;
   };
   const Case cases[] = {{OperandFormat::kFp8, BlockShape::kRows, {1, 300, 700}, 211},
                         {OperandFormat::kFp8, BlockShape::kTiles, {3, 200, 384}, -1},
@@ -147,22 +148,32 @@ TEST_F(CudaQuantize, WhatRoundingLosesIsWhatTheCpuSays) {
                         {OperandFormat::kMxFp8, BlockShape::kRows, {1, 40, 77}, 0},
                         {OperandFormat::kNvFp4, BlockShape::kRows, {1, 90, 133}, 71},
                         {OperandFormat::kNvFp4, BlockShape::kTiles, {4, 50, 49}, -1},
+                        {OperandFormat::kNvFp4, BlockShape::kRows, {1, 90, 136}, 86, true},
+                        {OperandFormat::kMxFp8, BlockShape::kRows, {1, 90, 136}, 90, true},
+                        {OperandFormat::kNvFp4, BlockShape::kRows, {1, 4096, 256}, 4000, true},
                         {OperandFormat::kFp8, BlockShape::kRows, {1, 4096, 2048}, 4000}};
   for (const DType dtype : kActDTypes) {
     for (const Case& c : cases) {
       const Tensor x = normal(c.shape, dtype, 0.1);
       for (int64_t i = 0; i < x.num_elements(); i += 97) set(x, i, i % 2 == 0 ? 0.0 : std::ldexp(1.0, 9));
-      const Tensor num_rows = c.rows < 0 ? Tensor() : pool_.ints({1}, {static_cast<double>(c.rows)});
+      for (int64_t i = 0; c.rows > 0 && i < c.shape[2]; ++i) set(x, i, std::ldexp(get(x, i), 6));  // of one expert
+      const auto third = static_cast<double>(c.rows / 3), rows = static_cast<double>(c.rows);
+      std::vector<double> picks;
+      for (int64_t i = 0; i < c.shape[1]; ++i) picks.push_back(static_cast<double>(i * 7 % c.shape[1]));
+      const Tensor index = c.picked ? pool_.ints({c.shape[1]}, picks) : Tensor();
+      const Tensor offsets = c.rows < 0 ? Tensor() : pool_.ints({5}, {0, third, third, 2 * third, rows});
       const Tensor counts = pool_.zeros(DType::kF64, {5});
-      cpu().measure_rounding({.format = c.format, .blocks = c.blocks, .x = x, .num_rows = num_rows, .counts = counts});
-      const Tensor device_x = up(x, dtype), device_rows = up(num_rows);
+      cpu().measure_rounding(
+          {.format = c.format, .blocks = c.blocks, .x = x, .offsets = offsets, .index = index, .counts = counts});
+      const Tensor device_x = up(x, dtype), device_offsets = up(offsets), device_index = up(index);
       const Tensor device_counts = up(pool_.zeros(DType::kF64, {5}));
       const auto measured = [&] {
         run([&](Ops& ops) {
           ops.measure_rounding({.format = c.format,
                                 .blocks = c.blocks,
                                 .x = device_x,
-                                .num_rows = device_rows,
+                                .offsets = device_offsets,
+                                .index = device_index,
                                 .counts = device_counts});
         });
         const Tensor found = down(device_counts);
@@ -176,6 +187,55 @@ TEST_F(CudaQuantize, WhatRoundingLosesIsWhatTheCpuSays) {
       EXPECT_NEAR(first[4], lost, 1e-6 * lost) << c.shape.to_string();
       EXPECT_EQ(first[4], std::rint(first[4]));
       tensors_.rewind(0);
+    }
+  }
+}
+
+// Both sum up in fp64; the order of sums may change the last bit of a ratio.
+TEST_F(CudaQuantize, WhatRoundingLosesOfAProductIsWhatTheCpuSays) {
+  struct Case {
+    int64_t experts, rows, out, in;
+    bool picked;
+  };
+  for (const Case& c : {Case{1, 300, 200, 144, false},
+                        {1, 40, 16, 32, false},
+                        {1, 5, 48, 2048, false},
+                        {6, 500, 96, 384, false},
+                        {6, 500, 384, 96, true},
+                        {1, 77, 33, 19, false}}) {
+    for (const OperandFormat format : {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
+      for (const DType dtype : kActDTypes) {
+        for (const bool over_out : {false, true}) {
+          const int64_t depth = over_out ? c.out : c.in;
+          const Tensor x = normal({c.rows, depth}, dtype), w = normal({c.experts, c.out, c.in}, dtype, 0.02);
+          for (int64_t i = 0; i < x.num_elements(); i += 97) set(x, i, i % 2 == 0 ? 0.0 : std::ldexp(1.0, 9));
+          std::vector<double> picks, ends = {0};
+          for (int64_t i = 0; i < c.rows; ++i) picks.push_back(static_cast<double>(i * 13 % c.rows));
+          for (int64_t e = 0; e < c.experts; ++e) {  // some without rows, and rows that are not there
+            ends.push_back(e % 3 == 1 ? ends.back() : static_cast<double>((e + 1) * c.rows / (c.experts + 1)));
+          }
+          const Tensor index = c.picked ? pool_.ints({c.rows}, picks) : Tensor();
+          const Tensor offsets = c.experts > 1 ? pool_.ints({c.experts + 1}, ends) : Tensor();
+          const Tensor counts = pool_.zeros(DType::kF64, {5});
+          cpu().measure_product(
+              {.format = format, .x = {x, index}, .w = w, .over_out = over_out, .offsets = offsets, .counts = counts});
+          const Tensor device_counts = up(pool_.zeros(DType::kF64, {5}));
+          const MeasureProduct device{.format = format,
+                                      .x = {up(x, dtype), up(index)},
+                                      .w = up(w, dtype),
+                                      .over_out = over_out,
+                                      .offsets = up(offsets),
+                                      .counts = device_counts};
+          run([&](Ops& ops) { ops.measure_product(device); });
+          const Tensor found = down(device_counts);
+          const double *expected = counts.data<double>(), *actual = found.data<double>();
+          EXPECT_GT(expected[3], 0);
+          for (size_t i = 0; i < 4; ++i) EXPECT_EQ(actual[i], expected[i]) << i;
+          EXPECT_NEAR(actual[4], expected[4], 1e-6 * expected[4])
+              << c.rows << " " << c.out << " " << c.in << " " << static_cast<int>(format) << over_out;
+          tensors_.rewind(0);
+        }
+      }
     }
   }
 }

@@ -62,14 +62,33 @@ TEST_F(CudaTensorOps, SumsAreThoseOfTheCpu) {
       set(squares, 0, 7);
       const Tensor device_sum = up(sum), device_squares = up(squares);
       cpu().sum({x, sum});
-      cpu().sum_of_squares({x, squares});
+      cpu().sums_of_squares({.all = {{x, squares}}});
       gpu().sum({device, device_sum});
-      gpu().sum_of_squares({device, device_squares});
+      gpu().sums_of_squares({.all = {{device, device_squares}}});
       // Both add up a million exact terms in fp64: rounding of 1e-16 each.
       EXPECT_TRUE(near(down(device_sum), sum, 1e-12)) << size;
       EXPECT_TRUE(near(down(device_squares), squares, 1e-12)) << size;
     }
   }
+}
+
+// More than a launch takes, some with a sum of their own, others with one together.
+TEST_F(CudaTensorOps, SquaresOfManyTensorsAreThoseOfEachInTurn) {
+  constexpr int64_t kTensors = 1000;
+  const Tensor expected = pool_.zeros(DType::kF64, {kTensors}), alone = up(expected), together = up(expected);
+  SumsOfSquares here, there;
+  for (int64_t i = 0, sum = 0; i < kTensors; ++i) {
+    const DType dtype = kActDTypes[static_cast<size_t>(i) % std::size(kActDTypes)];
+    const Tensor x = normal({i % 6 == 0 ? i * 150 : i % 50}, dtype, 1.0, 0.5), device = up(x, dtype);
+    if (i % 400 < 200) sum = i;
+    here.all.push_back({x, expected.rows(sum, sum + 1)});
+    there.all.push_back({device, together.rows(sum, sum + 1)});
+    gpu().sums_of_squares({.all = {{device, alone.rows(sum, sum + 1)}}});
+  }
+  cpu().sums_of_squares(here);
+  gpu().sums_of_squares(there);
+  EXPECT_TRUE(same_bits(down(together), down(alone)));
+  EXPECT_TRUE(near(down(together), expected, 1e-12));
 }
 
 TEST_F(CudaTensorOps, SumsAreTheSameBitsEveryTime) {

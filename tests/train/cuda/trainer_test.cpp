@@ -157,6 +157,17 @@ TEST_F(CudaTrainer, NvFp4ResumesToTheBitAndLearns) {
   EXPECT_NEAR(straight.valid->loss(), bf16, 3e-2 * bf16);
 }
 
+TEST_F(CudaTrainer, EveryPrecisionRepeatsAndGoesOnToTheBit) {
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    run(precision, fp8(precision, 8));
+    run(precision + "_again", fp8(precision, 8));
+    run(precision + "_halves", fp8(precision, 5));
+    run(precision + "_halves", fp8(precision, 8), /*resume=*/true);
+    expect_same_state(precision, precision + "_again");
+    expect_same_state(precision, precision + "_halves");
+  }
+}
+
 TEST_F(CudaTrainer, NvFp4LearnsWhatTheCpuDoes) {
   const double gpu = run("gpu", fp8("nvfp4", 3)).valid->loss();
   std::vector<std::string> on_cpu = fp8("nvfp4", 3);
@@ -178,6 +189,16 @@ TEST_F(CudaTrainer, AStepThatIsNotFiniteStopsTheRunWithTheWeightsBeforeIt) {
   EXPECT_TRUE(contains(error.what(), "first bad tensor: layers.0.")) << error.what();
   run("one", with_steps("train.steps=1"));
   expect_same_state("nan", "one");
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    const auto low = [&](int64_t steps) {
+      std::vector<std::string> overrides = fp8(precision, steps);
+      overrides.insert(overrides.end(), absurd.begin(), absurd.end());
+      return overrides;
+    };
+    EXPECT_EQ(error_of([&] { run(precision, low(9)); }).exit_code(), 1);
+    run(precision + "_one", low(1));
+    expect_same_state(precision, precision + "_one");
+  }
 }
 
 TEST_F(CudaTrainer, ACollapsedRouterStopsTheRun) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/kernels/expert_amax.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
@@ -27,9 +28,10 @@ constexpr int kValues = 8;  // of a lane, in a row
 
 struct Matrices {
   unsigned count, rows, cols;
-  bool vector;              // as can_vectorise says
-  const int32_t* num_rows;  // null: `rows`
-  const float* amax;        // of matrices; NVFP4
+  bool vector;                     // as can_vectorise says
+  const int32_t *offsets, *index;  // of experts' rows; null: there are `rows`, and as they lie
+  int num_experts;
+  const float* amax;  // of matrices or experts' rows; NVFP4
 };
 
 // How threads are dealt to blocks.
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) measure_kernel(const T* x, Matrices 
   __shared__ unsigned warps_largest[kWarps];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % Own::kLanes, own_row = thread / Own::kLanes % Own::kRowsAtOnce;
-  const unsigned there = p.num_rows == nullptr ? p.rows : min(static_cast<unsigned>(max(*p.num_rows, 0)), p.rows);
+  const unsigned there = p.offsets == nullptr ? p.rows : static_cast<unsigned>(max(p.offsets[p.num_experts], 0));
   const unsigned down = ceil_div(there, static_cast<unsigned>(Own::kHeight)),
                  across = ceil_div(p.cols, static_cast<unsigned>(Own::kWidth)), count = p.count * down * across;
   Counts counts;
@@ -142,7 +144,8 @@ __global__ void __launch_bounds__(kThreads) measure_kernel(const T* x, Matrices 
     const unsigned block_row = i / across, matrix = block_row / down;
     const unsigned row = (block_row - matrix * down) * Own::kHeight + static_cast<unsigned>(own_row);
     const unsigned col = (i - block_row * across) * Own::kWidth + static_cast<unsigned>(lane * kValues);
-    const T* const source = x + (static_cast<int64_t>(matrix) * p.rows + row) * p.cols;
+    const int64_t place = p.index == nullptr || i >= count ? static_cast<int64_t>(matrix) * p.rows + row : p.index[row];
+    const T* const source = x + place * p.cols;
     float values[kValues];
     const auto load = [&](int step) {
       const unsigned ahead = static_cast<unsigned>(step * Own::kRowsAtOnce);
@@ -168,7 +171,12 @@ __global__ void __launch_bounds__(kThreads) measure_kernel(const T* x, Matrices 
 #pragma unroll
       for (const unsigned other : warps_largest) largest = max(largest, other);
     }
-    const float tensor_amax = p.amax == nullptr || i >= count ? 0.0F : amax_of_bits(magnitude_bits(p.amax[matrix]));
+    float tensor_amax = 0.0F;
+    if (p.amax != nullptr && i < count) {
+      const unsigned tensor =
+          p.offsets == nullptr ? matrix : static_cast<unsigned>(expert_of(p.offsets, p.num_experts, row));
+      tensor_amax = amax_of_bits(magnitude_bits(p.amax[tensor]));
+    }
     const auto rounding = BlockRounding::of(kFormat, amax_of_bits(largest), tensor_amax);
 #pragma unroll
     for (int step = 0; step < Own::kSteps; ++step) {
@@ -186,10 +194,10 @@ __global__ void __launch_bounds__(kThreads) measure_kernel(const T* x, Matrices 
 }
 
 template <OperandFormat kFormat, BlockShape kShape>
-void launch(Context& ctx, Tensor x, const Matrices& matrices, Tensor counts) {
+void launch(Context& ctx, Tensor x, const Matrices& matrices, int64_t most_rows, Tensor counts) {
   using Own = Teams<kFormat, kShape>;
   const int64_t blocks =
-      matrices.count * ceil_div<int64_t>(matrices.rows, Own::kHeight) * ceil_div<int64_t>(matrices.cols, Own::kWidth);
+      matrices.count * ceil_div<int64_t>(most_rows, Own::kHeight) * ceil_div<int64_t>(matrices.cols, Own::kWidth);
   NMOE_CHECK(blocks <= INT32_MAX, "{} blocks of {}", blocks, x.shape());
   const int64_t grid =
       std::min<int64_t>(ceil_div<int64_t>(blocks, Own::kBlocksAtOnce), int64_t{kBlocksPerSm} * ctx.num_sms);
@@ -208,24 +216,33 @@ void measure_rounding(Context& ctx, const MeasureRounding& args) {
   ArenaScope scratch(ctx.scratch);
   const Tensor amax = claim(scratch, args);
   if (ctx.counting() || args.x.num_elements() == 0) return;
-  if (amax.defined()) abs_max(ctx, {.x = args.x, .num_rows = args.num_rows, .amax = amax});
+  const int64_t N = args.x.dim(1), C = args.x.dim(2), most_rows = args.index.defined() ? args.index.dim(0) : N;
+  if (amax.defined()) {
+    if (args.offsets.defined()) {
+      expert_abs_max(ctx, {args.x.reshape({N, C}), args.index}, args.offsets, amax);
+    } else {
+      abs_max(ctx, {.x = args.x, .amax = amax});
+    }
+  }
   const Matrices matrices{.count = static_cast<unsigned>(args.x.dim(0)),
-                          .rows = static_cast<unsigned>(args.x.dim(1)),
-                          .cols = static_cast<unsigned>(args.x.dim(2)),
-                          .vector = can_vectorise(args.x.dim(2), args.x),
-                          .num_rows = args.num_rows.defined() ? args.num_rows.data<int32_t>() : nullptr,
+                          .rows = static_cast<unsigned>(N),
+                          .cols = static_cast<unsigned>(C),
+                          .vector = can_vectorise(C, args.x),
+                          .offsets = args.offsets.defined() ? args.offsets.data<int32_t>() : nullptr,
+                          .index = args.index.defined() ? args.index.data<int32_t>() : nullptr,
+                          .num_experts = args.offsets.defined() ? static_cast<int>(args.offsets.dim(0)) - 1 : 0,
                           .amax = amax.defined() ? amax.data<float>() : nullptr};
   const bool tiles = args.blocks == BlockShape::kTiles;
   if (args.format == OperandFormat::kMxFp8) {
-    launch<OperandFormat::kMxFp8, BlockShape::kRows>(ctx, args.x, matrices, args.counts);
+    launch<OperandFormat::kMxFp8, BlockShape::kRows>(ctx, args.x, matrices, most_rows, args.counts);
   } else if (args.format == OperandFormat::kFp8 && tiles) {
-    launch<OperandFormat::kFp8, BlockShape::kTiles>(ctx, args.x, matrices, args.counts);
+    launch<OperandFormat::kFp8, BlockShape::kTiles>(ctx, args.x, matrices, most_rows, args.counts);
   } else if (args.format == OperandFormat::kFp8) {
-    launch<OperandFormat::kFp8, BlockShape::kRows>(ctx, args.x, matrices, args.counts);
+    launch<OperandFormat::kFp8, BlockShape::kRows>(ctx, args.x, matrices, most_rows, args.counts);
   } else if (tiles) {
-    launch<OperandFormat::kNvFp4, BlockShape::kTiles>(ctx, args.x, matrices, args.counts);
+    launch<OperandFormat::kNvFp4, BlockShape::kTiles>(ctx, args.x, matrices, most_rows, args.counts);
   } else {
-    launch<OperandFormat::kNvFp4, BlockShape::kRows>(ctx, args.x, matrices, args.counts);
+    launch<OperandFormat::kNvFp4, BlockShape::kRows>(ctx, args.x, matrices, most_rows, args.counts);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "ops/cuda/primitives/clock.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/master_weight.cuh"
+#include "ops/cuda/primitives/tensor_table.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -96,14 +97,10 @@ __global__ void __launch_bounds__(kThreads) join_weight_kernel(Weights w, float*
   master[i] = value[0];
 }
 
-// The terms of the three reductions.
+// The terms of the reductions of one tensor.
 struct Value {
   using Partial = double;
   __device__ static double of(float x) { return x; }
-};
-struct Square {
-  using Partial = double;
-  __device__ static double of(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 };
 struct NonFinite {
   using Partial = int32_t;
@@ -149,6 +146,71 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = threadIdx.x; i < num_partials; i += kThreads) total += partials[i];
   total = block_sum(total);
   if (threadIdx.x == 0) *out += total;
+}
+
+// Sums of squares of many tensors.
+struct SquaresEntry {
+  const void* x;
+  int64_t size;
+  double* out;
+  int num_added;  // tensors from here on that are added to `out`; 0 where an earlier one's say so
+  bool is_bf16, vector;
+};
+using SquaresTable = TensorTable<SquaresEntry>;
+
+template <class T>
+__device__ double square_sum(const T* x, int64_t begin, int64_t end, bool vector) {
+  double total = 0;
+  for (int64_t i = begin + static_cast<int64_t>(threadIdx.x) * 8; i < end; i += kThreads * 8) {
+    float values[8];
+    load8(x, i, end, vector && i + 8 <= end, values);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) total += static_cast<double>(values[j]) * static_cast<double>(values[j]);
+  }
+  return total;
+}
+
+// partials[block] = the sum of the squares of the block's elements.
+__global__ void __launch_bounds__(kThreads)
+    square_kernel(const __grid_constant__ SquaresTable table, double* partials) {
+  const int index = table.find(blockIdx.x);
+  const SquaresEntry& entry = table.entries[index];
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - table.first_block[index]) * kReduceElements;
+  const int64_t end = min(begin + kReduceElements, entry.size);
+  double total = 0;
+  if (entry.is_bf16) {
+    total = square_sum(static_cast<const __nv_bfloat16*>(entry.x), begin, end, entry.vector);
+  } else {
+    total = square_sum(static_cast<const float*>(entry.x), begin, end, entry.vector);
+  }
+  total = block_sum(total);
+  if (threadIdx.x == 0) partials[blockIdx.x] = total;
+}
+
+// totals[block] = the sum of the partial sums of a tensor.
+__global__ void __launch_bounds__(kThreads)
+    add_squares_kernel(const __grid_constant__ SquaresTable table, const double* partials, double* totals) {
+  const int next = static_cast<int>(blockIdx.x) + 1;
+  const auto end = next < table.count ? int64_t{table.first_block[next]} : table.num_blocks;
+  double total = 0;
+  for (int64_t i = table.first_block[blockIdx.x] + threadIdx.x; i < end; i += kThreads) total += partials[i];
+  total = block_sum(total);
+  if (threadIdx.x == 0) totals[blockIdx.x] = total;
+}
+
+// Adds to each `out` the totals that are its own, by the thread of the first of them. One block.
+__global__ void __launch_bounds__(kThreads)
+    add_totals_kernel(const __grid_constant__ SquaresTable table, const double* totals) {
+  __shared__ double shared[SquaresTable::kCapacity];
+  for (int i = static_cast<int>(threadIdx.x); i < table.count; i += kThreads) shared[i] = totals[i];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < table.count; i += kThreads) {
+    const SquaresEntry& entry = table.entries[i];
+    if (entry.num_added == 0) continue;
+    double sum = *entry.out;
+    for (int j = 0; j < entry.num_added; ++j) sum += shared[i + j];
+    *entry.out = sum;
+  }
 }
 
 template <class Term>
@@ -268,7 +330,42 @@ void join_weight(Context& ctx, const JoinWeight& args) {
 
 void sum(Context& ctx, const Sum& args) { reduce<Value>(ctx, args.x, args.out); }
 
-void sum_of_squares(Context& ctx, const SumOfSquares& args) { reduce<Square>(ctx, args.x, args.out); }
+void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
+  ArenaScope scratch(ctx.scratch);
+  const SquaresScratch room = claim(scratch, args);
+  if (ctx.counting()) return;
+  check_sums_of_squares(args);
+  SquaresTable table;
+  int first = 0;  // in the table, of those that are added to the same number
+  const auto launch = [&] {
+    if (table.count == 0) return;
+    auto* const partials = room.partials.data<double>();
+    auto* const totals = room.totals.data<double>();
+    square_kernel<<<grid_size(table.num_blocks), kThreads, 0, ctx.stream>>>(table, partials);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+    add_squares_kernel<<<grid_size(table.count), kThreads, 0, ctx.stream>>>(table, partials, totals);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+    add_totals_kernel<<<1, kThreads, 0, ctx.stream>>>(table, totals);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+    table.clear();
+  };
+  for (const auto& [x, out] : args.all) {
+    NMOE_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "squares of {}", dtype_name(x.dtype()));
+    const int64_t size = x.num_elements(), blocks = ceil_div(size, kReduceElements);
+    if (size == 0) continue;
+    if (table.is_full(blocks)) launch();
+    if (table.count == 0 || table.entries[first].out != out.data<double>()) first = table.count;
+    table.add({.x = x.raw(),
+               .size = size,
+               .out = out.data<double>(),
+               .num_added = 0,
+               .is_bf16 = x.dtype() == DType::kBF16,
+               .vector = can_vectorise(8, x)},
+              blocks);
+    ++table.entries[first].num_added;
+  }
+  launch();
+}
 
 void sum_in_order(Context& ctx, const SumInOrder& args) {
   if (ctx.counting()) return;

@@ -97,8 +97,11 @@ __device__ Tile read_by_warp(const Tile& shared) {
 // A sum of nothing takes a step, of zeros.
 __device__ int num_steps_of(const Tile& tile) { return max(1, ceil_div(tile.depth, kStepK)); }
 
-template <Form kForm, Gathered kGathered>
+// kIsScaled: sums are multiplied by a factor of their expert. Kernels of their own: a branch around it behind the
+// products has ptxas wait after every wgmma (its note C7515).
+template <Form kForm, Gathered kGathered, bool kIsScaled = false>
 struct Layout {
+  static constexpr bool kScaled = kIsScaled;
   static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
   static constexpr bool kAKMajor = kRagged;
   static constexpr bool kSwiGlu = kForm == Form::kForwardSwiGlu;
@@ -146,7 +149,7 @@ struct Product {
   float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
   int capacity;              // of rows
   bool accumulate;           // weights' gradients: whether C is added to
-  const float* scale;        // [num_experts], what sums are multiplied by; null: 1
+  const float* scale;        // [num_experts], what sums are multiplied by; kScaled only
 };
 
 template <class L>
@@ -312,7 +315,7 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
 // The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done, one step
 // after they were issued.
 template <class L, int kCols>
-__device__ void multiply_tile(const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
+__device__ void multiply_tile(const Product& p, const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
                               typename L::Pipeline::Position& at, float (&c)[kTileCols / 2]) {
   const bool elected = threadIdx.x % kWarp == 0;
   int in_use = -1;  // the stage that is being read
@@ -333,6 +336,11 @@ __device__ void multiply_tile(const Tile& tile, const typename L::Pipeline& pipe
   }
   wgmma_wait_group<0>();
   if (elected) pipeline.release(in_use);
+  if constexpr (L::kScaled) {  // here, of those columns that were multiplied: else ptxas waits after every wgmma, too
+    const float scale = p.scale[tile.group];
+#pragma unroll
+    for (int i = 0; i < kCols / 2; ++i) c[i] *= scale;
+  }
 }
 
 // The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16.
@@ -368,14 +376,9 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       pre_rows.fetch(1);
     }
     if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
-      multiply_tile<L, kTileCols>(tile, pipeline, consumer, at, c);
+      multiply_tile<L, kTileCols>(p, tile, pipeline, consumer, at, c);
     } else {
-      multiply_tile<L, kTileCols / 2>(tile, pipeline, consumer, at, c);
-    }
-    if (p.scale != nullptr) {
-      const float scale = p.scale[tile.group];
-#pragma unroll
-      for (float& sum : c) sum *= scale;
+      multiply_tile<L, kTileCols / 2>(p, tile, pipeline, consumer, at, c);
     }
     if constexpr (L::kSwiGluBackward) {
       store_swiglu_gradients<kTileCols>(
@@ -452,9 +455,8 @@ GatheredRows gathered_rows(const OperandRows& rows) {
           .width = static_cast<int>(rows.width())};
 }
 
-template <Form kForm, Gathered kGathered>
+template <class L>
 void launch_rows_product(Context& ctx, const Product& product) {
-  using L = Layout<kForm, kGathered>;
   // Every expert has at most one row tile that is not full.
   const int64_t row_tiles = product.capacity / kTileRows + std::min(product.num_experts, product.capacity);
   launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kCols));
@@ -487,9 +489,13 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
                         .accumulate = false,
                         .scale = scale};
   if constexpr (kGathers) {
-    if (gathers) return launch_rows_product<kForm, Gathered::kA>(ctx, product);
+    if (gathers) {
+      NMOE_CHECK(scale == nullptr, "rows that are picked, and sums that are scaled");
+      return launch_rows_product<Layout<kForm, Gathered::kA>>(ctx, product);
+    }
   }
-  launch_rows_product<kForm, Gathered::kNone>(ctx, product);
+  if (scale != nullptr) return launch_rows_product<Layout<kForm, Gathered::kNone, /*kIsScaled=*/true>>(ctx, product);
+  launch_rows_product<Layout<kForm, Gathered::kNone>>(ctx, product);
 }
 
 // total [capacity] = the sums of the rows of `sums` [tiles, capacity], in order, for the first *num_rows.
@@ -571,10 +577,13 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .accumulate = args.accumulate,
                         .scale = scale_of(args.rounding)};
   const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
+  NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");
   if (gathers_a) {
     launch<Layout<Form::kWeightGradient, Gathered::kA>>(ctx, product, tiles);
   } else if (gathers_b) {
     launch<Layout<Form::kWeightGradient, Gathered::kB>>(ctx, product, tiles);
+  } else if (product.scale != nullptr) {
+    launch<Layout<Form::kWeightGradient, Gathered::kNone, /*kIsScaled=*/true>>(ctx, product, tiles);
   } else {
     launch<Layout<Form::kWeightGradient, Gathered::kNone>>(ctx, product, tiles);
   }
