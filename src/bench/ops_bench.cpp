@@ -77,8 +77,10 @@ Sizes small_sizes() {
 
 class Cases {
  public:
-  Cases(const Ops& ops, Sizes sizes)
+  // format: as Workbench's.
+  Cases(const Ops& ops, Sizes sizes, OperandFormat format)
       : sizes_(std::move(sizes)),
+        format_(format),
         act_(static_cast<double>(dtype_bytes(ops.compute_dtype()))),
         stat_(static_cast<double>(dtype_bytes(ops.stat_dtype()))),
         has_masters_(ops.compute_dtype() != ops.stat_dtype()),
@@ -249,7 +251,8 @@ class Cases {
 
   // A whole layer of routed experts, as the model has it: router, plan, dispatch, experts, combine.
   struct MoeLayer {
-    MoeLayer(Workbench& w, const Sizes::Layer& size)
+    // format, grad_format: of the experts' products, and of those that make their weights' gradients.
+    MoeLayer(Workbench& w, const Sizes::Layer& size, OperandFormat format, OperandFormat grad_format)
         : model(config_of(size)),
           weights(weights_of(layer())),
           moe(layer(), weights),
@@ -261,9 +264,11 @@ class Cases {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);
       for (Weight* weight : moe.expert_weights()) {
-        weight->format = w.format();
+        weight->format = format;
+        weight->grad_format = grad_format;
         allocate_weight_codes(*weight, w.ops(), w.arena());
       }
+      if (moe.takes_codes()) codes = push_row_codes(w.arena(), size.T, size.D);
       moe.keep_stats({.counts = w.arena().allocate(DType::kI32, {size.E}),
                       .aux_loss = w.arena().allocate(DType::kF64, {2}),
                       .entropy = w.arena().allocate(DType::kF64, {1})});
@@ -276,6 +281,23 @@ class Cases {
       config.moe.expert_dim = size.F;
       config.moe.num_shared_experts = 0;
       return config;
+    }
+
+    void forward() {
+      weights.begin_step();  // codes of weights are made, gradients written, as in a step of one microbatch
+      moe.forward(pass, coded(x), y, y);
+    }
+    void backward() { moe.backward(pass, coded(y), dx); }
+    // With their codes, where there are any: as norms leave them in a model.
+    CodedRows coded(Tensor rows) {
+      if (codes.defined()) {
+        const Shape matrices{1, rows.dim(0), rows.dim(1)};
+        pass.ops.quantize({.format = OperandFormat::kFp8,
+                           .x = rows.reshape(matrices),
+                           .values = codes.values.reshape(matrices),
+                           .scales = codes.scales.reshape({1, codes.scales.dim(0), codes.scales.dim(1)})});
+      }
+      return {rows, codes};
     }
 
     Layer layer() const {
@@ -291,6 +313,7 @@ class Cases {
     WeightSet weights;
     Moe moe;
     Tensor x, y, dx;
+    RowCodes codes = {};
     Batch batch;
     RopeTables rope;
     Pass pass;
@@ -300,29 +323,36 @@ class Cases {
     const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
     const std::string shape = shape_of(size);
     const double forward = 6 * count(T, K, D, F), weights = 3 * count(E, D, F);
-    const auto forward_work = [=](Workbench& w) -> Work {
-      const auto layer = std::make_shared<MoeLayer>(w, size);
-      return [&w, layer] {
-        const ArenaScope scope(w.arena());
-        layer->weights.begin_step();  // codes of weights are made, gradients written, as in a step of one microbatch
-        layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
+    const auto forward_work = [=](OperandFormat format) {
+      return [=](Workbench& w) -> Work {
+        const auto layer = std::make_shared<MoeLayer>(w, size, format, OperandFormat::kAct);
+        return [&w, layer] {
+          const ArenaScope scope(w.arena());
+          layer->forward();
+        };
+      };
+    };
+    const auto step_work = [=](OperandFormat format, OperandFormat grad_format) {
+      return [=](Workbench& w) -> Work {
+        const auto layer = std::make_shared<MoeLayer>(w, size, format, grad_format);
+        return [&w, layer] {
+          const ArenaScope scope(w.arena());
+          layer->forward();
+          layer->backward();
+        };
       };
     };
     // What flows between the kernels is not in the definition.
     const double forward_bytes = act_ * (3 * count(T, D) + weights);
     const double backward_bytes = act_ * (3 * count(T, D) + weights) + stat_ * weights;
-    cases.push_back({"MoE layer, forward", shape, forward, forward_bytes, forward_work});
-    cases.push_back({"MoE layer, backward", shape, 2 * forward, backward_bytes,
-                     [=](Workbench& w) -> Work {
-                       const auto layer = std::make_shared<MoeLayer>(w, size);
-                       return [&w, layer] {
-                         const ArenaScope scope(w.arena());
-                         layer->weights.begin_step();
-                         layer->moe.forward(layer->pass, layer->x, layer->y, layer->y);
-                         layer->moe.backward(layer->pass, layer->y, layer->dx);
-                       };
-                     },
-                     forward_work});
+    const OperandFormat own = OperandFormat::kAct, fp8 = OperandFormat::kFp8;
+    cases.push_back({"MoE layer, forward", shape, forward, forward_bytes, forward_work(format_)});
+    cases.push_back(
+        {"MoE layer, backward", shape, 2 * forward, backward_bytes, step_work(format_, own), forward_work(format_)});
+    if (has_codes_) {
+      cases.push_back({"MoE layer, backward, FP8 weight gradients", shape, 2 * forward, backward_bytes,
+                       step_work(fp8, fp8), forward_work(fp8)});
+    }
   }
   static std::string shape_of(const Sizes::Layer& size) {
     return fmt::format("{} tokens, {} x {}, {} experts top-{}", size.T, size.D, size.F, size.E, size.K);
@@ -549,6 +579,7 @@ class Cases {
   }
 
   Sizes sizes_;
+  OperandFormat format_;
   double act_, stat_;  // bytes of an element
   bool has_masters_, has_codes_;
 };
@@ -636,7 +667,7 @@ double OpsBench::bound_ms(const OpTiming& op) const {
 
 OpsBench bench_ops(const RunConfig& run, const std::string& only) {
   const auto probe = make_device(device_options(run));
-  const Cases cases(probe->ops(), probe->memory_use() ? full_sizes() : small_sizes());
+  const Cases cases(probe->ops(), probe->memory_use() ? full_sizes() : small_sizes(), format_of(run));
   std::vector<Case> chosen = cases.all();
   std::erase_if(chosen, [&](const Case& one) { return one.name.find(only) == std::string::npos; });
   if (chosen.empty()) {

@@ -168,16 +168,17 @@ class GroupedLinear {
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/weight.h says.
-  // x may be undefined where there are codes of its columns.
+  // With codes of columns, x may be undefined, and dy's values are not read.
   void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
-                       const ColumnCodes& x_columns = {}) const {
+                       const ColumnCodes& x_columns = {}, const ColumnCodes& dy_columns = {}) const {
     ops.grouped_linear_backward_weight({.x = x,
                                         .dy = dy,
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = weight_.accumulate_grad(),
                                         .rounding = weight_.weight_gradient_rounding(),
-                                        .x_columns = x_columns});
+                                        .x_columns = x_columns,
+                                        .dy_columns = dy_columns});
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {

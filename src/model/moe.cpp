@@ -83,10 +83,6 @@ RouterLoss Moe::loss(const Pass& pass) const {
 
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
-void Moe::compute_hidden(const Pass& pass, const ExpertPass& of) {
-  for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, of);
-}
-
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
   experts_in_.forward_activation(pass.ops,
                                  {.kind = config_.activation,
@@ -95,9 +91,18 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
                                   .offsets = part.offsets,
                                   .row_weight = part.of(of.row_weight),
                                   .pre = part.of(of.pre),
-                                  .h = part.of(of.hidden),
-                                  .h_codes = part.of(of.hidden_codes)},
+                                  .h = of.hidden.defined() ? part.of(of.hidden) : Tensor(),
+                                  .h_codes = part.of(of.hidden_codes),
+                                  .h_columns = of.hidden_columns},
                                  of.source_codes);
+}
+
+std::vector<ColumnCodes> Moe::push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const {
+  std::vector<ColumnCodes> columns;
+  for (const RaggedRows& part : saved_.routed.parts) {
+    columns.push_back(of.push_columns(pass.activations, part.end - part.begin, width));
+  }
+  return columns;
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
@@ -107,20 +112,8 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
   const ArenaScope scope(pass.activations);
   const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, dpre.dim(0), dpre.dim(1));
-  if (of.hidden.defined()) {
-    experts_out_.backward_weight(ops, part.of(of.hidden), dy, part.offsets);
-  } else {
-    const ArenaScope columns_scope(pass.activations);
-    const ColumnCodes columns = experts_out_.push_columns(pass.activations, dpre.dim(0), expert_dim_);
-    ops.activation_forward({.kind = config_.activation,
-                            .pre = dpre,
-                            .row_weight = part.of(of.row_weight),
-                            .h = {},
-                            .num_rows = part.count(),
-                            .h_columns = columns,
-                            .offsets = part.offsets});
-    experts_out_.backward_weight(ops, Tensor(), dy, part.offsets, columns);
-  }
+  const Tensor hidden = of.hidden.defined() ? part.of(of.hidden) : Tensor();
+  experts_out_.backward_weight(ops, hidden, dy, part.offsets, of.hidden_columns);
   experts_out_.backward_activation(ops,
                                    {.kind = config_.activation,
                                     .dy = dy,
@@ -130,21 +123,21 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .row_weight = part.of(of.row_weight),
                                     .dpre = dpre,
                                     .drow_weight = part.of(gradients.drow_weight),
-                                    .dpre_codes = dpre_codes},
+                                    .dpre_codes = dpre_codes,
+                                    .dpre_columns = of.pre_columns,
+                                    .keeps_dpre = of.keeps_gradient},
                                    gradients.source_codes);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
-  experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets);
+  experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets, {}, of.pre_columns);
 }
 
-void Moe::for_each_part(const std::function<void(const RaggedRows&)>& work) {
-  int64_t count = 0;
-  for (const RaggedRows& part : saved_.routed.parts) {
-    for (Weight* weight : expert_weights()) weight->begin_part(count);
-    work(part);
-    ++count;
+void Moe::for_each_part(const std::function<void(const RaggedRows&, size_t)>& work) {
+  for (size_t part = 0; part < saved_.routed.parts.size(); ++part) {
+    for (Weight* weight : expert_weights()) weight->begin_part(static_cast<int64_t>(part));
+    work(saved_.routed.parts[part], part);
   }
 }
 
@@ -205,7 +198,8 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .row_weight = {},
             .rows = {},
             .pre = {},
-            .hidden = {}};
+            .hidden = {},
+            .hidden_columns = {}};
   if (!exchange_) exchange_ = make_local_exchange(E, reads_in_place());
   router_.forward(ops, x, saved_.logits);
   pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
@@ -233,22 +227,44 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   const int64_t router_only = pass.activations.mark();
   saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
   saved_.pre = pass.push({R, W});
+  // Chunks of overflow want the place of hidden units.
+  const bool keeps_columns = experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0 &&
+                             !pass.drops(Recompute::kExperts);
+  if (keeps_columns) saved_.hidden_columns = push_columns(pass, experts_out_, F);
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
   {
     const ArenaScope scope(pass.activations);
-    ExpertPass rows = saved_rows();
-    rows.hidden_codes = experts_out_.push_codes(pass.activations, R, F);
-    if (saved_.rows.index.defined()) rows.source_codes = coded_x.codes;
-    compute_hidden(pass, rows);
-    for (const RaggedRows& part : saved_.routed.parts) {
+    const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, F);
+    const bool codes_alone = keeps_columns && !pass.inspect && !experts_out_.weight().measures_forward();
+    for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
+      const RaggedRows& part = saved_.routed.parts[i];
+      ExpertPass rows = saved_rows();
+      rows.hidden_codes = hidden_codes;
+      if (saved_.rows.index.defined()) rows.source_codes = coded_x.codes;
+      if (codes_alone) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
+      forward_hidden(pass, part, rows);
+      if (keeps_columns && !codes_alone) {
+        ops.activation_forward({.kind = config_.activation,
+                                .pre = part.of(saved_.pre),
+                                .row_weight = part.of(saved_.row_weight),
+                                .h = {},
+                                .num_rows = part.count(),
+                                .h_columns = saved_.hidden_columns[i],
+                                .offsets = part.offsets});
+      }
       pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
     }
     const Tensor rows_out = pass.push({R, D});
     for (const RaggedRows& part : saved_.routed.parts) {
-      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(rows.hidden_codes));
+      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
     }
     exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
+  }
+  if (keeps_columns) {
+    saved_.hidden = {};
+    pass.activations.rewind(without_hidden);
+    return;
   }
   if (pass.drops(Recompute::kNorms)) {
     pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
@@ -298,19 +314,14 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
                 R = saved_.routed.capacity;
 
-  // Codes of hidden units' columns are made from pre-activations; chunks of overflow want the place of hidden units.
-  const bool makes_hidden_columns =
-      experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0;
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
     exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
     saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
-    compute_hidden(pass, saved_rows());
-  } else if (pass.drops(Recompute::kNorms) && makes_hidden_columns) {
-    saved_.hidden = {};
-  } else if (pass.drops(Recompute::kNorms)) {
+    for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
+  } else if (pass.drops(Recompute::kNorms) && saved_.hidden_columns.empty()) {
     saved_.hidden = pass.push(saved_.hidden.shape());
     for (const RaggedRows& part : saved_.routed.parts) {
       ops.activation_forward({.kind = config_.activation,
@@ -328,9 +339,20 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
   gradients.dy = exchange_->end_combine_backward(pass, gradients.drows);
   if (gradients.dy.index.defined()) gradients.source_codes = coded_dy.codes;
-  for_each_part([&](const RaggedRows& part) { backward_experts(pass, part, saved_rows(), gradients); });
+  const std::vector<ColumnCodes> pre_columns =
+      push_columns(pass, experts_in_, pre_activation_width(config_.activation, expert_dim_));
+  const bool keeps_gradient = experts_in_.weight().measures_gradient();
+  const auto rows_of_part = [&](size_t part) {
+    ExpertPass rows = saved_rows();
+    if (!saved_.hidden_columns.empty()) rows.hidden_columns = saved_.hidden_columns[part];
+    rows.pre_columns = pre_columns[part];
+    rows.keeps_gradient = keeps_gradient;
+    return rows;
+  };
+  for_each_part(
+      [&](const RaggedRows& rows, size_t part) { backward_experts(pass, rows, rows_of_part(part), gradients); });
   exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
-  for_each_part([&](const RaggedRows& part) { backward_in_weight(pass, part, saved_rows()); });
+  for_each_part([&](const RaggedRows& rows, size_t part) { backward_in_weight(pass, rows, rows_of_part(part)); });
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
   exchange_->end_dispatch_backward(pass, dx, dweights, /*accumulate=*/shared_.has_value(),

@@ -54,10 +54,11 @@ class Moe final : public FeedForward {
     Tensor top_idx;  // [T, K] i32
     Tensor weights;  // [T, K]
     RoutedRows routed;
-    Tensor row_weight;  // [R] weights dispatched
-    OperandRows rows;   // [R, D] x dispatched
-    Tensor pre;         // [R, W]
-    Tensor hidden;      // [R, F], times row_weight; undefined where it is made again as codes of columns
+    Tensor row_weight;                        // [R] weights dispatched
+    OperandRows rows;                         // [R, D] x dispatched
+    Tensor pre;                               // [R, W]
+    Tensor hidden;                            // [R, F], times row_weight; undefined where codes of its columns are kept
+    std::vector<ColumnCodes> hidden_columns;  // of [R, F], of each part, where the second weight's gradient takes them
   };
   // Whether experts on one rank read tokens where they are.
   bool reads_in_place() const;
@@ -65,12 +66,15 @@ class Moe final : public FeedForward {
   RouterLoss loss(const Pass& pass) const;
   // Rows on their way through the experts, N of them.
   struct ExpertPass {
-    OperandRows rows;            // [N, D]
-    Tensor row_weight;           // [N]
-    Tensor pre;                  // [N, W]
-    Tensor hidden;               // [N, F]; backward: undefined where codes of its columns serve
-    RowCodes hidden_codes = {};  // [N, F], where the second layer wants them
-    RowCodes source_codes = {};  // [T, D] of what rows are picked from, where there are any
+    OperandRows rows;                                   // [N, D]
+    Tensor row_weight;                                  // [N]
+    Tensor pre;                                         // [N, W]
+    Tensor hidden;                                      // [N, F]; undefined where codes serve
+    RowCodes hidden_codes = {};                         // [N, F], where the second layer wants them
+    ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F] and, of gradients, [N, W], where gradients of weights
+                                                        // take them
+    bool keeps_gradient = false;                        // whether pre's gradient is wanted beside those
+    RowCodes source_codes = {};                         // [T, D] of what rows are picked from, where there are any
   };
   struct ExpertGradients {
     OperandRows dy;              // [N, D] of what the experts made of the rows; may lie in drows
@@ -79,9 +83,9 @@ class Moe final : public FeedForward {
     RowCodes source_codes = {};  // [T, D] of what dy's rows are picked from, where there are any
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
-  // pre and hidden = of all saved rows.
-  void compute_hidden(const Pass& pass, const ExpertPass& of);
-  // The same of a part's rows.
+  // Room for codes of columns [R, width] of `of`'s rows, of each part.
+  std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
+  // pre and hidden = of a part's rows.
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
   // From the gradients of what the experts made of a part's rows: those of the rows, all but that of the first weight.
   // pre becomes its own gradient.
@@ -89,8 +93,8 @@ class Moe final : public FeedForward {
                         const ExpertGradients& gradients);
   // That of the first weight, behind backward_experts.
   void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
-  // For each part of the rows; the random bits of gradients' rounding are then the part's.
-  void for_each_part(const std::function<void(const RaggedRows&)>& work);
+  // For each part of the rows, by its number; the random bits of gradients' rounding are then the part's.
+  void for_each_part(const std::function<void(const RaggedRows&, size_t part)>& work);
   // How overflow passes the experts: forward in the memory of rows_out and what it pushes, backward in that of the rows
   // that were kept, which have served by then unless all overflow is empty (OverflowWork). pass outlives what they
   // return.

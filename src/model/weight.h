@@ -94,6 +94,9 @@ class Weight {
   // From here on the next product of each kind measures: adds to rounding_counts what rounding its operands to `format`
   // loses of them (contracts/quantize.h) and of its outputs (contracts/measure_product.h), whatever it rounds them to.
   void measure_next() { measures_forward_ = measures_gradient_ = rounding_counts.defined(); }
+  // Whether the next does: it takes rows as they are, beside codes.
+  bool measures_forward() const { return measures_forward_; }
+  bool measures_gradient() const { return measures_gradient_; }
   // For those products, in front of each. Rows as they take them, of experts those that `offsets` covers. `value`: with
   // what joins it.
   void measure_forward(Ops& ops, const OperandRows& x, Tensor value, Tensor offsets = {});

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "ops/signal_to_noise.h"
 #include "support/tensors.h"
@@ -207,6 +208,59 @@ TEST_F(RoundedProducts, GradientsTakeColumns) {
   ops_->grouped_linear_backward_weight(
       {.x = Tensor(), .dy = dy, .offsets = offsets, .dw = actual, .rounding = rounding, .x_columns = h_columns});
   EXPECT_TRUE(same_bits(actual, expected));
+}
+
+// So are those that experts leave of hidden units and of the gradients of pre-activations.
+TEST_F(RoundedProducts, GradientsTakeColumnsOfExperts) {
+  const int64_t E = 3, R = 300, D = 24, F = 40, W = 2 * F, blocks = R / 128 + E;
+  const Tensor offsets = pool_.ints({E + 1}, {0, 150, 150, 290}), row_weight = pool_.normal({R});
+  const Tensor x = pool_.normal({R, D}), dy = pool_.normal({R, D}), w_in = pool_.normal({E, W, D}),
+               w_out = pool_.normal({E, D, F});
+  const OperandRounding rounding{.format = OperandFormat::kFp8};
+  const auto columns_of = [&](int64_t width) {
+    return ColumnCodes{.values = pool_.zeros(DType::kU8, {blocks, width, 128}),
+                       .scales = pool_.zeros(DType::kU8, {blocks, width})};
+  };
+  const auto rows_of = [&](int64_t width) {
+    return RowCodes{.values = pool_.zeros(DType::kU8, {R, width}), .scales = pool_.zeros(DType::kU8, {R, 1})};
+  };
+  std::vector<Tensor> gradients;
+  for (const bool leaves : {false, true}) {
+    const Tensor pre = pool_.zeros({R, W}), h = pool_.zeros({R, F}), dpre = pool_.zeros({R, W}),
+                 drow_weight = pool_.zeros({R}), dw_in = pool_.zeros({E, W, D}), dw_out = pool_.zeros({E, D, F});
+    const ColumnCodes of_h = leaves ? columns_of(F) : ColumnCodes{}, of_dpre = leaves ? columns_of(W) : ColumnCodes{};
+    ops_->grouped_activation_forward({.x = x,
+                                      .w = w_in,
+                                      .offsets = offsets,
+                                      .row_weight = row_weight,
+                                      .pre = pre,
+                                      .h = leaves ? Tensor() : h,
+                                      .rounding = rounding,
+                                      .h_codes = leaves ? rows_of(F) : RowCodes{},
+                                      .h_columns = of_h});
+    ops_->grouped_activation_backward({.dy = dy,
+                                       .w = w_out,
+                                       .offsets = offsets,
+                                       .pre = pre,
+                                       .row_weight = row_weight,
+                                       .dpre = dpre,
+                                       .drow_weight = drow_weight,
+                                       .rounding = rounding,
+                                       .dpre_codes = leaves ? rows_of(W) : RowCodes{},
+                                       .dpre_columns = of_dpre});
+    if (leaves) ops_->fill({dpre, 7.0});
+    ops_->grouped_linear_backward_weight({.x = leaves ? Tensor() : h,
+                                          .dy = dy,
+                                          .offsets = offsets,
+                                          .dw = dw_out,
+                                          .rounding = rounding,
+                                          .x_columns = of_h});
+    ops_->grouped_linear_backward_weight(
+        {.x = x, .dy = dpre, .offsets = offsets, .dw = dw_in, .rounding = rounding, .dy_columns = of_dpre});
+    gradients.insert(gradients.end(), {dw_in, dw_out});
+  }
+  EXPECT_TRUE(same_bits(gradients[2], gradients[0]));
+  EXPECT_TRUE(same_bits(gradients[3], gradients[1]));
 }
 
 TEST_F(RoundedProducts, RandomRoundingRepeatsAndIsRightInTheMean) {

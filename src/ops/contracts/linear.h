@@ -109,6 +109,9 @@ struct GroupedActivationForward {
   Tensor h;           // = [R, F]
   OperandRounding rounding = {};
   RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
+  // = what h's columns are in FP8, in groups by offsets; undefined: not wanted. They come with h_codes, and with them h
+  // is not written, and may be undefined.
+  ColumnCodes h_columns = {};
 };
 struct GroupedLinearBackwardInput {
   Tensor dy;       // [R, out]
@@ -129,8 +132,13 @@ struct GroupedActivationBackward {
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
   RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
+  // = what dpre's columns are in FP8, in groups by offsets; undefined: not wanted. They come with dpre_codes, and with
+  // them dpre may hold anything afterwards unless it is to be kept.
+  ColumnCodes dpre_columns = {};
+  bool keeps_dpre = false;
 };
-// At most one of x and dy is picked. With codes of x's columns, in groups by offsets, x itself may be undefined.
+// At most one of x and dy is picked. With codes of its columns, in groups by offsets, x may be undefined, and dy's
+// values are not read.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]
@@ -138,7 +146,7 @@ struct GroupedLinearBackwardWeight {
   Tensor dw;       // = [E, out, in] stat
   bool accumulate = false;
   OperandRounding rounding = {};
-  ColumnCodes x_columns = {};
+  ColumnCodes x_columns = {}, dy_columns = {};
 };
 
 }  // namespace nmoe

@@ -281,7 +281,9 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                                  .row_weight = args.row_weight,
                                  .h = args.h,
                                  .num_rows = num_rows_of(args.offsets),
-                                 .h_codes = args.h_codes});
+                                 .h_codes = args.h_codes,
+                                 .h_columns = args.h_columns,
+                                 .offsets = args.offsets});
 }
 
 template <class Real>
@@ -302,19 +304,22 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                                   .drow_weight = args.drow_weight,
                                   .num_rows = num_rows_of(args.offsets),
                                   .dpre_codes = args.dpre_codes});
+  write_columns<Real>(ctx, args.dpre, args.offsets, args.dpre_columns);
 }
 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   ArenaScope scope(ctx.scratch);
   const int64_t R = args.dy.num_rows();
-  const RoundedOperand rounded_x =
-      args.x_columns.defined() ? RoundedOperand{.values = widen_columns(ctx, scope, args.x_columns, args.offsets, R),
-                                                .offsets = args.offsets}
-                               : round_columns(ctx, scope, to_nearest(args.rounding),
-                                               in_order<Real>(ctx, scope, args.x, args.offsets), args.offsets);
-  const RoundedOperand rounded_dy =
-      round_columns(ctx, scope, args.rounding, in_order<Real>(ctx, scope, args.dy, args.offsets), args.offsets);
+  const auto rounded = [&](const ColumnCodes& columns, const OperandRounding& rounding,
+                           const OperandRows& rows) -> RoundedOperand {
+    if (columns.defined()) {
+      return {.values = widen_columns(ctx, scope, columns, args.offsets, R), .offsets = args.offsets};
+    }
+    return round_columns(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, args.offsets), args.offsets);
+  };
+  const RoundedOperand rounded_x = rounded(args.x_columns, to_nearest(args.rounding), args.x),
+                       rounded_dy = rounded(args.dy_columns, args.rounding, args.dy);
   const Tensor x = rounded_x.values, dy = rounded_dy.values, offsets = rounded_x.offsets, dw = args.dw;
   const bool accumulate = args.accumulate;
   const int64_t num_experts = dw.dim(0), out = dw.dim(1), in = dw.dim(2);

@@ -280,21 +280,30 @@ inline bool fuses_activation(const KernelSet& kernels, const GroupedActivationFo
   return kernels.has_sm90() && args.rounding.format == OperandFormat::kAct && args.kind == Activation::kSwiGlu &&
          args.row_weight.defined() && sm90_shapes(args.x.source, args.pre) && args.h.dim(1) % 8 == 0;
 }
+// The same of FP8 operands, where a block of hidden units is in one tile, as wide as a block.
+inline bool fuses_fp8_activation(const GroupedActivationForward& args) {
+  return args.rounding.format == OperandFormat::kFp8 && args.kind == Activation::kSwiGlu && args.row_weight.defined() &&
+         args.pre.dim(1) / 2 % block_size(OperandFormat::kFp8) == 0;
+}
 struct GroupedActivationForwardScratch {
   Tensor x;        // [R, in] act: rows that were picked, or undefined
   RowCodes codes;  // [R, in], or undefined
+  Tensor h;        // [R, F] act: what columns' codes are made of, or undefined
 };
 inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedActivationForward& args, bool fused) {
   GroupedActivationForwardScratch scratch;
   scratch.codes = claim_row_codes(scope, args.rounding, args.x);
   if (!fused && args.rounding.format == OperandFormat::kAct) scratch.x = claim_ordered(scope, args.x);
+  if (args.h_columns.defined() && !fuses_fp8_activation(args)) {
+    scratch.h = scope.allocate(args.pre.dtype(), {args.pre.dim(0), args.h_columns.values.dim(1)});
+  }
   return scratch;
 }
 
 // --- gradients of experts' weights from FP8 operands: codes of their columns, and the order in which experts are
 // taken.
 struct Fp8WeightScratch {
-  ColumnCodes x, dy;   // x: undefined where they came along
+  ColumnCodes x, dy;   // undefined where they came along
   Tensor order;        // [E] I32
   Tensor tiles_taken;  // [1] I32
 };
@@ -310,7 +319,7 @@ inline Fp8WeightScratch claim_fp8(ArenaScope& scope, const GroupedLinearBackward
   const int64_t num_groups = args.dw.dim(0);
   Fp8WeightScratch scratch;
   if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
-  scratch.dy = claim_column_codes(scope, args.dy, num_groups);
+  if (!args.dy_columns.defined()) scratch.dy = claim_column_codes(scope, args.dy, num_groups);
   scratch.order = scope.allocate(DType::kI32, {num_groups});
   scratch.tiles_taken = scope.allocate(DType::kI32, {1});
   return scratch;

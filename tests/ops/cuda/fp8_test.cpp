@@ -189,33 +189,6 @@ constexpr auto kFp8 = OperandFormat::kFp8;
 
 class CudaFp8Operations : public CudaRoundedTest {
  protected:
-  static int64_t blocks(int64_t size) { return (size + 127) / 128; }
-  // Codes of weights that are on the device.
-  WeightCodes codes_of_weight(Tensor w) {
-    const Tensor x = w.shape().rank() == 3 ? w : w.reshape({1, w.dim(0), w.dim(1)});
-    const int64_t E = x.dim(0), N = x.dim(1), K = x.dim(2);
-    const WeightCodes codes{.values = tensors_.allocate(DType::kU8, {E, N, K}),
-                            .scales = tensors_.allocate(DType::kU8, {E, blocks(N), blocks(K)}),
-                            .transposed_values = tensors_.allocate(DType::kU8, {E, K, N}),
-                            .transposed_scales = tensors_.allocate(DType::kU8, {E, blocks(K), blocks(N)})};
-    gpu().quantize({.format = kFp8,
-                    .blocks = BlockShape::kTiles,
-                    .x = x,
-                    .values = codes.values,
-                    .scales = codes.scales,
-                    .transposed_values = codes.transposed_values,
-                    .transposed_scales = codes.transposed_scales});
-    return codes;
-  }
-  OperandRounding rounding(Tensor w) { return {.format = kFp8, .weight = codes_of_weight(w)}; }
-  RowCodes room_for_codes(int64_t rows, int64_t width) {
-    const auto filled = [&](Shape shape) {
-      const Tensor x = pool_.zeros(DType::kU8, shape);
-      std::ranges::fill(x.span<uint8_t>(), uint8_t{0x55});
-      return up(x);
-    };
-    return {.values = filled({rows, width}), .scales = filled({rows, blocks(width)})};
-  }
   // That the codes are those of the first `rows` of x, with nothing behind them.
   void expect_codes(const RowCodes& codes, Tensor x, int64_t rows) {
     const int64_t R = x.dim(0), C = x.dim(1);
@@ -224,7 +197,7 @@ class CudaFp8Operations : public CudaRoundedTest {
                     .x = x.reshape({1, R, C}),
                     .num_rows = up(pool_.ints({1}, {static_cast<double>(rows)})),
                     .values = expected.values.reshape({1, R, C}),
-                    .scales = expected.scales.reshape({1, R, blocks(C)})});
+                    .scales = expected.scales.reshape({1, R, fp8_blocks(C)})});
     EXPECT_TRUE(same_codes(down(codes.values), down(expected.values)));
     EXPECT_TRUE(same_bits(down(codes.scales), down(expected.scales)));
   }
@@ -432,7 +405,7 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
       gpu().quantize({.format = kFp8,
                       .x = source.reshape({1, T, D}),
                       .values = rounding.rows.values.reshape({1, T, D}),
-                      .scales = rounding.rows.scales.reshape({1, T, blocks(D)})});
+                      .scales = rounding.rows.scales.reshape({1, T, fp8_blocks(D)})});
       return rounding;
     };
     const OperandRounding in_with_codes = with_source_codes(in, device_tokens.source);

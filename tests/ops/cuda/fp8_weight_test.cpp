@@ -20,17 +20,12 @@ class CudaFp8Weight : public CudaRoundedTest {
  protected:
   explicit CudaFp8Weight(int num_sms = 0) : CudaRoundedTest(num_sms) {}
   cuda::Context& context() { return static_cast<cuda::CudaOps&>(gpu()).context(); }
-  // Filled with a byte that shows.
-  Tensor bytes(Shape shape) {
-    const Tensor x = pool_.zeros(DType::kU8, shape);
-    std::ranges::fill(x.span<uint8_t>(), uint8_t{0x55});
-    return up(x);
-  }
   ColumnCodes room_for_columns(int64_t rows, int64_t width, int64_t groups) {
     const int64_t blocks = rows / kBlock + groups;
     return {.values = bytes({blocks, width, kBlock}), .scales = bytes({blocks, width})};
   }
   void expect_bit_model(const std::vector<double>& bounds, int64_t R, int64_t out, int64_t in, bool accumulate);
+  void expect_codes_of_experts();
 };
 // Two multiprocessors, so that each block has many tiles.
 class CudaFp8WeightFewSms : public CudaFp8Weight {
@@ -115,6 +110,87 @@ TEST_F(CudaFp8Weight, ActivationsLeaveColumns) {
                                 .offsets = offsets});
       EXPECT_TRUE(same_bits(down(actual.values), down(expected.values)));
       EXPECT_TRUE(same_bits(down(actual.scales), down(expected.scales)));
+    }
+  }
+}
+
+// Experts' activations leave codes alone, of rows and of columns: those of what they would have left in BF16.
+TEST_F(CudaFp8Weight, ExpertsLeaveColumns) { expect_codes_of_experts(); }
+TEST_F(CudaFp8WeightFewSms, ExpertsLeaveColumns) { expect_codes_of_experts(); }
+
+void CudaFp8Weight::expect_codes_of_experts() {
+  const int64_t E = 4, R = 1000, D = 208;
+  const ExpertRows of = expert_rows(R, 300);
+  const Tensor offsets = up(of.offsets), row_weight = up(of.row_weight);
+  const Tensor rows = normal({R, D}, DType::kBF16);
+  for (int64_t i = 0; i < R * D; i += 97) set(rows, i, i % 2 == 0 ? 3e4 : -1e-30);
+  const Tensor x = up(rounded(rows, DType::kBF16), DType::kBF16),
+               dy = up(normal({R, D}, DType::kBF16, 1e-3), DType::kBF16);
+  const auto expect_same = [&](const auto& actual, const auto& expected) {
+    EXPECT_TRUE(same_bits(down(actual.values), down(expected.values)));
+    EXPECT_TRUE(same_bits(down(actual.scales), down(expected.scales)));
+  };
+  for (const int64_t F : {128, 384, 112}) {
+    const Tensor w_in = up(normal({E, 2 * F, D}, DType::kBF16, 0.05), DType::kBF16),
+                 w_out = up(normal({E, D, F}, DType::kBF16, 0.05), DType::kBF16);
+    const OperandRounding in = rounding(w_in), out = rounding(w_out);
+    const Tensor pre = poisoned({R, 2 * F}), h = poisoned({R, F}), same_pre = poisoned({R, 2 * F});
+    const RowCodes h_rows = room_for_codes(R, F), same_h_rows = room_for_codes(R, F);
+    const ColumnCodes h_columns = room_for_columns(R, F, E), same_h_columns = room_for_columns(R, F, E);
+    gpu().grouped_activation_forward({.x = x,
+                                      .w = w_in,
+                                      .offsets = offsets,
+                                      .row_weight = row_weight,
+                                      .pre = pre,
+                                      .h = h,
+                                      .rounding = in,
+                                      .h_codes = h_rows});
+    cuda::quantize_fp8_columns(context(), h, offsets, h_columns);
+    gpu().grouped_activation_forward({.x = x,
+                                      .w = w_in,
+                                      .offsets = offsets,
+                                      .row_weight = row_weight,
+                                      .pre = same_pre,
+                                      .h = {},
+                                      .rounding = in,
+                                      .h_codes = same_h_rows,
+                                      .h_columns = same_h_columns});
+    EXPECT_TRUE(same_bits(down(same_pre), down(pre))) << F;
+    expect_same(same_h_rows, h_rows);
+    expect_same(same_h_columns, h_columns);
+
+    const Tensor dpre = poisoned({R, 2 * F}), drow_weight = up(pool_.full({R}, 7.0));
+    const RowCodes d_rows = room_for_codes(R, 2 * F);
+    const ColumnCodes d_columns = room_for_columns(R, 2 * F, E);
+    gpu().grouped_activation_backward({.dy = dy,
+                                       .w = w_out,
+                                       .offsets = offsets,
+                                       .pre = pre,
+                                       .row_weight = row_weight,
+                                       .dpre = dpre,
+                                       .drow_weight = drow_weight,
+                                       .rounding = out,
+                                       .dpre_codes = d_rows});
+    cuda::quantize_fp8_columns(context(), dpre, offsets, d_columns);
+    for (const bool keeps : {true, false}) {
+      const Tensor same_dpre = poisoned({R, 2 * F}), same_drow_weight = up(pool_.full({R}, 7.0));
+      const RowCodes same_rows = room_for_codes(R, 2 * F);
+      const ColumnCodes same_columns = room_for_columns(R, 2 * F, E);
+      gpu().grouped_activation_backward({.dy = dy,
+                                         .w = w_out,
+                                         .offsets = offsets,
+                                         .pre = pre,
+                                         .row_weight = row_weight,
+                                         .dpre = same_dpre,
+                                         .drow_weight = same_drow_weight,
+                                         .rounding = out,
+                                         .dpre_codes = same_rows,
+                                         .dpre_columns = same_columns,
+                                         .keeps_dpre = keeps});
+      EXPECT_TRUE(!keeps || same_bits(down(same_dpre), down(dpre))) << F;
+      EXPECT_TRUE(same_bits(down(same_drow_weight), down(drow_weight))) << F;
+      expect_same(same_rows, d_rows);
+      expect_same(same_columns, d_columns);
     }
   }
 }

@@ -1,6 +1,7 @@
 // What tests of products with rounded operands share: results that were never written show, and rows of experts.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "ops/cuda/cuda_test.h"
@@ -26,6 +27,37 @@ class CudaRoundedTest : public CudaTest {
             .offsets = pool_.ints({5}, {0, half, half, half + 17, static_cast<double>(count)}),
             .index = pool_.ints({capacity}, picks),
             .row_weight = pool_.normal({capacity})};
+  }
+
+  // What products of a weight on the device get in FP8, its codes made.
+  OperandRounding rounding(Tensor w) {
+    const Tensor x = w.shape().rank() == 3 ? w : w.reshape({1, w.dim(0), w.dim(1)});
+    const int64_t E = x.dim(0), N = x.dim(1), K = x.dim(2);
+    const WeightCodes codes{.values = tensors_.allocate(DType::kU8, {E, N, K}),
+                            .scales = tensors_.allocate(DType::kU8, {E, fp8_blocks(N), fp8_blocks(K)}),
+                            .transposed_values = tensors_.allocate(DType::kU8, {E, K, N}),
+                            .transposed_scales = tensors_.allocate(DType::kU8, {E, fp8_blocks(K), fp8_blocks(N)})};
+    gpu().quantize({.format = OperandFormat::kFp8,
+                    .blocks = BlockShape::kTiles,
+                    .x = x,
+                    .values = codes.values,
+                    .scales = codes.scales,
+                    .transposed_values = codes.transposed_values,
+                    .transposed_scales = codes.transposed_scales});
+    return {.format = OperandFormat::kFp8, .weight = codes};
+  }
+  // Filled with a byte that shows.
+  Tensor bytes(Shape shape) {
+    const Tensor x = pool_.zeros(DType::kU8, shape);
+    std::ranges::fill(x.span<uint8_t>(), uint8_t{0x55});
+    return up(x);
+  }
+  RowCodes room_for_codes(int64_t rows, int64_t width) {
+    return {.values = bytes({rows, width}), .scales = bytes({rows, fp8_blocks(width)})};
+  }
+  static int64_t fp8_blocks(int64_t n) {
+    constexpr int64_t kBlock = block_size(OperandFormat::kFp8);
+    return (n + kBlock - 1) / kBlock;
   }
 };
 

@@ -230,12 +230,12 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
   ArenaScope scratch(ctx.scratch);
   const Fp8WeightScratch room = claim_fp8(scratch, args);
   if (ctx.counting()) return;
-  const bool has_x = args.x_columns.defined();
+  const bool has_x = args.x_columns.defined(), has_dy = args.dy_columns.defined();
   if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, room.x);
-  quantize_fp8_columns(ctx, args.dy, args.offsets, room.dy);
+  if (!has_dy) quantize_fp8_columns(ctx, args.dy, args.offsets, room.dy);
   if constexpr (kHasSm90) {
     sm90::grouped_fp8_weight(ctx, {.x = has_x ? args.x_columns : room.x,
-                                   .dy = room.dy,
+                                   .dy = has_dy ? args.dy_columns : room.dy,
                                    .num_rows = args.dy.num_rows(),
                                    .offsets = args.offsets,
                                    .order = room.order,
@@ -248,6 +248,9 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
 // Codes of what an operation made, where they are wanted.
 void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
   if (codes.defined()) quantize_fp8_rows(ctx, x, num_rows_of(offsets), codes);
+}
+void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
+  if (columns.defined()) quantize_fp8_columns(ctx, x, offsets, columns);
 }
 
 }  // namespace
@@ -282,7 +285,7 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
   const bool fused = fuses_activation(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(w.raw()) &&
                      aligned16(pre.raw()) && aligned16(h.raw());
   ArenaScope scratch(ctx.scratch);
-  const auto [ordered, room] = claim(scratch, args, fused);
+  const auto [ordered, room, unfused_h] = claim(scratch, args, fused);
   if constexpr (kHasSm90) {
     if (fused) {
       check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
@@ -298,8 +301,9 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
   if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
     check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
     if constexpr (kHasSm90) {
-      if (args.kind == Activation::kSwiGlu && row_weight.defined() && h.dim(1) % sm90::kFp8SwiGluCols == 0) {
-        if (ctx.counting() || h.num_elements() == 0) return;
+      static_assert(sm90::kFp8SwiGluCols == block_size(OperandFormat::kFp8));
+      if (fuses_fp8_activation(args)) {
+        if (ctx.counting() || pre.num_elements() == 0) return;
         return sm90::grouped_fp8_swiglu(ctx,
                                         {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(offsets), room),
                                          .w = codes.values,
@@ -308,7 +312,8 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                                          .row_weight = row_weight,
                                          .pre = pre,
                                          .h = h,
-                                         .h_codes = args.h_codes});
+                                         .h_codes = args.h_codes,
+                                         .h_columns = args.h_columns});
       }
     }
     fp8_product(ctx, args.rounding, args.x, room, codes.values, codes.scales, offsets, pre);
@@ -322,12 +327,14 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                                  .y = pre,
                                  .rounding = args.rounding});
   }
+  const Tensor hidden = args.h_columns.defined() ? unfused_h : h;
   activation_forward(ctx, {.kind = args.kind,
                            .pre = pre,
                            .row_weight = row_weight,
-                           .h = h,
+                           .h = hidden,
                            .num_rows = num_rows_of(offsets),
                            .h_codes = args.h_codes});
+  write_columns(ctx, hidden, offsets, args.h_columns);
 }
 
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
@@ -378,17 +385,20 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
       if (fuses_fp8_activation_backward(args)) {
         check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
         if (ctx.counting() || pre.num_elements() == 0) return;
-        return sm90::grouped_fp8_swiglu_backward(
-            ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
-                  .w = codes.transposed_values,
-                  .w_scales = codes.transposed_scales,
-                  .offsets = offsets,
-                  .pre = pre,
-                  .row_weight = args.row_weight,
-                  .dpre = dpre,
-                  .dpre_codes = args.dpre_codes,
-                  .row_sums = row_sums,
-                  .drow_weight = args.drow_weight});
+        const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
+        sm90::grouped_fp8_swiglu_backward(ctx,
+                                          {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
+                                           .w = codes.transposed_values,
+                                           .w_scales = codes.transposed_scales,
+                                           .offsets = offsets,
+                                           .pre = pre,
+                                           .row_weight = args.row_weight,
+                                           .dpre = dpre,
+                                           .dpre_codes = args.dpre_codes,
+                                           .dpre_columns = codes_alone ? args.dpre_columns : ColumnCodes{},
+                                           .row_sums = row_sums,
+                                           .drow_weight = args.drow_weight});
+        return codes_alone ? void() : write_columns(ctx, dpre, offsets, args.dpre_columns);
       }
     }
     check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
@@ -408,6 +418,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                             .drow_weight = args.drow_weight,
                             .num_rows = num_rows_of(offsets),
                             .dpre_codes = args.dpre_codes});
+  write_columns(ctx, dpre, offsets, args.dpre_columns);
 }
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {

@@ -22,6 +22,7 @@
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
+#include "ops/cuda/sm90/fp8_epilogue.cuh"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
@@ -35,7 +36,8 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-enum class Form { kRows, kSwiGlu, kSwiGluBackward };
+// What becomes of sums; those in codes leave what SwiGLU makes, or its gradient, as FP8 alone, with codes of columns.
+enum class Form { kRows, kSwiGlu, kSwiGluCodes, kSwiGluBackward, kSwiGluBackwardCodes };
 
 constexpr int kTileCols = 128, kBlockK = 128;
 constexpr int kConsumers = 2, kProducts = 2;  // consumers of a tile, and products of a consumer
@@ -45,6 +47,7 @@ constexpr int kBoxRows = 128;  // of a load
 constexpr int kBoxBytes = kBoxRows * kBlockK;
 constexpr int kBoxes = 3;  // of a stage: those of x, then those of w
 constexpr int kProductBytes = kProductRows * kBlockK;
+constexpr int kColumnsBarrier = 1;  // and the next
 using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
 constexpr int kThreads = Registers::kThreads;
 static_assert(kTileCols == kBoxRows && kFp8SwiGluCols == kTileCols);
@@ -54,15 +57,17 @@ struct alignas(16) Tile {
   int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
   int row, col;            // the first in x and y, and of the expert's C
   int group;               // negative: there are no more tiles
+  int block;               // of columns' codes, that of the first row
 };
 
 using Staged = StagedRows<kTileCols>;
-constexpr int kStagedCodeBytes = kTileCols + 16;  // of a row: rows begin 16 bytes apart in banks
-static_assert(kWarpRows * kStagedCodeBytes <= Staged::kWarpBytes);
+static_assert(kTileCols == kFp8Cols && kWarpRows * kStagedCodeBytes <= Staged::kWarpBytes);
 
 template <Form kForm>
 struct Layout {
-  static constexpr bool kSwiGlu = kForm == Form::kSwiGlu, kSwiGluBackward = kForm == Form::kSwiGluBackward;
+  static constexpr bool kColumns = kForm == Form::kSwiGluCodes || kForm == Form::kSwiGluBackwardCodes;
+  static constexpr bool kSwiGlu = kForm == Form::kSwiGlu || kForm == Form::kSwiGluCodes;
+  static constexpr bool kSwiGluBackward = kForm == Form::kSwiGluBackward || kForm == Form::kSwiGluBackwardCodes;
   static constexpr int kConsumerRows = kSwiGlu ? kProductRows : kProducts * kProductRows;
   static constexpr int kTileRows = kConsumers * kConsumerRows;
   static constexpr int kBoxesX = kTileRows / kBoxRows, kBoxesW = kBoxes - kBoxesX;
@@ -72,6 +77,12 @@ struct Layout {
   static constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
   static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
   static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
+  // Columns' codes: forward of a tile, by both consumers; backwards of a consumer's rows.
+  using Columns = std::conditional_t<kSwiGlu, ColumnsEpilogue<1, 1, kConsumerWarps>,
+                                     ColumnsEpilogue<kProducts, 2, kConsumerWarps / kConsumers>>;
+  static constexpr int kColumnGroups = kSwiGlu ? 1 : kConsumers;  // that work on columns by themselves
+  static_assert(!kColumns || Columns::kBytes * kColumnGroups <= kStagedBytes);
+  static_assert(kStagedBytes / kColumnGroups % 128 == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kStagedBytes) % alignof(Tile) == 0);
 };
 
@@ -91,6 +102,8 @@ struct Product {
   const __nv_bfloat16* pre;
   uint8_t* codes;  // of h or of the gradient; or null
   uint8_t* scales;
+  uint8_t* columns;  // the same of their columns
+  uint8_t* column_scales;
   float* row_sums;  // [tiles of columns, capacity]
   int capacity;
 };
@@ -102,8 +115,9 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
   typename L::Pipeline::Position at;
   GroupTile next;
   while (scheduler.next(next)) {
-    const Tile tile{next.group_rows - next.row, p.width - next.col, next.group_begin + next.row, next.col,
-                    p.one_weight ? 0 : next.group};
+    const Tile tile{next.group_rows - next.row,    p.width - next.col,
+                    next.group_begin + next.row,   next.col,
+                    p.one_weight ? 0 : next.group, next.group_begin / kFp8Cols + next.group + next.row / kFp8Cols};
     const int boxes_x = min(ceil_div(tile.num_rows, kBoxRows), L::kBoxesX);
     const int first_w = tile.group * L::kBoxesW * p.width + tile.col;  // the gates' rows are before the others
     for (int block = 0; block < p.k_blocks; ++block) {
@@ -189,32 +203,9 @@ __device__ void load_addend(float (&total)[kTileCols / 2], const __nv_bfloat16* 
   }
 }
 
-// FP8 of the warp's rows, of values that BF16 holds. `codes` and `scales`: of its first row at the tile's columns.
-__device__ void store_codes(const float (&h)[kTileCols / 2], int num_rows, uint8_t* codes, int64_t stride,
-                            uint8_t* scales, int64_t scale_stride, std::byte* staged) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  unsigned largest[2] = {};
-#pragma unroll
-  for (int i = 0; i < kTileCols / 2; ++i) largest[i / 2 % 2] = max(largest[i / 2 % 2], magnitude_bits(h[i]));
-#pragma unroll
-  for (int lower = 0; lower < 2; ++lower) {
-    largest[lower] = max(largest[lower], __shfl_xor_sync(kAllLanes, largest[lower], 1));
-    largest[lower] = max(largest[lower], __shfl_xor_sync(kAllLanes, largest[lower], 2));
-    const uint8_t code = e8m0_scale(amax_of_bits(largest[lower]));
-    const float factor = e8m0_to_inverse(code);
-    const int row = lane / 4 + 8 * lower;
-    std::byte* const staged_row = staged + row * kStagedCodeBytes + product_col();
-#pragma unroll
-    for (int j = 0; j < kTileCols / 8; ++j) {
-      const int at = 4 * j + 2 * lower;
-      *reinterpret_cast<uint16_t*>(staged_row + 8 * j) = e4m3_pair(h[at] * factor, h[at + 1] * factor);
-    }
-    if (lane % 4 == 0 && row < num_rows) scales[row * scale_stride] = code;
-  }
-  write_staged<kTileCols>(staged, kStagedCodeBytes, num_rows, kTileCols, codes, stride);
-}
-
-// pre, h and h's codes of the warp's rows, the first of which is `row`.
+// pre and h's codes of the warp's rows, the first of which is `row`, and h unless codes are to be alone. gates becomes
+// h in words, zeros in rows that do not exist.
+template <class L>
 __device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], const float (&ups)[kTileCols / 2],
                              const RowWeights& weights, int64_t row, int col, int num_rows, std::byte* staged) {
   __nv_bfloat16* const pre = p.y + row * 2 * p.width + col;
@@ -226,11 +217,23 @@ __device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], co
     const float weight = i % 4 < 2 ? weights.upper : weights.lower;
     gates[i] = rounded(swiglu<__nv_bfloat16>(rounded(gates[i]), rounded(ups[i])) * weight);
   }
-  write_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
-  if (p.codes == nullptr) return;
+  if constexpr (!L::kColumns) {
+    write_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
+    if (p.codes == nullptr) return;
+  }
+  const PairWords words{gates};
+  const int own_row = static_cast<int>(threadIdx.x) % kWarp / 4;
+#pragma unroll
+  for (int j = 0; j < kFp8Octets; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t pair = bf16_pair(gates[PairWords::place(j, h, 0)], gates[PairWords::place(j, h, 1)]);
+      words.set(j, h, 0, own_row + 8 * h < num_rows ? pair : 0);
+    }
+  }
   const int64_t scale_stride = p.width / kTileCols;
-  store_codes(gates, num_rows, p.codes + row * p.width + col, p.width, p.scales + row * scale_stride + col / kTileCols,
-              scale_stride, staged);
+  store_row_codes(words, 0, num_rows, p.codes + row * p.width + col, p.width,
+                  p.scales + row * scale_stride + col / kTileCols, scale_stride, staged);
 }
 
 // FP8 of the gradients that store_swiglu_gradients() leaves in a warp's staging, the first of whose rows is `row`: two
@@ -322,7 +325,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       const int row = product * kProductRows + warp * kWarpRows;
       const int64_t offset = (first_row + row) * 2 * p.width + tile.col;
       return {.pre = p.pre + offset,
-              .dpre = p.y + offset,
+              .dpre = L::kColumns ? nullptr : p.y + offset,
               .hidden_width = p.width,
               .num_rows = num_rows - row,
               .num_cols = kTileCols,
@@ -352,16 +355,47 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         if (threadIdx.x % kWarp == 0) pipeline.release(at.stage);
         at.advance();
       }
-      continue;
-    }
-    if (L::kRowProducts == 1 || num_rows > kProductRows) {
+      if constexpr (!L::kColumns || L::kColumnGroups > 1) continue;
+    } else if (L::kRowProducts == 1 || num_rows > kProductRows) {
       multiply_blocks<L, kProducts>(p, pipeline, at, tile, static_cast<int>(first_row), num_rows, total);
     } else {
       multiply_blocks<L, 1>(p, pipeline, at, tile, static_cast<int>(first_row), num_rows, total);
     }
     const int warp_row = warp * kWarpRows;
     if constexpr (L::kSwiGlu) {
-      store_swiglu(p, total[0], total[1], weights[0], first_row + warp_row, tile.col, num_rows - warp_row, staged);
+      store_swiglu<L>(p, total[0], total[1], weights[0], first_row + warp_row, tile.col, num_rows - warp_row, staged);
+      if constexpr (L::kColumns) {
+        const typename L::Columns columns(staging, kColumnsBarrier, consumer * (kWarpgroup / kWarp) + warp,
+                                          static_cast<int>(threadIdx.x) - kWarpgroup);
+        const int64_t first_col = static_cast<int64_t>(tile.block) * p.width + tile.col;
+        columns.store([&](int) { return PairWords{total[0]}; }, p.columns + first_col * kFp8Cols,
+                      p.column_scales + first_col, p.width);
+      }
+    } else if constexpr (L::kSwiGluBackward && L::kColumns) {
+      float* const row_sums = p.row_sums + static_cast<int64_t>(tile.col / kTileCols) * p.capacity;
+      const SwiGluRows rows[] = {pre_rows(0), pre_rows(1)};
+#pragma unroll
+      for (int product = 0; product < kProducts; ++product) {
+        const int64_t row = first_row + product * kProductRows + warp_row;
+        pack_swiglu_gradients(total[product], weights[product], rows[product], product == 0 ? &rows[1] : nullptr,
+                              row_sums + row);
+      }
+      const int64_t stride = 2 * static_cast<int64_t>(p.width), scale_stride = stride / kTileCols;
+#pragma unroll
+      for (int product = 0; product < kProducts; ++product) {
+        const int64_t row = first_row + product * kProductRows + warp_row;
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const int64_t col = part * static_cast<int64_t>(p.width) + tile.col;
+          store_row_codes({total[product]}, part, rows[product].num_rows, p.codes + row * stride + col, stride,
+                          p.scales + row * scale_stride + col / kTileCols, scale_stride, staged);
+        }
+      }
+      const typename L::Columns columns(staging + consumer * (L::kStagedBytes / kConsumers), kColumnsBarrier + consumer,
+                                        warp, static_cast<int>(threadIdx.x) % kWarpgroup);
+      const int64_t first_col = (tile.block + consumer) * stride + tile.col;
+      columns.store([&](int product) { return PairWords{total[product]}; }, p.columns + first_col * kFp8Cols,
+                    p.column_scales + first_col, p.width);
     } else if constexpr (L::kSwiGluBackward) {
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
@@ -442,6 +476,8 @@ Product product_of(const RowCodes& x, Tensor w, Tensor w_scales, Tensor offsets,
           .pre = nullptr,
           .codes = nullptr,
           .scales = nullptr,
+          .columns = nullptr,
+          .column_scales = nullptr,
           .row_sums = nullptr,
           .capacity = static_cast<int>(R)};
 }
@@ -460,14 +496,24 @@ void launch(Context& ctx, const Product& product) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// Where a SwiGLU's codes go; x: what they are of.
-void set_codes(Product& product, Tensor x, const RowCodes& codes) {
+// Where a SwiGLU's codes go, of rows [R, width].
+void set_codes(Product& product, const RowCodes& codes, int64_t R, int64_t width) {
   if (!codes.defined()) return;
-  NMOE_CHECK(codes.values.shape() == x.shape() && codes.scales.shape() == Shape({x.dim(0), x.dim(1) / kTileCols}) &&
+  NMOE_CHECK(codes.values.shape() == Shape({R, width}) && codes.scales.shape() == Shape({R, width / kTileCols}) &&
                  aligned16(codes.values.raw()),
-             "codes {} and scales {} of {}", codes.values.shape(), codes.scales.shape(), x.shape());
+             "codes {} and scales {} of {} rows of {}", codes.values.shape(), codes.scales.shape(), R, width);
   product.codes = codes.values.data<uint8_t>();
   product.scales = codes.scales.data<uint8_t>();
+}
+// The same of columns, of rows [R, width] in E groups.
+void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_t width, int64_t E) {
+  const int64_t blocks = R / kFp8Cols + E;
+  NMOE_CHECK(columns.values.shape() == Shape({blocks, width, kFp8Cols}) &&
+                 columns.scales.shape() == Shape({blocks, width}) && aligned16(columns.values.raw()) &&
+                 product.codes != nullptr,
+             "columns {} with scales {} of {} rows of {}", columns.values.shape(), columns.scales.shape(), R, width);
+  product.columns = columns.values.data<uint8_t>();
+  product.column_scales = columns.scales.data<uint8_t>();
 }
 
 }  // namespace
@@ -486,9 +532,11 @@ void grouped_fp8(Context& ctx, const GroupedFp8& args) {
 }
 
 void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
-  const int64_t R = args.x.values.dim(0), F = args.h.dim(1);
-  NMOE_CHECK(F % kFp8SwiGluCols == 0 && args.h.shape() == Shape({R, F}) && args.pre.shape() == Shape({R, 2 * F}) &&
-                 args.w.dim(1) == 2 * F && args.row_weight.shape() == Shape({R}) && aligned16(args.h.raw()) &&
+  const int64_t R = args.x.values.dim(0), F = args.w.dim(1) / 2;
+  const bool codes_alone = args.h_columns.defined();
+  NMOE_CHECK(F % kFp8SwiGluCols == 0 && (codes_alone || args.h.shape() == Shape({R, F})) &&
+                 args.pre.shape() == Shape({R, 2 * F}) && args.w.dim(1) == 2 * F &&
+                 args.row_weight.shape() == Shape({R}) && (codes_alone || aligned16(args.h.raw())) &&
                  aligned16(args.pre.raw()),
              "FP8 rows {} and weights {} into {} and {}, weights of rows {}", args.x.values.shape(), args.w.shape(),
              args.pre.shape(), args.h.shape(), args.row_weight.shape());
@@ -496,27 +544,37 @@ void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
   Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.y = args.pre.data<__nv_bfloat16>();
   product.row_weight = args.row_weight.data<float>();
+  set_codes(product, args.h_codes, R, F);
+  if (codes_alone) {
+    set_columns(product, args.h_columns, R, F, args.w.dim(0));
+    return launch<Form::kSwiGluCodes>(ctx, product);
+  }
   product.h = args.h.data<__nv_bfloat16>();
-  set_codes(product, args.h, args.h_codes);
   launch<Form::kSwiGlu>(ctx, product);
 }
 
 void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args) {
   const int64_t R = args.x.values.dim(0), F = args.w.dim(1), num_tiles = F / kFp8SwiGluCols, E = args.w.dim(0);
+  const bool codes_alone = args.dpre_columns.defined();
   NMOE_CHECK(F % kFp8SwiGluCols == 0 && args.pre.shape() == Shape({R, 2 * F}) &&
-                 args.dpre.shape() == args.pre.shape() && args.row_weight.shape() == Shape({R}) &&
-                 args.drow_weight.shape() == Shape({R}) && args.row_sums.shape() == Shape({num_tiles, R}) &&
-                 aligned16(args.pre.raw()) && aligned16(args.dpre.raw()),
+                 (codes_alone || (args.dpre.shape() == args.pre.shape() && aligned16(args.dpre.raw()))) &&
+                 args.row_weight.shape() == Shape({R}) && args.drow_weight.shape() == Shape({R}) &&
+                 args.row_sums.shape() == Shape({num_tiles, R}) && aligned16(args.pre.raw()),
              "FP8 rows {} and weights {} into gradients {} of {}, of rows {} and {}", args.x.values.shape(),
              args.w.shape(), args.dpre.shape(), args.pre.shape(), args.drow_weight.shape(), args.row_sums.shape());
   if (ctx.counting()) return;
   Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
-  product.y = args.dpre.data<__nv_bfloat16>();
   product.row_weight = args.row_weight.data<float>();
   product.pre = args.pre.data<__nv_bfloat16>();
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
-  set_codes(product, args.dpre, args.dpre_codes);
-  launch<Form::kSwiGluBackward>(ctx, product);
+  set_codes(product, args.dpre_codes, R, 2 * F);
+  if (codes_alone) {
+    set_columns(product, args.dpre_columns, R, 2 * F, E);
+    launch<Form::kSwiGluBackwardCodes>(ctx, product);
+  } else {
+    product.y = args.dpre.data<__nv_bfloat16>();
+    launch<Form::kSwiGluBackward>(ctx, product);
+  }
   if (num_tiles > 1) add_row_sums(ctx, args.row_sums, args.offsets.rows(E, E + 1), args.drow_weight);
 }
 

@@ -28,14 +28,15 @@ void grouped_fp8(Context& ctx, const GroupedFp8& args);
 // The same with w [E, 2F, K] of gates and of what they gate, and SwiGLU behind it (contracts/activation.h): h from pre
 // as it is stored, and h's own codes.
 struct GroupedFp8SwiGlu {
-  RowCodes x;         // [R, K]
-  Tensor w;           // [E, 2F, K] u8
-  Tensor w_scales;    // [E, 2F / 128, ceil(K / 128)] u8
-  Tensor offsets;     // [E + 1] i32
-  Tensor row_weight;  // [R] F32
-  Tensor pre;         // = [R, 2F] BF16
-  Tensor h;           // = [R, F] BF16
-  RowCodes h_codes;   // = [R, F]; undefined: not wanted
+  RowCodes x;             // [R, K]
+  Tensor w;               // [E, 2F, K] u8
+  Tensor w_scales;        // [E, 2F / 128, ceil(K / 128)] u8
+  Tensor offsets;         // [E + 1] i32
+  Tensor row_weight;      // [R] F32
+  Tensor pre;             // = [R, 2F] BF16
+  Tensor h;               // = [R, F] BF16; undefined: codes of both kinds alone
+  RowCodes h_codes;       // = [R, F]; undefined: not wanted
+  ColumnCodes h_columns;  // = of [R, F] in groups by offsets, with h_codes; undefined: h is wanted
 };
 // F is a multiple of this: a row's gates in a tile share a scale, as do what they gate and what is made of both.
 constexpr int64_t kFp8SwiGluCols = block_size(OperandFormat::kFp8);
@@ -43,16 +44,17 @@ void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args);
 
 // Backwards through SwiGLU: dh = x w^T, of which dpre is made, with its codes, and the gradients of rows' weights.
 struct GroupedFp8SwiGluBackward {
-  RowCodes x;           // [R, K]: dy
-  Tensor w;             // [E, F, K] u8, transposed weights
-  Tensor w_scales;      // [E, F / 128, ceil(K / 128)] u8
-  Tensor offsets;       // [E + 1] i32
-  Tensor pre;           // [R, 2F] BF16
-  Tensor row_weight;    // [R] F32
-  Tensor dpre;          // = [R, 2F] BF16, may be pre
-  RowCodes dpre_codes;  // = [R, 2F]; undefined: not wanted
-  Tensor row_sums;      // scratch [F / 128, R] F32
-  Tensor drow_weight;   // = [R] F32
+  RowCodes x;                // [R, K]: dy
+  Tensor w;                  // [E, F, K] u8, transposed weights
+  Tensor w_scales;           // [E, F / 128, ceil(K / 128)] u8
+  Tensor offsets;            // [E + 1] i32
+  Tensor pre;                // [R, 2F] BF16
+  Tensor row_weight;         // [R] F32
+  Tensor dpre;               // = [R, 2F] BF16, may be pre; undefined: codes of both kinds alone
+  RowCodes dpre_codes;       // = [R, 2F]; undefined: not wanted
+  ColumnCodes dpre_columns;  // = of [R, 2F] in groups by offsets, with dpre_codes; undefined: dpre is wanted
+  Tensor row_sums;           // scratch [F / 128, R] F32
+  Tensor drow_weight;        // = [R] F32
 };
 void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args);
 
