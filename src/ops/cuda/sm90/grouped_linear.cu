@@ -124,7 +124,6 @@ struct Layout {
   // that, threads have too few registers at the kernel's entry for products of 256 columns.
   static constexpr bool kWritersApart = kHasWriters && kGathers;
   static constexpr int kWriters = kWarpgroup / kWarp - (kWritersApart ? 0 : 1);
-  static constexpr int kFirstWriter = (kWritersApart ? (1 + kConsumers) * kWarpgroup / kWarp : 1);  // the warp
   using Stash = TileStash<kConsumers, kTileCols, kWriters, Tile>;
   using Ring = SwiGluRing<kWritersApart ? 4 : 5>;
   using Registers = std::conditional_t<kWritersApart, WarpgroupRegisters<1, 56, kConsumers, 160, 1, 136>,
@@ -432,7 +431,8 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
 // The writers: all rows of every tile that consumers leave in the stash.
 template <class L>
 __device__ void write_tiles(const Product& p, const typename L::Stash& stash, std::byte* rings) {
-  const int writer = static_cast<int>(threadIdx.x) / kWarp - L::kFirstWriter;
+  constexpr int kFirst = L::kWritersApart ? (1 + kConsumers) * kWarpgroup / kWarp : 1;  // of the block's warps
+  const int writer = static_cast<int>(threadIdx.x) / kWarp - kFirst;
   for (int parity = 0;; parity ^= 1) {
     stash.wait(0, parity);
     const Tile tile = read_by_warp(stash.header());
