@@ -11,8 +11,9 @@
 // NOTE: not by a copy by TMA for each row: its addresses have to be uniform, so that a warp starts one after the other,
 // some 110 cycles each.
 //
-// SwiGLU's backward also reads what is to lie there: a warp fetches its rows' first columns ahead of the products, and
-// the others while it works on those before (SwiGluRows).
+// SwiGLU's backward in FP8 also reads what is to lie there: a warp fetches its rows' first columns ahead of the
+// products, and the others while it works on those before (SwiGluRows). In BF16 another warpgroup does that
+// (swiglu_writer.cuh).
 #pragma once
 
 #include <cstddef>
@@ -107,31 +108,6 @@ __device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_co
 struct RowWeights {
   float upper, lower;
 };
-
-// c[j] = silu(c[j]) * c[j + kCols / 4] * weight, of values rounded as they are stored: gates are the first half of the
-// tile's columns, and what they gate the second.
-template <int kCols>
-__device__ void apply_swiglu(float (&c)[kCols / 2], const RowWeights& weights) {
-  const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
-#pragma unroll
-  for (int j = 0; j < kCols / 4; ++j) {
-    const float gate = rounded(c[j]), up = rounded(c[j + kCols / 4]);
-    c[j] = swiglu<__nv_bfloat16>(gate, up) * (j % 4 < 2 ? weights.upper : weights.lower);
-  }
-}
-
-// The two halves of a tile as columns of `pre`, `hidden_width` apart, then silu(gate) * up * weight as columns of
-// `hidden`. `num_cols`: of either half. pre rows are 2 * hidden_width apart, hidden's hidden_width. The staging is of
-// rows of kCols / 2.
-template <int kCols>
-__device__ void write_swiglu_rows(float (&c)[kCols / 2], const RowWeights& weights, int num_rows, int num_cols,
-                                  __nv_bfloat16* pre, __nv_bfloat16* hidden, int hidden_width, std::byte* staged) {
-  constexpr int kHalf = kCols / 2;
-  write_rows<kCols, 0, kHalf>(c, num_rows, num_cols, pre, 2 * hidden_width, staged);
-  write_rows<kCols, kHalf, kHalf>(c, num_rows, num_cols, pre + hidden_width, 2 * hidden_width, staged);
-  apply_swiglu<kCols>(c, weights);
-  write_rows<kCols, 0, kHalf>(c, num_rows, num_cols, hidden, hidden_width, staged);
-}
 
 // A warp's rows of pre-activations, whose place their gradients take: columns of gates, and `hidden_width` behind them
 // those of what they gate.

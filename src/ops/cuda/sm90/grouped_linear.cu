@@ -13,11 +13,11 @@
 // Rows of a tile beyond the expert's belong to the next expert, or are what was in shared memory: they are multiplied
 // and not stored. Where rows are what is summed over, those behind the expert's are made zeros in shared memory.
 //
-// With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate, so that one thread has both of a pair.
-//
-// Backwards through SwiGLU, what a tile has is not stored: the pre-activations of its rows and columns come while it is
-// multiplied, and their gradients go where they were. A row weight's gradient is a sum over the row, of which a tile
-// has a part; where there are several tiles a row, a second kernel adds them in order.
+// With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate. Backwards through SwiGLU, what a tile has
+// is not stored: it meets the pre-activations of its rows and columns, and their gradients go where they were. A row
+// weight's gradient is a sum over the row, of which a tile has a part; where there are several tiles a row, a second
+// kernel adds them in order. Both ways there is more to do for a tile than to write it, so that consumers only leave it
+// in shared memory, and other warps, the writers, do the rest beside the next tile's products (swiglu_writer.cuh).
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
 //
@@ -33,6 +33,7 @@
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/row_gather.cuh"
+#include "ops/cuda/sm90/swiglu_writer.cuh"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
@@ -52,8 +53,6 @@ constexpr int kPanelsA = kTileRows / kPanel, kPanelsB = kTileCols / kPanel;
 constexpr int kConsumers = 2;  // warpgroups, each with a panel of A
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / kWarp;
-using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
-constexpr int kThreads = Registers::kThreads;
 constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
 constexpr int kSumThreads = 256;
 
@@ -115,21 +114,35 @@ struct Layout {
   static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
   static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
 
-  static constexpr int kStages = kSwiGluBackward ? 3 : 4;
+  static constexpr bool kHasWriters = kSwiGlu || kSwiGluBackward;  // or consumers write what they multiply
+  static constexpr int kStages = kHasWriters ? 3 : 4;
   using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile>;
   using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kTileRows, kCols>,  //
                                        DynamicTileScheduler<kTileRows, kTileCols>>;
 
-  // Shared memory: the stages, staged rows of C, the pipeline's headers and mbarriers, then what producers tell each
-  // other.
+  // Writers are the warps that the producer leaves of its warpgroup or, where it leaves none, a fourth warpgroup. With
+  // that, threads have too few registers at the kernel's entry for products of 256 columns.
+  static constexpr bool kWritersApart = kHasWriters && kGathers;
+  static constexpr int kWriters = kWarpgroup / kWarp - (kWritersApart ? 0 : 1);
+  using Stash = TileStash<kConsumers, kTileCols, kWriters, Tile>;
+  using Ring = SwiGluRing<kWritersApart ? 4 : 5>;
+  using Registers = std::conditional_t<kWritersApart, WarpgroupRegisters<1, 56, kConsumers, 160, 1, 136>,
+                                       std::conditional_t<kHasWriters, WarpgroupRegisters<1, 136, kConsumers, 184>,
+                                                          WarpgroupRegisters<1, 40, kConsumers, 232>>>;
+
+  // Shared memory: the stages, rows of C on their way, the pipeline's headers and mbarriers, the stash's, then what
+  // producers tell each other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kWarpStagedBytes =
-      kSwiGluBackward ? SwiGluRows::kWarpBytes : (kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : 0);
-  static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
+  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : 0;
+  static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
+  static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * kWarpStagedBytes;
+  static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
   static constexpr int kToldBytes = kGathers ? kTilesTold * static_cast<int>(sizeof(Tile)) : 0;
-  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes + kToldBytes;
+  static constexpr int kControlBytes = Pipeline::kBarrierBytes + kStashControlBytes;
+  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + kControlBytes + kToldBytes;
   static_assert(kSharedBytes <= kMaxSharedBytes);
-  static_assert((kStageBytes + kStagedBytes) % alignof(Tile) == 0 && Pipeline::kBarrierBytes % alignof(Tile) == 0);
+  static_assert((kStageBytes + kStagedBytes) % alignof(Tile) == 0 && Pipeline::kBarrierBytes % alignof(Tile) == 0 &&
+                kStashControlBytes % alignof(Tile) == 0);
 };
 
 struct Product {
@@ -293,6 +306,12 @@ __device__ void clear_rows(std::byte* stage, int first) {
   named_barrier_sync(kConsumerBarrier, kConsumerThreads);
 }
 
+// The sums of a tile's first or second half of columns.
+template <int kHalf>
+__device__ auto half_of(float (&c)[kTileCols / 2]) -> float (&)[kTileCols / 4] {
+  return *reinterpret_cast<float(*)[kTileCols / 4]>(&c[kHalf * kTileCols / 4]);
+}
+
 // k's 64 of a stage. kCols: 256, or 128 where a tile has no more.
 template <class L, int kCols>
 __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, float (&c)[kTileCols / 2]) {
@@ -303,7 +322,11 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
   for (int k = 0; k < kStepK / kProductDepth; ++k) {
     const uint64_t a_k = a + k * wgmma_descriptor_step<L::kAKMajor>();
     const uint64_t b_k = b + k * wgmma_descriptor_step<L::kBKMajor>();
-    if constexpr (kCols == kTileCols) {
+    if constexpr (kCols == kTileCols && L::kWritersApart) {
+      const uint64_t b_next = b_k + kTileCols / 2 / kPanel * kPanelBytes / 16;
+      wgmma_n128<!L::kAKMajor, !L::kBKMajor>(half_of<0>(c), a_k, b_k, accumulate || k > 0);
+      wgmma_n128<!L::kAKMajor, !L::kBKMajor>(half_of<1>(c), a_k, b_next, accumulate || k > 0);
+    } else if constexpr (kCols == kTileCols) {
       wgmma_n256<!L::kAKMajor, !L::kBKMajor>(c, a_k, b_k, accumulate || k > 0);
     } else {
       wgmma_n128<!L::kAKMajor, !L::kBKMajor>(c, a_k, b_k, accumulate || k > 0);
@@ -350,12 +373,14 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
 
 // The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16.
 template <class L>
-__device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging) {
+__device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging,
+                               const typename L::Stash& stash) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   const int warp_row = consumer * kPanel + warp * kWarpRows;
   std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * L::kWarpStagedBytes;
   typename L::Pipeline::Position at;
+  int parity = 0;  // of the stash
   float c[kTileCols / 2];
   for (;;) {
     pipeline.wait(at);  // a tile comes with its first stage
@@ -363,35 +388,21 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     if (tile.depth < 0) break;
     const int num_rows = tile.num_rows - warp_row;
     const int64_t first_row = tile.c_row + warp_row;
-    RowWeights weights{0.0F, 0.0F};  // asked for ahead of their use
-    if constexpr (L::kSwiGlu || L::kSwiGluBackward) {
-      const int row = static_cast<int>(threadIdx.x) % kWarp / 4;
-      const float* const row_weight = p.row_weight + first_row;
-      if (row < num_rows) weights.upper = row_weight[row];
-      if (row + 8 < num_rows) weights.lower = row_weight[row + 8];
-    }
-    const SwiGluRows pre_rows{.pre = p.pre + first_row * 2 * p.width + tile.c_col,
-                              .dpre = static_cast<__nv_bfloat16*>(p.c) + first_row * 2 * p.width + tile.c_col,
-                              .hidden_width = p.width,
-                              .num_rows = num_rows,
-                              .num_cols = min(tile.num_cols, kTileCols),
-                              .staged = staged};
-    if constexpr (L::kSwiGluBackward) {
-      pre_rows.fetch(0);
-      pre_rows.fetch(1);
-    }
+    float row_weight = 0.0F;  // of a row for each of the warp's first lanes; asked for ahead of its use
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    if (L::kHasWriters && lane < min(num_rows, kWarpRows)) row_weight = p.row_weight[first_row + lane];
     if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
       multiply_tile<L, kTileCols>(p, tile, pipeline, consumer, at, c);
     } else {
       multiply_tile<L, kTileCols / 2>(p, tile, pipeline, consumer, at, c);
     }
-    if constexpr (L::kSwiGluBackward) {
-      store_swiglu_gradients<kTileCols>(
-          c, weights, pre_rows, p.row_sums + static_cast<int64_t>(tile.c_col / kTileCols) * p.capacity + first_row);
-    } else if constexpr (L::kSwiGlu) {
-      write_swiglu_rows<kTileCols>(c, weights, num_rows, tile.num_cols,
-                                   static_cast<__nv_bfloat16*>(p.c) + first_row * 2 * p.width + tile.c_col,
-                                   p.hidden + first_row * p.width + tile.c_col, p.width, staged);
+    if constexpr (L::kHasWriters) {
+      stash.acquire(consumer, parity);
+      if (threadIdx.x == kWarpgroup) stash.header() = tile;
+      stage_columns<kTileCols, 0, kTileCols>(c, L::kSwiGlu ? kTileCols : tile.num_cols, stash.row(warp_row));
+      if (lane < kWarpRows) stash.row_weight(warp_row + lane) = row_weight;
+      stash.commit(consumer);
+      parity ^= 1;
     } else if constexpr (L::kRagged) {
       constexpr int kHalf = kTileCols / 2;
       __nv_bfloat16* const target = static_cast<__nv_bfloat16*>(p.c) + first_row * p.width + tile.c_col;
@@ -408,28 +419,76 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       }
     }
   }
+  if constexpr (L::kHasWriters) {
+    if (consumer == 0) {
+      stash.acquire(consumer, parity);
+      if (threadIdx.x == kWarpgroup) stash.header().depth = -1;
+      stash.commit(consumer);
+    }
+  }
+}
+
+// The writers: all rows of every tile that consumers leave in the stash.
+template <class L>
+__device__ void write_tiles(const Product& p, const typename L::Stash& stash, std::byte* rings) {
+  constexpr int kFirst = L::kWritersApart ? (1 + kConsumers) * kWarpgroup / kWarp : 1;  // of the block's warps
+  const int writer = static_cast<int>(threadIdx.x) / kWarp - kFirst;
+  for (int parity = 0;; parity ^= 1) {
+    stash.wait(0, parity);
+    const Tile tile = read_by_warp(stash.header());
+    if (tile.depth < 0) break;
+    const int64_t first = tile.c_row * 2 * p.width + tile.c_col;
+    const int num_rows = min(tile.num_rows, kTileRows);
+    if constexpr (L::kSwiGluBackward) {
+      write_swiglu_gradients(
+          stash, writer, parity, typename L::Ring{rings + writer * L::Ring::kBytes},
+          SwiGluTile{.pre = p.pre + first,
+                     .dpre = static_cast<__nv_bfloat16*>(p.c) + first,
+                     .dweight = p.row_sums + static_cast<int64_t>(tile.c_col / kTileCols) * p.capacity + tile.c_row,
+                     .hidden_width = p.width,
+                     .num_rows = num_rows,
+                     .num_cols = min(tile.num_cols, kTileCols)});
+    } else {
+      write_swiglu<kTileCols>(stash, writer, parity,
+                              SwiGluTargets{.pre = static_cast<__nv_bfloat16*>(p.c) + first,
+                                            .hidden = p.hidden + tile.c_row * p.width + tile.c_col,
+                                            .hidden_width = p.width,
+                                            .num_rows = num_rows,
+                                            .num_cols = tile.num_cols});
+    }
+  }
 }
 
 template <class L>
-__global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
+__global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
   std::byte* const staging = shared + L::kStageBytes;
   std::byte* const control = staging + L::kStagedBytes;
   const typename L::Pipeline pipeline(shared, control);
+  const typename L::Stash stash(staging, control + L::Pipeline::kBarrierBytes);
   if (threadIdx.x == 0) {
     if constexpr (L::kLoadsA) tma_prefetch_map(p.a);
     if constexpr (L::kLoadsB) tma_prefetch_map(p.b);
     pipeline.init(/*num_copiers=*/L::kGathers ? kWarpgroup : 0, /*num_releases=*/kConsumerWarps);
+    if constexpr (L::kHasWriters) stash.init();
   }
   __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    setmaxnreg_dec<Registers::kProducer>();
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
+  if (warpgroup == 0) {
+    setmaxnreg_dec<L::Registers::kProducer>();
     if (L::kGathers || threadIdx.x < kWarp) {
-      load_tiles<L>(p, pipeline, reinterpret_cast<Tile*>(control + L::Pipeline::kBarrierBytes));
+      load_tiles<L>(p, pipeline, reinterpret_cast<Tile*>(control + L::kControlBytes));
+    } else if constexpr (L::kHasWriters && !L::kWritersApart) {
+      write_tiles<L>(p, stash, staging + L::Stash::kBytes);
     }
+  } else if (!L::kWritersApart || warpgroup <= kConsumers) {
+    setmaxnreg_inc<L::Registers::kConsumer>();
+    multiply_tiles<L>(p, pipeline, staging, stash);
   } else {
-    setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles<L>(p, pipeline, staging);
+    if constexpr (L::kWritersApart) {
+      setmaxnreg_inc<L::Registers::kWriter>();
+      write_tiles<L>(p, stash, staging + L::Stash::kBytes);
+    }
   }
 }
 
@@ -438,7 +497,7 @@ void launch(Context& ctx, const Product& product, int64_t max_tiles) {
   NMOE_CHECK(max_tiles <= INT32_MAX / 2, "grouped linear of {} tiles", max_tiles);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
   allow_dynamic_shared(grouped_kernel<L>, L::kSharedBytes);
-  grouped_kernel<L><<<blocks, kThreads, L::kSharedBytes, ctx.stream>>>(product);
+  grouped_kernel<L><<<blocks, L::Registers::kThreads, L::kSharedBytes, ctx.stream>>>(product);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -35,19 +35,22 @@ __device__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-// How the registers of a block of producer and consumer warpgroups are divided. Refuses what the hardware would wait
-// for in vain.
-template <int kProducers, int kProducerRegs, int kConsumers, int kConsumerRegs>
+// How the registers of a block of producer and consumer warpgroups are divided, and of warpgroups that write what
+// consumers made, where there are such. Refuses what the hardware would wait for in vain.
+template <int kProducers, int kProducerRegs, int kConsumers, int kConsumerRegs, int kWriters = 0,
+          int kWriterRegs = kConsumerRegs>
 struct WarpgroupRegisters {
-  static constexpr int kThreads = (kProducers + kConsumers) * kWarpgroup;
-  static constexpr int kProducer = kProducerRegs, kConsumer = kConsumerRegs;
-  static constexpr int kTotal = (kProducers * kProducerRegs + kConsumers * kConsumerRegs) * kWarpgroup;
+  static constexpr int kThreads = (kProducers + kConsumers + kWriters) * kWarpgroup;
+  static constexpr int kProducer = kProducerRegs, kConsumer = kConsumerRegs, kWriter = kWriterRegs;
+  static constexpr int kTotal =
+      (kProducers * kProducerRegs + kConsumers * kConsumerRegs + kWriters * kWriterRegs) * kWarpgroup;
 
-  static_assert(is_register_count(kProducerRegs) && is_register_count(kConsumerRegs));
+  static_assert(is_register_count(kProducerRegs) && is_register_count(kConsumerRegs) && is_register_count(kWriterRegs));
   static_assert(kTotal <= kRegistersPerSm, "more registers than a multiprocessor has");
   static_assert(kTotal <= launch_registers(kThreads) * kThreads, "more registers than the block was launched with");
-  static_assert(kProducerRegs <= launch_registers(kThreads) && kConsumerRegs >= launch_registers(kThreads),
-                "producers give registers to consumers");
+  static_assert(kProducerRegs <= launch_registers(kThreads) && kConsumerRegs >= launch_registers(kThreads) &&
+                    kWriterRegs >= launch_registers(kThreads),
+                "producers give registers to the others");
 };
 
 }  // namespace nmoe::cuda::sm90

@@ -1,0 +1,217 @@
+// SwiGLU, forward and backward, by warps of its own beside the products of the next tile: the writers.
+//
+// The warpgroups that multiply leave a tile's sums rounded to BF16 in shared memory (TileStash) and go on. Writers read
+// them, backward with the pre-activations of their rows and columns, whose place their gradients take: 16 bytes a lane,
+// four rows of 64 columns a warp and instruction. Pre-activations come by asynchronous copies, several ahead.
+//
+// NOTE: not by loads ahead into registers: a warp counts what it waits for in six scoreboards, so that it waited for
+// the copies it had just asked for, 1,300 cycles for every four rows of 64 columns (H200, 2026-11-23).
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/shared_memory.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/sm90/epilogue.cuh"
+#include "ops/cuda/sm90/mbarrier.cuh"
+#include "ops/cuda/sm90/warpgroup.cuh"
+#include "ops/cuda/sm90/wgmma.cuh"
+
+namespace nmoe::cuda::sm90 {
+
+// One tile of kConsumers x 64 rows and kCols columns of BF16 in shared memory, a part of 64 rows for each warpgroup
+// that multiplies, with a weight for each row, and a Header that says which tile it is. Sides take turns at every part:
+// `parity` is 0 for a side's first tile, 1 for its second, 0 again.
+//
+//   warpgroup that multiplies, its part        kWriters warps that write, part by part
+//     acquire(part, parity)                      wait(part, parity)
+//     header() =   by part 0, then               read header() behind wait(0)
+//     row(i), row_weight(i) =                    read row(i), row_weight(i)
+//     commit(part)  by every warp                release(part)  by every warp
+template <int kConsumers, int kCols, int kWriters, class Header>
+class TileStash {
+ public:
+  static constexpr int kRowBytes = StagedRows<kCols>::kRowBytes;
+  static constexpr int kRows = kConsumers * kPanel;
+  static constexpr int kBytes = kRows * kRowBytes;
+  static constexpr int kControlBytes = static_cast<int>(sizeof(Header) + 2 * kConsumers * sizeof(uint64_t));
+  static_assert(sizeof(Header) % alignof(uint64_t) == 0, "mbarriers lie behind the header");
+  static_assert(kRowBytes >= kCols * 2 + static_cast<int>(sizeof(float)), "a row's weight lies behind it");
+
+  // `rows`: kBytes of shared memory, aligned to 16. `control`: kControlBytes of it, aligned as Header is, and to 8.
+  __device__ TileStash(std::byte* rows, std::byte* control)
+      : rows_(rows),
+        header_(reinterpret_cast<Header*>(control)),
+        full_(reinterpret_cast<uint64_t*>(control + sizeof(Header))),
+        empty_(full_ + kConsumers) {}
+
+  // By one thread, before a __syncthreads() that all threads pass.
+  __device__ void init() const {
+    for (int i = 0; i < kConsumers; ++i) {
+      mbarrier_init(&full_[i], kWarpgroup / kWarp);
+      mbarrier_init(&empty_[i], kWriters);
+    }
+    mbarrier_init_fence();
+  }
+
+  __device__ Header& header() const { return *header_; }
+  __device__ std::byte* row(int i) const { return rows_ + i * kRowBytes; }
+  __device__ float& row_weight(int i) const { return *reinterpret_cast<float*>(row(i) + kCols * 2); }
+
+  __device__ void acquire(int part, int parity) const { mbarrier_wait(&empty_[part], parity ^ 1); }
+  __device__ void commit(int part) const { arrive(&full_[part]); }
+  __device__ void wait(int part, int parity) const { mbarrier_wait(&full_[part], parity); }
+  __device__ void release(int part) const { arrive(&empty_[part]); }
+
+  // By a writer, the `writer`th of them: calls fn(row) with each row that this lane has of the tile's first `num_rows`,
+  // for all lanes together, rows that do not exist included. Waits for all parts but the first, and releases all.
+  template <class Fn>
+  __device__ void for_each_row(int writer, int parity, int num_rows, const Fn& fn) const {
+    int row = first_row(writer);
+    for (int part = 0; part < kConsumers; ++part) {
+      if (part > 0) wait(part, parity);
+      for (; row - lane_row() < min((part + 1) * kPanel, num_rows); row += kRowsApart) fn(row);
+      release(part);
+    }
+  }
+  // The first of those rows, and how far the next one is.
+  __device__ static int first_row(int writer) { return writer * kRowsAtOnce + lane_row(); }
+  static constexpr int kRowsAtOnce = 4;
+  static constexpr int kRowsApart = kWriters * kRowsAtOnce;
+
+ private:
+  __device__ static int lane_row() { return static_cast<int>(threadIdx.x) % kWarp / 8; }
+  __device__ static void arrive(uint64_t* barrier) {
+    __syncwarp();  // all lanes have written or read
+    if (threadIdx.x % kWarp == 0) mbarrier_arrive(barrier);
+  }
+
+  std::byte* rows_;
+  Header* header_;
+  uint64_t *full_, *empty_;
+};
+
+constexpr int kWriterChunk = 64;  // columns that a writer has of four rows at a time, eight a lane
+__device__ inline int writer_col() { return static_cast<int>(threadIdx.x) % 8 * 8; }
+
+// A tile's rows and columns in memory: everything begins at its first row and column.
+struct SwiGluTile {
+  const __nv_bfloat16* pre;  // rows of 2 hidden_width, aligned to 16 bytes: gates, `hidden_width` behind them what they
+  __nv_bfloat16* dpre;       // gate; = the same place, and may be the storage of pre
+  float* dweight;            // = of the rows, by the tile's columns alone
+  int64_t hidden_width;
+  int num_rows, num_cols;  // that exist; not more than the tile has
+};
+
+// Pre-activations on their way to a writer: for each lane 16 bytes of gates and of what they gate, kDepth times.
+template <int kDepth>
+struct SwiGluRing {
+  static constexpr int kVectorBytes = 16, kSlotBytes = 2 * kWarp * kVectorBytes, kBytes = kDepth * kSlotBytes;
+
+  std::byte* slots;  // kBytes of shared memory, the warp's own, aligned to 16
+
+  __device__ std::byte* gates(int slot) const {
+    return slots + slot * kSlotBytes + static_cast<int>(threadIdx.x) % kWarp * kVectorBytes;
+  }
+  __device__ std::byte* ups(int slot) const { return gates(slot) + kWarp * kVectorBytes; }
+};
+
+// dpre and dweight of a tile of gradients of what SwiGLU made, by writer number `writer`. The stash's part 0 was waited
+// for; all are released.
+template <class Stash, int kDepth>
+__device__ void write_swiglu_gradients(const Stash& stash, int writer, int parity, const SwiGluRing<kDepth>& ring,
+                                       const SwiGluTile& tile) {
+  const int col = writer_col();
+  const auto offset_of = [&](int row, int first) { return row * 2 * tile.hidden_width + first + col; };
+  int next_row = Stash::first_row(writer), next_first = 0, next_slot = 0;  // to be fetched
+  const auto fetch = [&] {
+    if (next_row < tile.num_rows && next_first + col < tile.num_cols) {
+      const __nv_bfloat16* const source = tile.pre + offset_of(next_row, next_first);
+      copy_async16(ring.gates(next_slot), source, true);
+      copy_async16(ring.ups(next_slot), source + tile.hidden_width, true);
+    }
+    commit_copies();
+    next_slot = next_slot + 1 < kDepth ? next_slot + 1 : 0;
+    next_first += kWriterChunk;
+    if (next_first >= tile.num_cols) {
+      next_first = 0;
+      next_row += Stash::kRowsApart;
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kDepth; ++i) fetch();
+  int slot = 0;
+  stash.for_each_row(writer, parity, tile.num_rows, [&](int row) {
+    const auto* const staged = reinterpret_cast<const __nv_bfloat16*>(stash.row(row)) + col;
+    const float weight = stash.row_weight(row);
+    float dweight = 0.0F;
+    for (int first = 0; first < tile.num_cols; first += kWriterChunk) {
+      wait_copies<kDepth - 1>();
+      if (row < tile.num_rows && first + col < tile.num_cols) {
+        float gate[8], up[8], dh[8], dgate[8], dup[8];
+        load8(reinterpret_cast<const __nv_bfloat16*>(ring.gates(slot)), gate);
+        load8(reinterpret_cast<const __nv_bfloat16*>(ring.ups(slot)), up);
+        load8(staged + first, dh);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const SwiGluGradient gradient = swiglu_backward<__nv_bfloat16>(gate[i], up[i], weight, dh[i]);
+          dgate[i] = gradient.gate;
+          dup[i] = gradient.up;
+          dweight += gradient.weight;
+        }
+        __nv_bfloat16* const target = tile.dpre + offset_of(row, first);
+        store8(target, dgate);
+        store8(target + tile.hidden_width, dup);
+      }
+      fetch();  // to where this lane alone has read
+      slot = slot + 1 < kDepth ? slot + 1 : 0;
+    }
+#pragma unroll
+    for (int offset = 1; offset < 8; offset *= 2) dweight += __shfl_xor_sync(kAllLanes, dweight, offset);
+    if (col == 0 && row < tile.num_rows) tile.dweight[row] = dweight;
+  });
+  wait_copies<0>();
+}
+
+// Where a tile of pre-activations and what SwiGLU makes of them go: everything begins at its first row and column.
+struct SwiGluTargets {
+  __nv_bfloat16* pre;     // = rows of 2 hidden_width, aligned to 16 bytes: gates, `hidden_width` behind them what they
+  __nv_bfloat16* hidden;  // gate; = rows of hidden_width, silu(gate) * up * weight
+  int64_t hidden_width;
+  int num_rows, num_cols;  // that exist; num_rows not more than the tile has, num_cols of gates
+};
+
+// The same of a tile of kCols columns whose first half are gates and whose second half what they gate.
+template <int kCols, class Stash>
+__device__ void write_swiglu(const Stash& stash, int writer, int parity, const SwiGluTargets& tile) {
+  constexpr int kHalf = kCols / 2;
+  const int col = writer_col();
+  stash.for_each_row(writer, parity, tile.num_rows, [&](int row) {
+    if (row >= tile.num_rows) return;
+    const auto* const staged = reinterpret_cast<const __nv_bfloat16*>(stash.row(row)) + col;
+    const float weight = stash.row_weight(row);
+    __nv_bfloat16* const pre = tile.pre + row * 2 * tile.hidden_width + col;
+    __nv_bfloat16* const hidden = tile.hidden + row * tile.hidden_width + col;
+#pragma unroll
+    for (int first = 0; first < kHalf; first += kWriterChunk) {
+      if (first + col >= tile.num_cols) continue;
+      const auto gates = *reinterpret_cast<const uint4*>(staged + first);
+      const auto ups = *reinterpret_cast<const uint4*>(staged + first + kHalf);
+      *reinterpret_cast<uint4*>(pre + first) = gates;
+      *reinterpret_cast<uint4*>(pre + first + tile.hidden_width) = ups;
+      float gate[8], up[8], made[8];
+      load8(reinterpret_cast<const __nv_bfloat16*>(&gates), gate);
+      load8(reinterpret_cast<const __nv_bfloat16*>(&ups), up);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) made[i] = swiglu<__nv_bfloat16>(gate[i], up[i]) * weight;
+      store8(hidden + first, made);
+    }
+  });
+}
+
+}  // namespace nmoe::cuda::sm90
