@@ -42,6 +42,41 @@
 
 namespace nmoe::cuda::sm90 {
 
+// Rotates heads of gradients back (Rope of ops/contracts/attention.h): the last 2 num_pairs values of each.
+struct GradientRotation {
+  const int32_t* positions;  // [T], or null: none
+  const float *cos, *sin;    // [positions, num_pairs]
+  int64_t num_positions;
+  bool halves;  // a pair is value i of one half and of the other; else side by side
+};
+// cos and sin of a token's pairs, kCount (1, 2 or a multiple of 4) from `pair` on; NaN where the tables have none.
+template <int kCount>
+__device__ void load_angles(const GradientRotation& rotation, int64_t token, int num_pairs, int pair,
+                            float (&c)[kCount], float (&s)[kCount]) {
+  constexpr int kVector = kCount < 4 ? kCount : 4;
+  struct alignas(kVector * 4) Vector {
+    float values[kVector];
+  };
+  const int64_t position = rotation.positions[token];
+  const bool known = position >= 0 && position < rotation.num_positions;
+  const int64_t at = (known ? position : 0) * num_pairs + pair;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kVector) {
+    const auto cosines = *reinterpret_cast<const Vector*>(rotation.cos + at + i);
+    const auto sines = *reinterpret_cast<const Vector*>(rotation.sin + at + i);
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) {
+      c[i + n] = known ? cosines.values[n] : CUDART_NAN_F;
+      s[i + n] = known ? sines.values[n] : CUDART_NAN_F;
+    }
+  }
+}
+__device__ inline void rotate_back(float& a, float& b, float c, float s) {
+  const float first = a * c + b * s;
+  b = b * c - a * s;
+  a = first;
+}
+
 struct BackwardArgs {
   CUtensorMap q, k, v, dout;     // head_map, boxes of 64 values of L::kRows or L::kKeys positions
   const float* lse;              // [B, H, padded S] in base 2
@@ -53,7 +88,9 @@ struct BackwardArgs {
   __nv_bfloat16 *dk, *dv;        // rows of a token dk_stride, dv_stride apart
   int64_t dk_stride, dv_stride;  // elements
   int num_seqs, seq_len, kv_heads, group;
+  int section;  // key/value heads whose blocks are worked on side by side
   float scale;
+  GradientRotation rotation;  // of keys
 };
 
 // kNarrow: for want of registers dout v^T is not multiplied before p is there, which is then kept as bf16 alone.
@@ -65,6 +102,7 @@ struct BackwardLayout {
   static constexpr int kConsumers = 2, kKeys = kConsumers * kPanel;
   using Registers = WarpgroupRegisters<1, 24, kConsumers, 240>;
   using Tiles = TileRange<kRows, kKeys>;
+  static constexpr int kRotated = kKeySize == 192 ? 64 : kKeySize;  // values of a head, its last, that RoPE rotates
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
 
   // Shared memory, bytes.
@@ -164,10 +202,12 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
     ticket = __shfl_sync(kAllLanes, ticket, 0);
     BackwardWork work{-1, 0, 0, 0, 0};
     if (ticket < tickets) {
-      const int head = ticket / blocks;
+      const int section = ticket / (a.section * blocks), place = ticket % (a.section * blocks);
+      const int heads = min(a.section, a.num_seqs * a.kv_heads - section * a.section);
+      const int head = section * a.section + place % heads;
       work.seq = head / a.kv_heads;
       work.kv_head = head % a.kv_heads;
-      work.block = blocks - 1 - ticket % blocks;
+      work.block = place / heads;
       work.first_tile = tiles.first_tile(work.block);
       work.end_tile = tiles.end_tile(work.block, a.lows == nullptr ? nullptr : a.lows + int64_t{padded} * work.seq);
     }
@@ -192,12 +232,12 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
                  &control.keys_full);
       }
 #pragma unroll 1
-      for (int g = 0; g < a.group; ++g) {
-        const int head = work.kv_head * a.group + g;
-        const int64_t stats = (int64_t{work.seq} * a.kv_heads * a.group + head) * padded;
+      for (int tile = work.end_tile - 1; tile >= work.first_tile; --tile) {
+        const int row = tile * L::kRows;
 #pragma unroll 1
-        for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
-          const int row = tile * L::kRows;
+        for (int g = 0; g < a.group; ++g) {
+          const int head = work.kv_head * a.group + g;
+          const int64_t stats = (int64_t{work.seq} * a.kv_heads * a.group + head) * padded;
           uint64_t* full = &control.query_full[query.stage];
           mbarrier_wait(&control.query_empty[query.stage], query.parity ^ 1);
           mbarrier_arrive_expect_tx(full, L::kQueryBytes + L::kStatBytes * (a.lows == nullptr ? 1 : 2));
@@ -237,13 +277,14 @@ __device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shar
     const BackwardWork work = control.work;
     mbarrier_arrive(&control.work_empty);
     if (work.seq < 0) return;
+    const int32_t* const lows = a.lows == nullptr ? nullptr : a.lows + int64_t{row_tiles} * L::kRows * work.seq;
 #pragma unroll 1
-    for (int g = 0; g < a.group; ++g) {
-      const int64_t head = (int64_t{work.seq} * a.kv_heads + work.kv_head) * a.group + g;
+    for (int tile = work.end_tile - 1; tile >= work.first_tile; --tile) {
+      const int turn = work.block - L::Tiles::first_block(tile, lows);
 #pragma unroll 1
-      for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+      for (int g = 0; g < a.group; ++g) {
+        const int64_t head = (int64_t{work.seq} * a.kv_heads + work.kv_head) * a.group + g;
         const int64_t place = (head * row_tiles + tile) * 2 + half;
-        const int turn = L::Tiles::last_block(tile) - work.block;
         if (turn > 0) {
           while (load_acquire(a.turns + place) < turn) {
           }
@@ -305,6 +346,31 @@ __device__ void multiply_scores(const std::byte* keys, const std::byte* rows, fl
   }
 }
 
+// Row h of the two that this thread has of dk, whose whole head is rotated.
+template <class L>
+__device__ void rotate_keys(const GradientRotation& rotation, int64_t token, int h, float (&dk)[L::kKeySize / 2]) {
+  constexpr int kPairs = L::kKeySize / 2;
+  const int place = static_cast<int>(threadIdx.x) % 4;
+  if (rotation.halves) {
+#pragma unroll
+    for (int j = 0; j < L::kKeySize / 16; ++j) {
+      float c[2], s[2];
+      load_angles<2>(rotation, token, kPairs, 8 * j + 2 * place, c, s);
+      float* const first = dk + 4 * j + 2 * h;
+      float* const second = first + L::kKeySize / 4;
+      rotate_back(first[0], second[0], c[0], s[0]);
+      rotate_back(first[1], second[1], c[1], s[1]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < L::kKeySize / 8; ++j) {
+      float c[1], s[1];
+      load_angles<1>(rotation, token, kPairs, 4 * j + place, c, s);
+      rotate_back(dk[4 * j + 2 * h], dk[4 * j + 2 * h + 1], c[0], s[0]);
+    }
+  }
+}
+
 template <class L>
 __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>& shared) {
   constexpr int kRows = L::kRows, kScoreValues = kRows / 2;
@@ -338,7 +404,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
     wgmma_fence();
     multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
     wgmma_commit_group();
-    int tile = work.first_tile, before = -1;
+    int tile = work.end_tile - 1, g = 0, before = -1;
 #pragma unroll 1
     for (int i = 0;; ++i) {
       const int row0 = tile * kRows;
@@ -514,7 +580,10 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       query = next;
       dout.template advance<L::kDoutStages>();
       if constexpr (L::kScoreBuffers == 2) buffer ^= 1;
-      if (++tile == work.end_tile) tile = work.first_tile;
+      if (++g == a.group) {
+        g = 0;
+        --tile;
+      }
       if (i + 1 == count) break;
       mbarrier_wait(&control.query_full[query.stage], query.parity);
       wgmma_fence();
@@ -533,6 +602,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       const int64_t token = int64_t{work.seq} * a.seq_len + row + 8 * h;
       __nv_bfloat16* const dk_row = a.dk + token * a.dk_stride + work.kv_head * L::kKeySize + lane % 4 * 2;
       __nv_bfloat16* const dv_row = a.dv + token * a.dv_stride + work.kv_head * L::kValueSize + lane % 4 * 2;
+      if (a.rotation.positions != nullptr) rotate_keys<L>(a.rotation, token, h, dk);
 #pragma unroll
       for (int j = 0; j < L::kKeySize / 8; ++j) {
         *reinterpret_cast<uint32_t*>(dk_row + 8 * j) =
@@ -642,52 +712,78 @@ struct FinishArgs {
   int64_t dq_stride;
   float scale;
   int num_seqs, seq_len, heads, row_tiles;
+  GradientRotation rotation;
 };
-// A block a tile of rows of a head. A thread turns what four threads of a consumer had of two rows into 8 values of
-// each.
+// Where 8 values of rows 16 i and 16 i + 8 are in a tile's sums: which half, and which of a thread's float4.
 template <class L>
-__global__ void __launch_bounds__(256) attention_finish_kernel(const FinishArgs a) {
-  constexpr int kChunks = L::kHalfSums / kWarpgroup / 4;  // of float4, a thread
+__device__ int2 place_of_sums(int row, int column) {
+  if constexpr (L::kRows == 128) {
+    return make_int2(row / 64, column / 8);
+  } else if constexpr (L::kKeySize == 192) {
+    return column / 64 == 1 ? make_int2(column % 64 / 32, 8 + column % 32 / 8) : make_int2(column / 128, column % 64 / 8);
+  } else {
+    return make_int2(column / (L::kKeySize / 2), column % (L::kKeySize / 2) / 8);
+  }
+}
+template <class L>
+constexpr int kFinishThreads = L::kKeySize == 192 ? 192 : 256;
+
+// A block a tile of rows of a head. A thread turns what four threads of a consumer had of two rows into 16 values of
+// each: 8 pairs, where they are rotated.
+template <class L>
+__global__ void __launch_bounds__(kFinishThreads<L>) attention_finish_kernel(const FinishArgs a) {
+  constexpr int kColumns = L::kKeySize / 16, kRotated = L::kRotated, kPairs = kRotated / 2;
   const int tile = static_cast<int>(blockIdx.x % a.row_tiles);
   const int64_t at = blockIdx.x / a.row_tiles;
   const int head = static_cast<int>(at % a.heads), seq = static_cast<int>(at / a.heads);
   const auto* const sums = reinterpret_cast<const float4*>(a.dq_sums + int64_t{blockIdx.x} * 2 * L::kHalfSums);
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * kChunks * (kWarpgroup / 4); i += 256) {
-    const int c8 = i % 8, rest = i / 8;  // neighbours have chunks of one row
-    constexpr int kBlocks = kChunks >= 8 ? kChunks / 8 : 1;
-    int half, chunk, quad;
-    if constexpr (kChunks % 8 == 0) {
-      quad = rest % 32;
-      chunk = rest / 32 % kBlocks * 8 + c8;
-      half = rest / 32 / kBlocks;
-    } else {  // 4 or 12 chunks
-      const int all = i % kChunks;
-      chunk = all;
-      quad = i / kChunks % 32;
-      half = i / kChunks / 32;
-    }
-    int row = quad / 8 * 16 + quad % 8, column;
-    if constexpr (L::kRows == 128) {
-      row += half * 64;
-      column = chunk * 8;
-    } else if constexpr (L::kKeySize == 192) {
-      column = chunk < 8 ? half * 128 + chunk * 8 : 64 + half * 32 + (chunk - 8) * 8;
-    } else {
-      column = half * (L::kKeySize / 2) + chunk * 8;
-    }
-    const float4* const source = sums + half * (L::kHalfSums / 4) + chunk * kWarpgroup + quad * 4;
-    uint32_t low[4], high[4];
+  const bool rotates = a.rotation.positions != nullptr;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < L::kRows / 2 * kColumns; i += kFinishThreads<L>) {
+    const int quad = i / kColumns, row = quad / 8 * 16 + quad % 8;
+    // The first 8 pairs of those that are rotated are this thread's, or two chunks of what is not, and so on.
+    const int pair = i % kColumns * 8 - (L::kKeySize - kRotated) / 2;
+    const bool rotated = rotates && pair >= 0;
+    const bool halves = rotated && a.rotation.halves;
+    const int first = L::kKeySize - kRotated + (halves ? pair : 2 * pair), second = first + (halves ? kPairs : 8);
+    float x[2][2][8];  // rows, chunks
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float4 x = source[t];
-      low[t] = pack(a.scale * x.x, a.scale * x.y);
-      high[t] = pack(a.scale * x.z, a.scale * x.w);
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      const int2 place = place_of_sums<L>(row, chunk == 0 ? first : second);
+      const float4* const source = sums + place.x * (L::kHalfSums / 4) + place.y * kWarpgroup + quad % 32 * 4;
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const float4 sum = source[t];
+        x[0][chunk][2 * t] = a.scale * sum.x;
+        x[0][chunk][2 * t + 1] = a.scale * sum.y;
+        x[1][chunk][2 * t] = a.scale * sum.z;
+        x[1][chunk][2 * t + 1] = a.scale * sum.w;
+      }
     }
-    row += tile * L::kRows;
-    __nv_bfloat16* const target = a.dq + (int64_t{seq} * a.seq_len + row) * a.dq_stride + head * L::kKeySize + column;
-    if (row < a.seq_len) *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
-    if (row + 8 < a.seq_len) {
-      *reinterpret_cast<uint4*>(target + 8 * a.dq_stride) = make_uint4(high[0], high[1], high[2], high[3]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int place = tile * L::kRows + row + 8 * h;
+      if (place >= a.seq_len) continue;
+      const int64_t token = int64_t{seq} * a.seq_len + place;
+      if (rotated) {
+        float c[8], s[8];
+        load_angles<8>(a.rotation, token, kPairs, pair, c, s);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          if (halves) {
+            rotate_back(x[h][0][n], x[h][1][n], c[n], s[n]);
+          } else {
+            rotate_back(x[h][n / 4][n % 4 * 2], x[h][n / 4][n % 4 * 2 + 1], c[n], s[n]);
+          }
+        }
+      }
+      __nv_bfloat16* const target = a.dq + token * a.dq_stride + head * L::kKeySize;
+#pragma unroll
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        const float* const y = x[h][chunk];
+        *reinterpret_cast<uint4*>(target + (chunk == 0 ? first : second)) =
+            make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+      }
     }
   }
 }
