@@ -1,4 +1,4 @@
-// Launchers of attention_backward.cuh, where the kernels are.
+// Launchers of the kernels of attention_backward.cuh and attention_backward_passes.cuh.
 #include <algorithm>
 
 #include "ops/cuda/primitives/elements.cuh"
@@ -7,13 +7,15 @@
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/sm90/attention_backward.cuh"
+#include "ops/cuda/sm90/attention_backward_passes.cuh"
+#include "ops/cuda/sm90/gradient_rotation.cuh"
 #include "ops/cuda/vendor/tensor_map.h"
 
 namespace nmoe::cuda::sm90 {
 namespace {
 
-// Key/value heads whose blocks are worked on side by side.
-constexpr int kSection = 8;
+// Key/value heads whose blocks are worked on side by side, where several query heads share each.
+constexpr int kSharedSection = 8;
 
 HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
   return {.data = x.rows_raw(),
@@ -87,7 +89,8 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
                           .seq_len = S,
                           .kv_heads = G,
                           .group = H / G,
-                          .section = kSection,
+                          .order = H == G ? BackwardOrder::kLastKeysFirst : BackwardOrder::kFirstKeysFirst,
+                          .section = H == G ? 1 : kSharedSection,
                           .scale = static_cast<float>(shape.scale),
                           .rotation = args.rope_keys ? rotation : GradientRotation{}};
   const int64_t tickets = int64_t{B} * G * tiles.key_blocks();
