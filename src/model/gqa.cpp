@@ -123,8 +123,9 @@ void GroupedQueryAttention::backward(const Pass& pass, const CodedRows& dy, Tens
                           .dout = dout,
                           .dq = dq,
                           .dk = dk,
-                          .dv = dv});
-  ops.rope_backward(pass.rotation(heads_of(dqkv, 0, H + G, C), C, config_.rope.layout));
+                          .dv = dv,
+                          .rope = pass.rotation({}, C, config_.rope.layout),
+                          .rope_keys = true});
   if (q_norm_) q_norm_->backward(pass, dq, dq);
   if (k_norm_) k_norm_->backward(pass, dk, dk);
 

@@ -172,7 +172,8 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
                           .dout = dout,
                           .dq = dq,
                           .dk = dk,
-                          .dv = dv});
+                          .dv = dv,
+                          .rope = pass.rotation({}, P, config_.rope.layout, N)});
 
   // Keys and values: through the shared rotated part, and through the latent.
   const Tensor dkv = pass.push({T, H, N + U});
@@ -183,7 +184,6 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
   kv_norm_.backward(pass, dkv_latent, d.kv_latent);
 
   // Queries.
-  ops.rope_backward(pass.rotation(dq, P, config_.rope.layout, N));
   if (q_low_rank_) {
     const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
     q_low_rank_->up.backward(ops, saved_.q_latent, dq.reshape({T, H * (N + P)}), dq_latent);

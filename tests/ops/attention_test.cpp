@@ -110,6 +110,48 @@ TEST(Attention, ForwardIsTheDefinition) {
   }
 }
 
+// q and k out of rotations, of the values behind the first, whose gradients are asked for before these.
+TEST(Attention, BackwardRotatesGradientsBack) {
+  for (const RopeLayout layout : {RopeLayout::kInterleaved, RopeLayout::kHalfSplit}) {
+    for (const Case& c : {Case{"", 2, 6, 4, 2, 5, 3, 0}, Case{"", 1, 70, 1, 1, 5, 2, 3}}) {
+      TensorPool pool;
+      const Problem problem = make_problem(pool, c);
+      AttentionBackward backward = problem.backward;
+      backward.rope = {.positions = pool.random_ints({c.B * c.S}, 9),
+                       .cos = pool.normal({9, 2}),
+                       .sin = pool.normal({9, 2}),
+                       .rope_offset = 1,
+                       .layout = layout};
+      for (const bool keys : {false, true}) {
+        backward.rope_keys = keys;
+        const Tensor q = pool.normal(backward.q.shape()), k = pool.normal(backward.k.shape());
+        const auto ops = cpu_device();
+        AttentionForward forward = problem.forward;
+        const auto rotated = [&](Tensor from, Tensor to) {
+          ops->copy({from, to});
+          Rope rope = backward.rope;
+          rope.x = to;
+          ops->rope_forward(rope);
+        };
+        const auto loss = [&] {
+          rotated(q, forward.q);
+          if (keys) {
+            rotated(k, forward.k);
+          } else {
+            ops->copy({k, forward.k});
+          }
+          ops->attention_forward(forward);
+          return dot(forward.out, backward.dout);
+        };
+        loss();
+        ops->attention_backward(backward);
+        EXPECT_TRUE(gradient_matches(loss, q, backward.dq)) << "dq";
+        EXPECT_TRUE(gradient_matches(loss, k, backward.dk)) << "dk";
+      }
+    }
+  }
+}
+
 TEST(Attention, BackwardMatchesFiniteDifferences) {
   for (const Case& c : kSmallCases) {
     SCOPED_TRACE(c.name);

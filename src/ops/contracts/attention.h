@@ -52,6 +52,10 @@ struct AttentionBackward {
   Tensor dq;                 // = [T, H, Dk], apart
   Tensor dk;                 // = [T, G, Dk], apart
   Tensor dv;                 // = [T, G, Dv], apart
+  // Where its positions are defined, q is what rope_forward has made of it so, and dq the gradient before that: as
+  // rope_backward would make it, but rotated before it is rounded where Hopper's own kernels do it. x is not used.
+  Rope rope = {};
+  bool rope_keys = false;  // k and dk too
 };
 
 // Causal attention, forward only, to documents of which some begin alike and have that beginning once. Piece n is the

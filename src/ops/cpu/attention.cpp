@@ -329,9 +329,16 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
                            panels[thread].data<Real>());
     }
   });
-  if (num_partials == 0) return;
-  add_up<Real>(ctx, dk_partials, args.dk);
-  add_up<Real>(ctx, dv_partials, args.dv);
+  if (num_partials > 0) {
+    add_up<Real>(ctx, dk_partials, args.dk);
+    add_up<Real>(ctx, dv_partials, args.dv);
+  }
+  if (!args.rope.positions.defined()) return;
+  Rope rope = args.rope;
+  rope.x = args.dq;
+  rope_backward<Real>(ctx, rope);
+  rope.x = args.dk;
+  if (args.rope_keys) rope_backward<Real>(ctx, rope);
 }
 
 NMOE_CPU_INSTANTIATE(attention_forward, AttentionForward)

@@ -447,6 +447,13 @@ inline AttentionEngine attention_engine(const KernelSet& kernels, const Attentio
              ? AttentionEngine::kCudnn
              : AttentionEngine::kPlain;
 }
+// What our own rotate back themselves: all of a head, or the last 64 of 192 values, where keys come out as they are.
+constexpr int64_t sm90_attention_rotated(int64_t key_size) { return key_size == 192 ? 64 : key_size; }
+inline bool sm90_attention_rotates(const AttentionBackward& args) {
+  const int64_t key_size = args.q.dim(2), rotated = sm90_attention_rotated(key_size);
+  return args.rope.positions.defined() && args.rope.cos.dim(0) > 0 && 2 * args.rope.cos.dim(1) == rotated &&
+         args.rope.rope_offset == key_size - rotated && (!args.rope_keys || key_size == rotated);
+}
 // Where each token's document begins, [T] I32; undefined without documents.
 inline Tensor claim_first_keys(ArenaScope& scope, const AttentionShape& shape) {
   return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs * shape.seq_len}) : Tensor();

@@ -132,6 +132,51 @@ TEST_F(CudaAttention, MatchesTheCpu) {
   }
 }
 
+// Of whole heads, of the last values of MLA's, and of others' heads, by whichever kernels.
+TEST_F(CudaAttention, RotatesGradientsBack) {
+  struct Rotated {
+    Case sizes;
+    int64_t offset, pairs;
+    bool keys;
+  };
+  const int64_t kPositions = 400;
+  for (const auto& [c, offset, pairs, keys] :
+       {Rotated{{"heads of 64", 2, 300, 4, 2, 64, 64, 0}, 0, 32, true},
+        Rotated{{"heads of 128, shared", 2, 333, 8, 2, 128, 128, 100}, 0, 64, true},
+        Rotated{{"MLA's", 2, 200, 3, 3, 192, 128, 0}, 128, 32, false},
+        Rotated{{"heads of 64, queries alone", 1, 130, 2, 1, 64, 64, 0}, 0, 32, false},
+        Rotated{{"a part of heads of 64", 1, 130, 2, 1, 64, 64, 0}, 16, 16, true},
+        Rotated{{"all of MLA's keys", 1, 130, 2, 2, 192, 128, 0}, 128, 32, true},
+        Rotated{{"heads of 48", 1, 130, 2, 1, 48, 48, 0}, 0, 24, true},
+        Rotated{{"heads of 20", 1, 70, 2, 1, 20, 20, 0}, 4, 8, true}}) {
+    for (const RopeLayout layout : {RopeLayout::kInterleaved, RopeLayout::kHalfSplit}) {
+      for (const DType act : {DType::kF32, DType::kBF16}) {
+        SCOPED_TRACE(fmt::format("{}, {}, {}", c.name, dtype_name(act), layout == RopeLayout::kHalfSplit));
+        TensorPool pool(DType::kF32);
+        Problem problem = make_problem(pool, c);
+        problem.backward.rope = {.positions = pool.random_ints({c.B * c.S}, kPositions),
+                                 .cos = pool.normal({kPositions, pairs}),
+                                 .sin = pool.normal({kPositions, pairs}),
+                                 .rope_offset = offset,
+                                 .layout = layout};
+        problem.backward.rope_keys = keys;
+        Problem device = up(problem, act);
+        Rope& rope = device.backward.rope = problem.backward.rope;
+        for (Tensor* x : {&rope.positions, &rope.cos, &rope.sin}) *x = CudaTest::up(*x);
+        device.backward.rope_keys = keys;
+        forward(device);
+        backward(device);
+        cpu().attention_forward(problem.forward);
+        cpu().attention_backward(problem.backward);
+        const double tolerance = act == DType::kF32 ? 2e-5 : 1.5e-2;
+        EXPECT_LE(worst_error(down(device.backward.dq), problem.backward.dq), tolerance) << "dq";
+        EXPECT_LE(worst_error(down(device.backward.dk), problem.backward.dk), tolerance) << "dk";
+        EXPECT_LE(worst_error(down(device.backward.dv), problem.backward.dv), tolerance) << "dv";
+      }
+    }
+  }
+}
+
 // Scores of hundreds: exp would overflow without the running maximum.
 TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
   for (const DType act : {DType::kF32, DType::kBF16}) {

@@ -132,6 +132,15 @@ void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+void rotate_back(Context& ctx, const AttentionBackward& args) {
+  if (!args.rope.positions.defined()) return;
+  Rope rope = args.rope;
+  rope.x = args.dq;
+  rope_backward(ctx, rope);
+  rope.x = args.dk;
+  if (args.rope_keys) rope_backward(ctx, rope);
+}
+
 }  // namespace
 
 void attention_forward(Context& ctx, const AttentionForward& args) {
@@ -167,11 +176,14 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   const AttentionEngine engine = attention_engine(kKernels, args);
   if constexpr (kKernels.has_sm90()) {
     if (engine == AttentionEngine::kSm90) {
-      return sm90::attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+      sm90::attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+      if (!sm90_attention_rotates(args)) rotate_back(ctx, args);
+      return;
     }
   }
   if (engine == AttentionEngine::kCudnn) {
-    return ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    return rotate_back(ctx, args);
   }
   const Tensor spans = claim_spans(scope, g.T), delta = scope.allocate(DType::kF32, args.lse.shape());
   if (ctx.counting()) return;
@@ -185,6 +197,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
     find_delta<__nv_bfloat16>(g, args, delta.data<float>(), ctx.stream);
   }
   plain_attention_backward(g, args, delta.data<float>(), ctx.stream);
+  rotate_back(ctx, args);
 }
 
 }  // namespace nmoe::cuda

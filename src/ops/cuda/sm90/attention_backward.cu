@@ -1,4 +1,4 @@
-// Launchers of attention_backward.cuh, where the kernels are.
+// Launchers of the kernels of attention_backward.cuh and attention_backward_passes.cuh.
 #include <algorithm>
 
 #include "ops/cuda/primitives/elements.cuh"
@@ -7,10 +7,15 @@
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/sm90/attention_backward.cuh"
+#include "ops/cuda/sm90/attention_backward_passes.cuh"
+#include "ops/cuda/sm90/gradient_rotation.cuh"
 #include "ops/cuda/vendor/tensor_map.h"
 
 namespace nmoe::cuda::sm90 {
 namespace {
+
+// Key/value heads whose blocks are worked on side by side, where query heads share each.
+constexpr int kSection = 8;
 
 HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
   return {.data = x.rows_raw(),
@@ -24,7 +29,7 @@ HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
 template <class L>
 void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
             const Sm90AttentionScratch& scratch) {
-  static_assert(L::kRows == sm90_attention_rows(L::kKeySize));
+  static_assert(L::kRows == sm90_attention_rows(L::kKeySize) && L::kRotated == sm90_attention_rotated(L::kKeySize));
   const AttentionShape& shape = args.shape;
   const auto B = static_cast<int>(shape.num_seqs), S = static_cast<int>(shape.seq_len);
   const auto H = static_cast<int>(args.q.dim(1)), G = static_cast<int>(args.k.dim(1));
@@ -52,6 +57,20 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
       <<<static_cast<unsigned>(ceil_div<int64_t>(row_threads, 256)), 256, 0, ctx.stream>>>(prepare);
   NMOE_CUDA_CHECK(cudaGetLastError());
 
+  GradientRotation rotation{};
+  if (sm90_attention_rotates(args)) {
+    const Rope& rope = args.rope;
+    NMOE_CHECK(rope.positions.dim(0) == int64_t{B} * S && rope.sin.shape() == rope.cos.shape() &&
+                   aligned16(rope.cos.raw()) && aligned16(rope.sin.raw()),
+               "attention's rope: positions {}, tables {} and {}", rope.positions.shape(), rope.cos.shape(),
+               rope.sin.shape());
+    rotation = {.positions = rope.positions.data<int32_t>(),
+                .cos = rope.cos.data<float>(),
+                .sin = rope.sin.data<float>(),
+                .num_positions = rope.cos.dim(0),
+                .halves = rope.layout == RopeLayout::kHalfSplit};
+  }
+
   const BackwardArgs main{.q = head_map(head_rows(shape, args.q), L::kRows),
                           .k = head_map(head_rows(shape, args.k), L::kKeys),
                           .v = head_map(head_rows(shape, args.v), L::kKeys),
@@ -70,7 +89,9 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
                           .seq_len = S,
                           .kv_heads = G,
                           .group = H / G,
-                          .scale = static_cast<float>(shape.scale)};
+                          .section = kSection,
+                          .scale = static_cast<float>(shape.scale),
+                          .rotation = args.rope_keys ? rotation : GradientRotation{}};
   const int64_t tickets = int64_t{B} * G * tiles.key_blocks();
   allow_dynamic_shared(attention_backward_kernel<L>, L::kSharedBytes);
   attention_backward_kernel<L><<<static_cast<unsigned>(std::min<int64_t>(tickets, ctx.num_sms)), L::Registers::kThreads,
@@ -84,8 +105,9 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
                           .num_seqs = B,
                           .seq_len = S,
                           .heads = H,
-                          .row_tiles = tiles.row_tiles()};
-  attention_finish_kernel<L><<<static_cast<unsigned>(row_tiles), 256, 0, ctx.stream>>>(finish);
+                          .row_tiles = tiles.row_tiles(),
+                          .rotation = rotation};
+  attention_finish_kernel<L><<<static_cast<unsigned>(row_tiles), kFinishThreads<L>, 0, ctx.stream>>>(finish);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -99,14 +121,21 @@ void attention_backward(Context& ctx, const AttentionBackward& args, const Tenso
     NMOE_CHECK(aligned16(x->rows_raw()), "attention of rows that are not aligned to 16 bytes");
   }
   const int64_t key_size = args.q.dim(2), value_size = args.v.dim(2);
-  if (key_size == 64 && value_size == 64) {
-    return launch<BackwardLayout<64, 64, 128, 2, 2, true>>(ctx, args, first_keys, scratch);
+  const auto start = [&]<bool kShared>() {
+    if (key_size == 64 && value_size == 64) {
+      return launch<BackwardLayout<64, 64, 128, 2, 2, true, kShared>>(ctx, args, first_keys, scratch);
+    }
+    if (key_size == 128 && value_size == 128) {
+      return launch<BackwardLayout<128, 128, 64, 2, 1, true, kShared>>(ctx, args, first_keys, scratch);
+    }
+    NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
+    launch<BackwardLayout<192, 128, 64, 2, 1, true, kShared>>(ctx, args, first_keys, scratch);
+  };
+  if (args.q.dim(1) > args.k.dim(1)) {
+    start.template operator()<true>();
+  } else {
+    start.template operator()<false>();
   }
-  if (key_size == 128 && value_size == 128) {
-    return launch<BackwardLayout<128, 128, 64, 2, 1, true>>(ctx, args, first_keys, scratch);
-  }
-  NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
-  launch<BackwardLayout<192, 128, 64, 2, 1, true>>(ctx, args, first_keys, scratch);
 }
 
 }  // namespace nmoe::cuda::sm90

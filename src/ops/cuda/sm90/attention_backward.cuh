@@ -6,21 +6,35 @@
 // (arXiv 2307.08691, algorithm 2; the division of work is FlashAttention-3's, arXiv 2407.08608.) Three kernels:
 //
 //   prepare   delta, lse in base 2, the first visible key of each row, all of whole tiles; counters to zero
-//   main      dk and dv, and the sums of dq in F32
+//   main      dk and dv, and the sums of dq in F32: this file
 //   finish    dq out of its sums
 //
+// (prepare and finish: attention_backward_passes.cuh)
+//
+// dq and dk are rotated back by RoPE's angles, if asked, before they are rounded.
+//
 // The main kernel is persistent: one block a multiprocessor takes tickets, each a block of 128 keys of one key/value
-// head. It keeps dk and dv of it in registers and goes through the tiles of queries that see it, from the diagonal on,
-// of all query heads that share it. Its first warp loads by TMA. Two consumer warpgroups have 64 keys each and work on
+// head. It keeps dk and dv of it in registers and goes through the tiles of queries that see it, of all query heads
+// that share it. Its first warp loads by TMA. Two consumer warpgroups have 64 keys each and work on
 // transposed scores, keys by rows, so that p^T is an operand in registers; ds^T goes to shared memory, where it is an
 // operand of dk by rows and of dq by columns. They share the columns (or rows) of a tile's dq.
 //
-// The same bits every time: blocks of keys add to a tile of dq in one order, from the last that it sees to the first.
-// Two warps of the first warpgroup do that, a half of the tile each: they wait for its turn (a counter of blocks that
-// have added), add by a bulk reduction, or store where they are the first, and count. A block of keys begins with the
-// tile of which it is the first, and reaches the next one when the block behind it has just added to it. So with
-// tickets from a sequence's last block to its first, turns are seldom waited for; and as tickets are taken in order, a
-// block waits only for blocks that have begun.
+// The same bits every time: blocks of keys add to a tile of dq in one order. Two warps of the first warpgroup do that,
+// a half of the tile each: they wait for its turn (a counter of blocks that have added), add by a bulk reduction, or
+// store where they are the first, and count. Tickets are in the order of turns, so that a block waits only for blocks
+// that have begun.
+//
+// Where each query head has keys of its own: a head behind the other, from a sequence's last block of keys, each block
+// from the diagonal on. It begins with the tile of which it is the first, and reaches the next when the block behind it
+// has just added to it, so that turns are seldom waited for. The longest blocks come last.
+//
+// Where query heads share keys, such blocks would be longer still, and soon at different heads, all in memory. So: a
+// section of heads at a time, the first and longest blocks first, each from the last rows on, a tile of all query heads
+// of the group before the next. Blocks of a section work on the same few tiles, which stay in L2 with the sums of their
+// dq, and the last blocks are short.
+//
+// A consumer's lane 0 releases what the others have read of a stage (lse, lows, delta) too: they have, before the
+// tile's second barrier of both consumers. compute-sanitizer's racecheck does not see that.
 //
 // Masks: tiles that nothing is seen of are never loaded. Rows beyond the sequence have lse = inf, thus p = 0.
 //
@@ -35,6 +49,7 @@
 
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/sm90/attention_tiles.cuh"
+#include "ops/cuda/sm90/gradient_rotation.cuh"
 #include "ops/cuda/sm90/mbarrier.cuh"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/warpgroup.cuh"
@@ -53,18 +68,23 @@ struct BackwardArgs {
   __nv_bfloat16 *dk, *dv;        // rows of a token dk_stride, dv_stride apart
   int64_t dk_stride, dv_stride;  // elements
   int num_seqs, seq_len, kv_heads, group;
+  int section;  // key/value heads whose blocks are worked on side by side, where query heads share them
   float scale;
+  GradientRotation rotation;  // of keys
 };
 
 // kNarrow: for want of registers dout v^T is not multiplied before p is there, which is then kept as bf16 alone.
-template <int kKeySize_, int kValueSize_, int kRows_, int kQueryStages_, int kScoreBuffers_, bool kNarrow_>
+// kShared: several query heads share keys.
+template <int kKeySize_, int kValueSize_, int kRows_, int kQueryStages_, int kScoreBuffers_, bool kNarrow_,
+          bool kShared_>
 struct BackwardLayout {
   static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_, kRows = kRows_;
   static constexpr int kQueryStages = kQueryStages_, kDoutStages = 2, kScoreBuffers = kScoreBuffers_;
-  static constexpr bool kNarrow = kNarrow_;
+  static constexpr bool kNarrow = kNarrow_, kShared = kShared_;
   static constexpr int kConsumers = 2, kKeys = kConsumers * kPanel;
   using Registers = WarpgroupRegisters<1, 24, kConsumers, 240>;
   using Tiles = TileRange<kRows, kKeys>;
+  static constexpr int kRotated = kKeySize == 192 ? 64 : kKeySize;  // values of a head, its last, that RoPE rotates
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
 
   // Shared memory, bytes.
@@ -149,6 +169,12 @@ __device__ inline void count_release(int32_t* p) {
 }
 __device__ inline void fence_proxy_async_all() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 
+// The tile of rows that a block of keys comes to, from its first to its last or back.
+template <class L>
+__device__ int tile_of(const BackwardWork& work, int t) {
+  return L::kShared ? work.end_tile - 1 - t : work.first_tile + t;
+}
+
 // --- the loading warp
 template <class L>
 __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& shared) {
@@ -164,10 +190,18 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
     ticket = __shfl_sync(kAllLanes, ticket, 0);
     BackwardWork work{-1, 0, 0, 0, 0};
     if (ticket < tickets) {
-      const int head = ticket / blocks;
+      int head;
+      if constexpr (L::kShared) {
+        const int section = ticket / (a.section * blocks), place = ticket % (a.section * blocks);
+        const int heads = min(a.section, a.num_seqs * a.kv_heads - section * a.section);
+        head = section * a.section + place % heads;
+        work.block = place / heads;
+      } else {
+        head = ticket / blocks;
+        work.block = blocks - 1 - ticket % blocks;
+      }
       work.seq = head / a.kv_heads;
       work.kv_head = head % a.kv_heads;
-      work.block = blocks - 1 - ticket % blocks;
       work.first_tile = tiles.first_tile(work.block);
       work.end_tile = tiles.end_tile(work.block, a.lows == nullptr ? nullptr : a.lows + int64_t{padded} * work.seq);
     }
@@ -192,12 +226,12 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
                  &control.keys_full);
       }
 #pragma unroll 1
-      for (int g = 0; g < a.group; ++g) {
-        const int head = work.kv_head * a.group + g;
-        const int64_t stats = (int64_t{work.seq} * a.kv_heads * a.group + head) * padded;
+      for (int t = 0; t < work.end_tile - work.first_tile; ++t) {
+        const int row = tile_of<L>(work, t) * L::kRows;
 #pragma unroll 1
-        for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
-          const int row = tile * L::kRows;
+        for (int g = 0; g < a.group; ++g) {
+          const int head = work.kv_head * a.group + g;
+          const int64_t stats = (int64_t{work.seq} * a.kv_heads * a.group + head) * padded;
           uint64_t* full = &control.query_full[query.stage];
           mbarrier_wait(&control.query_empty[query.stage], query.parity ^ 1);
           mbarrier_arrive_expect_tx(full, L::kQueryBytes + L::kStatBytes * (a.lows == nullptr ? 1 : 2));
@@ -237,13 +271,16 @@ __device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shar
     const BackwardWork work = control.work;
     mbarrier_arrive(&control.work_empty);
     if (work.seq < 0) return;
+    const int32_t* const lows = a.lows == nullptr ? nullptr : a.lows + int64_t{row_tiles} * L::kRows * work.seq;
 #pragma unroll 1
-    for (int g = 0; g < a.group; ++g) {
-      const int64_t head = (int64_t{work.seq} * a.kv_heads + work.kv_head) * a.group + g;
+    for (int t = 0; t < work.end_tile - work.first_tile; ++t) {
+      const int tile = tile_of<L>(work, t);
+      const int turn =
+          L::kShared ? work.block - L::Tiles::first_block(tile, lows) : L::Tiles::last_block(tile) - work.block;
 #pragma unroll 1
-      for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+      for (int g = 0; g < a.group; ++g) {
+        const int64_t head = (int64_t{work.seq} * a.kv_heads + work.kv_head) * a.group + g;
         const int64_t place = (head * row_tiles + tile) * 2 + half;
-        const int turn = L::Tiles::last_block(tile) - work.block;
         if (turn > 0) {
           while (load_acquire(a.turns + place) < turn) {
           }
@@ -305,6 +342,31 @@ __device__ void multiply_scores(const std::byte* keys, const std::byte* rows, fl
   }
 }
 
+// Row h of the two that this thread has of dk, whose whole head is rotated.
+template <class L>
+__device__ void rotate_keys(const GradientRotation& rotation, int64_t token, int h, float (&dk)[L::kKeySize / 2]) {
+  constexpr int kPairs = L::kKeySize / 2;
+  const int place = static_cast<int>(threadIdx.x) % 4;
+  if (rotation.halves) {
+#pragma unroll
+    for (int j = 0; j < L::kKeySize / 16; ++j) {
+      float c[2], s[2];
+      load_angles<2>(rotation, token, kPairs, 8 * j + 2 * place, c, s);
+      float* const first = dk + 4 * j + 2 * h;
+      float* const second = first + L::kKeySize / 4;
+      rotate_back(first[0], second[0], c[0], s[0]);
+      rotate_back(first[1], second[1], c[1], s[1]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < L::kKeySize / 8; ++j) {
+      float c[1], s[1];
+      load_angles<1>(rotation, token, kPairs, 4 * j + place, c, s);
+      rotate_back(dk[4 * j + 2 * h], dk[4 * j + 2 * h + 1], c[0], s[0]);
+    }
+  }
+}
+
 template <class L>
 __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>& shared) {
   constexpr int kRows = L::kRows, kScoreValues = kRows / 2;
@@ -338,10 +400,10 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
     wgmma_fence();
     multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
     wgmma_commit_group();
-    int tile = work.first_tile, before = -1;
+    int t = 0, g = 0, before = -1;
 #pragma unroll 1
     for (int i = 0;; ++i) {
-      const int row0 = tile * kRows;
+      const int row0 = tile_of<L>(work, t) * kRows;
       if constexpr (!L::kNarrow) {
         mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
         wgmma_fence();
@@ -514,7 +576,10 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       query = next;
       dout.template advance<L::kDoutStages>();
       if constexpr (L::kScoreBuffers == 2) buffer ^= 1;
-      if (++tile == work.end_tile) tile = work.first_tile;
+      if (!L::kShared || ++g == a.group) {
+        g = 0;
+        ++t;
+      }
       if (i + 1 == count) break;
       mbarrier_wait(&control.query_full[query.stage], query.parity);
       wgmma_fence();
@@ -533,6 +598,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       const int64_t token = int64_t{work.seq} * a.seq_len + row + 8 * h;
       __nv_bfloat16* const dk_row = a.dk + token * a.dk_stride + work.kv_head * L::kKeySize + lane % 4 * 2;
       __nv_bfloat16* const dv_row = a.dv + token * a.dv_stride + work.kv_head * L::kValueSize + lane % 4 * 2;
+      if (a.rotation.positions != nullptr) rotate_keys<L>(a.rotation, token, h, dk);
 #pragma unroll
       for (int j = 0; j < L::kKeySize / 8; ++j) {
         *reinterpret_cast<uint32_t*>(dk_row + 8 * j) =
@@ -583,112 +649,6 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1)
   } else {
     setmaxnreg_inc<L::Registers::kConsumer>();
     consume_backward<L>(a, shared);
-  }
-}
-
-// --- before and behind
-struct PrepareArgs {
-  const __nv_bfloat16 *out, *dout;  // [T, H, Dv]
-  const float* lse;                 // [B, H, S]
-  const int32_t* first_keys;        // [B, S], or null
-  float *lse2, *delta;              // [B, H, padded]
-  int32_t* lows;                    // [B, padded], or null
-  int32_t* counters;                // turns and the tickets behind them
-  int64_t num_counters;
-  int num_seqs, seq_len, padded, heads, window;
-};
-// kValueSize / 8 lanes a row of a head.
-template <int kValueSize>
-__global__ void __launch_bounds__(256) attention_prepare_kernel(const PrepareArgs a) {
-  constexpr int kLanes = kValueSize / 8;
-  const int64_t thread = int64_t{blockIdx.x} * 256 + threadIdx.x;
-  if (thread < a.num_counters) a.counters[thread] = 0;
-  const int64_t index = thread / kLanes;
-  const int lane = static_cast<int>(thread % kLanes);
-  const int head = static_cast<int>(index % a.heads);
-  const int64_t place = index / a.heads;
-  const int seq = static_cast<int>(place / a.padded), row = static_cast<int>(place % a.padded);
-  const bool exists = seq < a.num_seqs && row < a.seq_len;
-  float sum = 0.0F;
-  if (exists) {
-    const int64_t at = ((int64_t{seq} * a.seq_len + row) * a.heads + head) * kValueSize + lane * 8;
-    const uint4 x = *reinterpret_cast<const uint4*>(a.out + at), y = *reinterpret_cast<const uint4*>(a.dout + at);
-    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 f = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(xs[i]));
-      const float2 g = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(ys[i]));
-      sum += f.x * g.x + f.y * g.y;
-    }
-  }
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-  if (lane != 0 || seq >= a.num_seqs) return;
-  const int64_t target = (int64_t{seq} * a.heads + head) * a.padded + row;
-  a.delta[target] = sum;
-  a.lse2[target] =
-      exists ? a.lse[(int64_t{seq} * a.heads + head) * a.seq_len + row] * 1.4426950408889634F : CUDART_INF_F;
-  if (head == 0 && a.lows != nullptr) {
-    const int last = min(row, a.seq_len - 1);
-    int low = a.first_keys == nullptr ? 0 : a.first_keys[int64_t{seq} * a.seq_len + last];
-    if (a.window > 0) low = max(low, last - a.window + 1);
-    a.lows[int64_t{seq} * a.padded + row] = low;
-  }
-}
-
-struct FinishArgs {
-  const float* dq_sums;
-  __nv_bfloat16* dq;
-  int64_t dq_stride;
-  float scale;
-  int num_seqs, seq_len, heads, row_tiles;
-};
-// A block a tile of rows of a head. A thread turns what four threads of a consumer had of two rows into 8 values of
-// each.
-template <class L>
-__global__ void __launch_bounds__(256) attention_finish_kernel(const FinishArgs a) {
-  constexpr int kChunks = L::kHalfSums / kWarpgroup / 4;  // of float4, a thread
-  const int tile = static_cast<int>(blockIdx.x % a.row_tiles);
-  const int64_t at = blockIdx.x / a.row_tiles;
-  const int head = static_cast<int>(at % a.heads), seq = static_cast<int>(at / a.heads);
-  const auto* const sums = reinterpret_cast<const float4*>(a.dq_sums + int64_t{blockIdx.x} * 2 * L::kHalfSums);
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * kChunks * (kWarpgroup / 4); i += 256) {
-    const int c8 = i % 8, rest = i / 8;  // neighbours have chunks of one row
-    constexpr int kBlocks = kChunks >= 8 ? kChunks / 8 : 1;
-    int half, chunk, quad;
-    if constexpr (kChunks % 8 == 0) {
-      quad = rest % 32;
-      chunk = rest / 32 % kBlocks * 8 + c8;
-      half = rest / 32 / kBlocks;
-    } else {  // 4 or 12 chunks
-      const int all = i % kChunks;
-      chunk = all;
-      quad = i / kChunks % 32;
-      half = i / kChunks / 32;
-    }
-    int row = quad / 8 * 16 + quad % 8, column;
-    if constexpr (L::kRows == 128) {
-      row += half * 64;
-      column = chunk * 8;
-    } else if constexpr (L::kKeySize == 192) {
-      column = chunk < 8 ? half * 128 + chunk * 8 : 64 + half * 32 + (chunk - 8) * 8;
-    } else {
-      column = half * (L::kKeySize / 2) + chunk * 8;
-    }
-    const float4* const source = sums + half * (L::kHalfSums / 4) + chunk * kWarpgroup + quad * 4;
-    uint32_t low[4], high[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float4 x = source[t];
-      low[t] = pack(a.scale * x.x, a.scale * x.y);
-      high[t] = pack(a.scale * x.z, a.scale * x.w);
-    }
-    row += tile * L::kRows;
-    __nv_bfloat16* const target = a.dq + (int64_t{seq} * a.seq_len + row) * a.dq_stride + head * L::kKeySize + column;
-    if (row < a.seq_len) *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
-    if (row + 8 < a.seq_len) {
-      *reinterpret_cast<uint4*>(target + 8 * a.dq_stride) = make_uint4(high[0], high[1], high[2], high[3]);
-    }
   }
 }
 

@@ -21,8 +21,11 @@ struct TileRange {
   __host__ __device__ int key_blocks() const { return (seq_len + kKeys - 1) / kKeys; }
   // The first tile of rows of which one sees a key of the block.
   __device__ static int first_tile(int block) { return block * (kKeys / kRows); }
-  // The last block of keys that a tile of rows sees, which is the first to add to its gradient.
+  // The first and the last block of keys that a tile of rows sees.
   __device__ static int last_block(int tile) { return tile / (kKeys / kRows); }
+  __device__ static int first_block(int tile, const int32_t* lows) {
+    return lows == nullptr ? 0 : lows[tile * kRows] / kKeys;
+  }
   // Behind the last tile of rows of which one sees a key of the block: by all lanes of a warp.
   __device__ int end_tile(int block, const int32_t* lows) const {
     int tile = first_tile(block);
