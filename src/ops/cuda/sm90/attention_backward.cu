@@ -14,8 +14,8 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-// Key/value heads whose blocks are worked on side by side, where query heads share each.
-constexpr int kSection = 8;
+// Key/value heads whose blocks are worked on side by side, where several query heads share each.
+constexpr int kSharedSection = 8;
 
 HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
   return {.data = x.rows_raw(),
@@ -89,7 +89,8 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
                           .seq_len = S,
                           .kv_heads = G,
                           .group = H / G,
-                          .section = kSection,
+                          .order = H == G ? BackwardOrder::kLastKeysFirst : BackwardOrder::kFirstKeysFirst,
+                          .section = H == G ? 1 : kSharedSection,
                           .scale = static_cast<float>(shape.scale),
                           .rotation = args.rope_keys ? rotation : GradientRotation{}};
   const int64_t tickets = int64_t{B} * G * tiles.key_blocks();
@@ -121,21 +122,14 @@ void attention_backward(Context& ctx, const AttentionBackward& args, const Tenso
     NMOE_CHECK(aligned16(x->rows_raw()), "attention of rows that are not aligned to 16 bytes");
   }
   const int64_t key_size = args.q.dim(2), value_size = args.v.dim(2);
-  const auto start = [&]<bool kShared>() {
-    if (key_size == 64 && value_size == 64) {
-      return launch<BackwardLayout<64, 64, 128, 2, 2, true, kShared>>(ctx, args, first_keys, scratch);
-    }
-    if (key_size == 128 && value_size == 128) {
-      return launch<BackwardLayout<128, 128, 64, 2, 1, true, kShared>>(ctx, args, first_keys, scratch);
-    }
-    NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
-    launch<BackwardLayout<192, 128, 64, 2, 1, true, kShared>>(ctx, args, first_keys, scratch);
-  };
-  if (args.q.dim(1) > args.k.dim(1)) {
-    start.template operator()<true>();
-  } else {
-    start.template operator()<false>();
+  if (key_size == 64 && value_size == 64) {
+    return launch<BackwardLayout<64, 64, 128, 2, 2, 2, true>>(ctx, args, first_keys, scratch);
   }
+  if (key_size == 128 && value_size == 128) {
+    return launch<BackwardLayout<128, 128, 64, 2, 2, 1, true>>(ctx, args, first_keys, scratch);
+  }
+  NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
+  launch<BackwardLayout<192, 128, 64, 1, 2, 1, true>>(ctx, args, first_keys, scratch);
 }
 
 }  // namespace nmoe::cuda::sm90

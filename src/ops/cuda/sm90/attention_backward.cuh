@@ -24,17 +24,13 @@
 // store where they are the first, and count. Tickets are in the order of turns, so that a block waits only for blocks
 // that have begun.
 //
-// Where each query head has keys of its own: a head behind the other, from a sequence's last block of keys, each block
-// from the diagonal on. It begins with the tile of which it is the first, and reaches the next when the block behind it
-// has just added to it, so that turns are seldom waited for. The longest blocks come last.
-//
-// Where query heads share keys, such blocks would be longer still, and soon at different heads, all in memory. So: a
-// section of heads at a time, the first and longest blocks first, each from the last rows on, a tile of all query heads
-// of the group before the next. Blocks of a section work on the same few tiles, which stay in L2 with the sums of their
-// dq, and the last blocks are short.
-//
-// A consumer's lane 0 releases what the others have read of a stage (lse, lows, delta) too: they have, before the
-// tile's second barrier of both consumers. compute-sanitizer's racecheck does not see that.
+//   kLastKeysFirst   a head behind the other, from a sequence's last block of keys, each from the diagonal on: a block
+//                    begins with the tile of which it is the first, and reaches the next when the block behind it has
+//                    just added to it, so that turns are seldom waited for. The longest blocks come last.
+//   kFirstKeysFirst  sections of heads, the first and longest blocks first, each from the last rows on, a tile of all
+//                    query heads that share the keys before the next: blocks of a section work on the same few tiles,
+//                    which stay in L2 with the sums of their dq, and the last blocks are short. Where one block takes
+//                    the heads of a group in turn, the other order has blocks at different heads of it, all in memory.
 //
 // Masks: tiles that nothing is seen of are never loaded. Rows beyond the sequence have lse = inf, thus p = 0.
 //
@@ -57,6 +53,9 @@
 
 namespace nmoe::cuda::sm90 {
 
+// Of blocks of keys: see above. It decides the order of sums, so it may depend on the heads' numbers alone.
+enum class BackwardOrder { kFirstKeysFirst, kLastKeysFirst };
+
 struct BackwardArgs {
   CUtensorMap q, k, v, dout;     // head_map, boxes of 64 values of L::kRows or L::kKeys positions
   const float* lse;              // [B, H, padded S] in base 2
@@ -68,19 +67,20 @@ struct BackwardArgs {
   __nv_bfloat16 *dk, *dv;        // rows of a token dk_stride, dv_stride apart
   int64_t dk_stride, dv_stride;  // elements
   int num_seqs, seq_len, kv_heads, group;
-  int section;  // key/value heads whose blocks are worked on side by side, where query heads share them
+  BackwardOrder order;
+  int section;  // key/value heads whose blocks are worked on side by side
   float scale;
   GradientRotation rotation;  // of keys
 };
 
 // kNarrow: for want of registers dout v^T is not multiplied before p is there, which is then kept as bf16 alone.
-// kShared: several query heads share keys.
-template <int kKeySize_, int kValueSize_, int kRows_, int kQueryStages_, int kScoreBuffers_, bool kNarrow_,
-          bool kShared_>
+template <int kKeySize_, int kValueSize_, int kRows_, int kKeyStages_, int kQueryStages_, int kScoreBuffers_,
+          bool kNarrow_>
 struct BackwardLayout {
   static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_, kRows = kRows_;
-  static constexpr int kQueryStages = kQueryStages_, kDoutStages = 2, kScoreBuffers = kScoreBuffers_;
-  static constexpr bool kNarrow = kNarrow_, kShared = kShared_;
+  static constexpr int kKeyStages = kKeyStages_, kQueryStages = kQueryStages_, kDoutStages = 2,
+                       kScoreBuffers = kScoreBuffers_;
+  static constexpr bool kNarrow = kNarrow_;
   static constexpr int kConsumers = 2, kKeys = kConsumers * kPanel;
   using Registers = WarpgroupRegisters<1, 24, kConsumers, 240>;
   using Tiles = TileRange<kRows, kKeys>;
@@ -95,7 +95,8 @@ struct BackwardLayout {
   static constexpr int kHalfSums = kRows * kKeySize / 2;  // values
   static constexpr int kHalfBytes = kHalfSums * 4;
   static constexpr int kStatBytes = kRows * 4;
-  static constexpr int kK = 0, kV = kK + kKeyBytes, kQ = kV + kValueBytes, kDout = kQ + kQueryStages * kQueryBytes;
+  static constexpr int kK = 0, kV = kK + kKeyStages * kKeyBytes, kQ = kV + kValueBytes,
+                       kDout = kQ + kQueryStages * kQueryBytes;
   static constexpr int kScores = kDout + kDoutStages * kDoutBytes, kSums = kScores + kScoreBuffers * kScoreBytes;
   static constexpr int kLse = kSums + 2 * kHalfBytes, kLows = kLse + kQueryStages * kStatBytes;
   static constexpr int kDelta = kLows + kQueryStages * kStatBytes, kControl = kDelta + kDoutStages * kStatBytes;
@@ -107,6 +108,10 @@ struct BackwardLayout {
 struct BackwardWork {
   int seq, kv_head, block;   // seq < 0: there is none
   int first_tile, end_tile;  // of rows
+
+  __device__ int tile(BackwardOrder order, int t) const {
+    return order == BackwardOrder::kFirstKeysFirst ? end_tile - 1 - t : first_tile + t;
+  }
 };
 struct RingPlace {
   int stage = 0, parity = 0;
@@ -125,11 +130,13 @@ struct BackwardShared {
   struct Control {
     uint64_t query_full[L::kQueryStages], query_empty[L::kQueryStages];
     uint64_t dout_full[L::kDoutStages], dout_empty[L::kDoutStages];
-    uint64_t keys_full, keys_empty, sums_full[2], sums_empty[2], work_full, work_empty;
+    uint64_t keys_full[L::kKeyStages], keys_empty[L::kKeyStages], values_full, values_empty;
+    uint64_t sums_full[2], sums_empty[2], work_full, work_empty;
     BackwardWork work;
   };
   static_assert(sizeof(Control) <= 256);
   __device__ Control& control() const { return *reinterpret_cast<Control*>(base + L::kControl); }
+  __device__ std::byte* keys(int stage) const { return base + L::kK + stage * L::kKeyBytes; }
   __device__ std::byte* query(int stage) const { return base + L::kQ + stage * L::kQueryBytes; }
   __device__ std::byte* dout(int stage) const { return base + L::kDout + stage * L::kDoutBytes; }
   __device__ std::byte* scores(int buffer) const { return base + L::kScores + buffer * L::kScoreBytes; }
@@ -169,12 +176,6 @@ __device__ inline void count_release(int32_t* p) {
 }
 __device__ inline void fence_proxy_async_all() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 
-// The tile of rows that a block of keys comes to, from its first to its last or back.
-template <class L>
-__device__ int tile_of(const BackwardWork& work, int t) {
-  return L::kShared ? work.end_tile - 1 - t : work.first_tile + t;
-}
-
 // --- the loading warp
 template <class L>
 __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& shared) {
@@ -183,25 +184,19 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
   const typename L::Tiles tiles{a.seq_len};
   const int blocks = tiles.key_blocks(), padded = tiles.row_tiles() * L::kRows;
   const int tickets = a.num_seqs * a.kv_heads * blocks;
-  RingPlace query, dout;
+  RingPlace keys, query, dout;
   for (int parity = 0;; parity ^= 1) {
     int ticket = 0;
     if (lane == 0) ticket = atomicAdd(a.tickets, 1);
     ticket = __shfl_sync(kAllLanes, ticket, 0);
     BackwardWork work{-1, 0, 0, 0, 0};
     if (ticket < tickets) {
-      int head;
-      if constexpr (L::kShared) {
-        const int section = ticket / (a.section * blocks), place = ticket % (a.section * blocks);
-        const int heads = min(a.section, a.num_seqs * a.kv_heads - section * a.section);
-        head = section * a.section + place % heads;
-        work.block = place / heads;
-      } else {
-        head = ticket / blocks;
-        work.block = blocks - 1 - ticket % blocks;
-      }
+      const int section = ticket / (a.section * blocks), place = ticket % (a.section * blocks);
+      const int heads = min(a.section, a.num_seqs * a.kv_heads - section * a.section);
+      const int head = section * a.section + place % heads;
       work.seq = head / a.kv_heads;
       work.kv_head = head % a.kv_heads;
+      work.block = a.order == BackwardOrder::kFirstKeysFirst ? place / heads : blocks - 1 - place / heads;
       work.first_tile = tiles.first_tile(work.block);
       work.end_tile = tiles.end_tile(work.block, a.lows == nullptr ? nullptr : a.lows + int64_t{padded} * work.seq);
     }
@@ -212,22 +207,19 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
     }
     if (work.seq < 0) return;
     if (lane == 0) {
-      mbarrier_wait(&control.keys_empty, parity ^ 1);
-      mbarrier_arrive_expect_tx(&control.keys_full, L::kKeyBytes + L::kValueBytes);
       const int key = work.block * L::kKeys;
+      mbarrier_wait(&control.keys_empty[keys.stage], keys.parity ^ 1);
+      mbarrier_arrive_expect_tx(&control.keys_full[keys.stage], L::kKeyBytes);
 #pragma unroll 1
       for (int p = 0; p < L::kKeySize / kPanel; ++p) {
-        tma_load(a.k, {p * kPanel, work.kv_head, key, work.seq}, shared.base + L::kK + p * L::kKeyPanel,
-                 &control.keys_full);
+        tma_load(a.k, {p * kPanel, work.kv_head, key, work.seq}, shared.keys(keys.stage) + p * L::kKeyPanel,
+                 &control.keys_full[keys.stage]);
       }
-#pragma unroll 1
-      for (int p = 0; p < L::kValueSize / kPanel; ++p) {
-        tma_load(a.v, {p * kPanel, work.kv_head, key, work.seq}, shared.base + L::kV + p * L::kKeyPanel,
-                 &control.keys_full);
-      }
+      keys.template advance<L::kKeyStages>();
+      bool has_values = false;
 #pragma unroll 1
       for (int t = 0; t < work.end_tile - work.first_tile; ++t) {
-        const int row = tile_of<L>(work, t) * L::kRows;
+        const int row = work.tile(a.order, t) * L::kRows;
 #pragma unroll 1
         for (int g = 0; g < a.group; ++g) {
           const int head = work.kv_head * a.group + g;
@@ -244,6 +236,16 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
             bulk_load(a.lows + int64_t{padded} * work.seq + row, shared.lows(query.stage), L::kStatBytes, full);
           }
           query.template advance<L::kQueryStages>();
+          if (!has_values) {  // behind what is needed before
+            has_values = true;
+            mbarrier_wait(&control.values_empty, parity ^ 1);
+            mbarrier_arrive_expect_tx(&control.values_full, L::kValueBytes);
+#pragma unroll 1
+            for (int p = 0; p < L::kValueSize / kPanel; ++p) {
+              tma_load(a.v, {p * kPanel, work.kv_head, key, work.seq}, shared.base + L::kV + p * L::kKeyPanel,
+                       &control.values_full);
+            }
+          }
           full = &control.dout_full[dout.stage];
           mbarrier_wait(&control.dout_empty[dout.stage], dout.parity ^ 1);
           mbarrier_arrive_expect_tx(full, L::kDoutBytes + L::kStatBytes);
@@ -274,9 +276,9 @@ __device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shar
     const int32_t* const lows = a.lows == nullptr ? nullptr : a.lows + int64_t{row_tiles} * L::kRows * work.seq;
 #pragma unroll 1
     for (int t = 0; t < work.end_tile - work.first_tile; ++t) {
-      const int tile = tile_of<L>(work, t);
-      const int turn =
-          L::kShared ? work.block - L::Tiles::first_block(tile, lows) : L::Tiles::last_block(tile) - work.block;
+      const int tile = work.tile(a.order, t);
+      const int turn = a.order == BackwardOrder::kFirstKeysFirst ? work.block - L::Tiles::first_block(tile, lows)
+                                                                 : L::Tiles::last_block(tile) - work.block;
 #pragma unroll 1
       for (int g = 0; g < a.group; ++g) {
         const int64_t head = (int64_t{work.seq} * a.kv_heads + work.kv_head) * a.group + g;
@@ -375,7 +377,6 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
   const int own_key = consumer * kPanel + thread / kWarp * 16 + lane / 4;  // and the one 8 behind it
-  const std::byte* const own_keys = shared.base + L::kK + consumer * kPanelBytes;
   const std::byte* const own_values = shared.base + L::kV + consumer * kPanelBytes;
   const float scale2 = a.scale * 1.4426950408889634F;
   // stmatrix: this lane's row of keys, and what its chunk of 16 bytes is swizzled by.
@@ -383,7 +384,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
   const uint32_t matrix_base = shared_address(shared.scores(0)) + matrix_row * 128;
   const int chunk0 = lane / 16, swizzle = lane % 8;
 
-  RingPlace query, dout;
+  RingPlace keys, query, dout;
   int sums_parity = 1, buffer = 0;
   for (int parity = 0;; parity ^= 1) {
     mbarrier_wait(&control.work_full, parity);
@@ -395,15 +396,17 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
     const int key0 = work.block * L::kKeys;
 
     float s[kScoreValues], dp[kScoreValues];
-    mbarrier_wait(&control.keys_full, parity);
+    const std::byte* const own_keys = shared.keys(keys.stage) + consumer * kPanelBytes;
+    mbarrier_wait(&control.keys_full[keys.stage], keys.parity);
     mbarrier_wait(&control.query_full[query.stage], query.parity);
     wgmma_fence();
     multiply_scores<L, L::kKeySize>(own_keys, shared.query(query.stage), s);
     wgmma_commit_group();
+    mbarrier_wait(&control.values_full, parity);
     int t = 0, g = 0, before = -1;
 #pragma unroll 1
     for (int i = 0;; ++i) {
-      const int row0 = tile_of<L>(work, t) * kRows;
+      const int row0 = work.tile(a.order, t) * kRows;
       if constexpr (!L::kNarrow) {
         mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
         wgmma_fence();
@@ -411,6 +414,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
         wgmma_commit_group();
       }
       wgmma_wait_group<L::kNarrow ? 0 : 1>();  // s, and dk before
+      __syncwarp();
       if (before >= 0 && lane == 0) mbarrier_arrive(&control.query_empty[before]);
       if (key0 + L::kKeys - 1 > row0) {  // of consumers alike, so that neither runs ahead
 #pragma unroll
@@ -463,6 +467,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       }
       wgmma_commit_group();
       wgmma_wait_group<1>();  // dp
+      if (i + 1 == count && lane == 0) mbarrier_arrive(&control.values_empty);
       // ds^T
       if constexpr (L::kScoreBuffers == 1) named_barrier_sync(1, L::kConsumers * kWarpgroup);
       const float* const delta = shared.delta(dout.stage) + lane % 4 * 2;
@@ -490,7 +495,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       wgmma_fence();
       {
         const std::byte* const ds = shared.scores(buffer);
-        const std::byte* const k = shared.base + L::kK;
+        const std::byte* const k = shared.keys(keys.stage);
         constexpr uint64_t kStep = wgmma_descriptor_step<false>();
         if constexpr (kRows == 128) {
           static_assert(L::kKeySize == kPanel);
@@ -543,6 +548,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       }
       wgmma_commit_group();
       wgmma_wait_group<1>();  // dq, and dv
+      __syncwarp();
       if (lane == 0) mbarrier_arrive(&control.dout_empty[dout.stage]);
       mbarrier_wait(&control.sums_empty[consumer], sums_parity);
       sums_parity ^= 1;
@@ -554,7 +560,7 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       if constexpr (kSumValues > kWhole) {
         float half[kSumValues - kWhole];
         const uint64_t da = wgmma_descriptor<L::kKeyPanel>(shared.scores(buffer));
-        const uint64_t db = wgmma_descriptor<L::kKeyPanel>(shared.base + L::kK + L::kKeyPanel + consumer * 64);
+        const uint64_t db = wgmma_descriptor<L::kKeyPanel>(shared.keys(keys.stage) + L::kKeyPanel + consumer * 64);
         constexpr uint64_t kStep = wgmma_descriptor_step<false>();
         wgmma_fence();
 #pragma unroll
@@ -572,11 +578,12 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       fence_proxy_async();
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&control.sums_full[consumer]);
+      if (i + 1 == count && lane == 0) mbarrier_arrive(&control.keys_empty[keys.stage]);
       before = query.stage;
       query = next;
       dout.template advance<L::kDoutStages>();
       if constexpr (L::kScoreBuffers == 2) buffer ^= 1;
-      if (!L::kShared || ++g == a.group) {
+      if (++g == a.group) {
         g = 0;
         ++t;
       }
@@ -587,10 +594,9 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
       wgmma_commit_group();
     }
     wgmma_wait_group<0>();
-    if (lane == 0) {
-      mbarrier_arrive(&control.query_empty[before]);
-      mbarrier_arrive(&control.keys_empty);
-    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&control.query_empty[before]);
+    keys.template advance<L::kKeyStages>();
     const int row = key0 + own_key;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -627,8 +633,12 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1)
       mbarrier_init(&control.dout_full[i], 1);
       mbarrier_init(&control.dout_empty[i], L::kConsumerWarps);
     }
-    mbarrier_init(&control.keys_full, 1);
-    mbarrier_init(&control.keys_empty, L::kConsumerWarps);
+    for (int i = 0; i < L::kKeyStages; ++i) {
+      mbarrier_init(&control.keys_full[i], 1);
+      mbarrier_init(&control.keys_empty[i], L::kConsumerWarps);
+    }
+    mbarrier_init(&control.values_full, 1);
+    mbarrier_init(&control.values_empty, L::kConsumerWarps);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(&control.sums_full[i], kWarpgroup / kWarp);
       mbarrier_init(&control.sums_empty[i], 1);
