@@ -54,6 +54,17 @@ const Case kCases[] = {
     {"MLA's heads, shared, window of blocks", 2, 512, 4, 2, 192, 128, 200},
     {"MLA's heads, documents of blocks and of rows", 1, 830, 2, 2, 192, 128, 0, {0, 1, 310, 640, 830}},
     {"more tiles than multiprocessors", 12, 320, 12, 4, 64, 64, 0},
+    // Backwards, heads that share keys are taken in sections of 8 heads of keys: here one is left for the last.
+    {"heads of 64, shared, a section of one", 3, 520, 6, 3, 64, 64, 0},
+    {"heads of 128, shared, a section of one, documents and a window",
+     3,
+     520,
+     6,
+     3,
+     128,
+     128,
+     200,
+     {0, 300, 520, 1040, 1100, 1560}},
 };
 
 struct Problem {
@@ -143,6 +154,7 @@ TEST_F(CudaAttention, RotatesGradientsBack) {
   for (const auto& [c, offset, pairs, keys] :
        {Rotated{{"heads of 64", 2, 300, 4, 2, 64, 64, 0}, 0, 32, true},
         Rotated{{"heads of 128, shared", 2, 333, 8, 2, 128, 128, 100}, 0, 64, true},
+        Rotated{{"heads of 64, shared, a section of one", 3, 520, 6, 3, 64, 64, 0}, 0, 32, true},
         Rotated{{"MLA's", 2, 200, 3, 3, 192, 128, 0}, 128, 32, false},
         Rotated{{"heads of 64, queries alone", 1, 130, 2, 1, 64, 64, 0}, 0, 32, false},
         Rotated{{"a part of heads of 64", 1, 130, 2, 1, 64, 64, 0}, 16, 16, true},
@@ -195,6 +207,7 @@ TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
 TEST_F(CudaAttention, SameBitsEveryTime) {
   for (const Case& c :
        {Case{"odd", 2, 133, 4, 2, 33, 21, 0}, Case{"MLA", 2, 333, 4, 2, 192, 128, 0},
+        Case{"heads of 128, shared, a section of one", 3, 520, 6, 3, 128, 128, 0},
         Case{"heads of 128, window", 4, 700, 8, 2, 128, 128, 200}, Case{"heads of 64", 8, 400, 8, 8, 64, 64, 0},
         // More blocks of keys than multiprocessors, which add to gradients of queries in turns.
         Case{"heads of 64, many blocks", 4, 1500, 6, 6, 64, 64, 0},

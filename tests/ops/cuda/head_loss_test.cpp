@@ -13,8 +13,9 @@ struct HeadShape {
   int64_t tokens, dim, vocab;
 };
 constexpr HeadShape kShapes[] = {
-    {0, 3, 5},      {1, 3, 2},      {7, 5, 37},       {600, 33, 1030},
-    {65, 16, 1024}, {16'500, 3, 8}, {3, 16, 201'088}, {2, 8, 100'003},
+    {0, 3, 5},      {1, 3, 2},        {7, 5, 37},      {600, 33, 1030},    {65, 16, 1024},
+    {16'500, 3, 8}, {3, 16, 201'088}, {2, 8, 100'003}, {1200, 16, 20'480},  // segments of a row that a block holds, and
+                                                                            // more rows than blocks
 };
 
 // Logits of a standard deviation of 2. Where a token has no loss at all, nothing else than 0 may come out.
@@ -115,7 +116,7 @@ TEST_F(CudaHeadLoss, MatchesTheCpu) {
 // Doubled rows of the weight make equal logits; the lower is the prediction. With and without gradients, which then may
 // not be needed at all.
 TEST_F(CudaHeadLoss, PredictionsAreTheLowestOfTheLargest) {
-  for (const HeadShape& shape : {HeadShape{1, 3, 2}, {70, 5, 38}, {600, 3, 66}, {40, 16, 8192}}) {
+  for (const HeadShape& shape : {HeadShape{1, 3, 2}, {70, 5, 38}, {600, 3, 66}, {40, 16, 8192}, {1200, 16, 20'480}}) {
     for (const bool want_gradient : {true, false}) {
       SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}, gradient {}", shape.tokens, shape.vocab, want_gradient));
       TensorPool pool(DType::kF32);

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -71,6 +73,38 @@ TEST_F(CudaRmsNorm, GainsOfManyRowsAddUp) {
   // 50,000 terms around 1 in short chains, sums around 200: errors of some 1e-6, relative to a thousandth of the
   // largest.
   EXPECT_TRUE(near(down(device_dgain), values(dgain), 5e-4));
+}
+
+// Norms of queries' and keys' heads: several turns of a block, numbers of heads that four does not divide, in place.
+TEST_F(CudaRmsNorm, HeadsOfManyTokens) {
+  constexpr std::array<std::array<int64_t, 3>, 4> kHeads{
+      {{5000, 6, 128}, {3000, 1, 64}, {2000, 5, 40}, {9000, 32, 64}}};
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [tokens, heads, width] : kHeads) {
+      SCOPED_TRACE(fmt::format("{} tokens, {} heads of {}, {}", tokens, heads, width, dtype_name(dtype)));
+      TensorPool exact(DType::kF64);
+      const Tensor x = exact.normal({tokens, heads, width}), dy = exact.normal({tokens, heads, width});
+      for (const Tensor& values : {x, dy}) {  // to what the device can hold
+        for (double& value : values.span<double>()) {
+          const auto single = static_cast<float>(value);
+          value = dtype == DType::kBF16 ? bf16_to_float(float_to_bf16(single)) : single;
+        }
+      }
+      const Tensor gain = exact.full({width}, 1.5), rstd = exact.zeros({tokens, heads}), dgain = exact.zeros({width});
+      const Tensor dx = exact.zeros(x.shape()), device_x = up(x, dtype), device_dy = up(dy, dtype);
+      const Tensor device_gain = up(gain, DType::kF32), device_dx = tensors_.allocate(dtype, x.shape());
+      const Tensor device_dgain = up(dgain, DType::kF32), second_dgain = up(dgain, DType::kF32);
+      cpu(DType::kF64).rms_norm_forward({x, gain, kEps, exact.zeros(x.shape()), rstd});
+      const Tensor device_rstd = up(rstd, DType::kF32);
+      cpu(DType::kF64).rms_norm_backward({x, gain, rstd, dy, dx, dgain});
+      gpu().rms_norm_backward({device_x, device_gain, device_rstd, device_dy, device_dx, device_dgain, false});
+      EXPECT_TRUE(near(down(device_dx), values(dx), tolerance(dtype, kBackward)));
+      EXPECT_TRUE(near(down(device_dgain), values(dgain), kBackward));
+      gpu().rms_norm_backward({device_x, device_gain, device_rstd, device_dy, device_dy, second_dgain, false});
+      EXPECT_TRUE(same_bits(down(device_dy), down(device_dx))) << "in place";
+      EXPECT_TRUE(same_bits(down(second_dgain), down(device_dgain)));
+    }
+  }
 }
 
 }  // namespace

@@ -345,7 +345,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const CodeRows codes = with_codes ? code_rows(dx, args.dx_codes) : CodeRows{};
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
-    if (x.shape().rank() == 3 && width <= kMaxHeadSize && !args.accumulate_dx) {
+    if (x.shape().rank() == 3 && width <= kMaxHeadSize && !args.accumulate_dx && !with_codes) {
       const int64_t head_groups = ceil_div(x.dim(1), int64_t{kHeads});
       const auto kernel = vector ? heads_backward_kernel<true, T> : heads_backward_kernel<false, T>;
       kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<HeadGroup>(width), ctx.stream>>>(
