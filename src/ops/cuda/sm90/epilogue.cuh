@@ -163,6 +163,20 @@ struct SwiGluRows {
 __device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
 
+// target [16] = the sums of rows that exist, of which a lane has the share of its columns: sums[h] of row 8 h + lane
+// / 4.
+__device__ inline void write_row_sums(const float (&sums)[2], int num_rows, float* target) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    const int row = lane / 4 + 8 * half;
+    if (lane % 4 == 0 && row < num_rows) target[row] = sum;
+  }
+}
+
 // dpre = the gradients of SwiGLU's rows, and dweights [16] = those of the weights of the rows that exist, by the tile's
 // columns alone. c: the gradients of what SwiGLU made, which are rounded as if they were stored. Chunks 0 and 1 are
 // being fetched.
@@ -217,14 +231,7 @@ __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWei
     __syncwarp();  // and the place is free
     rows.fetch(chunk + 2);
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = dweight[half];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    const int row = lane / 4 + 8 * half;
-    if (lane % 4 == 0 && row < rows.num_rows) dweights[row] = sum;
-  }
+  write_row_sums(dweight, rows.num_rows, dweights);
 }
 
 // Two sums at once, without reading them. One thread adds to an element, so that the result has no order to depend on.

@@ -256,14 +256,7 @@ __device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const Row
       }
     }
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = dweight[half];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    const int row = lane / 4 + 8 * half;
-    if (lane % 4 == 0 && row < rows.num_rows) dweights[row] = sum;
-  }
+  write_row_sums(dweight, rows.num_rows, dweights);
 }
 
 }  // namespace nmoe::cuda::sm90
