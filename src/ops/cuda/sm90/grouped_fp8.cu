@@ -505,9 +505,10 @@ void set_codes(Product& product, const RowCodes& codes, int64_t R, int64_t width
   product.codes = codes.values.data<uint8_t>();
   product.scales = codes.scales.data<uint8_t>();
 }
-// The same of columns, of rows [R, width] in E groups.
-void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_t width, int64_t E) {
-  const int64_t blocks = R / kFp8Cols + E;
+// The same of columns, of rows [R, width] in groups, which begin at offsets [E + 1].
+void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_t width, const Tensor& offsets) {
+  NMOE_CHECK(offsets.defined(), "codes of columns of rows that are not in groups");
+  const int64_t blocks = R / kFp8Cols + offsets.dim(0) - 1;
   NMOE_CHECK(columns.values.shape() == Shape({blocks, width, kFp8Cols}) &&
                  columns.scales.shape() == Shape({blocks, width}) && aligned16(columns.values.raw()) &&
                  product.codes != nullptr,
@@ -546,7 +547,7 @@ void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
   product.row_weight = args.row_weight.data<float>();
   set_codes(product, args.h_codes, R, F);
   if (codes_alone) {
-    set_columns(product, args.h_columns, R, F, args.w.dim(0));
+    set_columns(product, args.h_columns, R, F, args.offsets);
     return launch<Form::kSwiGluCodes>(ctx, product);
   }
   product.h = args.h.data<__nv_bfloat16>();
@@ -569,7 +570,7 @@ void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& a
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
   set_codes(product, args.dpre_codes, R, 2 * F);
   if (codes_alone) {
-    set_columns(product, args.dpre_columns, R, 2 * F, E);
+    set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
     launch<Form::kSwiGluBackwardCodes>(ctx, product);
   } else {
     product.y = args.dpre.data<__nv_bfloat16>();

@@ -82,6 +82,7 @@ class TileStash {
   // The first of those rows, and how far the next one is.
   __device__ static int first_row(int writer) { return writer * kRowsAtOnce + lane_row(); }
   static constexpr int kRowsAtOnce = 4;
+  static_assert(kPanel % kRowsAtOnce == 0, "a writer's rows are in one part");
   static constexpr int kRowsApart = kWriters * kRowsAtOnce;
 
  private:
