@@ -45,6 +45,10 @@ nlohmann::ordered_json to_json(const TrainBench::Layer& layer) {
   return json;
 }
 
+int64_t num_from_table(const TrainBench& bench) {
+  return std::ranges::count(bench.products, true, &cuda::ProductUse::from_table);
+}
+
 nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& config) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   for (const TrainBench::Layer& layer : bench.layers) layers.push_back(to_json(layer));
@@ -55,9 +59,8 @@ nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& confi
   }
   nlohmann::ordered_json products = nullptr;
   if (!bench.product_identity.empty()) {
-    products = {{"all", bench.products.size()},
-                {"from_table", std::ranges::count(bench.products, true, &cuda::ProductUse::from_table)},
-                {"identity", bench.product_identity}};
+    products = {
+        {"all", bench.products.size()}, {"from_table", num_from_table(bench)}, {"identity", bench.product_identity}};
   }
   nlohmann::ordered_json json = bench_origin(bench.device, bench.software);
   json.update(nlohmann::ordered_json{{"config", config},
@@ -149,9 +152,8 @@ void bench_train_command(const BenchTrainArguments& arguments) {
                    count(bench.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(bench))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
   if (!bench.product_identity.empty()) {
-    line("products", fmt::format("{} of {} by the table; {}",
-                                 std::ranges::count(bench.products, true, &cuda::ProductUse::from_table),
-                                 bench.products.size(), bench.product_identity));
+    line("products", fmt::format("{} of {} by the table; {}", num_from_table(bench), bench.products.size(),
+                                 bench.product_identity));
   }
   const std::string which = fmt::format("mean of steps {} to {}", bench.warmup + 1, bench.warmup + bench.steps);
   line("loss", fmt::format("{:.4f} nats, {}", bench.loss, which));
