@@ -190,6 +190,76 @@ TEST_F(RoundedProducts, HaveTheFormatsNoise) {
   check(OperandFormat::kNvFp4, key, 15.5, 14, 14.5);
 }
 
+// Codes of rows stand for the operand: its values are not read then. Of picked rows the codes lie as the source does.
+TEST_F(RoundedProducts, TakeCodesOfRows) {
+  const int64_t E = 3, N = 200, R = 300, in = 150, out = 139;
+  const OperandRounding rounding{.format = OperandFormat::kFp8};
+  const auto coded = [&](const Tensor& x) {
+    const int64_t rows = x.dim(0), width = x.dim(1), across = (width + 127) / 128;
+    const RowCodes codes{.values = pool_.zeros(DType::kU8, {rows, width}),
+                         .scales = pool_.zeros(DType::kU8, {rows, across})};
+    ops_->quantize({.format = OperandFormat::kFp8,
+                    .x = x.reshape({1, rows, width}),
+                    .values = codes.values.reshape({1, rows, width}),
+                    .scales = codes.scales.reshape({1, rows, across})});
+    OperandRounding with_codes = rounding;
+    with_codes.rows = codes;
+    return with_codes;
+  };
+  const Tensor x = pool_.normal({N, in}), w = pool_.normal({out, in}), dy = pool_.normal({N, out});
+  const Tensor lost_x = pool_.full({N, in}, 1e9), lost_dy = pool_.full({N, out}, 1e9);
+  Tensor expected = pool_.zeros({N, out}), actual = pool_.zeros({N, out});
+  ops_->linear_forward({.x = x, .w = w, .y = expected, .rounding = rounding});
+  ops_->linear_forward({.x = lost_x, .w = w, .y = actual, .rounding = coded(x)});
+  EXPECT_TRUE(same_bits(actual, expected));
+  expected = pool_.zeros({N, in}), actual = pool_.zeros({N, in});
+  ops_->linear_backward_input({.dy = dy, .w = w, .dx = expected, .rounding = rounding});
+  ops_->linear_backward_input({.dy = lost_dy, .w = w, .dx = actual, .rounding = coded(dy)});
+  EXPECT_TRUE(same_bits(actual, expected));
+
+  const Tensor offsets = pool_.ints({E + 1}, {0, 90, 90, 180}), weights = pool_.normal({E, out, in});
+  expected = pool_.zeros({N, out}), actual = pool_.zeros({N, out});
+  ops_->grouped_linear_forward({.x = x, .w = weights, .offsets = offsets, .y = expected, .rounding = rounding});
+  ops_->grouped_linear_forward({.x = lost_x, .w = weights, .offsets = offsets, .y = actual, .rounding = coded(x)});
+  EXPECT_TRUE(same_bits(actual, expected));
+  expected = pool_.zeros({N, in}), actual = pool_.zeros({N, in});
+  ops_->grouped_linear_backward_input(
+      {.dy = dy, .w = weights, .offsets = offsets, .dx = expected, .rounding = rounding});
+  ops_->grouped_linear_backward_input(
+      {.dy = lost_dy, .w = weights, .offsets = offsets, .dx = actual, .rounding = coded(dy)});
+  EXPECT_TRUE(same_bits(actual, expected));
+
+  std::vector<double> picks;
+  for (int64_t r = 0; r < R; ++r) picks.push_back(static_cast<double>(r * 7 % N));
+  const Tensor index = pool_.ints({R}, picks), bounds = pool_.ints({E + 1}, {0, 130, 131, R}),
+               even_weights = pool_.normal({E, 2 * 70, in});
+  std::vector<Tensor> results;
+  for (const bool is_lost : {false, true}) {
+    const Tensor pre = pool_.zeros({R, 2 * 70}), h = pool_.zeros({R, 70});
+    ops_->grouped_activation_forward({.x = {is_lost ? lost_x : x, index},
+                                      .w = even_weights,
+                                      .offsets = bounds,
+                                      .row_weight = {},
+                                      .pre = pre,
+                                      .h = h,
+                                      .rounding = is_lost ? coded(x) : rounding});
+    results.insert(results.end(), {pre, h});
+  }
+  EXPECT_TRUE(same_bits(results[2], results[0]));
+  EXPECT_TRUE(same_bits(results[3], results[1]));
+}
+
+TEST_F(RoundedProducts, CodesOfColumnsWantFp8) {
+  const ColumnCodes columns{.values = pool_.zeros(DType::kU8, {1, 8, 128}), .scales = pool_.zeros(DType::kU8, {1, 8})};
+  const Tensor offsets = pool_.ints({2}, {0, 4});
+  EXPECT_THROW(ops_->grouped_linear_backward_weight({.x = pool_.zeros({4, 8}),
+                                                     .dy = pool_.zeros({4, 8}),
+                                                     .offsets = offsets,
+                                                     .dw = pool_.zeros({1, 8, 8}),
+                                                     .x_columns = columns}),
+               CheckFailure);
+}
+
 // The same key and stream give the same bits, another either of them others; and the mean over many is the product.
 // Codes of columns that one operation leaves are what the next would make of the same values.
 TEST_F(RoundedProducts, GradientsTakeColumns) {

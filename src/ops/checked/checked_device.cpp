@@ -94,6 +94,9 @@ bool is_left_open(const Arguments& args, const Tensor& tensor) {
   if constexpr (std::is_same_v<Arguments, MlaCachedAttention>) {
     return tensor.rows_raw() == args.q.rows_raw() || tensor.rows_raw() == args.k_rope.rows_raw();
   }
+  if constexpr (std::is_same_v<Arguments, GroupedActivationBackward>) {
+    return args.dpre_columns.defined() && !args.keeps_dpre && tensor.rows_raw() == args.dpre.rows_raw();
+  }
   return false;
 }
 

@@ -21,7 +21,8 @@ namespace nmoe {
 // It emulates kMxFp8 and kNvFp4 in BF16: products of operands that were rounded and widened again. Blackwell takes
 // those two in BF16, by tensor cores that have them.
 //
-// Where an operand was rounded before, its codes may come along: to the same as the product would round it to.
+// Where an operand was rounded before, its codes may come along: to the same as the product would round it to. The
+// product takes them then, and the operand's values may be anything.
 struct OperandRounding {
   OperandFormat format = OperandFormat::kAct;
   RandomRounding random = {};

@@ -54,6 +54,21 @@ void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& co
   });
 }
 
+Tensor widen_rows(Context& ctx, ArenaScope& scope, const RowCodes& codes) {
+  const int64_t N = codes.values.dim(0), C = codes.values.dim(1), across = codes.scales.dim(1);
+  const Tensor x = scope.allocate(DType::kF32, {N, C});
+  if (ctx.counting()) return x;
+  parallel_blocks(ctx, N, task_rows(C), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const uint8_t *const values = codes.values.data<uint8_t>() + row * C,
+                           *const scales = codes.scales.data<uint8_t>() + row * across;
+      float* const y = x.data<float>() + row * C;
+      for (int64_t j = 0; j < C; ++j) y[j] = e4m3_to_float(values[j]) * e8m0_to_float(scales[j / kBlock]);
+    }
+  });
+  return x;
+}
+
 Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns, Tensor offsets, int64_t num_rows) {
   const int64_t C = columns.values.dim(1);
   const Tensor x = scope.allocate(DType::kF32, {num_rows, C});

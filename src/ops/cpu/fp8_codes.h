@@ -1,4 +1,4 @@
-// FP8 codes beside an operation's result, where they are wanted, and what codes of columns stand for. Formats:
+// FP8 codes beside an operation's result, where they are wanted, and what codes stand for. Formats:
 // ops/contracts/quantize.h.
 #pragma once
 
@@ -14,6 +14,8 @@ void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes)
 // Of x's columns, in groups of rows as offsets [G + 1] i32 says.
 template <class Real>
 void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns);
+// [N, C] F32 in `scope`: what the codes of rows stand for. A counting run claims the same.
+Tensor widen_rows(Context& ctx, ArenaScope& scope, const RowCodes& codes);
 // [num_rows, C] F32 in `scope`: what the columns of rows stand for. A counting run claims the same.
 Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns, Tensor offsets, int64_t num_rows);
 

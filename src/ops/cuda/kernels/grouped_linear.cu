@@ -422,6 +422,8 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 }
 
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  NMOE_CHECK(args.rounding.format == OperandFormat::kFp8 || !(args.x_columns.defined() || args.dy_columns.defined()),
+             "codes of columns are operands of products in FP8");
   const Tensor offsets = args.offsets, dw = args.dw;
   if (dw.num_elements() == 0) return;
   if constexpr (kHasSm100) {
