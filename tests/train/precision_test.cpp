@@ -4,6 +4,7 @@
 #include "model/operand_formats.h"
 #include "train/tiny_engine.h"
 #include "train/trainer_fixture.h"
+#include "train/weight_outlier.h"
 
 namespace nmoe {
 namespace {
@@ -93,20 +94,6 @@ TEST_F(PrecisionTest, LowPrecisionDefinesTheRun) {
                        "run.precision: \"fp32\" != \"nvfp4\""));
 }
 
-// Before each step from `first` on: an outlier among the weights of the first expert of layer 1, where the norm in
-// front of it lets nothing through, so that it changes no product and no other operand.
-std::function<void(Engine&, int64_t)> outlier_from(int64_t first) {
-  return [first](Engine& engine, int64_t step) {
-    WeightSet& weights = engine.model().weights();
-    Device& device = engine.rank().device;
-    const Tensor gain = weights.at("layers.1.mlp_norm").value, experts = weights.at("layers.1.moe.experts_in").value;
-    const float zero = 0.0F, huge = 0x1p30F;
-    device.upload(gain.rows(0, 1), &zero);
-    if (step < first || engine.rank().index() > 0) return;
-    device.upload(experts[0][0].rows(0, 1), &huge);
-  };
-}
-
 class FallbackTest : public PrecisionTest {
  protected:
   TrainSummary run(const std::string& name, int64_t steps, std::vector<std::string> more, int64_t outlier,
@@ -116,7 +103,7 @@ class FallbackTest : public PrecisionTest {
                                        "optim.experts.lr=1e-2"});
     overrides.insert(overrides.end(), more.begin(), more.end());
     return train(test::tiny_config(dir_, overrides),
-                 {.resume = resume, .version = "0.0.0", .commit = "abc", .before_step = outlier_from(outlier)});
+                 {.resume = resume, .version = "0.0.0", .commit = "abc", .before_step = test::outlier_from(outlier)});
   }
   std::vector<PrecisionRole> roles(const std::string& name) const {
     return CheckpointReader::open(checkpoints(name)).info().precision;

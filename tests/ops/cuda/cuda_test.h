@@ -11,12 +11,16 @@ namespace nmoe::test {
 
 class CudaTest : public ::testing::Test {
  protected:
-  // num_sms: 0, or how many persistent kernels are to take, so that each of their blocks has much to do.
-  explicit CudaTest(int num_sms = 0) : device_(make_device(with_sms(num_sms))) {
-    for (const Lane lane : kLanes) device_->scratch(lane).reserve(device_->memory(), int64_t{64} << 20);
+  // num_sms: 0, or how many persistent kernels are to take, so that each of their blocks has much to do. scratch_bytes:
+  // of the compute lane; the others have what is enough for most.
+  explicit CudaTest(int num_sms = 0, int64_t scratch_bytes = kScratchBytes) : device_(make_device(with_sms(num_sms))) {
+    for (const Lane lane : kLanes) {
+      device_->scratch(lane).reserve(device_->memory(), lane == Lane::kCompute ? scratch_bytes : kScratchBytes);
+    }
     tensors_.reserve(device_->memory(), int64_t{512} << 20);
   }
 
+  static constexpr int64_t kScratchBytes = int64_t{64} << 20;
   // Operations take tensors of either compute dtype, whatever the device's is.
   static constexpr DeviceOptions kOptions = {.kind = "cuda", .compute_dtype = DType::kBF16};
 

@@ -84,18 +84,22 @@ TEST_F(CudaRmsNorm, HeadsOfManyTokens) {
       SCOPED_TRACE(fmt::format("{} tokens, {} heads of {}, {}", tokens, heads, width, dtype_name(dtype)));
       TensorPool exact(DType::kF64);
       const Tensor x = exact.normal({tokens, heads, width}), dy = exact.normal({tokens, heads, width});
-      for (const Tensor& values : {x, dy}) {  // to what the device can hold
-        for (double& value : values.span<double>()) {
+      for (const Tensor& host : {x, dy}) {  // to what the device can hold
+        for (double& value : host.span<double>()) {
           const auto single = static_cast<float>(value);
           value = dtype == DType::kBF16 ? bf16_to_float(float_to_bf16(single)) : single;
         }
       }
+      const auto up_rounded = [&](Tensor host, DType to) {
+        TensorPool single(DType::kF32);
+        return up(single.of(host.shape(), values(host)), to);
+      };
       const Tensor gain = exact.full({width}, 1.5), rstd = exact.zeros({tokens, heads}), dgain = exact.zeros({width});
-      const Tensor dx = exact.zeros(x.shape()), device_x = up(x, dtype), device_dy = up(dy, dtype);
-      const Tensor device_gain = up(gain, DType::kF32), device_dx = tensors_.allocate(dtype, x.shape());
-      const Tensor device_dgain = up(dgain, DType::kF32), second_dgain = up(dgain, DType::kF32);
+      const Tensor dx = exact.zeros(x.shape()), device_x = up_rounded(x, dtype), device_dy = up_rounded(dy, dtype);
+      const Tensor device_gain = up_rounded(gain, DType::kF32), device_dx = tensors_.allocate(dtype, x.shape());
+      const Tensor device_dgain = up_rounded(dgain, DType::kF32), second_dgain = up_rounded(dgain, DType::kF32);
       cpu(DType::kF64).rms_norm_forward({x, gain, kEps, exact.zeros(x.shape()), rstd});
-      const Tensor device_rstd = up(rstd, DType::kF32);
+      const Tensor device_rstd = up_rounded(rstd, DType::kF32);
       cpu(DType::kF64).rms_norm_backward({x, gain, rstd, dy, dx, dgain});
       gpu().rms_norm_backward({device_x, device_gain, device_rstd, device_dy, device_dx, device_dgain, false});
       EXPECT_TRUE(near(down(device_dx), values(dx), tolerance(dtype, kBackward)));

@@ -1,10 +1,13 @@
 // Ranks on GPUs, a device each. Skipped where there are not two.
 #include <gtest/gtest.h>
 
+#include <mutex>
+
 #include "checkpoint/reader.h"
 #include "parallel/domain.h"
 #include "train/cuda/api_calls.h"
 #include "train/trainer_fixture.h"
+#include "train/weight_outlier.h"
 
 namespace nmoe::test {
 namespace {
@@ -220,6 +223,62 @@ TEST_F(CudaRanks, LearnInNvFp4) {
     run(fmt::format("shards{}", ranks), nvfp4(ranks, overrides));
   }
   expect_same_state(checkpoints("shards2"), checkpoints("shards1"));
+}
+
+// An outlier of an expert on the first of two GPUs (weight_outlier.h): before every step both say the same of all
+// parts, and that one leaves its format within the window. With logical shards all that is found, and what follows, is
+// what one GPU has, to the bit.
+TEST_F(CudaRanks, DecideAlikeAboutPrecision) {
+  const auto checked = [&](const std::string& name, const std::string& precision, int64_t ranks, bool sharded) {
+    std::vector<std::string> overrides =
+        on(ranks,
+           {"run.precision=" + precision, "train.steps=10", "run.name=" + name, "model.dim=144", "model.dense_dim=272",
+            "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
+            "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "precision.fallback=act",
+            "precision.check_every=2", "optim.clip_norm=0", "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2"});
+    if (sharded) {
+      overrides.insert(overrides.end(), {"parallel.logical_shards=8", "train.batch_seqs=16", "optim.router.lr=1e-4"});
+    }
+    std::mutex mutex;
+    std::map<int64_t, std::map<int64_t, std::vector<PrecisionRole>>> said;  // by rank and step
+    const auto outlier = test::outlier_from(3);
+    train(test::tiny_config(dir_, overrides),
+          {.version = "0.0.0", .commit = "abc", .before_step = [&](Engine& engine, int64_t step) {
+             outlier(engine, step);
+             const std::scoped_lock lock(mutex);
+             said[engine.rank().index()][step] = engine.precision();
+           }});
+    EXPECT_EQ(said.size(), static_cast<size_t>(ranks));
+    for (const auto& [rank, by_step] : said) EXPECT_EQ(by_step, said.at(0)) << "rank " << rank;
+    EXPECT_EQ(said.at(0).size(), 10U);
+    return said.at(0);
+  };
+  const auto left = [](const std::vector<PrecisionRole>& roles) {
+    std::string list;
+    for (const PrecisionRole& role : roles) {
+      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
+    }
+    return list;
+  };
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    SCOPED_TRACE(precision);
+    const auto two = checked(precision, precision, 2, false);
+    EXPECT_EQ(left(two.at(8)), "");
+    EXPECT_EQ(left(two.at(9)), "1 experts;");
+    const auto one = checked(precision + "_shards1", precision, 1, true);
+    EXPECT_EQ(left(one.at(8)), "");
+    EXPECT_EQ(left(one.at(9)), "1 experts;");
+    EXPECT_EQ(checked(precision + "_shards2", precision, 2, true), one);
+    expect_same_state(checkpoints(precision + "_shards2"), checkpoints(precision + "_shards1"));
+    for (const char* part : {"00/mixer", "00/dense", "01/mixer", "01/shared", "01/experts"}) {
+      for (const char* what : {"inputs", "weights", "gradients", "outputs", "input_gradients"}) {
+        const std::string tag = fmt::format("precision/layer_{}_{}/snr_db", part, what);
+        const auto found = series(precision + "_shards1", tag);
+        EXPECT_EQ(found.size(), 5U) << tag;
+        EXPECT_EQ(series(precision + "_shards2", tag), found) << tag;
+      }
+    }
+  }
 }
 
 // Twenty steps more are twenty launches more of each rank, and nothing that allocates or holds up a device.

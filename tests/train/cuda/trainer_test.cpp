@@ -9,6 +9,7 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
+#include "train/weight_outlier.h"
 
 namespace nmoe::test {
 namespace {
@@ -117,36 +118,44 @@ TEST_F(CudaTrainer, Fp8LearnsWhatTheCpuDoes) {
   EXPECT_NEAR(long_run, bf16, 1.5e-2 * bf16);
 }
 
-// As FallbackTest (tests/train/precision_test.cpp): an outlier among weights that no product depends on.
-TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfFp8) {
-  const auto with_outlier = [&](const std::string& name, std::vector<std::string> overrides, bool resume = false) {
+// As FallbackTest (tests/train/precision_test.cpp): an outlier among weights that no product depends on, seen by checks
+// of steps 4, 6 and 8, takes that part of that layer out of its format, and without it nothing leaves any.
+TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfItsFormat) {
+  const auto checked = [&](const std::string& precision, int64_t steps, const std::string& name, bool outlier) {
+    std::vector<std::string> overrides = fp8(precision, steps);
     overrides.insert(overrides.end(),
                      {"precision.fallback=act", "precision.check_every=2", "optim.clip_norm=0",
                       "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2", "run.device=cuda", "run.name=" + name});
-    const auto put_outlier = [](Engine& engine, int64_t step) {
-      WeightSet& weights = engine.model().weights();
-      Device& device = engine.rank().device;
-      const float zero = 0.0F;
-      const uint16_t huge = 0x4E80;  // 2^30 in bf16
-      device.upload(weights.at("layers.1.mlp_norm").value.rows(0, 1), &zero);
-      if (step >= 3) device.upload(weights.at("layers.1.moe.experts_in").value[0][0].rows(0, 1), &huge);
-    };
-    return train(tiny_config(dir_, overrides), {.resume = resume, .before_step = put_outlier});
+    const bool resume = fs::exists(dir_ / "runs/checkpoints" / name);
+    return train(tiny_config(dir_, overrides),
+                 {.resume = resume, .before_step = outlier_from(outlier ? 3 : steps + 1)});
   };
-  const TrainSummary summary = with_outlier("straight", fp8("fp8", 12));
-  const std::vector<PrecisionRole> roles = checkpoint("straight").info().precision;
-  EXPECT_FALSE(roles.empty());
-  for (const PrecisionRole& role : roles) {
-    EXPECT_EQ(role.in_act, role.layer == 1 && role.part == "experts") << role.layer << " " << role.part;
-  }
-  const auto planned = static_cast<double>(summary.device_bytes_planned);
-  EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned);
-  for (const int64_t half : {6, 9}) {
-    const std::string name = fmt::format("half_{}", half);
-    with_outlier(name, fp8("fp8", half));
-    with_outlier(name, fp8("fp8", 12), /*resume=*/true);
-    expect_same_state("straight", name);
-    EXPECT_EQ(checkpoint("straight").info().precision, checkpoint(name).info().precision);
+  const auto left = [&](const std::string& name) {
+    const std::vector<PrecisionRole> roles = checkpoint(name).info().precision;
+    EXPECT_EQ(roles.size(), 5U) << name;  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
+    std::string list;
+    for (const PrecisionRole& role : roles) {
+      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
+    }
+    return list;
+  };
+  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+    SCOPED_TRACE(precision);
+    const std::string straight = precision + "_straight", healthy = precision + "_healthy";
+    const TrainSummary summary = checked(precision, 12, straight, true);
+    EXPECT_EQ(left(straight), "1 experts;");
+    const auto planned = static_cast<double>(summary.device_bytes_planned);
+    EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned);
+    for (const int64_t half : {6, 9}) {
+      const std::string name = fmt::format("{}_{}", precision, half);
+      checked(precision, half, name, true);
+      EXPECT_EQ(left(name), half < 8 ? "" : "1 experts;");
+      checked(precision, 12, name, true);
+      expect_same_state(straight, name);
+      EXPECT_EQ(checkpoint(straight).info().precision, checkpoint(name).info().precision);
+    }
+    checked(precision, 12, healthy, false);
+    EXPECT_EQ(left(healthy), "");
   }
 }
 

@@ -1,0 +1,27 @@
+// An outlier that one part of one layer of the tiny model (support/tiny_run.h) cannot bear in any low precision.
+#pragma once
+
+#include <functional>
+
+#include "tensor/convert.h"
+#include "train/engine.h"
+
+namespace nmoe::test {
+
+// Before each step from `first` on: an outlier among the weights of the first expert of layer 1, where the norm in
+// front of it lets nothing through, so that it changes no product and no other operand. That expert is on rank 0.
+inline std::function<void(Engine&, int64_t)> outlier_from(int64_t first) {
+  return [first](Engine& engine, int64_t step) {
+    WeightSet& weights = engine.model().weights();
+    Device& device = engine.rank().device;
+    const Tensor gain = weights.at("layers.1.mlp_norm").value, experts = weights.at("layers.1.moe.experts_in").value;
+    const float zero = 0.0F, huge = 0x1p30F;
+    device.upload(gain.rows(0, 1), &zero);
+    if (step < first || engine.rank().index() > 0) return;
+    float value = 0.0F;  // as many bytes as the weight's dtype has
+    narrow(&huge, experts.dtype(), &value, 1);
+    device.upload(experts[0][0].rows(0, 1), &value);
+  };
+}
+
+}  // namespace nmoe::test
