@@ -260,7 +260,6 @@ TEST_F(RoundedProducts, CodesOfColumnsWantFp8) {
                CheckFailure);
 }
 
-// The same key and stream give the same bits, another either of them others; and the mean over many is the product.
 // Codes of columns that one operation leaves are what the next would make of the same values.
 TEST_F(RoundedProducts, GradientsTakeColumns) {
   const int64_t E = 3, R = 300, in = 40, out = 24, blocks = R / 128 + E;
@@ -333,6 +332,7 @@ TEST_F(RoundedProducts, GradientsTakeColumnsOfExperts) {
   EXPECT_TRUE(same_bits(gradients[3], gradients[1]));
 }
 
+// The same key and stream give the same bits, another either of them others; and the mean over many is the product.
 TEST_F(RoundedProducts, RandomRoundingRepeatsAndIsRightInTheMean) {
   const int64_t T = 32, in = 16, out = 48;
   const Tensor x = pool_.normal({T, in}), dy = pool_.normal({T, out}), w = pool_.normal({out, in});

@@ -60,8 +60,8 @@ Tensor widen_rows(Context& ctx, ArenaScope& scope, const RowCodes& codes) {
   if (ctx.counting()) return x;
   parallel_blocks(ctx, N, task_rows(C), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const uint8_t *const values = codes.values.data<uint8_t>() + row * C,
-                           *const scales = codes.scales.data<uint8_t>() + row * across;
+      const uint8_t* const values = codes.values.data<uint8_t>() + row * C;
+      const uint8_t* const scales = codes.scales.data<uint8_t>() + row * across;
       float* const y = x.data<float>() + row * C;
       for (int64_t j = 0; j < C; ++j) y[j] = e4m3_to_float(values[j]) * e8m0_to_float(scales[j / kBlock]);
     }

@@ -1,0 +1,64 @@
+#include "ops/checked/checked_device.h"
+
+#include <gtest/gtest.h>
+
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+// The CPU, but that gradients of pre-activations are nothing that anybody should read.
+class SpoilingDevice final : public checked::WrappedDevice {
+ public:
+  explicit SpoilingDevice(Device& device) : WrappedDevice(device), ops_(*this) {}
+
+ private:
+  class SpoilingOps final : public Ops {
+   public:
+    explicit SpoilingOps(SpoilingDevice& owner) : Ops(owner, Lane::kCompute), ops_(owner.wrapped().ops()) {}
+    DType compute_dtype() const override { return ops_.compute_dtype(); }
+    WeightRounding weight_rounding(OperandFormat format) const override { return ops_.weight_rounding(format); }
+#define NMOE_DEFINE_OVERRIDE(name, Arguments) \
+  void name(const Arguments& args) override { \
+    ops_.name(args);                          \
+    if (!counting()) spoil(args);             \
+  }
+    NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
+#undef NMOE_DEFINE_OVERRIDE
+
+   private:
+    void spoil(const GroupedActivationBackward& args) { ops_.fill({args.dpre, 1e9}); }
+    template <class Arguments>
+    void spoil(const Arguments&) {}
+    Ops& ops_;
+  };
+  Ops& lane_ops(Lane) override { return ops_; }
+  SpoilingOps ops_;
+};
+
+// Codes of columns stand for the gradients of pre-activations, which a device need not write then, unless it is to
+// keep them.
+TEST(CheckedDevice, LeavesOpenWhatCodesReplace) {
+  const std::unique_ptr<Device> cpu = make_device({.kind = "cpu", .num_threads = 1});
+  cpu->scratch(Lane::kCompute).reserve(cpu->memory(), 1 << 20);
+  SpoilingDevice spoiling(*cpu);
+  checked::CheckedDevice checked(spoiling);
+  TensorPool pool(DType::kF32);
+  constexpr int64_t E = 2, R = 150, D = 24, F = 40, W = 2 * F, kBlocks = R / 128 + E;
+  GroupedActivationBackward args{.dy = pool.normal({R, D}),
+                                 .w = pool.normal({E, D, F}),
+                                 .offsets = pool.ints({E + 1}, {0, 140, R}),
+                                 .pre = pool.normal({R, W}),
+                                 .dpre = pool.zeros({R, W}),
+                                 .rounding = {.format = OperandFormat::kFp8}};
+  EXPECT_THROW(checked.ops().grouped_activation_backward(args), checked::MismatchError);
+  args.dpre_codes = {.values = pool.zeros(DType::kU8, {R, W}), .scales = pool.zeros(DType::kU8, {R, 1})};
+  args.dpre_columns = {.values = pool.zeros(DType::kU8, {kBlocks, W, 128}),
+                       .scales = pool.zeros(DType::kU8, {kBlocks, W})};
+  EXPECT_NO_THROW(checked.ops().grouped_activation_backward(args));
+  args.keeps_dpre = true;
+  EXPECT_THROW(checked.ops().grouped_activation_backward(args), checked::MismatchError);
+}
+
+}  // namespace
+}  // namespace nmoe::test
