@@ -119,14 +119,7 @@ class FallbackTest : public PrecisionTest {
     }
     return all;
   }
-  // The parts of layers that went to act.
-  std::string left(const std::string& name) const {
-    std::string list;
-    for (const PrecisionRole& role : roles(name)) {
-      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
-    }
-    return list;
-  }
+  std::string in_act(const std::string& name) const { return test::parts_in_act(roles(name)); }
 };
 
 // Looked at in steps 2, 4, 6 and 8, there from step 3 on: in the third check that sees it, that part alone goes.
@@ -134,7 +127,7 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
   const std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2"};
   run("outlier", 10, act, 3);
   EXPECT_EQ(roles("outlier").size(), 5U);  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
-  EXPECT_EQ(left("outlier"), "1 experts;");
+  EXPECT_EQ(in_act("outlier"), "1 experts;");
   const auto count = series("outlier", "precision/roles_left");
   EXPECT_EQ(count, (std::map<int64_t, double>{{2, 0}, {4, 0}, {6, 0}, {8, 1}, {10, 1}}));
   EXPECT_GT(series("outlier", "precision/layer_01/experts_weights/snr_db").at(2), 31.0);
@@ -144,7 +137,7 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
   // It is the format that changes what is computed: reported alone, and not looked at, are the same to the bit.
   run("reported", 10, {"precision.fallback=report", "precision.check_every=2"}, 3);
   run("off", 10, {"precision.fallback=off"}, 3);
-  EXPECT_EQ(left("reported"), "1 experts;");  // would have
+  EXPECT_EQ(in_act("reported"), "1 experts;");  // would have
   EXPECT_TRUE(roles("off").empty());
   expect_same_state(checkpoints("reported"), checkpoints("off"));
   EXPECT_NE(weights_of(checkpoints("reported")), weights_of(checkpoints("outlier")));
@@ -156,7 +149,7 @@ TEST_F(FallbackTest, GoesOnToTheBitBeforeAndBehindADecision) {
   for (const int64_t half : {6, 9}) {
     const std::string name = fmt::format("half_{}", half);
     run(name, half, act, 3);
-    EXPECT_EQ(left(name), half < 8 ? "" : "1 experts;");
+    EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
     run(name, 10, act, 3, /*resume=*/true);
     expect_same_state(checkpoints("straight"), checkpoints(name));
     EXPECT_EQ(roles("straight"), roles(name));
@@ -166,7 +159,7 @@ TEST_F(FallbackTest, GoesOnToTheBitBeforeAndBehindADecision) {
 // The experts are shared, and what each rank counts is summed.
 TEST_F(FallbackTest, RanksDecideAlike) {
   run("two", 8, {"precision.fallback=act", "precision.check_every=2", "parallel.ranks=2"}, 3);
-  EXPECT_EQ(left("two"), "1 experts;");
+  EXPECT_EQ(in_act("two"), "1 experts;");
   EXPECT_EQ(series("two", "precision/roles_left").at(6), 0);
   EXPECT_EQ(series("two", "precision/roles_left").at(8), 1);
 }
@@ -181,7 +174,7 @@ TEST_F(FallbackTest, WithLogicalShardsSoDoAnyNumberOfRanks) {
            "model.moe.num_experts=8", "parallel.logical_shards=4", "parallel.ranks=" + ranks},
           3);
     }
-    EXPECT_EQ(left(precision + "1"), "1 experts;");
+    EXPECT_EQ(in_act(precision + "1"), "1 experts;");
     const auto found = ratios(precision + "1");
     for (const auto& [tag, points] : found) EXPECT_EQ(points.size(), 4U) << tag;
     for (const char* ranks : {"2", "4"}) {
