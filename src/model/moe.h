@@ -83,6 +83,11 @@ class Moe final : public FeedForward {
     RowCodes source_codes = {};  // [T, D] of what dy's rows are picked from, where there are any
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
+  // saved_'s logits, scores, top_idx and weights = of saved_.x.
+  void route(const Pass& pass);
+  // y += what the experts make of saved_.rows, which coded_x has the codes of where rows are picked from it; keeps pre
+  // and hidden, or hidden's codes where saved_.hidden_columns has room for them.
+  void forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y);
   // Room for codes of columns [R, width] of `of`'s rows, of each part.
   std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
   // pre and hidden = of a part's rows.
