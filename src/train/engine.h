@@ -184,7 +184,9 @@ class Engine {
   void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
+  void allocate_exchange(Arena& state);  // of tokens between ranks, where others share the experts
   void allocate_sums(Arena& state);
+  void collect_shared_tensors();  // summed_, summed_across_, grads_ and values_
   bool in_order() const { return config_.parallel.logical_shards > 0; }
   void gather_values();  // of the weights that every rank has, from those that updated them
   std::vector<MovableExperts> movable_experts();
