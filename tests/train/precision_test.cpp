@@ -1,7 +1,10 @@
 // Training with operands in low precision, on the CPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "model/operand_formats.h"
+#include "support/tensors.h"
 #include "train/tiny_engine.h"
 #include "train/trainer_fixture.h"
 #include "train/weight_outlier.h"
@@ -62,17 +65,39 @@ TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   }
 }
 
-// A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept.
+// Whether all weights and the optimizer's state are numbers.
+::testing::AssertionResult is_finite(const CheckpointReader& checkpoint) {
+  test::TensorPool pool;
+  for (const auto tensors : {checkpoint.model(), checkpoint.optimizer()}) {
+    for (const ManifestTensor& tensor : tensors) {
+      const Tensor value = pool.zeros(tensor.dtype, tensor.shape);
+      checkpoint.load(tensor.name, value);
+      if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kF64) continue;
+      for (int64_t i = 0; i < value.num_elements(); ++i) {
+        if (!std::isfinite(test::get(value, i))) return ::testing::AssertionFailure() << tensor.name << ", " << i;
+      }
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept, though
+// every step would be.
 TEST_F(PrecisionTest, AValueThatIsNotFiniteReachesNoCheckpoint) {
   for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
     const auto absurd = [&](int64_t steps) {
       std::vector<std::string> overrides = settings(precision, steps);
-      overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0"});
+      overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0", "checkpoint.every=1",
+                                         "checkpoint.keep_last=0"});
       return overrides;
     };
     EXPECT_TRUE(contains(error_of([&] { run(precision, absurd(9)); }).what(), "step 2: loss "));
     run(precision + "_one", absurd(1));
     expect_same_state(checkpoints(precision), checkpoints(precision + "_one"));
+    for (const auto& one : fs::directory_iterator(checkpoints(precision))) {
+      if (!one.is_directory()) continue;
+      EXPECT_TRUE(is_finite(CheckpointReader::open(one.path()))) << one.path();
+    }
   }
 }
 
@@ -143,16 +168,27 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
   EXPECT_NE(weights_of(checkpoints("reported")), weights_of(checkpoints("outlier")));
 }
 
-TEST_F(FallbackTest, GoesOnToTheBitBeforeAndBehindADecision) {
-  const std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2"};
-  run("straight", 10, act, 3);
-  for (const int64_t half : {6, 9}) {
-    const std::string name = fmt::format("half_{}", half);
-    run(name, half, act, 3);
-    EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
-    run(name, 10, act, 3, /*resume=*/true);
-    expect_same_state(checkpoints("straight"), checkpoints(name));
-    EXPECT_EQ(roles("straight"), roles(name));
+// In every format; and gives the same hashes again.
+TEST_F(FallbackTest, RepeatsAndGoesOnToTheBitBeforeAndBehindADecision) {
+  const std::vector<std::string> formats[] = {
+      {"fp8"}, {"fp8", "precision.fp8_weight_gradients=true"}, {"mxfp8"}, {"nvfp4"}};
+  for (const std::vector<std::string>& format : formats) {
+    std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2", "run.precision=" + format[0]};
+    act.insert(act.end(), format.begin() + 1, format.end());
+    const std::string prefix = format[0] + (format.size() > 1 ? "_weights" : ""), straight = prefix + "_straight";
+    SCOPED_TRACE(prefix);
+    run(straight, 10, act, 3);
+    run(prefix + "_again", 10, act, 3);
+    expect_same_state(checkpoints(straight), checkpoints(prefix + "_again"));
+    EXPECT_EQ(in_act(straight), "1 experts;");
+    for (const int64_t half : prefix == "fp8" ? std::vector<int64_t>{6, 9} : std::vector<int64_t>{6}) {
+      const std::string name = fmt::format("{}_half_{}", prefix, half);
+      run(name, half, act, 3);
+      EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
+      run(name, 10, act, 3, /*resume=*/true);
+      expect_same_state(checkpoints(straight), checkpoints(name));
+      EXPECT_EQ(roles(straight), roles(name));
+    }
   }
 }
 
