@@ -7,6 +7,7 @@
 
 #include "support/tiny_corpus.h"
 #include "train/tiny_engine.h"
+#include "train/weight_outlier.h"
 
 namespace nmoe {
 namespace {
@@ -54,14 +55,6 @@ Tensor first_value(Engine& engine, const std::string& name) {
   return value.reshape({value.num_elements()}).rows(0, 1);
 }
 
-std::string left(const Engine& engine) {
-  std::string list;
-  for (const PrecisionRole& role : engine.precision()) {
-    if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
-  }
-  return list;
-}
-
 class PrecisionRoles : public ::testing::TestWithParam<std::tuple<const char*, Role>> {};
 
 // A huge weight behind a gain of 0 changes no product. It is there from step 3 on: the checks of steps 4, 6 and 8 see
@@ -74,7 +67,9 @@ TEST_P(PrecisionRoles, AnOutlierTripsItsRoleWithinAWindowAndNoOther) {
     ready.ops().fill({first_value(ready.engine, role.norm), 0.0});
     if (step >= 3) ready.ops().fill({first_value(ready.engine, role.weight), 0x1p30});
     ASSERT_TRUE(test::random_step(ready.engine, config, step).finite) << "step " << step;
-    EXPECT_EQ(left(ready.engine), step < 8 ? "" : fmt::format("{} {};", role.layer, role.part)) << "step " << step;
+    EXPECT_EQ(test::parts_in_act(ready.engine.precision()),
+              step < 8 ? "" : fmt::format("{} {};", role.layer, role.part))
+        << "step " << step;
   }
   EXPECT_EQ(ready.engine.precision().size(), std::size(kRoles));
 }
@@ -116,7 +111,7 @@ TEST_P(PrecisionFormats, AHealthyRunTripsNoneAndRepeats) {
     const double loss = test::random_step(first.engine, config, step).loss;
     EXPECT_EQ(test::random_step(again.engine, config, step).loss, loss);
     EXPECT_EQ(test::random_step(off.engine, unchecked, step).loss, loss);
-    EXPECT_EQ(left(first.engine), "") << "step " << step;
+    EXPECT_EQ(test::parts_in_act(first.engine.precision()), "") << "step " << step;
   }
   const auto state = test::snapshot(first.engine);
   EXPECT_TRUE(test::differences(state, test::snapshot(again.engine)).empty());
@@ -146,7 +141,7 @@ TEST_P(PrecisionFormats, AnOutlierOfInputsTripsThoseThatReadThem) {
       }
       if (step >= 3) ready.ops().fill({first_value(ready.engine, reading.norm), 0x1p30});
       ASSERT_TRUE(test::random_step(ready.engine, config, step).finite) << reading.parts << " step " << step;
-      EXPECT_EQ(left(ready.engine), step < 8 ? "" : reading.parts) << "step " << step;
+      EXPECT_EQ(test::parts_in_act(ready.engine.precision()), step < 8 ? "" : reading.parts) << "step " << step;
     }
   }
 }
