@@ -56,6 +56,7 @@ constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
 constexpr int kSumThreads = 256;
+using Boxes = SumBoxes<2>;
 
 static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
 static_assert(kPanel == 4 * kWarpRows, "a warp of the warpgroup has 16 rows");
@@ -134,7 +135,7 @@ struct Layout {
   // Shared memory: the stages, rows of C on their way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : SumBoxes::kWarpBytes;
+  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : Boxes::kWarpBytes;
   static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
   static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * kWarpStagedBytes;
   static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
@@ -235,11 +236,11 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
 constexpr int kPrefetchSteps = 16;
 __device__ void prefetch_sums(const Product& p, const Tile& tile, int step) {
   constexpr int kRows = kTileRows / kPrefetchSteps * 2;  // of the two halves of columns that take turns
-  static_assert(kRows == SumBoxes::kRows);
+  static_assert(kRows == kSumBoxRows);
   if (step < 0) return;
   const int row = step / 2 * kRows, first = step % 2 * kTileCols / 2;
   if (row >= tile.num_rows) return;
-  for (int col = first; col < min(first + kTileCols / 2, tile.num_cols); col += SumBoxes::kCols) {
+  for (int col = first; col < min(first + kTileCols / 2, tile.num_cols); col += kSumBoxCols) {
     tma_prefetch(p.sums, tile.c_col + col, tile.a_i + row, tile.group);
   }
 }
@@ -430,13 +431,13 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         write_rows<kTileCols, kHalf, kHalf>(c, num_rows, tile.num_cols - kHalf, target + kHalf, p.width, staged);
       }
     } else {
-      const SumBoxes boxes{.map = &p.sums,
-                           .col = tile.c_col,
-                           .row = static_cast<int>(first_row - static_cast<int64_t>(tile.group) * p.rows),
-                           .group = tile.group,
-                           .num_rows = num_rows,
-                           .num_cols = tile.num_cols,
-                           .staged = staged};
+      const Boxes boxes{.map = &p.sums,
+                        .col = tile.c_col,
+                        .row = static_cast<int>(first_row - static_cast<int64_t>(tile.group) * p.rows),
+                        .group = tile.group,
+                        .num_rows = num_rows,
+                        .num_cols = tile.num_cols,
+                        .staged = staged};
       if (p.accumulate) {
         boxes.store<kTileCols, true>(c);
       } else {
@@ -444,7 +445,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       }
     }
   }
-  if constexpr (!L::kRagged) SumBoxes::finish();
+  if constexpr (!L::kRagged) Boxes::finish();
   if constexpr (L::kHasWriters) {
     if (consumer == 0) {
       stash.acquire(consumer, parity);
@@ -652,7 +653,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
   const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
                         .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
-                        .sums = sum_map(args.dw.raw(), num_experts, rows, cols, SumBoxes::kRows),
+                        .sums = sum_map(args.dw.raw(), num_experts, rows, cols, kSumBoxRows),
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
                         .order = scratch.order.order.data<int32_t>(),

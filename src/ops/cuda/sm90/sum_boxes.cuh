@@ -1,9 +1,9 @@
 // C in F32 from a consumer warp's registers to global memory by TMA, written (=) or added to (+=).
 //
 // A warp's sums are 16 rows of C (epilogue.cuh says which a lane holds). They go through shared memory in boxes of 16 x
-// 32, swizzled by 128 bytes as TMA reads them, of which two have room: while one is on its way the next is filled, and
-// the last ones leave beside the next tile's products. L2 gets whole lines, where a warp's own additions are 32 bytes
-// of eight rows each.
+// 32, swizzled by 128 bytes as TMA reads them, of which one or two have room: while one is on its way the next is
+// filled, and the last ones leave beside the next tile's products. L2 gets whole lines, where a warp's own additions
+// are 32 bytes of eight rows each.
 //
 // One box adds to an element a launch, so that the result has no order to depend on. What of a box lies outside of the
 // expert's C is not written: the map has a dimension of experts.
@@ -20,8 +20,12 @@
 
 namespace nmoe::cuda::sm90 {
 
+constexpr int kSumBoxRows = 16, kSumBoxCols = 32;
+
+// kBoxes: that have room.
+template <int kBoxes>
 struct SumBoxes {
-  static constexpr int kRows = 16, kCols = 32, kBoxes = 2;  // kBoxes: that have room
+  static constexpr int kRows = kSumBoxRows, kCols = kSumBoxCols;
   static constexpr int kRowBytes = kCols * static_cast<int>(sizeof(float)), kBoxBytes = kRows * kRowBytes;
   static constexpr int kWarpBytes = kBoxes * kBoxBytes;
   static_assert(kRowBytes == 128 && kBoxBytes % 1024 == 0, "the swizzle's rows, and what it repeats after");
@@ -43,7 +47,8 @@ struct SumBoxes {
       __syncwarp();
 #pragma unroll
       for (int j = 0; j < kCols / 8; ++j) {
-        const int at = box * kCols / 2 + 4 * j, chunk = (2 * j + lane % 4 / 2) ^ upper;  // of 16 bytes; row 8 more: same
+        const int at = box * kCols / 2 + 4 * j,
+                  chunk = (2 * j + lane % 4 / 2) ^ upper;  // of 16 bytes; row 8 more: same
         *reinterpret_cast<float2*>(target + chunk * 16) = make_float2(c[at], c[at + 1]);
         *reinterpret_cast<float2*>(target + 8 * kRowBytes + chunk * 16) = make_float2(c[at + 2], c[at + 3]);
       }

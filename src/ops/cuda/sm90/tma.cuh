@@ -46,10 +46,10 @@ __device__ inline void tma_load(const CUtensorMap& map, const HeadPlace& at, voi
 template <bool kAccumulate>
 __device__ inline void tma_store(const CUtensorMap& map, int column, int row, int matrix, const void* source) {
   if constexpr (kAccumulate) {
-    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(
-                     &map),
-                 "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(&map),
+        "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
+        : "memory");
   } else {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(&map),
                  "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
@@ -69,8 +69,8 @@ __device__ void tma_wait() {
 
 // --- a box to L2
 __device__ inline void tma_prefetch(const CUtensorMap& map, int column, int row, int matrix) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];\n" ::"l"(&map), "r"(column), "r"(row),
-               "r"(matrix)
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];\n" ::"l"(&map), "r"(column),
+               "r"(row), "r"(matrix)
                : "memory");
 }
 
