@@ -33,6 +33,7 @@
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/row_gather.cuh"
+#include "ops/cuda/sm90/sum_boxes.cuh"
 #include "ops/cuda/sm90/swiglu_writer.cuh"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
@@ -55,6 +56,7 @@ constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
 constexpr int kSumThreads = 256;
+using Boxes = SumBoxes<2>;
 
 static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
 static_assert(kPanel == 4 * kWarpRows, "a warp of the warpgroup has 16 rows");
@@ -133,7 +135,7 @@ struct Layout {
   // Shared memory: the stages, rows of C on their way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : 0;
+  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : Boxes::kWarpBytes;
   static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
   static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * kWarpStagedBytes;
   static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
@@ -147,6 +149,7 @@ struct Layout {
 
 struct Product {
   CUtensorMap a, b;  // but of the operand that is gathered
+  CUtensorMap sums;  // of C, weights' gradients: [experts, rows, width]
   GatheredRows gathered;
   const int32_t* offsets;
   const int* order;  // of the experts; ragged: not used, nor is tiles_taken
@@ -228,6 +231,20 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
   }
 }
 
+// Old values of C for a tile, of which every one of its last kPrefetchSteps steps asks for a part: then they are in L2
+// when they are added to. By one thread. `step` counts those last steps, and is negative before.
+constexpr int kPrefetchSteps = 16;
+__device__ void prefetch_sums(const Product& p, const Tile& tile, int step) {
+  constexpr int kRows = kTileRows / kPrefetchSteps * 2;  // of the two halves of columns that take turns
+  static_assert(kRows == kSumBoxRows);
+  if (step < 0) return;
+  const int row = step / 2 * kRows, first = step % 2 * kTileCols / 2;
+  if (row >= tile.num_rows) return;
+  for (int col = first; col < min(first + kTileCols / 2, tile.num_cols); col += kSumBoxCols) {
+    tma_prefetch(p.sums, tile.c_col + col, tile.a_i + row, tile.group);
+  }
+}
+
 // A stage's part that is gathered. By all producers. Which rows it needs was found before, and here for the next stage.
 template <class L>
 __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGather<L::kGatheredRows>& rows,
@@ -276,6 +293,9 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
       if (elected) {
         if (step == 0) pipeline.header(at) = tile;
         load_stage<L>(p, tile, k, pipeline, at);
+        if constexpr (!L::kRagged) {
+          if (p.accumulate) prefetch_sums(p, tile, step - (num_steps - kPrefetchSteps));
+        }
       }
       if constexpr (L::kGathers) {
         gather_stage<L>(p, tile, k, rows, pipeline.stage(at));
@@ -411,14 +431,21 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         write_rows<kTileCols, kHalf, kHalf>(c, num_rows, tile.num_cols - kHalf, target + kHalf, p.width, staged);
       }
     } else {
-      float* const target = static_cast<float*>(p.c) + first_row * p.width + tile.c_col;
+      const Boxes boxes{.map = &p.sums,
+                        .col = tile.c_col,
+                        .row = static_cast<int>(first_row - static_cast<int64_t>(tile.group) * p.rows),
+                        .group = tile.group,
+                        .num_rows = num_rows,
+                        .num_cols = tile.num_cols,
+                        .staged = staged};
       if (p.accumulate) {
-        store_sums<kTileCols, true>(c, num_rows, tile.num_cols, target, p.width);
+        boxes.store<kTileCols, true>(c);
       } else {
-        store_sums<kTileCols, false>(c, num_rows, tile.num_cols, target, p.width);
+        boxes.store<kTileCols, false>(c);
       }
     }
   }
+  if constexpr (!L::kRagged) Boxes::finish();
   if constexpr (L::kHasWriters) {
     if (consumer == 0) {
       stash.acquire(consumer, parity);
@@ -469,6 +496,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(cons
   if (threadIdx.x == 0) {
     if constexpr (L::kLoadsA) tma_prefetch_map(p.a);
     if constexpr (L::kLoadsB) tma_prefetch_map(p.b);
+    if constexpr (!L::kRagged) tma_prefetch_map(p.sums);
     pipeline.init(/*num_copiers=*/L::kGathers ? kWarpgroup : 0, /*num_releases=*/kConsumerWarps);
     if constexpr (L::kHasWriters) stash.init();
   }
@@ -536,6 +564,7 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
   NMOE_CHECK(kGathers || !gathers, "rows that are picked in a product that does not gather");
   const Product product{.a = gathers ? CUtensorMap{} : panel_map(x.source.raw(), R, depth),
                         .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
+                        .sums = CUtensorMap{},
                         .gathered = gathers ? gathered_rows(x) : GatheredRows{},
                         .offsets = offsets.data<int32_t>(),
                         .order = nullptr,
@@ -624,6 +653,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
   const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
                         .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
+                        .sums = sum_map(args.dw.raw(), num_experts, rows, cols, kSumBoxRows),
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
                         .order = scratch.order.order.data<int32_t>(),
