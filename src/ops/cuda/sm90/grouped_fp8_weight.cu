@@ -96,19 +96,6 @@ struct LaneScales {
   }
 };
 
-// Old values of dw for a tile, of which every one of its last kPrefetchSteps steps asks for a part: then they are in L2
-// when they are added to. By one thread. `step` counts those last steps, and is negative before.
-constexpr int kPrefetchSteps = 8;
-__device__ void prefetch_sums(const Product& p, const Tile& tile, int step) {
-  constexpr int kRows = kTileRows / kPrefetchSteps;
-  if (step < 0) return;
-  for (int row = step * kRows; row < min((step + 1) * kRows, tile.num_rows); row += kSumBoxRows) {
-    for (int col = 0; col < min(kTileCols, tile.num_cols); col += kSumBoxCols) {
-      tma_prefetch(p.sums, tile.col + col, tile.row + row, tile.group);
-    }
-  }
-}
-
 // By one warp.
 __device__ void load_tiles(const Product& p, const Pipeline& pipeline, float* scales) {
   const bool elected = threadIdx.x == 0;
@@ -148,7 +135,6 @@ __device__ void load_tiles(const Product& p, const Pipeline& pipeline, float* sc
           tma_load(p.dy, 0, block * p.rows + tile.row + box * kBoxRows, stage + box * kBoxBytes, pipeline.full(at));
         }
         tma_load(p.x, 0, block * p.cols + tile.col, stage + kBoxesDy * kBoxBytes, pipeline.full(at));
-        if (p.accumulate) prefetch_sums(p, tile, i - (tile.num_blocks - kPrefetchSteps));
       }
       at.advance();
     }

@@ -3,8 +3,8 @@
 // A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C. The producer
 // warpgroup has one warp at work, which asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of
 // stages (tma_pipeline.cuh), k in steps of 64, filled by TMA. Two consumer warpgroups multiply 64 x 256 each by wgmma
-// and write their rows (epilogue.cuh). The loads for the next tile are under way while a tile is written, since a
-// tile's description travels with its first stage.
+// and write their rows (epilogue.cuh) or, of weights' gradients, their sums (sum_boxes.cuh). The loads for the next
+// tile are under way while a tile is written, since a tile's description travels with its first stage.
 //
 // One operand's rows may lie anywhere and be picked by an index: the tokens, instead of copies of them in the experts'
 // order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
@@ -19,7 +19,8 @@
 // kernel adds them in order. Both ways there is more to do for a tile than to write it, so that consumers only leave it
 // in shared memory, and other warps, the writers, do the rest beside the next tile's products (swiglu_writer.cuh).
 //
-// A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
+// A sum has one order, that of k, whatever the other rows are, and every value of C is written, or added to, once a
+// launch.
 //
 // Bound by tensor cores: a tile's step moves 48 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
 // 2,048 to 2,816 values reaches 700 TFLOP/s where a product of 8,192 cubed reaches 790; docs/log.md has the others.
@@ -231,20 +232,6 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
   }
 }
 
-// Old values of C for a tile, of which every one of its last kPrefetchSteps steps asks for a part: then they are in L2
-// when they are added to. By one thread. `step` counts those last steps, and is negative before.
-constexpr int kPrefetchSteps = 16;
-__device__ void prefetch_sums(const Product& p, const Tile& tile, int step) {
-  constexpr int kRows = kTileRows / kPrefetchSteps * 2;  // of the two halves of columns that take turns
-  static_assert(kRows == kSumBoxRows);
-  if (step < 0) return;
-  const int row = step / 2 * kRows, first = step % 2 * kTileCols / 2;
-  if (row >= tile.num_rows) return;
-  for (int col = first; col < min(first + kTileCols / 2, tile.num_cols); col += kSumBoxCols) {
-    tma_prefetch(p.sums, tile.c_col + col, tile.a_i + row, tile.group);
-  }
-}
-
 // A stage's part that is gathered. By all producers. Which rows it needs was found before, and here for the next stage.
 template <class L>
 __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGather<L::kGatheredRows>& rows,
@@ -293,9 +280,6 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
       if (elected) {
         if (step == 0) pipeline.header(at) = tile;
         load_stage<L>(p, tile, k, pipeline, at);
-        if constexpr (!L::kRagged) {
-          if (p.accumulate) prefetch_sums(p, tile, step - (num_steps - kPrefetchSteps));
-        }
       }
       if constexpr (L::kGathers) {
         gather_stage<L>(p, tile, k, rows, pipeline.stage(at));

@@ -67,11 +67,4 @@ __device__ void tma_wait() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kGroups) : "memory");
 }
 
-// --- a box to L2
-__device__ inline void tma_prefetch(const CUtensorMap& map, int column, int row, int matrix) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];\n" ::"l"(&map), "r"(column),
-               "r"(row), "r"(matrix)
-               : "memory");
-}
-
 }  // namespace nmoe::cuda::sm90
