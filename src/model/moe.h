@@ -33,8 +33,11 @@ class Moe final : public FeedForward {
   void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
   bool takes_codes() const override {
-    return experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
+    return wire_ == WireFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
   }
+
+  // What goes to routed experts from here on, but for cached_forward(). Before the first pass.
+  void send_as(WireFormat wire) { wire_ = wire; }
 
   // Where its router's statistics are kept. Before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
@@ -60,6 +63,8 @@ class Moe final : public FeedForward {
     Tensor hidden;                            // [R, F], times row_weight; undefined where codes of its columns are kept
     std::vector<ColumnCodes> hidden_columns;  // of [R, F], of each part, where the second weight's gradient takes them
   };
+  // What travels of x [T, D] or of a gradient. Codes that are not there are made, in memory of the activations arena.
+  CodedRows sent(const Pass& pass, const CodedRows& x) const;
   // Whether experts on one rank read tokens where they are.
   bool reads_in_place() const;
   RouterRule rule() const;
@@ -103,7 +108,8 @@ class Moe final : public FeedForward {
 
   const ModelConfig& config_;
   int64_t layer_;
-  int64_t expert_dim_;                       // F
+  int64_t expert_dim_;  // F
+  WireFormat wire_ = WireFormat::kDevice;
   Linear router_;                            // [E, D]
   Weight& router_bias_;                      // [E], selection only
   GroupedLinear experts_in_;                 // [E, W, D]

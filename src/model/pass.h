@@ -76,8 +76,8 @@ struct Pass {
   // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what
   // comes next needs, backward fills it again.
   Tensor normed = {};
-  // Where there are weights in FP8: the one place, [T, D], for codes of what the last norm of a block made, and that
-  // for codes of the gradient of the residual stream.
+  // Where there are weights in FP8, or rows travel so: the one place, [T, D], for codes of what the last norm of a
+  // block made, and that for codes of the gradient of the residual stream.
   RowCodes normed_codes = {}, gradient_codes = {};
 
   // Whether it is of a step, which backward follows.

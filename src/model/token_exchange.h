@@ -72,16 +72,18 @@ class TokenExchange {
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
   // To each expert its tokens, and what they weigh: [R, D] of x [T, D], row_weight [R] stat = weights [T, K] stat. The
-  // rows are x's, picked, or lie in memory that the end pushes.
-  virtual void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) = 0;
+  // rows are x's, picked, or lie in memory that the end pushes. Where x has codes these travel, and rows are what they
+  // stand for, of this rank's own tokens too. Through one window either all that is dispatched has codes, or nothing.
+  virtual void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
   // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D], then of those in each chunk of overflow,
   // rounded chunk by chunk. Overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // The gradients [R, D] of combine's rows, from dy [T, D]: dy's rows, picked, or in drows [R, D]. Where the last
-  // dispatch was forward's, x and weights are what it got, which overflow needs again; else undefined.
-  virtual void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) = 0;
+  // The gradients [R, D] of combine's rows, from dy [T, D]: dy's rows, picked, or in drows [R, D]; of codes as in
+  // dispatch. Where the last dispatch was forward's, x and weights are what it got, which overflow needs again; else
+  // undefined.
+  virtual void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat. Overflow
   // as in combine(); its memory may be that of both.

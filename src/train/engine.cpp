@@ -68,7 +68,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
               .bucket_bytes = config_.parallel.bucket_bytes,
               .in_order = in_order(),
               .first_rank = rank.index() - domain_.index(),
-              .num_ranks = rank.count()}) {
+              .num_ranks = rank.count()},
+             config_.precision.wire) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");

@@ -241,7 +241,7 @@ template <class Real>
 RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
                               Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.rows = rows};
-  if (rounding.rows.defined()) return {.rows = {widen_rows(ctx, scope, rounding.rows), rows.index}};
+  if (rounding.rows.defined()) return {.rows = {widened_rows(ctx, scope, rounding.rows), rows.index}};
   const RoundedOperand rounded = round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
   return {.rows = rounded.values, .rounded = rounded};
 }
@@ -317,7 +317,7 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
   const auto rounded = [&](const ColumnCodes& columns, const OperandRounding& rounding,
                            const OperandRows& rows) -> RoundedOperand {
     if (columns.defined()) {
-      return {.values = widen_columns(ctx, scope, columns, args.offsets, R), .offsets = args.offsets};
+      return {.values = widened_columns(ctx, scope, columns, args.offsets, R), .offsets = args.offsets};
     }
     return round_columns(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, args.offsets), args.offsets);
   };
