@@ -4,9 +4,15 @@
 Written from the formats' published descriptions, with exact rational numbers and lists of all values of a format, so
 that it shares no trick with the C++. Operations in fp32 are exact ones rounded once, to nearest, ties to even.
 
+  scalars.txt  single values
+  blocks.txt   what quantisers make of matrices in fp32
+  experts.txt  what every producer of operands makes of matrices in BF16, by the rows of experts, by tokens, by weights
+
     scripts/low_precision_vectors.py [FOLDER]
 """
 
+import bisect
+import functools
 import pathlib
 import random
 import struct
@@ -20,6 +26,7 @@ def bits_of(x):
     return struct.unpack("<I", struct.pack("<f", x))[0]
 
 
+@functools.cache
 def value_of(bits):
     """An fp32 number as a Fraction, or "inf", "-inf", "nan"."""
     sign, exponent, mantissa = bits >> 31, bits >> 23 & 255, bits & 0x7FFFFF
@@ -40,7 +47,8 @@ def f32(x):
     """x rounded to fp32; beyond, "inf"."""
     if x == 0:
         return Fraction(0)
-    magnitude, exponent = abs(x), -149
+    magnitude = abs(x)
+    exponent = max(-149, magnitude.numerator.bit_length() - magnitude.denominator.bit_length() - 25)
     while magnitude >= Fraction(2) ** (exponent + 24):
         exponent += 1
     rounded = round_even(magnitude / Fraction(2) ** exponent) * Fraction(2) ** exponent
@@ -64,7 +72,7 @@ def nearest(values, magnitude):
     """The code of the nearest value, ties to the even code; saturating."""
     if magnitude >= values[-1]:
         return len(values) - 1
-    high = next(i for i, v in enumerate(values) if v > magnitude)
+    high = bisect.bisect_right(values, magnitude)
     low = high - 1
     below, above = magnitude - values[low], values[high] - magnitude
     return low if below < above or (below == above and low % 2 == 0) else high
@@ -73,7 +81,7 @@ def nearest(values, magnitude):
 def at_random(values, magnitude, byte):
     if magnitude >= values[-1]:
         return len(values) - 1
-    high = next(i for i, v in enumerate(values) if v > magnitude)
+    high = bisect.bisect_right(values, magnitude)
     low = high - 1
     way = (magnitude - values[low]) / (values[high] - values[low])
     return high if int(way * 256) + byte >= 256 else low
@@ -97,6 +105,7 @@ def e2m1(bits, byte=None):
     return encode(E2M1, 8, 7, bits, byte)
 
 
+@functools.cache
 def e8m0_up(x):
     """The least code whose power of two is not below x."""
     if not isinstance(x, Fraction):
@@ -237,6 +246,162 @@ def quantised(name, rows, cols, x, form, height, width, block):
     return f"{form} {name}\n{values}\n" + " ".join(f"{s:02x}" for s in scales) + "\n"
 
 
+# --- experts.txt
+
+EXPERTS = (7, 2, 9, 4, 0)  # which of all experts one is, as far as random bits ask
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # of the transform: TransformerEngine's
+
+
+def bf16(x):
+    """The upper half of x's bits in fp32, rounded to BF16; x: a number, or an fp32 result that may be "nan"."""
+    bits = fp32_bits(x) if isinstance(x, (str, Fraction)) else bits_of(x)
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return bits >> 16 | 0x40
+    return bits + 0x7FFF + (bits >> 16 & 1) >> 16
+
+
+def plus(a, b):
+    return "nan" if isinstance(a, str) or isinstance(b, str) else f32(a + b)
+
+
+def transformed(block):
+    """x diag(s) H / 4, rounded to BF16, of at most 16 fp32 bits, behind which there are zeros; neighbours are added
+    first."""
+    x = [value_of(bits) for bits in block] + [Fraction(0)] * (16 - len(block))
+    x = [v if s > 0 else times(v, Fraction(-1)) for v, s in zip(("nan" if isinstance(v, str) else v for v in x), SIGNS)]
+    half = 1
+    while half < 16:
+        x = [plus(x[i], x[i | half]) if not i & half else plus(x[i ^ half], times(x[i], Fraction(-1))) for i in range(16)]
+        half *= 2
+    return [bf16(times(v, Fraction(1, 4))) << 16 for v in x]
+
+
+def special_row(kind, number, cols, rng):
+    """One row, as BF16's bits: `number` of its kind."""
+    middles = [(a + b) / 2 for a, b in zip(E4M3, E4M3[1:])]
+    middles4 = [(a + b) / 2 for a, b in zip(E2M1, E2M1[1:])] * 2
+
+    def signed(i, bits):
+        return bits | (0x8000 if i % 3 == 1 else 0)
+
+    if kind == "zeros":
+        return [0x8000 if i % 2 else 0 for i in range(cols)]
+    if kind == "ordinary":
+        return [bf16(rng.gauss(0, 1)) for _ in range(cols)]
+    if kind == "tensors_largest":  # in NVFP4, the scale of a block whose largest is 6 is 1 then
+        return [bf16(2688.0)] + [bf16(rng.gauss(0, 100)) for _ in range(cols - 1)]
+    if kind.endswith("ties_of_e4m3"):
+        shift = {"below": -1, "above": 1}.get(kind.split("_")[0], 0)
+        picks = [middles[(number * (cols - 1) + i) % len(middles)] for i in range(cols - 1)]
+        return [bf16(448.0)] + [signed(i, bf16(v) + shift) for i, v in enumerate(picks)]
+    if kind.endswith("ties_of_e2m1"):
+        shift = {"below": -1, "above": 1}.get(kind.split("_")[0], 0)
+        return [
+            bf16(6.0) if i % 16 == 0 else 0 if i % 16 == 15 else bf16(middles4[i % 16 - 1]) + shift | i // 8 % 2 << 15
+            for i in range(cols)
+        ]
+    if kind == "ties_of_scales":  # of NVFP4's blocks; each has one of those scales for its largest magnitude
+        return [
+            bf16(6 * middles[(number * cols + i) * 5 % len(middles)] / 8) if i % 16 == 3 else bf16(rng.gauss(0, 0.001))
+            for i in range(cols)
+        ]
+    if kind == "edges_of_scales":
+        power = Fraction(2) ** (number // 3 % 9 - 4)
+        row = [bf16(f32(Fraction(rng.uniform(-400, 400)) * power)) for _ in range(cols)]
+        row[number % cols] = signed(number, bf16(448 * power) + number % 3 - 1)
+        return row
+    if kind == "underflows":
+        small = [f32(Fraction(k, 4096)) for k in (1, 2, 3, 4, 5, 6, 7, 8, 12)]
+        steps = [bf16(v) + d for v in small for d in (-1, 0, 1)]
+        return [bf16(448.0)] + [signed(i, steps[(number + i) % len(steps)]) for i in range(cols - 1)]
+    if kind == "subnormals":
+        return [rng.randrange(0x80) | rng.randrange(2) << 15 for _ in range(cols)]
+    if kind == "tiny":
+        return [bf16(rng.gauss(0, 1) * 2.0**-100) for _ in range(cols)]
+    if kind == "large":
+        return [bf16(rng.gauss(0, 1) * 2.0**118) for _ in range(cols)]
+    row = special_row("ordinary", number, cols, rng)
+    row[{"first": 0, "last": cols - 1}.get(kind.split("_")[0], 7)] = {
+        "nan": 0x7FC0, "first": 0xFFC1, "last": 0x7F81, "payload": 0xFFFF, "infinity": 0x7F80, "negative": 0xFF80,
+    }[kind.split("_")[0]]
+    return row
+
+
+SPECIALS = (
+    "ordinary ties_of_e4m3 below_ties_of_e4m3 above_ties_of_e4m3 zeros ties_of_e2m1 below_ties_of_e2m1 "
+    "above_ties_of_e2m1 ties_of_scales edges_of_scales underflows subnormals"
+).split()
+
+
+def expert_matrices():
+    """Name, columns, and for each expert the kinds of its rows."""
+    many = [SPECIALS[i % len(SPECIALS)] for i in range(127)]
+    few = ["zeros", "subnormals", "tiny", "subnormals"] * 32
+    yield "ragged", 32, [[], ["ties_of_e4m3"], few[:127], ["tensors_largest"] + many, many + ["large", "large"]]
+    bad = ["nan", "infinity", "ordinary", "zeros", "last_nan", "payload_nan", "ordinary", "negative_infinity", "ties_of_e2m1"]
+    yield "not_finite", 48, [["first_nan"], [], bad + ["ordinary"] * 7 + ["infinity"], (SPECIALS * 3)[:33]]
+    yield "weights", 48, [
+        ["tensors_largest"] + (SPECIALS * 4)[:47],
+        ["zeros"] * 16 + ["ordinary"] * 8 + ["nan"] + ["ordinary"] * 7 + ["subnormals"] * 16,
+    ]
+
+
+def answer(form, experts, cols):
+    """The lines of a form's answer: the tensors' largest magnitudes, and scale and codes of each block. Blocks of rows
+    and of tiles are in row-major order, those along tokens go by expert, then by their first token, then by column."""
+    format, shape = form.split("_")[:2]
+    at_random, n = form.endswith("random"), {"fp8": 128, "mxfp8": 32, "nvfp4": 16}[format]
+    amaxes, lines = [], []
+    for number, rows in zip(EXPERTS, experts):
+        if shape == "rows":
+            blocks = [row[j : j + n] for row in rows for j in range(0, cols, n)]
+        elif shape == "tiles":
+            corners = [(i, j) for i in range(0, len(rows), n) for j in range(0, cols, n)]
+            blocks = [[bits for row in rows[i : i + n] for bits in row[j : j + n]] for i, j in corners]
+        else:
+            blocks = [[row[j] for row in rows[i : i + n]] for i in range(0, len(rows), n) for j in range(cols)]
+            if format == "nvfp4":
+                blocks = [transformed(block) for block in blocks]
+        amax = amax_of([bits for block in blocks for bits in block])
+        amaxes.append(f"{fp32_bits(amax):08x}")
+        for i, block in enumerate(blocks):
+            if format == "nvfp4":
+                scale, codes = nvfp4_block(block, amax, rounding_bytes((number << 40) + i) if at_random else None)
+            else:
+                scale, codes = e4m3_block(block)
+            digits = "01x" if format == "nvfp4" else "02x"
+            lines.append(f"{scale:02x} " + "".join(f"{code:{digits}}" for code in codes))
+    return f"answer {form} {len(lines)}\n" + " ".join(amaxes) + "\n" + "\n".join(lines) + "\n"
+
+
+def write_experts(path):
+    rng = random.Random(3)
+    with open(path, "w") as out:
+        out.write(f"key {KEY:016x} {STREAM:016x}\nexperts " + " ".join(map(str, EXPERTS)) + "\n")
+        for name, cols, kinds in expert_matrices():
+            out.write(f"matrix {name} {sum(map(len, kinds))} {cols} {len(kinds)}\n")
+            out.write(" ".join(str(sum(map(len, kinds[:e]))) for e in range(len(kinds) + 1)) + "\n")
+            experts, seen = [], {}
+            for of_expert in kinds:
+                experts.append([])
+                for kind in of_expert:
+                    row = special_row(kind, seen.setdefault(kind, 0), cols, rng)
+                    seen[kind] += 1
+                    if len(of_expert) > 100 and kind not in ("zeros", "subnormals"):  # blocks along tokens, too
+                        row[5] = 0
+                        row[6] = rng.randrange(0x80)
+                        row[8] = bf16(448.0) if seen[kind] % 2 else bf16(Fraction(2 * (seen[kind] % 16) + 17))
+                    experts[-1].append(row)
+                    out.write(kind + " " + "".join(f"{bits:04x}" for bits in row) + "\n")
+            experts = [[[bits << 16 for bits in row] for row in rows] for rows in experts]
+            forms = "fp8_tiles nvfp4_tiles mxfp8_rows_of_weights mxfp8_columns_of_weights"
+            if name != "weights":
+                forms = "fp8_rows mxfp8_rows nvfp4_rows nvfp4_rows_random fp8_columns mxfp8_columns nvfp4_columns"
+                forms += " nvfp4_columns_random"
+            for form in forms.split():
+                out.write(answer(form, experts, cols))
+
+
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/tensor/fixtures/low_precision")
     folder.mkdir(parents=True, exist_ok=True)
@@ -264,6 +429,7 @@ def main():
                 ("nvfp4_random", 1, 16, lambda b, n: nvfp4_block(b, amax, rounding_bytes(n))),
             ):
                 out.write(quantised(name, rows, cols, x, form, height, width, block))
+    write_experts(folder / "experts.txt")
 
 
 main()

@@ -1,588 +1,19 @@
-// Letters as in ops/ops.h.
 #include "bench/ops_bench.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <memory>
-#include <numbers>
 
+#include "bench/op_cases.h"
 #include "bench/timing.h"
-#include "bench/workbench.h"
-#include "model/moe.h"
-#include "model/operand_formats.h"
 #include "train/engine.h"
 
 namespace nmoe {
 namespace {
 
-using Work = std::function<void()>;
-
-struct Case {
-  std::string name, shape;
-  double flops = 0.0, bytes = 0.0;
-  // Makes what a call needs, and returns the call.
-  std::function<Work(Workbench&)> prepare;
-  // A part of the call that does not count, timed by itself and taken off.
-  std::function<Work(Workbench&)> prepare_excluded = {};
-};
-
-struct Sizes {
-  struct Linear {
-    int64_t T, in, out;
-  };
-  struct Heads {
-    int64_t B, S, H, G, Dk, Dv;
-    int64_t document_tokens = 0;  // 0: every sequence is one document
-  };
-  struct Layer {
-    int64_t T, D, F, E, K;
-  };
-  struct Head {
-    int64_t T, D, V;
-  };
-  int64_t copy_elements, gemm, weights;
-  std::vector<Linear> linears;
-  std::vector<Heads> attentions;
-  std::vector<Layer> layers;
-  std::vector<Head> heads;
-};
-
-// Of `super` and `moonlet`, and a slice of DeepSeek-V3's experts.
-Sizes full_sizes() {
-  return {.copy_elements = int64_t{1} << 29,
-          .gemm = 8192,
-          .weights = int64_t{1} << 28,
-          .linears = {{32768, 2048, 2048}, {65536, 768, 768}, {65536, 768, 2304}},
-          .attentions = {{32, 2048, 12, 12, 64, 64},
-                         {32, 2048, 12, 12, 64, 64, 256},
-                         {8, 4096, 16, 16, 128, 128},
-                         {4, 4096, 32, 4, 128, 128},
-                         {8, 4096, 16, 16, 192, 128}},
-          .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
-          .heads = {{16384, 2048, 163840}, {65536, 768, 50304}}};
-}
-
-Sizes small_sizes() {
-  return {.copy_elements = int64_t{1} << 24,
-          .gemm = 1024,
-          .weights = int64_t{1} << 22,
-          .linears = {{2048, 512, 512}},
-          .attentions = {{4, 256, 4, 2, 64, 64}, {2, 256, 4, 4, 64, 64, 64}, {2, 256, 4, 4, 192, 128}},
-          .layers = {{2048, 256, 128, 16, 2}},
-          .heads = {{1024, 256, 4096}}};
-}
-
-class Cases {
- public:
-  // format: as Workbench's.
-  Cases(const Ops& ops, Sizes sizes, OperandFormat format)
-      : sizes_(std::move(sizes)),
-        format_(format),
-        act_(static_cast<double>(dtype_bytes(ops.compute_dtype()))),
-        stat_(static_cast<double>(dtype_bytes(ops.stat_dtype()))),
-        has_masters_(ops.compute_dtype() != ops.stat_dtype()),
-        has_codes_(ops.weight_rounding(OperandFormat::kFp8) == WeightRounding::kCodes) {}
-
-  Case copy() const {
-    const int64_t n = sizes_.copy_elements;
-    return {"copy", fmt::format("{} elements", n), 0.0, 2 * act_ * count(n), [n](Workbench& w) -> Work {
-              const Tensor x = w.act({n}), y = w.empty({n});
-              return [&w, x, y] { w.ops().copy({x, y}); };
-            }};
-  }
-  // In the device's own precision: what products are held against.
-  Case gemm() const { return linear_forward({sizes_.gemm, sizes_.gemm, sizes_.gemm}, /*rounds=*/false); }
-
-  std::vector<Case> all() const {
-    std::vector<Case> cases = {copy()};
-    for (const auto& size : sizes_.linears) add_linears(cases, size);
-    for (const auto& size : sizes_.attentions) add_attention(cases, size);
-    for (const auto& size : sizes_.layers) {
-      add_norm(cases, size.T, size.D);
-      add_layer(cases, size);
-      add_grouped(cases, size);
-      add_rows(cases, size);
-      if (has_codes_) add_codes(cases, size.T * size.K, size);
-    }
-    for (const auto& size : sizes_.heads) add_head(cases, size);
-    add_weights(cases);
-    return cases;
-  }
-
- private:
-  template <class... Factors>
-  static double count(Factors... factors) {
-    return (1.0 * ... * static_cast<double>(factors));
-  }
-
-  Case linear_forward(const Sizes::Linear& size, bool rounds = true) const {
-    const int64_t T = size.T, in = size.in, out = size.out;
-    return {"linear, forward", shape_of(size), 2 * count(T, in, out),
-            act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
-              const Tensor x = w.act({T, in}), weight = w.act({out, in}, 0.02), y = w.empty({T, out});
-              const OperandRounding rounding = rounds ? w.rounding(weight) : OperandRounding{};
-              return [&w, x, weight, y, rounding] { w.ops().linear_forward({x, weight, y, Tensor(), rounding}); };
-            }};
-  }
-  static std::string shape_of(const Sizes::Linear& size) {
-    return fmt::format("{} x {} to {}", size.T, size.in, size.out);
-  }
-
-  void add_linears(std::vector<Case>& cases, const Sizes::Linear& size) const {
-    const int64_t T = size.T, in = size.in, out = size.out;
-    cases.push_back(linear_forward(size));
-    cases.push_back({"linear, input gradient", shape_of(size), 2 * count(T, in, out),
-                     act_ * (count(T, in) + count(out, in) + count(T, out)), [=](Workbench& w) -> Work {
-                       const Tensor dy = w.act({T, out}), weight = w.act({out, in}, 0.02), dx = w.empty({T, in});
-                       const OperandRounding rounding = w.rounding(weight);
-                       return [&w, dy, weight, dx, rounding] {
-                         w.ops().linear_backward_input({dy, weight, dx, /*accumulate=*/false, rounding});
-                       };
-                     }});
-    cases.push_back({"linear, weight gradient", shape_of(size), 2 * count(T, in, out),
-                     act_ * (count(T, in) + count(T, out)) + 2 * stat_ * count(out, in), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
-                       return [&w, x, dy, dw] { w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true}); };
-                     }});
-  }
-
-  // What products of FP8 operands have in them beside the product.
-  void add_codes(std::vector<Case>& cases, int64_t rows, const Sizes::Layer& size) const {
-    const int64_t D = size.D, F = size.F, E = size.E, W = 2 * F;
-    cases.push_back({"FP8 codes of rows", fmt::format("{} x {}", rows, D), 0.0, (act_ + 1) * count(rows, D),
-                     [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({1, rows, D}), values = w.arena().allocate(DType::kU8, {1, rows, D});
-                       const Tensor scales = w.arena().allocate(DType::kU8, {1, rows, (D + 127) / 128});
-                       return
-                           [&w, x, values, scales] { w.ops().quantize({.x = x, .values = values, .scales = scales}); };
-                     }});
-    cases.push_back({"FP8 codes of weights", fmt::format("{} x {} x {}", E, W, D), 0.0, (act_ + 2) * count(E, W, D),
-                     [=](Workbench& w) -> Work {
-                       const auto weight = w.weight_of(w.act({E, W, D}), OperandFormat::kFp8);
-                       return [&w, weight] {
-                         weight->restart_rounding();
-                         weight->rounding(w.ops());
-                       };
-                     }});
-  }
-
-  // Products of queries with keys and of probabilities with values, over the pairs a causal mask leaves; backward has
-  // five such products to forward's two, the repeated one of queries with keys among them, as is usual.
-  void add_attention(std::vector<Case>& cases, const Sizes::Heads& size) const {
-    const int64_t B = size.B, S = size.S, H = size.H, G = size.G, Dk = size.Dk, Dv = size.Dv;
-    const bool has_documents = size.document_tokens > 0;
-    const int64_t T = B * S, length = has_documents ? size.document_tokens : S;
-    const std::string shape = fmt::format("{} x {} tokens{}, {} heads{} of {}/{}", B, S,
-                                          has_documents ? fmt::format(" in documents of {}", length) : std::string(), H,
-                                          G < H ? fmt::format(" over {}", G) : std::string(), Dk, Dv);
-    const double pairs = count(T, H) * static_cast<double>(length + 1) / 2;
-    const double q_bytes = act_ * count(T, H, Dk), k_bytes = act_ * count(T, G, Dk), v_bytes = act_ * count(T, G, Dv);
-    const double out_bytes = act_ * count(T, H, Dv), lse_bytes = stat_ * count(T, H);
-    struct Tensors {
-      AttentionShape shape;
-      Tensor q, k, v, out, lse;
-    };
-    const auto make = [=](Workbench& w) -> Tensors {
-      const double scale = 1.0 / std::sqrt(static_cast<double>(Dk));
-      AttentionShape sequences{.num_seqs = B, .seq_len = S, .scale = scale, .window = 0, .cu_seqlens = {}};
-      if (has_documents) {
-        std::vector<int32_t> bounds;
-        for (int64_t at = 0; at <= T; at += length) bounds.push_back(static_cast<int32_t>(at));
-        sequences.cu_seqlens = w.i32(bounds);
-      }
-      return {sequences,         w.act({T, H, Dk}),   w.act({T, G, Dk}),
-              w.act({T, G, Dv}), w.empty({T, H, Dv}), w.empty_stat({B, H, S})};
-    };
-    cases.push_back({"attention, forward", shape, 2 * pairs * static_cast<double>(Dk + Dv),
-                     q_bytes + k_bytes + v_bytes + out_bytes + lse_bytes, [=](Workbench& w) -> Work {
-                       const Tensors t = make(w);
-                       return [&w, t] { w.ops().attention_forward({t.shape, t.q, t.k, t.v, t.out, t.lse}); };
-                     }});
-    cases.push_back({"attention, backward", shape, 2 * pairs * static_cast<double>(3 * Dk + 2 * Dv),
-                     2 * (q_bytes + k_bytes + v_bytes + out_bytes) + lse_bytes, [=](Workbench& w) -> Work {
-                       const Tensors t = make(w);
-                       w.ops().attention_forward({t.shape, t.q, t.k, t.v, t.out, t.lse});
-                       const Tensor dout = w.act({T, H, Dv});
-                       const Tensor dq = w.empty({T, H, Dk}), dk = w.empty({T, G, Dk}), dv = w.empty({T, G, Dv});
-                       return [&w, t, dout, dq, dk, dv] {
-                         w.ops().attention_backward({t.shape, t.q, t.k, t.v, t.out, t.lse, dout, dq, dk, dv});
-                       };
-                     }});
-    // All of a head, as in grouped-query attention.
-    cases.push_back({"rope", shape, 0.0, 2 * q_bytes, [=](Workbench& w) -> Work {
-                       std::vector<int32_t> positions(static_cast<size_t>(T));
-                       for (size_t i = 0; i < positions.size(); ++i) {
-                         positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % S);
-                       }
-                       // One angle for all: rotations in place keep their size however many there are.
-                       const Tensor cos = w.empty_stat({S, Dk / 2}), sin = w.empty_stat({S, Dk / 2});
-                       w.ops().fill({cos, std::numbers::sqrt2 / 2});
-                       w.ops().fill({sin, std::numbers::sqrt2 / 2});
-                       const Rope args = {.x = w.act({T, H, Dk}),
-                                          .positions = w.i32(positions),
-                                          .cos = cos,
-                                          .sin = sin,
-                                          .rope_offset = 0,
-                                          .layout = RopeLayout::kHalfSplit};
-                       return [&w, args] { w.ops().rope_forward(args); };
-                     }});
-  }
-
-  void add_norm(std::vector<Case>& cases, int64_t T, int64_t D) const {
-    const std::string shape = fmt::format("{} x {}", T, D);
-    cases.push_back(
-        {"RMS norm, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
-           const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
-           return [&w, x, y, gain, rstd] { w.ops().rms_norm_forward({x, gain, 1e-6, y, rstd}); };
-         }});
-    cases.push_back(
-        {"RMS norm, backward", shape, 0.0, 4 * act_ * count(T, D), [=](Workbench& w) -> Work {
-           const Tensor x = w.act({T, D}), y = w.empty({T, D}), gain = w.stat({D}), rstd = w.empty_stat({T});
-           const Tensor dy = w.act({T, D}), dx = w.act({T, D}), dgain = w.stat({D});
-           w.ops().rms_norm_forward({x, gain, 1e-6, y, rstd});
-           return [&w, x, gain, rstd, dy, dx, dgain] {
-             w.ops().rms_norm_backward({x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true});
-           };
-         }});
-  }
-
-  // A whole layer of routed experts, as the model has it: router, plan, dispatch, experts, combine.
-  struct MoeLayer {
-    // format, grad_format: of the experts' products, and of those that make their weights' gradients.
-    MoeLayer(Workbench& w, const Sizes::Layer& size, OperandFormat format, OperandFormat grad_format)
-        : model(config_of(size)),
-          weights(weights_of(layer())),
-          moe(layer(), weights),
-          x(w.act({size.T, size.D})),
-          y(w.act({size.T, size.D})),
-          dx(w.empty({size.T, size.D})),
-          batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .targets = {}, .positions = {}},
-          pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
-      weights.allocate(w.ops(), w.arena(), w.arena());
-      weights.initialise(w.ops(), 1, 3.0);
-      for (Weight* weight : moe.expert_weights()) {
-        weight->format = format;
-        weight->grad_format = grad_format;
-        allocate_weight_codes(*weight, w.ops(), w.arena());
-      }
-      if (moe.takes_codes()) codes = push_row_codes(w.arena(), size.T, size.D);
-      moe.keep_stats({.counts = w.arena().allocate(DType::kI32, {size.E}),
-                      .aux_loss = w.arena().allocate(DType::kF64, {2}),
-                      .entropy = w.arena().allocate(DType::kF64, {1})});
-    }
-    static ModelConfig config_of(const Sizes::Layer& size) {
-      ModelConfig config;
-      config.dim = size.D;
-      config.moe.num_experts = size.E;
-      config.moe.top_k = size.K;
-      config.moe.expert_dim = size.F;
-      config.moe.num_shared_experts = 0;
-      return config;
-    }
-
-    void forward() {
-      weights.begin_step();  // codes of weights are made, gradients written, as in a step of one microbatch
-      moe.forward(pass, coded(x), y, y);
-    }
-    void backward() { moe.backward(pass, coded(y), dx); }
-    // With their codes, where there are any: as norms leave them in a model.
-    CodedRows coded(Tensor rows) {
-      if (codes.defined()) {
-        const Shape matrices{1, rows.dim(0), rows.dim(1)};
-        pass.ops.quantize({.format = OperandFormat::kFp8,
-                           .x = rows.reshape(matrices),
-                           .values = codes.values.reshape(matrices),
-                           .scales = codes.scales.reshape({1, codes.scales.dim(0), codes.scales.dim(1)})});
-      }
-      return {rows, codes};
-    }
-
-    Layer layer() const {
-      return {.config = model, .spec = {.feed_forward = FeedForwardKind::kMoe, .hidden = model.moe.expert_dim}};
-    }
-    static std::vector<WeightSpec> weights_of(const Layer& layer) {
-      WeightList list(layer.config);
-      Moe::describe(layer, list);
-      return list.take();
-    }
-
-    ModelConfig model;
-    WeightSet weights;
-    Moe moe;
-    Tensor x, y, dx;
-    RowCodes codes = {};
-    Batch batch;
-    RopeTables rope;
-    Pass pass;
-  };
-
-  void add_layer(std::vector<Case>& cases, const Sizes::Layer& size) const {
-    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
-    const std::string shape = shape_of(size);
-    const double forward = 6 * count(T, K, D, F), weights = 3 * count(E, D, F);
-    const auto forward_work = [=](OperandFormat format) {
-      return [=](Workbench& w) -> Work {
-        const auto layer = std::make_shared<MoeLayer>(w, size, format, OperandFormat::kAct);
-        return [&w, layer] {
-          const ArenaScope scope(w.arena());
-          layer->forward();
-        };
-      };
-    };
-    const auto step_work = [=](OperandFormat format, OperandFormat grad_format) {
-      return [=](Workbench& w) -> Work {
-        const auto layer = std::make_shared<MoeLayer>(w, size, format, grad_format);
-        return [&w, layer] {
-          const ArenaScope scope(w.arena());
-          layer->forward();
-          layer->backward();
-        };
-      };
-    };
-    // What flows between the kernels is not in the definition.
-    const double forward_bytes = act_ * (3 * count(T, D) + weights);
-    const double backward_bytes = act_ * (3 * count(T, D) + weights) + stat_ * weights;
-    const OperandFormat own = OperandFormat::kAct, fp8 = OperandFormat::kFp8;
-    cases.push_back({"MoE layer, forward", shape, forward, forward_bytes, forward_work(format_)});
-    cases.push_back(
-        {"MoE layer, backward", shape, 2 * forward, backward_bytes, step_work(format_, own), forward_work(format_)});
-    if (has_codes_) {
-      cases.push_back({"MoE layer, backward, FP8 weight gradients", shape, 2 * forward, backward_bytes,
-                       step_work(fp8, fp8), forward_work(fp8)});
-    }
-  }
-  static std::string shape_of(const Sizes::Layer& size) {
-    return fmt::format("{} tokens, {} x {}, {} experts top-{}", size.T, size.D, size.F, size.E, size.K);
-  }
-
-  // Rows sorted to experts as a router with random weights does it.
-  static MoePlan make_plan(Workbench& w, const Sizes::Layer& size) {
-    const int64_t T = size.T, E = size.E, K = size.K;
-    const MoePlan plan = {
-        .offsets = w.empty_i32({E + 1}), .row_of = w.empty_i32({T, K}), .token_of = w.empty_i32({T * K})};
-    const RouterForward router = router_args(w, size);
-    w.ops().router_forward(router);
-    w.ops().build_moe_plan({router.top_idx, plan, Tensor()});
-    return plan;
-  }
-  static RouterForward router_args(Workbench& w, const Sizes::Layer& size) {
-    const int64_t T = size.T, E = size.E, K = size.K;
-    return {.rule = {.top_k = K},
-            .loss = {},
-            .logits = w.stat({T, E}),
-            .bias = w.stat({E}, 0.01),
-            .scores = w.empty_stat({T, E}),
-            .top_idx = w.empty_i32({T, K}),
-            .weights = w.empty_stat({T, K}),
-            .aux_loss = w.f64({0.0, 0.0}),
-            .entropy = w.f64({0.0})};
-  }
-
-  void add_grouped(std::vector<Case>& cases, const Sizes::Layer& size) const {
-    for (const bool second : {false, true}) {
-      const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
-      const int64_t R = T * K, in = second ? F : D, out = second ? D : 2 * F;
-      const std::string shape = fmt::format("{} rows, {} to {}, {} experts", R, in, out, E);
-      const double flops = 2 * count(R, in, out), row_bytes = act_ * (count(R, in) + count(R, out));
-      cases.push_back(
-          {"grouped linear, forward", shape, flops, row_bytes + act_ * count(E, in, out), [=](Workbench& w) -> Work {
-             const Tensor x = w.act({R, in}), weight = w.act({E, out, in}, 0.02);
-             const Tensor y = w.empty({R, out});
-             const MoePlan plan = make_plan(w, size);
-             const OperandRounding rounding = w.rounding(weight);
-             return [&w, x, weight, y, plan, rounding] {
-               w.ops().grouped_linear_forward({x, weight, plan.offsets, y, rounding});
-             };
-           }});
-      cases.push_back({"grouped linear, input gradient", shape, flops, row_bytes + act_ * count(E, in, out),
-                       [=](Workbench& w) -> Work {
-                         const Tensor dy = w.act({R, out}), weight = w.act({E, out, in}, 0.02);
-                         const Tensor dx = w.empty({R, in});
-                         const MoePlan plan = make_plan(w, size);
-                         const OperandRounding rounding = w.rounding(weight);
-                         return [&w, dy, weight, dx, plan, rounding] {
-                           w.ops().grouped_linear_backward_input({dy, weight, plan.offsets, dx, rounding});
-                         };
-                       }});
-      cases.push_back({"grouped linear, weight gradient", shape, flops, row_bytes + 2 * stat_ * count(E, in, out),
-                       [=](Workbench& w) -> Work {
-                         const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
-                         const MoePlan plan = make_plan(w, size);
-                         return [&w, x, dy, dw, plan] {
-                           w.ops().grouped_linear_backward_weight({x, dy, plan.offsets, dw, /*accumulate=*/true});
-                         };
-                       }});
-      if (has_codes_) {
-        cases.push_back({"grouped linear, weight gradient, FP8", shape, flops,
-                         row_bytes + 2 * stat_ * count(E, in, out), [=](Workbench& w) -> Work {
-                           const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
-                           const MoePlan plan = make_plan(w, size);
-                           return [&w, x, dy, dw, plan] {
-                             w.ops().grouped_linear_backward_weight(
-                                 {x, dy, plan.offsets, dw, /*accumulate=*/true, {.format = OperandFormat::kFp8}});
-                           };
-                         }});
-      }
-      // The tokens' side is picked: what goes into the first layer, and the gradient of what comes out of the second.
-      cases.push_back(
-          {"grouped linear, weight gradient, tokens picked", shape, flops,
-           act_ * (count(R, second ? in : out) + count(T, D)) + 2 * stat_ * count(E, in, out),
-           [=](Workbench& w) -> Work {
-             const Tensor x = w.act({second ? R : T, in}), dy = w.act({second ? T : R, out});
-             const Tensor dw = w.stat({E, out, in});
-             const MoePlan plan = make_plan(w, size);
-             const OperandRows inputs = second ? x : OperandRows(x, plan.token_of);
-             const OperandRows gradients = second ? OperandRows(dy, plan.token_of) : dy;
-             return [&w, inputs, gradients, dw, plan] {
-               w.ops().grouped_linear_backward_weight({inputs, gradients, plan.offsets, dw, /*accumulate=*/true});
-             };
-           }});
-    }
-  }
-
-  // What a layer of experts does beside its products.
-  void add_rows(std::vector<Case>& cases, const Sizes::Layer& size) const {
-    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
-    const int64_t R = T * K, pre = 2 * F;
-    const std::string shape = shape_of(size);
-    const double index_bytes = 4 * count(T, K);
-    cases.push_back({"router, forward", shape, 0.0, 2 * stat_ * count(T, E) + stat_ * count(T, K) + index_bytes,
-                     [=](Workbench& w) -> Work {
-                       const RouterForward args = router_args(w, size);
-                       return [&w, args] { w.ops().router_forward(args); };
-                     }});
-    cases.push_back({"MoE plan", shape, 0.0, 3 * index_bytes, [=](Workbench& w) -> Work {
-                       const RouterForward router = router_args(w, size);
-                       w.ops().router_forward(router);
-                       const MoePlan plan = make_plan(w, size);
-                       return [&w, router, plan] { w.ops().build_moe_plan({router.top_idx, plan, Tensor()}); };
-                     }});
-    cases.push_back(
-        {"dispatch", shape, 0.0, act_ * (count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
-           const Tensor x = w.act({T, D}), rows = w.empty({R, D});
-           const MoePlan plan = make_plan(w, size);
-           return [&w, x, rows, plan] { w.ops().moe_dispatch({x, plan, rows}); };
-         }});
-    cases.push_back(
-        {"combine", shape, 0.0, act_ * (2 * count(T, D) + count(R, D)) + index_bytes, [=](Workbench& w) -> Work {
-           const Tensor rows = w.act({R, D}), y = w.act({T, D});
-           const MoePlan plan = make_plan(w, size);
-           return [&w, rows, y, plan] { w.ops().moe_combine({rows, plan, y, /*accumulate=*/true}); };
-         }});
-    cases.push_back({"SwiGLU, forward", shape, 0.0, act_ * count(R, 3, F), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, F});
-                       return [&w, x, weight, h] { w.ops().activation_forward({Activation::kSwiGlu, x, weight, h}); };
-                     }});
-    for (const bool picked : {false, true}) {
-      const std::string rows_name = picked ? ", tokens picked" : "";
-      const double token_bytes = act_ * count(picked ? T : R, D);
-      const auto tokens = [=](Workbench& w, const MoePlan& plan) -> OperandRows {
-        const Tensor rows = w.act({picked ? T : R, D});
-        return {rows, picked ? plan.token_of : Tensor()};
-      };
-      cases.push_back({"SwiGLU, forward, with product" + rows_name, shape, 2 * count(R, D, pre),
-                       token_bytes + act_ * (count(R, 3, F) + count(E, D, pre)), [=](Workbench& w) -> Work {
-                         const MoePlan plan = make_plan(w, size);
-                         const OperandRows x = tokens(w, plan);
-                         const Tensor weight = w.act({E, pre, D}, 0.02), row_weight = w.stat({R});
-                         const Tensor y = w.empty({R, pre}), h = w.empty({R, F});
-                         const OperandRounding rounding = w.rounding(weight);
-                         return [&w, x, weight, row_weight, y, h, plan, rounding] {
-                           w.ops().grouped_activation_forward(
-                               {Activation::kSwiGlu, x, weight, plan.offsets, row_weight, y, h, rounding});
-                         };
-                       }});
-      cases.push_back({"SwiGLU, backward, with input gradient" + rows_name, shape, 2 * count(R, D, F),
-                       token_bytes + act_ * (count(R, 2, pre) + count(E, D, F)), [=](Workbench& w) -> Work {
-                         const MoePlan plan = make_plan(w, size);
-                         const OperandRows dy = tokens(w, plan);
-                         const Tensor weight = w.act({E, D, F}, 0.02), x = w.act({R, pre});
-                         const Tensor row_weight = w.stat({R}), dx = w.empty({R, pre}), dweight = w.empty_stat({R});
-                         const OperandRounding rounding = w.rounding(weight);
-                         return [&w, dy, weight, x, row_weight, dx, dweight, plan, rounding] {
-                           w.ops().grouped_activation_backward(
-                               {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight, rounding});
-                         };
-                       }});
-    }
-    cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
-                       const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, F});
-                       const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});
-                       return [&w, x, weight, dh, dx, dweight] {
-                         w.ops().activation_backward({Activation::kSwiGlu, x, weight, dh, dx, dweight});
-                       };
-                     }});
-  }
-
-  void add_head(std::vector<Case>& cases, const Sizes::Head& size) const {
-    const int64_t T = size.T, D = size.D, V = size.V;
-    const std::string shape = fmt::format("{} tokens of {}, vocabulary {}", T, D, V);
-    // Logits, the gradient of the input, that of the weight.
-    cases.push_back({"head and loss, with gradients", shape, 6 * count(T, D, V),
-                     act_ * (2 * count(T, D) + count(V, D)) + 2 * stat_ * count(V, D), [=](Workbench& w) -> Work {
-                       const HeadLoss args = {.x = w.act({T, D}),
-                                              .w = w.act({V, D}, 0.02),
-                                              .targets = w.random_ids(T, V),
-                                              .grad_scale = w.f64({1.0 / static_cast<double>(T)}),
-                                              .losses = w.empty_stat({T}),
-                                              .dx = w.empty({T, D}),
-                                              .dw = w.stat({V, D})};
-                       return [&w, args] { w.ops().head_loss(args); };
-                     }});
-    cases.push_back({"embedding, forward", shape, 0.0, 2 * act_ * count(T, D), [=](Workbench& w) -> Work {
-                       const Tensor ids = w.random_ids(T, V), table = w.act({V, D});
-                       const Tensor y = w.empty({T, D});
-                       return [&w, ids, table, y] { w.ops().embedding_forward({ids, table, y}); };
-                     }});
-    cases.push_back({"embedding, backward", shape, 0.0, (act_ + 2 * stat_) * count(T, D), [=](Workbench& w) -> Work {
-                       const Tensor ids = w.random_ids(T, V), dy = w.act({T, D});
-                       const Tensor dtable = w.stat({V, D});
-                       return [&w, ids, dy, dtable] { w.ops().embedding_backward({ids, dy, dtable}); };
-                     }});
-  }
-
-  void add_weights(std::vector<Case>& cases) const {
-    const int64_t n = sizes_.weights;
-    const std::string shape = fmt::format("{} weights", n);
-    cases.push_back({"zero", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
-                       const Tensor x = w.empty_stat({n});
-                       return [&w, x] { w.ops().fill({x, 0.0}); };
-                     }});
-    cases.push_back({"sum of squares", shape, 0.0, stat_ * count(n), [n](Workbench& w) -> Work {
-                       const Tensor x = w.stat({n}), out = w.f64({0.0});
-                       return [&w, x, out] { w.ops().sums_of_squares({.all = {{x, out}}}); };
-                     }});
-    // A master weight takes as much as one of stat; it and both moments are read and written, and the gradient read.
-    for (const bool rounds : {false, true}) {
-      const std::string name = rounds ? "AdamW, moments in bf16" : "AdamW";
-      const double bytes = 3 * stat_ + 4 * (rounds ? static_cast<double>(dtype_bytes(DType::kBF16)) : stat_);
-      cases.push_back({name, shape, 0.0, bytes * count(n), [n, rounds, masters = has_masters_](Workbench& w) -> Work {
-                         const auto moment = [&] {
-                           return rounds ? w.arena().allocate(DType::kBF16, {n}) : w.empty_stat({n});
-                         };
-                         AdamWStep args = {.w = w.act({n}, 0.02),
-                                           .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
-                                           .grad = w.stat({n}),
-                                           .m = moment(),
-                                           .v = moment(),
-                                           .grad_scale = w.f64({1.0}),
-                                           .rates = w.f64({1e-4, 1.0, 1.0})};
-                         if (rounds) args.random.key = w.arena().allocate(DType::kI64, {1});
-                         w.ops().fill({args.m, 0.0});
-                         w.ops().fill({args.v, 1.0});
-                         return [&w, args] { w.ops().adamw_steps({.all = {args}}); };
-                       }});
-    }
-  }
-
-  Sizes sizes_;
-  OperandFormat format_;
-  double act_, stat_;  // bytes of an element
-  bool has_masters_, has_codes_;
-};
+using Work = OpCase::Work;
 
 OperandFormat format_of(const RunConfig& run) {
   return run.precision == Precision::kFp8 ? OperandFormat::kFp8 : OperandFormat::kAct;
@@ -591,12 +22,12 @@ OperandFormat format_of(const RunConfig& run) {
 class Timer {
  public:
   // Measures what `cases` need, then takes that much.
-  Timer(const RunConfig& run, const std::vector<Case>& cases)
+  Timer(const RunConfig& run, const std::vector<OpCase>& cases)
       : device_(make_device(device_options(run))),
         storage_(*device_, plan_storage(device_options(run),
                                         [&](Storage& storage) {
                                           Workbench counting(storage, format_of(run));
-                                          for (const Case& one : cases) {
+                                          for (const OpCase& one : cases) {
                                             for (const auto& prepare : {one.prepare, one.prepare_excluded}) {
                                               const ArenaScope scope(counting.arena());
                                               if (prepare) prepare(counting)();
@@ -609,14 +40,14 @@ class Timer {
   const Device& device() const { return *device_; }
 
   // Calls behind each other in a recording, as a step has them.
-  OpTiming time(const Case& one) {
+  OpTiming time(const OpCase& one) {
     OpTiming timing{one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare)};
     if (one.prepare_excluded) timing.ms -= median_ms(one.prepare_excluded);
     return timing;
   }
 
   // Without a recording. A CUDA graph's copies are slower than the same copies on a stream.
-  OpTiming time_unrecorded(const Case& one) {
+  OpTiming time_unrecorded(const OpCase& one) {
     return {one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare, /*recorded=*/false)};
   }
 
@@ -667,18 +98,18 @@ double OpsBench::bound_ms(const OpTiming& op) const {
 
 OpsBench bench_ops(const RunConfig& run, const std::string& only) {
   const auto probe = make_device(device_options(run));
-  const Cases cases(probe->ops(), probe->memory_use() ? full_sizes() : small_sizes(), format_of(run));
-  std::vector<Case> chosen = cases.all();
-  std::erase_if(chosen, [&](const Case& one) { return one.name.find(only) == std::string::npos; });
+  const OpCases cases = op_cases(probe->ops(), /*full_size=*/probe->memory_use().has_value(), format_of(run));
+  std::vector<OpCase> chosen = cases.all;
+  std::erase_if(chosen, [&](const OpCase& one) { return one.name.find(only) == std::string::npos; });
   if (chosen.empty()) {
     std::vector<std::string> names;
-    for (const Case& one : cases.all()) {
+    for (const OpCase& one : cases.all) {
       if (std::ranges::find(names, one.name) == names.end()) names.push_back(one.name);
     }
     throw usage_error(fmt::format("--only {}: no operation has that in its name", only),
                       fmt::format("the names are {}", fmt::join(names, "; ")));
   }
-  std::vector<Case> needed = {cases.copy(), cases.gemm()};
+  std::vector<OpCase> needed = {cases.copy, cases.gemm};
   needed.insert(needed.end(), chosen.begin(), chosen.end());
   Timer timer(run, needed);
 
@@ -688,7 +119,7 @@ OpsBench bench_ops(const RunConfig& run, const std::string& only) {
   const OpTiming copy = timer.time_unrecorded(needed[0]), gemm = timer.time_unrecorded(needed[1]);
   bench.copy_bytes_per_s = copy.bytes / (1e-3 * copy.ms);
   bench.gemm_flops = gemm.flops / (1e-3 * gemm.ms);
-  for (const Case& one : chosen) bench.ops.push_back(timer.time(one));
+  for (const OpCase& one : chosen) bench.ops.push_back(timer.time(one));
   return bench;
 }
 

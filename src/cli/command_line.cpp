@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "chat/conversation_encoder.h"
+#include "cli/bench_options.h"
 #include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
@@ -22,8 +23,6 @@
 
 namespace nmoe::cli {
 namespace {
-
-constexpr const char* kTokenizerSource = "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
 
 constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl and .parquet below) or globs";
 constexpr const char* kSkipBad = "records that may be unusable before it is an error";
@@ -143,15 +142,11 @@ class CommandLine::Commands {
     BpeTrainOptions& options = tokenizer_train_.options;
     train->add_option("inputs", options.inputs, kDocumentInputs)->required();
     train->add_option("--vocab-size", options.vocab_size, "ids in all")->capture_default_str();
-    train->add_option("--special", options.specials, "a special token to have, beside <|endoftext|> (repeatable)")
-        ->type_name("TOKEN")
-        ->take_all()
-        ->allow_extra_args(false);
+    add_repeatable(train, "--special", options.specials, "a special token to have, beside <|endoftext|> (repeatable)",
+                   "TOKEN");
     train->add_option("--text-field", options.records.text_field, "of JSON and Parquet")->capture_default_str();
     train->add_option("--messages-field", options.records.messages_field, "or: learn what conversations say");
-    train->add_option("--threads", options.threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_threads(train, options.threads);
     train->add_option("--skip-bad", options.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
     train->callback([this] { run_ = [this] { tokenizer_train_command(tokenizer_train_); }; });
@@ -161,13 +156,10 @@ class CommandLine::Commands {
       use->callback([this, command] { run_ = command; });
       return use;
     };
-    add_use("encode", "print the ids of the text on standard input",
-            [this] { tokenizer_encode_command(tokenizer_, allowed_specials_); })
-        ->add_option("--allow-special", allowed_specials_,
-                     "a special token that counts in the text, or \"all\" (repeatable)")
-        ->type_name("TOKEN")
-        ->take_all()
-        ->allow_extra_args(false);
+    CLI::App* encode = add_use("encode", "print the ids of the text on standard input",
+                               [this] { tokenizer_encode_command(tokenizer_, allowed_specials_); });
+    add_repeatable(encode, "--allow-special", allowed_specials_,
+                   "a special token that counts in the text, or \"all\" (repeatable)", "TOKEN");
     add_use("decode", "print the text of the ids on standard input", [this] { tokenizer_decode_command(tokenizer_); });
     add_use("info", "print kind, patterns, vocabulary, special tokens and hash",
             [this] { tokenizer_info_command(tokenizer_); });
@@ -197,7 +189,7 @@ class CommandLine::Commands {
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
     prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
-    prep->add_option("--threads", prep_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    add_threads(prep, prep_.threads);
     prep->add_option("--skip-bad", prep_.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     prep->add_option("--checkpoint-every", prep_.checkpoint_seconds, "seconds of work that a kill may cost")
         ->check(number(0))
@@ -261,14 +253,10 @@ class CommandLine::Commands {
         ->check(number(0))
         ->capture_default_str();
     synthesize->add_option("--seed", synthesize_.seed)->capture_default_str();
-    synthesize->add_option("--set", synthesize_.settings, "change one setting of the kind: key=value (repeatable)")
-        ->type_name("KEY=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
+    add_repeatable(synthesize, "--set", synthesize_.settings, "change one setting of the kind: key=value (repeatable)",
+                   "KEY=VALUE");
     synthesize->add_option("--tokens-per-shard", synthesize_.tokens_per_shard)->capture_default_str();
-    synthesize->add_option("--threads", synthesize_.threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_threads(synthesize, synthesize_.threads);
     synthesize->add_flag("--all-tokens", synthesize_.all_tokens, "train on the questions too, not on answers alone");
     synthesize->add_flag("--force", synthesize_.force, "replace a dataset that is there");
     synthesize->callback([this] { run_ = [this] { synthesize_command(synthesize_); }; });
@@ -307,24 +295,15 @@ class CommandLine::Commands {
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
         ->required();
-    generate
-        ->add_option("--prompt", generate_.prompts,
-                     "text to go on from (repeatable: written together); -, or none in a pipe: standard input")
-        ->type_name("TEXT")
-        ->take_all()
-        ->allow_extra_args(false);
+    add_repeatable(generate, "--prompt", generate_.prompts,
+                   "text to go on from (repeatable: written together); -, or none in a pipe: standard input", "TEXT");
     generate
         ->add_option("--max-tokens", generate_.max_tokens, "of each text; it ends earlier where the context is full")
         ->check(number(0))
         ->capture_default_str();
-    generate->add_option("--stop", generate_.stop, "end a text before this (repeatable)")
-        ->type_name("TEXT")
-        ->take_all()
-        ->allow_extra_args(false);
+    add_repeatable(generate, "--stop", generate_.stop, "end a text before this (repeatable)", "TEXT");
     add_device(generate, generate_.device);
-    generate->add_option("--threads", generate_.threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_threads(generate, generate_.threads);
     generate->add_option("--context", generate_.context, "tokens of prompt and text together; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -346,9 +325,7 @@ class CommandLine::Commands {
     imported->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
     imported->add_option("out", import_.out, "gets the checkpoint, step_00000000")->required();
     add_dtype(imported, import_.dtype, "of the weights; without it, as they are, bf16 for FP8");
-    imported->add_option("--threads", import_.num_threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_threads(imported, import_.num_threads);
     imported->callback([this] { run_ = [this] { import_command(import_); }; });
 
     CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
@@ -356,9 +333,7 @@ class CommandLine::Commands {
     exported->add_option("out", export_.out, "the model's folder, to be made")->required();
     add_dtype(exported, export_.dtype, "of the weights; without it, the checkpoint's");
     exported->add_option("--shard-size", shard_size_, "largest file of weights; without it 5GB");
-    exported->add_option("--threads", export_.num_threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_threads(exported, export_.num_threads);
     exported->callback([this] {
       run_ = [this] {
         if (!shard_size_.empty()) export_.shard_bytes = parse_bytes(shard_size_, "--shard-size");
@@ -379,12 +354,8 @@ class CommandLine::Commands {
     parity->add_option("--precision", parity_.precision, "a low one is told beside what it is expected to cost")
         ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
         ->capture_default_str();
-    parity->add_option("--device", parity_.options.device, "where it is computed here, in fp32: cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    parity->add_option("--threads", parity_.options.num_threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_device(parity, parity_.options.device, "where it is computed here, in fp32: cpu or cuda");
+    add_threads(parity, parity_.options.num_threads);
     parity->callback([this] { run_ = [this] { parity_command(parity_); }; });
   }
 
@@ -399,7 +370,7 @@ class CommandLine::Commands {
         ->check(number(0))
         ->capture_default_str();
     add_device(chat, chat_.device);
-    chat->add_option("--threads", chat_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    add_threads(chat, chat_.threads);
     chat->add_option("--context", chat_.context, "tokens of the whole conversation; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -449,7 +420,7 @@ class CommandLine::Commands {
     serve->add_option("--model-name", serve_.model_name, "what clients call the model; else the run's name");
     serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FORM");
     add_device(serve, serve_.device);
-    serve->add_option("--threads", serve_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
+    add_threads(serve, serve_.threads);
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 
@@ -489,10 +460,8 @@ class CommandLine::Commands {
             ->type_name("NAME,NAME...")
             ->delimiter(',')
             ->allow_extra_args(false);
-    CLI::Option* texts = eval->add_option("--text", eval_.texts, "documents whose bits per byte are told (repeatable)")
-                             ->type_name("FILE")
-                             ->take_all()
-                             ->allow_extra_args(false);
+    CLI::Option* texts =
+        add_repeatable(eval, "--text", eval_.texts, "documents whose bits per byte are told (repeatable)", "FILE");
     eval->add_option("--data", eval_.data, "folder of the tasks' data (scripts/eval_data.sh)")
         ->type_name("DIR")
         ->capture_default_str();
@@ -514,13 +483,13 @@ class CommandLine::Commands {
     eval->add_flag_callback(
         "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
         "compute every text from its first token on: the same results, later");
-    eval->add_option("--threads", eval_.threads, "0: one per available CPU")->check(number(0))->capture_default_str();
-    eval->add_flag("--json", eval_.json, "print JSON");
+    add_threads(eval, eval_.threads);
+    add_json(eval, eval_.json);
 
     CLI::App* compare = eval->add_subcommand("compare", "tell whether two evaluations differ, item by item");
     compare->add_option("a", eval_compare_.a, "a folder that n eval --out wrote")->required();
     compare->add_option("b", eval_compare_.b, "the other one")->required();
-    compare->add_flag("--json", eval_compare_.json, "print JSON");
+    add_json(compare, eval_compare_.json);
     compare->callback([this] { run_ = [this] { eval_compare_command(eval_compare_); }; });
     eval->callback([this, compare, model, tasks, texts] {
       if (compare->parsed()) return;
@@ -534,111 +503,10 @@ class CommandLine::Commands {
     CLI::App* selftest = app.add_subcommand("selftest", "hold every operation of a device against the CPU's");
     add_device(selftest, selftest_.device);
     selftest->add_flag("--fp32", selftest_.fp32, "on cuda: fp32 instead of bf16");
-    selftest->add_option("--threads", selftest_.threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
+    add_threads(selftest, selftest_.threads);
     selftest->callback([this] { run_ = [this] { selftest_command(selftest_); }; });
 
-    CLI::App* bench = app.add_subcommand("bench", "measure speed")->require_subcommand(1);
-    CLI::App* train = bench->add_subcommand("train", "time training steps of a configuration");
-    add_config_arguments(train, bench_train_.config);
-    train->add_option("--steps", bench_train_.steps, "steps to time")->check(number(1))->capture_default_str();
-    train
-        ->add_option("--warmup", bench_train_.warmup,
-                     "steps before, of which the first is timed from the program's start")
-        ->check(number(1))
-        ->capture_default_str();
-    train->add_option("--products", bench_train_.products,
-                      "on cuda: a table of dense products' algorithms, instead of the program's; one without lines: "
-                      "all by cuBLASLt's choice");
-    train->add_flag("--json", bench_train_.json, "print JSON");
-    train->callback([this] { run_ = [this] { bench_train_command(bench_train_); }; });
-
-    CLI::App* tune = bench->add_subcommand(
-        "tune", "find algorithms of dense products that are faster than cuBLASLt's first choices, on cuda");
-    tune->add_option("config", bench_tune_.configs, "configuration files (TOML), whose steps' products are timed")
-        ->required()
-        ->type_name("FILE");
-    tune->add_option("--set", bench_tune_.overrides, "change one key of all configurations (repeatable)")
-        ->type_name("KEY=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
-    tune->add_option("--out", bench_tune_.out,
-                     "table to write; one that is there is kept, but for the products that are timed")
-        ->required()
-        ->type_name("FILE");
-    tune->callback([this] { run_ = [this] { bench_tune_command(bench_tune_); }; });
-
-    CLI::App* ops = bench->add_subcommand("ops", "time each operation of a training step against what bounds it");
-    ops->add_option("--device", bench_ops_.run.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    ops->add_flag_callback(
-        "--fp32", [this] { bench_ops_.run.precision = Precision::kFp32; }, "on cuda: fp32 instead of bf16");
-    ops->add_flag_callback(
-        "--fp8", [this] { bench_ops_.run.precision = Precision::kFp8; },
-        "layers' products with operands in fp8, rows rounded in the call");
-    ops->add_option("--threads", bench_ops_.run.threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
-    ops->add_option("--only", bench_ops_.only, "operations with this in their names")->type_name("TEXT");
-    ops->add_flag("--json", bench_ops_.json, "print JSON");
-    ops->callback([this] { run_ = [this] { bench_ops_command(bench_ops_); }; });
-
-    CLI::App* decode =
-        bench->add_subcommand("decode", "time generation, beside running the text again for every token");
-    decode->add_option("model", bench_decode_.model, "a checkpoint, or a configuration (.toml): random weights")
-        ->required();
-    decode->add_option("--set", bench_decode_.overrides, "change one key of a configuration (repeatable)")
-        ->type_name("KEY=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
-    decode->add_option("--tokens", bench_decode_.tokens, "of the longest text")
-        ->check(number(1))
-        ->capture_default_str();
-    decode
-        ->add_option("--device", bench_decode_.device,
-                     "cpu or cuda; unless given, run.device of a configuration, or cpu")
-        ->check(CLI::IsMember({"cpu", "cuda"}));
-    decode->add_option("--threads", bench_decode_.threads, "0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
-    decode->add_flag("--json", bench_decode_.json, "print JSON");
-    decode->callback([this] { run_ = [this] { bench_decode_command(bench_decode_); }; });
-
-    CLI::App* exchange = bench->add_subcommand("exchange", "time the exchange of tokens between ranks by itself");
-    add_config_arguments(exchange, bench_exchange_.config);
-    add_ranks(exchange, bench_exchange_.config);
-    exchange
-        ->add_option("--blocks", bench_exchange_.blocks,
-                     "blocks of a GPU that may put rows, one run each; 0, and without it: as many as fill it")
-        ->type_name("N,N...")
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(number(0));
-    exchange
-        ->add_option("--skew", bench_exchange_.skew,
-                     "share of choices on the experts of rank 0, over the mean of ranks; 1: all are as likely")
-        ->check(number(1))
-        ->capture_default_str();
-    exchange->add_flag("--json", bench_exchange_.json, "print JSON");
-    exchange->callback([this] { run_ = [this] { bench_exchange_command(bench_exchange_); }; });
-
-    CLI::App* loader = bench->add_subcommand("loader", "time reading batches, without training");
-    add_config_arguments(loader, bench_loader_.config);
-    loader->add_option("--megabytes", bench_loader_.megabytes, "of tokens to read, at 4 bytes each")
-        ->check(number(1))
-        ->capture_default_str();
-    loader->callback([this] { run_ = [this] { bench_loader_command(bench_loader_); }; });
-
-    CLI::App* tokenizer = bench->add_subcommand("tokenizer", "time a tokenizer on a text");
-    tokenizer->add_option("tokenizer", bench_tokenizer_.tokenizer, kTokenizerSource)->required();
-    tokenizer->add_option("file", bench_tokenizer_.file, "text to encode; without it, standard input");
-    tokenizer->add_option("--threads", bench_tokenizer_.threads, "the most to try; 0: one per available CPU")
-        ->check(number(0))
-        ->capture_default_str();
-    tokenizer->add_flag("--json", bench_tokenizer_.json, "print JSON");
-    tokenizer->callback([this] { run_ = [this] { bench_tokenizer_command(bench_tokenizer_); }; });
+    add_bench(app, bench_, run_);
   }
 
   CLI::App app_{"Trains Mixture-of-Experts language models.", "n"};
@@ -676,13 +544,7 @@ class CommandLine::Commands {
   SelfTestArguments selftest_;
   EvalArguments eval_;
   EvalCompareArguments eval_compare_;
-  BenchTrainArguments bench_train_;
-  BenchTuneArguments bench_tune_;
-  BenchOpsArguments bench_ops_;
-  BenchDecodeArguments bench_decode_;
-  BenchExchangeArguments bench_exchange_;
-  BenchLoaderArguments bench_loader_;
-  BenchTokenizerArguments bench_tokenizer_;
+  BenchArguments bench_;
 };
 
 CommandLine::CommandLine() : commands_(std::make_unique<Commands>()) {}

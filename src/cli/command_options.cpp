@@ -8,10 +8,8 @@
 namespace nmoe::cli {
 
 CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
-  command->add_option("--set", arguments.overrides, "change one key of the configuration (repeatable)")
-      ->type_name("SECTION.KEY=VALUE")
-      ->take_all()
-      ->allow_extra_args(false);
+  add_repeatable(command, "--set", arguments.overrides, "change one key of the configuration (repeatable)",
+                 "SECTION.KEY=VALUE");
   return command->add_option("config", arguments.file, "configuration file (TOML)")->required()->type_name("FILE");
 }
 
@@ -50,10 +48,15 @@ void add_sampling(CLI::App* command, SamplingOptions& sampling) {
   command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
 }
 
-void add_device(CLI::App* command, std::string& device) {
-  command->add_option("--device", device, "cpu, or cuda: a GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+void add_device(CLI::App* command, std::string& device, const char* meaning) {
+  command->add_option("--device", device, meaning)->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+}
+
+void add_json(CLI::App* command, bool& json) { command->add_flag("--json", json, "print JSON"); }
+
+CLI::Option* add_repeatable(CLI::App* command, const char* name, std::vector<std::string>& values, const char* meaning,
+                            const char* type_name) {
+  return command->add_option(name, values, meaning)->type_name(type_name)->take_all()->allow_extra_args(false);
 }
 
 }  // namespace nmoe::cli

@@ -4,10 +4,15 @@
 #include <CLI/CLI.hpp>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
 
 namespace nmoe::cli {
+
+// What an option or argument that names a tokenizer takes.
+inline constexpr const char* kTokenizerSource =
+    "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
 
 // The file is returned, which some command may do without.
 CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments);
@@ -21,6 +26,20 @@ CLI::Validator number(double min, double max = std::numeric_limits<double>::infi
 // How tokens are chosen, in the order in which it is applied.
 void add_sampling(CLI::App* command, SamplingOptions& sampling);
 
-void add_device(CLI::App* command, std::string& device);
+// --device, "cpu" or "cuda".
+void add_device(CLI::App* command, std::string& device, const char* meaning = "cpu, or cuda: a GPU");
+
+// --threads, of any kind of integer.
+template <class Integer>
+void add_threads(CLI::App* command, Integer& threads, const char* meaning = "0: one per available CPU") {
+  command->add_option("--threads", threads, meaning)->check(number(0))->capture_default_str();
+}
+
+// --json, for commands that print JSON instead of text.
+void add_json(CLI::App* command, bool& json);
+
+// An option that may be given several times, with one value each.
+CLI::Option* add_repeatable(CLI::App* command, const char* name, std::vector<std::string>& values, const char* meaning,
+                            const char* type_name);
 
 }  // namespace nmoe::cli

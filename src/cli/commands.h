@@ -284,4 +284,15 @@ struct BenchTokenizerArguments {
 };
 void bench_tokenizer_command(const BenchTokenizerArguments& arguments);
 
+// Of all the above.
+struct BenchArguments {
+  BenchTrainArguments train;
+  BenchTuneArguments tune;
+  BenchOpsArguments ops;
+  BenchDecodeArguments decode;
+  BenchExchangeArguments exchange;
+  BenchLoaderArguments loader;
+  BenchTokenizerArguments tokenizer;
+};
+
 }  // namespace nmoe::cli

@@ -227,31 +227,35 @@ void copy_durably(const fs::path& source, const fs::path& target) {
   sync_file(target);
 }
 
-}  // namespace
+// What is exported: a checkpoint, and what an import left in it or training from the start says of its model.
+struct Source {
+  explicit Source(const ExportOptions& options);
+  bool is_imported() const { return !base.empty(); }
 
-ExportReport export_model(const ExportOptions& options) {
-  if (options.shard_bytes <= 0) throw usage_error("a shard of 0 bytes holds nothing", "give --shard-size as \"5GB\"");
-  const CheckpointReader reader = CheckpointReader::open(options.checkpoint);
-  const Config config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  const fs::path out = free_folder(options.out);
-
-  // What an import left, or what a model that was trained from the start is.
-  std::string base;
-  std::optional<SafetensorsFile> carried;
+  CheckpointReader reader;
+  Config config;
+  std::vector<CarriedFile> carried_files;
+  std::string base;                                // the config.json that was imported; "": there is none
+  std::optional<SafetensorsFile> carried_tensors;  // that were imported and are not trained
+  bool carries_tokenizer = false;
+  std::shared_ptr<const Tokenizer> tokenizer;  // the checkpoint's own, where none is carried
   HfModel model;
-  const std::vector<CarriedFile> carried_files = reader.carried();
+};
+
+Source::Source(const ExportOptions& options)
+    : reader(CheckpointReader::open(options.checkpoint)),
+      config(parse_config(reader.config_toml(), (reader.path() / "config.toml").string())),
+      carried_files(reader.carried()) {
   for (const CarriedFile& file : carried_files) {
     if (file.name == "config.json") base = read_file(file.source);
-    if (file.name == kCarriedTensors) carried.emplace(file.source);
+    if (file.name == kCarriedTensors) carried_tensors.emplace(file.source);
+    carries_tokenizer = carries_tokenizer || file.name == "tokenizer.json";
   }
-  std::shared_ptr<const Tokenizer> tokenizer;
-  if (base.empty()) {
-    model.type = model_type_for(config.model);
-  } else {
+  if (is_imported()) {
     model = from_config_json(base, (reader.path() / kCarriedFolder / "config.json").string());
+  } else {
+    model.type = model_type_for(config.model);
   }
-  const bool carries_tokenizer =
-      std::ranges::find(carried_files, "tokenizer.json", &CarriedFile::name) != carried_files.end();
   if (!carries_tokenizer && !reader.tokenizer_json().empty()) {
     tokenizer = reader.tokenizer();
     model.bos_id = tokenizer->eos_id();  // a document begins where the last one ended
@@ -260,24 +264,112 @@ ExportReport export_model(const ExportOptions& options) {
   model.config = config.model;
   if (model.config.max_positions == 0) model.config.max_positions = config.data.seq_len;
   check_expressible(model.config, model.type);
+}
 
-  reader.weights_sha256();  // verifies every byte
-  const auto parameters = map_parameters(model.config, model.type);
-  check_unmapped(parameters, reader, model.type);
-  ExportReport report;
+// The weights as Hugging Face's tensors, of `dtype` or as they are stored.
+std::vector<TensorSource> trained_tensors(const Source& source, std::optional<DType> dtype) {
+  const auto parameters = map_parameters(source.model.config, source.model.type);
+  check_unmapped(parameters, source.reader, source.model.type);
   std::vector<TensorSource> tensors;
-  for (HfTarget& target : hf_targets(parameters, reader)) {
-    const DType dtype = dtype_of(target, options.dtype);
-    tensors.push_back(source_of(std::move(target), dtype));
+  for (HfTarget& target : hf_targets(parameters, source.reader)) {
+    const DType written = dtype_of(target, dtype);
+    tensors.push_back(source_of(std::move(target), written));
   }
-  model.dtype = transformers_dtype(tensors.front().dtype);
-  model.fp8 = false;
-  if (carried) {
-    for (const SafetensorsFile::Entry& entry : carried->entries()) tensors.push_back(stored_source(*carried, entry));
-    report.num_carried = static_cast<int64_t>(carried->entries().size());
+  return tensors;
+}
+
+// The files that an import carried along. Whether the model card of the model that was imported is one of them, which
+// is then kept beside the export's own, if it is to have one.
+bool write_carried_files(const fs::path& dir, const Source& source, bool has_own_card) {
+  bool has_base_card = false;
+  for (const CarriedFile& file : source.carried_files) {
+    if (file.name == kCarriedTensors || file.name == "config.json") continue;
+    if (!is_carried_by_import(file.name)) {
+      throw runtime_error(fmt::format("'{}' is no file that an import carries along", file.source.string()),
+                          "the checkpoint was altered: take another one");
+    }
+    const bool is_card = file.name == kModelCard && has_own_card;
+    copy_durably(file.source, dir / (is_card ? std::string(kBaseModelCard) : file.name));
+    has_base_card = has_base_card || is_card;
   }
-  report.checkpoint = reader.path();
-  report.type = model.type;
+  return has_base_card;
+}
+
+// What training's own tokenizer is to transformers. False where it has no such form: then generation_config.json alone
+// is written.
+bool write_tokenizer(const fs::path& dir, const Source& source, const std::string& begins_with) {
+  write_file_atomically(dir / "generation_config.json", generation_config_json(source.model));
+  if (source.tokenizer->name() != "bpe") return false;
+  write_file_atomically(dir / "tokenizer.json", exported_tokenizer_json(*source.tokenizer, begins_with));
+  write_file_atomically(dir / "tokenizer_config.json",
+                        tokenizer_config_json(*source.tokenizer, begins_with, source.model.config.max_positions));
+  return true;
+}
+
+// All but the weights, and whether there is a tokenizer among it.
+bool write_other_files(const fs::path& dir, const Source& source, const std::string& weights_sha256) {
+  const std::string config_json = to_config_json(source.model, source.base);
+  write_file_atomically(dir / "config.json", config_json);
+  ModelCard card{.name = source.config.run.name,
+                 .model = from_config_json(config_json, "config.json"),
+                 .steps = source.reader.info().step,
+                 .tokens = source.reader.info().tokens,
+                 .version = source.reader.info().nmoe_version,
+                 .weights_sha256 = weights_sha256,
+                 .has_tokenizer = source.carries_tokenizer,
+                 .imported = source.is_imported()};
+  const bool was_trained = card.steps > 0;
+  card.has_base_card = write_carried_files(dir, source, was_trained);
+  if (source.tokenizer) {
+    const std::string begins_with = token_in_front(*source.tokenizer, source.config);
+    if (write_tokenizer(dir, source, begins_with)) {
+      card.has_tokenizer = true;
+      card.begins_with = begins_with;
+    }
+  }
+  if (was_trained) {
+    const ModelCost cost = model_cost(card.model.config);
+    card.parameters = cost.parameters;
+    card.active_parameters = cost.active_parameters;
+    write_file_atomically(dir / kModelCard, model_card(card));
+  }
+  return card.has_tokenizer;
+}
+
+int64_t count_weight_files(const fs::path& dir) {
+  return std::ranges::count_if(fs::directory_iterator(dir),
+                               [](const auto& entry) { return entry.path().extension() == ".safetensors"; });
+}
+
+// Puts the finished folder where it is to be.
+void publish(const fs::path& dir, const fs::path& out) {
+  sync_directory(dir);
+  std::error_code error;
+  fs::rename(dir, out, error);
+  if (error == std::errc::directory_not_empty || error == std::errc::file_exists) throw taken(out);  // meanwhile
+  if (error) throw io_error("make", out, error.value());
+  sync_directory(fs::absolute(out).parent_path());
+}
+
+}  // namespace
+
+ExportReport export_model(const ExportOptions& options) {
+  if (options.shard_bytes <= 0) throw usage_error("a shard of 0 bytes holds nothing", "give --shard-size as \"5GB\"");
+  const fs::path out = free_folder(options.out);
+  Source source(options);
+  const std::string weights_sha256 = source.reader.weights_sha256();  // verifies every byte
+  std::vector<TensorSource> tensors = trained_tensors(source, options.dtype);
+  source.model.dtype = transformers_dtype(tensors.front().dtype);
+  source.model.fp8 = false;
+
+  ExportReport report;
+  report.checkpoint = source.reader.path();
+  report.type = source.model.type;
+  if (source.carried_tensors) {
+    const SafetensorsFile& carried = *source.carried_tensors;
+    for (const SafetensorsFile::Entry& entry : carried.entries()) tensors.push_back(stored_source(carried, entry));
+    report.num_carried = static_cast<int64_t>(carried.entries().size());
+  }
   report.num_tensors = static_cast<int64_t>(tensors.size());
   for (const TensorSource& tensor : tensors) report.num_bytes += static_cast<int64_t>(tensor.num_bytes());
 
@@ -285,58 +377,13 @@ ExportReport export_model(const ExportOptions& options) {
   make_directories(fs::absolute(out).parent_path());
   remove_unfinished_folders(out);
   const TemporaryFolder folder(out);
-  const fs::path& dir = folder.path();
   ThreadPool pool(options.num_threads);
-  const auto hashes = write_weights(dir, interruptible(std::move(tensors), stop), options.shard_bytes, pool);
-  const std::string config_json = to_config_json(model, base);
-  write_file_atomically(dir / "config.json", config_json);
-  ModelCard card{.name = config.run.name,
-                 .model = from_config_json(config_json, "config.json"),
-                 .steps = reader.info().step,
-                 .tokens = reader.info().tokens,
-                 .version = reader.info().nmoe_version,
-                 .weights_sha256 = reader.weights_sha256(),
-                 .has_tokenizer = carries_tokenizer,
-                 .imported = !base.empty()};
-  for (const CarriedFile& file : carried_files) {
-    if (file.name == kCarriedTensors || file.name == "config.json") continue;
-    if (!is_carried_by_import(file.name)) {
-      throw runtime_error(fmt::format("'{}' is no file that an import carries along", file.source.string()),
-                          "the checkpoint was altered: take another one");
-    }
-    const bool is_card = file.name == kModelCard && card.steps > 0;
-    copy_durably(file.source, dir / (is_card ? std::string(kBaseModelCard) : file.name));
-    card.has_base_card = card.has_base_card || is_card;
-  }
-  if (tokenizer) {
-    write_file_atomically(dir / "generation_config.json", generation_config_json(model));
-    if (tokenizer->name() == "bpe") {
-      card.has_tokenizer = true;
-      card.begins_with = token_in_front(*tokenizer, config);
-      write_file_atomically(dir / "tokenizer.json", exported_tokenizer_json(*tokenizer, card.begins_with));
-      write_file_atomically(dir / "tokenizer_config.json",
-                            tokenizer_config_json(*tokenizer, card.begins_with, model.config.max_positions));
-    }
-  }
-  if (card.steps > 0) {
-    const ModelCost cost = model_cost(card.model.config);
-    card.parameters = cost.parameters;
-    card.active_parameters = cost.active_parameters;
-    write_file_atomically(dir / kModelCard, model_card(card));
-  }
-
-  read_back(dir, hashes, stop, pool);
-  report.has_tokenizer = card.has_tokenizer;
-  for (const auto& entry : fs::directory_iterator(dir)) {
-    report.num_files += entry.path().extension() == ".safetensors" ? 1 : 0;
-  }
-  sync_directory(dir);
+  const auto hashes = write_weights(folder.path(), interruptible(std::move(tensors), stop), options.shard_bytes, pool);
+  report.has_tokenizer = write_other_files(folder.path(), source, weights_sha256);
+  read_back(folder.path(), hashes, stop, pool);
+  report.num_files = count_weight_files(folder.path());
   check_for_signal(stop);
-  std::error_code error;
-  fs::rename(dir, out, error);
-  if (error == std::errc::directory_not_empty || error == std::errc::file_exists) throw taken(out);  // meanwhile
-  if (error) throw io_error("make", out, error.value());
-  sync_directory(fs::absolute(out).parent_path());
+  publish(folder.path(), out);
   return report;
 }
 

@@ -1,9 +1,9 @@
-// Linear layers over weights of the model: every product with a weight matrix, and its gradients, go through these.
+// Linear layers over weights of the model: every product with a weight matrix, forward and backward, goes through
+// these.
 //
 // N rows, E experts.
 //
-// Threads: driven by the one that drives the device (ops/device.h). The WeightSet whose weights they name outlives
-// them.
+// Threads: driven by the one that drives the device (ops/device.h). The WeightSet has to outlive them.
 #pragma once
 
 #include <initializer_list>
@@ -25,14 +25,14 @@ class Linear {
   Linear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
   explicit Linear(Weight& weight) : weight_(weight) {}
 
-  // y =, with the addend (of y's shape, may be y) added where there is one. codes: of x, where there are any.
+  // y = x w^T, plus the addend (of y's shape, may be y) if there is one. codes: of x, if it has any.
   void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, x, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
     if (weight_.takes_codes()) rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
-  // pre = [N, out], and its activation: h =, with its codes where there is room for any
+  // pre = [N, out], h = its activation, h_codes = h's codes unless undefined.
   void forward_activation(Ops& ops, Activation kind, const CodedRows& x, Tensor pre, Tensor h,
                           const RowCodes& h_codes) const {
     weight_.measure_forward(ops, x.rows, weight_.value);
@@ -62,8 +62,8 @@ class Linear {
     backward_weight(ops, x, dy.rows);
     backward_input(ops, dy, dx, accumulate);
   }
-  // Where what makes rows [N, width], which are x or dy of a product with this weight, leaves their codes too;
-  // undefined where that product wants none.
+  // Room for the codes of rows [N, width], x or dy of a product with this weight, for the operation that makes these
+  // rows; undefined where the product takes no codes.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
   }
@@ -74,9 +74,9 @@ class Linear {
   Weight& weight_;
 };
 
-// The same of several weights [out, in] that lie one behind the other (WeightSpec::joins_previous), as of one: x is
-// read once, and dx written once. A row of y has what each of them makes of a row of x, one part behind the other. They
-// are of one part of the model, and rounded as the one matrix that they are.
+// Several weights [out, in] that lie one after the other in memory (WeightSpec::joins_previous) as one linear layer: x
+// is read once, and dx written once. A row of y is the concatenation of their outputs. They belong to one part of the
+// model, and are rounded as one matrix.
 class JoinedLinear {
  public:
   // The weights `prefix` + name, in this order.
@@ -128,7 +128,7 @@ class JoinedLinear {
   std::vector<Weight*> parts_;
 };
 
-// One matrix an expert: rows [offsets[e], offsets[e + 1]) of x go through that of expert e. offsets [E + 1] i32.
+// One matrix per expert: rows [offsets[e], offsets[e + 1]) of x are multiplied with expert e's. offsets [E + 1] i32.
 class GroupedLinear {
  public:
   // The weight [E, out, in] of that name.

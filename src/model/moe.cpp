@@ -196,10 +196,59 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
           }};
 }
 
+void Moe::route(const Pass& pass) {
+  Ops& ops = pass.ops;
+  router_.forward(ops, saved_.x, saved_.logits);
+  pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
+  ops.router_forward({.rule = rule(),
+                      .loss = pass.statistics ? loss(pass) : RouterLoss{},
+                      .logits = saved_.logits,
+                      .bias = router_bias_.value,
+                      .scores = saved_.scores,
+                      .top_idx = saved_.top_idx,
+                      .weights = saved_.weights,
+                      .aux_loss = stats_.aux_loss,
+                      .entropy = pass.statistics ? stats_.entropy : Tensor()});
+  pass.capture(Intermediate::kExpertChoices, layer_, saved_.top_idx);
+  pass.capture(Intermediate::kGateWeights, layer_, saved_.weights);
+}
+
+void Moe::forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y) {
+  Ops& ops = pass.ops;
+  const int64_t R = saved_.routed.capacity;
+  const ArenaScope scope(pass.activations);
+  const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, expert_dim_);
+  const bool keeps_columns = !saved_.hidden_columns.empty();
+  const bool codes_alone = keeps_columns && !pass.inspect && !experts_out_.weight().measures_forward();
+  for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
+    const RaggedRows& part = saved_.routed.parts[i];
+    ExpertPass rows = saved_rows();
+    rows.hidden_codes = hidden_codes;
+    if (saved_.rows.index.defined()) rows.source_codes = coded_x.codes;
+    if (codes_alone) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
+    forward_hidden(pass, part, rows);
+    if (keeps_columns && !codes_alone) {
+      ops.activation_forward({.kind = config_.activation,
+                              .pre = part.of(saved_.pre),
+                              .row_weight = part.of(saved_.row_weight),
+                              .h = {},
+                              .num_rows = part.count(),
+                              .h_columns = saved_.hidden_columns[i],
+                              .offsets = part.offsets});
+    }
+    pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
+  }
+  const Tensor rows_out = pass.push({R, config_.dim});
+  for (const RaggedRows& part : saved_.routed.parts) {
+    experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
+  }
+  exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
+}
+
 void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const Tensor x = coded_x.rows;
-  const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
+  const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
   saved_ = {.x = x,
             .logits = pass.push_stat({T, E}),
@@ -213,20 +262,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .hidden = {},
             .hidden_columns = {}};
   if (!exchange_) exchange_ = make_local_exchange(E, reads_in_place());
-  router_.forward(ops, x, saved_.logits);
-  pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
-  ops.router_forward({.rule = rule(),
-                      .loss = pass.statistics ? loss(pass) : RouterLoss{},
-                      .logits = saved_.logits,
-                      .bias = router_bias_.value,
-                      .scores = saved_.scores,
-                      .top_idx = saved_.top_idx,
-                      .weights = saved_.weights,
-                      .aux_loss = stats_.aux_loss,
-                      .entropy = pass.statistics ? stats_.entropy : Tensor()});
-  pass.capture(Intermediate::kExpertChoices, layer_, saved_.top_idx);
-  pass.capture(Intermediate::kGateWeights, layer_, saved_.weights);
-
+  route(pass);
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
   exchange_->begin_dispatch(pass, sent(pass, coded_x), saved_.weights);
@@ -245,34 +281,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   if (keeps_columns) saved_.hidden_columns = push_columns(pass, experts_out_, F);
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
-  {
-    const ArenaScope scope(pass.activations);
-    const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, F);
-    const bool codes_alone = keeps_columns && !pass.inspect && !experts_out_.weight().measures_forward();
-    for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
-      const RaggedRows& part = saved_.routed.parts[i];
-      ExpertPass rows = saved_rows();
-      rows.hidden_codes = hidden_codes;
-      if (saved_.rows.index.defined()) rows.source_codes = coded_x.codes;
-      if (codes_alone) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
-      forward_hidden(pass, part, rows);
-      if (keeps_columns && !codes_alone) {
-        ops.activation_forward({.kind = config_.activation,
-                                .pre = part.of(saved_.pre),
-                                .row_weight = part.of(saved_.row_weight),
-                                .h = {},
-                                .num_rows = part.count(),
-                                .h_columns = saved_.hidden_columns[i],
-                                .offsets = part.offsets});
-      }
-      pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
-    }
-    const Tensor rows_out = pass.push({R, D});
-    for (const RaggedRows& part : saved_.routed.parts) {
-      experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
-    }
-    exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
-  }
+  forward_experts(pass, coded_x, y);
   if (keeps_columns) {
     saved_.hidden = {};
     pass.activations.rewind(without_hidden);

@@ -1,5 +1,5 @@
 // Mixture of experts (DeepSeekMoE, arXiv 2401.06066; router of DeepSeek-V3, arXiv 2412.19437): a token passes its
-// top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is computed.
+// top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is processed.
 //
 // T tokens, D model width, E routed experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the
 // routing uses a part: model/token_exchange.h), F expert width, W pre-activation width.
@@ -29,20 +29,19 @@ class Moe final : public FeedForward {
   Moe(const Layer& layer, WeightSet& weights);
 
   void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
-  // All experts are here.
+  // Requires all experts to be on this rank.
   void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
   bool takes_codes() const override {
     return wire_ == WireFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
   }
 
-  // What goes to routed experts from here on, but for cached_forward(). Before the first pass.
+  // Sets what goes to routed experts, but for cached_forward(). To be called before the first pass.
   void send_as(WireFormat wire) { wire_ = wire; }
-
-  // Where its router's statistics are kept. Before the first pass.
+  // Sets where its router's statistics are kept. To be called before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
-  // From here on experts are shared with the other ranks of a domain, and where `places` says (remote_exchange.h): of
-  // stacked weights there are this rank's alone. `stats`: where this rank's of the layer are kept.
+  // From here on the ranks of a domain share the experts, which are where `places` says (remote_exchange.h); stacked
+  // weights have this rank's experts only. `stats`: where this rank's statistics of the layer's exchange are kept.
   void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
   std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
   const RouterStats& stats() const { return stats_; }
@@ -57,52 +56,57 @@ class Moe final : public FeedForward {
     Tensor top_idx;  // [T, K] i32
     Tensor weights;  // [T, K]
     RoutedRows routed;
-    Tensor row_weight;                        // [R] weights dispatched
-    OperandRows rows;                         // [R, D] x dispatched
-    Tensor pre;                               // [R, W]
-    Tensor hidden;                            // [R, F], times row_weight; undefined where codes of its columns are kept
-    std::vector<ColumnCodes> hidden_columns;  // of [R, F], of each part, where the second weight's gradient takes them
+    Tensor row_weight;  // [R] weights dispatched
+    OperandRows rows;   // [R, D] x dispatched
+    Tensor pre;         // [R, W]
+    Tensor hidden;      // [R, F], times row_weight; undefined where hidden_columns are kept instead
+    std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, where the gradient of the second weight takes codes
   };
-  // What travels of x [T, D] or of a gradient. Codes that are not there are made, in memory of the activations arena.
+  // What is sent of x [T, D] or of a gradient. Codes that it does not have are made, in memory of the activations arena.
   CodedRows sent(const Pass& pass, const CodedRows& x) const;
-  // Whether experts on one rank read tokens where they are.
+  // Whether experts that are all on this rank read tokens where these lie, instead of dispatched copies.
   bool reads_in_place() const;
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
-  // Rows on their way through the experts, N of them.
+  // N rows on their way through the experts.
   struct ExpertPass {
     OperandRows rows;                                   // [N, D]
     Tensor row_weight;                                  // [N]
     Tensor pre;                                         // [N, W]
-    Tensor hidden;                                      // [N, F]; undefined where codes serve
-    RowCodes hidden_codes = {};                         // [N, F], where the second layer wants them
-    ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F] and, of gradients, [N, W], where gradients of weights
-                                                        // take them
-    bool keeps_gradient = false;                        // whether pre's gradient is wanted beside those
-    RowCodes source_codes = {};                         // [T, D] of what rows are picked from, where there are any
+    Tensor hidden;                                      // [N, F]; undefined where codes are enough
+    RowCodes hidden_codes = {};                         // [N, F], where the second layer takes them
+    ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F], and [N, W] of pre's gradient, where gradients of
+                                                        // weights take them
+    bool keeps_gradient = false;                        // whether pre's gradient itself is needed, too
+    RowCodes source_codes = {};                         // [T, D] of the rows' source, where it has codes
   };
   struct ExpertGradients {
-    OperandRows dy;              // [N, D] of what the experts made of the rows; may lie in drows
+    OperandRows dy;              // [N, D] of the experts' outputs; may lie in drows
     Tensor drows;                // [N, D] of the rows
     Tensor drow_weight;          // [N]
-    RowCodes source_codes = {};  // [T, D] of what dy's rows are picked from, where there are any
+    RowCodes source_codes = {};  // [T, D] of dy's source, where it has codes
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
-  // Room for codes of columns [R, width] of `of`'s rows, of each part.
+  // saved_'s logits, scores, top_idx and weights = of saved_.x.
+  void route(const Pass& pass);
+  // y += the experts' outputs for saved_.rows. Keeps pre and hidden, or codes of hidden where saved_.hidden_columns has
+  // room for them. coded_x: the tokens, whose codes serve where the rows are picked from them.
+  void forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y);
+  // Room for the codes of columns of rows [R, width] that the gradient of `of`'s weight takes, one for each part.
   std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
-  // pre and hidden = of a part's rows.
+  // pre and hidden = from a part's rows.
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
-  // From the gradients of what the experts made of a part's rows: those of the rows, all but that of the first weight.
-  // pre becomes its own gradient.
+  // Backward of a part, but for the gradient of the first weight: from the gradients of the experts' outputs to those
+  // of the rows. pre's gradient takes the place of pre.
   void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
                         const ExpertGradients& gradients);
-  // That of the first weight, behind backward_experts.
+  // The gradient of the first weight from a part's rows, after backward_experts().
   void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
-  // For each part of the rows, by its number; the random bits of gradients' rounding are then the part's.
+  // Calls work(rows, index) for each part of the rows, whose stochastic rounding of gradients has bits of its own.
   void for_each_part(const std::function<void(const RaggedRows&, size_t part)>& work);
-  // How overflow passes the experts: forward in the memory of rows_out and what it pushes, backward in that of the rows
-  // that were kept, which have served by then unless all overflow is empty (OverflowWork). pass outlives what they
-  // return.
+  // How overflow passes through the experts: forward in the memory of rows_out and more that it pushes; backward in the
+  // memory of the rows that forward kept, which nothing needs any more (unless all overflow is empty: OverflowWork).
+  // `pass` has to outlive what they return.
   OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
   OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
 
@@ -114,7 +118,7 @@ class Moe final : public FeedForward {
   Weight& router_bias_;                      // [E], selection only
   GroupedLinear experts_in_;                 // [E, W, D]
   GroupedLinear experts_out_;                // [E, D, F]
-  std::unique_ptr<TokenExchange> exchange_;  // exchange_through()'s, else made by the first pass
+  std::unique_ptr<TokenExchange> exchange_;  // by exchange_through(), else made in the first pass
   std::optional<Mlp> shared_;
   RouterStats stats_;
   Saved saved_;

@@ -21,22 +21,22 @@ struct Batch {
   Tensor positions;  // [T] i32, in the sequence or, with cu_seqlens, in the document
   // [C] i32, ops/ops.h: a token sees its own document only. Undefined: every sequence is one document.
   Tensor cu_seqlens = {};
-  // [C] i32, where documents are pieces that go on behind others (TreeAttention), of which cu_seqlens are the bounds;
-  // such batches go forward only. Undefined: each begins at position 0.
+  // [C] i32, where documents are trees of pieces (TreeAttention), whose bounds cu_seqlens gives: the piece that each
+  // one continues. Such batches are for forward only. Undefined: every document begins at position 0.
   Tensor parents = {};
 
   int64_t num_tokens() const { return num_seqs * seq_len; }
 };
 
-// What a whole optimizer step is divided by, so that microbatches add up to means over the step.
+// The divisors of a whole optimizer step, by which losses of microbatches add up to means over the step.
 struct StepScale {
   int64_t num_seqs = 1;
   int64_t num_tokens = 1;  // router z-loss
   Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
 };
 
-// Is called again and again in backward, each time with a lower index in definition order: nothing that is enqueued
-// from here on in this microbatch changes the gradients of the weights from `first_weight` on.
+// Called several times in backward, each time with a lower index in definition order: nothing that is enqueued later in
+// this microbatch changes the gradients of the weights from `first_weight` on.
 using GradientsReady = std::function<void(size_t first_weight)>;
 
 // cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2] stat
@@ -44,14 +44,14 @@ struct RopeTable {
   Tensor cos;
   Tensor sin;
 };
-// One for each number of values that some layer rotates.
+// One for each rope_dim that some layer has.
 struct RopeTables {
   std::map<int64_t, RopeTable> by_dim;
 
   const RopeTable& of(int64_t rope_dim) const { return by_dim.at(rope_dim); }
 };
 
-// Rows [N, D] and what they are in FP8, where something left that.
+// Rows [N, D], and their codes in FP8 if the operation that made the rows has left them.
 struct CodedRows {
   Tensor rows;
   RowCodes codes;
@@ -69,28 +69,28 @@ struct Pass {
   const Batch& batch;
   const RopeTables& rope;
   StepScale scale;
-  bool statistics = true;  // whether routers keep theirs, auxiliary losses included
+  bool statistics = true;  // whether routers keep statistics, and add auxiliary losses
   Inspector inspect;
   GradientsReady gradients_ready = {};
   Recompute recompute = Recompute::kNone;
-  // Where norms are computed again: [T, D], the one place for the outputs of a block's norms. Forward leaves there what
-  // comes next needs, backward fills it again.
+  // Where backward recomputes norms: [T, D], shared by the outputs of all norms. Forward leaves a norm's output there
+  // for the layer that reads it next; backward fills it again.
   Tensor normed = {};
-  // Where there are weights in FP8, or rows travel so: the one place, [T, D], for codes of what the last norm of a
-  // block made, and that for codes of the gradient of the residual stream.
+  // Where weights are in FP8, or rows are sent to experts as codes: [T, D] each, shared by all blocks: codes of the last
+  // norm's output, and of the gradient of the residual stream.
   RowCodes normed_codes = {}, gradient_codes = {};
 
-  // Whether it is of a step, which backward follows.
+  // Whether it belongs to a step, so that backward follows.
   bool in_step() const { return scale.loss.defined(); }
-  // Whether forward leaves out what this level is about.
+  // Whether forward drops, and backward recomputes, what `level` stands for.
   bool drops(Recompute level) const { return recompute >= level; }
-  // The same, but everything is kept.
+  // The same pass, but keeping everything.
   Pass keeping_all() const {
     Pass pass = *this;
     pass.recompute = Recompute::kNone;
     return pass;
   }
-  // For a forward that was done before: everything is kept, and nobody looks or counts again.
+  // For recomputing a forward: keeps everything, without statistics and inspection.
   Pass once_more() const {
     Pass pass = keeping_all();
     pass.statistics = false;
@@ -121,7 +121,7 @@ struct Pass {
             .layout = layout};
   }
 
-  // num_rows [1] i32: how many of value's rows are there; undefined: all.
+  // num_rows [1] i32: how many of value's rows are valid; undefined: all.
   void capture(Intermediate what, int64_t layer, Tensor value, Tensor num_rows = {}) const {
     if (inspect) inspect(what, layer, value, num_rows);
   }

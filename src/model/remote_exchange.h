@@ -1,12 +1,12 @@
 // Exchange of tokens with the experts of other ranks, by direct puts into their memory (RDEP: remote direct expert
-// parallelism). What travels, and why it needs no order from the host: ops/contracts/exchange.h.
+// parallelism). ops/contracts/exchange.h says what is sent, and why the host need not order it.
 //
 // W ranks, M tokens of a rank at most, D model width, K choices of a token, U experts on a rank.
 //
-// What travels is at most W * M rows of D under any routing, and so large are the inboxes. Expanded, a rank's experts
-// have M * K rows on average over the ranks, and W * M * min(K, U) at worst. There is room for some multiple of the
-// average; what is beyond it is worked off in chunks (RoutedRows), for which the tokens are sent once more in backward,
-// to the ranks alone that had too many rows.
+// Under any routing a rank receives at most W * M rows of D, which is the size of its inbox. Expanded to one row for
+// each choice, its experts have M * K rows on average over the ranks, and W * M * min(K, U) at worst. There is room for
+// a multiple of the average; rows beyond it are processed in chunks (RoutedRows), for which backward sends the tokens
+// once more, but only to the ranks that had too many rows.
 #pragma once
 
 #include <array>
@@ -20,34 +20,34 @@
 
 namespace nmoe {
 
-// How the tokens that a rank's experts get are worked off.
+// How a rank processes the tokens that its experts receive.
 enum class Received {
-  kTogether,  // all at once; of a token one row comes back from each other rank, the sum of what its experts there made
-  kApart,  // rank by rank, and every copy comes back by itself: no sum has an order that depends on where experts are
+  kTogether,  // all at once; each other rank returns one row for a token, the sum over its experts there
+  kApart,     // rank by rank, and each copy is returned by itself: no sum depends on where experts are
 };
 
-// What a rank has room for.
+// The capacity of a rank.
 struct ExchangeLimits {
   int64_t max_tokens = 0;        // M
-  double capacity_factor = 1.0;  // rows that a layer's experts keep for backward, over the average of ranks
+  double capacity_factor = 1.0;  // rows that a layer's experts keep for backward, over the ranks' average
 };
 
 // Rows of a layer's experts on a rank.
 struct ExpertRows {
   int64_t worst = 0;       // W * M * min(K, U)
-  int64_t kept = 0;        // that there is room for
-  int64_t num_chunks = 0;  // for the others at worst
-  int64_t chunk = 0;       // rows of each, at most as many as are kept
+  int64_t kept = 0;        // rows that there is room for
+  int64_t num_chunks = 0;  // of overflow, at worst
+  int64_t chunk = 0;       // rows of a chunk, at most `kept`
 };
-// Received apart, where a chunk would begin at another row of an expert on another number of ranks, all are kept.
+// With Received::kApart all rows are kept: the bounds of chunks would depend on the number of ranks.
 ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const ExchangeLimits& limits, Received received);
 
-// Where other ranks put tokens for this one's experts, and what their experts made of this one's: shared by all layers,
-// which use it in turn.
+// The memory into which other ranks put tokens for this rank's experts, and the outputs of their experts for this
+// rank's tokens. All layers use it in turn.
 class ExchangeWindow {
  public:
-  // `window` is shared, `state` this rank's own. `peers` outlive the window. wire: what tokens, and gradients of what
-  // experts made of them, travel as.
+  // `window` is memory that other ranks reach, `state` this rank's own. `peers` have to outlive the window. wire: the
+  // format of tokens, and of the gradients of experts' outputs, on their way to experts.
   ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
                  Received received, WireFormat wire, Arena& window, Arena& state);
 
@@ -58,14 +58,14 @@ class ExchangeWindow {
   Received received() const { return received_; }
   const ExpertRows& expert_rows() const { return expert_rows_; }
 
-  // The inbox for what is sent next. There are two in turn: behind the barrier of one sending, a rank may send into the
-  // other while others still read what came before.
+  // The inbox for the next dispatch. Two are used in turn: after the barrier of one dispatch, a rank may send into the
+  // other inbox while others still read the first.
   const ExchangeInbox& next_inbox() { return inboxes_[turn_++ % inboxes_.size()]; }
-  // One suffices: between two returns there is always a sending, with its barrier.
+  // One is enough: between two returns there is always a dispatch, with its barrier.
   const ExchangeReturns& returns() const { return returns_; }  // kTogether
-  // [W] i32: rows of each rank's experts in the layer that was last combined. Undefined where none can be too many.
+  // [W] i32: rows of each rank's experts in the layer that was combined last. Undefined where there is no overflow.
   Tensor loads() const { return loads_; }
-  // kApart: the copies' rows [M, K, D] and weights [M, K], and which of those rows a token's are, [M, K] i32.
+  // kApart: the copies' rows [M, K, D] and weights [M, K], and the rows of each token among them [M, K] i32.
   struct Copies {
     Tensor rows, weights, row_of;
   };
@@ -85,10 +85,9 @@ class ExchangeWindow {
   size_t turn_ = 0;
 };
 
-// A layer's exchange through `window`, which outlives it. `layer`: of the model, for messages. places [E] i32 says
-// where its experts are, as ExchangePlan::placement does, whenever a pass is run; `stats` are this rank's of the layer;
-// undefined: not kept. Rows are sorted by (slot, rank that the token is of, token), or, received apart, by (rank, slot,
-// token).
+// A layer's exchange through `window`, which has to outlive it. `layer`: its index in the model, for messages. places
+// [E] i32, as ExchangePlan::placement, is read in every pass; `stats`, this rank's of the layer, may be undefined. Rows
+// are sorted by (slot, rank of the token, token); with Received::kApart by (rank, slot, token).
 std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer, Tensor places,
                                                     const ExchangeStats& stats = {});
 

@@ -1,9 +1,9 @@
-// How the copies of tokens that a router sends to experts get to those experts and back.
+// Carries the copies of tokens that a router has assigned to experts to these experts, and their outputs back.
 //
-// T tokens, K experts of a token, E experts, R rows that a layer's experts have room for, D model width.
+// T tokens, K experts of a token, E experts, R the capacity of a layer's experts in rows, D model width.
 //
-// Threads: driven by the one that drives the device (ops/device.h). What forward keeps lies in the activations arena
-// until backward.
+// Threads: driven by the one that drives the device (ops/device.h). What forward keeps for backward lies in the
+// activations arena.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace nmoe {
 
-// Rows grouped by expert, of which there are as many as the routing gives: the shape of a tensor of them says how many
-// there can be, the device alone knows how many there are. What lies behind those is undefined.
+// Rows grouped by expert. How many there are depends on the routing, and only the device knows: the shape of a tensor
+// of them gives the capacity, and rows behind count() are undefined.
 struct RaggedRows {
-  int64_t begin = 0, end = 0;  // where they are among the rows that a layer has room for
+  int64_t begin = 0, end = 0;  // their place among the layer's R rows
   Tensor offsets;              // [E + 1] i32: expert e owns rows begin + [offsets[e], offsets[e + 1])
 
-  // These rows of a tensor with all of them.
+  // These rows of a tensor that has all R.
   Tensor of(const Tensor& rows) const { return rows.rows(begin, end); }
   OperandRows of(const OperandRows& rows) const {
     return rows.index.defined() ? OperandRows(rows.source, of(rows.index)) : of(rows.source);
@@ -30,71 +30,71 @@ struct RaggedRows {
     if (!codes.defined()) return {};
     return {.values = of(codes.values), .scales = of(codes.scales)};
   }
-  // [1] i32: how many rows there are.
+  // [1] i32: the number of rows.
   Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 };
 
-// What a layer's experts are to do: R rows in one part or in several, which are worked off in turn so that what comes
-// of one does not depend on the others. Where the routing may give more rows than R, those behind them are the
-// overflow, in chunks of as many rows each, most of them empty most of the time.
+// The rows that a layer's experts have to process: R rows in one or several parts, processed one after the other so
+// that the result of a part does not depend on the others. Where the routing may give more than R rows, the rest is the
+// overflow, in chunks of equal capacity, of which most are usually empty.
 struct RoutedRows {
   int64_t capacity = 0;  // R
   std::vector<RaggedRows> parts;
   std::vector<RaggedRows> overflow;
 
-  // Rows of a chunk, at most R; 0: there are none.
+  // Capacity of a chunk in rows, at most R; 0: there is no overflow.
   int64_t chunk_capacity() const { return overflow.empty() ? 0 : overflow.front().end; }
 };
 
-// How the chunks of overflow, of C rows, are worked off one after another in the same memory: the exchange fills
-// `rows` and `row_weight`, in backward also `drows`, calls work_off, and takes what that left. Of an empty chunk
-// nothing is written: as long as all are, the memory is that of other rows, which are still wanted.
+// How chunks of overflow, of C rows each, are processed one after the other in the same memory: the exchange fills
+// `rows` and `row_weight`, in backward also `drows`, calls work_off, and takes the results. An empty chunk writes
+// nothing: this memory may hold other rows, which stay valid as long as all chunks are empty.
 struct OverflowWork {
-  Tensor rows;         // [C, D]; what a forward leaves: what the chunk's rows became
+  Tensor rows;         // [C, D]; forward replaces them by the experts' outputs
   Tensor row_weight;   // [C] stat
-  Tensor drows;        // [C, D]; what a backward leaves: the gradient of `rows`
-  Tensor drow_weight;  // [C] stat; the same of row_weight
+  Tensor drows;        // [C, D] gradient of the outputs; backward replaces it by that of `rows`
+  Tensor drow_weight;  // = [C] stat, in backward: gradient of row_weight
   std::function<void(const RaggedRows& chunk)> work_off;
 };
 
-// A layer's exchange. It holds the plan of the last routing, on the activation stack, for all that follows until the
-// layer's backward is over. The order of rows is a function of the routing alone.
+// A layer's exchange. From plan() to the end of the layer's backward it keeps the plan of one routing on the activation
+// stack. The order of rows is a function of the routing alone.
 //
-// What begin_... is given travels beside the work that is enqueued before the end_... that belongs to it, and stays as
-// it is until then. There is one such pair at a time.
+// A transfer that begin_x() starts overlaps with the work that is enqueued before the matching end_x(); its arguments
+// may not change before that. Only one transfer is under way at a time.
 class TokenExchange {
  public:
   virtual ~TokenExchange() = default;
 
-  // Says where each copy goes, top_idx [T, K] i32 being the experts of the tokens, and adds how many go to each expert
-  // to counts [E] i32 (+=; undefined: not wanted). The capacity follows from T. The offsets of rows are known once
-  // dispatch() was.
+  // Plans where each copy goes: top_idx [T, K] i32 are the experts of the tokens. counts [E] i32 += the copies of each
+  // expert (undefined: not wanted). The capacity follows from T; the parts' offsets are valid after end_dispatch().
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
-  // To each expert its tokens, and what they weigh: [R, D] of x [T, D], row_weight [R] stat = weights [T, K] stat. The
-  // rows are x's, picked, or lie in memory that the end pushes. Where x has codes these travel, and rows are what they
-  // stand for, of this rank's own tokens too. Through one window either all that is dispatched has codes, or nothing.
+  // Brings tokens x [T, D] and their gate weights [T, K] stat to the experts: returns the rows [R, D], which are picked
+  // from x or lie in memory that end_dispatch() pushes; row_weight [R] stat =. Where x has codes, these are sent, and the
+  // rows are the values that they encode, for this rank's own tokens too. Through one window, either everything that is
+  // dispatched has codes or nothing has.
   virtual void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
-  // y [T, D] = or, with accumulate, += the sums of each token's rows [R, D], then of those in each chunk of overflow,
-  // rounded chunk by chunk. Overflow's memory may be that of `rows`.
+  // y [T, D] =, with accumulate +=, each token's sum over its rows [R, D], then over those in each chunk of overflow,
+  // rounded after each chunk. The overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // The gradients [R, D] of combine's rows, from dy [T, D]: dy's rows, picked, or in drows [R, D]; of codes as in
-  // dispatch. Where the last dispatch was forward's, x and weights are what it got, which overflow needs again; else
-  // undefined.
+  // Returns the gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or lie in drows [R, D]; with codes
+  // as in dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined where
+  // backward has dispatched once more.
   virtual void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
-  // dx [T, D] = or, with accumulate, +=, from drows [R, D]; dweights [T, K] stat = from drow_weight [R] stat. Overflow
-  // as in combine(); its memory may be that of both.
+  // The gradients of dispatch: dx [T, D] =, with accumulate +=, from drows [R, D]; dweights [T, K] stat = from
+  // drow_weight [R] stat. Overflow as in combine(); its memory may be that of drows and drow_weight.
   virtual void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) = 0;
   virtual void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
                                      const OverflowWork& overflow) = 0;
 };
 
-// All experts are where the tokens are: with `in_place` they read them there, else dispatch gathers; combine sums a
-// token's K rows in the order of its choices. The same bits either way.
-// Each of the T * K copies has a row, so all rows there are room for are used, and there is no overflow.
+// For experts that are all on this rank. With `in_place` they read tokens where these lie, else dispatch gathers
+// copies; the bits are the same. combine sums a token's K rows in the order of its choices. R = T * K: each copy has a
+// row, and there is no overflow.
 std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, bool in_place);
 
 }  // namespace nmoe

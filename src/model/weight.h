@@ -20,8 +20,8 @@
 
 namespace nmoe {
 
-// What is measured of a weight's products: operands, then outputs: those of the forward product, and gradients of
-// inputs.
+// The tensors of a weight's products whose rounding error is measured: first the operands, then the outputs (of the
+// forward product, and the gradient of its input).
 enum class Measured { kInputs, kWeights, kGradients, kOutputs, kInputGradients };
 inline constexpr int64_t kNumMeasured = 5;
 constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
@@ -29,18 +29,17 @@ constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
 // Room for codes of rows [N, width] on the activation stack.
 RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width);
 
-// One weight. In a step, whoever writes its gradient first writes it (=), all later ones add to it (+=): several
-// microbatches, and several uses such as a tied head's.
+// One weight. In a step, the first operation that produces its gradient writes it (=) and all later ones add to it
+// (+=): those of further microbatches, and of further uses, as by a tied head. Which of the two an operation does is
+// decided when it is enqueued, and recordings keep it, so every step has to produce gradients in the same order. A step
+// begins with begin_step().
 //
-// A rank *updates* some of a weight's elements: all of what it alone has (its stacked experts, one in each slot, and
-// buffers, which all ranks update alike), a part of what every rank of its domain has (model/flat_weights.h). Of those
-// alone it has the rest of the master, and the optimizer's state.
-//
-// Which of the two an operation does is decided as it is enqueued, and may end up in a recording: every step has to
-// write in the same order. A step begins with begin_step().
+// A rank *updates* some of a weight's elements: all of a weight that only it has (its stacked experts, one per slot) or
+// that all ranks update alike (buffers), and its share of a weight that every rank of its domain has
+// (model/flat_weights.h). It holds the rest of the master and the optimizer's state of the elements it updates only.
 class Weight {
  public:
-  // `shape_here`: of what this rank has of it.
+  // `shape_here`: the shape of this rank's part.
   Weight(WeightSpec description, const Shape& shape_here) : spec(std::move(description)), shape(shape_here) {}
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
@@ -49,82 +48,85 @@ class Weight {
 
   const WeightSpec spec;  // of the whole weight
   const Shape shape;      // of value, low and grad
-  ElementRange updated;   // of the elements that this rank has, those that it updates
+  ElementRange updated;   // the elements that this rank updates, counted among those that it has
   Tensor value;           // act, or stat where spec.is_stat
-  Tensor low;             // i16, the rest of the master weight (ops/ops.h) of `updated`; undefined where value is stat
+  Tensor low;             // i16, rest of the master weight (ops/ops.h) of `updated`; undefined: value is stat
   Tensor grad;            // stat; undefined for buffers
-  Tensor total;  // stat, as updated_shape(): where the step's gradient of `updated` is complete; in grad, or not
-  OperandFormat format = OperandFormat::kAct;       // of its products but those of its gradient ...
-  OperandFormat grad_format = OperandFormat::kAct;  // ... and of those: model/operand_formats.h
-  bool in_act = false;                              // whether products are, for now, as if both were kAct
-  Tensor rounding_key;                              // [1] i64 (RandomRounding); undefined: gradients too to nearest
-  bool transforms = true;                           // OperandRounding::transform
-  Tensor expert_numbers;   // of stacked experts: [E] i32, which of all each is; undefined: they are all
-  WeightCodes codes;       // where products want those (WeightRounding::kCodes), of the first of those that are joined
-  Tensor coded;            // [E, out, in] what they are of: value, and those that join it (WeightSpec::joins_previous)
-  Tensor rounding_counts;  // [Measured, 5] f64: what rounding loses of its products; undefined: not measured
+  Tensor total;  // stat, updated_shape(): the gradient of `updated`, summed over the ranks; may be a view of grad
+  OperandFormat format = OperandFormat::kAct;       // of products with the weight (model/operand_formats.h)
+  OperandFormat grad_format = OperandFormat::kAct;  // of products that give its gradient
+  bool in_act = false;                              // both formats are kAct for now: a check of precision said so
+  Tensor rounding_key;     // [1] i64 (RandomRounding); undefined: gradients are rounded to nearest
+  bool transforms = true;  // OperandRounding::transform
+  Tensor expert_numbers;   // [E] i32: the expert in each slot here; undefined: all experts, in order
+  WeightCodes codes;  // for products that take codes (WeightRounding::kCodes); of joined weights, the first has them
+  Tensor coded;       // [E, out, in] what codes encode: value, and weights joined to it (WeightSpec::joins_previous)
+  Tensor rounding_counts;  // [Measured, 5] f64: errors of rounding in its products; undefined: not measured
 
-  // What this rank updates of `x`, which is value or grad; empty where that is nothing. As it is where that is all,
-  // else flat.
+  // The part of `x`, value or grad, that this rank updates: x itself where that is all of it, else flat; empty where it
+  // updates nothing.
   Tensor updated_of(const Tensor& x) const;
-  // Which of the whole weight's elements those that this rank updates are, in the order in which they lie here: one
-  // range, but where experts that are neighbours here are none in the whole. Of none, an empty range.
+  // Where the elements that this rank updates are in the whole weight, in the order in which they lie here: one range,
+  // or one for each run of experts that are neighbours in both. An empty range where it updates none.
   std::vector<ElementRange> updated_elements() const;
-  // Of stacked experts, from here on: slot s of this rank, number `rank`, has the one whose place is that (places [E],
-  // parallel/expert_placement.h). In the beginning they are in order.
+  // For stacked experts: says which expert is in each slot of this rank, whose index is `rank`, by the places [E] of
+  // all experts (parallel/expert_placement.h). At first they are in order.
   void place_experts(std::span<const int32_t> places, int64_t rank);
-  // Which of the whole weight's each of those is, by slots.
+  // The expert in each slot of this rank.
   std::vector<int32_t> experts_here() const;
   Shape updated_shape() const { return updated.extent == shape.num_elements() ? shape : Shape({updated.extent}); }
 
   void begin_step() { has_grad_ = false; }
-  // For an operation that can write a gradient or add to it: whether it is to add. Ask once for each such operation.
+  // For an operation that can either write the gradient or add to it: whether it has to add. To be called once for each
+  // such operation.
   bool accumulate_grad() { return std::exchange(has_grad_, true); }
-  // For an operation that can only add: the gradient, which becomes zero before the first of a step.
+  // For an operation that can only add: the gradient, zeroed first where nothing has written it in this step.
   Tensor grad_to_add_to(Ops& ops);
-  // Whether the gradient is of this step.
+  // Whether this step has written the gradient.
   bool has_grad() const { return has_grad_; }
 
-  // Of a forward product. The first since restart_rounding() makes the codes, if there are any.
+  // The rounding of a forward product. The first call since restart_rounding() enqueues what makes the codes, if the
+  // weight has any.
   OperandRounding rounding(Ops& ops);
-  // Of a product with a gradient of outputs, for that of inputs, and for that of the weight. Each of a step's has
-  // another stream of random bits: ask once for each.
+  // The rounding of the product that gives the gradient of the input, and of the one that gives the weight's. Each call
+  // takes another stream of random bits: to be called once for each product.
   OperandRounding input_gradient_rounding(Ops& ops);
   OperandRounding weight_gradient_rounding() { return gradient_rounding(grad_format); }
-  // From here on the next product of each kind measures: adds to rounding_counts what rounding its operands to `format`
-  // loses of them (contracts/quantize.h) and of its outputs (contracts/measure_product.h), whatever it rounds them to.
+  // The next forward product and the next backward one add to rounding_counts the errors that rounding to `format`
+  // makes in their operands (contracts/quantize.h) and outputs (contracts/measure_product.h), whatever they round to
+  // themselves.
   void measure_next() { measures_forward_ = measures_gradient_ = rounding_counts.defined(); }
-  // Whether the next does: it takes rows as they are, beside codes.
+  // Whether the next one measures. It then needs the rows themselves, not only their codes.
   bool measures_forward() const { return measures_forward_; }
   bool measures_gradient() const { return measures_gradient_; }
-  // For those products, in front of each. Rows as they take them, of experts those that `offsets` covers. `value`: with
-  // what joins it.
+  // What such a product enqueues in front of itself: `x` and `dy` as it takes them, for experts in groups by `offsets`;
+  // `value` with the weights that are joined to it.
   void measure_forward(Ops& ops, const OperandRows& x, Tensor value, Tensor offsets = {});
   void measure_gradient(Ops& ops, const OperandRows& dy, Tensor value, Tensor offsets = {});
-  // Room for codes of rows [N, width] that go into a product with this weight; undefined where it has no codes itself.
+  // Room for the codes of rows [N, width] that are multiplied with this weight; undefined where products take none.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
-  // Room for codes of the columns of such rows, which lie in groups, for the weight's gradient; undefined where that is
-  // not from FP8 operands.
+  // Room for the codes of such rows' columns, in groups, which the weight's gradient takes; undefined where it is not
+  // computed from FP8 operands.
   ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width, int64_t num_groups) const;
-  // Whether products take codes of rows, at present.
+  // Whether products take codes of rows now.
   bool takes_codes() const { return codes.defined() && !in_act; }
-  // Whether the weight's gradient takes codes of columns, at present.
+  // Whether the weight's gradient takes codes of columns now.
   bool rounds_gradient_in_fp8() const { return takes_codes() && grad_format == OperandFormat::kFp8; }
-  // Before the first product of a step, or of a pass by itself: values may be others than before.
+  // To be called before the first product of a step, or of a pass outside one: values may have changed.
   void restart_rounding();
-  // The products that come are of this shard of a step's batch: a microbatch of a rank, by microbatch and rank. Random
-  // bits go by it, and so not by the number of ranks. Of stacked experts: of the first rank's, and of one behind it
-  // where products are of one rank's tokens each.
+  // The products that follow belong to this shard of the step's batch: shard m * W + i is the m-th microbatch of rank i
+  // of W. Random bits depend on the shard, and so not on the number of ranks. Where experts work off the ranks' tokens
+  // one rank after the other, `shard` is the first rank's, and part i is the shard i behind it.
   void begin_microbatch(int64_t shard) { shard_ = shard, part_ = 0; }
   void begin_part(int64_t part) { part_ = part; }
 
-  // The values that this rank updates, or their master's, from and to stat numbers in host memory. Gradients are
-  // overwritten: where there is a master, it passes through them. `host` is free, or has the values, when the device's
-  // upload() or begin_download() says so.
+  // Copies the values that this rank updates, as masters, from and to stat numbers in host memory. Overwrites
+  // gradients, through whose memory masters pass. `host` may be reused, or has the values, as Device::upload() and
+  // begin_download() say.
   void upload(Ops& ops, const void* host);
   void begin_download(Ops& ops, void* host) const;
-  // Fills those values as spec says; gradients are overwritten, as by upload(). They are drawn from a stream of their
-  // own, keyed by seed and name: adding a layer changes no other.
+  // Fills those values as spec says; overwrites gradients, as upload() does. They are drawn from a stream of their own,
+  // keyed by seed and name, so that adding a layer changes no other weight.
   void initialise(Ops& ops, uint64_t seed, double truncation);
 
  private:
@@ -132,7 +134,7 @@ class Weight {
   const WeightCodes& codes_now(Ops& ops);
   void measure_rows(Ops& ops, Measured operand, const OperandRows& rows, Tensor offsets);
 
-  std::vector<ElementRange> experts_;  // of the whole weight's elements, those that are here; empty: no stacked experts
+  std::vector<ElementRange> experts_;  // where those here are in the whole weight; empty: no stacked experts
   bool has_grad_ = false;
   int64_t shard_ = 0, part_ = 0;
   std::map<int64_t, uint64_t> num_rounded_;  // gradients in this step, by shard
@@ -140,29 +142,30 @@ class Weight {
   bool measures_forward_ = false, measures_gradient_ = false;
 };
 
-// What a rank has of a model, in a domain whose ranks share the stacked experts and the update of all else equally.
+// A rank's share of a model. The ranks of a domain divide the stacked experts equally, and the update of all other
+// weights.
 struct DomainShare {
   int64_t index = 0;
   int64_t count = 1;
-  std::vector<WeightGroup> by_matrix = {};                     // groups whose matrices cannot be cut for the update
+  std::vector<WeightGroup> by_matrix = {};                     // groups that are updated by whole matrices (Muon)
   int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/flat_weights.h
-  // The gradient of what every rank has is that of one microbatch: a new one with each, added up elsewhere, one after
-  // the other. That of experts is added up as always.
+  // Gradients of weights that every rank has are those of one microbatch, which the engine adds up shard by shard;
+  // those of experts are added up over microbatches as always (train/engine.h).
   bool in_order = false;
-  int64_t first_rank = 0, num_ranks = 1;  // the domain's first of all ranks of the run
+  int64_t first_rank = 0, num_ranks = 1;  // the domain's first rank, and all ranks of the run
 };
 
-// Weights that every rank of a domain has, as two tensors of as many elements: this rank updates those of `updated`.
+// A bucket of weights that every rank of a domain has, as one flat tensor of values and one of gradients.
 struct FlatWeights {
   Tensor values;
   Tensor grads;             // stat; what lies between weights is zero
-  size_t first_weight = 0;  // index of the one whose gradient is complete last
-  ElementRange updated;
-  Tensor totals;  // stat, of `updated`: sums of gradients; undefined: in grads
+  size_t first_weight = 0;  // index of the weight whose gradient is complete last
+  ElementRange updated;     // the elements that this rank updates
+  Tensor totals;            // stat: their gradients, summed over the ranks; undefined: those are in grads
 };
 
-// All weights of a description, in its order; of stacked experts, those that are this rank's. References stay valid for
-// the set's life.
+// All weights of a description, in its order; of stacked experts only this rank's. References to weights stay valid as
+// long as the set lives.
 class WeightSet {
  public:
   explicit WeightSet(std::vector<WeightSpec> specs, DomainShare share = {});
@@ -175,16 +178,16 @@ class WeightSet {
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
-  // Gives every weight its storage, in the device's dtypes. Values and gradients lie alike on every rank.
+  // Gives every weight its storage, in the device's dtypes. The layout is the same on every rank.
   void allocate(Ops& ops, Arena& values, Arena& grads);
   const std::vector<FlatWeights>& flat() const { return flat_; }
-  // Of what this rank updates. What others do is to come from them.
+  // Initialises what this rank updates; the rest has to be fetched from the other ranks.
   void initialise(Ops& ops, uint64_t seed, double truncation);
   void begin_step();
   void begin_microbatch();
-  // Before a pass that is no step's.
+  // To be called before a pass outside a step.
   void restart_rounding();
-  // That every trained weight has a gradient of this step: one without would keep the last step's.
+  // Checks that this step has written the gradient of every trained weight: another would keep the last step's.
   void check_grads() const;
 
  private:

@@ -134,23 +134,17 @@ void Monitor::press_overlay(KeyPress press) {
 void Monitor::press(KeyPress press) {
   if (press.key == Key::kGone) {
     done_ = true;
-    return;
+  } else if (overlay_ != Overlay::kNone) {
+    press_overlay(press);
+  } else if (press.key == Key::kCharacter) {
+    press_character(press.character);
+  } else {
+    press_key(press.key);
   }
-  if (overlay_ != Overlay::kNone) return press_overlay(press);
-  const auto show_runs = [&] {
-    try {
-      list_runs();
-    } catch (const std::exception& error) {
-      store_problem_ = error.what();
-    }
-    runs_.select(data_->run().id);
-    overlay_ = Overlay::kRuns;
-  };
-  const auto show_tags = [&] {
-    list_tags();
-    overlay_ = Overlay::kTags;
-  };
-  switch (press.key) {
+}
+
+void Monitor::press_key(Key key) {
+  switch (key) {
     case Key::kF1:
       overlay_ = Overlay::kHelp;
       return;
@@ -181,12 +175,13 @@ void Monitor::press(KeyPress press) {
     case Key::kEnd:
       scroll_ = page_ == Page::kMessages ? 0 : 1 << 20;
       return;
-    case Key::kCharacter:
-      break;
     default:
       return;
   }
-  switch (press.character) {
+}
+
+void Monitor::press_character(char32_t character) {
+  switch (character) {
     case U'q':
       done_ = true;
       return;
@@ -202,20 +197,10 @@ void Monitor::press(KeyPress press) {
     case U'l':
       window_.log_axis = !window_.log_axis;
       return;
-    case U'+': {
-      const Series& series = data_->series();
-      const int64_t all = series.empty() ? 0 : series.steps().back() - series.steps().front() + 1;
-      const int64_t now = window_.last_steps > 0 ? std::min(window_.last_steps, all) : all;
-      window_.last_steps = std::max<int64_t>(2, now / 2);
-      return;
-    }
+    case U'+':
+      return zoom_in();
     case U'-':
-      if (!data_->series().empty() && window_.last_steps > 0) {
-        window_.last_steps *= 2;
-        const Series& series = data_->series();
-        if (window_.last_steps > series.steps().back() - series.steps().front()) window_.last_steps = 0;
-      }
-      return;
+      return zoom_out();
     case U'0':
       window_.last_steps = 0;
       return;
@@ -224,9 +209,38 @@ void Monitor::press(KeyPress press) {
       paused_ = !paused_;
       return;
     default:
-      if (press.character >= U'1' && press.character <= U'5') turn_to(static_cast<int>(press.character - U'1'));
+      if (character >= U'1' && character <= U'5') turn_to(static_cast<int>(character - U'1'));
       return;
   }
+}
+
+void Monitor::show_runs() {
+  try {
+    list_runs();
+  } catch (const std::exception& error) {
+    store_problem_ = error.what();
+  }
+  runs_.select(data_->run().id);
+  overlay_ = Overlay::kRuns;
+}
+
+void Monitor::show_tags() {
+  list_tags();
+  overlay_ = Overlay::kTags;
+}
+
+void Monitor::zoom_in() {
+  const Series& series = data_->series();
+  const int64_t all = series.empty() ? 0 : series.steps().back() - series.steps().front() + 1;
+  const int64_t now = window_.last_steps > 0 ? std::min(window_.last_steps, all) : all;
+  window_.last_steps = std::max<int64_t>(2, now / 2);
+}
+
+void Monitor::zoom_out() {
+  const Series& series = data_->series();
+  if (series.empty() || window_.last_steps == 0) return;
+  window_.last_steps *= 2;
+  if (window_.last_steps > series.steps().back() - series.steps().front()) window_.last_steps = 0;
 }
 
 Grid Monitor::draw(int width, int height) {

@@ -39,6 +39,12 @@ class Monitor {
   void list_runs();
   void list_tags();
   void press_overlay(KeyPress press);
+  void press_key(Key key);
+  void press_character(char32_t character);
+  void show_runs();
+  void show_tags();
+  void zoom_in();  // to the last half of the steps that are shown
+  void zoom_out();
   void turn_to(int page);
   void scroll(int by);
   void draw_title(Grid& grid) const;

@@ -1,11 +1,12 @@
 // Communicator: how the ranks of a run meet. A rank is a device and what drives it.
 //
-// All ranks make the same calls in the same order, each from the one thread that drives it; no call returns before
-// every rank has made it, except that work on tensors is enqueued. A wrong order is a bug and found as one.
+// All ranks make the same calls in the same order, each from the one thread that drives it. No call returns before
+// every rank has made it, except those on tensors, which enqueue work. Calls in different orders are a bug, and
+// reported.
 //
-// When a rank fails, the calls of all others that it has not made, those that wait and those to come, throw
-// PeerFailure; a call that all have made is completed. Nobody waits for ever: a call that waits for another rank longer
-// than that one asked for (set_patience) throws an Error (runtime) that says who waited for whom, in which call.
+// When a rank fails, all calls of other ranks that it has not made, waiting or later, throw PeerFailure; a call that
+// all ranks have made is completed. No wait is endless: a call that waits for another rank longer than that one asked
+// for (set_patience) throws an Error (runtime) that says who waited for whom, in which call.
 #pragma once
 
 #include <chrono>
@@ -26,7 +27,7 @@
 
 namespace nmoe {
 
-// Another rank failed: which, and with what. Or the process that drives it: `what` names that.
+// Another rank, or the process that drives it, has failed; `what` names it, and its reason.
 class PeerFailure : public Error {
  public:
   PeerFailure(int64_t rank, const std::string& reason, std::string remedy)
@@ -44,29 +45,30 @@ class Communicator {
   virtual int64_t index() const = 0;  // of this rank, from 0
   virtual int64_t count() const = 0;  // of ranks
 
-  // How the ranks of this process alone meet, its *domain*: an equal share of all ranks, contiguous, numbered from 0
-  // there. In a run of one process it is this communicator itself. The ranks of a domain make their calls of both in
-  // one order.
+  // The communicator of this process's ranks, its *domain*: a contiguous share of all ranks, equally large in each
+  // process, numbered from 0. In a run of one process it is this communicator itself. The ranks of a domain have to
+  // make their calls of both communicators in one order.
   virtual Communicator& domain() = 0;
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
-  // Throws PeerFailure when another rank has failed. No meeting.
+  // Throws PeerFailure when another rank has failed. Does not wait for others.
   virtual void check() = 0;
-  // Tells the other ranks that this one has failed, before it has ended; it makes no further calls.
+  // Tells the other ranks that this one has failed. It may make no further calls.
   virtual void fail(const std::exception_ptr& failure) = 0;
-  // How long others wait for this rank, from here on; at first the group's timeout. With less than that, the rank also
-  // fails where it makes no call for longer, as when its device hangs.
+  // Sets how long others wait for this rank from here on; at first the group's timeout. With a shorter patience the
+  // rank also fails when it makes no call for that long, as when its device hangs.
   virtual void set_patience(std::chrono::milliseconds patience) = 0;
-  // Calls `told` once, when a rank has failed, by whichever thread learns of it, at once where one has: it must not
-  // wait. Not any more when what is returned is gone, whose end waits for a call that is under way.
+  // Registers `told`, which is called once when a rank has failed (at once if one has already), by whichever thread
+  // learns of it; it must not wait. It stays registered until the object returned is destroyed, whose destructor waits
+  // for a call that is under way.
   [[nodiscard]] virtual std::shared_ptr<void> on_failure(std::function<void()> told) = 0;
-  // Keeps what other ranks may still use, such as memory that they reach, until all ranks have ended.
+  // Keeps an object that other ranks may still use, such as memory that they access, until all ranks have ended.
   virtual void keep(std::shared_ptr<void> used_by_others) = 0;
 
-  // Every rank's bytes in the order of ranks; of any length, but meant for little: they are copied several times.
+  // Every rank's bytes in the order of ranks. They may have any length, but are copied several times: for small ones.
   virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
-  // The same for values, in which padding must not matter.
+  // The same for values, whose padding must not matter.
   template <class T>
   requires std::is_trivially_copyable_v<T> std::vector<T> all_gather_values(const T& value) {
     std::vector<T> values;
@@ -84,18 +86,18 @@ class Communicator {
   // Replaces each by its sum over all ranks: rank 0's value, plus rank 1's, plus rank 2's and so on, each addition
   // rounded to the tensor's dtype. So all ranks get the same bits, and get them every time. F32, F64 or I32.
   virtual void all_reduce_sum(std::span<const Tensor> tensors, Lane lane) = 0;
-  // The same over those ranks alone that have this one's index in their domains, one of each domain, in the order of
-  // domains; only these need to have tensors alike. In a run of one domain it leaves all as it is.
+  // The same over the ranks of this one's index in all domains only, in the order of domains; only these need to have
+  // tensors of the same shapes. With one domain it does nothing.
   virtual void all_reduce_sum_across(std::span<const Tensor> tensors, Lane lane) = 0;
   // Replaces each by rank 0's. Any dtype.
   virtual void broadcast(std::span<const Tensor> tensors, Lane lane) = 0;
 };
 
-// The one of a rank that is alone. It has no state: every call returns at once.
+// The communicator of a rank that is alone. It has no state: every call returns at once.
 Communicator& single_rank();
 
-// Stands in for rank `index` of `count`, of which the first `in_domain` are its domain, while storage is counted:
-// nobody is met.
+// Stands in for the communicator of rank `index` of `count`, of which the first `in_domain` are its domain, while
+// storage is counted: it meets nobody.
 std::unique_ptr<Communicator> make_unmet_ranks(int64_t index, int64_t count, int64_t in_domain);
 
 }  // namespace nmoe

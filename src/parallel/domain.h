@@ -1,9 +1,9 @@
-// Domain: the ranks whose devices reach each other's memory, those of one process (Communicator::domain), and what one
-// of them does together with the others on its device, without the host; and with those that hold the same in other
-// domains.
+// Domain: the ranks of one process (Communicator::domain), whose devices reach each other's memory. A rank's Domain
+// enqueues on its device what it does together with the others, without the host: collectives inside the domain, and
+// with the ranks of the same index in other domains.
 //
-// What a rank shares: gradients, parameters, the state of a step and the window for tokens. These arenas are laid out
-// alike on all ranks.
+// Ranks share gradients, parameters, the state of a step and the window for tokens. These arenas have the same layout
+// on all ranks.
 //
 // Threads: driven by the one that drives the rank's device (ops/device.h). All ranks make the same calls in the same
 // order.
@@ -22,8 +22,8 @@ namespace nmoe {
 
 // The memory of one rank, and the device that it lies on.
 struct RankMemory {
-  // Error (runtime) where the memory is not to be had. Kept until all ranks of the communicator have ended: others may
-  // reach it as long as one of them works.
+  // Error (runtime) where there is too little memory. It is kept until all ranks of the communicator have ended, since
+  // others may still access it.
   static std::shared_ptr<RankMemory> make(const DeviceOptions& options, const StoragePlan& plan,
                                           Communicator& communicator);
 
@@ -33,13 +33,14 @@ struct RankMemory {
 
 class Domain {
  public:
-  // `rank` meets the ranks of its domain, and maps their memory, and its counterparts in other domains, unless
-  // `storage` counts. `patience` is set_patience()'s. Error (usage) where the devices cannot reach each other.
+  // Connects `rank` with the ranks of its domain, whose memory it maps, and with those of its index in other domains;
+  // with neither where `storage` only counts. `patience`: as for set_patience(). Error (usage) where the devices cannot
+  // reach each other.
   //
-  // Where a rank fails, what waits on this one's device ends, now and from now on (Communicator::on_failure).
+  // Once a rank has failed, nothing waits for others on this one's device any more (Communicator::on_failure).
   Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds patience);
-  // After an exception other ranks learn that this one does not come. Waits for what is enqueued on the compute lane:
-  // it may still use others' memory.
+  // Where an exception ends it, the other ranks are told. Waits for what is enqueued on the compute lane, which may
+  // still access others' memory.
   ~Domain();
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
@@ -47,36 +48,36 @@ class Domain {
   const Peers& peers() const { return peers_; }
   int64_t index() const { return peers_.index(); }
   int64_t count() const { return peers_.count(); }
-  // Whether the run has no other rank, in this domain or another.
+  // Whether this is the only rank of the run.
   bool alone() const { return peers_.alone() && across_.alone(); }
 
-  // Enqueues what makes each of these shared tensors its sum over all ranks, in rank order: the same bits on every rank
-  // and every time. F32, F64 or I32.
+  // Enqueues the sum of each of these shared tensors over all ranks, in rank order: the same bits on every rank and
+  // every time. F32, F64 or I32.
   void all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const;
 
-  // A tensor that all ranks have, and the elements of it, flattened, that this one keeps for all: together the ranks'
-  // parts are the whole.
+  // A shared tensor, and the range of its flattened elements that this rank owns: the ranks' parts together are the
+  // whole.
   struct Part {
     Tensor tensor;
     int64_t begin, end;
     Tensor sum = {};  // [end - begin], for reduce_sum: where the sum goes; undefined: into the tensor
   };
-  // Enqueues what makes this rank's part of each of these shared tensors the sum over all ranks, as all_reduce_sum, or
-  // with `accumulate` adds to what is there rank 0's, then rank 1's and so on. What else they hold is left there.
-  // `max_blocks`: of each kernel (ops/contracts/exchange.h).
+  // Reduce-scatter: enqueues the sum over all ranks, in rank order, of this rank's part of each tensor; with
+  // `accumulate` it begins with what is there. The rest of the tensors is left alone. `max_blocks`: of each kernel
+  // (ops/contracts/exchange.h).
   void reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate = false, int64_t max_blocks = 0) const;
-  // Enqueues what makes each of these shared tensors on every rank what the ranks keep of it. Any dtype.
+  // All-gather: enqueues what copies each rank's parts of these tensors to all others. Any dtype.
   void all_gather(Ops& ops, std::span<const Part> parts) const;
 
-  // Enqueues what makes each of these tensors its sum over domains (ops/contracts/across.h), of those ranks alone that
-  // have this one's index in their domains; only these need to have tensors alike. Nothing in a run of one domain.
+  // Enqueues the sum of each of these tensors over the ranks of this one's index in all domains
+  // (ops/contracts/across.h); only these need to have tensors of the same shapes. With one domain it does nothing.
   void sum_across(Ops& ops, std::span<const Tensor> tensors) const;
 
-  // How long others wait for this rank, on their devices and in calls, from here on (Communicator::set_patience).
+  // Sets how long others wait for this rank from here on, on their devices and in calls (Communicator::set_patience).
   void set_patience(std::chrono::milliseconds patience) const;
 
-  // Throws what ended the exchange of a rank, if anything has: PeerFailure, or an Error (runtime) that says who waited
-  // for whom. To be called when enqueued work is done and its results are about to be believed, or it has failed.
+  // Throws what has ended a rank's exchange, if anything has: PeerFailure, or an Error (runtime) that says who waited
+  // for whom. To be called after enqueued work is done, before its results are used, and after it has failed.
   void check() const;
 
  private:
@@ -88,8 +89,8 @@ class Domain {
   Communicator& communicator_;  // of the domain
   Peers peers_;
   Across across_;
-  int num_exceptions_;          // at the start
-  std::shared_ptr<void> told_;  // last: what is told uses all of the above
+  int num_exceptions_;          // under way at construction
+  std::shared_ptr<void> told_;  // last: the callback on a failure uses all of the above
 };
 
 }  // namespace nmoe

@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "chat/prompt.h"
-#include "serve/api_reply.h"
 #include "serve/page.h"
 
 namespace nmoe {
@@ -47,6 +46,9 @@ std::string_view route_of(std::string_view path) {
   const auto* const found = std::ranges::find(kRoutes, path);
   return found == std::end(kRoutes) ? kOtherRoute : *found;
 }
+
+// The field of a request that errors in its prompt name.
+const char* prompt_field(bool is_chat) { return is_chat ? "messages" : "prompt"; }
 
 HttpReply json_reply(int status, std::string body) {
   return {.status = status, .type = kJson, .body = std::move(body), .headers = {}, .note = {}};
@@ -220,6 +222,68 @@ std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {
   }
 }
 
+ApiServer::Prompts ApiServer::encode_prompts(const ApiRequest& request, bool is_chat) const {
+  Prompts prompts;
+  const Tokenizer& tokenizer = engine_.tokenizer();
+  if (is_chat) {
+    prompts.ids.push_back(encode_chat(request));
+    prompts.shown.emplace_back();
+  }
+  for (const auto& prompt : request.prompts) {
+    if (const auto* text = std::get_if<std::string>(&prompt)) {
+      const std::vector<int32_t>& ids = prompts.ids.emplace_back(encode_prompt(settings_, engine_, *text));
+      // The text's own ids are never special: a special one in front is ours.
+      const int32_t begin = settings_.bos_id.value_or(tokenizer.eos_id());
+      const bool hidden = !ids.empty() && ids.front() == begin;
+      prompts.shown.push_back({.text = *text, .hidden_tokens = hidden ? size_t{1} : 0});
+    } else {
+      const auto& ids = prompts.ids.emplace_back(std::get<std::vector<int32_t>>(prompt));
+      const bool known = std::ranges::all_of(ids, [&](int32_t id) { return id < tokenizer.vocab_size(); });
+      if (!known) {
+        throw ApiError(400, fmt::format("ids of a prompt must be below {}", tokenizer.vocab_size()),
+                       prompt_field(is_chat));
+      }
+      prompts.shown.push_back({.text = tokenizer.decode(ids), .hidden_tokens = 0});
+    }
+  }
+  return prompts;
+}
+
+std::vector<GenerationRequest> ApiServer::generations_of(const ApiRequest& request,
+                                                         std::span<const std::vector<int32_t>> prompts, bool is_chat) {
+  const uint64_t seed = request.seed.value_or(seeds_.fetch_add(static_cast<uint64_t>(request.n)));
+  std::vector<GenerationRequest> generations;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    const auto size = static_cast<int64_t>(prompt.size());
+    if (prompt.empty()) throw ApiError(400, "the prompt is empty", prompt_field(is_chat), "empty_prompt");
+    if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
+      // In OpenAI's words: there are clients that cut their prompt when they read them.
+      throw ApiError(
+          400,
+          fmt::format("This model's maximum context length is {} tokens. However, your prompt has {} tokens. "
+                      "Please reduce the length of the prompt.",
+                      engine_.max_context(), size),
+          prompt_field(is_chat), "context_length_exceeded");
+    }
+    GenerationRequest generation;
+    generation.prompt = prompt;
+    generation.max_tokens = request.max_tokens.value_or(engine_.max_context());
+    generation.sampling = request.sampling;
+    generation.stop = request.stop;
+    if (!request.ignore_eos) generation.stop_ids = settings_.stop_ids;
+    if (!request.ignore_eos && is_chat && end_of_turn_) generation.stop_ids.push_back(*end_of_turn_);
+    generation.ignore_eos = request.ignore_eos;
+    generation.logprobs = request.logprobs;
+    generation.prompt_logprobs = request.logprobs && request.echo;
+    generation.top_logprobs = request.top_logprobs;
+    for (int64_t i = 0; i < request.n; ++i) {
+      generation.sampling.seed = seed + static_cast<uint64_t>(i);
+      generations.push_back(generation);
+    }
+  }
+  return generations;
+}
+
 void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
   if (stopping_) throw ApiError(503, "the server is stopping", "", "stopping");
   const bool is_chat = http_request.path == "/v1/chat/completions";
@@ -230,66 +294,17 @@ void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
     throw ApiError(404, fmt::format("the model '{}' does not exist; this is '{}'", request.model, options_.model_name),
                    "model", "model_not_found");
   }
-  const char* field = is_chat ? "messages" : "prompt";
   const auto wanted = static_cast<int64_t>(std::max<size_t>(1, request.prompts.size())) * request.n;
   if (wanted > queue_.capacity()) {
-    throw ApiError(400, fmt::format("{} texts at once; this server takes {}", wanted, queue_.capacity()), field,
-                   "too_many_texts");
+    throw ApiError(400, fmt::format("{} texts at once; this server takes {}", wanted, queue_.capacity()),
+                   prompt_field(is_chat), "too_many_texts");
   }
 
-  std::vector<std::vector<int32_t>> prompts;
-  std::vector<ReplyPrompt> shown;
-  const Tokenizer& tokenizer = engine_.tokenizer();
-  if (is_chat) {
-    prompts.push_back(encode_chat(request));
-    shown.emplace_back();
-  }
-  for (const auto& prompt : request.prompts) {
-    if (const auto* text = std::get_if<std::string>(&prompt)) {
-      prompts.push_back(encode_prompt(settings_, engine_, *text));
-      // The text's own ids are never special: a special one in front is ours.
-      const int32_t begin = settings_.bos_id.value_or(tokenizer.eos_id());
-      const bool hidden = !prompts.back().empty() && prompts.back().front() == begin;
-      shown.push_back({.text = *text, .hidden_tokens = hidden ? size_t{1} : 0});
-    } else {
-      prompts.push_back(std::get<std::vector<int32_t>>(prompt));
-      const bool known = std::ranges::all_of(prompts.back(), [&](int32_t id) { return id < tokenizer.vocab_size(); });
-      if (!known) throw ApiError(400, fmt::format("ids of a prompt must be below {}", tokenizer.vocab_size()), field);
-      shown.push_back({.text = tokenizer.decode(prompts.back()), .hidden_tokens = 0});
-    }
-  }
-  const uint64_t seed = request.seed.value_or(seeds_.fetch_add(static_cast<uint64_t>(request.n)));
-  std::vector<GenerationRequest> generations;
-  for (const std::vector<int32_t>& prompt : prompts) {
-    const auto size = static_cast<int64_t>(prompt.size());
-    if (prompt.empty()) throw ApiError(400, "the prompt is empty", field, "empty_prompt");
-    if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
-      // In OpenAI's words: there are clients that cut their prompt when they read them.
-      throw ApiError(
-          400,
-          fmt::format("This model's maximum context length is {} tokens. However, your prompt has {} tokens. "
-                      "Please reduce the length of the prompt.",
-                      engine_.max_context(), size),
-          field, "context_length_exceeded");
-    }
-    for (int64_t i = 0; i < request.n; ++i) {
-      GenerationRequest generation;
-      generation.prompt = prompt;
-      generation.max_tokens = request.max_tokens.value_or(engine_.max_context());
-      generation.sampling = request.sampling;
-      generation.sampling.seed = seed + static_cast<uint64_t>(i);
-      generation.stop = request.stop;
-      if (!request.ignore_eos) generation.stop_ids = settings_.stop_ids;
-      if (!request.ignore_eos && is_chat && end_of_turn_) generation.stop_ids.push_back(*end_of_turn_);
-      generation.ignore_eos = request.ignore_eos;
-      generation.logprobs = request.logprobs;
-      generation.prompt_logprobs = request.logprobs && request.echo;
-      generation.top_logprobs = request.top_logprobs;
-      generations.push_back(std::move(generation));
-    }
-  }
+  Prompts prompts = encode_prompts(request, is_chat);
+  std::vector<GenerationRequest> generations = generations_of(request, prompts.ids, is_chat);
 
-  Exchange exchange(std::move(request), std::move(shown), options_.model_name, tokenizer, num_exchanges_);
+  Exchange exchange(std::move(request), std::move(prompts.shown), options_.model_name, engine_.tokenizer(),
+                    num_exchanges_);
   exchange.events = queue_.submit(std::move(generations));
   if (exchange.events == nullptr) {
     throw ApiError(

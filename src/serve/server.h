@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "chat/checkpoint_settings.h"
 #include "infer/engine.h"
 #include "serve/api_error.h"
+#include "serve/api_reply.h"
 #include "serve/api_request.h"
 #include "serve/generation_queue.h"
 #include "serve/host_names.h"
@@ -64,6 +66,16 @@ class ApiServer : private HttpHandler {
   void check_key(const HttpRequest& request) const;
   void generate(const HttpRequest& request, HttpAnswer& answer);
   std::vector<int32_t> encode_chat(const ApiRequest& request) const;
+  // Of a request: ids, and what its reply shows of each.
+  struct Prompts {
+    std::vector<std::vector<int32_t>> ids;
+    std::vector<ReplyPrompt> shown;
+  };
+  // ApiError where an id is none of the vocabulary's.
+  Prompts encode_prompts(const ApiRequest& request, bool is_chat) const;
+  // request.n of each prompt, one behind the other. ApiError where a prompt is empty or longer than the context.
+  std::vector<GenerationRequest> generations_of(const ApiRequest& request,
+                                                std::span<const std::vector<int32_t>> prompts, bool is_chat);
   void send(Exchange& exchange, HttpAnswer& answer) const;
 
   InferenceEngine& engine_;

@@ -77,15 +77,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
-  if (!domain_.peers().alone()) {
-    model_.allocate_window(domain_.peers(), storage[ArenaKind::kPeerWindow], step_state,
-                           exchange_limits(config_, shapes_), rank_.index(), rank_.count());
-    experts_.places.assign(model_.moe_layers().size(), places_in_order(config_.model.moe.num_experts));
-  }
-  if (shares_experts() && config_.parallel.rebalance_every > 0) {
-    experts_.rows.assign(experts_.places.size(),
-                         std::vector<int64_t>(static_cast<size_t>(config_.model.moe.num_experts)));
-  }
+  allocate_exchange(step_state);
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
   allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
@@ -106,6 +98,25 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   grad_scale_ = step_state.allocate(DType::kF64, {1});
   stopped_ = step_state.allocate(DType::kI32, {1});
   bad_count_ = step_state.allocate(DType::kI32, {1});
+  collect_shared_tensors();
+  ops_.fill({stopped_, 0.0});
+  enqueued_ = device_.make_event(Lane::kCompute);
+  staged_ = device_.make_event(Lane::kCompute);
+  prefetch_ = device_.make_prefetch(inputs_.block, step_state);
+}
+
+void Engine::allocate_exchange(Arena& state) {
+  if (domain_.peers().alone()) return;
+  model_.allocate_window(domain_.peers(), storage_[ArenaKind::kPeerWindow], state, exchange_limits(config_, shapes_),
+                         rank_.index(), rank_.count());
+  const int64_t num_experts = config_.model.moe.num_experts;
+  experts_.places.assign(model_.moe_layers().size(), places_in_order(num_experts));
+  if (config_.parallel.rebalance_every > 0) {
+    experts_.rows.assign(experts_.places.size(), std::vector<int64_t>(static_cast<size_t>(num_experts)));
+  }
+}
+
+void Engine::collect_shared_tensors() {
   summed_ = {partial_sums_};
   summed_across_ = {partial_losses_};
   for (std::vector<Tensor>* summed : {&summed_, &summed_across_}) {
@@ -119,10 +130,6 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
     grads_.push_back({flat.grads, begin, begin + size, flat.totals});
     values_.push_back({flat.values, begin, begin + size});
   }
-  ops_.fill({stopped_, 0.0});
-  enqueued_ = device_.make_event(Lane::kCompute);
-  staged_ = device_.make_event(Lane::kCompute);
-  prefetch_ = device_.make_prefetch(inputs_.block, step_state);
 }
 
 void Engine::allocate_sums(Arena& state) {

@@ -3,19 +3,19 @@
 // The same code runs twice: against counting arenas (plan_engine_storage), then on storage of just that size. Nothing
 // allocates again after that.
 //
-// The host runs ahead of the device: step() enqueues, and a step's results are taken when they are there. While a step
-// is computed, the inputs of the next are on their way.
+// The host runs ahead of the device: step() enqueues, and results are taken once they have arrived. While one step is
+// computed, the inputs of the next are copied.
 //
-// Ranks share every step's microbatches. Each has experts of its own, to which the others send their tokens, and a copy
-// of all other weights, of which it updates a part: gradients are summed over the ranks there (parallel/domain.h), on
-// the communication lane while backward goes on, and the new values go to all. Losses, the gradients' norm and what
-// routers did are summed for every rank before any weight moves. They make the same calls: whatever runs the model
-// needs the experts of all.
+// Ranks divide every step's microbatches. Each rank has experts of its own, to which the others send tokens, and a copy
+// of all other weights, of which it updates a part: it sums the gradients of this part over the ranks
+// (parallel/domain.h), on the communication lane while backward goes on, and sends the new values to the others.
+// Losses, the norm of gradients and router statistics are summed over all ranks before any weight is updated. All ranks
+// make the same calls, since every pass needs the experts of all.
 //
-// With parallel.logical_shards every sum has an order that does not depend on the number of ranks: a microbatch is a
-// shard, rank i's m-th of W ranks is shard m * W + i. The gradients of what all ranks have are added up shard by shard;
-// experts work off the ranks' tokens one after the other (Received::kApart), so that theirs are, too; losses are summed
-// for each shard, squares for each chunk (tensor/chunks.h), and then in order.
+// With parallel.logical_shards no sum depends on the number of ranks: each microbatch is a shard, the m-th of rank i of
+// W ranks being shard m * W + i. Gradients of weights that all ranks have are added up shard by shard; experts process
+// the ranks' tokens one rank after the other (Received::kApart), so that theirs are, too; losses are summed for each
+// shard, squares for each chunk (tensor/chunks.h), and both then in order.
 //
 // T tokens of a microbatch.
 //
@@ -44,13 +44,13 @@
 
 namespace nmoe {
 
-// What a rank has of a tensor of a checkpoint.
+// A rank's part of a checkpoint's tensor.
 struct StagedTensor {
   std::string name;
-  Tensor tensor;                     // what the rank updates of it
-  Shape shape;                       // of the whole
-  std::vector<ElementRange> slices;  // which of the whole's elements these are, one slice after the other
-  bool is_written = false;           // by this rank: what several have, one writes
+  Tensor tensor;                     // the elements that this rank updates
+  Shape shape;                       // of the whole tensor
+  std::vector<ElementRange> slices;  // where these elements are in the whole, slice by slice
+  bool is_written = false;           // by this rank: of ranks that have the same elements, one writes them
 };
 struct StateTensors {
   std::vector<StagedTensor> model;
@@ -61,8 +61,8 @@ std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors);
 
 // A value that is not finite.
 struct NonFinite {
-  std::string name;  // and how many values of it are not; "": all values are finite
-  // In the order in which values come, the same on all ranks.
+  std::string name;  // of the tensor, with the number of such values in it; "": all values are finite
+  // The tensor's place in the order in which tensors are computed, which is the same on all ranks.
   int64_t place = std::numeric_limits<int64_t>::max();
 };
 
@@ -76,87 +76,87 @@ class Engine {
   void initialise();
 
   // --- a step: load every microbatch of this rank, run. All ranks make the same steps.
-  // Steps that may be enqueued without their results taken: one that is computed and one behind it. One more, and the
-  // oldest is waited for and dropped. NOTE: with three of super's graphs in its queue the driver holds up the launch.
+  // The most steps whose results are not taken yet: one that is computed, and one behind it. A further step waits for
+  // the oldest and drops its result. NOTE: with three of super's graphs in its queue the driver delays the launch.
   static constexpr int64_t kMaxPending = 2;
 
   // From the next step on, before it is loaded: sequences have `seq_len` tokens, one of the engine's seq_lens; at first
   // data.seq_len.
   void use_seq_len(int64_t seq_len);
   int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches[shape_].size()); }
-  // Microbatch `index` of the next step: host arrays of as many ids as its shape (train/batch_shape.h) says.
-  // `documents` are those of the inputs where data.mask_documents is set, else empty; so everywhere below.
+  // Loads microbatch `index` of the next step from host arrays, of as many ids as its shape (train/batch_shape.h) has
+  // tokens. `documents`, here and below: those of the inputs where data.mask_documents is set, else empty.
   void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
             const Documents& documents = {});
-  // Forward, backward, clipping, weights and router biases, over what was loaded since the last step; `progress` is
-  // where it ends. `num_targets`: targets with a loss in all of it, on all ranks; the loss is their mean. Enqueued as
-  // one recording for each length of sequences, made at its second step: it waits for nothing. `with_routers`: the
-  // result is to have their health. `with_phases`: and what the step's time went to, unless it is the first of a length
-  // or the result of a timed one is not taken yet. Timed steps have a recording of their own, for the others to cost
-  // nothing; they have the same bits.
+  // Enqueues a step over what was loaded since the last one: forward, backward, clipping, the update of weights and
+  // router biases. `progress`: where the step ends. `num_targets`: targets with a loss in the whole step, on all ranks;
+  // the loss is their mean. Does not wait: from the second step of each sequence length on, it runs a recording.
+  // `with_routers`: the result has the routers' health. `with_phases`: it also has the times of phases, except in the
+  // first step of a length, and while the result of another timed step is not taken. Timed steps have recordings of
+  // their own, so that the others take no longer; their bits are the same.
   //
-  // A step that is not finite changes no weight, bias or moment, and nor does any after it, whatever was enqueued
-  // meanwhile, until initialise() or restore().
+  // A step that is not finite changes no weight, bias or moment, nor does any step after it until initialise() or
+  // restore(), even if it was enqueued already.
   void step(const Progress& progress, int64_t num_targets, bool with_routers = false, bool with_phases = false);
-  void wait();  // for all that is enqueued
+  void wait();  // for everything that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
   StepResult take_result();  // of the oldest pending step
   StepResult result();       // of the last step; takes all
-  // Of the last step, in layer order; waits. evaluate() leaves it as it is, find_non_finite() does not.
+  // Of the last step, in layer order; waits. evaluate() does not change it, find_non_finite() does.
   std::vector<RouterHealth> router_health();
 
-  // The first parameter or intermediate that is not finite when this rank's microbatches of the step whose result was
-  // taken last are run again. Before anything is loaded after that; pending steps are lost.
+  // Runs this rank's microbatches of the step whose result was taken last once more, and returns the first parameter or
+  // intermediate that is not finite. To be called before anything else is loaded; pending steps are lost.
   NonFinite find_non_finite();
 
   // --- checks of precision (precision_checks.h)
-  // Whether a step is pending that may change the formats of products: its result is to be taken before the next step,
-  // which otherwise waits for it and drops it.
+  // Whether a pending step may change the formats of products. Its result has to be taken before the next step, which
+  // would otherwise wait for it and drop it.
   bool decision_is_pending() const {
     return precision_ && precision_->acts() && last_check_ >= num_taken_ && !ops_.counting();
   }
-  // What checks have found so far, of results that were taken, for a checkpoint; and back, before the first step.
-  // False where it is not of this model.
+  // The findings of checks, from results that were taken, as a checkpoint keeps them; restore_precision() sets them
+  // before the first step, and returns false where they belong to another model.
   std::vector<PrecisionRole> precision() const {
     return precision_ ? precision_->state() : std::vector<PrecisionRole>();
   }
   bool restore_precision(std::span<const PrecisionRole> state);
-  // Every part of a layer without its format, for a plan.
+  // Takes the format from every part of every layer, as checks may do: for a memory plan.
   void leave_precision();
 
   // --- experts that the ranks of a domain share (parallel/expert_placement.h)
   bool shares_experts() const { return !experts_.places.empty(); }
   const ExpertState& experts() const { return experts_; }
-  // The places and rows that a run left, before initialise() or restore(): moves nothing. Ignored where no experts are
-  // shared.
+  // Sets the places and rows with which a run goes on, before initialise() or restore(); moves nothing. Ignored where
+  // experts are not shared.
   void place_experts(const ExpertState& experts);
-  // Behind every parallel.rebalance_every steps, in front of the next.
+  // Whether rebalance() is due after `steps` steps of the run: after every parallel.rebalance_every.
   bool rebalance_is_due(int64_t steps) const;
-  // With parallel.rebalance_every: enqueues what moves experts, with their weights and optimizer state, to where ranks
-  // would have got more equal loads in the steps whose results were taken since the last call. No step may be pending.
-  // All ranks call it alike, and get the same. Gradients are overwritten.
+  // Enqueues the move of experts, with their weights and optimizer state, to places by which the ranks' loads would
+  // have been more equal in the steps whose results were taken since the last call. No step may be pending. All ranks
+  // have to call it, and get the same result. Overwrites gradients.
   Rebalancing rebalance();
 
-  // Token losses in nats of up to train.microbatch_seqs sequences of data.seq_len; targets < 0 give 0. `predictions`,
-  // unless empty, become the likeliest next tokens, at every position.
+  // losses = the token losses, in nats, of up to train.microbatch_seqs sequences of data.seq_len; 0 for targets < 0.
+  // predictions, unless empty, = the likeliest next token at every position.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
-  // Next-token logits of the rows `rows` of up to train.microbatch_seqs sequences of data.seq_len: as many for each as
-  // the model's vocabulary has ids.
+  // logits = the next-token logits of the rows `rows` of up to train.microbatch_seqs sequences of data.seq_len:
+  // [rows, vocab_size], row-major.
   void next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
                    const Documents& documents = {});
 
-  // What a checkpoint holds of this rank, in host memory: weights as their masters. Allocated at first use: locking so
-  // much memory takes longer than a run's first steps. stage() enqueues copies there of what this rank writes, and does
-  // not wait: it is complete once wait_staged(), from any thread, has returned, and keeps while training goes on. Call
-  // it again only when the last is written. restore() copies all that is there to the device.
+  // This rank's part of a checkpoint, in host memory; weights are masters. Allocated at first use, since locking so
+  // much memory takes longer than a run's first steps. stage() enqueues copies to it of what this rank writes, without
+  // waiting: they are complete when wait_staged(), from any thread, returns, and stay while training goes on. stage()
+  // may be called again only when they are written. restore() copies all of it to the device.
   const StateTensors& staging();
   void stage();
   void wait_staged() const { staged_->wait(); }
   void restore();
 
-  // How long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
+  // Sets how long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
   void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
 
   const Rank& rank() const { return rank_; }
@@ -166,11 +166,11 @@ class Engine {
  private:
   StepSlot& slot(int64_t step) { return slots_[static_cast<size_t>(step % kMaxPending)]; }
   const StepSlot& slot(int64_t step) const { return slots_[static_cast<size_t>(step % kMaxPending)]; }
-  // Steps of one shape, checked or not.
+  // What steps of one shape have, of those that are checked or of those that are not.
   struct Steps {
-    bool warm = false;  // one was run
+    bool warm = false;  // a step was run
     std::unique_ptr<PhaseClock> clock;
-    std::unique_ptr<Recording> recording, timed;  // timed: by the clock
+    std::unique_ptr<Recording> recording, timed;  // timed: with the clock's marks
   };
   void enqueue_timed(PhaseClock& clock);
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
@@ -184,9 +184,11 @@ class Engine {
   void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
   void allocate_staging();
+  void allocate_exchange(Arena& state);  // of tokens between ranks, where others share the experts
   void allocate_sums(Arena& state);
+  void collect_shared_tensors();  // summed_, summed_across_, grads_ and values_
   bool in_order() const { return config_.parallel.logical_shards > 0; }
-  void gather_values();  // of the weights that every rank has, from those that updated them
+  void gather_values();  // of weights that every rank has, from the ranks that updated them
   std::vector<MovableExperts> movable_experts();
   void set_places(ExpertPlacement places);
 
@@ -196,7 +198,7 @@ class Engine {
   Device& device_;
   Ops& ops_;
   Arena& activations_;
-  std::vector<BatchShape> shapes_;  // that steps may have
+  std::vector<BatchShape> shapes_;  // of steps
   PutIds upload_, write_;           // to the device, to the host's side
   Domain domain_;
   Model model_;
@@ -204,10 +206,10 @@ class Engine {
   size_t shape_ = 0;         // of the next step
   size_t inputs_shape_ = 0;  // of what inputs_ holds
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<StepSlot> slots_;  // kMaxPending; a step's is the one of its number
+  std::vector<StepSlot> slots_;  // kMaxPending, used in turn: slot()
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
-  int64_t timed_step_ = -1;             // the last, counted as those enqueued
+  int64_t timed_step_ = -1;             // number of the last timed step
   StateTensors staging_;                // empty before its first use
   ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
   Tensor losses_;                       // [T] stat
@@ -222,30 +224,30 @@ class Engine {
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32
-  std::vector<Domain::Part> grads_;     // of the weights that every rank has; this one's parts of them
-  std::vector<Domain::Part> values_;    // and of their values
-  std::vector<Tensor> summed_across_;   // what a step sums over domains beside gradients
-  std::vector<Tensor> summed_;          // and then over the ranks of a domain, for all of them
-  std::unique_ptr<Event> enqueued_;     // behind all that was enqueued when it was recorded last
+  std::vector<Domain::Part> grads_;     // of weights that every rank has: the parts that this rank updates
+  std::vector<Domain::Part> values_;    // likewise
+  std::vector<Tensor> summed_across_;   // what a step sums over domains, besides gradients
+  std::vector<Tensor> summed_;          // what it then sums over the ranks of a domain
+  std::unique_ptr<Event> enqueued_;     // behind everything that was enqueued when it was recorded last
   std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
   std::unique_ptr<Prefetch> prefetch_;  // of inputs_
   std::optional<PrecisionChecks> precision_;
-  bool checks_ = false;                   // of the step that is enqueued: whether it is checked
-  int64_t last_check_ = -1;               // number of the last step that was
+  bool checks_ = false;                   // whether the step that is being enqueued is checked
+  int64_t last_check_ = -1;               // number of the last step that was checked
   const PhaseClock* timed_by_ = nullptr;  // of timed_step_
   std::vector<Steps> steps_;  // by shape, then by whether they are checked; last: recordings use all of the above
 };
 
-// The device that a run asks for, or one of its ranks: these share CPU threads equally, each having at least one.
+// The device of a run, or of one of its ranks, which share CPU threads equally, with at least one each.
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
-// What one whole step of each length, a validation and a checkpoint's staging use on each of config.parallel.ranks
-// ranks, of which `in_domain` share the experts; 0: all. `part`: of a rank on that part, which need not be here;
-// run.device is "cuda". `seq_lens` as for an engine.
+// The storage that a step of each length, a validation and a checkpoint's staging take on each of config.parallel.ranks
+// ranks, of which `in_domain` share the experts; 0: all. `part`: a kind of GPU, which need not be in this machine,
+// where run.device is "cuda". `seq_lens`: as for an engine.
 StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
                                 std::span<const int64_t> seq_lens = {});
 
-// Rows of a layer's experts on each rank, in the largest microbatch; all zero where no other rank sends any.
+// The rows of a layer's experts on each rank in the largest microbatch; all zero where experts are not shared.
 ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe

@@ -15,23 +15,23 @@ namespace nmoe {
 
 // What this rank keeps of one weight's experts.
 struct MovableExperts {
-  size_t layer;  // among those of a placement
-  Tensor room;   // [U, ...], shared and free: what goes away waits here until it is fetched
-  // [U, ...] each. Those of a turn move together: an expert's fit into a slot of the room.
+  size_t layer;  // index in the placement
+  Tensor room;   // [U, ...], shared and free: experts that leave wait here until another rank has fetched them
+  // [U, ...] each. The tensors of a turn move together: for each expert they fit into one slot of the room.
   std::vector<std::vector<Tensor>> turns;
 };
 
-// Enqueues what brings each expert from its place in `from` to that in `to`. All ranks call it alike, when none of them
-// uses the rooms.
+// Enqueues the move of each expert from its place in `from` to its place in `to`. All ranks have to call it with the
+// same placements, while none of them uses the rooms.
 void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> experts, const ExpertPlacement& from,
                   const ExpertPlacement& to);
 
-// What came of a rebalancing.
+// The result of a rebalancing.
 struct Rebalancing {
   struct Layer {
     int64_t layer = 0;                           // of the model
-    int64_t moves = 0;                           // experts that have another rank now
-    double load_before = 1.0, load_after = 1.0;  // rank_load() of the rows that decided, where experts were and now are
+    int64_t moves = 0;                           // experts that are on another rank now
+    double load_before = 1.0, load_after = 1.0;  // rank_load() of the rows counted, by the old and the new places
   };
   std::vector<Layer> layers;  // of experts
 

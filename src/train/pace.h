@@ -1,7 +1,7 @@
-// How long a rank may keep the others waiting before the run is given up: in a step little, so that one that hangs is
-// found within seconds; where work takes one rank much longer than another, long.
+// How long the other ranks wait for this one before the run is given up: in steady steps briefly, so that a rank that
+// hangs is found within seconds; long where work may take one rank much longer than another.
 //
-// Threads: that of the rank.
+// Threads: the rank's.
 #pragma once
 
 #include <chrono>
@@ -15,19 +15,19 @@ class Pace {
  public:
   Pace(const ParallelConfig& config, const Engine& engine) : config_(config), engine_(engine) {}
 
-  // Steps of a shape that take their time: the first loads kernels, the second is recorded, of the third one sees how
-  // long they take.
+  // Steps of a shape before its times are steady: the first loads kernels, the second is recorded, the third is the
+  // first to be measured.
   static constexpr int64_t kFirstSteps = 3;
 
-  // What follows may take this rank much longer than another, until the results of `steps` more steps are there.
+  // What follows, until the results of `steps` more steps have arrived, may take this rank much longer than another.
   void settle(int64_t steps = 1);
-  // Until then no step is to be enqueued before the one in front of it has its result.
+  // While it is true, a step may be enqueued only when the result of the one before it has arrived.
   bool is_settling() const { return settling_ > 0; }
 
   void step_begins() { begin_ = Clock::now(); }
   void step_ended();
 
-  // The rank does what it alone may wait for, such as a disk or a terminal.
+  // While it lives, the rank may wait for something of its own, such as a disk or a terminal.
   class Pause {
    public:
     explicit Pause(Pace& pace) : pace_(pace) { pace_.set(/*pausing=*/true); }
@@ -47,10 +47,11 @@ class Pace {
   const ParallelConfig& config_;
   const Engine& engine_;
   int64_t settling_ = kFirstSteps;
-  bool measures_ = true;  // the last of the steps that settle
+  bool measures_ = true;  // whether the last step of settling counts into longest_: not behind a checkpoint, whose
+                          // copies it waits for
   Clock::time_point begin_ = {};
   Clock::time_point end_ = {};  // of the last step
-  Milliseconds longest_{};      // step
+  Milliseconds longest_{};      // the longest steady step
 };
 
 }  // namespace nmoe

@@ -1,9 +1,9 @@
-// The checks of precision of a run: where an engine's steps leave what rounding loses of products, and what follows for
-// its weights' products (precision_watch.h).
+// A run's checks of precision: steps measure the errors that rounding makes in products, and from these follows in
+// which format the products of each part of a layer go on (precision_watch.h).
 //
-// Every precision.check_every steps a step measures the first product of each weight and kind on each rank, of its
-// first microbatch. The counts are whole numbers, summed over all ranks, so that all see the same, in any order. With
-// parallel.logical_shards what is measured is the first shard's, on whichever rank that is.
+// One step in precision.check_every measures, on each rank, each weight's first product of each kind in the first
+// microbatch. The counts are integers, so that their sum over all ranks does not depend on an order. With
+// parallel.logical_shards only the first shard is measured, on whichever rank it is.
 //
 // Threads: that of the engine.
 #pragma once
@@ -19,30 +19,30 @@
 
 namespace nmoe {
 
-// What a step that was checked tells.
+// The result of a step that was checked.
 struct PrecisionReport {
-  std::vector<RoleCheck> roles;  // empty: no check
+  std::vector<RoleCheck> roles;  // empty: the step was not checked
   std::vector<PrecisionWatch::Change> changes;
 };
 
 class PrecisionChecks {
  public:
-  // Behind set_operand_formats(). Nothing where run.precision is not low, or nobody looks.
+  // To be called after set_operand_formats(). Nothing where run.precision is not low, or checks are off.
   static std::optional<PrecisionChecks> make(const Config& config, WeightSet& weights, Arena& state);
 
   bool is_due(int64_t step) const { return step % config_.check_every == 0; }
-  // Whether what a check finds changes what comes next.
+  // Whether checks may change the formats of later products.
   bool acts() const { return config_.fallback == PrecisionFallback::kAct; }
   Tensor counts() const { return counts_; }  // [W, kNumMeasured, 5] f64, on the device: RoundingCounts
-  // Enqueues, in front of a step's first product, what makes it one that is checked. `dense`: whether this rank
-  // measures what all ranks have.
+  // To be called before a step's first product: the step is checked. `dense`: whether this rank measures the weights
+  // that all ranks have.
   void begin(Ops& ops, bool dense);
 
-  // Of counts that a step left, summed: decides.
+  // Decides from a step's counts, summed over the ranks.
   PrecisionReport observe(std::span<const double> counts);
-  // Makes the next products of weights what was decided, if it acts. Whether any is now another.
+  // Gives the weights' products the formats that were decided, if acts(). Returns whether any has changed.
   bool set_formats();
-  void leave_all();  // as if all roles had to
+  void leave_all();  // all roles go on in act, as if checks had decided so
 
   const std::vector<PrecisionRole>& state() const { return watch_.state(); }
   bool restore(std::span<const PrecisionRole> state);  // as PrecisionWatch's

@@ -62,6 +62,13 @@ double jaccard(const std::string& a, const std::string& b) {
   return static_cast<double>(both) / static_cast<double>(x.size() + y.size() - both);
 }
 
+// What two signatures say of it.
+double resemblance(const Signature& a, const Signature& b) {
+  int equal = 0;
+  for (size_t i = 0; i < kPermutations; ++i) equal += a[i] == b[i] ? 1 : 0;
+  return static_cast<double>(equal) / kPermutations;
+}
+
 // The estimate is unbiased, with the variance of 128 independent draws.
 TEST(NearDedup, EstimatesTheJaccardIndex) {
   std::mt19937 random(11);

@@ -80,9 +80,10 @@ TEST_F(QuantizeTest, MatricesOfAStackAreApart) {
 }
 
 TEST_F(QuantizeTest, TransposedTilesHaveTheSameCodes) {
-  const int64_t G = 2, N = 150, C = 270;
+  const int64_t G = 10, N = 150, C = 270;
   const Tensor x = pool_.normal({G, N, C});
-  for (int64_t i = 0; i < N * C; ++i) set(x, i, 100 * get(x, i));
+  set_specials(x.reshape({G, N * C}));  // the first eight are of one kind each
+  for (int64_t i = (G - 1) * N * C; i < G * N * C; ++i) set(x, i, 100 * get(x, i));
   const Quantize args{.format = OperandFormat::kFp8,
                       .blocks = BlockShape::kTiles,
                       .x = x,
@@ -112,34 +113,110 @@ TEST_F(QuantizeTest, TransposedTilesHaveTheSameCodes) {
 
 // Of the rows that are there, as the quantiser makes them of what was written.
 TEST_F(QuantizeTest, ActivationsLeaveTheirCodes) {
-  const int64_t N = 12, F = 150, W = 2 * F, rows = 10;
-  const Tensor pre = pool_.normal({N, W}), dh = pool_.normal({N, F}), h = pool_.zeros({N, F}),
-               dpre = pool_.zeros({N, W}), num_rows = pool_.ints({1}, {rows});
-  set_specials(pre);
-  set_specials(dh, 6);
-  const auto room = [&](int64_t width) -> RowCodes {
-    return {.values = pool_.zeros(DType::kU8, {N, width}), .scales = pool_.zeros(DType::kU8, {N, (width + 127) / 128})};
+  const int64_t N = 12, F = 150, W = 2 * F;
+  for (const int64_t rows : {10, 0}) {
+    const Tensor pre = pool_.normal({N, W}), dh = pool_.normal({N, F}), h = pool_.zeros({N, F}),
+                 dpre = pool_.zeros({N, W}), num_rows = pool_.ints({1}, {static_cast<double>(rows)});
+    set_specials(pre);
+    set_specials(dh, 6);
+    const auto room = [&](int64_t width) -> RowCodes {
+      return {.values = pool_.zeros(DType::kU8, {N, width}),
+              .scales = pool_.zeros(DType::kU8, {N, (width + 127) / 128})};
+    };
+    const auto expect_codes = [&](const RowCodes& codes, const Tensor& x) {
+      const RowCodes expected = room(x.dim(1));
+      ops_->quantize({.x = x.reshape({1, N, x.dim(1)}),
+                      .num_rows = num_rows,
+                      .values = expected.values.reshape({1, N, x.dim(1)}),
+                      .scales = expected.scales.reshape({1, N, expected.scales.dim(1)})});
+      EXPECT_EQ(bytes_of(codes.values), bytes_of(expected.values));
+      EXPECT_EQ(bytes_of(codes.scales), bytes_of(expected.scales));
+    };
+    const RowCodes h_codes = room(F), dpre_codes = room(W);
+    ops_->activation_forward({.pre = pre, .row_weight = {}, .h = h, .num_rows = num_rows, .h_codes = h_codes});
+    expect_codes(h_codes, h);
+    ops_->activation_backward({.pre = pre,
+                               .row_weight = {},
+                               .dh = dh,
+                               .dpre = dpre,
+                               .drow_weight = {},
+                               .num_rows = num_rows,
+                               .dpre_codes = dpre_codes});
+    expect_codes(dpre_codes, dpre);
+  }
+}
+
+// So do experts, of rows and of columns, of which no block crosses from one to the next: experts with 0, 1, 127, 128
+// and 129 rows, and rows that are nobody's.
+TEST_F(QuantizeTest, ExpertsLeaveTheirCodes) {
+  const int64_t E = 5, R = 400, D = 24, F = 40, W = 2 * F, blocks = R / 128 + E;
+  const std::vector<double> bounds{0, 0, 1, 128, 256, 385};
+  const Tensor offsets = pool_.ints({E + 1}, bounds), count = offsets.rows(E, E + 1), row_weight = pool_.normal({R});
+  const Tensor x = pool_.normal({R, D}), dy = pool_.normal({R, D}), w_in = pool_.normal({E, W, D}),
+               w_out = pool_.normal({E, D, F});
+  set_specials(x);
+  set_specials(x.rows(150, 158), 4);
+  set_specials(dy.rows(140, 148), 3);
+  const auto rows_of = [&](int64_t width) {
+    return RowCodes{.values = pool_.zeros(DType::kU8, {R, width}), .scales = pool_.zeros(DType::kU8, {R, 1})};
   };
-  const auto expect_codes = [&](const RowCodes& codes, const Tensor& x) {
-    const RowCodes expected = room(x.dim(1));
-    ops_->quantize({.x = x.reshape({1, N, x.dim(1)}),
-                    .num_rows = num_rows,
-                    .values = expected.values.reshape({1, N, x.dim(1)}),
-                    .scales = expected.scales.reshape({1, N, expected.scales.dim(1)})});
-    EXPECT_EQ(bytes_of(codes.values), bytes_of(expected.values));
-    EXPECT_EQ(bytes_of(codes.scales), bytes_of(expected.scales));
+  const auto columns_of = [&](int64_t width) {
+    return ColumnCodes{.values = pool_.zeros(DType::kU8, {blocks, width, 128}),
+                       .scales = pool_.zeros(DType::kU8, {blocks, width})};
   };
-  const RowCodes h_codes = room(F), dpre_codes = room(W);
-  ops_->activation_forward({.pre = pre, .row_weight = {}, .h = h, .num_rows = num_rows, .h_codes = h_codes});
-  expect_codes(h_codes, h);
-  ops_->activation_backward({.pre = pre,
-                             .row_weight = {},
-                             .dh = dh,
-                             .dpre = dpre,
-                             .drow_weight = {},
-                             .num_rows = num_rows,
-                             .dpre_codes = dpre_codes});
-  expect_codes(dpre_codes, dpre);
+  const auto expect_codes = [&](const RowCodes& rows, const ColumnCodes& columns, const Tensor& of) {
+    const int64_t width = of.dim(1);
+    const RowCodes expected = rows_of(width);
+    ops_->quantize({.x = of.reshape({1, R, width}),
+                    .num_rows = count,
+                    .values = expected.values.reshape({1, R, width}),
+                    .scales = expected.scales.reshape({1, R, 1})});
+    EXPECT_EQ(bytes_of(rows.values), bytes_of(expected.values));
+    EXPECT_EQ(bytes_of(rows.scales), bytes_of(expected.scales));
+    const ColumnCodes turned = columns_of(width);
+    for (size_t e = 0; e < static_cast<size_t>(E); ++e) {
+      const auto begin = static_cast<int64_t>(bounds[e]), end = static_cast<int64_t>(bounds[e + 1]);
+      for (int64_t first = begin; first < end; first += 128) {
+        const int64_t block = begin / 128 + static_cast<int64_t>(e) + (first - begin) / 128;
+        const Tensor column = pool_.zeros({1, width, 128});
+        for (int64_t i = 0; i < std::min<int64_t>(128, end - first) * width; ++i) {
+          set(column, i % width * 128 + i / width, get(of, first * width + i));
+        }
+        ops_->quantize({.x = column,
+                        .values = turned.values.rows(block, block + 1),
+                        .scales = turned.scales.rows(block, block + 1).reshape({1, width, 1})});
+      }
+    }
+    EXPECT_EQ(bytes_of(columns.values), bytes_of(turned.values));
+    EXPECT_EQ(bytes_of(columns.scales), bytes_of(turned.scales));
+  };
+  const OperandRounding rounding{.format = OperandFormat::kFp8};
+  const Tensor pre = pool_.zeros({R, W}), h = pool_.zeros({R, F}), dpre = pool_.zeros({R, W});
+  const RowCodes h_codes = rows_of(F), dpre_codes = rows_of(W);
+  const ColumnCodes h_columns = columns_of(F), dpre_columns = columns_of(W);
+  ops_->grouped_activation_forward({.x = x,
+                                    .w = w_in,
+                                    .offsets = offsets,
+                                    .row_weight = row_weight,
+                                    .pre = pre,
+                                    .h = {},
+                                    .rounding = rounding,
+                                    .h_codes = h_codes,
+                                    .h_columns = h_columns});
+  ops_->activation_forward({.pre = pre, .row_weight = row_weight, .h = h, .num_rows = count});
+  expect_codes(h_codes, h_columns, h);
+  ops_->grouped_activation_backward({.dy = dy,
+                                     .w = w_out,
+                                     .offsets = offsets,
+                                     .pre = pre,
+                                     .row_weight = row_weight,
+                                     .dpre = dpre,
+                                     .drow_weight = pool_.zeros({R}),
+                                     .rounding = rounding,
+                                     .dpre_codes = dpre_codes,
+                                     .dpre_columns = dpre_columns,
+                                     .keeps_dpre = true});
+  expect_codes(dpre_codes, dpre_columns, dpre);
 }
 
 TEST_F(QuantizeTest, NormsLeaveTheirCodes) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <numeric>
 
+#include "parallel/communicator_checks.h"
 #include "parallel/processes.h"
 #include "parallel/rank_values.h"
 #include "support/errors.h"
@@ -15,6 +16,9 @@ namespace {
 
 using test::at_once;
 using test::contains;
+using test::expect_barriers_to_hold;
+using test::expect_gathers_in_rank_order;
+using test::expect_values_of_rank_zero;
 using test::free_port;
 using test::launch_of;
 using test::run_processes;
@@ -77,43 +81,16 @@ TEST_P(ProcessGroupTest, LargeTensorsAreCutBetweenElements) {
 }
 
 TEST_P(ProcessGroupTest, TensorsBecomeThoseOfRankZero) {
-  run([](Communicator& ranks) {
-    auto a = values_of<float>(ranks.index(), 500'003);
-    auto b = values_of<double>(ranks.index(), 0);
-    auto c = std::vector<uint8_t>(5, static_cast<uint8_t>(7 + ranks.index()));
-    const Tensor tensors[] = {view(a), view(b), view(c)};
-    ranks.broadcast(tensors, Lane::kCompute);
-    EXPECT_TRUE(a == values_of<float>(0, 500'003));
-    EXPECT_EQ(c, std::vector<uint8_t>(5, 7));
-  });
+  run([](Communicator& ranks) { expect_values_of_rank_zero(ranks, 500'003); });
 }
 
 TEST_P(ProcessGroupTest, GathersInRankOrder) {
-  run([](Communicator& ranks) {
-    EXPECT_EQ(ranks.count(), count());
-    for (int64_t round = 0; round < 30; ++round) {
-      const std::string mine(static_cast<size_t>(ranks.index() + round % 3), static_cast<char>('a' + ranks.index()));
-      const std::vector<std::string> all = ranks.all_gather(mine);
-      const std::vector<int64_t> numbers = ranks.all_gather_values(10 * round + ranks.index());
-      ASSERT_EQ(static_cast<int64_t>(all.size()), count());
-      for (int64_t rank = 0; rank < count(); ++rank) {
-        const auto i = static_cast<size_t>(rank);
-        ASSERT_EQ(all[i], std::string(static_cast<size_t>(rank + round % 3), static_cast<char>('a' + rank)));
-        ASSERT_EQ(numbers[i], 10 * round + rank);
-      }
-    }
-  });
+  run([](Communicator& ranks) { expect_gathers_in_rank_order(ranks, count(), 30); });
 }
 
 TEST_P(ProcessGroupTest, NobodyPassesABarrierBeforeAllHaveCome) {
   std::atomic<int64_t> arrived{0};
-  run([&](Communicator& ranks) {
-    for (int64_t round = 1; round <= 50; ++round) {
-      ++arrived;
-      ranks.barrier();
-      ASSERT_GE(arrived, round * count());
-    }
-  });
+  run([&](Communicator& ranks) { expect_barriers_to_hold(ranks, arrived, count(), 50); });
 }
 
 TEST_P(ProcessGroupTest, TheRanksOfAProcessAreADomain) {

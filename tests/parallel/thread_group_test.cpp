@@ -6,6 +6,7 @@
 #include <numeric>
 #include <thread>
 
+#include "parallel/communicator_checks.h"
 #include "parallel/rank_values.h"
 #include "support/errors.h"
 
@@ -14,6 +15,9 @@ namespace {
 
 using test::contains;
 using test::error_of;
+using test::expect_barriers_to_hold;
+using test::expect_gathers_in_rank_order;
+using test::expect_values_of_rank_zero;
 using test::sum;
 using test::sum_in_rank_order;
 using test::values_of;
@@ -74,15 +78,7 @@ TEST_P(ThreadGroupTest, SeveralTensorsAreSummedInOneCall) {
 }
 
 TEST_P(ThreadGroupTest, TensorsBecomeThoseOfRankZero) {
-  run([&](Communicator& ranks) {
-    auto a = values_of<float>(ranks.index(), 33);
-    auto b = values_of<double>(ranks.index(), 0);
-    auto c = std::vector<uint8_t>(5, static_cast<uint8_t>(7 + ranks.index()));
-    const Tensor tensors[] = {view(a), view(b), view(c)};
-    ranks.broadcast(tensors, Lane::kCompute);
-    EXPECT_EQ(a, values_of<float>(0, 33));
-    EXPECT_EQ(c, std::vector<uint8_t>(5, 7));
-  });
+  run([](Communicator& ranks) { expect_values_of_rank_zero(ranks, 33); });
 }
 
 // The planning run of one rank is alone in its group.
@@ -92,31 +88,12 @@ TEST(ThreadGroup, TensorsWithoutDataAreLeftAlone) {
 }
 
 TEST_P(ThreadGroupTest, GathersInRankOrder) {
-  run([&](Communicator& ranks) {
-    EXPECT_EQ(ranks.count(), count());
-    for (int64_t round = 0; round < 200; ++round) {
-      const std::string mine(static_cast<size_t>(ranks.index() + round % 3), static_cast<char>('a' + ranks.index()));
-      const std::vector<std::string> all = ranks.all_gather(mine);
-      const std::vector<int64_t> numbers = ranks.all_gather_values(10 * round + ranks.index());
-      ASSERT_EQ(static_cast<int64_t>(all.size()), count());
-      for (int64_t rank = 0; rank < count(); ++rank) {
-        const auto i = static_cast<size_t>(rank);
-        ASSERT_EQ(all[i], std::string(static_cast<size_t>(rank + round % 3), static_cast<char>('a' + rank)));
-        ASSERT_EQ(numbers[i], 10 * round + rank);
-      }
-    }
-  });
+  run([](Communicator& ranks) { expect_gathers_in_rank_order(ranks, count(), 200); });
 }
 
 TEST_P(ThreadGroupTest, NobodyPassesABarrierBeforeAllHaveCome) {
   std::atomic<int64_t> arrived{0};
-  run([&](Communicator& ranks) {
-    for (int64_t round = 1; round <= 500; ++round) {
-      ++arrived;
-      ranks.barrier();
-      ASSERT_GE(arrived, round * count());
-    }
-  });
+  run([&](Communicator& ranks) { expect_barriers_to_hold(ranks, arrived, count(), 500); });
 }
 
 // Calls of all kinds one behind the other, ranks being slow by turns.

@@ -1,7 +1,10 @@
 // Training with operands in low precision, on the CPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "model/operand_formats.h"
+#include "support/tensors.h"
 #include "train/tiny_engine.h"
 #include "train/trainer_fixture.h"
 #include "train/weight_outlier.h"
@@ -62,17 +65,39 @@ TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   }
 }
 
-// A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept.
+// Whether all weights and the optimizer's state are numbers.
+::testing::AssertionResult is_finite(const CheckpointReader& checkpoint) {
+  test::TensorPool pool;
+  for (const auto tensors : {checkpoint.model(), checkpoint.optimizer()}) {
+    for (const ManifestTensor& tensor : tensors) {
+      const Tensor value = pool.zeros(tensor.dtype, tensor.shape);
+      checkpoint.load(tensor.name, value);
+      if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kF64) continue;
+      for (int64_t i = 0; i < value.num_elements(); ++i) {
+        if (!std::isfinite(test::get(value, i))) return ::testing::AssertionFailure() << tensor.name << ", " << i;
+      }
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept, though
+// every step would be.
 TEST_F(PrecisionTest, AValueThatIsNotFiniteReachesNoCheckpoint) {
   for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
     const auto absurd = [&](int64_t steps) {
       std::vector<std::string> overrides = settings(precision, steps);
-      overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0"});
+      overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0", "checkpoint.every=1",
+                                         "checkpoint.keep_last=0"});
       return overrides;
     };
     EXPECT_TRUE(contains(error_of([&] { run(precision, absurd(9)); }).what(), "step 2: loss "));
     run(precision + "_one", absurd(1));
     expect_same_state(checkpoints(precision), checkpoints(precision + "_one"));
+    for (const auto& one : fs::directory_iterator(checkpoints(precision))) {
+      if (!one.is_directory()) continue;
+      EXPECT_TRUE(is_finite(CheckpointReader::open(one.path()))) << one.path();
+    }
   }
 }
 
@@ -142,14 +167,7 @@ class FallbackTest : public PrecisionTest {
     }
     return all;
   }
-  // The parts of layers that went to act.
-  std::string left(const std::string& name) const {
-    std::string list;
-    for (const PrecisionRole& role : roles(name)) {
-      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
-    }
-    return list;
-  }
+  std::string in_act(const std::string& name) const { return test::parts_in_act(roles(name)); }
 };
 
 // Looked at in steps 2, 4, 6 and 8, there from step 3 on: in the third check that sees it, that part alone goes.
@@ -157,7 +175,7 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
   const std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2"};
   run("outlier", 10, act, 3);
   EXPECT_EQ(roles("outlier").size(), 5U);  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
-  EXPECT_EQ(left("outlier"), "1 experts;");
+  EXPECT_EQ(in_act("outlier"), "1 experts;");
   const auto count = series("outlier", "precision/roles_left");
   EXPECT_EQ(count, (std::map<int64_t, double>{{2, 0}, {4, 0}, {6, 0}, {8, 1}, {10, 1}}));
   EXPECT_GT(series("outlier", "precision/layer_01/experts_weights/snr_db").at(2), 31.0);
@@ -167,29 +185,40 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
   // It is the format that changes what is computed: reported alone, and not looked at, are the same to the bit.
   run("reported", 10, {"precision.fallback=report", "precision.check_every=2"}, 3);
   run("off", 10, {"precision.fallback=off"}, 3);
-  EXPECT_EQ(left("reported"), "1 experts;");  // would have
+  EXPECT_EQ(in_act("reported"), "1 experts;");  // would have
   EXPECT_TRUE(roles("off").empty());
   expect_same_state(checkpoints("reported"), checkpoints("off"));
   EXPECT_NE(weights_of(checkpoints("reported")), weights_of(checkpoints("outlier")));
 }
 
-TEST_F(FallbackTest, GoesOnToTheBitBeforeAndBehindADecision) {
-  const std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2"};
-  run("straight", 10, act, 3);
-  for (const int64_t half : {6, 9}) {
-    const std::string name = fmt::format("half_{}", half);
-    run(name, half, act, 3);
-    EXPECT_EQ(left(name), half < 8 ? "" : "1 experts;");
-    run(name, 10, act, 3, /*resume=*/true);
-    expect_same_state(checkpoints("straight"), checkpoints(name));
-    EXPECT_EQ(roles("straight"), roles(name));
+// In every format; and gives the same hashes again.
+TEST_F(FallbackTest, RepeatsAndGoesOnToTheBitBeforeAndBehindADecision) {
+  const std::vector<std::string> formats[] = {
+      {"fp8"}, {"fp8", "precision.fp8_weight_gradients=true"}, {"mxfp8"}, {"nvfp4"}};
+  for (const std::vector<std::string>& format : formats) {
+    std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2", "run.precision=" + format[0]};
+    act.insert(act.end(), format.begin() + 1, format.end());
+    const std::string prefix = format[0] + (format.size() > 1 ? "_weights" : ""), straight = prefix + "_straight";
+    SCOPED_TRACE(prefix);
+    run(straight, 10, act, 3);
+    run(prefix + "_again", 10, act, 3);
+    expect_same_state(checkpoints(straight), checkpoints(prefix + "_again"));
+    EXPECT_EQ(in_act(straight), "1 experts;");
+    for (const int64_t half : prefix == "fp8" ? std::vector<int64_t>{6, 9} : std::vector<int64_t>{6}) {
+      const std::string name = fmt::format("{}_half_{}", prefix, half);
+      run(name, half, act, 3);
+      EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
+      run(name, 10, act, 3, /*resume=*/true);
+      expect_same_state(checkpoints(straight), checkpoints(name));
+      EXPECT_EQ(roles(straight), roles(name));
+    }
   }
 }
 
 // The experts are shared, and what each rank counts is summed.
 TEST_F(FallbackTest, RanksDecideAlike) {
   run("two", 8, {"precision.fallback=act", "precision.check_every=2", "parallel.ranks=2"}, 3);
-  EXPECT_EQ(left("two"), "1 experts;");
+  EXPECT_EQ(in_act("two"), "1 experts;");
   EXPECT_EQ(series("two", "precision/roles_left").at(6), 0);
   EXPECT_EQ(series("two", "precision/roles_left").at(8), 1);
 }
@@ -204,7 +233,7 @@ TEST_F(FallbackTest, WithLogicalShardsSoDoAnyNumberOfRanks) {
            "model.moe.num_experts=8", "parallel.logical_shards=4", "parallel.ranks=" + ranks},
           3);
     }
-    EXPECT_EQ(left(precision + "1"), "1 experts;");
+    EXPECT_EQ(in_act(precision + "1"), "1 experts;");
     const auto found = ratios(precision + "1");
     for (const auto& [tag, points] : found) EXPECT_EQ(points.size(), 4U) << tag;
     for (const char* ranks : {"2", "4"}) {

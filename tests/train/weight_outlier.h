@@ -1,7 +1,12 @@
-// An outlier that one part of one layer of the tiny model (support/tiny_run.h) cannot bear in any low precision.
+// An outlier that one part of one layer of the tiny model (support/tiny_run.h) cannot bear in any low precision, and
+// what checks of precision make of it.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "tensor/convert.h"
 #include "train/engine.h"
@@ -22,6 +27,15 @@ inline std::function<void(Engine&, int64_t)> outlier_from(int64_t first) {
     narrow(&huge, experts.dtype(), &value, 1);
     device.upload(experts[0][0].rows(0, 1), &value);
   };
+}
+
+// The parts of layers that checks of precision took their format from, such as "1 experts;".
+inline std::string parts_in_act(const std::vector<PrecisionRole>& roles) {
+  std::string list;
+  for (const PrecisionRole& role : roles) {
+    if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
+  }
+  return list;
 }
 
 }  // namespace nmoe::test

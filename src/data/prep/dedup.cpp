@@ -118,12 +118,6 @@ Signature signature_of(std::string_view prompt, std::string_view text) {
   return least;
 }
 
-double resemblance(const Signature& a, const Signature& b) {
-  int equal = 0;
-  for (size_t i = 0; i < kPermutations; ++i) equal += a[i] == b[i] ? 1 : 0;
-  return static_cast<double>(equal) / kPermutations;
-}
-
 void NearDuplicates::Band::find(uint32_t hash, std::vector<uint32_t>& documents) const {
   for (size_t slot = slot_of(hash); slots_[slot].document != kFree; slot = (slot + 1) & (slots_.size() - 1)) {
     if (slots_[slot].hash == hash) documents.push_back(slots_[slot].document);

@@ -53,7 +53,6 @@ inline constexpr int64_t kShingleChars = 13;
 using Signature = std::array<uint32_t, kPermutations>;
 // Of a text shorter than a shingle, the whole is its only one.
 Signature signature_of(std::string_view prompt, std::string_view text);
-double resemblance(const Signature& a, const Signature& b);
 
 // The documents kept so far. Takes about 700 bytes each.
 class NearDuplicates {

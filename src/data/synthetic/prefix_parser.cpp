@@ -117,17 +117,4 @@ std::vector<double> PrefixParser::token_nats(std::span<const int32_t> text) {
   return nats;
 }
 
-std::vector<double> PrefixParser::next_probabilities() {
-  const double before = prefix_probability(), ends = text_probability();
-  NMOE_CHECK(before > 0.0, "a text of {} tokens that the grammar does not make", size());
-  std::vector<double> probabilities;
-  for (int32_t token = 0; token < num_symbols_ - first_terminal_; ++token) {
-    push(token);
-    probabilities.push_back(prefix_probability() / before);
-    pop();
-  }
-  probabilities.push_back(ends / before);
-  return probabilities;
-}
-
 }  // namespace nmoe

@@ -31,8 +31,6 @@ class PrefixParser {
   // -log p(token | tokens before) for each token of a text and, last, for its end: size + 1 values, infinite from where
   // the text leaves the language. Clears the parser.
   std::vector<double> token_nats(std::span<const int32_t> text);
-  // p(next token | this text) for each terminal and, last, for the end. The text must have a probability above 0.
-  std::vector<double> next_probabilities();
 
  private:
   // Letters: i, m, n positions between tokens; s a symbol, numbered over all levels, terminals last.

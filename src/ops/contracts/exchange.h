@@ -1,17 +1,17 @@
 // How the ranks of a domain exchange rows and sums by writing into each other's memory (ops/peers.h). Letters and
 // conventions: ops/ops.h. Further: W ranks, M tokens of a rank at most, U slots for experts on a rank.
 //
-// A token goes once to each rank that has an expert of its, whatever number of them that is. There its copies go to
-// their rows as on one rank (contracts/moe.h); the rows of a token are summed where they are, and one row comes back.
-// Every row has one place that routing alone determines, so that nothing is counted by atomics and every sum has one
+// A token is sent once to each rank that has at least one of its experts. There its copies go to their rows as on one
+// rank (contracts/moe.h); the token's rows are summed on that rank, and one row is returned. The place of every row
+// follows from the routing alone, so that nothing is counted by atomics and every sum has one
 // order.
 //
-// What an operation writes on other ranks is theirs to read behind the next peer_barrier, and they may write there
-// again behind the one after their reading.
+// What an operation has written on other ranks may be read there after the next peer_barrier, and written once more
+// after the barrier that follows the reading.
 //
-// max_blocks: how many blocks an operation's kernel has at most, each of which takes up to a whole multiprocessor; 0:
-// as many as the device has multiprocessors, or of sums a few times that. For what is to run beside it. On the CPU it
-// says nothing.
+// max_blocks: the most blocks that an operation's kernel may have, each of which takes up to a whole multiprocessor, so
+// that other work can run beside it; 0: as many as the device has multiprocessors, for sums a few times that. The CPU
+// ignores it.
 #pragma once
 
 #include "base/error.h"
@@ -21,91 +21,91 @@
 
 namespace nmoe {
 
-// Of kernels that move data between ranks beside other work: few, so that products find multiprocessors, and enough for
-// sends to have nine tenths of the link.
+// max_blocks of kernels that move data between ranks beside other work: few enough to leave multiprocessors to
+// products, and enough for sends to reach nine tenths of the link's bandwidth.
 inline constexpr int64_t kBlocksBeside = 16;
 
-// All ranks of the domain come to it; behind it each sees what the others wrote before. A rank that waits for
-// another longer than that one's patience, since it was set last, says so in its report, has every rank give up, and
-// lets the lane go on: what follows works on whatever is there, and the host throws when it reads the report. On the
-// CPU the call itself throws.
+// A barrier of all ranks of the domain, after which each sees what the others wrote before it. A rank that has waited
+// for another for longer than that one's patience, counted from when it was set, notes this in its report, makes every
+// rank give up and lets the lane go on: what follows computes on undefined values, and the host throws when it reads
+// the report. On the CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
   PeerPlace place = {};  // for the report
-  Tensor waited = {};    // [1] f64 += nanoseconds, by the device's clock, from this rank's coming to the last one's
+  Tensor waited = {};    // [1] f64 += nanoseconds, by the device's clock, from this rank's arrival to the last one's
 };
 
 // Which tokens go to which rank.
 struct ExchangePlan {
-  Tensor send_row;   // [T, W] i32: the token's row among those that go to a rank, in the order of tokens; -1: none goes
-  Tensor num_sent;   // [W] i32 rows that go to a rank
+  Tensor send_row;   // [T, W] i32: the token's row among those sent to a rank, in the order of tokens; -1: not sent
+  Tensor num_sent;   // [W] i32 rows sent to a rank
   Tensor placement;  // [E] i32: an expert's rank times U, plus its slot there
   int64_t num_slots = 0;  // U
 };
 struct BuildExchangePlan {
   Tensor top_idx;       // [T, K] i32
   ExchangePlan plan;    // send_row, num_sent =
-  Tensor counts;        // [E] i32 += copies that go to each expert; undefined: not wanted
-  Tensor traffic = {};  // [2, W] i32 += rows, then copies that go to each rank; undefined: not wanted
+  Tensor counts;        // [E] i32 += copies for each expert; undefined: not wanted
+  Tensor traffic = {};  // [2, W] i32 += rows, then copies, for each rank; undefined: not wanted
 };
 
-// What a rank receives of all others' tokens: those of rank w in the first rows of part w.
+// The tokens that a rank receives: those from rank w are the first rows of part w.
 struct ExchangeInbox {
-  Tensor rows;          // [W, M, D]; undefined: codes come
-  Tensor slots;         // [W, M, K] i32: where a choice's expert is here; -1: not here
+  Tensor rows;          // [W, M, D]; undefined: codes are received
+  Tensor slots;         // [W, M, K] i32: the slot of a choice's expert; -1: it is on another rank
   Tensor weights;       // [W, M, K] stat, of all choices
-  Tensor counts;        // [W] i32 rows that came
-  Tensor tokens;        // [W, M] i32: which of its rank's tokens a row is; undefined: not wanted
+  Tensor counts;        // [W] i32 rows received
+  Tensor tokens;        // [W, M] i32: the index of a row's token on the rank it is from; undefined: not wanted
   RowCodes codes = {};  // [W * M, D], instead of rows
 };
-// Puts each token into the inboxes of the ranks that it goes to.
+// Puts each token into the inboxes of the ranks that have its experts.
 struct ExchangeSend {
   const Peers& peers;
   ExchangePlan plan;
-  Tensor x;             // [T, D]; undefined: codes go, and those alone
-  Tensor top_idx;       // [T, K] i32; undefined: rows alone, what else belongs to them came with an earlier sending
+  Tensor x;             // [T, D]; undefined: codes are sent instead
+  Tensor top_idx;       // [T, K] i32; undefined: rows only, the rest was sent with them before
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
-  // Only to the ranks whose load is above `room`. loads [W] i32; undefined: to all.
+  // loads [W] i32: tokens are sent to ranks with loads[w] > room only; undefined: to all.
   Tensor loads = {};
   int64_t room = 0;
   int64_t max_blocks = 0;
   RowCodes codes = {};  // [T, D], instead of x, for an inbox of codes
 };
 
-// What comes back to a rank for its tokens: from rank w in the rows that it sent there, in part w.
+// What is returned to a rank for its tokens: by rank w in part w, in the rows in which they were sent there.
 struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Puts the sum of each received token's rows, in the order of its choices, back to the rank it came from. A rank's own
-// tokens need no way back (OwnRows), unless more rows came than R.
+// Returns the sum of each received token's rows, in the order of its choices, to the rank that the token is from. A
+// rank's own tokens need no return (OwnRows), unless there are more than R rows.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
-  Tensor row_weight;        // [R] stat, of which each copy's goes back as it is; undefined: none do
+  Tensor row_weight;        // [R] stat, returned for each copy as it is; undefined: not returned
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
   ExchangeReturns returns;  // = on other ranks and this one
-  // Of a part of the rows, those from here on, which row_of counts from the first of all: their sum is added to what
-  // was returned of the rows before, and rounded with it once. Over at once where num_rows [1] i32, how many of these
-  // there are, is 0.
+  // For a part of the rows, that begins at row first_row of all, from which row_of counts: its sums are added to those
+  // that were returned for the rows before, and rounded once with them. num_rows [1] i32 is the number of the part's
+  // rows; where it is 0, the operation ends at once.
   int64_t first_row = 0;
   Tensor num_rows = {};  // with first_row
-  // [1] i32 rows that came; undefined: not more than R. With first_row, more than R wherever num_rows is not 0.
+  // [1] i32 rows of the layer; undefined: at most R. With first_row, more than R wherever num_rows is not 0.
   Tensor all_rows = {};
   int64_t max_blocks = 0;
 };
-// What this rank's experts have for its own tokens, as ExchangeReturn has it for all: used where not more rows came
-// than R.
+// The rows of this rank's own tokens, with members as in ExchangeReturn: where there are at most R rows,
+// ExchangeCollect reads them directly.
 struct OwnRows {
   int64_t rank;
   Tensor rows;        // [R, D]
-  Tensor row_weight;  // [R] stat; undefined: as there
+  Tensor row_weight;  // [R] stat; undefined: not wanted
   Tensor row_of;      // [M, K] i32, of the tokens received from this rank itself
   Tensor all_rows = {};
 };
-// The sum of what the ranks have for a token, in their order.
+// Sums what the ranks have returned for each token, in the order of ranks.
 struct ExchangeCollect {
   ExchangePlan plan;
   Tensor top_idx;  // [T, K] i32; for weights
@@ -116,11 +116,11 @@ struct ExchangeCollect {
   Tensor weights;  // = [T, K] stat: the row_weight of its copies; undefined: not wanted
 };
 
-// Puts the row of each received copy back by itself, to the place of its choice. All choices of a token come back.
+// Returns the row of each received copy by itself, to the place of its choice. All choices of a token are returned.
 struct ExchangeReturnCopies {
   const Peers& peers;
   Tensor rows;        // [W, C, D]: of rank w's tokens in part w
-  Tensor row_weight;  // [W, C] stat, which go back alike; undefined: none do
+  Tensor row_weight;  // [W, C] stat, returned likewise; undefined: not returned
   Tensor row_of;      // [W, M, K] i32, of the received tokens within their part; -1: none
   Tensor tokens;      // [W, M] i32, of the inbox
   Tensor counts;      // [W] i32, of the inbox
@@ -129,13 +129,13 @@ struct ExchangeReturnCopies {
   int64_t max_blocks = 0;
 };
 
-// The sum of the elements [begin, end) of all ranks' tensors `x`, flattened: what there was where it goes, with
-// `accumulate`, plus rank 0's value, plus rank 1's and so on, each addition rounded to the dtype (F32, F64 or I32).
+// The sum of the elements [begin, end) of all ranks' flattened tensors `x`: rank 0's value, plus rank 1's and so on,
+// with `accumulate` to what is in the destination, each addition rounded to the dtype (F32, F64 or I32).
 struct PeerSum {
   const Peers& peers;
   Tensor x;  // shared
   int64_t begin = 0, end = 0;
-  Tensor sum = {};  // = [end - begin], or += ; undefined: = those elements of this rank's x, whose others stay
+  Tensor sum = {};  // = [end - begin], or += ; undefined: = these elements of this rank's x
   bool accumulate = false;
   int64_t max_blocks = 0;
 };

@@ -7,39 +7,39 @@
 
 namespace nmoe {
 
-// What a product rounds its operands to: in blocks along what it sums over, or tiles, as contracts/quantize.h says of
-// weights and of others; sums are those of products without rounding.
+// The low precision to which a product rounds its operands first: in blocks along the dimension that it sums over, or
+// in tiles, as contracts/quantize.h defines for weights and for other operands. Sums are as those of other products.
 //
-// A gradient of weights sums over tokens: blocks begin anew with each expert. In NVFP4 its operands are transformed in
-// 16 tokens each first, and rounded to BF16 (random_hadamard, tensor/low_precision.h), with zeros for tokens that are
-// not there. dy alone is rounded at random, where there is a key. The rows of each expert are a tensor, with a scale in
-// NVFP4, as each expert's weights are.
+// The gradient of a weight sums over tokens, so its blocks begin anew with each expert. In NVFP4 its operands are first
+// transformed in groups of 16 tokens and rounded to BF16 (random_hadamard, tensor/low_precision.h); missing tokens
+// count as zeros. Only dy is rounded stochastically, and only where there is a key. Each expert's rows are a tensor of
+// their own, which in NVFP4 has its own scale, and so are each expert's weights.
 //
-// Which formats a device takes, and how, Ops::weight_rounding() says. The CPU in F32 takes all, and counts as the
-// oracle of other devices. CUDA on Hopper takes kFp8 in BF16: products of codes, of columns for gradients of weights,
-// whose sums are promoted to fp32 every 128 of what is summed over. Both sizes of a weight are multiples of 16 there.
-// It emulates kMxFp8 and kNvFp4 in BF16: products of operands that were rounded and widened again. Blackwell takes
-// those two in BF16, by tensor cores that have them.
+// Ops::weight_rounding() tells which formats a device takes, and how. The CPU in F32 takes all formats: it is the
+// oracle for other devices. CUDA on Hopper takes kFp8 in BF16, as products of codes (of columns for gradients of
+// weights), whose sums are promoted to fp32 after every 128 elements; both dimensions of a weight have to be multiples
+// of 16 there. It emulates kMxFp8 and kNvFp4 in BF16, by products of operands that were rounded and widened again.
+// Blackwell takes those two in BF16, with tensor cores that support them.
 //
-// Where an operand was rounded before, its codes may come along: to the same as the product would round it to. The
-// product takes them then, and the operand's values may be anything.
+// An operand that was rounded before may come with its codes, which have to be those that the product would make. The
+// product then reads the codes, and the operand's values may be anything.
 struct OperandRounding {
   OperandFormat format = OperandFormat::kAct;
   RandomRounding random = {};
   bool transform = true;    // NVFP4, gradients of weights: whether operands are transformed
   WeightCodes weight = {};  // of w
-  RowCodes rows = {};       // of x or dy, as their rows lie: where some are picked, so are codes
-  // Of operands that hold what they were rounded to but for their tensors' scales, which CUDA's emulation makes: [E]
-  // stat, what products are to be multiplied by; dense: [2], behind it 1 where something is added, else 0. With kAct
-  // alone.
+  RowCodes rows = {};       // of x or dy, of all rows of the source where rows are picked by an index
+  // For operands that were rounded but not yet multiplied by their tensors' scales, as CUDA's emulation leaves them:
+  // [E] stat, the factors of the products; of a dense product [2], the factor and then 1 where the product is added
+  // to something, else 0. With kAct only.
   Tensor product_scale = {};
 };
 
 // How a device's products take weights that are to be rounded.
 enum class WeightRounding {
-  kNone,    // not at all
-  kInside,  // the product rounds them
-  kCodes,   // as codes that were made before (OperandRounding::weight)
+  kNone,    // they cannot
+  kInside,  // the product rounds them itself
+  kCodes,   // the product takes codes that were made before (OperandRounding::weight)
 };
 
 // y = x w^T, or addend + x w^T
@@ -77,7 +77,7 @@ struct LinearBackwardWeight {
   OperandRounding rounding = {};
 };
 
-// Rows that an operation reads: as they lie, or picked one by one, so that nobody copies them first.
+// Rows that an operation reads: in order, or gathered by an index without a copy of them being made first.
 struct OperandRows {
   Tensor source;      // [N, width]
   Tensor index = {};  // [R] i32: row r is source's row index[r]; undefined: row r
@@ -89,8 +89,8 @@ struct OperandRows {
   int64_t width() const { return source.dim(1); }
 };
 
-// The same over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a capacity: rows from
-// offsets[E] on are neither read nor written. An expert without rows is legal; its dw becomes zeros, or stays as it is
+// Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a capacity: rows from
+// offsets[E] on are neither read nor written. An expert may have no rows; its dw then becomes zeros, or is left alone
 // with `accumulate`.
 struct GroupedLinearForward {
   Tensor x;        // [R, in]
@@ -110,8 +110,8 @@ struct GroupedActivationForward {
   Tensor h;           // = [R, F]
   OperandRounding rounding = {};
   RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
-  // = what h's columns are in FP8, in groups by offsets; undefined: not wanted. They come with h_codes, and with them h
-  // is not written, and may be undefined.
+  // = h's columns in FP8, in groups by offsets; undefined: not wanted. Wanted only together with h_codes, and where
+  // they are, h is not written and may be undefined.
   ColumnCodes h_columns = {};
 };
 struct GroupedLinearBackwardInput {
@@ -121,8 +121,8 @@ struct GroupedLinearBackwardInput {
   Tensor dx;       // = [R, in]
   OperandRounding rounding = {};
 };
-// Through the experts' second layer y = h w^T and the activation in front of it: dh = dy w by groups, and from dh what
-// ActivationBackward (contracts/activation.h) makes of it.
+// Backward through the experts' second layer y = h w^T and the activation in front of it: dh = dy w by groups, then
+// ActivationBackward (contracts/activation.h) of dh.
 struct GroupedActivationBackward {
   Activation kind = Activation::kSwiGlu;
   OperandRows dy;          // [R, out]
@@ -133,13 +133,13 @@ struct GroupedActivationBackward {
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
   RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
-  // = what dpre's columns are in FP8, in groups by offsets; undefined: not wanted. They come with dpre_codes, and with
-  // them dpre may hold anything afterwards unless it is to be kept.
+  // = dpre's columns in FP8, in groups by offsets; undefined: not wanted. Wanted only together with dpre_codes; dpre
+  // then holds anything afterwards, unless keeps_dpre.
   ColumnCodes dpre_columns = {};
   bool keeps_dpre = false;
 };
-// At most one of x and dy is picked. With codes of its columns, in groups by offsets, x may be undefined, and dy's
-// values are not read.
+// At most one of x and dy is picked by an index. With codes of their columns, in groups by offsets, x may be undefined
+// and dy's values are not read.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]

@@ -107,14 +107,6 @@ Columns seen_by(const Geometry& g, const Tile& tile, int64_t row) {
 }
 
 template <class Real>
-Real dot(const Real* a, const Real* b, int64_t size) {
-  Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < size; ++j) sum += a[j] * b[j];
-  return sum;
-}
-
-template <class Real>
 void scale_row(Real* x, int64_t size, Real factor) {
 #pragma omp simd
   for (int64_t j = 0; j < size; ++j) x[j] *= factor;

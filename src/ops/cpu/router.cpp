@@ -22,14 +22,6 @@ Real total(const Real* x, int64_t size) {
   return result;
 }
 
-template <class Real>
-Real dot(const Real* a, const Real* b, int64_t size) {
-  Real result = 0;
-#pragma omp simd reduction(+ : result)
-  for (int64_t i = 0; i < size; ++i) result += a[i] * b[i];
-  return result;
-}
-
 // y = softmax(x); returns logsumexp(x).
 template <class Real>
 Real softmax(const Real* x, Real* y, int64_t size) {

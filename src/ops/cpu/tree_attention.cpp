@@ -29,14 +29,6 @@ struct Pieces {
   }
 };
 
-template <class Real>
-Real dot(const Real* a, const Real* b, int64_t size) {
-  Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < size; ++j) sum += a[j] * b[j];
-  return sum;
-}
-
 }  // namespace
 
 template <class Real>

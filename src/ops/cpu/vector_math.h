@@ -1,5 +1,6 @@
-// Elementary functions that the compiler can put inside vector loops: no calls, no tables, and branches only of the
-// kind that becomes a select (under -fno-trapping-math and -fopenmp-simd, as nmoe_ops is compiled).
+// Elementary functions that the compiler can put inside vector loops (no calls, no tables, and branches only of the
+// kind that becomes a select, under -fno-trapping-math and -fopenmp-simd, as nmoe_ops is compiled), and reductions of
+// vectors.
 #pragma once
 
 #include <bit>
@@ -39,6 +40,15 @@ inline Real exp_approx(Real x) {
   } else {
     return std::exp(x);
   }
+}
+
+// The sum of a[i] * b[i]; 0 when there is none.
+template <class Real>
+inline Real dot(const Real* a, const Real* b, int64_t size) {
+  Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < size; ++i) sum += a[i] * b[i];
+  return sum;
 }
 
 // The largest of x[0] ... x[size - 1]; -inf when there is none. NaN is passed over.

@@ -112,6 +112,19 @@ TEST(PrefixParser, TokenNatsAddUpToTheTexts) {
   }
 }
 
+// p(next token | the parser's text) for each terminal and, last, for the end.
+std::vector<double> next_probabilities(PrefixParser& parser, int64_t num_terminals) {
+  const double before = parser.prefix_probability(), ends = parser.text_probability();
+  std::vector<double> probabilities;
+  for (int32_t token = 0; token < num_terminals; ++token) {
+    parser.push(token);
+    probabilities.push_back(parser.prefix_probability() / before);
+    parser.pop();
+  }
+  probabilities.push_back(ends / before);
+  return probabilities;
+}
+
 TEST(PrefixParser, NextProbabilitiesAreADistribution) {
   for (const Grammar& grammar : small_grammars()) {
     const Language language = texts_of(grammar);
@@ -119,7 +132,7 @@ TEST(PrefixParser, NextProbabilitiesAreADistribution) {
     const Text& text = std::next(language.begin(), static_cast<std::ptrdiff_t>(language.size() / 2))->first;
     Text prefix;
     for (size_t i = 0; i <= text.size(); ++i) {
-      const std::vector<double> next = parser.next_probabilities();
+      const std::vector<double> next = next_probabilities(parser, grammar.num_terminals);
       ASSERT_EQ(next.size(), static_cast<size_t>(grammar.num_terminals) + 1);
       const double before = prefix_probability(language, prefix);
       double total = 0;

@@ -5,6 +5,7 @@
 #include "ops/cuda/rounded_experts.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm100/descriptors.h"
+#include "ops/quantize_cases.h"
 #include "ops/signal_to_noise.h"
 #include "tensor/low_precision.h"
 
@@ -190,6 +191,48 @@ TEST_F(CudaBlockOperands, GiveTheCpusDenseProducts) {
     const Tensor tiles = pool_.ints({2}, {0, static_cast<double>(cuda::block_tiles(T))});
     const Tensor actual = weight_product(room.a, room.b, tiles, 1, out, in);
     EXPECT_GT(signal_to_noise(actual.reshape({out, in}), dw), kLeastRatio);
+  }
+}
+
+// Zeros, NaN, infinities, subnormals and ties, as BF16 has them, in blocks that are whole and short: what the CPU's
+// codes and scales stand for, to the bit, of rows, of gradients that are rounded at random, and of weights.
+TEST_F(CudaBlockOperands, CodesOfTheReferenceAreTheCpus) {
+  for (const QuantizeCase& one : read_quantize_cases(pool_)) {
+    const OperandFormat format = one.args.format;
+    if (format == OperandFormat::kFp8 || one.args.x.num_elements() == 0) continue;
+    const bool is_nvfp4 = format == OperandFormat::kNvFp4, tiles = one.args.blocks == BlockShape::kTiles;
+    const Tensor x = rounded(one.args.x, DType::kBF16);
+    const int64_t N = x.dim(1), C = x.dim(2), n = block_size(format), across = (C + n - 1) / n;
+    if (is_nvfp4) cpu().abs_max({.x = x, .amax = one.args.amax});
+    cpu().quantize(one.args);
+    const Tensor device_x = up(x.reshape({N, C}), DType::kBF16);
+    for (const bool of_weights : {false, true}) {
+      if (of_weights ? is_nvfp4 && !tiles : tiles) continue;
+      SCOPED_TRACE(fmt::format("{}, of weights {}", one.name, of_weights));
+      ArenaScope scope(tensors_);
+      const auto room = cuda::claim_block_rows(scope, format, device_x, device_x, /*over_out=*/false, {});
+      if (of_weights) {
+        cuda::sm100::encode_weights(context(), device_x, room.b);
+      } else {
+        cuda::sm100::encode_rows(context(), device_x, {}, on_device(one.args.random), room.a);
+      }
+      const BlockOperand actual = fetched(of_weights ? room.b : room.a);
+      if (is_nvfp4) {
+        EXPECT_TRUE(same_bits(actual.amax, one.args.amax));
+      }
+      for (int64_t i = 0; i < N * C; ++i) {
+        const int64_t row = i / C, col = i % C;
+        const uint8_t scale = one.args.scales.data<uint8_t>()[(tiles ? row / n : row) * across + col / n];
+        const uint8_t* const codes = one.args.values.data<uint8_t>();
+        const float value =
+            is_nvfp4 ? e2m1_to_float(codes[row * ((C + 1) / 2) + col / 2] >> (col % 2 * 4) & 15) * e4m3_to_float(scale)
+                     : e4m3_to_float(codes[i]) * e8m0_to_float(scale);
+        const double found = element(actual, row, row, col), expected = static_cast<double>(value);
+        if (std::isnan(found) && std::isnan(expected)) continue;
+        ASSERT_EQ(found, expected) << row << ", " << col;
+        ASSERT_EQ(std::signbit(found), std::signbit(expected)) << row << ", " << col;
+      }
+    }
   }
 }
 

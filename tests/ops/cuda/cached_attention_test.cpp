@@ -181,18 +181,6 @@ MlaCachedAttention latent_args(TensorPool& pool, const LatentCase& c, Tensor q, 
           .out = pool.zeros({c.tokens, c.heads, c.value})};
 }
 
-// Largest difference over largest expected value: queries in latent space, weights and latents are rounded on the way
-// in BF16, which single small results do not show relative to themselves.
-double worst_error(Tensor actual, Tensor expected) {
-  double error = 0, largest = 0;
-  for (int64_t i = 0; i < expected.num_elements(); ++i) {
-    error = std::max(error, std::abs(get(actual, i) - get(expected, i)));
-    largest = std::max(largest, std::abs(get(expected, i)));
-    if (std::isnan(get(actual, i))) return NAN;
-  }
-  return largest == 0 ? error : error / largest;
-}
-
 TEST_F(CudaCache, AttentionToLatentsIsThatOfTheCpu) {
   for (const DType dtype : kActDTypes) {
     for (const LatentCase& c : kLatentCases) {

@@ -3,11 +3,33 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "ops/factory.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 
 namespace nmoe::test {
+
+// The largest difference between elements; NaN where one is.
+inline double worst_difference(Tensor actual, Tensor expected) {
+  double worst = 0;
+  for (int64_t i = 0; i < expected.num_elements(); ++i) {
+    const double difference = std::abs(get(actual, i) - get(expected, i));
+    if (!(difference <= worst)) worst = difference;  // true for NaN
+    if (std::isnan(difference)) break;
+  }
+  return worst;
+}
+
+// That in units of the largest expected magnitude, but at least of `least_scale`: for tensors whose small elements
+// are what is left of large terms of either sign, or were rounded with large ones.
+inline double worst_error(Tensor actual, Tensor expected, double least_scale = 1e-30) {
+  double scale = least_scale;
+  for (const double value : values(expected)) scale = std::max(scale, std::abs(value));
+  return worst_difference(actual, expected) / scale;
+}
 
 class CudaTest : public ::testing::Test {
  protected:

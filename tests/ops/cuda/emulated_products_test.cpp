@@ -122,6 +122,48 @@ TEST_F(CudaEmulated, OperandsOfTheReferenceAreTheCpus) {
   }
 }
 
+// Of experts, one of them without rows, with all that is not ordinary; rows that are not there stay as they are.
+TEST_F(CudaEmulated, OperandsOfExpertsAreTheCpusToTheBit) {
+  const int64_t E = 4, R = 90, width = 48;
+  const ExpertRows of = expert_rows(R, R);
+  const int64_t third = of.offsets.data<int32_t>()[2];
+  const Tensor x = normal({R, width}, DType::kBF16), w = pool_.zeros({E, width, width});
+  set_specials(x);
+  for (int64_t j = 0; j < width; ++j) {  // of the third, whose scale is a number
+    set(x, third * width + j, j % 2 == 0 ? 0.0 : -0.0);
+    set(x, (third + 1) * width + j, tie(j));
+    set(x, (third + 2) * width + j, std::ldexp(get(x, (third + 2) * width + j), -130));
+  }
+  rounded(x, DType::kBF16);
+  for (int64_t i = 0; i < E * width; ++i) set(w, i * width + i % width, 1.0);
+  const Tensor device_x = up(x, DType::kBF16), device_w = up(w, DType::kBF16), offsets = up(of.offsets);
+  for (const OperandFormat format : kFormats) {
+    for (const bool backward : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, backward {}", format == OperandFormat::kNvFp4 ? "NVFP4" : "MXFP8", backward));
+      const Tensor actual = poisoned({R, width}), expected = pool_.full({R, width}, 7.0);
+      const OperandRounding rounding = backward ? gradients(format) : OperandRounding{.format = format},
+                            device_rounding = backward ? device_gradients(format) : rounding;
+      const auto product = [&](Ops& ops, Tensor rows, Tensor weights, Tensor bounds, Tensor result,
+                               const OperandRounding& how) {
+        if (backward) {
+          ops.grouped_linear_backward_input(
+              {.dy = rows, .w = weights, .offsets = bounds, .dx = result, .rounding = how});
+        } else {
+          ops.grouped_linear_forward({.x = rows, .w = weights, .offsets = bounds, .y = result, .rounding = how});
+        }
+      };
+      run([&](Ops& ops) { product(ops, device_x, device_w, offsets, actual, device_rounding); });
+      product(cpu(), x, w, of.offsets, expected, rounding);
+      const Tensor found = down(actual);
+      rounded(expected, DType::kBF16);
+      for (int64_t i = 0; i < R * width; ++i) {
+        if (std::isnan(get(expected, i)) && std::isnan(get(found, i))) continue;
+        ASSERT_EQ(get(found, i), get(expected, i)) << i / width << ", " << i % width;
+      }
+    }
+  }
+}
+
 // More experts than a warp has lanes, some of them without rows; sizes of which wgmma takes one kind alone.
 TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
   constexpr double kLeastRatio = 50, kLeastRatioOfWeights = 100;

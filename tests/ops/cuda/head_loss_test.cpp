@@ -55,19 +55,6 @@ class CudaHeadLoss : public CudaTest {
   }
 };
 
-// The largest difference in units of the largest expected value: small elements of the gradients are what is left of
-// large terms of either sign.
-double worst_error(Tensor actual, Tensor expected) {
-  double largest = 1e-30, worst = 0;
-  for (const double value : values(expected)) largest = std::max(largest, std::abs(value));
-  for (int64_t i = 0; i < expected.num_elements(); ++i) {
-    const double error = std::abs(get(actual, i) - get(expected, i)) / largest;
-    if (!(error <= worst)) worst = error;
-    if (std::isnan(error)) break;
-  }
-  return worst;
-}
-
 // What a token's largest logit may be off by when it is rounded to BF16.
 std::vector<double> logit_errors(Tensor x, Tensor w) {
   const int64_t dim = x.dim(1);

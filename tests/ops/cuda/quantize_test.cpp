@@ -108,11 +108,13 @@ TEST_F(CudaQuantize, AllOfBf16IsTheCpu) {
 }
 
 TEST_F(CudaQuantize, TransposedTilesAreThoseOfTheCpu) {
-  for (const Shape& shape : {Shape({3, 144, 208}), Shape({1, 256, 128}), Shape({2, 16, 400})}) {
+  for (const Shape& shape : {Shape({3, 144, 208}), Shape({1, 256, 128}), Shape({2, 16, 400}), Shape({8, 144, 208})}) {
     const int64_t G = shape[0], N = shape[1], C = shape[2], down_tiles = (N + 127) / 128, across = (C + 127) / 128;
+    const Tensor x = normal(shape, DType::kBF16, 0.1);
+    if (G == 8) set_specials(x.reshape({G, N * C}));  // a matrix of each kind
     const Quantize host{.format = OperandFormat::kFp8,
                         .blocks = BlockShape::kTiles,
-                        .x = normal(shape, DType::kBF16, 0.1),
+                        .x = rounded(x, DType::kBF16),
                         .values = pool_.zeros(DType::kU8, shape),
                         .scales = pool_.zeros(DType::kU8, {G, down_tiles, across}),
                         .transposed_values = pool_.zeros(DType::kU8, {G, C, N}),

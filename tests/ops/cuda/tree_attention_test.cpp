@@ -32,13 +32,7 @@ TEST_F(CudaTreeAttention, MatchesTheCpu) {
       round(host, act);
       cpu().tree_attention(host);
       const Tensor out = result(up(host, act));
-      double worst = 0;
-      for (int64_t i = 0; i < out.num_elements(); ++i) {
-        const double error = std::abs(get(out, i) - get(host.out, i));
-        if (!(error <= worst)) worst = error;
-        if (std::isnan(error)) break;
-      }
-      EXPECT_LE(worst, act == DType::kF32 ? 2e-5 : 3e-2);  // of values of up to 4
+      EXPECT_LE(worst_difference(out, host.out), act == DType::kF32 ? 2e-5 : 3e-2);  // of values of up to 4
     }
   }
 }

@@ -253,21 +253,14 @@ TEST_F(CudaRanks, DecideAlikeAboutPrecision) {
     EXPECT_EQ(said.at(0).size(), 10U);
     return said.at(0);
   };
-  const auto left = [](const std::vector<PrecisionRole>& roles) {
-    std::string list;
-    for (const PrecisionRole& role : roles) {
-      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
-    }
-    return list;
-  };
   for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
     SCOPED_TRACE(precision);
     const auto two = checked(precision, precision, 2, false);
-    EXPECT_EQ(left(two.at(8)), "");
-    EXPECT_EQ(left(two.at(9)), "1 experts;");
+    EXPECT_EQ(parts_in_act(two.at(8)), "");
+    EXPECT_EQ(parts_in_act(two.at(9)), "1 experts;");
     const auto one = checked(precision + "_shards1", precision, 1, true);
-    EXPECT_EQ(left(one.at(8)), "");
-    EXPECT_EQ(left(one.at(9)), "1 experts;");
+    EXPECT_EQ(parts_in_act(one.at(8)), "");
+    EXPECT_EQ(parts_in_act(one.at(9)), "1 experts;");
     EXPECT_EQ(checked(precision + "_shards2", precision, 2, true), one);
     expect_same_state(checkpoints(precision + "_shards2"), checkpoints(precision + "_shards1"));
     for (const char* part : {"00/mixer", "00/dense", "01/mixer", "01/shared", "01/experts"}) {

@@ -130,32 +130,28 @@ TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfItsFormat) {
     return train(tiny_config(dir_, overrides),
                  {.resume = resume, .before_step = outlier_from(outlier ? 3 : steps + 1)});
   };
-  const auto left = [&](const std::string& name) {
+  const auto in_act = [&](const std::string& name) {
     const std::vector<PrecisionRole> roles = checkpoint(name).info().precision;
     EXPECT_EQ(roles.size(), 5U) << name;  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
-    std::string list;
-    for (const PrecisionRole& role : roles) {
-      if (role.in_act) list += fmt::format("{} {};", role.layer, role.part);
-    }
-    return list;
+    return parts_in_act(roles);
   };
   for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
     SCOPED_TRACE(precision);
     const std::string straight = precision + "_straight", healthy = precision + "_healthy";
     const TrainSummary summary = checked(precision, 12, straight, true);
-    EXPECT_EQ(left(straight), "1 experts;");
+    EXPECT_EQ(in_act(straight), "1 experts;");
     const auto planned = static_cast<double>(summary.device_bytes_planned);
     EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned);
     for (const int64_t half : {6, 9}) {
       const std::string name = fmt::format("{}_{}", precision, half);
       checked(precision, half, name, true);
-      EXPECT_EQ(left(name), half < 8 ? "" : "1 experts;");
+      EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
       checked(precision, 12, name, true);
       expect_same_state(straight, name);
       EXPECT_EQ(checkpoint(straight).info().precision, checkpoint(name).info().precision);
     }
     checked(precision, 12, healthy, false);
-    EXPECT_EQ(left(healthy), "");
+    EXPECT_EQ(in_act(healthy), "");
   }
 }
 

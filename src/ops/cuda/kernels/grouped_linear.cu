@@ -432,7 +432,8 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
   if (args.rounding.format != OperandFormat::kAct) return fp8_weight_gradient(ctx, args);
   check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   const bool aligned = aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
-  const bool sm90 = is_sm90(kKernels, args) && aligned, sm100 = is_sm100(kKernels, args) && aligned;
+  const bool sm90 = is_sm90(kKernels, args) && aligned && aligned16(dw.raw()),
+             sm100 = is_sm100(kKernels, args) && aligned;
   ArenaScope scratch(ctx.scratch);
   const GroupedWeightScratch claimed = claim(scratch, args, sm90, sm100);
   if (ctx.counting()) return;

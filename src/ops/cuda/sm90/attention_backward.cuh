@@ -163,9 +163,6 @@ __device__ inline void bulk_add(float* target, const float* source, int bytes) {
                "r"(shared_address(source)), "r"(bytes)
                : "memory");
 }
-__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
-__device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
 __device__ inline int load_acquire(const int32_t* p) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(p) : "memory");
@@ -296,10 +293,10 @@ __device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shar
         } else {
           bulk_add(target, shared.sums(half), L::kHalfBytes);
         }
-        bulk_commit();
-        bulk_wait_read();
+        tma_commit_group();
+        tma_wait_read<0>();
         mbarrier_arrive(&control.sums_empty[half]);
-        bulk_wait();
+        tma_wait<0>();
         fence_proxy_async_all();
         count_release(a.turns + place);
       }

@@ -13,7 +13,7 @@
 //
 // SwiGLU's backward in FP8 also reads what is to lie there: a warp fetches its rows' first columns ahead of the
 // products, and the others while it works on those before (SwiGluRows). In BF16 another warpgroup does that
-// (swiglu_writer.cuh).
+// (swiglu_writer.cuh). Sums that stay F32 go by TMA (sum_boxes.cuh).
 #pragma once
 
 #include <cstddef>
@@ -232,32 +232,6 @@ __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWei
     rows.fetch(chunk + 2);
   }
   write_row_sums(dweight, rows.num_rows, dweights);
-}
-
-// Two sums at once, without reading them. One thread adds to an element, so that the result has no order to depend on.
-__device__ inline void add_pair(float* target, float c0, float c1) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(c0), "f"(c1) : "memory");
-}
-
-// C's rows in F32, written (=) or added to (+=). `target` as in write_rows, but aligned to 8 bytes.
-template <int kCols, bool kAccumulate>
-__device__ void store_sums(const float (&c)[kCols / 2], int num_rows, int num_cols, float* target, int64_t stride) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + 8 * half;
-    if (row >= num_rows) return;
-    float* const pairs = target + row * stride + lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < kCols / 8; ++j) {
-      if (8 * j >= num_cols) continue;
-      if constexpr (kAccumulate) {
-        add_pair(pairs + 8 * j, c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
-      } else {
-        *reinterpret_cast<float2*>(pairs + 8 * j) = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
-      }
-    }
-  }
 }
 
 }  // namespace nmoe::cuda::sm90

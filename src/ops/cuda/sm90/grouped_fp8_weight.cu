@@ -17,6 +17,7 @@
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_fp8_weight.h"
+#include "ops/cuda/sm90/sum_boxes.cuh"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
@@ -36,7 +37,7 @@ constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * kBlock;  // of a load
 constexpr int kBoxesDy = kTileRows / kBoxRows, kBoxes = kBoxesDy + 1;
 constexpr int kProductBytes = kProductRows * kBlock;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
-using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
+using Registers = WarpgroupRegisters<1, 56, kConsumers, 224>;
 constexpr int kThreads = Registers::kThreads;
 static_assert(kTileCols == kBoxRows && kConsumerRows == kBoxRows);
 
@@ -51,17 +52,19 @@ using Pipeline = TmaPipeline<4, kBoxes * kBoxBytes, Tile>;
 constexpr int kScales = kTileRows + kTileCols;  // of a stage, as numbers: dy's, then x's
 constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
 constexpr int kScaleBytes = Pipeline::kStages * kScales * static_cast<int>(sizeof(float));
-constexpr int kSharedBytes = kStageBytes + kScaleBytes + Pipeline::kBarrierBytes;
-static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kScaleBytes) % alignof(Tile) == 0);
+using Boxes = SumBoxes<1>;
+constexpr int kBoxesBytes = kConsumerWarps * Boxes::kWarpBytes;  // behind the stages
+constexpr int kSharedBytes = kStageBytes + kBoxesBytes + kScaleBytes + Pipeline::kBarrierBytes;
+static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kBoxesBytes + kScaleBytes) % alignof(Tile) == 0);
 
 struct Product {
   CUtensorMap dy, x;  // [blocks * columns, 128]
+  CUtensorMap sums;   // of dw
   const uint8_t* dy_scales;
   const uint8_t* x_scales;
   const int32_t* offsets;
   const int* order;  // of the groups
   int* tiles_taken;
-  float* dw;
   int num_groups, rows, cols;  // of a group's dw
   bool accumulate;
 };
@@ -189,10 +192,11 @@ __device__ __forceinline__ void multiply_blocks(const Pipeline& pipeline, Pipeli
   }
 }
 
-__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales) {
+__device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales, std::byte* staging) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows;
   const bool elected = threadIdx.x % kWarp == 0;
+  std::byte* const staged = staging + (static_cast<int>(threadIdx.x) - kWarpgroup) / kWarp * Boxes::kWarpBytes;
   Pipeline::Position at;
   for (;;) {
     pipeline.wait(at);
@@ -212,16 +216,18 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
     } else {
       multiply_blocks<1>(pipeline, at, tile.num_blocks, scales, total);
     }
-    const int64_t first_row =
-        static_cast<int64_t>(tile.group) * p.rows + tile.row + consumer * kConsumerRows + warp_row;
-    float* const target = p.dw + first_row * p.cols + tile.col;
-    const int rows_left = num_rows - warp_row;
     const auto store = [&]<bool kAccumulate>() {
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
-        const int row = product * kProductRows;
-        store_sums<kTileCols, kAccumulate>(total[product], rows_left - row, tile.num_cols,
-                                           target + static_cast<int64_t>(row) * p.cols, p.cols);
+        const int row = warp_row + product * kProductRows;
+        const Boxes boxes{.map = &p.sums,
+                          .col = tile.col,
+                          .row = tile.row + consumer * kConsumerRows + row,
+                          .group = tile.group,
+                          .num_rows = num_rows - row,
+                          .num_cols = tile.num_cols,
+                          .staged = staged};
+        boxes.store<kTileCols, kAccumulate>(total[product]);
       }
     };
     if (p.accumulate) {
@@ -230,15 +236,18 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
       store.template operator()<false>();
     }
   }
+  Boxes::finish();
 }
 
 __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
-  auto* const scales = reinterpret_cast<float*>(shared + kStageBytes);
-  const Pipeline pipeline(shared, shared + kStageBytes + kScaleBytes);
+  std::byte* const staging = shared + kStageBytes;
+  auto* const scales = reinterpret_cast<float*>(staging + kBoxesBytes);
+  const Pipeline pipeline(shared, staging + kBoxesBytes + kScaleBytes);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.dy);
     tma_prefetch_map(p.x);
+    tma_prefetch_map(p.sums);
     pipeline.init(/*num_copiers=*/0, /*num_releases=*/kConsumerWarps);
   }
   __syncthreads();
@@ -247,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const _
     if (threadIdx.x < kWarp) load_tiles(p, pipeline, scales);
   } else {
     setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles(p, pipeline, scales);
+    multiply_tiles(p, pipeline, scales, staging);
   }
 }
 
@@ -278,12 +287,12 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
   order_longest_first(ctx, offsets, args.order, args.tiles_taken);
   const Product product{.dy = columns_map(args.dy),
                         .x = columns_map(args.x),
+                        .sums = sum_map(dw.raw(), E, out, in, kSumBoxRows),
                         .dy_scales = args.dy.scales.data<uint8_t>(),
                         .x_scales = args.x.scales.data<uint8_t>(),
                         .offsets = offsets.data<int32_t>(),
                         .order = args.order.data<int32_t>(),
                         .tiles_taken = args.tiles_taken.data<int32_t>(),
-                        .dw = dw.data<float>(),
                         .num_groups = static_cast<int>(E),
                         .rows = static_cast<int>(out),
                         .cols = static_cast<int>(in),

@@ -3,8 +3,8 @@
 // A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C. The producer
 // warpgroup has one warp at work, which asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of
 // stages (tma_pipeline.cuh), k in steps of 64, filled by TMA. Two consumer warpgroups multiply 64 x 256 each by wgmma
-// and write their rows (epilogue.cuh). The loads for the next tile are under way while a tile is written, since a
-// tile's description travels with its first stage.
+// and write their rows (epilogue.cuh) or, of weights' gradients, their sums (sum_boxes.cuh). The loads for the next
+// tile are under way while a tile is written, since a tile's description travels with its first stage.
 //
 // One operand's rows may lie anywhere and be picked by an index: the tokens, instead of copies of them in the experts'
 // order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
@@ -19,7 +19,8 @@
 // kernel adds them in order. Both ways there is more to do for a tile than to write it, so that consumers only leave it
 // in shared memory, and other warps, the writers, do the rest beside the next tile's products (swiglu_writer.cuh).
 //
-// A sum has one order, that of k, whatever the other rows are, and every value of C is written by one thread once.
+// A sum has one order, that of k, whatever the other rows are, and every value of C is written, or added to, once a
+// launch.
 //
 // Bound by tensor cores: a tile's step moves 48 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
 // 2,048 to 2,816 values reaches 700 TFLOP/s where a product of 8,192 cubed reaches 790; docs/log.md has the others.
@@ -33,6 +34,7 @@
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/row_gather.cuh"
+#include "ops/cuda/sm90/sum_boxes.cuh"
 #include "ops/cuda/sm90/swiglu_writer.cuh"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
@@ -55,6 +57,7 @@ constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
 constexpr int kSumThreads = 256;
+using Boxes = SumBoxes<2>;
 
 static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
 static_assert(kPanel == 4 * kWarpRows, "a warp of the warpgroup has 16 rows");
@@ -133,7 +136,7 @@ struct Layout {
   // Shared memory: the stages, rows of C on their way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : 0;
+  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : Boxes::kWarpBytes;
   static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
   static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * kWarpStagedBytes;
   static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
@@ -147,6 +150,7 @@ struct Layout {
 
 struct Product {
   CUtensorMap a, b;  // but of the operand that is gathered
+  CUtensorMap sums;  // of C, weights' gradients: [experts, rows, width]
   GatheredRows gathered;
   const int32_t* offsets;
   const int* order;  // of the experts; ragged: not used, nor is tiles_taken
@@ -411,14 +415,21 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         write_rows<kTileCols, kHalf, kHalf>(c, num_rows, tile.num_cols - kHalf, target + kHalf, p.width, staged);
       }
     } else {
-      float* const target = static_cast<float*>(p.c) + first_row * p.width + tile.c_col;
+      const Boxes boxes{.map = &p.sums,
+                        .col = tile.c_col,
+                        .row = static_cast<int>(first_row - static_cast<int64_t>(tile.group) * p.rows),
+                        .group = tile.group,
+                        .num_rows = num_rows,
+                        .num_cols = tile.num_cols,
+                        .staged = staged};
       if (p.accumulate) {
-        store_sums<kTileCols, true>(c, num_rows, tile.num_cols, target, p.width);
+        boxes.store<kTileCols, true>(c);
       } else {
-        store_sums<kTileCols, false>(c, num_rows, tile.num_cols, target, p.width);
+        boxes.store<kTileCols, false>(c);
       }
     }
   }
+  if constexpr (!L::kRagged) Boxes::finish();
   if constexpr (L::kHasWriters) {
     if (consumer == 0) {
       stash.acquire(consumer, parity);
@@ -469,6 +480,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(cons
   if (threadIdx.x == 0) {
     if constexpr (L::kLoadsA) tma_prefetch_map(p.a);
     if constexpr (L::kLoadsB) tma_prefetch_map(p.b);
+    if constexpr (!L::kRagged) tma_prefetch_map(p.sums);
     pipeline.init(/*num_copiers=*/L::kGathers ? kWarpgroup : 0, /*num_releases=*/kConsumerWarps);
     if constexpr (L::kHasWriters) stash.init();
   }
@@ -536,6 +548,7 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
   NMOE_CHECK(kGathers || !gathers, "rows that are picked in a product that does not gather");
   const Product product{.a = gathers ? CUtensorMap{} : panel_map(x.source.raw(), R, depth),
                         .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
+                        .sums = CUtensorMap{},
                         .gathered = gathers ? gathered_rows(x) : GatheredRows{},
                         .offsets = offsets.data<int32_t>(),
                         .order = nullptr,
@@ -624,6 +637,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
   const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
                         .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
+                        .sums = sum_map(args.dw.raw(), num_experts, rows, cols, kSumBoxRows),
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
                         .order = scratch.order.order.data<int32_t>(),

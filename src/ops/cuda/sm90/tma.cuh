@@ -40,4 +40,31 @@ __device__ inline void tma_load(const CUtensorMap& map, const HeadPlace& at, voi
       : "memory");
 }
 
+// --- stores and additions, which complete in groups of the thread that started them
+// A box of a map of three dimensions from shared memory, written (=) or added to (+=); what lies outside of the tensor
+// is left out.
+template <bool kAccumulate>
+__device__ inline void tma_store(const CUtensorMap& map, int column, int row, int matrix, const void* source) {
+  if constexpr (kAccumulate) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(&map),
+        "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
+        : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(&map),
+                 "r"(column), "r"(row), "r"(matrix), "r"(shared_address(source))
+                 : "memory");
+  }
+}
+__device__ inline void tma_commit_group() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// Waits until all but kGroups of the thread's groups have read shared memory, or are done.
+template <int kGroups>
+__device__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kGroups) : "memory");
+}
+template <int kGroups>
+__device__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kGroups) : "memory");
+}
+
 }  // namespace nmoe::cuda::sm90

@@ -68,6 +68,14 @@ CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows)
   return matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, rows, cols, box_rows);
 }
 
+CUtensorMap sum_map(const void* data, int64_t count, int64_t rows, int64_t cols, int box_rows) {
+  const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
+  return encode_map<3>(data, {.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                              .sizes = {of(cols), of(rows), of(count)},
+                              .bytes = {of(cols * 4), of(rows * cols * 4)},
+                              .box = {32, static_cast<cuuint32_t>(box_rows), 1}});
+}
+
 CUtensorMap head_map(const HeadRows& rows, int box_rows) {
   const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
   return encode_map<4>(rows.data,

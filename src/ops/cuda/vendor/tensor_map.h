@@ -14,6 +14,11 @@ CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols);
 // The same of a matrix of bytes: boxes of 128 of each of `box_rows` (at most 256) rows; cols is a multiple of 16.
 CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows);
 
+// Boxes of `box_rows` (at most 256) rows of 32 values of one of `count` F32 matrices [rows, cols], row-major, one
+// behind the other, at (column, row, matrix), with the swizzle of 128 bytes. `data` is aligned to 16 bytes, cols is a
+// multiple of 4.
+CUtensorMap sum_map(const void* data, int64_t count, int64_t rows, int64_t cols, int box_rows);
+
 // Heads of a [T, heads, size] BF16 tensor of `num_seqs` sequences of `seq_len` tokens, whose rows are `stride` elements
 // apart: boxes of 64 values of one head of `box_rows` (at most 256) positions of one sequence, at (value, head,
 // position, sequence), with the swizzle of 128 bytes. What lies beyond a head or a sequence comes as zeros. `data` is

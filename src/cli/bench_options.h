@@ -1,0 +1,14 @@
+// The commands that measure speed: n bench and what belongs to it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "cli/commands.h"
+
+namespace nmoe::cli {
+
+// Parsing fills the arguments, which stay with the caller, and sets `run` to what is to be done.
+void add_bench(CLI::App& app, BenchArguments& arguments, std::function<void()>& run);
+
+}  // namespace nmoe::cli
