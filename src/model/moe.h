@@ -62,7 +62,8 @@ class Moe final : public FeedForward {
     Tensor hidden;      // [R, F], times row_weight; undefined where hidden_columns are kept instead
     std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, where the gradient of the second weight takes codes
   };
-  // What is sent of x [T, D] or of a gradient. Codes that it does not have are made, in memory of the activations arena.
+  // What is sent of x [T, D] or of a gradient. Codes that it does not have are made, in memory of the activations
+  // arena.
   CodedRows sent(const Pass& pass, const CodedRows& x) const;
   // Whether experts that are all on this rank read tokens where these lie, instead of dispatched copies.
   bool reads_in_place() const;
