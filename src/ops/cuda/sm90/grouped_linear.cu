@@ -166,6 +166,7 @@ struct Product {
   float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
   int capacity;              // of rows
   bool accumulate;           // weights' gradients: whether C is added to
+  double* squares;           // = [num_experts, square_parts], of those; null: not wanted
   const float* scale;        // [num_experts], what sums are multiplied by; kScaled only
 };
 
@@ -422,6 +423,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
                         .num_rows = num_rows,
                         .num_cols = tile.num_cols,
                         .staged = staged};
+      if (p.squares != nullptr) boxes.store_squares<kTileCols>(c, p.squares, p.rows, p.width);
       if (p.accumulate) {
         boxes.store<kTileCols, true>(c);
       } else {
@@ -564,6 +566,7 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
                         .row_sums = swiglu.row_sums,
                         .capacity = static_cast<int>(R),
                         .accumulate = false,
+                        .squares = nullptr,
                         .scale = scale};
   if constexpr (kGathers) {
     if (gathers) {
@@ -653,6 +656,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .row_sums = nullptr,
                         .capacity = 0,
                         .accumulate = args.accumulate,
+                        .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
                         .scale = scale_of(args.rounding)};
   const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");
