@@ -358,7 +358,7 @@ void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
     double* const out = one.out.data<double>();
     NMOE_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "squares of {}", dtype_name(x.dtype()));
     const int64_t size = x.num_elements(), blocks = num_square_blocks(one);
-    if (size == 0) continue;
+    if (size == 0 && !parts.defined()) continue;
     if (table.is_full(blocks)) launch();
     if (table.count == 0 || table.entries[first].out != out) first = table.count;
     table.add({.x = x.raw(),
