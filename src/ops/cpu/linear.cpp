@@ -343,6 +343,16 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
                {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes}, {x.data<Real>() + begin * in + t.col, in},
                accumulate ? 1 : 0, target, in);
   });
+  if (!args.squares.defined()) return;
+  ctx.pool.parallel_for(num_experts, [&](int64_t expert, int) {
+    const Real* value = dw[expert].template data<Real>();
+    const Tensor parts = args.squares[expert];
+    std::ranges::fill(parts.span<double>(), 0.0);
+    for (int64_t row = 0; row < out; ++row) {
+      double* const sums = parts[row / kSquareRows].data<double>();
+      for (int64_t col = 0; col < in; ++col, ++value) sums[col / kSquareCols] += static_cast<double>(*value) * *value;
+    }
+  });
 }
 
 NMOE_CPU_INSTANTIATE(linear_forward, LinearForward)
