@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "model/exchange_cost.h"
+#include "model/weight.h"
 #include "parallel/domain.h"
 #include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
@@ -60,12 +61,14 @@ class RankExchange {
         domain_(rank, storage, std::chrono::seconds(config.parallel.timeout_s)),
         window_(domain_.peers(), ops_, config.model,
                 {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
-                Received::kTogether, storage[ArenaKind::kPeerWindow], storage[ArenaKind::kStepState]) {
+                Received::kTogether, config.precision.wire, storage[ArenaKind::kPeerWindow],
+                storage[ArenaKind::kStepState]) {
     const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
                   U = window_.num_slots(), R = W * T * std::min(K, U);
     Arena& arena = storage[ArenaKind::kActivations];
     const DType act = ops_.compute_dtype(), stat = ops_.stat_dtype();
     x_ = arena.allocate(act, {T, D});
+    if (config.precision.wire == WireFormat::kFp8) codes_ = push_row_codes(arena, T, D);
     y_ = arena.allocate(act, {T, D});
     rows_ = arena.allocate(act, {R, D});
     weights_ = arena.allocate(stat, {T, K});
@@ -101,14 +104,24 @@ class RankExchange {
 
   // What follows is enqueued; all ranks enqueue alike.
   void plan() { ops_.build_exchange_plan({.top_idx = top_idx_, .plan = sent_, .counts = {}}); }
+  // What has codes to travel as, is coded once.
+  void code() {
+    if (!codes_.defined()) return;
+    const auto stacked = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
+    ops_.quantize({.format = OperandFormat::kFp8,
+                   .x = stacked(x_),
+                   .values = stacked(codes_.values),
+                   .scales = stacked(codes_.scales)});
+  }
   void send(const ExchangeInbox& inbox, int64_t max_blocks) {
     ops_.exchange_send({.peers = domain_.peers(),
                         .plan = sent_,
-                        .x = x_,
+                        .x = codes_.defined() ? Tensor() : x_,
                         .top_idx = top_idx_,
                         .weights = weights_,
                         .inbox = inbox,
-                        .max_blocks = max_blocks});
+                        .max_blocks = max_blocks,
+                        .codes = codes_});
   }
   const ExchangeInbox& next_inbox() { return window_.next_inbox(); }
   void barrier() { ops_.peer_barrier({domain_.peers()}); }
@@ -117,7 +130,8 @@ class RankExchange {
     const auto flat = [](const Tensor& x) { return x.reshape({x.dim(0) * x.dim(1), x.dim(2)}); };
     ops_.copy({.source = inbox.counts, .destination = num_received_});
     ops_.build_moe_plan({.top_idx = flat(inbox.slots), .plan = received_, .counts = {}, .part_sizes = num_received_});
-    ops_.moe_dispatch({.x = flat(inbox.rows), .plan = received_, .rows = rows_});
+    const Tensor x = codes_.defined() ? Tensor() : flat(inbox.rows);
+    ops_.moe_dispatch({.x = x, .plan = received_, .rows = rows_, .codes = inbox.codes});
   }
   void return_rows(int64_t max_blocks) {
     ops_.exchange_return({.peers = domain_.peers(),
@@ -165,6 +179,7 @@ class RankExchange {
   Domain domain_;
   ExchangeWindow window_;
   Tensor x_, y_;         // [T, D]
+  RowCodes codes_;       // of x_, where those travel
   Tensor rows_;          // [R, D]
   Tensor weights_;       // [T, K] stat
   Tensor top_idx_;       // [T, K] i32
@@ -243,11 +258,13 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   bench.num_experts = moe.num_experts;
   bench.top_k = moe.top_k;
   bench.row_bytes = bench.width * static_cast<int64_t>(dtype_bytes(device.ops().compute_dtype()));
+  bench.sent_row_bytes = config.precision.wire == WireFormat::kFp8 ? row_code_bytes(bench.width) : bench.row_bytes;
   bench.expected_rows_per_token =
       ExchangeCost(config, device.ops().compute_dtype(), communicator.count()).rows_per_token();
 
   exchange.route(draw_experts(config, communicator.index(), bench.tokens, options.skew));
   exchange.plan();
+  exchange.code();
   const ExchangeInbox& inbox = exchange.next_inbox();
   const auto layer = [&](int64_t max_blocks) {
     exchange.send(inbox, max_blocks);
@@ -301,12 +318,16 @@ void check_options(const Config& config, const ExchangeBenchOptions& options) {
   }
 }
 
+// Of one rank in the mean, `rows` being of each.
+double gb_per_s(const std::vector<int64_t>& rows, int64_t row_bytes, double ms) {
+  const auto sum = static_cast<double>(std::reduce(rows.begin(), rows.end()));
+  return sum * static_cast<double>(row_bytes) / static_cast<double>(rows.size()) / ms / 1e6;
+}
+
 }  // namespace
 
-double ExchangeBench::gb_per_s(const std::vector<int64_t>& rows, double ms) const {
-  const auto sum = static_cast<double>(std::reduce(rows.begin(), rows.end()));
-  return sum * static_cast<double>(row_bytes) / static_cast<double>(num_ranks) / ms / 1e6;
-}
+double ExchangeBench::send_gb_per_s(double ms) const { return gb_per_s(rows_to_others, sent_row_bytes, ms); }
+double ExchangeBench::return_gb_per_s(double ms) const { return gb_per_s(rows_for_others, row_bytes, ms); }
 
 ExchangeBench bench_exchange(const Config& config, const ExchangeBenchOptions& options) {
   check_options(config, options);

@@ -34,15 +34,16 @@ struct ExchangeBench {
   int64_t num_ranks = 0;
   int64_t tokens = 0;  // of each rank
   int64_t width = 0, num_experts = 0, top_k = 0;
-  int64_t row_bytes = 0;
-  double rank_load_max_over_mean = 0.0;  // copies at the most loaded rank
-  std::vector<int64_t> rows_to_others;   // by rank: rows that it sends to other ranks
-  std::vector<int64_t> rows_for_others;  // by rank: rows that it returns to other ranks
-  double expected_rows_per_token = 0.0;  // model/exchange_cost.h; with a skew of 1 that of rows_to_others
-  std::vector<Run> runs;                 // by max_blocks
+  int64_t row_bytes = 0, sent_row_bytes = 0;  // of a row that comes back, and of one that goes to experts
+  double rank_load_max_over_mean = 0.0;       // copies at the most loaded rank
+  std::vector<int64_t> rows_to_others;        // by rank: rows that it sends to other ranks
+  std::vector<int64_t> rows_for_others;       // by rank: rows that it returns to other ranks
+  double expected_rows_per_token = 0.0;       // model/exchange_cost.h; with a skew of 1 that of rows_to_others
+  std::vector<Run> runs;                      // by max_blocks
 
-  // A rank's mean: rows alone, and those alone that cross to another rank.
-  double gb_per_s(const std::vector<int64_t>& rows, double ms) const;
+  // A rank's mean, of sending and returning: rows alone, and those alone that cross to another rank.
+  double send_gb_per_s(double ms) const;
+  double return_gb_per_s(double ms) const;
 };
 
 // On config.parallel.ranks ranks, in microbatches of the configuration, with routing drawn from run.seed. Each round

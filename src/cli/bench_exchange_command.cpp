@@ -22,9 +22,9 @@ nlohmann::ordered_json to_json(const ExchangeBench& bench, const std::string& co
   for (const ExchangeBench::Run& run : bench.runs) {
     runs.push_back({{"blocks", run.max_blocks},
                     {"send_ms", run.send_ms},
-                    {"send_gb_per_s", bench.gb_per_s(bench.rows_to_others, run.send_ms)},
+                    {"send_gb_per_s", bench.send_gb_per_s(run.send_ms)},
                     {"return_ms", run.return_ms},
-                    {"return_gb_per_s", bench.gb_per_s(bench.rows_for_others, run.return_ms)},
+                    {"return_gb_per_s", bench.return_gb_per_s(run.return_ms)},
                     {"barrier_ms", run.barrier_ms},
                     {"collect_ms", run.collect_ms},
                     {"layer_ms", run.layer_ms}});
@@ -37,6 +37,7 @@ nlohmann::ordered_json to_json(const ExchangeBench& bench, const std::string& co
                                      {"experts", bench.num_experts},
                                      {"top_k", bench.top_k},
                                      {"row_bytes", bench.row_bytes},
+                                     {"sent_row_bytes", bench.sent_row_bytes},
                                      {"skew", skew},
                                      {"rank_load_max_over_mean", bench.rank_load_max_over_mean},
                                      {"rows_to_others", bench.rows_to_others},
@@ -64,19 +65,20 @@ void bench_exchange_command(const BenchExchangeArguments& arguments) {
   };
   line("ranks",
        fmt::format("{}, the most loaded with {:.3f} times the mean", bench.num_ranks, bench.rank_load_max_over_mean));
-  line("rows", fmt::format("{} tokens a rank, {} of {} experts each, {} bytes a row", bench.tokens, bench.top_k,
-                           bench.num_experts, bench.row_bytes));
+  line("rows", fmt::format("{} tokens a rank, {} of {} experts each, {} bytes a row to them, {} back", bench.tokens,
+                           bench.top_k, bench.num_experts, bench.sent_row_bytes, bench.row_bytes));
   const double rows = mean_of(bench.rows_to_others);
-  line("to other ranks", fmt::format("{:.0f} rows, {:.3f} a token ({:.3f} where all experts are as likely), {}", rows,
-                                     rows / static_cast<double>(bench.tokens), bench.expected_rows_per_token,
-                                     human_bytes(static_cast<int64_t>(rows * static_cast<double>(bench.row_bytes)))));
+  line("to other ranks",
+       fmt::format("{:.0f} rows, {:.3f} a token ({:.3f} where all experts are as likely), {}", rows,
+                   rows / static_cast<double>(bench.tokens), bench.expected_rows_per_token,
+                   human_bytes(static_cast<int64_t>(rows * static_cast<double>(bench.sent_row_bytes)))));
   fmt::print("\n{:>7}{:>11}{:>9}{:>13}{:>9}{:>12}{:>12}{:>10}\n", "blocks", "send, ms", "GB/s", "return, ms", "GB/s",
              "barrier, ms", "collect, ms", "all, ms");
   for (const ExchangeBench::Run& run : bench.runs) {
     fmt::print("{:>7}{:>11.4f}{:>9.1f}{:>13.4f}{:>9.1f}{:>12.4f}{:>12.4f}{:>10.4f}\n",
                run.max_blocks == 0 ? "all" : std::to_string(run.max_blocks), run.send_ms,
-               bench.gb_per_s(bench.rows_to_others, run.send_ms), run.return_ms,
-               bench.gb_per_s(bench.rows_for_others, run.return_ms), run.barrier_ms, run.collect_ms, run.layer_ms);
+               bench.send_gb_per_s(run.send_ms), run.return_ms, bench.return_gb_per_s(run.return_ms), run.barrier_ms,
+               run.collect_ms, run.layer_ms);
   }
 }
 

@@ -57,6 +57,7 @@ struct PrecisionConfig {
   bool fp8_weight_gradients = false;            // FP8: those products too; else they are as with kDevice
   bool nvfp4_transform = true;                  // NVFP4: the operands of gradients of weights are transformed
   bool nvfp4_random_rounding = true;            // NVFP4: gradients of outputs are rounded at random
+  WireFormat wire = WireFormat::kDevice;        // with any run.precision, in every layer with routed experts
   PrecisionFallback fallback = PrecisionFallback::kReport;
   int64_t check_every = 100;  // steps between looks at what rounding leaves of operands
 };

@@ -118,6 +118,7 @@ constexpr Named<PartPrecision> kPartPrecisions[] = {{PartPrecision::kRun, "run"}
                                                     {PartPrecision::kNvFp4, "nvfp4"}};
 constexpr Named<PrecisionFallback> kPrecisionFallbacks[] = {
     {PrecisionFallback::kReport, "report"}, {PrecisionFallback::kAct, "act"}, {PrecisionFallback::kOff, "off"}};
+constexpr Named<WireFormat> kWireFormats[] = {{WireFormat::kDevice, "device"}, {WireFormat::kFp8, "fp8"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
@@ -286,6 +287,9 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
           : layers.any([](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; });
   constexpr std::string_view kExperts = "model.moe.num_experts > 0";
   f.section("precision");
+  f.key("wire", precision.wire, kWireFormats, "of tokens and gradients on their way to routed experts")
+      .needs(has_experts, kExperts)
+      .leave_out_if(precision.wire == WireFormat::kDevice);
   f.following_need(is_low(run.precision), "run.precision = \"fp8\", \"mxfp8\" or \"nvfp4\"");
   f.key("mixer", precision.mixer, kPartPrecisions, "of mixers' projections");
   f.key("dense", precision.dense, kPartPrecisions, "of dense MLPs").needs(has_dense, "a layer with a dense MLP");

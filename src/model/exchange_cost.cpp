@@ -3,16 +3,21 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/contracts/quantize.h"
 
 namespace nmoe {
 
 ExchangeCost::ExchangeCost(const Config& config, DType act, int64_t num_ranks)
     : row_bytes_(static_cast<double>(config.model.dim) * static_cast<double>(dtype_bytes(act))),
+      sent_row_bytes_(row_bytes_),
       slot_bytes_(static_cast<double>(dtype_bytes(DType::kI32))),
       weight_bytes_(static_cast<double>(dtype_bytes(act == DType::kF64 ? DType::kF64 : DType::kF32))),
       apart_(config.parallel.logical_shards > 0),
       recompute_(config.train.recompute),
       top_k_(static_cast<double>(config.model.moe.top_k)) {
+  if (config.precision.wire == WireFormat::kFp8) {
+    sent_row_bytes_ = static_cast<double>(row_code_bytes(config.model.dim));
+  }
   const auto experts = static_cast<double>(config.model.moe.num_experts), others = static_cast<double>(num_ranks - 1);
   const double on_a_rank = experts / static_cast<double>(num_ranks);
   double misses = 1.0;  // the chance that none of a token's choices is on a certain rank
@@ -25,10 +30,10 @@ double ExchangeCost::bytes(Transfer transfer, double rows, double copies) const 
   switch (transfer) {
     case Transfer::kDispatch: {
       const double of_choices = top_k_ * (slot_bytes_ + weight_bytes_);
-      return rows * (row_bytes_ + of_choices + (apart_ ? slot_bytes_ : 0.0));
+      return rows * (sent_row_bytes_ + of_choices + (apart_ ? slot_bytes_ : 0.0));
     }
     case Transfer::kCombineBackward:
-      return rows * row_bytes_;
+      return rows * sent_row_bytes_;
     case Transfer::kCombine:
       return (apart_ ? copies : rows) * row_bytes_;
     case Transfer::kDispatchBackward:

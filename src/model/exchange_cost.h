@@ -30,7 +30,7 @@ class ExchangeCost {
   double bytes_per_token() const;
 
  private:
-  double row_bytes_, slot_bytes_, weight_bytes_;  // of a row; of one choice
+  double row_bytes_, sent_row_bytes_, slot_bytes_, weight_bytes_;  // of a row, and on its way out; of one choice
   bool apart_;
   Recompute recompute_;
   double top_k_, rows_per_token_, copies_per_token_;

@@ -171,14 +171,18 @@ class GroupedLinear {
   // With codes of columns, x may be undefined, and dy's values are not read.
   void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
                        const ColumnCodes& x_columns = {}, const ColumnCodes& dy_columns = {}) const {
+    const bool accumulate = weight_.accumulate_grad();
+    NMOE_CHECK(!accumulate || !weight_.squares.defined(), "{}: squares of a gradient in several parts",
+               weight_.spec.name);
     ops.grouped_linear_backward_weight({.x = x,
                                         .dy = dy,
                                         .offsets = offsets,
                                         .dw = weight_.grad,
-                                        .accumulate = weight_.accumulate_grad(),
+                                        .accumulate = accumulate,
                                         .rounding = weight_.weight_gradient_rounding(),
                                         .x_columns = x_columns,
-                                        .dy_columns = dy_columns});
+                                        .dy_columns = dy_columns,
+                                        .squares = weight_.squares});
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {

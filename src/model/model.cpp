@@ -31,11 +31,13 @@ Batch batch_of(const CachedRows& rows) {
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, DomainShare share)
+Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, DomainShare share,
+             WireFormat wire)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
       recompute_(recompute),
+      wire_(wire),
       spec_(describe_model(config_)),
       weights_(spec_.weights, std::move(share)),
       embedding_(weights_.at("embedding")),
@@ -43,7 +45,9 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompu
       final_norm_(weights_, "final_norm", config_.norm_eps),
       head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (const auto& block : blocks_) {
-    if (block->moe() != nullptr) moe_layers_.push_back(block->moe());
+    if (block->moe() == nullptr) continue;
+    moe_layers_.push_back(block->moe());
+    block->moe()->send_as(wire);
   }
 }
 
@@ -76,7 +80,7 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, con
   if (moe_layers_.empty()) return;
   const auto num_layers = static_cast<int64_t>(moe_layers_.size());
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
-  window_.emplace(peers, ops_, config_, limits, received, window, state);
+  window_.emplace(peers, ops_, config_, limits, received, wire_, window, state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
   expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / peers.count()});
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
@@ -141,7 +145,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const bool keeps_norms = !pass.drops(Recompute::kNorms) || pass.drops(Recompute::kBlocks);
   if (!keeps_norms) pass.normed = pass.push(stream);
   const auto has_codes = [](const Weight& weight) { return weight.codes.defined(); };
-  if (std::ranges::any_of(weights_.all(), has_codes)) {
+  if (wire_ == WireFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes)) {
     pass.normed_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
     pass.gradient_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
   }

@@ -31,9 +31,10 @@ class Model {
  public:
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
   // `recompute` changes what forward_backward keeps, and no result. With a `share` of several ranks these all make the
-  // same passes, over as many tokens each as may be.
+  // same passes, over as many tokens each as may be. `wire`: what tokens are to routed experts, but of passes that are
+  // cached.
   Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone,
-        DomainShare share = {});
+        DomainShare share = {}, WireFormat wire = WireFormat::kDevice);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
@@ -102,6 +103,7 @@ class Model {
   Ops& ops_;
   int64_t max_positions_;
   Recompute recompute_;
+  WireFormat wire_;
   ModelSpec spec_;
   WeightSet weights_;
   Weight& embedding_;  // [V, D]

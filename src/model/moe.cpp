@@ -65,6 +65,18 @@ void Moe::exchange_through(ExchangeWindow& window, Tensor places, const Exchange
 // gradients of weights alone.
 bool Moe::reads_in_place() const { return expert_dim_ <= kInPlaceHidden || experts_in_.weight().codes.defined(); }
 
+CodedRows Moe::sent(const Pass& pass, const CodedRows& x) const {
+  if (wire_ == WireFormat::kDevice) return x.rows;
+  if (x.codes.defined()) return x;
+  const int64_t T = x.rows.dim(0), D = x.rows.dim(1);
+  const RowCodes codes = push_row_codes(pass.activations, T, D);
+  pass.ops.quantize({.format = OperandFormat::kFp8,
+                     .x = x.rows.reshape({1, T, D}),
+                     .values = codes.values.reshape({1, T, D}),
+                     .scales = codes.scales.reshape({1, T, codes.scales.dim(1)})});
+  return {x.rows, codes};
+}
+
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;
   return {.score = moe.score,
@@ -253,7 +265,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   route(pass);
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
-  exchange_->begin_dispatch(pass, x, saved_.weights);
+  exchange_->begin_dispatch(pass, sent(pass, coded_x), saved_.weights);
   if (shared_) {
     shared_->forward(pass, coded_x, residual, y);
   } else if (residual.raw() != y.raw()) {
@@ -325,7 +337,7 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
-    exchange_->begin_dispatch(pass, saved_.x, saved_.weights);
+    exchange_->begin_dispatch(pass, sent(pass, saved_.x), saved_.weights);
     saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
@@ -341,9 +353,10 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
     }
   }
 
-  const bool dispatched_again = pass.drops(Recompute::kExperts);
-  exchange_->begin_combine_backward(pass, dy, dispatched_again ? Tensor() : saved_.x,
-                                    dispatched_again ? Tensor() : saved_.weights);
+  // Overflow alone wants tokens once more, where forward's were the last.
+  const bool wants_tokens = saved_.routed.chunk_capacity() > 0 && !pass.drops(Recompute::kExperts);
+  exchange_->begin_combine_backward(pass, sent(pass, coded_dy), wants_tokens ? sent(pass, saved_.x) : CodedRows({}),
+                                    wants_tokens ? saved_.weights : Tensor());
   if (shared_) shared_->backward(pass, coded_dy, dx);
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
   gradients.dy = exchange_->end_combine_backward(pass, gradients.drows);

@@ -33,9 +33,11 @@ class Moe final : public FeedForward {
   void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
   bool takes_codes() const override {
-    return experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
+    return wire_ == WireFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
   }
 
+  // Sets what goes to routed experts, but for cached_forward(). To be called before the first pass.
+  void send_as(WireFormat wire) { wire_ = wire; }
   // Sets where its router's statistics are kept. To be called before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
   // From here on the ranks of a domain share the experts, which are where `places` says (remote_exchange.h); stacked
@@ -60,6 +62,9 @@ class Moe final : public FeedForward {
     Tensor hidden;      // [R, F], times row_weight; undefined where hidden_columns are kept instead
     std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, where the gradient of the second weight takes codes
   };
+  // What is sent of x [T, D] or of a gradient. Codes that it does not have are made, in memory of the activations
+  // arena.
+  CodedRows sent(const Pass& pass, const CodedRows& x) const;
   // Whether experts that are all on this rank read tokens where these lie, instead of dispatched copies.
   bool reads_in_place() const;
   RouterRule rule() const;
@@ -108,7 +113,8 @@ class Moe final : public FeedForward {
 
   const ModelConfig& config_;
   int64_t layer_;
-  int64_t expert_dim_;                       // F
+  int64_t expert_dim_;  // F
+  WireFormat wire_ = WireFormat::kDevice;
   Linear router_;                            // [E, D]
   Weight& router_bias_;                      // [E], selection only
   GroupedLinear experts_in_;                 // [E, W, D]

@@ -76,8 +76,8 @@ struct Pass {
   // Where backward recomputes norms: [T, D], shared by the outputs of all norms. Forward leaves a norm's output there
   // for the layer that reads it next; backward fills it again.
   Tensor normed = {};
-  // Where weights are in FP8: [T, D] each, shared by all blocks: codes of the last norm's output, and of the gradient
-  // of the residual stream.
+  // Where weights are in FP8, or rows are sent to experts as codes: [T, D] each, shared by all blocks: codes of the
+  // last norm's output, and of the gradient of the residual stream.
   RowCodes normed_codes = {}, gradient_codes = {};
 
   // Whether it belongs to a step, so that backward follows.

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "model/weight.h"
+
 namespace nmoe {
 
 ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const ExchangeLimits& limits, Received received) {
@@ -23,20 +25,22 @@ ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const Excha
 }
 
 ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
-                               Received received, Arena& window, Arena& state)
+                               Received received, WireFormat wire, Arena& window, Arena& state)
     : peers_(peers),
       num_slots_(config.moe.num_experts / peers.count()),
       max_tokens_(limits.max_tokens),
+      width_(config.dim),
       received_(received),
       expert_rows_(nmoe::expert_rows(config, peers.count(), limits, received)) {
   const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k;
-  const bool apart = received == Received::kApart;
+  const bool apart = received == Received::kApart, coded = wire == WireFormat::kFp8;
   for (ExchangeInbox& inbox : inboxes_) {
-    inbox = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
+    inbox = {.rows = coded ? Tensor() : window.allocate(ops.compute_dtype(), {W, M, D}),
              .slots = window.allocate(DType::kI32, {W, M, K}),
              .weights = window.allocate(ops.stat_dtype(), {W, M, K}),
              .counts = window.allocate(DType::kI32, {W}),
-             .tokens = apart ? window.allocate(DType::kI32, {W, M}) : Tensor()};
+             .tokens = apart ? window.allocate(DType::kI32, {W, M}) : Tensor(),
+             .codes = coded ? push_row_codes(window, W * M, D) : RowCodes()};
   }
   if (apart) {
     copies_ = {.rows = window.allocate(ops.compute_dtype(), {M, K, D}),
@@ -104,22 +108,23 @@ class RemoteExchange final : public TokenExchange {
     return routed;
   }
 
-  void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) override {
+  void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) override {
     inbox_ = &window_.next_inbox();
     begin_moving(pass, Transfer::kDispatch, [&](Ops& ops) {
       ops.exchange_send({.peers = peers_,
                          .plan = sent_,
-                         .x = x,
+                         .x = plain(x),
                          .top_idx = top_idx_,
                          .weights = weights,
                          .inbox = *inbox_,
-                         .max_blocks = kBlocksBeside});
+                         .max_blocks = kBlocksBeside,
+                         .codes = x.codes});
       meet(pass, ops, Transfer::kDispatch);
     });
   }
   OperandRows end_dispatch(const Pass& pass, Tensor row_weight) override {
     Ops& ops = pass.ops;
-    const Tensor rows = pass.push({window_.expert_rows().kept, inbox_->rows.dim(2)});
+    const Tensor rows = pass.push({window_.expert_rows().kept, window_.width()});
     end_moving(pass, Transfer::kDispatch);
     const ExchangeInbox& inbox = *inbox_;
     ops.copy({.source = inbox.counts, .destination = num_received_});
@@ -154,8 +159,8 @@ class RemoteExchange final : public TokenExchange {
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) override {
-    const bool again = !chunks_.empty() && x.defined();
+  void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) override {
+    const bool again = !chunks_.empty() && x.rows.defined();
     // Both inboxes are free: everybody came to the barrier of a return since they were read.
     if (again) arrived_ = &window_.next_inbox();
     inbox_ = &window_.next_inbox();
@@ -163,20 +168,22 @@ class RemoteExchange final : public TokenExchange {
       if (again) {
         ops.exchange_send({.peers = peers_,
                            .plan = sent_,
-                           .x = x,
+                           .x = plain(x),
                            .top_idx = top_idx_,
                            .weights = weights,
                            .inbox = *arrived_,
                            .loads = loads_,
-                           .room = window_.expert_rows().kept});
+                           .room = window_.expert_rows().kept,
+                           .codes = x.codes});
       }
       ops.exchange_send({.peers = peers_,
                          .plan = sent_,
-                         .x = dy,
+                         .x = plain(dy),
                          .top_idx = {},
                          .weights = {},
                          .inbox = *inbox_,
-                         .max_blocks = kBlocksBeside});
+                         .max_blocks = kBlocksBeside,
+                         .codes = dy.codes});
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
@@ -210,10 +217,21 @@ class RemoteExchange final : public TokenExchange {
       const Tensor mine = received.rows(first_rank, first_rank + num_ranks);
       return mine.reshape({num_ranks * received.dim(1), received.dim(2)});
     }
+    // Of its [W * M, width].
+    RowCodes of(const RowCodes& received, int64_t max_tokens) const {
+      const int64_t begin = first_rank * max_tokens, end = begin + num_ranks * max_tokens;
+      return {.values = received.values.rows(begin, end), .scales = received.scales.rows(begin, end)};
+    }
   };
 
+  // What goes as it is.
+  static Tensor plain(const CodedRows& x) { return x.codes.defined() ? Tensor() : x.rows; }
   void gather(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor rows) const {
-    ops.moe_dispatch({.x = part.of(inbox.rows), .plan = part.plan, .rows = part.rows.of(rows)});
+    const bool coded = inbox.codes.defined();
+    ops.moe_dispatch({.x = coded ? Tensor() : part.of(inbox.rows),
+                      .plan = part.plan,
+                      .rows = part.rows.of(rows),
+                      .codes = coded ? part.of(inbox.codes, window_.max_tokens()) : RowCodes()});
   }
   void gather_weights(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor row_weight) const {
     ops.moe_dispatch_weights(

@@ -12,6 +12,7 @@
 #include <array>
 #include <memory>
 
+#include "base/kinds.h"
 #include "config/config.h"
 #include "model/exchange_stats.h"
 #include "model/token_exchange.h"
@@ -45,13 +46,15 @@ ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const Excha
 // rank's tokens. All layers use it in turn.
 class ExchangeWindow {
  public:
-  // `window` is memory that other ranks reach, `state` this rank's own. `peers` have to outlive the window.
+  // `window` is memory that other ranks reach, `state` this rank's own. `peers` have to outlive the window. wire: the
+  // format of tokens, and of the gradients of experts' outputs, on their way to experts.
   ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
-                 Received received, Arena& window, Arena& state);
+                 Received received, WireFormat wire, Arena& window, Arena& state);
 
   const Peers& peers() const { return peers_; }
   int64_t num_slots() const { return num_slots_; }
   int64_t max_tokens() const { return max_tokens_; }
+  int64_t width() const { return width_; }
   Received received() const { return received_; }
   const ExpertRows& expert_rows() const { return expert_rows_; }
 
@@ -72,6 +75,7 @@ class ExchangeWindow {
   const Peers& peers_;
   int64_t num_slots_;   // U
   int64_t max_tokens_;  // M
+  int64_t width_;       // D
   Received received_;
   ExpertRows expert_rows_;
   std::array<ExchangeInbox, 2> inboxes_;

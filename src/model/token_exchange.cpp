@@ -16,10 +16,10 @@ class LocalExchange final : public TokenExchange {
     return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
 
-  void begin_dispatch(const Pass&, Tensor x, Tensor weights) override { x_ = x, weights_ = weights; }
+  void begin_dispatch(const Pass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
   OperandRows end_dispatch(const Pass& pass, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
-    return rows_of(pass, x_, in_place_ ? Tensor() : pass.push({row_weight.dim(0), x_.dim(1)}));
+    return rows_of(pass, in_place_ ? Tensor() : pass.push({row_weight.dim(0), x_.rows.dim(1)}));
   }
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
@@ -27,8 +27,8 @@ class LocalExchange final : public TokenExchange {
 
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
-  void begin_combine_backward(const Pass&, Tensor dy, Tensor, Tensor) override { x_ = dy; }
-  OperandRows end_combine_backward(const Pass& pass, Tensor drows) override { return rows_of(pass, x_, drows); }
+  void begin_combine_backward(const Pass&, const CodedRows& dy, const CodedRows&, Tensor) override { x_ = dy; }
+  OperandRows end_combine_backward(const Pass& pass, Tensor drows) override { return rows_of(pass, drows); }
   void begin_dispatch_backward(const Pass&, Tensor drows, Tensor drow_weight) override {
     rows_ = drows, weights_ = drow_weight;
   }
@@ -39,17 +39,24 @@ class LocalExchange final : public TokenExchange {
   }
 
  private:
-  // The rows of experts: of `tokens`, or copies of them in `room`.
-  OperandRows rows_of(const Pass& pass, Tensor tokens, Tensor room) const {
-    if (in_place_) return {tokens, plan_.token_of};
-    pass.ops.moe_dispatch({.x = tokens, .plan = plan_, .rows = room});
-    return room;
+  // The rows of experts: of the tokens that were begun, or copies of them in `room`.
+  OperandRows rows_of(const Pass& pass, Tensor room) const {
+    const bool coded = x_.codes.defined();
+    if (!in_place_) {
+      pass.ops.moe_dispatch({.x = coded ? Tensor() : x_.rows, .plan = plan_, .rows = room, .codes = x_.codes});
+      return room;
+    }
+    if (!coded) return {x_.rows, plan_.token_of};
+    const Tensor tokens = pass.push(x_.rows.shape());
+    pass.ops.widen_rows({.codes = x_.codes, .x = tokens});
+    return {tokens, plan_.token_of};
   }
 
   int64_t num_experts_;
   bool in_place_;
   MoePlan plan_;
-  Tensor x_, rows_, weights_;  // what was begun
+  CodedRows x_{Tensor()};  // what was begun
+  Tensor rows_, weights_;
 };
 
 }  // namespace

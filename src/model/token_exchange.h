@@ -71,17 +71,19 @@ class TokenExchange {
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
   // Brings tokens x [T, D] and their gate weights [T, K] stat to the experts: returns the rows [R, D], which are picked
-  // from x or lie in memory that end_dispatch() pushes; row_weight [R] stat =.
-  virtual void begin_dispatch(const Pass& pass, Tensor x, Tensor weights) = 0;
+  // from x or lie in memory that end_dispatch() pushes; row_weight [R] stat =. Where x has codes, these are sent, and
+  // the rows are the values that they encode, for this rank's own tokens too. Through one window, either everything
+  // that is dispatched has codes or nothing has.
+  virtual void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
   // y [T, D] =, with accumulate +=, each token's sum over its rows [R, D], then over those in each chunk of overflow,
   // rounded after each chunk. The overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // Returns the gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or lie in drows [R, D]. x and
-  // weights: the arguments of forward's dispatch, which overflow needs again; undefined where backward has dispatched
-  // once more.
-  virtual void begin_combine_backward(const Pass& pass, Tensor dy, Tensor x, Tensor weights) = 0;
+  // Returns the gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or lie in drows [R, D]; with
+  // codes as in dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined
+  // where backward has dispatched once more.
+  virtual void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // The gradients of dispatch: dx [T, D] =, with accumulate +=, from drows [R, D]; dweights [T, K] stat = from
   // drow_weight [R] stat. Overflow as in combine(); its memory may be that of drows and drow_weight.

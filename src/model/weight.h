@@ -52,7 +52,8 @@ class Weight {
   Tensor value;           // act, or stat where spec.is_stat
   Tensor low;             // i16, rest of the master weight (ops/ops.h) of `updated`; undefined: value is stat
   Tensor grad;            // stat; undefined for buffers
-  Tensor total;  // stat, updated_shape(): the gradient of `updated`, summed over the ranks; may be a view of grad
+  Tensor total;    // stat, updated_shape(): the gradient of `updated`, summed over the ranks; may be a view of grad
+  Tensor squares;  // of the experts' gradient, as GroupedLinearBackwardWeight leaves them; undefined: not kept
   OperandFormat format = OperandFormat::kAct;       // of products with the weight (model/operand_formats.h)
   OperandFormat grad_format = OperandFormat::kAct;  // of products that give its gradient
   bool in_act = false;                              // both formats are kAct for now: a check of precision said so

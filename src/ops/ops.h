@@ -63,6 +63,7 @@
   X(clip_scale, ClipScale)                                       \
   X(abs_max, AbsMax)                                             \
   X(quantize, Quantize)                                          \
+  X(widen_rows, WidenRows)                                       \
   X(measure_rounding, MeasureRounding)                           \
   X(measure_product, MeasureProduct)                             \
   X(embedding_forward, EmbeddingForward)                         \

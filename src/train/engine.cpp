@@ -68,7 +68,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
               .bucket_bytes = config_.parallel.bucket_bytes,
               .in_order = in_order(),
               .first_rank = rank.index() - domain_.index(),
-              .num_ranks = rank.count()}) {
+              .num_ranks = rank.count()},
+             config_.precision.wire) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
@@ -132,7 +133,7 @@ void Engine::collect_shared_tensors() {
 }
 
 void Engine::allocate_sums(Arena& state) {
-  const auto& weights = model_.weights().all();
+  auto& weights = model_.weights().all();
   const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
   int64_t num_chunks = 0;
   for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
@@ -145,13 +146,21 @@ void Engine::allocate_sums(Arena& state) {
   loss_sum_ = sums_.rows(0, 1);
   square_sum_ = sums_.rows(1, 2);
 
+  // Whether one product leaves the step's gradient of an expert: nothing is added by other microbatches or for other
+  // ranks.
+  const bool experts_gradients_are_whole =
+      rank_.count() == 1 &&
+      std::ranges::all_of(inputs_.batches, [](const auto& batches) { return batches.size() == 1; });
   int64_t first_chunk = 0;  // of a weight, among all
-  for (const Weight& weight : weights) {
+  for (Weight& weight : weights) {
     if (!weight.spec.is_trained()) continue;
+    if (weight.spec.group == WeightGroup::kExperts && experts_gradients_are_whole) {
+      weight.squares = state.allocate(DType::kF64, square_parts(weight.shape));
+    }
     const TensorChunks chunks = chunks_of(weight);
     // Experts are in order so far: later it is a place's squares that are here.
     const int64_t begin = weight.updated_elements().front().offset, size = weight.updated.extent;
-    if (!in_order() && size > 0) squares_.all.push_back({weight.total, partial_squares_});
+    if (!in_order() && size > 0) squares_.all.push_back({weight.total, partial_squares_, weight.squares});
     for (int64_t at = begin; in_order() && at < begin + size;) {
       const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
       squares_.all.push_back(

@@ -65,6 +65,29 @@ TEST(Cost, BytesBetweenRanks) {
   EXPECT_DOUBLE_EQ(apart.bytes(Transfer::kDispatchBackward, 10, 15), 15 * (row + 4));
 }
 
+// What goes to experts as codes takes a byte a value and one for each 128: at most 0.52 of bf16. What comes back is as
+// it was.
+TEST(Cost, CodesTakeHalfTheWay) {
+  for (const int64_t dim : {64, 200, 1024, 2048, 7168}) {
+    Config config;
+    config.model = base_model();
+    config.model.dim = dim;
+    config.model.moe.num_experts = 8;
+    config.model.moe.top_k = 2;
+    const ExchangeCost plain(config, DType::kBF16, 4);
+    config.precision.wire = WireFormat::kFp8;
+    const ExchangeCost coded(config, DType::kBF16, 4);
+    const double row = coded.bytes(Transfer::kCombineBackward, 1, 1);
+    EXPECT_EQ(row, static_cast<double>(dim + (dim + 127) / 128));
+    EXPECT_LE(row, 0.52 * plain.bytes(Transfer::kCombineBackward, 1, 1)) << dim;
+    EXPECT_EQ(plain.bytes(Transfer::kDispatch, 1, 1) - coded.bytes(Transfer::kDispatch, 1, 1),
+              static_cast<double>(2 * dim) - row);
+    for (const Transfer back : {Transfer::kCombine, Transfer::kDispatchBackward}) {
+      EXPECT_EQ(coded.bytes(back, 10, 15), plain.bytes(back, 10, 15));
+    }
+  }
+}
+
 // What transfers of `super` and `moonlet` are known to be.
 TEST(Cost, RowsBetweenFourRanks) {
   Config config;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "model/token_exchange.h"
+#include "model/weight.h"
 #include "support/tensors.h"
 
 namespace nmoe::test {
@@ -48,6 +49,48 @@ TEST(LocalExchange, RowsAreTheSameInPlace) {
   EXPECT_EQ(rows[1], rows[0]);
   EXPECT_EQ(drows[1], drows[0]);
   EXPECT_EQ(row_weights[1], row_weights[0]);
+}
+
+// What has codes is what they stand for, in both.
+TEST(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
+  constexpr int64_t kTokens = 9, kTopK = 3, kExperts = 8, kWidth = 200, kRows = kTokens * kTopK;
+  TensorPool pool(DType::kF32);
+  const ReadyDevice device = cpu_device(DType::kF32);
+  Arena activations("activations");
+  activations.reserve(device.device().memory(), 1 << 20);
+  const Batch batch;
+  const RopeTables rope;
+  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}, .inspect = {}};
+  const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), weights = pool.normal({kTokens, kTopK});
+  const auto coded = [&](Tensor rows) {
+    const RowCodes codes = push_row_codes(activations, kTokens, kWidth);
+    device->quantize({.format = OperandFormat::kFp8,
+                      .x = rows.reshape({1, kTokens, kWidth}),
+                      .values = codes.values.reshape({1, kTokens, kWidth}),
+                      .scales = codes.scales.reshape({1, kTokens, 2})});
+    return CodedRows(rows, codes);
+  };
+  const auto widened = [&](const CodedRows& rows) {
+    const Tensor x = pool.full({kTokens, kWidth}, NAN);
+    device->widen_rows({.codes = rows.codes, .x = x});
+    return x;
+  };
+  const CodedRows x = coded(pool.normal({kTokens, kWidth})), dy = coded(pool.normal({kTokens, kWidth}));
+  EXPECT_NE(values(widened(x)), values(x.rows));
+  const auto rows_of = [&](bool in_place, const CodedRows& sent, const CodedRows& gradients) {
+    const auto exchange = make_local_exchange(kExperts, in_place);
+    exchange->plan(pass, top_idx, {});
+    exchange->begin_dispatch(pass, sent, weights);
+    std::vector<double> all = rows_read(exchange->end_dispatch(pass, pool.full({kRows}, NAN)));
+    exchange->begin_combine_backward(pass, gradients, Tensor(), {});
+    for (const double value : rows_read(exchange->end_combine_backward(pass, pool.full({kRows, kWidth}, NAN)))) {
+      all.push_back(value);
+    }
+    return all;
+  };
+  const std::vector<double> expected = rows_of(false, widened(x), widened(dy));
+  EXPECT_EQ(rows_of(false, x, dy), expected);
+  EXPECT_EQ(rows_of(true, x, dy), expected);
 }
 
 }  // namespace

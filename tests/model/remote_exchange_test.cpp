@@ -14,10 +14,12 @@
 
 #include "base/rng.h"
 #include "model/exchange_cost.h"
+#include "model/weight.h"
 #include "parallel/domain.h"
 #include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
 #include "support/errors.h"
+#include "tensor/low_precision.h"
 
 namespace nmoe {
 namespace {
@@ -45,6 +47,12 @@ struct Routing {
 
 // Small integers, which sums in fp32 keep exact.
 float value(int64_t rank, int64_t token, int64_t column) { return static_cast<float>(16 * rank + token + column % 5); }
+// What it is behind the wire.
+float arrived(WireFormat wire, int64_t rank, int64_t token, int64_t column) {
+  if (wire == WireFormat::kDevice) return value(rank, token, column);
+  const uint8_t scale = e8m0_scale(value(rank, token, 4));  // a row is one block, and this its largest
+  return round_to_e4m3(value(rank, token, column) * e8m0_to_inverse(scale)) * e8m0_to_float(scale);
+}
 float weight(int64_t rank, int64_t token, int64_t choice) {
   return static_cast<float>(64 * rank + 4 * token + choice + 1);
 }
@@ -56,6 +64,7 @@ struct Mode {
   std::string name;
   Received received = Received::kTogether;
   double capacity_factor = 100.0;  // so many that there is no overflow
+  WireFormat wire = WireFormat::kDevice;
 };
 
 struct RankTest {
@@ -67,7 +76,8 @@ struct RankTest {
         ops(device.ops()),
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
         window(domain.peers(), ops, config(), {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
-               mode.received, memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
+               mode.received, mode.wire, memory->storage[ArenaKind::kPeerWindow],
+               memory->storage[ArenaKind::kStepState]),
         places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
         exchange(make_remote_exchange(window, 0, places)),
         rank(communicator.index()),
@@ -82,8 +92,14 @@ struct RankTest {
       for (int64_t i = 0; i < kWidth; ++i) values.push_back(value(rank, token, i));
     }
     top_idx = upload(DType::kI32, {num_tokens, kTopK}, experts.data());
-    x = upload(DType::kF32, {num_tokens, kWidth}, values.data());
+    x = sent.rows = upload(DType::kF32, {num_tokens, kWidth}, values.data());
     gate = upload(DType::kF32, {num_tokens, kTopK}, weights.data());
+    if (mode.wire == WireFormat::kDevice) return;
+    sent.codes = push_row_codes(arena(), num_tokens, kWidth);
+    ops.quantize({.format = OperandFormat::kFp8,
+                  .x = x.reshape({1, num_tokens, kWidth}),
+                  .values = sent.codes.values.reshape({1, num_tokens, kWidth}),
+                  .scales = sent.codes.scales.reshape({1, num_tokens, 1})});
   }
 
   static int index_of(const Communicator& communicator) {
@@ -130,6 +146,7 @@ struct RankTest {
   RopeTables rope;
   Pass pass;
   Tensor top_idx, x, gate;
+  CodedRows sent{Tensor()};  // x, and what travels of it
 };
 
 bool device_is_there(int64_t index) {
@@ -144,12 +161,15 @@ bool device_is_there(int64_t index) {
 class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, Mode>> {
  protected:
   void SetUp() override {
-    if (std::string_view(NMOE_TEST_DEVICE) != "cpu" && !device_is_there(num_ranks() - 1)) {
-      GTEST_SKIP() << "there are no " << num_ranks() << " devices";
-    }
+    if (std::string_view(NMOE_TEST_DEVICE) == "cpu") return;
+    if (mode().wire != WireFormat::kDevice) GTEST_SKIP() << "CUDA sends tokens as they are";
+    if (!device_is_there(num_ranks() - 1)) GTEST_SKIP() << "there are no " << num_ranks() << " devices";
   }
   int64_t num_ranks() const { return std::get<int64_t>(GetParam()); }
   const Mode& mode() const { return std::get<Mode>(GetParam()); }
+  float arrived(int64_t rank, int64_t token, int64_t column) const {
+    return nmoe::arrived(mode().wire, rank, token, column);
+  }
   bool apart() const { return mode().received == Received::kApart; }
   void run(const Routing& routing, const std::function<void(RankTest&)>& drive) {
     run_ranks(num_ranks(), std::chrono::seconds(20), [&](Communicator& communicator) {
@@ -201,7 +221,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
       EXPECT_EQ(got_weights[at], weight(source, token, choice)) << "row " << first + row;
       for (int64_t column = 0; column < kWidth; ++column) {
         float& x = got[at * kWidth + static_cast<size_t>(column)];
-        ASSERT_EQ(x, value(source, token, column)) << "row " << first + row << " of rank " << test.rank;
+        ASSERT_EQ(x, arrived(source, token, column)) << "row " << first + row << " of rank " << test.rank;
         x = made_of(x, expert);
       }
       got_weights[at] *= 2;
@@ -218,7 +238,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     test.ops.fill({counts, 0.0});
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
-    test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+    test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
     Tensor rows = test.exchange->end_dispatch(test.pass, row_weight).source;
 
     ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
@@ -252,11 +272,11 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
     if (again) {
       const Tensor once_more = test.pass.push_stat({routed.capacity});
-      test.exchange->begin_dispatch(test.pass, test.x, test.gate);
+      test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
       rows = test.exchange->end_dispatch(test.pass, once_more).source;
-      test.exchange->begin_combine_backward(test.pass, test.x, {}, {});
+      test.exchange->begin_combine_backward(test.pass, test.sent, Tensor(), {});
     } else {
-      test.exchange->begin_combine_backward(test.pass, test.x, test.x, test.gate);
+      test.exchange->begin_combine_backward(test.pass, test.sent, test.sent, test.gate);
     }
     test.exchange->end_combine_backward(test.pass, drows);
     chunk = 0;
@@ -274,7 +294,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
                               const size_t row = first_of(chunk) + i / kWidth;
                               if (row >= all_rows.size()) break;
                               const Copy& copy = all_rows[row];
-                              ASSERT_EQ(gradients[i], value(copy.source, copy.token, static_cast<int64_t>(i % kWidth)));
+                              ASSERT_EQ(gradients[i],
+                                        arrived(copy.source, copy.token, static_cast<int64_t>(i % kWidth)));
                             }
                             ++chunk;
                           }};
@@ -289,9 +310,9 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
       for (int64_t i = 0; i < kWidth; ++i) {
         const auto at = static_cast<size_t>(token * kWidth + i);
         float sum = 1;
-        for (const int32_t expert : experts) sum += made_of(value(test.rank, token, i), expert);
+        for (const int32_t expert : experts) sum += made_of(arrived(test.rank, token, i), expert);
         ASSERT_EQ(sums[at], sum) << "token " << token << " of rank " << test.rank;
-        ASSERT_EQ(gradients[at], kTopK * value(test.rank, token, i)) << "token " << token << " of rank " << test.rank;
+        ASSERT_EQ(gradients[at], kTopK * arrived(test.rank, token, i)) << "token " << token << " of rank " << test.rank;
       }
       for (size_t k = 0; k < kTopK; ++k) {
         EXPECT_EQ(weights[static_cast<size_t>(token * kTopK) + k],
@@ -305,9 +326,13 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
 
 INSTANTIATE_TEST_SUITE_P(
     Ranks, RemoteExchangeTest,
-    ::testing::Combine(::testing::Values(2, 4),
-                       ::testing::Values(Mode{.name = "Together"}, Mode{.name = "InTurns", .capacity_factor = 0.4},
-                                         Mode{.name = "Apart", .received = Received::kApart})),
+    ::testing::Combine(
+        ::testing::Values(2, 4),
+        ::testing::Values(Mode{.name = "Together"}, Mode{.name = "InTurns", .capacity_factor = 0.4},
+                          Mode{.name = "Apart", .received = Received::kApart},
+                          Mode{.name = "Codes", .wire = WireFormat::kFp8},
+                          Mode{.name = "CodesInTurns", .capacity_factor = 0.4, .wire = WireFormat::kFp8},
+                          Mode{.name = "CodesApart", .received = Received::kApart, .wire = WireFormat::kFp8})),
     [](const auto& test) { return fmt::format("{}{}", std::get<1>(test.param).name, std::get<0>(test.param)); });
 
 TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
@@ -384,6 +409,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
   Config config;
   config.model = RankTest::config();
   config.parallel.logical_shards = apart() ? 1 : 0;
+  config.precision.wire = mode().wire;
   const ExchangeCost cost(config, DType::kF32, num_ranks());
   run(routing, [&](RankTest& test) {
     const int64_t W = num_ranks(), M = kRoom;
@@ -455,12 +481,14 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
 
     const RoutedRows routed = exchange->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
-    const ExchangeInbox& first = inboxes[0];
-    mark({first.rows, first.slots, first.weights, first.tokens});
-    exchange->begin_dispatch(test.pass, test.x, test.gate);
+    const auto tensors_of = [](const ExchangeInbox& in) {
+      return std::vector{in.rows, in.slots, in.weights, in.tokens, in.codes.values, in.codes.scales};
+    };
+    const std::vector<Tensor> first = tensors_of(inboxes[0]), second = tensors_of(inboxes[1]);
+    mark(first);
+    exchange->begin_dispatch(test.pass, test.sent, test.gate);
     const Tensor rows = exchange->end_dispatch(test.pass, row_weight).source;
-    EXPECT_EQ(written({first.rows, first.slots, first.weights, first.tokens}, W, from_others),
-              cost.bytes(Transfer::kDispatch, rows_here, copies_here));
+    EXPECT_EQ(written(first, W, from_others), cost.bytes(Transfer::kDispatch, rows_here, copies_here));
 
     const std::vector<Tensor> home = apart() ? std::vector{test.window.copies().rows, test.window.copies().weights}
                                              : std::vector{test.window.returns().rows, test.window.returns().weights};
@@ -473,12 +501,10 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     exchange->combine(test.pass, rows, y, /*accumulate=*/false, {});
     EXPECT_EQ(returned(), cost.bytes(Transfer::kCombine, rows_there, copies_there));
 
-    const ExchangeInbox& second = inboxes[1];
-    mark({second.rows, second.slots, second.weights, second.tokens});
-    exchange->begin_combine_backward(test.pass, test.x, {}, {});
+    mark(second);
+    exchange->begin_combine_backward(test.pass, test.sent, Tensor(), {});
     exchange->end_combine_backward(test.pass, rows);
-    EXPECT_EQ(written({second.rows, second.slots, second.weights, second.tokens}, W, from_others),
-              cost.bytes(Transfer::kCombineBackward, rows_here, copies_here));
+    EXPECT_EQ(written(second, W, from_others), cost.bytes(Transfer::kCombineBackward, rows_here, copies_here));
     mark(home);
     exchange->begin_dispatch_backward(test.pass, rows, row_weight);
     exchange->end_dispatch_backward(test.pass, y, dweights, /*accumulate=*/false, {});
@@ -518,43 +544,30 @@ TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
     for (int64_t rank = 0; rank < num_ranks(); ++rank) rows.push_back(rank % 2 == 0 ? 7 : 8);
     const Tensor loads = test.upload(DType::kI32, {num_ranks()}, rows.data());
     const ExchangeInbox& inbox = test.window.next_inbox();
-    test.ops.fill({inbox.rows, -1.0});
+    const Tensor places = inbox.codes.defined() ? inbox.codes.values : inbox.rows;
+    const std::vector<std::byte> marks(static_cast<size_t>(places.num_bytes()), std::byte{0xFF});  // NaN in both
+    test.device.upload(places, marks.data());
     test.ops.fill({inbox.weights, -1.0});
     test.ops.peer_barrier({test.domain.peers()});
     test.ops.exchange_send({.peers = test.domain.peers(),
                             .plan = plan,
-                            .x = test.x,
+                            .x = inbox.codes.defined() ? Tensor() : test.x,
                             .top_idx = test.top_idx,
                             .weights = test.gate,
                             .inbox = inbox,
                             .loads = loads,
-                            .room = 7});
+                            .room = 7,
+                            .codes = test.sent.codes});
     test.ops.peer_barrier({test.domain.peers()});
     // Every token has an expert on a rank of two; the first token of a rank arrives in the first row of its part.
-    const auto got = test.download<float>(inbox.rows), weights = test.download<float>(inbox.weights);
+    std::vector<std::byte> got(marks.size());
+    test.device.download(got.data(), places);
+    const auto weights = test.download<float>(inbox.weights);
     const bool is_loaded = test.rank % 2 == 1;
-    const auto arrived = [](float x) { return x != -1.0F; };
-    EXPECT_EQ(std::ranges::any_of(got, arrived), is_loaded);
-    EXPECT_EQ(std::ranges::any_of(weights, arrived), is_loaded);
+    EXPECT_EQ(got != marks, is_loaded);
+    EXPECT_EQ(std::ranges::any_of(weights, [](float x) { return x != -1.0F; }), is_loaded);
     test.ops.peer_barrier({test.domain.peers()});
   });
-}
-
-TEST(ExpertRowsTest, AreTheAverageTimesAFactorAndTheWorstInChunks) {
-  const auto rows = [](int64_t num_ranks, double factor, Received received = Received::kTogether) {
-    return expert_rows(RankTest::config(), num_ranks, {.max_tokens = 100, .capacity_factor = factor}, received);
-  };
-  const auto expect = [](const ExpertRows& got, const std::array<int64_t, 4>& wanted) {
-    EXPECT_EQ((std::array{got.worst, got.kept, got.num_chunks, got.chunk}), wanted);
-  };
-  expect(rows(2, 1.5), {600, 450, 1, 150});
-  expect(rows(2, 1.0), {600, 300, 1, 300});
-  expect(rows(2, 2.0), {600, 600, 0, 0});
-  expect(rows(2, 1e300), {600, 600, 0, 0});
-  expect(rows(2, 0.4), {600, 120, 4, 120});
-  expect(rows(4, 1.5), {800, 450, 1, 350});  // two experts on a rank: at most two copies of a token
-  expect(rows(8, 1.3), {800, 390, 2, 205});
-  expect(rows(4, 1.5, Received::kApart), {800, 800, 0, 0});
 }
 
 // Where sums go to a place of their own, they are added to what is there. Each round in another number of blocks.

@@ -2,6 +2,7 @@
 // tiles that ops/cpu/linear.cpp cuts.
 #include <gtest/gtest.h>
 
+#include "ops/squares.h"
 #include "support/gradient_check.h"
 
 namespace nmoe::test {
@@ -83,6 +84,14 @@ TEST(Linear, BackwardWeightWritesWhatItWouldAddToZeros) {
   ops->grouped_linear_backward_weight({x, dy, offsets, grouped_on_zeros, /*accumulate=*/true});
   EXPECT_EQ(values(dw), values(on_zeros));
   EXPECT_EQ(values(grouped), values(grouped_on_zeros));
+}
+
+TEST(Linear, BackwardWeightLeavesSquares) {
+  TensorPool pool;
+  const Tensor x = pool.normal({70, 150}), dy = pool.normal({70, 20}), offsets = pool.ints({4}, {0, 50, 50, 70});
+  const Tensor dw = pool.full({3, 20, 150}, NAN), squares = poisoned_squares(pool, dw.shape());
+  cpu_device()->grouped_linear_backward_weight({.x = x, .dy = dy, .offsets = offsets, .dw = dw, .squares = squares});
+  expect_squares(squares, dw, 1e-14);
 }
 
 // dx = dy w and dw = dy^T x are adjoint to y = x w^T: <dy, x w^T> = <dx, x> = <dw, w>. Checked with one nonzero dy at a

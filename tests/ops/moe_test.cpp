@@ -104,6 +104,21 @@ TEST(MoeDispatch, GathersTheTokenOfEveryRow) {
   }
 }
 
+TEST(MoeDispatch, OfCodesGathersWhatTheyStandFor) {
+  Planned p(DType::kF32, 2, 13, 3, 7, random_choices(13, 3, 7));
+  const Tensor x = p.pool.normal({13, 131}), rows = p.pool.zeros({39, 131}), expected = p.pool.zeros({39, 131});
+  const RowCodes codes{.values = p.pool.zeros(DType::kU8, {13, 131}), .scales = p.pool.zeros(DType::kU8, {13, 2})};
+  p.ops->quantize({.format = OperandFormat::kFp8,
+                   .x = x.reshape({1, 13, 131}),
+                   .values = codes.values.reshape({1, 13, 131}),
+                   .scales = codes.scales.reshape({1, 13, 2})});
+  const Tensor widened = p.pool.zeros(x.shape());
+  p.ops->widen_rows({.codes = codes, .x = widened});
+  p.ops->moe_dispatch({.x = {}, .plan = p.plan, .rows = rows, .codes = codes});
+  p.ops->moe_dispatch({widened, p.plan, expected});
+  EXPECT_TRUE(same_bits(rows, expected));
+}
+
 // Together the parts have each row once, in its order; what is beyond the last row stays as it is.
 TEST(MoeDispatch, GathersPartByPart) {
   for (const bool all_to_one : {false, true}) {

@@ -252,6 +252,39 @@ TEST_F(QuantizeTest, NormsLeaveTheirCodes) {
   expect_codes(dx_codes, dx);
 }
 
+// What codes stand for has itself for codes: rounded once more, no value is another. So what was rounded for its way
+// and is rounded again for a product is as if it had been rounded for the product.
+TEST_F(QuantizeTest, RoundedOnceMoreRowsStayAsTheyAre) {
+  constexpr int64_t kRows = 400, kCols = 200;
+  test::TensorPool pool(DType::kF32);
+  const Tensor x = pool.normal({kRows, kCols});
+  for (int64_t row = 0; row < kRows; ++row) {  // of many magnitudes, with outliers, and subnormal
+    const float scale = std::ldexp(1.0F, static_cast<int>(row % 300) - 150);
+    for (int64_t col = 0; col < kCols; ++col)
+      x.data<float>()[row * kCols + col] *= scale * (col % 50 == row % 50 ? 1e4F : 1.0F);
+  }
+  x.data<float>()[0] = NAN;
+  x.data<float>()[kCols] = INFINITY;
+  std::fill_n(x.data<float>() + 2 * kCols, kCols, 0.0F);
+  std::fill_n(x.data<float>() + 3 * kCols, kCols, 448.0F);
+  const auto rounded = [&](const Tensor& rows) {
+    const RowCodes codes{.values = pool.zeros(DType::kU8, {kRows, kCols}),
+                         .scales = pool.zeros(DType::kU8, {kRows, 2})};
+    ops_->quantize({.format = OperandFormat::kFp8,
+                    .x = rows.reshape({1, kRows, kCols}),
+                    .values = codes.values.reshape({1, kRows, kCols}),
+                    .scales = codes.scales.reshape({1, kRows, 2})});
+    const Tensor widened = pool.zeros({kRows, kCols});
+    ops_->widen_rows({.codes = codes, .x = widened});
+    return widened;
+  };
+  const Tensor once = rounded(x), twice = rounded(once);
+  EXPECT_FALSE(test::same_bits(once, x));
+  EXPECT_TRUE(std::isnan(test::get(once, 5)) && std::isnan(test::get(once, kCols + 5)));
+  EXPECT_EQ(test::get(once, 3 * kCols), 448.0);
+  EXPECT_TRUE(test::same_bits(twice, once));
+}
+
 TEST_F(QuantizeTest, WhatAFormatHasNotIsRefused) {
   const Tensor x = pool_.zeros({1, 32, 32}), values = pool_.zeros(DType::kU8, {1, 32, 32});
   EXPECT_THROW(ops_->quantize({.format = OperandFormat::kMxFp8,

@@ -106,6 +106,13 @@ TEST(Sums, OfSquaresOfManyTensors) {
   EXPECT_THROW(ops->sums_of_squares({.all = {{x, first}, {x, second}, {y, first}}}), CheckFailure);
 }
 
+TEST(Sums, OfSquaresByParts) {
+  TensorPool pool;
+  const Tensor x = pool.full({3}, NAN), parts = pool.of({2, 2}, {1, 2, 4, 8}), out = pool.of({1}, {16});
+  cpu_device()->sums_of_squares({.all = {{x, out, parts}}});
+  EXPECT_TRUE(near(out, {31}, 0));
+}
+
 TEST(Sums, OfNothingIsZero) {
   TensorPool pool(DType::kF32);
   const Tensor out = pool.zeros(DType::kF64, {1});

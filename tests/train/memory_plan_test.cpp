@@ -7,6 +7,7 @@
 #include "base/process.h"
 #include "support/errors.h"
 #include "support/tiny_corpus.h"
+#include "train/batch_shape.h"
 
 namespace nmoe {
 namespace {
@@ -114,6 +115,24 @@ TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
   MemoryPlan worst;
   worst.expert_rows = plan_expert_rows(with("4"));
   EXPECT_TRUE(contains(print_plan(worst, with("4")), "room for 512 rows a layer, as many as the worst routing has"));
+}
+
+// What a rank receives has room as codes, and plans say what is sent.
+TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
+  const auto with = [](const std::string& wire) {
+    return config_with({"model.dim=256", "model.moe.num_experts=8", "parallel.ranks=2", "precision.wire=" + wire});
+  };
+  const auto window = [&](const std::string& wire) { return plan_engine_storage(with(wire))[ArenaKind::kPeerWindow]; };
+  const int64_t tokens = batch_shape(with("fp8"), with("fp8").data.seq_len).microbatch_tokens();
+  const int64_t saved = 2 * (2 * tokens) * (4 * 256 - (256 + 2));  // of two inboxes
+  EXPECT_NEAR(static_cast<double>(window("device") - window("fp8")), static_cast<double>(saved), 4096.0);
+  const auto sent = [&](const std::string& wire) {
+    const std::string text = print_plan(plan_memory(with(wire), 0, /*ranks=*/2), with(wire));
+    const size_t begin = text.find("a step puts ");
+    EXPECT_NE(begin, std::string::npos);
+    return text.substr(begin, text.find(" to others", begin) - begin);
+  };
+  EXPECT_NE(sent("fp8"), sent("device"));
 }
 
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {

@@ -49,23 +49,28 @@ Config config_of(const std::string& precision) {
   return config;
 }
 
-// The first value of a weight: of its first matrix, of what channel 0 of the norm gives.
-Tensor first_value(Engine& engine, const std::string& name) {
+Tensor value_at(Engine& engine, const std::string& name, int64_t at) {
   const Tensor value = engine.model().weights().at(name).value;
-  return value.reshape({value.num_elements()}).rows(0, 1);
+  return value.reshape({value.num_elements()}).rows(at, at + 1);
+}
+// What a weight, of several its first matrix, multiplies channel 0 of the norm with.
+void fill_channel(test::ReadyEngine& ready, const std::string& name, double value) {
+  const Shape& shape = ready.engine.model().weights().at(name).shape;
+  const int64_t width = shape[shape.rank() - 1], rows = shape[shape.rank() - 2];
+  for (int64_t row = 0; row < rows; ++row) ready.ops().fill({value_at(ready.engine, name, row * width), value});
 }
 
 class PrecisionRoles : public ::testing::TestWithParam<std::tuple<const char*, Role>> {};
 
-// A huge weight behind a gain of 0 changes no product. It is there from step 3 on: the checks of steps 4, 6 and 8 see
-// it.
+// Huge weights behind a gain of 0 change no product. They are there from step 3 on: the checks of steps 4, 6 and 8 see
+// them.
 TEST_P(PrecisionRoles, AnOutlierTripsItsRoleWithinAWindowAndNoOther) {
   const auto& [precision, role] = GetParam();
   const Config config = config_of(precision);
   test::ReadyEngine ready(config);
   for (int64_t step = 1; step <= 10; ++step) {
-    ready.ops().fill({first_value(ready.engine, role.norm), 0.0});
-    if (step >= 3) ready.ops().fill({first_value(ready.engine, role.weight), 0x1p30});
+    ready.ops().fill({value_at(ready.engine, role.norm, 0), 0.0});
+    if (step >= 3) fill_channel(ready, role.weight, 0x1p30);
     ASSERT_TRUE(test::random_step(ready.engine, config, step).finite) << "step " << step;
     EXPECT_EQ(test::parts_in_act(ready.engine.precision()),
               step < 8 ? "" : fmt::format("{} {};", role.layer, role.part))
@@ -139,7 +144,7 @@ TEST_P(PrecisionFormats, AnOutlierOfInputsTripsThoseThatReadThem) {
           ready.ops().fill({w.reshape({w.num_elements()}).rows(at, at + 1), 0.0});
         }
       }
-      if (step >= 3) ready.ops().fill({first_value(ready.engine, reading.norm), 0x1p30});
+      if (step >= 3) ready.ops().fill({value_at(ready.engine, reading.norm, 0), 0x1p30});
       ASSERT_TRUE(test::random_step(ready.engine, config, step).finite) << reading.parts << " step " << step;
       EXPECT_EQ(test::parts_in_act(ready.engine.precision()), step < 8 ? "" : reading.parts) << "step " << step;
     }

@@ -119,6 +119,29 @@ TEST_F(PrecisionTest, LowPrecisionDefinesTheRun) {
                        "run.precision: \"fp32\" != \"nvfp4\""));
 }
 
+// What experts in fp8 would round for their first product is rounded for its way instead: forward is the same to the
+// bit. It is gradients of weights that see it, which take what travelled.
+TEST_F(PrecisionTest, CodesThatTravelAreThoseOfTheFirstProduct) {
+  const auto with = [](const std::string& precision, const std::string& wire, int64_t steps) {
+    std::vector<std::string> overrides = settings(precision, steps);
+    overrides.push_back("precision.wire=" + wire);
+    return overrides;
+  };
+  for (const std::string precision : {"fp8", "fp32"}) {
+    run(precision + "_plain", with(precision, "device", 6));
+    run(precision + "_coded", with(precision, "fp8", 6));
+    run(precision + "_again", with(precision, "fp8", 3));
+    resume(precision + "_again", with(precision, "fp8", 6));
+    expect_same_state(checkpoints(precision + "_again"), checkpoints(precision + "_coded"));
+    EXPECT_NE(weights_of(checkpoints(precision + "_coded")), weights_of(checkpoints(precision + "_plain")));
+    const auto plain = series(precision + "_plain", "train/loss"), coded = series(precision + "_coded", "train/loss");
+    EXPECT_EQ(coded.at(1) == plain.at(1), precision == "fp8");
+    EXPECT_NEAR(coded.at(6), plain.at(6), 0.01 * plain.at(6));
+  }
+  EXPECT_TRUE(contains(error_of([&] { resume("fp8_coded", with("fp8", "device", 9)); }).what(), "precision.wire: "));
+  EXPECT_TRUE(contains(error_of([&] { resume("fp8_plain", with("fp8", "fp8", 9)); }).what(), "precision.wire: "));
+}
+
 class FallbackTest : public PrecisionTest {
  protected:
   TrainSummary run(const std::string& name, int64_t steps, std::vector<std::string> more, int64_t outlier,

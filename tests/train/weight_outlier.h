@@ -13,7 +13,7 @@
 
 namespace nmoe::test {
 
-// Before each step from `first` on: an outlier among the weights of the first expert of layer 1, where the norm in
+// Before each step from `first` on: huge weights of one channel of the first expert of layer 1, where the norm in
 // front of it lets nothing through, so that it changes no product and no other operand. That expert is on rank 0.
 inline std::function<void(Engine&, int64_t)> outlier_from(int64_t first) {
   return [first](Engine& engine, int64_t step) {
@@ -25,7 +25,7 @@ inline std::function<void(Engine&, int64_t)> outlier_from(int64_t first) {
     if (step < first || engine.rank().index() > 0) return;
     float value = 0.0F;  // as many bytes as the weight's dtype has
     narrow(&huge, experts.dtype(), &value, 1);
-    device.upload(experts[0][0].rows(0, 1), &value);
+    for (int64_t row = 0; row < experts.dim(1); ++row) device.upload(experts[0][row].rows(0, 1), &value);
   };
 }
 

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "ops/contracts/quantize.h"
 #include "ops/peers.h"
 #include "tensor/tensor.h"
 
@@ -50,17 +51,18 @@ struct BuildExchangePlan {
 
 // The tokens that a rank receives: those from rank w are the first rows of part w.
 struct ExchangeInbox {
-  Tensor rows;     // [W, M, D]
-  Tensor slots;    // [W, M, K] i32: the slot of a choice's expert; -1: it is on another rank
-  Tensor weights;  // [W, M, K] stat, of all choices
-  Tensor counts;   // [W] i32 rows received
-  Tensor tokens;   // [W, M] i32: the index of a row's token on the rank it is from; undefined: not wanted
+  Tensor rows;          // [W, M, D]; undefined: codes are received
+  Tensor slots;         // [W, M, K] i32: the slot of a choice's expert; -1: it is on another rank
+  Tensor weights;       // [W, M, K] stat, of all choices
+  Tensor counts;        // [W] i32 rows received
+  Tensor tokens;        // [W, M] i32: the index of a row's token on the rank it is from; undefined: not wanted
+  RowCodes codes = {};  // [W * M, D], instead of rows
 };
 // Puts each token into the inboxes of the ranks that have its experts.
 struct ExchangeSend {
   const Peers& peers;
   ExchangePlan plan;
-  Tensor x;             // [T, D]
+  Tensor x;             // [T, D]; undefined: codes are sent instead
   Tensor top_idx;       // [T, K] i32; undefined: rows only, the rest was sent with them before
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
@@ -68,6 +70,7 @@ struct ExchangeSend {
   Tensor loads = {};
   int64_t room = 0;
   int64_t max_blocks = 0;
+  RowCodes codes = {};  // [T, D], instead of x, for an inbox of codes
 };
 
 // What is returned to a rank for its tokens: by rank w in part w, in the rows in which they were sent there.
@@ -164,11 +167,16 @@ inline void check_exchange_plan(const BuildExchangePlan& args) {
 
 inline void check_exchange_send(const ExchangeSend& args) {
   const ExchangeInbox& inbox = args.inbox;
-  const int64_t T = args.x.dim(0), W = args.peers.count(), M = inbox.rows.dim(1);
-  NMOE_CHECK(T <= M && inbox.rows.shape() == Shape({W, M, args.x.dim(1)}) && inbox.rows.dtype() == args.x.dtype() &&
+  const bool as_codes = args.codes.defined();
+  NMOE_CHECK(as_codes != args.x.defined() && as_codes == inbox.codes.defined() && as_codes != inbox.rows.defined(),
+             "sending {} of rows and {} of codes", args.x.shape(), args.codes.values.shape());
+  const Tensor x = as_codes ? args.codes.values : args.x, rows = as_codes ? inbox.codes.values : inbox.rows;
+  const int64_t T = x.dim(0), D = x.dim(1), W = args.peers.count(), M = inbox.slots.dim(1);
+  NMOE_CHECK(T <= M && rows.num_elements() == W * M * D && rows.dim(-1) == D && rows.dtype() == x.dtype() &&
                  args.plan.send_row.shape() == Shape({T, W}),
-             "sending {} {} by {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(), args.plan.send_row.shape(),
-             dtype_name(inbox.rows.dtype()), inbox.rows.shape());
+             "sending {} {} by {} into {} {}", dtype_name(x.dtype()), x.shape(), args.plan.send_row.shape(),
+             dtype_name(rows.dtype()), rows.shape());
+  if (as_codes) check_row_codes(args.codes, {T, D}), check_row_codes(inbox.codes, {W * M, D});
   NMOE_CHECK(!args.loads.defined() || args.loads.shape() == Shape({W}), "sending by loads {}", args.loads.shape());
   if (!args.top_idx.defined()) return;
   const Shape choices({W, M, args.top_idx.dim(1)});

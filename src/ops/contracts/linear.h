@@ -138,6 +138,12 @@ struct GroupedActivationBackward {
   ColumnCodes dpre_columns = {};
   bool keeps_dpre = false;
 };
+// The squares of an expert's gradient [rows, cols] are summed by parts of 16 x 128.
+constexpr int64_t kSquareRows = 16, kSquareCols = 128;
+inline Shape square_parts(const Shape& gradients) {  // of [E, rows, cols]
+  return {gradients[0], (gradients[1] + kSquareRows - 1) / kSquareRows, (gradients[2] + kSquareCols - 1) / kSquareCols};
+}
+
 // At most one of x and dy is picked by an index. With codes of their columns, in groups by offsets, x may be undefined
 // and dy's values are not read.
 struct GroupedLinearBackwardWeight {
@@ -148,6 +154,9 @@ struct GroupedLinearBackwardWeight {
   bool accumulate = false;
   OperandRounding rounding = {};
   ColumnCodes x_columns = {}, dy_columns = {};
+  // = [E, parts of rows, parts of columns] f64 (square_parts): the sums of the squares of dw, infinite where elements
+  // are beyond 1e18. Undefined: not wanted, as always with accumulate.
+  Tensor squares = {};
 };
 
 }  // namespace nmoe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -37,9 +38,10 @@ struct DivideMoeRows {
 // Dispatch gathers tokens to their rows, as many as they have; combine sums a token's K rows, all of which it must
 // have, in the order of its choices.
 struct MoeDispatch {
-  Tensor x;  // [T, D]
+  Tensor x;  // [T, D]; undefined: what `codes` stand for
   MoePlan plan;
-  Tensor rows;  // = [R, D]
+  Tensor rows;          // = [R, D]
+  RowCodes codes = {};  // [T, D], instead of x
 };
 struct MoeCombine {
   Tensor rows;  // [R, D]
@@ -61,6 +63,16 @@ struct MoeCombineWeights {
 };
 
 // What both devices check.
+inline void check_moe_dispatch(const MoeDispatch& args) {
+  NMOE_CHECK(args.x.defined() != args.codes.defined(), "dispatch of tokens {} and of codes {}", args.x.shape(),
+             args.codes.values.shape());
+  const Tensor& tokens = args.x.defined() ? args.x : args.codes.values;
+  const int64_t T = tokens.dim(0), D = tokens.dim(1);
+  NMOE_CHECK(args.plan.row_of.dim(0) == T && args.rows.dim(1) == D, "dispatch of {} tokens of {} by {} to rows {}", T,
+             D, args.plan.row_of.shape(), args.rows.shape());
+  if (args.codes.defined()) check_row_codes(args.codes, {T, D});
+}
+
 inline void check_divide_moe_rows(const DivideMoeRows& args) {
   NMOE_CHECK(args.parts.dim(1) == args.offsets.dim(0) && args.capacity >= 0 && args.chunk >= 0 &&
                  (args.chunk > 0 || args.parts.dim(0) <= 1),

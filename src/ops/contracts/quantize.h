@@ -58,6 +58,11 @@ struct RowCodes {
 
   bool defined() const { return values.defined(); }
 };
+// Bytes of a row of C of those.
+constexpr int64_t row_code_bytes(int64_t C) {
+  constexpr int64_t n = block_size(OperandFormat::kFp8);
+  return C + (C + n - 1) / n;
+}
 // The columns of a matrix [R, C], FP8, for sums over rows: blocks of 128 rows, each of C columns of 128 codes. No block
 // crosses one of G groups of rows: that of rows [begin, end) has ceil((end - begin) / 128) blocks, from block
 // begin / 128 + g on. Rows that a group's last block has no rows for are zeros; blocks between groups are not written.
@@ -92,6 +97,13 @@ struct Quantize {
   Tensor transposed_scales = {};  // = [G, ceil(C / n), ceil(N / n)] u8, with those
 };
 
+// What codes of rows stand for. Rounding that again changes no value (though its scale may be half of what it was, and
+// then codes are others): the largest becomes at most 448 of a scale that holds all others exactly.
+struct WidenRows {
+  RowCodes codes;  // [N, C]
+  Tensor x;        // = [N, C] act
+};
+
 // How much of an operand rounding loses, without its result: what a run looks at to see that a layer bears a format.
 //
 // Of a block's part in one row, the value of the largest magnitude (the first of them) is what the scale is made for;
@@ -121,6 +133,11 @@ struct MeasureRounding {
 };
 
 // What every device checks.
+inline void check_row_codes(const RowCodes& codes, const Shape& rows) {
+  constexpr int64_t n = block_size(OperandFormat::kFp8);
+  NMOE_CHECK(codes.values.shape() == rows && codes.scales.shape() == Shape({rows[0], (rows[1] + n - 1) / n}),
+             "codes {} with scales {} of rows {}", codes.values.shape(), codes.scales.shape(), rows);
+}
 inline void check_abs_max(const AbsMax& args) {
   NMOE_CHECK(args.x.shape().rank() == 3 && args.amax.shape() == Shape({args.x.dim(0)}) &&
                  (!args.num_rows.defined() || args.x.dim(0) == 1),

@@ -57,8 +57,9 @@ struct Sum {
   Tensor out;  // [1] f64 += sum of x
 };
 struct SumOfSquares {
-  Tensor x;    // act or stat
-  Tensor out;  // [1] f64 += sum of x^2
+  Tensor x;           // act or stat
+  Tensor out;         // [1] f64 += sum of x^2
+  Tensor parts = {};  // f64: the sums of the squares of parts of x, where they are known; x is not read then
 };
 // Of many tensors at once. Those that are added to the same `out` follow each other, and are added in that order.
 struct SumsOfSquares {

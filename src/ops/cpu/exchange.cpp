@@ -22,6 +22,26 @@ std::vector<Real*> pointers_of(const Peers& peers, const Tensor& mine) {
   return pointers;
 }
 
+// The rows of a matrix, as bytes, on their way to where other ranks have theirs.
+class RowBytes {
+ public:
+  RowBytes(const Peers& peers, const Tensor& rows, const Tensor& inbox)
+      : source_(static_cast<const std::byte*>(rows.raw())),
+        size_(rows.dim(1) * static_cast<int64_t>(dtype_bytes(rows.dtype()))) {
+    for (int64_t rank = 0; rank < peers.count(); ++rank) {
+      targets_.push_back(static_cast<std::byte*>(peers.on(rank, inbox).raw()));
+    }
+  }
+  void put(int64_t from, size_t rank, int64_t to) const {
+    std::memcpy(targets_[rank] + to * size_, source_ + from * size_, static_cast<size_t>(size_));
+  }
+
+ private:
+  const std::byte* source_;
+  int64_t size_;
+  std::vector<std::byte*> targets_;  // by rank
+};
+
 void wait_for(const Peers& peers, std::atomic_ref<int64_t> arrived, const Peers::Report& wait) {
   WaitClock clock;
   int64_t patience = peers.patience_ns_with(wait.missing);
@@ -116,14 +136,21 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
   const Peers& peers = args.peers;
   check_exchange_send(args);
   if (ctx.counting()) return;
-  const int64_t num_tokens = args.x.dim(0), width = args.x.dim(1), num_ranks = peers.count();
-  const int64_t part = peers.index() * args.inbox.rows.dim(1);  // this rank's rows in an inbox
+  const bool as_codes = args.codes.defined();
+  const int64_t num_tokens = args.plan.send_row.dim(0), num_ranks = peers.count();
+  const int64_t part = peers.index() * args.inbox.slots.dim(1);  // this rank's rows in an inbox
+  // What a row is made of.
+  std::vector<RowBytes> pieces;
+  if (as_codes) {
+    pieces = {RowBytes(peers, args.codes.values, args.inbox.codes.values),
+              RowBytes(peers, args.codes.scales, args.inbox.codes.scales)};
+  } else {
+    pieces = {RowBytes(peers, args.x, args.inbox.rows)};
+  }
   const bool with_choices = args.top_idx.defined();
   const int64_t top_k = with_choices ? args.top_idx.dim(1) : 0;
-  const Real* x = args.x.data<Real>();
   const int32_t* send_row = args.plan.send_row.data<int32_t>();
   const int32_t* placement = args.plan.placement.data<int32_t>();
-  const auto rows = pointers_of<Real>(peers, args.inbox.rows);
   const auto slots = with_choices ? pointers_of<int32_t>(peers, args.inbox.slots) : std::vector<int32_t*>();
   const auto weights = with_choices ? pointers_of<Real>(peers, args.inbox.weights) : std::vector<Real*>();
   if (with_choices) {
@@ -135,6 +162,7 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
   const auto tokens = with_choices && args.inbox.tokens.defined() ? pointers_of<int32_t>(peers, args.inbox.tokens)
                                                                   : std::vector<int32_t*>();
   const int32_t* loads = args.loads.defined() ? args.loads.data<int32_t>() : nullptr;
+  const int64_t width = as_codes ? args.codes.values.dim(1) : args.x.dim(1);
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t rank = 0; rank < num_ranks; ++rank) {
@@ -142,7 +170,7 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
         const int64_t sent = send_row[token * num_ranks + rank];
         if (sent < 0 || (loads != nullptr && loads[rank] <= args.room)) continue;
         const int64_t row = part + sent;
-        std::memcpy(rows[to] + row * width, x + token * width, static_cast<size_t>(width) * sizeof(Real));
+        for (const RowBytes& piece : pieces) piece.put(token, to, row);
         if (!tokens.empty()) tokens[to][row] = static_cast<int32_t>(token);
         for (int64_t k = 0; k < top_k; ++k) {
           const int64_t place = placement[args.top_idx.data<int32_t>()[token * top_k + k]];

@@ -54,22 +54,32 @@ void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& co
   });
 }
 
-Tensor widen_rows(Context& ctx, ArenaScope& scope, const RowCodes& codes) {
-  const int64_t N = codes.values.dim(0), C = codes.values.dim(1), across = codes.scales.dim(1);
-  const Tensor x = scope.allocate(DType::kF32, {N, C});
-  if (ctx.counting()) return x;
+template <class Real>
+void widen_row(const RowCodes& codes, int64_t row, Real* y) {
+  const int64_t C = codes.values.dim(1);
+  const uint8_t* const values = codes.values.data<uint8_t>() + row * C;
+  const uint8_t* const scales = codes.scales.data<uint8_t>() + row * codes.scales.dim(1);
+  for (int64_t j = 0; j < C; ++j)
+    y[j] = static_cast<Real>(e4m3_to_float(values[j]) * e8m0_to_float(scales[j / kBlock]));
+}
+
+template <class Real>
+void widen_rows(Context& ctx, const WidenRows& args) {
+  const int64_t N = args.x.dim(0), C = args.x.dim(1);
+  check_row_codes(args.codes, args.x.shape());
+  if (ctx.counting()) return;
   parallel_blocks(ctx, N, task_rows(C), [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const uint8_t* const values = codes.values.data<uint8_t>() + row * C;
-      const uint8_t* const scales = codes.scales.data<uint8_t>() + row * across;
-      float* const y = x.data<float>() + row * C;
-      for (int64_t j = 0; j < C; ++j) y[j] = e4m3_to_float(values[j]) * e8m0_to_float(scales[j / kBlock]);
-    }
+    for (int64_t row = begin; row < end; ++row) widen_row(args.codes, row, args.x.data<Real>() + row * C);
   });
+}
+
+Tensor widened_rows(Context& ctx, ArenaScope& scope, const RowCodes& codes) {
+  const Tensor x = scope.allocate(DType::kF32, codes.values.shape());
+  widen_rows<float>(ctx, {.codes = codes, .x = x});
   return x;
 }
 
-Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns, Tensor offsets, int64_t num_rows) {
+Tensor widened_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns, Tensor offsets, int64_t num_rows) {
   const int64_t C = columns.values.dim(1);
   const Tensor x = scope.allocate(DType::kF32, {num_rows, C});
   if (ctx.counting()) return x;
@@ -83,9 +93,13 @@ Tensor widen_columns(Context& ctx, ArenaScope& scope, const ColumnCodes& columns
   return x;
 }
 
+template void widen_row<float>(const RowCodes&, int64_t, float*);
+template void widen_row<double>(const RowCodes&, int64_t, double*);
 template void write_codes<float>(Context&, Tensor, Tensor, const RowCodes&);
 template void write_codes<double>(Context&, Tensor, Tensor, const RowCodes&);
 template void write_columns<float>(Context&, Tensor, Tensor, const ColumnCodes&);
 template void write_columns<double>(Context&, Tensor, Tensor, const ColumnCodes&);
+
+NMOE_CPU_INSTANTIATE(widen_rows, WidenRows)
 
 }  // namespace nmoe::cpu

@@ -241,7 +241,7 @@ template <class Real>
 RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
                               Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.rows = rows};
-  if (rounding.rows.defined()) return {.rows = {widen_rows(ctx, scope, rounding.rows), rows.index}};
+  if (rounding.rows.defined()) return {.rows = {widened_rows(ctx, scope, rounding.rows), rows.index}};
   const RoundedOperand rounded = round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
   return {.rows = rounded.values, .rounded = rounded};
 }
@@ -317,7 +317,7 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
   const auto rounded = [&](const ColumnCodes& columns, const OperandRounding& rounding,
                            const OperandRows& rows) -> RoundedOperand {
     if (columns.defined()) {
-      return {.values = widen_columns(ctx, scope, columns, args.offsets, R), .offsets = args.offsets};
+      return {.values = widened_columns(ctx, scope, columns, args.offsets, R), .offsets = args.offsets};
     }
     return round_columns(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, args.offsets), args.offsets);
   };
@@ -342,6 +342,16 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
     gemm<Real>(scratch[thread].data<Real>(), t.rows, t.cols, num_rows, product_factor(rounded_x, rounded_dy, expert),
                {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes}, {x.data<Real>() + begin * in + t.col, in},
                accumulate ? 1 : 0, target, in);
+  });
+  if (!args.squares.defined()) return;
+  ctx.pool.parallel_for(num_experts, [&](int64_t expert, int) {
+    const Real* value = dw[expert].template data<Real>();
+    const Tensor parts = args.squares[expert];
+    std::ranges::fill(parts.span<double>(), 0.0);
+    for (int64_t row = 0; row < out; ++row) {
+      double* const sums = parts[row / kSquareRows].data<double>();
+      for (int64_t col = 0; col < in; ++col, ++value) sums[col / kSquareCols] += static_cast<double>(*value) * *value;
+    }
   });
 }
 

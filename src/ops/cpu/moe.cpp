@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
@@ -112,12 +113,12 @@ struct RowPart {
 // Goes by token, not by row: a token's values are then read from memory once and not top_k times.
 template <class Real>
 void moe_dispatch(Context& ctx, const MoeDispatch& args) {
-  const Tensor x = args.x;
   const MoePlan& plan = args.plan;
   const Tensor rows = args.rows;
-  const int64_t num_tokens = x.dim(0), width = x.dim(1), top_k = plan.row_of.dim(1);
+  const int64_t num_tokens = plan.row_of.dim(0), width = rows.dim(1), top_k = plan.row_of.dim(1);
+  check_moe_dispatch(args);
   if (ctx.counting()) return;
-  const Real* tokens = x.data<Real>();
+  const Real* tokens = args.x.defined() ? args.x.data<Real>() : nullptr;
   const int32_t* row_of = plan.row_of.data<int32_t>();
   Real* out = rows.data<Real>();
   const RowPart part(plan, rows.dim(0));
@@ -127,7 +128,11 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
       for (int64_t copy = token * top_k; copy < (token + 1) * top_k; ++copy) {
         const int64_t row = part.place(row_of[copy]);
         if (row < 0) continue;
-        std::memcpy(out + row * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
+        if (tokens == nullptr) {
+          widen_row(args.codes, token, out + row * width);
+        } else {
+          std::memcpy(out + row * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
+        }
       }
     }
   });

@@ -218,7 +218,7 @@ float product_factor(const RoundedOperand& a, const RoundedOperand& b, int64_t g
 
 RoundedOperand round_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, Tensor x, Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.values = x};
-  if (rounding.rows.defined()) return {.values = widen_rows(ctx, scope, rounding.rows)};
+  if (rounding.rows.defined()) return {.values = widened_rows(ctx, scope, rounding.rows)};
   RoundedOperand rounded = quantize_and_widen(ctx, scope,
                                               {.format = rounding.format,
                                                .x = x.reshape({1, x.dim(0), x.dim(1)}),

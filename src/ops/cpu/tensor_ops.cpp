@@ -148,7 +148,13 @@ template <class Real>
 void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
   if (!ctx.counting()) check_sums_of_squares(args);
   const auto square = [](Real value) { return static_cast<double>(value) * static_cast<double>(value); };
-  for (const SumOfSquares& one : args.all) reduce<double, Real>(ctx, one.x, one.out, square);
+  for (const SumOfSquares& one : args.all) {
+    if (one.parts.defined()) {
+      reduce<double, double>(ctx, one.parts, one.out, [](double value) { return value; });
+    } else {
+      reduce<double, Real>(ctx, one.x, one.out, square);
+    }
+  }
 }
 
 template <class Real>

@@ -9,6 +9,7 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/signal_to_noise.h"
+#include "ops/squares.h"
 #include "ops/tensor_core_model.h"
 
 namespace nmoe::test {
@@ -268,6 +269,7 @@ void CudaFp8Weight::expect_bit_model(const std::vector<double>& bounds, int64_t 
   const Tensor x = random_codes({blocks, in, kBlock}, 1), dy = random_codes({blocks, out, kBlock}, 2),
                x_scales = scales({blocks, in}, 117), dy_scales = scales({blocks, out}, 113);
   const Tensor before = pool_.normal({E, out, in}, 100.0), dw = up(before);
+  const Tensor squares = up(poisoned_squares(pool_, dw.shape()));
   const Tensor order = tensors_.allocate(DType::kI32, {E}), tiles_taken = tensors_.allocate(DType::kI32, {1});
   cuda::sm90::grouped_fp8_weight(context(), {.x = {.values = up(x), .scales = up(x_scales)},
                                              .dy = {.values = up(dy), .scales = up(dy_scales)},
@@ -276,8 +278,10 @@ void CudaFp8Weight::expect_bit_model(const std::vector<double>& bounds, int64_t 
                                              .order = order,
                                              .tiles_taken = tiles_taken,
                                              .dw = dw,
-                                             .accumulate = accumulate});
+                                             .accumulate = accumulate,
+                                             .squares = accumulate ? Tensor() : squares});
   const Tensor actual = down(dw);
+  if (!accumulate) expect_squares(down(squares), actual, 2e-6);  // 16 are added in F32
   const auto codes_of = [](const Tensor& of, int64_t row) {
     return std::span<const uint8_t>(of.data<uint8_t>() + row * kBlock, static_cast<size_t>(kBlock));
   };

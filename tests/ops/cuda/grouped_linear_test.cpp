@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ops/cuda/cuda_test.h"
+#include "ops/squares.h"
 
 namespace nmoe::test {
 namespace {
@@ -98,6 +99,20 @@ TEST_P(CudaGroupedLinear, BackwardWeightWritesWhatItWouldAddToZeros) {
   run([&](Ops& ops) { ops.grouped_linear_backward_weight({x, dy, offsets, dw, false}); });
   run([&](Ops& ops) { ops.grouped_linear_backward_weight({x, dy, offsets, expected, true}); });
   EXPECT_EQ(values(down(dw)), values(down(expected)));
+}
+
+// Of experts without rows too. A product's bits stay as they are.
+TEST_P(CudaGroupedLinear, BackwardWeightLeavesSquares) {
+  const Tensor x = up(x_, act_), dy = up(dy_, act_), offsets = up(offsets_);
+  const Tensor dw = up(pool_.full(w_.shape(), NAN)), same = up(pool_.full(w_.shape(), NAN));
+  const Tensor squares = up(poisoned_squares(pool_, w_.shape()));
+  run([&](Ops& ops) {
+    ops.grouped_linear_backward_weight({.x = x, .dy = dy, .offsets = offsets, .dw = dw, .squares = squares});
+  });
+  run([&](Ops& ops) { ops.grouped_linear_backward_weight({x, dy, offsets, same}); });
+  const Tensor gradients = down(dw);
+  EXPECT_EQ(values(gradients), values(down(same)));
+  expect_squares(down(squares), gradients, 2e-6);  // 16 are added in F32
 }
 
 // The first layer with its activation is the two operations, to the bit.

@@ -1,6 +1,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "ops/cuda/cuda_test.h"
 
@@ -81,9 +82,15 @@ TEST_F(CudaTensorOps, SquaresOfManyTensorsAreThoseOfEachInTurn) {
     const DType dtype = kActDTypes[static_cast<size_t>(i) % std::size(kActDTypes)];
     const Tensor x = normal({i % 6 == 0 ? i * 150 : i % 50}, dtype, 1.0, 0.5), device = up(x, dtype);
     if (i % 400 < 200) sum = i;
-    here.all.push_back({x, expected.rows(sum, sum + 1)});
-    there.all.push_back({device, together.rows(sum, sum + 1)});
-    gpu().sums_of_squares({.all = {{device, alone.rows(sum, sum + 1)}}});
+    Tensor parts, device_parts;  // sums of the squares, which are known of some
+    if (i % 7 == 3) {
+      parts = pool_.zeros(DType::kF64, {i, 3});
+      std::iota(parts.span<double>().begin(), parts.span<double>().end(), 0.1);
+      device_parts = up(parts);
+    }
+    here.all.push_back({x, expected.rows(sum, sum + 1), parts});
+    there.all.push_back({device, together.rows(sum, sum + 1), device_parts});
+    gpu().sums_of_squares({.all = {{device, alone.rows(sum, sum + 1), device_parts}}});
   }
   cpu().sums_of_squares(here);
   gpu().sums_of_squares(there);

@@ -550,6 +550,7 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
 }
 
 void exchange_send(Context& ctx, const ExchangeSend& args) {
+  NMOE_CHECK(!args.codes.defined(), "on CUDA rows of codes are not sent");
   check_exchange_send(args);
   if (ctx.counting()) return;
   const Peers& peers = args.peers;

@@ -241,7 +241,8 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
                                    .order = room.order,
                                    .tiles_taken = room.tiles_taken,
                                    .dw = args.dw,
-                                   .accumulate = args.accumulate});
+                                   .accumulate = args.accumulate,
+                                   .squares = args.squares});
   }
 }
 
@@ -421,34 +422,78 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
   write_columns(ctx, dpre, offsets, args.dpre_columns);
 }
 
-void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+namespace {
+
+// Whether the product has left the squares too.
+bool weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) {
   NMOE_CHECK(args.rounding.format == OperandFormat::kFp8 || !(args.x_columns.defined() || args.dy_columns.defined()),
              "codes of columns are operands of products in FP8");
   const Tensor offsets = args.offsets, dw = args.dw;
-  if (dw.num_elements() == 0) return;
   if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (multiplies_blocks(kKernels, args.rounding)) {
+      sm100::rounded_product(ctx, args);
+      return false;
+    }
   }
-  if (args.rounding.format != OperandFormat::kAct) return fp8_weight_gradient(ctx, args);
+  if (args.rounding.format != OperandFormat::kAct) {
+    fp8_weight_gradient(ctx, args);
+    return true;
+  }
   check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
   const bool aligned = aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
   const bool sm90 = is_sm90(kKernels, args) && aligned && aligned16(dw.raw()),
              sm100 = is_sm100(kKernels, args) && aligned;
   ArenaScope scratch(ctx.scratch);
   const GroupedWeightScratch claimed = claim(scratch, args, sm90, sm100);
-  if (ctx.counting()) return;
+  if (ctx.counting()) return true;
   if constexpr (kHasSm90) {
-    if (sm90) return sm90::grouped_backward_weight(ctx, args, claimed);
+    if (sm90) {
+      sm90::grouped_backward_weight(ctx, args, claimed);
+      return true;
+    }
   }
   const Tensor x = in_order(ctx, args.x, offsets, claimed.x), dy = in_order(ctx, args.dy, offsets, claimed.dy);
   if constexpr (kHasSm100) {
-    if (sm100) return sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, claimed.order);
+    if (sm100) {
+      sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, claimed.order);
+      return false;
+    }
   }
   if (x.dtype() == DType::kBF16) {
     weight_product<__nv_bfloat16>(ctx, x, dy, args);
   } else {
     weight_product<float>(ctx, x, dy, args);
   }
+  return false;
+}
+
+// By a block for each part, a thread for each of its columns.
+__global__ void __launch_bounds__(kSquareCols) squares_kernel(const float* dw, int rows, int cols, double* squares) {
+  const auto at = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const int first = static_cast<int>(blockIdx.y * kSquareRows),
+            col = static_cast<int>(blockIdx.x * kSquareCols + threadIdx.x);
+  double total = 0;
+  for (int row = first; col < cols && row < min(first + static_cast<int>(kSquareRows), rows); ++row) {
+    const double value = dw[(static_cast<int64_t>(blockIdx.z) * rows + row) * cols + col];
+    total += value * value;
+  }
+  total = block_sum(total);
+  if (threadIdx.x == 0) squares[at] = total;
+}
+
+}  // namespace
+
+void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+  const Tensor dw = args.dw, squares = args.squares;
+  if (dw.num_elements() == 0) return;
+  NMOE_CHECK(!squares.defined() || (!args.accumulate && squares.shape() == square_parts(dw.shape())),
+             "squares {} of gradients {}, added to: {}", squares.shape(), dw.shape(), args.accumulate);
+  const bool has_squares = weight_gradient(ctx, args);
+  if (ctx.counting() || has_squares || !squares.defined()) return;
+  const dim3 parts(grid_size(squares.dim(2)), short_grid_size(squares.dim(1)), short_grid_size(squares.dim(0)));
+  squares_kernel<<<parts, kSquareCols, 0, ctx.stream>>>(dw.data<float>(), static_cast<int>(dw.dim(1)),
+                                                        static_cast<int>(dw.dim(2)), squares.data<double>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace nmoe::cuda

@@ -305,6 +305,8 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   const Tensor x = args.x, rows = args.rows;
   const MoePlan& plan = args.plan;
 
+  NMOE_CHECK(!args.codes.defined(), "on CUDA rows of codes are not dispatched");
+  check_moe_dispatch(args);
   check_rows(x, plan, rows);
   if (ctx.counting() || x.num_elements() == 0) return;
   const int64_t row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype()));

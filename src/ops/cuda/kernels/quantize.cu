@@ -186,6 +186,10 @@ void abs_max(Context& ctx, const AbsMax& args) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+void widen_rows(Context&, const WidenRows& args) {
+  NMOE_CHECK(false, "on CUDA codes {} are not widened by themselves", args.codes.values.shape());
+}
+
 void quantize(Context& ctx, const Quantize& args) {
   check_quantize(args);
   if (ctx.counting() || args.x.num_elements() == 0) return;

@@ -167,10 +167,12 @@ __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= width) continue;
-      float x[8], dy[8], gains[8], result[8] = {};
+      float x[8], dy[8], gains[8], result[8];
       unpack8(fetched.x[v], x);
       unpack8(fetched.dy[v], dy);
       load8(gain, column_of(v), width, kVector, gains);
+#pragma unroll
+      for (float& value : result) value = -0.0F;  // to which any value can be added, zeros of both signs too
       if (accumulate) unpack8(before[v], result);
 #pragma unroll
       for (int j = 0; j < 8; ++j) result[j] += rstd * (dy[j] * gains[j]) - slope * x[j];

@@ -152,6 +152,8 @@ __global__ void __launch_bounds__(kThreads)
 struct SquaresEntry {
   const void* x;
   int64_t size;
+  const double* parts;  // sums that are known; null: those of its blocks
+  int num_parts;
   double* out;
   int num_added;  // tensors from here on that are added to `out`; 0 where an earlier one's say so
   bool is_bf16, vector;
@@ -190,10 +192,10 @@ __global__ void __launch_bounds__(kThreads)
 // totals[block] = the sum of the partial sums of a tensor.
 __global__ void __launch_bounds__(kThreads)
     add_squares_kernel(const __grid_constant__ SquaresTable table, const double* partials, double* totals) {
-  const int next = static_cast<int>(blockIdx.x) + 1;
-  const auto end = next < table.count ? int64_t{table.first_block[next]} : table.num_blocks;
+  const SquaresEntry& entry = table.entries[blockIdx.x];
+  const double* const parts = entry.parts == nullptr ? partials + table.first_block[blockIdx.x] : entry.parts;
   double total = 0;
-  for (int64_t i = table.first_block[blockIdx.x] + threadIdx.x; i < end; i += kThreads) total += partials[i];
+  for (int i = static_cast<int>(threadIdx.x); i < entry.num_parts; i += kThreads) total += parts[i];
   total = block_sum(total);
   if (threadIdx.x == 0) totals[blockIdx.x] = total;
 }
@@ -341,23 +343,29 @@ void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
     if (table.count == 0) return;
     auto* const partials = room.partials.data<double>();
     auto* const totals = room.totals.data<double>();
-    square_kernel<<<grid_size(table.num_blocks), kThreads, 0, ctx.stream>>>(table, partials);
-    NMOE_CUDA_CHECK(cudaGetLastError());
+    if (table.num_blocks > 0) {
+      square_kernel<<<grid_size(table.num_blocks), kThreads, 0, ctx.stream>>>(table, partials);
+      NMOE_CUDA_CHECK(cudaGetLastError());
+    }
     add_squares_kernel<<<grid_size(table.count), kThreads, 0, ctx.stream>>>(table, partials, totals);
     NMOE_CUDA_CHECK(cudaGetLastError());
     add_totals_kernel<<<1, kThreads, 0, ctx.stream>>>(table, totals);
     NMOE_CUDA_CHECK(cudaGetLastError());
     table.clear();
   };
-  for (const auto& [x, out] : args.all) {
+  for (const SumOfSquares& one : args.all) {
+    const Tensor x = one.x, parts = one.parts;
+    double* const out = one.out.data<double>();
     NMOE_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "squares of {}", dtype_name(x.dtype()));
-    const int64_t size = x.num_elements(), blocks = ceil_div(size, kReduceElements);
-    if (size == 0) continue;
+    const int64_t size = x.num_elements(), blocks = num_square_blocks(one);
+    if (size == 0 && !parts.defined()) continue;
     if (table.is_full(blocks)) launch();
-    if (table.count == 0 || table.entries[first].out != out.data<double>()) first = table.count;
+    if (table.count == 0 || table.entries[first].out != out) first = table.count;
     table.add({.x = x.raw(),
                .size = size,
-               .out = out.data<double>(),
+               .parts = parts.defined() ? parts.data<double>() : nullptr,
+               .num_parts = static_cast<int>(parts.defined() ? parts.num_elements() : blocks),
+               .out = out,
                .num_added = 0,
                .is_bf16 = x.dtype() == DType::kBF16,
                .vector = can_vectorise(8, x)},

@@ -16,9 +16,9 @@ template <class Entry>
 struct TensorTable {
   static constexpr int kCapacity = kTableBytes / static_cast<int>(sizeof(Entry) + sizeof(unsigned));
 
-  // Host: an entry with this many blocks, more than none. Room for it: !is_full(num_blocks).
+  // Host: an entry with this many blocks, which may be none. Room for it: !is_full(num_blocks).
   void add(const Entry& entry, int64_t blocks) {
-    NMOE_CHECK(blocks > 0 && !is_full(blocks), "{} blocks behind {} of {} tensors", blocks, num_blocks, count);
+    NMOE_CHECK(blocks >= 0 && !is_full(blocks), "{} blocks behind {} of {} tensors", blocks, num_blocks, count);
     first_block[count] = static_cast<unsigned>(num_blocks);
     entries[count++] = entry;
     num_blocks += blocks;

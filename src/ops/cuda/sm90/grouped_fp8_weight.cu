@@ -67,6 +67,7 @@ struct Product {
   int* tiles_taken;
   int num_groups, rows, cols;  // of a group's dw
   bool accumulate;
+  double* squares;  // = [num_groups, square_parts]; null: not wanted
 };
 
 // A lane's scales of a step: eight of dy's and four of x's.
@@ -227,6 +228,7 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
                           .num_rows = num_rows - row,
                           .num_cols = tile.num_cols,
                           .staged = staged};
+        if (p.squares != nullptr) boxes.store_squares<kTileCols>(total[product], p.squares, p.rows, p.cols);
         boxes.store<kTileCols, kAccumulate>(total[product]);
       }
     };
@@ -296,7 +298,8 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                         .num_groups = static_cast<int>(E),
                         .rows = static_cast<int>(out),
                         .cols = static_cast<int>(in),
-                        .accumulate = args.accumulate};
+                        .accumulate = args.accumulate,
+                        .squares = args.squares.defined() ? args.squares.data<double>() : nullptr};
   allow_dynamic_shared(grouped_fp8_weight_kernel, kSharedBytes);
   grouped_fp8_weight_kernel<<<static_cast<unsigned>(std::min<int64_t>(tiles, ctx.num_sms)), kThreads, kSharedBytes,
                               ctx.stream>>>(product);

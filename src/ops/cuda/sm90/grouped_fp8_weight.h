@@ -17,6 +17,7 @@ struct GroupedFp8Weight {
   Tensor tiles_taken;    // scratch [1] i32
   Tensor dw;             // = or += [E, out, in] F32
   bool accumulate = false;
+  Tensor squares;  // as GroupedLinearBackwardWeight has them
 };
 
 // in and out are multiples of 16. Tensor cores sum each 128 rows; those sums, times both scales, are added in fp32 in

@@ -149,7 +149,7 @@ struct Layout {
 };
 
 struct Product {
-  CUtensorMap a, b;  // but of the operand that is gathered
+  CUtensorMap a, b;  // but of the operand that is gathered; ragged: b has a matrix for each expert
   CUtensorMap sums;  // of C, weights' gradients: [experts, rows, width]
   GatheredRows gathered;
   const int32_t* offsets;
@@ -166,6 +166,7 @@ struct Product {
   float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
   int capacity;              // of rows
   bool accumulate;           // weights' gradients: whether C is added to
+  double* squares;           // = [num_experts, square_parts], of those; null: not wanted
   const float* scale;        // [num_experts], what sums are multiplied by; kScaled only
 };
 
@@ -189,8 +190,8 @@ __device__ Tile tile_of(const GroupTile& at, const Product& p) {
     tile.depth = p.depth;
     tile.a_i = at.group_begin + at.row;
     tile.a_k = 0;
-    tile.b_i = L::kBKMajor ? at.group * L::kParts * p.width + at.col : at.col;
-    tile.b_k = L::kBKMajor ? 0 : at.group * p.depth;
+    tile.b_i = at.col;
+    tile.b_k = 0;
     tile.c_row = tile.a_i;
   } else {
     tile.num_rows = p.rows - at.row;
@@ -203,13 +204,10 @@ __device__ Tile tile_of(const GroupTile& at, const Product& p) {
   return tile;
 }
 
-template <bool kKMajor>
-__device__ void load_panel(const CUtensorMap& map, int i, int k, void* panel, uint64_t* barrier) {
-  if constexpr (kKMajor) {
-    tma_load(map, k, i, panel, barrier);
-  } else {
-    tma_load(map, i, k, panel, barrier);
-  }
+// `matrix`: the number of one of several, of a map of those.
+template <bool kKMajor, class... Matrix>
+__device__ void load_panel(const CUtensorMap& map, int i, int k, Matrix... matrix, void* panel, uint64_t* barrier) {
+  tma_load(map, kKMajor ? k : i, kKMajor ? i : k, matrix..., panel, barrier);
 }
 
 // A stage's part that comes by TMA, of k from `k` on. By one thread.
@@ -226,8 +224,13 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
 #pragma unroll
   for (int part = 0; part < L::kParts; ++part) {
     for (int i = 0; i < panels_b; ++i) {
-      load_panel<L::kBKMajor>(p.b, tile.b_i + part * p.width + i * kPanel, tile.b_k + k,
-                              stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes, pipeline.full(at));
+      const int b_i = tile.b_i + part * p.width + i * kPanel;
+      std::byte* const panel = stage + (kPanelsA + part * (kPanelsB / L::kParts) + i) * kPanelBytes;
+      if constexpr (L::kRagged) {
+        load_panel<L::kBKMajor, int>(p.b, b_i, tile.b_k + k, tile.group, panel, pipeline.full(at));
+      } else {
+        load_panel<L::kBKMajor>(p.b, b_i, tile.b_k + k, panel, pipeline.full(at));
+      }
     }
   }
 }
@@ -422,6 +425,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
                         .num_rows = num_rows,
                         .num_cols = tile.num_cols,
                         .staged = staged};
+      if (p.squares != nullptr) boxes.store_squares<kTileCols>(c, p.squares, p.rows, p.width);
       if (p.accumulate) {
         boxes.store<kTileCols, true>(c);
       } else {
@@ -547,7 +551,7 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
   const bool gathers = x.index.defined();
   NMOE_CHECK(kGathers || !gathers, "rows that are picked in a product that does not gather");
   const Product product{.a = gathers ? CUtensorMap{} : panel_map(x.source.raw(), R, depth),
-                        .b = panel_map(w.raw(), num_experts * w.dim(1), w.dim(2)),
+                        .b = panels_map(w.raw(), num_experts, w.dim(1), w.dim(2)),
                         .sums = CUtensorMap{},
                         .gathered = gathers ? gathered_rows(x) : GatheredRows{},
                         .offsets = offsets.data<int32_t>(),
@@ -564,6 +568,7 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
                         .row_sums = swiglu.row_sums,
                         .capacity = static_cast<int>(R),
                         .accumulate = false,
+                        .squares = nullptr,
                         .scale = scale};
   if constexpr (kGathers) {
     if (gathers) {
@@ -653,6 +658,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .row_sums = nullptr,
                         .capacity = 0,
                         .accumulate = args.accumulate,
+                        .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
                         .scale = scale_of(args.rounding)};
   const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
   NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");

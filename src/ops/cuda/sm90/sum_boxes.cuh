@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/contracts/linear.h"
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/sm90/tma.cuh"
@@ -60,6 +61,35 @@ struct SumBoxes {
         }
         tma_commit_group();  // be it empty, so that boxes and groups stay in step
       }
+    }
+  }
+
+  // squares: those of the C of all groups, [rows, cols] each, by parts (contracts/linear.h), of which the warp's rows
+  // are one row and its columns whole ones. 16 squares at a time are added in F32.
+  template <int kTiledCols>
+  __device__ void store_squares(const float (&c)[kTiledCols / 2], double* squares, int rows, int cols) const {
+    constexpr int kPartRows = static_cast<int>(kSquareRows), kPartCols = static_cast<int>(kSquareCols), kTogether = 16;
+    static_assert(kRows == kPartRows && kTiledCols % kPartCols == 0);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const bool has_upper = lane / 4 < num_rows, has_lower = lane / 4 + 8 < num_rows;
+    const int64_t part_row = static_cast<int64_t>(group) * ceil_div(rows, kPartRows) + row / kPartRows;
+    double* const target = squares + part_row * ceil_div(cols, kPartCols) + col / kPartCols;
+#pragma unroll
+    for (int part = 0; part < kTiledCols / kPartCols; ++part) {
+      double total = 0;
+#pragma unroll
+      for (int first = 0; first < kPartCols / 2; first += kTogether) {
+        float sum = 0;
+#pragma unroll
+        for (int i = first; i < first + kTogether; ++i) {
+          const float value = c[part * kPartCols / 2 + i];
+          const bool exists = (i % 4 < 2 ? has_upper : has_lower) && part * kPartCols + i / 4 * 8 < num_cols;
+          sum = exists ? fmaf(value, value, sum) : sum;
+        }
+        total += static_cast<double>(sum);
+      }
+      total = warp_sum(total);
+      if (lane == 0 && num_rows > 0 && part * kPartCols < num_cols) target[part] = total;
     }
   }
 

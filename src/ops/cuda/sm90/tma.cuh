@@ -28,6 +28,15 @@ __device__ inline void tma_load(const CUtensorMap& map, int column, int row, voi
       "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
+// The same of a map of three dimensions.
+__device__ inline void tma_load(const CUtensorMap& map, int column, int row, int matrix, void* target,
+                                uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];\n" ::"r"(shared_address(target)),
+      "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(shared_address(barrier))
+      : "memory");
+}
 // The same of a head_map (vendor/tensor_map.h): the box whose first element is (value, head, position, sequence).
 struct HeadPlace {
   int value, head, position, sequence;

@@ -58,10 +58,25 @@ CUtensorMap matrix_map(CUtensorMapDataType type, int element_bytes, const void* 
                         .box = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows)}});
 }
 
+// The same of `count` matrices.
+CUtensorMap matrices_map(CUtensorMapDataType type, int element_bytes, const void* data, int64_t count, int64_t rows,
+                         int64_t cols, int box_rows) {
+  const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
+  return encode_map<3>(data,
+                       {.type = type,
+                        .sizes = {of(cols), of(rows), of(count)},
+                        .bytes = {of(cols * element_bytes), of(rows * cols * element_bytes)},
+                        .box = {static_cast<cuuint32_t>(128 / element_bytes), static_cast<cuuint32_t>(box_rows), 1}});
+}
+
 }  // namespace
 
 CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols) {
   return matrix_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, rows, cols, 64);
+}
+
+CUtensorMap panels_map(const void* data, int64_t count, int64_t rows, int64_t cols) {
+  return matrices_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, count, rows, cols, 64);
 }
 
 CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows) {
@@ -69,11 +84,7 @@ CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows)
 }
 
 CUtensorMap sum_map(const void* data, int64_t count, int64_t rows, int64_t cols, int box_rows) {
-  const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
-  return encode_map<3>(data, {.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                              .sizes = {of(cols), of(rows), of(count)},
-                              .bytes = {of(cols * 4), of(rows * cols * 4)},
-                              .box = {32, static_cast<cuuint32_t>(box_rows), 1}});
+  return matrices_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, data, count, rows, cols, box_rows);
 }
 
 CUtensorMap head_map(const HeadRows& rows, int box_rows) {

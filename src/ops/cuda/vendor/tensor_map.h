@@ -11,6 +11,9 @@ namespace nmoe::cuda {
 // (sm90/wgmma.cuh). `data` is aligned to 16 bytes and cols is a multiple of 8; rows, cols > 0. Throws where the
 // driver refuses.
 CUtensorMap panel_map(const void* data, int64_t rows, int64_t cols);
+// The same of `count` matrices [rows, cols], one behind the other, at (column, row, matrix). What lies beyond a matrix
+// comes as zeros, not as the next one's.
+CUtensorMap panels_map(const void* data, int64_t count, int64_t rows, int64_t cols);
 // The same of a matrix of bytes: boxes of 128 of each of `box_rows` (at most 256) rows; cols is a multiple of 16.
 CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows);
 
